@@ -1,1 +1,9 @@
-//! farcall-core.
+//! farcall's protocol, calls, client and server, without a transport.
+//!
+//! Applications depend on `farcall`, which adds the transports; this crate is for those who write a transport.
+
+pub mod codec;
+pub mod context;
+pub mod payload;
+pub mod service;
+pub mod status;

@@ -1,0 +1,149 @@
+//! What a handler may know of the call it answers, and what calls it makes inherit.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// One call, seen from its handler: its deadline, its caller, its attempt number.
+///
+/// While a handler is polled its context is *current*: calls that it makes inherit the deadline. A task that the
+/// handler spawns leaves the context; [`scope`](Self::scope) takes it along. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Context(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    deadline: Option<Instant>,
+    attempt: u8,
+    peer: Option<SocketAddr>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
+}
+
+impl Context {
+    /// A context with no deadline and no peer: what code outside any handler has.
+    pub fn background() -> Self {
+        Self::new(None, 1, None)
+    }
+
+    pub(crate) fn new(deadline: Option<Instant>, attempt: u8, peer: Option<SocketAddr>) -> Self {
+        Self(Arc::new(Inner { deadline, attempt, peer }))
+    }
+
+    /// This context with a deadline `timeout` from now, unless it has an earlier one.
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
+        let deadline = earlier(self.0.deadline, Instant::now().checked_add(timeout));
+        Self::new(deadline, self.0.attempt, self.0.peer)
+    }
+
+    /// The context of the handler that is being polled on this thread, if any.
+    pub fn current() -> Option<Self> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+
+    /// When the caller stops waiting; the handler is dropped then.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.0.deadline
+    }
+
+    /// How long the caller still waits; `None` if it waits for ever.
+    pub fn remaining(&self) -> Option<Duration> {
+        self.0.deadline.map(|d| d.saturating_duration_since(Instant::now()))
+    }
+
+    /// 1 for the first attempt of a call, more if the caller repeated it.
+    pub fn attempt(&self) -> u8 {
+        self.0.attempt
+    }
+
+    /// The address the caller called from; `None` in process.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.0.peer
+    }
+
+    /// Runs a future with this context current, for work that a handler hands to another task:
+    /// `tokio::spawn(cx.scope(async { .. }))`.
+    pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
+        Scope { context: self.clone(), future: Box::pin(future) }
+    }
+
+    /// Runs `f` with this context current, and puts back the one before, also when `f` panics.
+    pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Context>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                // A thread that is being torn down has no current context to restore.
+                let _ = CURRENT.try_with(|c| c.replace(self.0.take()));
+            }
+        }
+        let _restore = Restore(CURRENT.with(|c| c.replace(Some(self.clone()))));
+        f()
+    }
+}
+
+/// The earlier of two deadlines, where none is later than any.
+pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// A future that runs with a context current: see [`Context::scope`].
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Scope<F> {
+    context: Context,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for Scope<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<F::Output> {
+        let Self { context, future } = &mut *self;
+        context.enter(|| future.as_mut().poll(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_scope_is_current_only_while_it_is_polled() {
+        let cx = Context::background().with_timeout(Duration::from_secs(5));
+        assert!(Context::current().is_none());
+        let task = tokio::spawn(cx.scope(async {
+            tokio::task::yield_now().await;
+            Context::current().and_then(|c| c.deadline())
+        }));
+        assert!(Context::current().is_none());
+        assert_eq!(task.await.unwrap(), cx.deadline());
+    }
+
+    #[test]
+    fn the_context_before_is_back_after_a_panic() {
+        let outer = Context::background().with_timeout(Duration::from_secs(9));
+        outer.enter(|| {
+            let caught = std::panic::catch_unwind(|| Context::background().enter(|| panic!("in a handler")));
+            assert!(caught.is_err());
+            assert_eq!(Context::current().unwrap().deadline(), outer.deadline());
+        });
+        assert!(Context::current().is_none());
+    }
+
+    #[test]
+    fn a_timeout_never_extends_a_deadline() {
+        let cx = Context::background().with_timeout(Duration::from_secs(1));
+        assert_eq!(cx.with_timeout(Duration::from_secs(60)).deadline(), cx.deadline());
+    }
+}

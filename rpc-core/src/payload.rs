@@ -1,0 +1,258 @@
+//! The content of a message: a body and the byte strings that travel beside it.
+
+use std::cell::Cell;
+
+use bytes::{Bytes, BytesMut};
+
+/// Byte strings longer than this are sent by reference; shorter ones are cheaper to copy.
+pub const BY_REFERENCE: usize = 2048;
+
+/// A view shorter than this is copied out of the receive buffer, so that a few kept bytes do not pin a buffer of
+/// many kilobytes.
+pub const COPY_OUT: usize = 1024;
+
+/// A message's content: the body that a codec wrote, and attachments that were not copied into it.
+///
+/// The body may be in several pieces when the codec put references to large byte strings in its middle; on the
+/// wire, and so on arrival, it is one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Payload {
+    pub(crate) body: Bytes,
+    pub(crate) more: Vec<Bytes>,
+    pub(crate) attachments: Vec<Bytes>,
+}
+
+impl Payload {
+    /// A payload that is only a body.
+    pub fn from_body(body: Bytes) -> Self {
+        Self { body, more: Vec::new(), attachments: Vec::new() }
+    }
+
+    /// A payload as it arrives: the body in one piece.
+    pub fn new(body: Bytes, attachments: Vec<Bytes>) -> Self {
+        Self { body, more: Vec::new(), attachments }
+    }
+
+    /// The length of the body in bytes.
+    pub fn body_len(&self) -> usize {
+        self.body.len() + self.more.iter().map(Bytes::len).sum::<usize>()
+    }
+
+    /// The length of body and attachments in bytes: what size limits are held against.
+    pub fn len(&self) -> usize {
+        self.body_len() + self.attachments.iter().map(Bytes::len).sum::<usize>()
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The attachments in order.
+    pub fn attachments(&self) -> &[Bytes] {
+        &self.attachments
+    }
+}
+
+/// Where a codec writes a message.
+///
+/// Small things are copied into a buffer; large byte strings are kept by reference, either as an attachment
+/// ([`attach`](Self::attach)) or in the middle of the body ([`put_bytes`](Self::put_bytes)).
+#[derive(Debug)]
+pub struct Encoder {
+    buffer: BytesMut,
+    pieces: Vec<Bytes>,
+    attachments: Vec<Bytes>,
+}
+
+/// Messages of one thread are written one after the other into a shared allocation of this size, so that a small
+/// call costs a fraction of an allocation.
+const ARENA: usize = 16 * 1024;
+
+thread_local! {
+    static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
+}
+
+impl Encoder {
+    /// An empty message.
+    pub fn new() -> Self {
+        let mut buffer = BUFFER.take();
+        if buffer.capacity() < 256 {
+            // Takes the old allocation back if every message in it is gone, else makes a new one.
+            buffer.reserve(ARENA);
+        }
+        Self { buffer, pieces: Vec::new(), attachments: Vec::new() }
+    }
+
+    /// Copies bytes to the end of the body.
+    pub fn put_slice(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The buffer at the end of the body, for codecs that write to a [`bytes::BufMut`]. Only append to it.
+    pub fn buffer(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+
+    /// Puts bytes at the end of the body: by reference if they are long, else as a copy.
+    pub fn put_bytes(&mut self, bytes: &Bytes) {
+        if bytes.len() <= BY_REFERENCE {
+            return self.put_slice(bytes);
+        }
+        let before = self.buffer.split().freeze();
+        if !before.is_empty() || self.pieces.is_empty() {
+            self.pieces.push(before);
+        }
+        self.pieces.push(bytes.clone());
+    }
+
+    /// Sends bytes beside the body, by reference, and gives their index among the attachments.
+    pub fn attach(&mut self, bytes: Bytes) -> usize {
+        self.attachments.push(bytes);
+        self.attachments.len() - 1
+    }
+
+    /// The finished message.
+    pub fn finish(mut self) -> Payload {
+        let last = self.buffer.split().freeze();
+        BUFFER.set(std::mem::take(&mut self.buffer));
+        let attachments = std::mem::take(&mut self.attachments);
+        if self.pieces.is_empty() {
+            return Payload { body: last, more: Vec::new(), attachments };
+        }
+        let mut pieces = std::mem::take(&mut self.pieces);
+        if !last.is_empty() {
+            pieces.push(last);
+        }
+        let body = pieces.remove(0);
+        Payload { body, more: pieces, attachments }
+    }
+}
+
+impl Default for Encoder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Where a codec reads a message from.
+#[derive(Debug)]
+pub struct Decoder {
+    body: Bytes,
+    attachments: Vec<Bytes>,
+    next: usize,
+}
+
+impl Decoder {
+    /// Reads `payload` from its start.
+    pub fn new(payload: Payload) -> Self {
+        let Payload { body, more, attachments } = payload;
+        let body = if more.is_empty() { body } else { flatten(body, &more) };
+        Self { body, attachments, next: 0 }
+    }
+
+    /// What of the body has not been read yet.
+    pub fn rest(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Takes the next `len` bytes of the body, if there are so many: as a view of the receive buffer, or as a copy
+    /// when they are few.
+    pub fn take(&mut self, len: usize) -> Option<Bytes> {
+        if len > self.body.len() {
+            return None;
+        }
+        let view = self.body.split_to(len);
+        Some(if len < COPY_OUT { Bytes::copy_from_slice(&view) } else { view })
+    }
+
+    /// Skips `len` bytes of the body that were read through [`rest`](Self::rest).
+    pub fn advance(&mut self, len: usize) {
+        drop(self.body.split_to(len.min(self.body.len())));
+    }
+
+    /// Takes attachment `index`, if it is there and was not taken yet. Attachments are taken in order: a message
+    /// that names one twice, or out of order, is malformed.
+    pub fn attachment(&mut self, index: usize) -> Option<Bytes> {
+        if index != self.next {
+            return None;
+        }
+        self.next += 1;
+        self.attachments.get_mut(index).map(std::mem::take)
+    }
+
+    /// Whether everything, attachments too, has been read.
+    pub fn is_finished(&self) -> bool {
+        self.body.is_empty() && self.next == self.attachments.len()
+    }
+}
+
+/// Payloads in several pieces only reach a decoder when they never crossed a wire.
+fn flatten(first: Bytes, more: &[Bytes]) -> Bytes {
+    let mut whole = BytesMut::with_capacity(first.len() + more.iter().map(Bytes::len).sum::<usize>());
+    whole.extend_from_slice(&first);
+    for piece in more {
+        whole.extend_from_slice(piece);
+    }
+    whole.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_bytes_are_kept_by_reference_and_short_ones_copied() {
+        let long = Bytes::from(vec![7; BY_REFERENCE + 1]);
+        let mut e = Encoder::new();
+        e.put_slice(b"ab");
+        e.put_bytes(&Bytes::from_static(b"cd"));
+        e.put_bytes(&long);
+        e.put_slice(b"ef");
+        let p = e.finish();
+        assert_eq!(p.body, "abcd");
+        assert_eq!(p.more[0].as_ptr(), long.as_ptr());
+        assert_eq!(p.more[1], "ef");
+        assert_eq!(p.body_len(), 6 + long.len());
+        let d = Decoder::new(p);
+        assert_eq!(&d.rest()[..4], b"abcd");
+        assert_eq!(d.rest().len(), 6 + long.len());
+    }
+
+    #[test]
+    fn messages_of_a_thread_share_an_allocation_without_sharing_bytes() {
+        let first = {
+            let mut e = Encoder::new();
+            e.put_slice(b"first");
+            e.finish()
+        };
+        let mut e = Encoder::new();
+        e.put_slice(b"second");
+        let second = e.finish();
+        assert_eq!((&first.body[..], &second.body[..]), (&b"first"[..], &b"second"[..]));
+    }
+
+    #[test]
+    fn attachments_are_taken_once_and_in_order() {
+        let mut e = Encoder::new();
+        e.attach(Bytes::from_static(b"one"));
+        e.attach(Bytes::from_static(b"two"));
+        let mut d = Decoder::new(e.finish());
+        assert_eq!(d.attachment(1), None);
+        assert_eq!(d.attachment(0).unwrap(), "one");
+        assert_eq!(d.attachment(0), None);
+        assert!(!d.is_finished());
+        assert_eq!(d.attachment(1).unwrap(), "two");
+        assert!(d.is_finished());
+        assert_eq!(d.attachment(2), None);
+    }
+
+    #[test]
+    fn short_views_do_not_pin_the_receive_buffer() {
+        let buffer = Bytes::from(vec![1; 8192]);
+        let mut d = Decoder::new(Payload::from_body(buffer.clone()));
+        assert_ne!(d.take(100).unwrap().as_ptr(), buffer.as_ptr());
+        assert_eq!(d.take(4096).unwrap().as_ptr(), buffer[100..].as_ptr());
+        assert_eq!(d.take(8192), None);
+    }
+}

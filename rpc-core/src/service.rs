@@ -1,0 +1,127 @@
+//! What `#[farcall::service]` makes of a trait, as the server and the client see it.
+
+use std::borrow::Cow;
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::context::Context;
+use crate::payload::Payload;
+use crate::status::Status;
+
+/// The shapes a method can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Kind {
+    /// One message each way.
+    Unary = 0,
+    /// One message there, a stream back.
+    ServerStreaming = 1,
+    /// A stream there, one message back.
+    ClientStreaming = 2,
+    /// A stream each way.
+    BidiStreaming = 3,
+}
+
+/// One method as both peers must see it to understand each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// Its name on the wire.
+    pub name: &'static str,
+    /// Its shape.
+    pub kind: Kind,
+    /// The fingerprint of its arguments, result and error as this side's codec sees them; what a client announces.
+    pub fingerprint: u64,
+    /// Fingerprints of earlier signatures that this side still understands: those without the trailing arguments
+    /// that have a default.
+    pub accepts: Vec<u64>,
+}
+
+impl Method {
+    /// What names the method in a BIND: the first eight bytes of a stable hash of its wire name.
+    pub fn hash(&self) -> u64 {
+        stable_hash(self.name.as_bytes())
+    }
+}
+
+/// A service as both peers must see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceInfo {
+    /// Its name on the wire, as in `shop.v1.Kv`.
+    pub name: Cow<'static, str>,
+    /// The name of its codec.
+    pub codec: &'static str,
+    /// Its methods; calls use their index here.
+    pub methods: Vec<Method>,
+}
+
+/// FNV-1a, 64 bit: stable between versions and machines, and short. It guards against mistakes, not attacks.
+pub const fn stable_hash(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}
+
+/// One call on its way into a handler.
+#[derive(Debug)]
+pub struct Request {
+    /// What the handler may know of its call.
+    pub context: Context,
+    /// The arguments.
+    pub payload: Payload,
+}
+
+/// What a handler answers.
+#[derive(Debug)]
+pub enum Reply {
+    /// The result.
+    Ok(Payload),
+    /// The application's own error.
+    Err(Payload),
+    /// A status.
+    Status(Status),
+}
+
+/// A handler at work. Boxed once, when the request is decoded, because it may outlive that moment.
+pub type HandlerFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;
+
+/// A service that can be added to a server. `#[farcall::service]` implements it for the generated `…Server` types.
+pub trait Service: Send + Sync + 'static {
+    /// Its names and fingerprints.
+    fn info(&self) -> &ServiceInfo;
+
+    /// Starts the handler of method `method` (an index into [`ServiceInfo::methods`]). Does nothing but make the
+    /// future: it may be called with many requests at once.
+    fn call(&self, method: usize, request: Request) -> HandlerFuture;
+}
+
+/// Lets generated code see through type aliases to the two types of a result.
+pub trait Outcome {
+    /// What the method returns when it succeeds.
+    type Ok;
+    /// What it returns when it does not.
+    type Err;
+
+    /// The result itself.
+    fn into_result(self) -> Result<Self::Ok, Self::Err>;
+
+    /// Makes one from a result.
+    fn from_result(result: Result<Self::Ok, Self::Err>) -> Self;
+}
+
+impl<T, E> Outcome for Result<T, E> {
+    type Ok = T;
+    type Err = E;
+
+    fn into_result(self) -> Self {
+        self
+    }
+
+    fn from_result(result: Self) -> Self {
+        result
+    }
+}

@@ -5,5 +5,6 @@
 pub mod codec;
 pub mod context;
 pub mod payload;
+pub mod proto;
 pub mod service;
 pub mod status;

@@ -1,0 +1,6 @@
+//! The protocol without I/O: bytes and time come in as arguments, frames and decisions go out.
+//!
+//! No socket, task, clock or lock appears here; a test holds that. What runs it is `crate::connection`; what tests
+//! it, besides unit tests, is a seeded simulation of two peers in virtual time.
+
+pub mod wire;

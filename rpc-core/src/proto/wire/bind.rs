@@ -1,0 +1,69 @@
+//! BIND: what a service's short index stands for (WIRE.md section 5.1).
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::read::{Reader, WireError};
+
+/// One method, as the client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindMethod {
+    /// The hash of its name.
+    pub hash: u64,
+    /// Its shape: the number of [`crate::service::Kind`].
+    pub kind: u8,
+    /// The fingerprint of its signature.
+    pub fingerprint: u64,
+}
+
+/// Announces a service before its first call on a session; calls then name it by index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// The index that calls will use: counted up from 0 by the client.
+    pub service: u16,
+    /// The service's name.
+    pub name: String,
+    /// Its codec's name.
+    pub codec: String,
+    /// Its methods; calls name them by index.
+    pub methods: Vec<BindMethod>,
+}
+
+impl Bind {
+    /// Appends the payload of the frame.
+    pub fn encode(&self, out: &mut BytesMut) {
+        out.put_u16_le(self.service);
+        out.put_u16_le(self.name.len() as u16);
+        out.put_slice(self.name.as_bytes());
+        out.put_u8(self.codec.len() as u8);
+        out.put_slice(self.codec.as_bytes());
+        out.put_u16_le(self.methods.len() as u16);
+        for method in &self.methods {
+            out.put_u64_le(method.hash);
+            out.put_u8(method.kind);
+            out.put_u64_le(method.fingerprint);
+        }
+    }
+
+    /// Reads the payload.
+    pub fn decode(payload: Bytes) -> Result<Self, WireError> {
+        let mut r = Reader::new(payload);
+        let service = r.u16("bind.service")?;
+        let name_len = usize::from(r.u16("bind.name")?);
+        let name = r.string(name_len, "bind.name")?;
+        let codec_len = usize::from(r.u8("bind.codec")?);
+        let codec = r.string(codec_len, "bind.codec")?;
+        let count = usize::from(r.u16("bind.methods")?);
+        if r.remaining() != count * 17 {
+            return Err(WireError::new("bind.methods", "are not as many as announced"));
+        }
+        let mut methods = Vec::with_capacity(count);
+        for _ in 0..count {
+            methods.push(BindMethod {
+                hash: r.u64("bind.method.hash")?,
+                kind: r.u8("bind.method.kind")?,
+                fingerprint: r.u64("bind.method.fingerprint")?,
+            });
+        }
+        Ok(Self { service, name, codec, methods })
+    }
+}

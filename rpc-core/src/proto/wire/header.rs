@@ -1,0 +1,188 @@
+//! The 32 bytes before every frame's payload (WIRE.md section 3).
+
+use super::read::WireError;
+
+/// The length of a header.
+pub const HEADER_LEN: usize = 32;
+
+/// Bits of [`Header::flags`].
+pub mod flags {
+    /// The message goes on in FRAGMENT frames; the payload begins with its total length.
+    pub const FRAGMENTED: u8 = 0x01;
+    /// The sender has something to send and no credit left on this link.
+    pub const STARVED: u8 = 0x02;
+    /// Reserved: the payload is compressed.
+    pub const COMPRESSED: u8 = 0x04;
+    /// Reserved: the header's checksum field holds the CRC32C of the payload.
+    pub const CHECKSUM: u8 = 0x08;
+    /// Reserved: attachments are not in the frame but described for the receiver to READ.
+    pub const DESCRIBED: u8 = 0x10;
+    /// In a FRAGMENT: the message is given up, this is its last frame.
+    pub const ABANDONED: u8 = 0x20;
+    /// What this version understands.
+    pub const KNOWN: u8 = FRAGMENTED | STARVED | ABANDONED;
+}
+
+/// The type of a frame. Bit 0x40 marks link frames, which are unnumbered and die with their link; all others are
+/// session messages. Bit 0x80 marks frames that a peer which does not know them skips.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FrameType(pub u8);
+
+impl FrameType {
+    /// Announces a service (session).
+    pub const BIND: Self = Self(0x01);
+    /// Opens a call (session).
+    pub const REQUEST: Self = Self(0x02);
+    /// Ends a call (session).
+    pub const RESPONSE: Self = Self(0x03);
+    /// Gives up a call (session).
+    pub const CANCEL: Self = Self(0x04);
+    /// Goes on with a fragmented message (session).
+    pub const FRAGMENT: Self = Self(0x05);
+    /// An item of a stream (session).
+    pub const ITEM: Self = Self(0x06);
+    /// The end of a stream, with its reason (session).
+    pub const END: Self = Self(0x07);
+    /// Lets a stream's sender send more (session).
+    pub const WINDOW: Self = Self(0x08);
+    /// No calls after this one (session).
+    pub const GOAWAY: Self = Self(0x09);
+    /// A described attachment has been read (session).
+    pub const DONE: Self = Self(0x0a);
+
+    /// The first frame on a connection (link).
+    pub const HELLO: Self = Self(0x40);
+    /// Credits, or a request to give some back (link).
+    pub const CREDIT: Self = Self(0x41);
+    /// Are you there? (link)
+    pub const PING: Self = Self(0x42);
+    /// I am (link).
+    pub const PONG: Self = Self(0x43);
+    /// A proposal to move the session to another link (link).
+    pub const OFFER: Self = Self(0x44);
+    /// The answer to an OFFER (link).
+    pub const ANSWER: Self = Self(0x45);
+    /// The last session message on this link before the new one (link).
+    pub const UP: Self = Self(0x46);
+    /// The other link is dead or abandoned (link).
+    pub const DOWN: Self = Self(0x47);
+    /// The first frame on a new link, of a set length (link).
+    pub const PROBE: Self = Self(0x48);
+    /// Carries nothing but its header's acknowledgement (link).
+    pub const ACK: Self = Self(0x49);
+    /// The last frame on a connection, with the reason (link).
+    pub const CLOSE: Self = Self(0x4a);
+
+    /// Whether the frame belongs to its link and not to the session.
+    pub fn is_link(self) -> bool {
+        self.0 & 0x40 != 0
+    }
+
+    /// Whether a peer that does not know the type skips it.
+    pub fn is_ignorable(self) -> bool {
+        self.0 & 0x80 != 0
+    }
+
+    /// The name in the specification.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BIND => "BIND",
+            Self::REQUEST => "REQUEST",
+            Self::RESPONSE => "RESPONSE",
+            Self::CANCEL => "CANCEL",
+            Self::FRAGMENT => "FRAGMENT",
+            Self::ITEM => "ITEM",
+            Self::END => "END",
+            Self::WINDOW => "WINDOW",
+            Self::GOAWAY => "GOAWAY",
+            Self::DONE => "DONE",
+            Self::HELLO => "HELLO",
+            Self::CREDIT => "CREDIT",
+            Self::PING => "PING",
+            Self::PONG => "PONG",
+            Self::OFFER => "OFFER",
+            Self::ANSWER => "ANSWER",
+            Self::UP => "UP",
+            Self::DOWN => "DOWN",
+            Self::PROBE => "PROBE",
+            Self::ACK => "ACK",
+            Self::CLOSE => "CLOSE",
+            _ => "unknown",
+        }
+    }
+}
+
+impl std::fmt::Debug for FrameType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}({:#04x})", self.name(), self.0)
+    }
+}
+
+/// What stands before every payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the payload is.
+    pub kind: FrameType,
+    /// See [`flags`].
+    pub flags: u8,
+    /// The length of the payload in bytes.
+    pub len: u32,
+    /// The call it belongs to; 0 for the session itself.
+    pub call: u64,
+    /// The number of a session message, from 1, modulo 2^32; 0 in link frames.
+    pub seq: u32,
+    /// The number of the last session message that the sender has taken in.
+    pub rx_seq: u32,
+    /// How many receives the sender has granted on this link since it began, modulo 2^32; 0 where the link has no
+    /// credits.
+    pub grant: u32,
+    /// Reserved for the CRC32C of the payload; 0.
+    pub checksum: u32,
+}
+
+impl Header {
+    /// A header of a frame of this type for this call; the rest is stamped when the frame is sent.
+    pub fn new(kind: FrameType, call: u64) -> Self {
+        Self { kind, flags: 0, len: 0, call, seq: 0, rx_seq: 0, grant: 0, checksum: 0 }
+    }
+
+    /// The bytes on the wire.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut b = [0; HEADER_LEN];
+        b[0] = self.kind.0;
+        b[1] = self.flags;
+        b[4..8].copy_from_slice(&self.len.to_le_bytes());
+        b[8..16].copy_from_slice(&self.call.to_le_bytes());
+        b[16..20].copy_from_slice(&self.seq.to_le_bytes());
+        b[20..24].copy_from_slice(&self.rx_seq.to_le_bytes());
+        b[24..28].copy_from_slice(&self.grant.to_le_bytes());
+        b[28..32].copy_from_slice(&self.checksum.to_le_bytes());
+        b
+    }
+
+    /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
+    /// payload means.
+    pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+        let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
+        let header = Self {
+            kind: FrameType(b[0]),
+            flags: b[1],
+            len: u32_at(4),
+            call: u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32,
+            seq: u32_at(16),
+            rx_seq: u32_at(20),
+            grant: u32_at(24),
+            checksum: u32_at(28),
+        };
+        if header.flags & !flags::KNOWN != 0 {
+            return Err(WireError::new("header.flags", "has a bit that was not agreed on"));
+        }
+        if (b[2], b[3]) != (0, 0) {
+            return Err(WireError::new("header.reserved", "is not zero"));
+        }
+        if header.kind.is_link() && header.seq != 0 {
+            return Err(WireError::new("header.seq", "is set in a link frame"));
+        }
+        Ok(header)
+    }
+}

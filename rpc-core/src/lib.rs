@@ -4,7 +4,12 @@
 
 pub mod codec;
 pub mod context;
+pub mod client;
+pub mod config;
+pub mod connection;
+pub mod server;
 pub mod payload;
 pub mod proto;
 pub mod service;
 pub mod status;
+pub mod transport;

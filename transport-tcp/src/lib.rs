@@ -1,1 +1,14 @@
-//! Placeholder.
+//! farcall's TCP transport.
+//!
+//! Frames are written by whoever has them, straight from where they are, with one vectored write for as many as
+//! there are; they are read by one task per connection, large payloads straight to where they belong.
+
+mod config;
+mod connect;
+mod link;
+mod read;
+mod write;
+
+pub use config::TcpConfig;
+pub use connect::{Acceptor, connect};
+pub use link::TcpLink;

@@ -3,4 +3,8 @@
 //! No socket, task, clock or lock appears here; a test holds that. What runs it is `crate::connection`; what tests
 //! it, besides unit tests, is a seeded simulation of two peers in virtual time.
 
+pub mod inbox;
+pub mod message;
+pub mod outbox;
+pub mod switch;
 pub mod wire;

@@ -1,0 +1,168 @@
+//! What calls are made on: a connection that is made when it is needed, and made again when it is lost.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::connection::{Connection, Settings};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::transport::{BoxFuture, Link};
+
+/// Makes stream links to one peer, or to one of several that are equivalent.
+pub trait Connector: Send + Sync + 'static {
+    /// Makes a link. The status of a failure says what was tried; it counts as not executed.
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>>;
+
+    /// Whom it connects to, for messages.
+    fn target(&self) -> String;
+}
+
+/// What clients make calls on. Cheap to clone; the connection is closed when the last clone and the last call on it
+/// are gone.
+#[derive(Clone)]
+pub struct Caller(Arc<Shared>);
+
+struct Shared {
+    connector: Box<dyn Connector>,
+    settings: Arc<Settings>,
+    state: Mutex<State>,
+    runtime: tokio::runtime::Handle,
+}
+
+type Connecting = watch::Receiver<Option<Result<Arc<Connection>, Status>>>;
+
+enum State {
+    /// Not connected, and nobody needs it.
+    Idle,
+    Connecting(Connecting),
+    Connected(Arc<Connection>),
+    /// The last attempt failed; until then calls fail at once, with the same reason.
+    Failed { until: Instant, pause: Duration, status: Status },
+}
+
+/// The pause after a first failed attempt; each further one doubles it.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller").field("target", &self.0.connector.target()).finish_non_exhaustive()
+    }
+}
+
+impl Caller {
+    /// A caller that connects when the first call needs it. Must be called within a tokio runtime, which is the one
+    /// that its connections run on.
+    pub fn new(connector: impl Connector, settings: Settings) -> Self {
+        Self(Arc::new(Shared {
+            connector: Box::new(connector),
+            settings: Arc::new(settings),
+            state: Mutex::new(State::Idle),
+            runtime: tokio::runtime::Handle::current(),
+        }))
+    }
+
+    /// The connection that calls go by now; makes one if there is none. Cancel safe: an attempt goes on for others.
+    ///
+    /// # Errors
+    ///
+    /// UNAVAILABLE, not executed, with what went wrong. While a failed attempt is recent, at once.
+    pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
+        loop {
+            let mut attempt = match self.look() {
+                Look::Connected(connection) => return Ok(connection),
+                Look::Failed(status) => return Err(status),
+                Look::Connecting(attempt) => attempt,
+            };
+            // An error means that the attempt's task is gone, with its runtime.
+            let outcome = attempt.wait_for(Option::is_some).await.map(|o| o.clone());
+            match outcome {
+                Ok(Some(Ok(connection))) if connection.is_open() => return Ok(connection),
+                Ok(Some(Ok(_))) => {}
+                Ok(Some(Err(status))) => return Err(status),
+                _ => return Err(gone()),
+            }
+        }
+    }
+
+    /// The connection, if there is one.
+    pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
+        match &*self.0.state() {
+            State::Connected(connection) if connection.is_open() => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
+    fn look(&self) -> Look {
+        let mut state = self.0.state();
+        let pause = match &*state {
+            State::Connected(connection) if connection.is_open() => return Look::Connected(connection.clone()),
+            State::Connecting(attempt) => return Look::Connecting(attempt.clone()),
+            State::Failed { until, status, .. } if Instant::now() < *until => {
+                return Look::Failed(status.clone());
+            }
+            State::Failed { pause, .. } => (*pause * 2).min(LONGEST_PAUSE),
+            State::Idle | State::Connected(_) => FIRST_PAUSE,
+        };
+        let (sender, attempt) = watch::channel(None);
+        *state = State::Connecting(attempt.clone());
+        let shared = Arc::downgrade(&self.0);
+        let link = self.0.connector.connect();
+        let settings = self.0.settings.clone();
+        // A task of its own, so that the attempt outlives the call that began it.
+        self.0.runtime.spawn(async move {
+            let outcome = match link.await {
+                Ok(link) => Connection::connect(link, settings).await,
+                Err(status) => Err(status),
+            };
+            let Some(shared) = shared.upgrade() else {
+                return close(outcome.ok());
+            };
+            *shared.state() = match &outcome {
+                Ok(connection) => State::Connected(connection.clone()),
+                Err(status) => {
+                    State::Failed { until: Instant::now() + pause, pause, status: status.clone() }
+                }
+            };
+            sender.send_replace(Some(outcome));
+        });
+        Look::Connecting(attempt)
+    }
+}
+
+enum Look {
+    Connected(Arc<Connection>),
+    Connecting(Connecting),
+    Failed(Status),
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let State::Connected(connection) = std::mem::replace(&mut *self.state(), State::Idle) {
+            close(Some(connection));
+        }
+    }
+}
+
+fn close(connection: Option<Arc<Connection>>) {
+    if let Some(connection) = connection {
+        connection.close_for_want_of_callers();
+    }
+}
+
+fn gone() -> Status {
+    Status::new(Code::Unavailable, "the runtime that this channel was made on has ended")
+        .with_executed(Executed::No)
+        .with_blame(Blame::Caller)
+}

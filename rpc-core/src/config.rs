@@ -1,0 +1,104 @@
+//! Limits and time limits, as configuration.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What one side accepts from the other. Each side tells its peer; a message over a limit fails with an error that
+/// names the setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Limits {
+    /// The longest message (arguments or result) that is accepted, in bytes. Default 64 MiB; at most 4 GiB.
+    pub max_message: u64,
+    /// How many bytes of messages may be arriving at once in fragments, on one connection. Default 256 MiB; at
+    /// least `max_message`.
+    pub max_assembly: u64,
+    /// How many calls one connection may have in progress at once. Default 4096. A client waits for a free place, as
+    /// long as its deadline allows.
+    pub concurrent_calls: u32,
+    /// The longest metadata block, in bytes. Default 16 KiB.
+    pub max_metadata: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_message: 64 << 20, max_assembly: 256 << 20, concurrent_calls: 4096, max_metadata: 16 << 10 }
+    }
+}
+
+impl Limits {
+    /// Says what is wrong with them, if anything is.
+    pub fn check(&self) -> Result<(), String> {
+        if self.max_message < 1024 || self.max_message > u64::from(u32::MAX) {
+            return Err("limits.max_message must be from 1024 bytes to 4 GiB".into());
+        }
+        if self.max_assembly < self.max_message {
+            return Err("limits.max_assembly must be at least limits.max_message".into());
+        }
+        if self.concurrent_calls == 0 {
+            return Err("limits.concurrent_calls must be at least 1".into());
+        }
+        Ok(())
+    }
+}
+
+/// How long to wait for a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Liveness {
+    /// How long connecting may take, HELLO included, in milliseconds. Default 3000.
+    pub connect_ms: u64,
+    /// While calls wait and the peer is silent for so long, it is asked whether it is there, in milliseconds.
+    /// Default 2000.
+    pub ping_ms: u64,
+    /// After so many unanswered questions the connection is given up. Default 3.
+    pub missed_pings: u32,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self { connect_ms: 3000, ping_ms: 2000, missed_pings: 3 }
+    }
+}
+
+impl Liveness {
+    /// How long connecting may take.
+    pub fn connect(&self) -> Duration {
+        Duration::from_millis(self.connect_ms)
+    }
+
+    /// How long a silence is before it is looked into.
+    pub fn ping(&self) -> Duration {
+        Duration::from_millis(self.ping_ms.max(1))
+    }
+}
+
+/// Which transport to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// RDMA where both ends have it, else TCP; [`Connection::transport`](crate::connection::Connection::transport)
+    /// says which, and why.
+    #[default]
+    Auto,
+    /// RDMA, or the connection fails with the reason.
+    Rdma,
+    /// TCP.
+    Tcp,
+}
+
+impl std::str::FromStr for Policy {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Self::Auto),
+            "rdma" => Ok(Self::Rdma),
+            "tcp" => Ok(Self::Tcp),
+            other => Err(format!("transport `{other}` is unknown; it is `auto`, `rdma` or `tcp`")),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The calls that wait on this side for an answer.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll};
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::Instant;
+
+use super::{Connection, Phase, lock};
+use crate::payload::Payload;
+use crate::proto::message::Message;
+use crate::proto::wire::{
+    Bind, BindMethod, Content, FrameType, Goaway, RequestHead, ResponseHead, Verdict, WireError, decode_status,
+};
+use crate::service::ServiceInfo;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// An answer, or why there is none.
+pub(crate) type Answered = Result<(Verdict, Payload), Status>;
+
+/// Call ids are counted up: their low bits are spread well enough.
+#[derive(Default)]
+struct Counted(u64);
+
+impl Hasher for Counted {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Only `write_u64` is used; this keeps the contract for any other key.
+        self.0 = crate::service::stable_hash(bytes);
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        // hashbrown takes its seven control bits from the top.
+        self.0 = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+pub(super) type ByCall<T> = HashMap<u64, T, BuildHasherDefault<Counted>>;
+
+#[derive(Debug, Default)]
+struct Table {
+    waiting: ByCall<oneshot::Sender<Answered>>,
+    next: u64,
+    closed: Option<Status>,
+}
+
+#[derive(Debug)]
+pub(super) struct Calls {
+    table: Mutex<Table>,
+    /// The services that were announced to the peer; the index is the one on the wire.
+    bound: Mutex<Vec<Arc<ServiceInfo>>>,
+    /// As many permits as calls the peer takes at once; none before its HELLO.
+    permits: Arc<Semaphore>,
+}
+
+impl Calls {
+    pub(super) fn new() -> Self {
+        Self { table: Mutex::default(), bound: Mutex::default(), permits: Arc::new(Semaphore::new(0)) }
+    }
+
+    pub(super) fn admit(&self, max_calls: u32) {
+        self.permits.add_permits((max_calls as usize).min(Semaphore::MAX_PERMITS));
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.table).waiting.len()
+    }
+}
+
+/// What a call asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) service: Arc<ServiceInfo>,
+    pub(crate) method: usize,
+    pub(crate) payload: Payload,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) attempt: u8,
+}
+
+impl Connection {
+    /// Takes one of the places for concurrent calls that the peer has, if one is free.
+    pub(crate) fn try_place(&self) -> Option<OwnedSemaphorePermit> {
+        self.calls.permits.clone().try_acquire_owned().ok()
+    }
+
+    /// Waits for a place. Cancel safe: a dropped wait leaves the line.
+    pub(crate) async fn place(self: Arc<Self>) -> Result<OwnedSemaphorePermit, Status> {
+        let permits = self.calls.permits.clone();
+        tokio::select! {
+            permit = permits.acquire_owned() => permit.map_err(|_| {
+                self.status("closed while a call waited for its turn", Executed::No, Blame::Environment)
+            }),
+            status = self.closed() => Err(status.with_executed(Executed::No)),
+        }
+    }
+
+    /// Sends a request. `Err`: nothing was sent, nothing was executed.
+    pub(crate) fn call(self: &Arc<Self>, asked: Asked, place: OwnedSemaphorePermit) -> Result<Pending, Status> {
+        self.check_size(&asked)?;
+        let remaining_us = match asked.deadline {
+            None => 0,
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                // Zero would be "no deadline"; the caller's own timer ends a call this late.
+                u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1)
+            }
+        };
+        let service = self.bind(&asked.service)?;
+        let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, remaining_us };
+        let content = Content { metadata: Bytes::new(), payload: asked.payload };
+        let mut bytes = BytesMut::with_capacity(64);
+        head.encode(&content, &mut bytes).map_err(|why| {
+            Status::new(Code::InvalidArgument, why.to_string())
+                .with_executed(Executed::No)
+                .with_blame(Blame::Caller)
+        })?;
+        let (sender, receiver) = oneshot::channel();
+        let id = {
+            let mut table = lock(&self.calls.table);
+            if let Some(status) = &table.closed {
+                return Err(status.clone().with_executed(Executed::No));
+            }
+            table.next += 1;
+            let id = table.next;
+            table.waiting.insert(id, sender);
+            id
+        };
+        self.keeper.notify_one();
+        let pending = Pending { connection: self.clone(), id, receiver, done: false, _place: place };
+        self.submit(Message {
+            kind: FrameType::REQUEST,
+            call: id,
+            head: bytes.freeze(),
+            payload: content.payload,
+        });
+        Ok(pending)
+    }
+
+    fn check_size(&self, asked: &Asked) -> Result<(), Status> {
+        let Some(peer) = self.peer_hello.get() else {
+            return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
+        };
+        let len = asked.payload.len() as u64;
+        // The prefix and the lengths of attachments count too; 1 KiB is more than enough room for them.
+        let most = peer.max_message.saturating_sub(1024 + 4 * asked.payload.attachments.len() as u64);
+        if len > most {
+            return Err(too_large("the arguments", len, peer.max_message, "the server's"));
+        }
+        Ok(())
+    }
+
+    /// The index of a service on this connection; announces it if it was not yet.
+    fn bind(&self, service: &Arc<ServiceInfo>) -> Result<u16, Status> {
+        let mut bound = lock(&self.calls.bound);
+        if let Some(index) = bound.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service) {
+            return Ok(index as u16);
+        }
+        let Ok(index) = u16::try_from(bound.len()) else {
+            return Err(Status::new(Code::ResourceExhausted, "more than 65536 services on one connection")
+                .with_executed(Executed::No)
+                .with_blame(Blame::Caller));
+        };
+        let methods = service.methods.iter().map(|m| BindMethod {
+            hash: m.hash(),
+            kind: m.kind as u8,
+            fingerprint: m.fingerprint,
+        });
+        let bind = Bind {
+            service: index,
+            name: service.name.to_string(),
+            codec: service.codec.to_owned(),
+            methods: methods.collect(),
+        };
+        let mut head = BytesMut::new();
+        if let Err(why) = bind.encode(&mut head) {
+            return Err(Status::new(Code::InvalidArgument, format!("service `{}`: {why}", service.name))
+                .with_executed(Executed::No)
+                .with_blame(Blame::Caller));
+        }
+        // Queued under this lock: no call can name the index before its BIND is in the queue.
+        self.enqueue(Message::new(FrameType::BIND, 0, head.freeze()));
+        bound.push(service.clone());
+        Ok(index)
+    }
+
+    pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
+        let waiting = {
+            let mut table = lock(&self.calls.table);
+            if call == 0 || call > table.next {
+                return Err(WireError::new("response.call", "was never made"));
+            }
+            table.waiting.remove(&call)
+        };
+        let Some(waiting) = waiting else {
+            return Ok(()); // It crossed our CANCEL.
+        };
+        let (head, content) = ResponseHead::decode(message)?;
+        let answered = match head.verdict {
+            Verdict::Status => Err(decode_status(content.payload.body)?),
+            verdict => Ok((verdict, content.payload)),
+        };
+        // A caller that is being dropped at this moment doesn't want it any more.
+        let _ = waiting.send(answered);
+        Ok(())
+    }
+
+    pub(super) fn on_goaway(&self, goaway: &Goaway) {
+        self.start_draining();
+        let mut refused = Vec::new();
+        {
+            let mut table = lock(&self.calls.table);
+            let later: Vec<u64> = table.waiting.keys().copied().filter(|id| *id > goaway.last_call).collect();
+            for id in later {
+                refused.extend(table.waiting.remove(&id));
+            }
+        }
+        let detail = format!("the server is draining: {}", goaway.reason);
+        let status = self.status(detail, Executed::No, Blame::Environment);
+        for call in refused {
+            let _ = call.send(Err(status.clone()));
+        }
+    }
+
+    /// Ends every call that waits, saying of each whether it may have been executed.
+    pub(super) fn fail_calls(&self, status: &Status) {
+        let waiting = {
+            let mut table = lock(&self.calls.table);
+            table.closed = Some(status.clone());
+            std::mem::take(&mut table.waiting)
+        };
+        self.calls.permits.close();
+        if waiting.is_empty() {
+            return;
+        }
+        let mut sending = lock(&self.sending);
+        for message in lock(&self.queue).drain(..) {
+            sending.outbox.push(message);
+        }
+        for (id, call) in waiting {
+            let unsent = sending.outbox.is_unsent(FrameType::REQUEST, id);
+            let executed = if unsent { Executed::No } else { Executed::Maybe };
+            let _ = call.send(Err(status.clone().with_executed(executed)));
+        }
+    }
+
+    fn forget(&self, call: u64, reason: u8) {
+        if lock(&self.calls.table).waiting.remove(&call).is_some() {
+            self.send_cancel(call, reason);
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.calls.waiting() == 0
+    }
+
+    /// A client that was told to go away closes when its last call is done.
+    pub(super) fn close_if_drained(&self) {
+        if matches!(*self.phase.borrow(), Phase::Draining) && self.is_idle() && self.registry.is_none() {
+            let status = self.status("the server drained", Executed::No, Blame::Environment);
+            self.close(crate::proto::wire::CloseCode::Done, status);
+        }
+    }
+}
+
+/// The error of a message over a limit.
+pub(super) fn too_large(what: &str, len: u64, max: u64, whose: &str) -> Status {
+    let message =
+        format!("{what} take {len} bytes; {whose} limits.max_message is {max}: raise it there, or send less");
+    Status::new(Code::ResourceExhausted, message).with_executed(Executed::No).with_blame(Blame::Caller)
+}
+
+/// A call that was sent. Dropping it cancels it: its handler is dropped too.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    connection: Arc<Connection>,
+    id: u64,
+    receiver: oneshot::Receiver<Answered>,
+    done: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Pending {
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// The deadline passed: tells the peer so, instead of that it was dropped.
+    pub(crate) fn expire(mut self) {
+        self.done = true;
+        self.connection.forget(self.id, 1);
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
+        let Poll::Ready(answered) = Pin::new(&mut self.receiver).poll(cx) else { return Poll::Pending };
+        self.done = true;
+        self.connection.close_if_drained();
+        Poll::Ready(answered.unwrap_or_else(|_| {
+            Err(Status::new(Code::Internal, "a call was forgotten")
+                .with_blame(Blame::Bug)
+                .with_executed(Executed::Maybe))
+        }))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.done {
+            self.connection.forget(self.id, 0);
+            self.connection.close_if_drained();
+        }
+    }
+}
+

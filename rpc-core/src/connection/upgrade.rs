@@ -1,0 +1,236 @@
+//! Moving a connection to a better link, and back when that fails.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::oneshot;
+
+use super::receive::Handler;
+use super::{Connection, Upgrading, lock, required};
+use crate::config::Policy;
+use crate::proto::outbox::Route;
+use crate::proto::switch::Fall;
+use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
+use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
+
+impl Connection {
+    /// Client: both sides have said what they can; offers to move, or stays.
+    pub(super) fn decide(&self, announced: &[wire::Upgrade]) {
+        if !matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
+            return; // This side can't.
+        }
+        let Ok(upgrade) = &self.settings.upgrade else { return };
+        let data = match announced.iter().find(|u| u.name == upgrade.name()) {
+            None => {
+                let detail = "its HELLO does not mention it; is it a build without the `rdma` feature?";
+                return self.stay_on_stream(Unavailable::at_peer(Reason::PeerWithout, detail));
+            }
+            Some(theirs) => match Reason::from_wire(theirs.reason) {
+                None => theirs.data.clone(),
+                Some(reason) => return self.stay_on_stream(Unavailable::at_peer(reason, "")),
+            },
+        };
+        let Some(connection) = self.me() else { return };
+        self.runtime.spawn(connection.offer(upgrade.clone(), data));
+    }
+
+    /// Server: notes why the client will not offer, for `transport()`; closes if RDMA is required.
+    pub(super) fn expect_offer(&self, announced: &[wire::Upgrade]) {
+        if matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
+            let theirs = announced.iter().find(|u| u.name == "rdma");
+            match theirs.map(|u| Reason::from_wire(u.reason)) {
+                Some(None) => return, // It will.
+                Some(Some(reason)) => self.stay_on_stream(Unavailable::at_peer(reason, "")),
+                None => self.stay_on_stream(Unavailable::at_peer(Reason::PeerWithout, "")),
+            }
+        }
+        self.close_if_required();
+    }
+
+    /// Under policy `rdma` a server does not serve without.
+    fn close_if_required(&self) {
+        let upgrading = self.upgrading.borrow().clone();
+        if let (Policy::Rdma, Upgrading::Stream(why)) = (self.settings.policy, upgrading) {
+            self.close(CloseCode::Required, required(&why));
+        }
+    }
+
+    async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
+        let epoch = {
+            let mut receiving = lock(&self.receiving);
+            let Some(epoch) = receiving.switch.begin() else { return };
+            receiving.inbox.expect(epoch);
+            epoch
+        };
+        let result = tokio::time::timeout(self.patience(), async {
+            let (candidate, data) = upgrade.offer(announced, self.stream.description()).await?;
+            let (sender, answer) = oneshot::channel();
+            lock(&self.receiving).answer = Some(sender);
+            let mut payload = BytesMut::new();
+            let offer = Offer { epoch, name: upgrade.name().to_owned(), data };
+            offer.encode(&mut payload).map_err(|why| Unavailable::new(Reason::Other, why.to_string()))?;
+            self.send_link(FrameType::OFFER, |out| out.unsplit(payload));
+            let gone = || Unavailable::new(Reason::ShuttingDown, "the connection closed meanwhile");
+            let answer = answer.await.map_err(|_| gone())??;
+            candidate.complete(epoch, Some(answer)).await
+        });
+        self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow())));
+    }
+
+    pub(super) fn on_offer(&self, offer: Offer) -> Result<(), WireError> {
+        {
+            let mut receiving = lock(&self.receiving);
+            receiving.switch.accept(offer.epoch)?;
+            receiving.inbox.expect(offer.epoch);
+        }
+        let Offer { epoch, name, data } = offer;
+        let refuse = |why: Unavailable| {
+            self.fall(epoch, &why);
+            Ok(())
+        };
+        let upgrade = match &self.settings.upgrade {
+            Ok(upgrade) if upgrade.name() == name => upgrade.clone(),
+            Ok(_) => return refuse(Unavailable::new(Reason::Other, format!("`{name}` is unknown here"))),
+            Err(why) => return refuse(why.clone()),
+        };
+        if self.settings.policy == Policy::Tcp {
+            return refuse(Unavailable::new(Reason::Disabled, ""));
+        }
+        let Some(connection) = self.me() else { return Ok(()) };
+        self.runtime.spawn(connection.answer(upgrade, epoch, data));
+        Ok(())
+    }
+
+    async fn answer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, epoch: u32, offer: Bytes) {
+        let result = tokio::time::timeout(self.patience(), async {
+            let (candidate, data) = upgrade.answer(offer, self.stream.description()).await?;
+            self.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
+            candidate.complete(epoch, None).await
+        });
+        self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow())));
+        self.close_if_required();
+    }
+
+    fn too_slow(&self) -> Unavailable {
+        Unavailable::new(
+            Reason::TimedOut,
+            format!("setting up took longer than {:?} (liveness.connect_ms)", self.patience()),
+        )
+    }
+
+    pub(super) fn on_answer(&self, answer: Answer) -> Result<(), WireError> {
+        let mut receiving = lock(&self.receiving);
+        if receiving.switch.is_usable(answer.epoch)
+            && let Some(waiter) = receiving.answer.take()
+        {
+            let _ = waiter.send(Ok(answer.data));
+        }
+        Ok(())
+    }
+
+    /// The attempt is over: uses the link, or gives it up.
+    fn settle(&self, epoch: u32, result: Result<Arc<dyn Link>, Unavailable>) {
+        let link = match result {
+            Ok(link) => link,
+            Err(why) => return self.fall(epoch, &why),
+        };
+        let Some(connection) = self.me() else { return link.close() };
+        {
+            let receiving = lock(&self.receiving);
+            let mut sending = lock(&self.sending);
+            if !receiving.switch.is_usable(epoch) || self.is_closed() {
+                drop((sending, receiving));
+                return link.close(); // The peer gave up meanwhile.
+            }
+            let up = sending.outbox.go_up(epoch);
+            let mut payload = BytesMut::new();
+            up.encode(&mut payload);
+            sending.control.push_back(crate::proto::message::Frame::link(FrameType::UP, payload.freeze()));
+            sending.upgraded = Some((epoch, link.clone()));
+            self.upgrading.send_replace(Upgrading::Upgraded);
+        }
+        tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");
+        link.start(Arc::new(Handler::upgraded(connection, epoch)));
+        self.queued.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.flush();
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(*self.phase.borrow(), super::Phase::Closed(_))
+    }
+
+    pub(super) fn on_down(&self, down: &Down) -> Result<(), WireError> {
+        let reason = Reason::from_wire(down.reason).unwrap_or(Reason::Other);
+        let why = Unavailable::at_peer(reason, down.detail.clone());
+        let mut receiving = lock(&self.receiving);
+        let fall = receiving.switch.on_down(down)?;
+        if receiving.switch.epoch() == down.epoch
+            && let Some(waiter) = receiving.answer.take()
+        {
+            let _ = waiter.send(Err(why.clone()));
+        }
+        self.apply(receiving, down.epoch, fall, &why)
+    }
+
+    pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
+        self.fall(epoch, &Unavailable::new(Reason::QueuePair, end.detail.clone()));
+    }
+
+    /// This side gives the link of `epoch` up.
+    pub(super) fn fall(&self, epoch: u32, why: &Unavailable) {
+        let mut receiving = lock(&self.receiving);
+        let fall = receiving.switch.fail(epoch);
+        // Nothing of the peer's is looked at here, so it can't be at fault.
+        let _ = self.apply(receiving, epoch, fall, why);
+    }
+
+    fn apply(
+        &self,
+        mut receiving: std::sync::MutexGuard<'_, super::receive::Receiving>,
+        epoch: u32,
+        fall: Fall,
+        why: &Unavailable,
+    ) -> Result<(), WireError> {
+        if !fall.say_down && fall.resume.is_none() {
+            return Ok(());
+        }
+        let mut sending = lock(&self.sending);
+        let mut gone = None;
+        if fall.say_down {
+            receiving.inbox.freeze();
+            if sending.outbox.route() != Route::Stream {
+                sending.outbox.freeze();
+            }
+            gone = sending.upgraded.take().map(|(_, link)| link);
+            if let Some(link) = &gone {
+                sending.retired += link.counters();
+            }
+            let down = Down {
+                epoch,
+                rx_seq: receiving.inbox.rx_seq(),
+                reason: why.reason as u8,
+                pulls: Vec::new(),
+                detail: why.detail.clone(),
+            };
+            let mut payload = BytesMut::new();
+            down.encode(&mut payload);
+            sending.control.push_back(crate::proto::message::Frame::link(FrameType::DOWN, payload.freeze()));
+        }
+        let resumed = match fall.resume {
+            None => Ok(()),
+            Some(rx_seq) => sending
+                .outbox
+                .resume(rx_seq)
+                .map_err(|_| WireError::new("down.rx_seq", "acknowledges what was never sent")),
+        };
+        drop((sending, receiving));
+        self.stay_on_stream(why.clone());
+        if let Some(link) = gone {
+            tracing::warn!(peer = ?self.peer(), %why, "fell back to the stream link");
+            link.close();
+        }
+        self.queued.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.flush();
+        resumed
+    }
+}

@@ -1,0 +1,217 @@
+//! What a session takes in: the order of frames, whichever link they come by, and putting fragments together.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::{Bytes, BytesMut};
+
+use super::outbox::Route;
+use super::wire::{FrameType, Header, Up, WireError, flags};
+
+/// What to do with a session frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// It is the next one.
+    Next,
+    /// It came by the new link before the UP was read: give it to [`Inbox::hold`].
+    Hold,
+    /// It came by a link that the session has left: forget it.
+    Discard,
+}
+
+/// A message in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its type.
+    pub kind: FrameType,
+    /// The call it belongs to.
+    pub call: u64,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// Limits this side has told its peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The longest message.
+    pub max_message: u64,
+    /// The sum of the lengths of messages begun and not finished.
+    pub max_assembly: u64,
+}
+
+/// The receiving half of a session.
+///
+/// Ask [`order`](Self::order) about every session frame, then give the next one to [`take`](Self::take).
+#[derive(Debug)]
+pub struct Inbox {
+    rx_seq: u32,
+    route: Route,
+    /// The link being tried, before its UP.
+    pending: Option<u32>,
+    held: VecDeque<(Header, Bytes)>,
+    assembling: HashMap<u64, Assembly>,
+    assembling_bytes: u64,
+    limits: Limits,
+}
+
+#[derive(Debug)]
+struct Assembly {
+    kind: FrameType,
+    total: usize,
+    /// `None` while a link reads into it.
+    buffer: Option<BytesMut>,
+    have: usize,
+}
+
+impl Inbox {
+    /// An inbox that begins on the stream link.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            rx_seq: 0,
+            route: Route::Stream,
+            pending: None,
+            held: VecDeque::new(),
+            assembling: HashMap::new(),
+            assembling_bytes: 0,
+            limits,
+        }
+    }
+
+    /// The number of the last session frame that was taken in.
+    pub fn rx_seq(&self) -> u32 {
+        self.rx_seq
+    }
+
+    /// What to do with a session frame that came by `from`. `Err`: the peer broke the order.
+    pub fn order(&self, from: Route, header: &Header) -> Result<Order, WireError> {
+        if from != self.route {
+            return match from {
+                Route::Upgraded(epoch) if self.pending == Some(epoch) => Ok(Order::Hold),
+                Route::Upgraded(_) => Ok(Order::Discard),
+                Route::Stream => Err(WireError::new("header.seq", "comes by the old link after UP")),
+            };
+        }
+        if header.seq != self.rx_seq.wrapping_add(1) {
+            return Err(WireError::new("header.seq", "is not the next number"));
+        }
+        Ok(Order::Next)
+    }
+
+    /// Keeps a frame until the UP is read. The link's credits bound how many there can be.
+    pub fn hold(&mut self, header: Header, payload: Bytes) {
+        self.held.push_back((header, payload));
+    }
+
+    /// A new link is being tried.
+    pub fn expect(&mut self, epoch: u32) {
+        self.pending = Some(epoch);
+    }
+
+    /// The peer's UP: from here on its frames come by the new link. Gives the frames that were held, which the
+    /// caller now takes in. An UP of another epoch than the one being tried is of a link already given up.
+    pub fn up(&mut self, up: Up) -> Result<VecDeque<(Header, Bytes)>, WireError> {
+        if self.pending != Some(up.epoch) {
+            return Ok(VecDeque::new());
+        }
+        if up.first_seq != self.rx_seq.wrapping_add(1) {
+            return Err(WireError::new("up.first_seq", "is not the next number"));
+        }
+        self.pending = None;
+        self.route = Route::Upgraded(up.epoch);
+        Ok(std::mem::take(&mut self.held))
+    }
+
+    /// The link of this epoch is dead or given up: whatever else comes by it is discarded, also what was held. What
+    /// the peer sent before on the stream link, and what it sends again, comes by the stream.
+    pub fn freeze(&mut self) {
+        self.pending = None;
+        self.held.clear();
+        self.route = Route::Stream;
+    }
+
+    /// Takes the next frame in; gives a message when one is whole.
+    pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
+        self.rx_seq = header.seq;
+        if header.kind == FrameType::FRAGMENT {
+            return self.fragment(header, payload);
+        }
+        if header.flags & flags::FRAGMENTED != 0 {
+            self.begin(header, payload)?;
+            return Ok(None);
+        }
+        if payload.len() as u64 > self.limits.max_message {
+            return Err(WireError::new("message", "is longer than HELLO's max_message"));
+        }
+        Ok(Some(Arrived { kind: header.kind, call: header.call, bytes: payload }))
+    }
+
+    fn begin(&mut self, header: &Header, mut payload: Bytes) -> Result<(), WireError> {
+        let Ok(total) = bytes::Buf::try_get_u32_le(&mut payload) else {
+            return Err(WireError::new("fragmented.total", "is missing"));
+        };
+        if u64::from(total) > self.limits.max_message {
+            return Err(WireError::new("fragmented.total", "is longer than HELLO's max_message"));
+        }
+        if self.assembling_bytes > 0 && self.assembling_bytes + u64::from(total) > self.limits.max_assembly {
+            return Err(WireError::new("fragmented.total", "exceeds HELLO's max_assembly"));
+        }
+        if payload.len() >= total as usize {
+            return Err(WireError::new("fragmented.total", "is no longer than its first frame"));
+        }
+        if self.assembling.contains_key(&header.call) {
+            return Err(WireError::new("fragmented", "is the second at once of its call"));
+        }
+        // The allocator hands out address space here; memory follows only as bytes arrive.
+        let mut buffer = BytesMut::with_capacity(total as usize);
+        buffer.extend_from_slice(&payload);
+        let have = buffer.len();
+        self.assembling_bytes += u64::from(total);
+        let assembly = Assembly { kind: header.kind, total: total as usize, buffer: Some(buffer), have };
+        self.assembling.insert(header.call, assembly);
+        Ok(())
+    }
+
+    fn fragment(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
+        if header.flags & flags::ABANDONED != 0 {
+            if let Some(assembly) = self.assembling.remove(&header.call) {
+                self.assembling_bytes -= assembly.total as u64;
+            }
+            return Ok(None);
+        }
+        let mut buffer = self.buffer(header)?;
+        buffer.extend_from_slice(&payload);
+        self.fill(header, buffer)
+    }
+
+    /// The buffer that the payload of this FRAGMENT belongs at the end of, for a link that reads it straight to
+    /// there; [`filled`](Self::filled) must give it back. The capacity for the payload is there.
+    pub fn buffer(&mut self, header: &Header) -> Result<BytesMut, WireError> {
+        let Some(assembly) = self.assembling.get_mut(&header.call) else {
+            return Err(WireError::new("fragment", "goes on with a message that was not begun"));
+        };
+        if header.len as usize > assembly.total - assembly.have || header.len == 0 {
+            return Err(WireError::new("fragment", "goes past the end of its message"));
+        }
+        assembly.buffer.take().ok_or(WireError::new("fragment", "comes while another is being read"))
+    }
+
+    /// Takes back a [`buffer`](Self::buffer) with the payload of this FRAGMENT read to its end.
+    pub fn filled(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
+        self.rx_seq = header.seq;
+        self.fill(header, buffer)
+    }
+
+    fn fill(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
+        let Some(assembly) = self.assembling.get_mut(&header.call) else {
+            return Err(WireError::new("fragment", "goes on with a message that was not begun"));
+        };
+        assembly.have = buffer.len();
+        if assembly.have < assembly.total {
+            assembly.buffer = Some(buffer);
+            return Ok(None);
+        }
+        let kind = assembly.kind;
+        self.assembling_bytes -= assembly.total as u64;
+        self.assembling.remove(&header.call);
+        Ok(Some(Arrived { kind, call: header.call, bytes: buffer.freeze() }))
+    }
+}

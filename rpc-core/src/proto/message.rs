@@ -1,0 +1,170 @@
+//! A session message on its way out, and the frames it is cut into.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::wire::{FrameType, Header, flags};
+use crate::payload::Payload;
+
+/// A message: what goes before the body, already encoded, and the payload by reference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Its frame type.
+    pub kind: FrameType,
+    /// The call it belongs to; 0 for the session itself.
+    pub call: u64,
+    /// What goes before the payload.
+    pub head: Bytes,
+    /// Body and attachments.
+    pub payload: Payload,
+}
+
+impl Message {
+    /// A message without a payload.
+    pub fn new(kind: FrameType, call: u64, head: Bytes) -> Self {
+        Self { kind, call, head, payload: Payload::default() }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+
+    /// Whether it is empty; a message may be.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tells the peer that the rest of a message in fragments will not come.
+    pub(crate) fn abandonment(call: u64) -> Self {
+        Self::new(FrameType::FRAGMENT, call, Bytes::new())
+    }
+
+    pub(crate) fn into_frame(self) -> Frame {
+        let mut header = Header::new(self.kind, self.call);
+        header.len = self.len() as u32;
+        if self.kind == FrameType::FRAGMENT {
+            // Fragments proper are made by `Cutting`: as a message, it is an abandonment.
+            header.flags = flags::ABANDONED;
+        }
+        let mut rest = self.payload.more;
+        rest.extend(self.payload.attachments);
+        Frame { header, pieces: Pieces { first: self.head, second: self.payload.body, rest } }
+    }
+}
+
+/// The bytes of a frame's payload, by reference. Two pieces cost no allocation; most frames have no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pieces {
+    first: Bytes,
+    second: Bytes,
+    rest: Vec<Bytes>,
+}
+
+impl Pieces {
+    /// The pieces in order; none of them is empty.
+    pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
+        [&self.first, &self.second].into_iter().chain(&self.rest).filter(|p| !p.is_empty())
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if self.first.is_empty() {
+            self.first = piece;
+        } else if self.second.is_empty() && self.rest.is_empty() {
+            self.second = piece;
+        } else {
+            self.rest.push(piece);
+        }
+    }
+}
+
+impl From<Bytes> for Pieces {
+    fn from(first: Bytes) -> Self {
+        Self { first, second: Bytes::new(), rest: Vec::new() }
+    }
+}
+
+/// A frame: `header.len` bytes in pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Its header; `rx_seq` and `grant` are stamped when it is sent.
+    pub header: Header,
+    /// Its payload.
+    pub pieces: Pieces,
+}
+
+impl Frame {
+    /// A link frame.
+    pub fn link(kind: FrameType, payload: Bytes) -> Self {
+        let mut header = Header::new(kind, 0);
+        header.len = payload.len() as u32;
+        Self { header, pieces: payload.into() }
+    }
+}
+
+/// The first frame of a message in fragments carries at most this much of it, so that the receiver knows the total
+/// before the bulk arrives and can read that straight to where it belongs.
+const FIRST_FRAGMENT: usize = 4096;
+
+/// A message that is being sent in fragments.
+#[derive(Clone, Debug)]
+pub(crate) struct Cutting {
+    kind: FrameType,
+    pub(crate) call: u64,
+    total: usize,
+    left: usize,
+    pieces: VecDeque<Bytes>,
+}
+
+impl Cutting {
+    pub(crate) fn new(message: Message) -> Self {
+        let total = message.len();
+        let Message { kind, call, head, payload } = message;
+        let mut pieces = VecDeque::with_capacity(2 + payload.more.len() + payload.attachments.len());
+        pieces.extend([head, payload.body]);
+        pieces.extend(payload.more);
+        pieces.extend(payload.attachments);
+        Self { kind, call, total, left: total, pieces }
+    }
+
+    /// Cuts the next frame, with a payload of at most `max` bytes.
+    pub(crate) fn next(&mut self, max: usize) -> Frame {
+        let mut pieces = Pieces::default();
+        let mut header = Header::new(FrameType::FRAGMENT, self.call);
+        let mut room = max;
+        if self.left == self.total {
+            header.kind = self.kind;
+            header.flags = flags::FRAGMENTED;
+            pieces.push(Bytes::copy_from_slice(&(self.total as u32).to_le_bytes()));
+            header.len = 4;
+            room = FIRST_FRAGMENT.min(max - 4);
+        }
+        while room > 0 {
+            let Some(piece) = self.pieces.front_mut() else { break };
+            let cut = piece.split_to(piece.len().min(room));
+            if piece.is_empty() {
+                self.pieces.pop_front();
+            }
+            room -= cut.len();
+            self.left -= cut.len();
+            header.len += cut.len() as u32;
+            if !cut.is_empty() {
+                pieces.push(cut);
+            }
+        }
+        Frame { header, pieces }
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.left < self.total
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.total as u64
+    }
+}

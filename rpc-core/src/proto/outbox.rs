@@ -1,0 +1,249 @@
+//! What a session sends: numbering, fragments, acknowledgement, and which link it goes by.
+
+use std::collections::VecDeque;
+
+use super::message::{Cutting, Frame, Message};
+use super::wire::{FrameType, Up};
+
+/// Which of a session's links something travels by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// The link that the session began on and that it ends with.
+    Stream,
+    /// The link of this epoch.
+    Upgraded(u32),
+}
+
+/// Frames that may go out between two fragments, so that many small messages do not stop a large one.
+const SMALL_RUN: u32 = 16;
+
+/// The sending half of a session.
+///
+/// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they
+/// must be sent; a frame has its number from then on. Messages of one call keep their order. Frames that went by an
+/// upgraded link are retained until the peer says that it has taken them in: that link may die before the session.
+/// Those on the stream link are not: if that dies, so does the session.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    queue: VecDeque<Message>,
+    /// Too long for a frame, not begun: the assembly budget is used up.
+    large: VecDeque<Message>,
+    cutting: VecDeque<Cutting>,
+    /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
+    /// BIND) may not overtake it.
+    barriers: usize,
+    small_run: u32,
+    next_seq: u32,
+    assembling: u64,
+    max_assembly: u64,
+    route: Route,
+    /// No session frame leaves until the peer has said what it has.
+    frozen: bool,
+    retained: VecDeque<Frame>,
+    retained_bytes: usize,
+    max_retained: usize,
+    /// The first of `retained` that must be sent again; counts down to none as they are.
+    resend: usize,
+}
+
+impl Outbox {
+    /// An outbox that begins on the stream link. `max_assembly` is the peer's; `max_retained` bounds the bytes kept
+    /// for an upgraded link.
+    pub fn new(max_assembly: u64, max_retained: usize) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            large: VecDeque::new(),
+            cutting: VecDeque::new(),
+            barriers: 0,
+            small_run: 0,
+            next_seq: 1,
+            assembling: 0,
+            max_assembly,
+            route: Route::Stream,
+            frozen: false,
+            retained: VecDeque::new(),
+            retained_bytes: 0,
+            max_retained,
+            resend: 0,
+        }
+    }
+
+    /// Sets the peer's limit, once its HELLO has said it.
+    pub fn set_max_assembly(&mut self, max_assembly: u64) {
+        self.max_assembly = max_assembly;
+    }
+
+    /// Queues a message.
+    pub fn push(&mut self, message: Message) {
+        self.queue.push_back(message);
+    }
+
+    /// Whether nothing waits to be sent.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.large.is_empty() && self.cutting.is_empty() && self.resend == 0
+    }
+
+    /// The link that session frames go by.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// The next session frame for the link that [`route`](Self::route) names, with at most `max_payload` bytes.
+    pub fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        if self.frozen {
+            return None;
+        }
+        if self.resend > 0 {
+            return Some(self.next_again());
+        }
+        if self.route != Route::Stream && self.retained_bytes >= self.max_retained {
+            return None;
+        }
+        let mut frame = self.next_new(max_payload)?;
+        frame.header.seq = self.next_seq;
+        self.next_seq = self.next_seq.wrapping_add(1);
+        if self.route != Route::Stream {
+            self.retained_bytes += frame.header.len as usize;
+            self.retained.push_back(frame.clone());
+        }
+        Some(frame)
+    }
+
+    fn next_new(&mut self, max_payload: usize) -> Option<Frame> {
+        self.begin_large();
+        if self.cutting.is_empty() || self.small_run < SMALL_RUN {
+            while self.barriers == 0
+                && let Some(message) = self.queue.pop_front()
+            {
+                if message.len() <= max_payload {
+                    self.small_run += 1;
+                    return Some(message.into_frame());
+                }
+                self.barriers += usize::from(message.call == 0);
+                self.large.push_back(message);
+                self.begin_large();
+            }
+        }
+        self.small_run = 0;
+        let mut message = self.cutting.pop_front()?;
+        let frame = message.next(max_payload);
+        if message.is_done() {
+            self.assembling -= message.total();
+            self.barriers -= usize::from(message.call == 0);
+        } else {
+            self.cutting.push_back(message);
+        }
+        Some(frame)
+    }
+
+    /// Begins large messages in order, as far as the peer's budget goes. One fits always: the peer's longest message
+    /// is within its budget.
+    fn begin_large(&mut self) {
+        while let Some(message) = self.large.front() {
+            let total = message.len() as u64;
+            if self.assembling > 0 && self.assembling + total > self.max_assembly {
+                break;
+            }
+            if let Some(message) = self.large.pop_front() {
+                self.assembling += total;
+                self.cutting.push_back(Cutting::new(message));
+            }
+        }
+    }
+
+    fn next_again(&mut self) -> Frame {
+        let frame = self.retained[self.retained.len() - self.resend].clone();
+        self.resend -= 1;
+        if self.resend == 0 {
+            // They went by the stream link this time.
+            self.retained.clear();
+            self.retained_bytes = 0;
+        }
+        frame
+    }
+
+    /// Takes back what was not sent of a call's message. Gives `true` if nothing of it has left: the peer will
+    /// never hear of it. If a part has left, the peer is told that the rest will not come.
+    pub fn abandon(&mut self, kind: FrameType, call: u64) -> Abandoned {
+        for queue in [&mut self.queue, &mut self.large] {
+            if let Some(i) = queue.iter().position(|m| m.call == call && m.kind == kind) {
+                queue.remove(i);
+                return Abandoned::Unsent;
+            }
+        }
+        let Some(i) = self.cutting.iter().position(|m| m.call == call) else { return Abandoned::Sent };
+        if let Some(message) = self.cutting.remove(i) {
+            self.assembling -= message.total();
+            if !message.has_begun() {
+                return Abandoned::Unsent;
+            }
+        }
+        self.queue.push_front(Message::abandonment(call));
+        Abandoned::Partly
+    }
+
+    /// Whether a message of this kind for this call has not begun to leave.
+    pub fn is_unsent(&self, kind: FrameType, call: u64) -> bool {
+        let is = |m: &Message| m.call == call && m.kind == kind;
+        self.queue.iter().any(is)
+            || self.large.iter().any(is)
+            || self.cutting.iter().any(|m| m.call == call && !m.has_begun())
+    }
+
+    /// The peer has taken in everything up to `rx_seq`. An acknowledgement of what was never sent is refused.
+    pub fn acknowledged(&mut self, rx_seq: u32) -> Result<(), NotSent> {
+        // The number after the last one sent is the first that can't be acknowledged.
+        if (self.next_seq.wrapping_sub(1).wrapping_sub(rx_seq) as i32) < 0 {
+            return Err(NotSent);
+        }
+        while self.retained.len() > self.resend
+            && let Some(frame) = self.retained.front()
+            && rx_seq.wrapping_sub(frame.header.seq) as i32 >= 0
+        {
+            self.retained_bytes -= frame.header.len as usize;
+            self.retained.pop_front();
+        }
+        Ok(())
+    }
+
+    /// From the next frame on goes by the upgraded link; the UP must be the next thing on the stream link.
+    pub fn go_up(&mut self, epoch: u32) -> Up {
+        self.route = Route::Upgraded(epoch);
+        Up { epoch, first_seq: self.next_seq }
+    }
+
+    /// Stops: no session frame leaves by any link until [`resume`](Self::resume).
+    pub fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    /// Both sides have said DOWN: goes on by the stream link, with what the peer does not have.
+    pub fn resume(&mut self, peer_rx_seq: u32) -> Result<(), NotSent> {
+        self.frozen = false;
+        self.route = Route::Stream;
+        self.resend = 0;
+        self.acknowledged(peer_rx_seq)?;
+        self.resend = self.retained.len();
+        Ok(())
+    }
+
+    /// How many frames are kept for the peer's acknowledgement.
+    pub fn retained(&self) -> usize {
+        self.retained.len()
+    }
+}
+
+/// What became of a message that was taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abandoned {
+    /// Nothing of it had left.
+    Unsent,
+    /// Some had; the peer is told that the rest will not come.
+    Partly,
+    /// All of it had left, or there never was one.
+    Sent,
+}
+
+/// The peer acknowledged a frame that was never sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotSent;

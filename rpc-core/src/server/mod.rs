@@ -1,0 +1,119 @@
+//! The server, without a listener: services, the connections that call them, and how it all ends.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::connection::{Connection, Registry, Settings};
+use crate::service::Service;
+use crate::transport::Link;
+
+/// Serves sessions that a listener accepts.
+pub struct Host {
+    registry: Arc<Registry>,
+    settings: Arc<Settings>,
+    open: Mutex<Open>,
+    /// How many connections there are, for who waits for the last.
+    count: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct Open {
+    connections: Vec<Arc<Connection>>,
+    /// No more are taken, and why.
+    draining: Option<String>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("services", &self.registry).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// A host for these services.
+    ///
+    /// # Errors
+    ///
+    /// Two services of one name, or limits that contradict each other.
+    pub fn new(services: Vec<Arc<dyn Service>>, settings: Settings) -> Result<Arc<Self>, String> {
+        settings.limits.check()?;
+        let mut registry = Registry::default();
+        for service in services {
+            registry.add(service)?;
+        }
+        Ok(Arc::new(Self {
+            registry: Arc::new(registry),
+            settings: Arc::new(settings),
+            open: Mutex::default(),
+            count: watch::Sender::new(0),
+        }))
+    }
+
+    /// Serves one session, in tasks of its own. Must be called within a tokio runtime.
+    pub fn serve(self: &Arc<Self>, link: Arc<dyn Link>) {
+        let host = self.clone();
+        tokio::spawn(async move {
+            let peer = link.description().peer;
+            match Connection::accept(link, host.settings.clone(), host.registry.clone()).await {
+                Ok(connection) => host.keep(connection).await,
+                Err(status) => tracing::debug!(?peer, %status, "a session was not established"),
+            }
+        });
+    }
+
+    /// Keeps a connection on the list until it ends.
+    async fn keep(self: Arc<Self>, connection: Arc<Connection>) {
+        let draining = {
+            let mut open = self.open();
+            open.connections.push(connection.clone());
+            self.count.send_replace(open.connections.len());
+            open.draining.clone()
+        };
+        if let Some(reason) = draining {
+            connection.drain(&reason).await;
+        }
+        let status = connection.closed().await;
+        tracing::debug!(peer = ?connection.peer(), %status, "a session ended");
+        let mut open = self.open();
+        open.connections.retain(|c| !Arc::ptr_eq(c, &connection));
+        self.count.send_replace(open.connections.len());
+    }
+
+    /// The sessions that are open now.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        self.open().connections.clone()
+    }
+
+    /// Takes no more calls, lets those in progress finish for at most `grace`, then closes. Returns when every
+    /// session has ended. Cancel safe: draining goes on.
+    pub async fn drain(&self, grace: Duration) {
+        let reason = "the server is shutting down";
+        let connections = {
+            let mut open = self.open();
+            open.draining = Some(reason.to_owned());
+            open.connections.clone()
+        };
+        for connection in connections {
+            tokio::spawn(async move { connection.drain(reason).await });
+        }
+        let mut count = self.count.subscribe();
+        if tokio::time::timeout(grace, count.wait_for(|n| *n == 0)).await.is_err() {
+            self.close();
+            let _ = count.wait_for(|n| *n == 0).await;
+        }
+    }
+
+    /// Ends every session now: handlers are dropped, their callers learn that they may have been executed.
+    pub fn close(&self) {
+        for connection in self.connections() {
+            connection.close_by_server();
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

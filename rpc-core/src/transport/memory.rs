@@ -1,0 +1,211 @@
+//! A stream link within a process: two ends of a queue. What users' own tests run on, under paused time too.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::Notify;
+
+use super::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+use crate::proto::wire::{HEADER_LEN, Header};
+
+/// The longest payload of a frame, as on TCP.
+const MAX_FRAME: usize = 128 * 1024;
+
+/// How many bytes one direction holds before its sender has to wait.
+const WINDOW: usize = 512 * 1024;
+
+/// Makes the two ends of a connection within this process.
+pub fn pair() -> (Arc<dyn Link>, Arc<dyn Link>) {
+    let (there, back) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
+    let end = |out: &Arc<Pipe>, inward: &Arc<Pipe>| {
+        Arc::new(MemoryLink {
+            description: Description {
+                transport: "memory",
+                local: None,
+                peer: None,
+                device: String::new(),
+            },
+            out: out.clone(),
+            inward: inward.clone(),
+            sent: AtomicU64::new(0),
+            received: Arc::new(AtomicU64::new(0)),
+        })
+    };
+    (end(&there, &back), end(&back, &there))
+}
+
+/// One direction.
+#[derive(Default)]
+struct Pipe {
+    state: Mutex<Queue>,
+    /// Something to read, or the end.
+    readable: Notify,
+    /// The sender was told to wait and need not any more.
+    writable: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<(Header, Bytes)>,
+    bytes: usize,
+    sender_waits: bool,
+    /// No more frames come.
+    ended: bool,
+    /// Nobody reads any more.
+    abandoned: bool,
+}
+
+impl Pipe {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        self.lock().ended = true;
+        self.readable.notify_one();
+    }
+
+    fn abandon(&self) {
+        let mut queue = self.lock();
+        queue.abandoned = true;
+        queue.frames.clear();
+        queue.bytes = 0;
+        drop(queue);
+        self.writable.notify_one();
+    }
+}
+
+struct MemoryLink {
+    description: Description,
+    out: Arc<Pipe>,
+    inward: Arc<Pipe>,
+    sent: AtomicU64,
+    received: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for MemoryLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MemoryLink")
+    }
+}
+
+impl Link for MemoryLink {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn max_frame(&self) -> usize {
+        MAX_FRAME
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        let (inward, out) = (self.inward.clone(), self.out.clone());
+        tokio::spawn(deliver(inward, out, self.received.clone(), handler));
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        let mut queue = self.out.lock();
+        loop {
+            if queue.ended || queue.abandoned {
+                // Frames of a link that is over are forgotten, as a network forgets them.
+                return;
+            }
+            if queue.bytes >= WINDOW {
+                queue.sender_waits = true;
+                return;
+            }
+            let Some(frame) = source.next(MAX_FRAME) else { return };
+            let mut pieces = frame.pieces.iter();
+            let payload = match (pieces.next(), pieces.next()) {
+                (None, _) => Bytes::new(),
+                (Some(only), None) => only.clone(),
+                _ => {
+                    let mut whole = BytesMut::with_capacity(frame.header.len as usize);
+                    frame.pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+                    whole.freeze()
+                }
+            };
+            let len = HEADER_LEN + payload.len();
+            queue.bytes += len;
+            queue.frames.push_back((frame.header, payload));
+            self.sent.fetch_add(len as u64, Ordering::Relaxed);
+            self.out.readable.notify_one();
+        }
+    }
+
+    fn close(&self) {
+        self.out.end();
+        self.inward.readable.notify_one();
+    }
+
+    fn counters(&self) -> Counters {
+        Counters {
+            bytes_sent: self.sent.load(Ordering::Relaxed),
+            bytes_received: self.received.load(Ordering::Relaxed),
+            bytes_copied: 0,
+        }
+    }
+}
+
+impl Drop for MemoryLink {
+    fn drop(&mut self) {
+        self.out.end();
+    }
+}
+
+async fn deliver(
+    inward: Arc<Pipe>,
+    out: Arc<Pipe>,
+    received: Arc<AtomicU64>,
+    handler: Arc<dyn LinkHandler>,
+) {
+    // Nobody reads any more when this task ends, whatever ends it: the sender must learn of it.
+    let guard = Abandon(inward);
+    let inward = &guard.0;
+    loop {
+        tokio::select! {
+            () = inward.readable.notified() => {}
+            () = out.writable.notified() => {
+                handler.writable();
+                continue;
+            }
+        }
+        loop {
+            let (batch, ended, wake) = {
+                let mut queue = inward.lock();
+                queue.bytes = 0;
+                let wake = std::mem::take(&mut queue.sender_waits);
+                (std::mem::take(&mut queue.frames), queue.ended, wake)
+            };
+            if wake {
+                inward.writable.notify_one();
+            }
+            if batch.is_empty() {
+                let closed_here = out.lock().ended;
+                if ended || closed_here {
+                    return handler.closed(LinkEnd::orderly());
+                }
+                break;
+            }
+            for (header, payload) in batch {
+                received.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Relaxed);
+                if handler.receive(header, payload).is_err() {
+                    return;
+                }
+            }
+            handler.batch_end();
+            tokio::task::consume_budget().await;
+        }
+    }
+}
+
+struct Abandon(Arc<Pipe>);
+
+impl Drop for Abandon {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}

@@ -1,0 +1,166 @@
+//! What a transport is to the rest of farcall.
+//!
+//! A [`Link`] moves frames between two peers, in order, and knows nothing of calls. A session begins on a *stream*
+//! link (TCP, or the in-memory one) and may be moved to another kind by an [`Upgrade`] (RDMA). The connection above
+//! decides what is sent next; a link takes as much of it as it has room for, from the thread that has something to
+//! send, and delivers what arrives from a task of its own.
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::proto::message::Frame;
+use crate::proto::wire::{Header, WireError};
+
+pub mod memory;
+mod reason;
+
+pub use reason::{Reason, Unavailable};
+
+/// One way to move frames between two peers, in order, without loss or repetition until it fails.
+pub trait Link: Send + Sync + fmt::Debug + 'static {
+    /// What it is, for people and for counters.
+    fn description(&self) -> &Description;
+
+    /// The longest payload of one frame that may be sent, in bytes.
+    fn max_frame(&self) -> usize;
+
+    /// Starts to deliver to `handler`: called once. What arrived before is delivered then.
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>);
+
+    /// Takes frames from `source` for as long as it has room, and sends them. Never blocks. When it stops for lack
+    /// of room it calls [`LinkHandler::writable`] once there is some again. A failure is not reported here but to
+    /// [`LinkHandler::closed`].
+    ///
+    /// The connection calls this from any thread, but never from two at once.
+    fn send(&self, source: &mut dyn FrameSource);
+
+    /// Sends what it has taken, then ends the link; the peer sees an orderly end. Returns at once.
+    fn close(&self);
+
+    /// What it has moved so far.
+    fn counters(&self) -> Counters;
+}
+
+/// What a link has moved since it began, headers included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes handed to the network.
+    pub bytes_sent: u64,
+    /// Bytes taken from the network.
+    pub bytes_received: u64,
+    /// Payload bytes copied between the network's buffer and the message's, beyond the one copy that the transport
+    /// can't do without.
+    pub bytes_copied: u64,
+}
+
+/// What a link is.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The transport's name: `tcp`, `rdma`, `memory`.
+    pub transport: &'static str,
+    /// The local network address, where there is one.
+    pub local: Option<SocketAddr>,
+    /// The peer's network address, where there is one.
+    pub peer: Option<SocketAddr>,
+    /// The device and what else distinguishes it, as in `rxe0 port 1 gid 1`; empty for TCP.
+    pub device: String,
+}
+
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_received += other.bytes_received;
+        self.bytes_copied += other.bytes_copied;
+    }
+}
+
+/// Where a link gets what it sends.
+pub trait FrameSource {
+    /// The next frame, with a payload of at most `max_payload` bytes; its header is complete but for `grant`.
+    fn next(&mut self, max_payload: usize) -> Option<Frame>;
+}
+
+/// What a link delivers to. Calls come one at a time, from the link's own task.
+pub trait LinkHandler: Send + Sync {
+    /// A frame has arrived. `Err`: the peer broke the protocol; the handler has closed the connection and the link
+    /// delivers no more.
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
+
+    /// Asks where the payload of a FRAGMENT belongs, before it is read. `Some`: the link appends `header.len` bytes
+    /// to it and gives it to [`filled`](Self::filled). `None`: it goes to [`receive`](Self::receive).
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError>;
+
+    /// Takes back what [`buffer`](Self::buffer) gave, with the payload appended.
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError>;
+
+    /// All that had arrived has been delivered: answers to it can leave together now.
+    fn batch_end(&self);
+
+    /// There is room to send again.
+    fn writable(&self);
+
+    /// The link has ended: nothing more arrives, nothing more leaves.
+    fn closed(&self, end: LinkEnd);
+}
+
+/// Why a link ended.
+#[derive(Clone, Debug)]
+pub struct LinkEnd {
+    /// `false`: the peer ended it in order, between two frames.
+    pub failed: bool,
+    /// What was seen and what to do about it.
+    pub detail: String,
+}
+
+impl LinkEnd {
+    /// The peer ended the link in order.
+    pub fn orderly() -> Self {
+        Self { failed: false, detail: "the peer closed the connection".into() }
+    }
+
+    /// The link failed.
+    pub fn failed(detail: impl Into<String>) -> Self {
+        Self { failed: true, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for LinkEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
+/// A boxed future, where a trait must be used as an object and the future is rare.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Another kind of link that a session can be moved to.
+///
+/// Client and server go through the same steps, each with its own [`Candidate`]: the client [`offer`](Self::offer)s,
+/// the server [`answer`](Self::answer)s, both [`complete`](Candidate::complete).
+pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
+    /// Its name in HELLO and OFFER.
+    fn name(&self) -> &'static str;
+
+    /// What HELLO says of it: data for the peer, or why this side can't.
+    fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
+
+    /// Client: prepares a link and what to say of it in an OFFER. `announced` is from the server's HELLO.
+    fn offer(&self, announced: Bytes, stream: &Description) -> BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+
+    /// Server: prepares a link as the OFFER says, ready to receive, and what to say in the ANSWER.
+    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+}
+
+/// A link that is not proven yet. Dropping it gives it up.
+pub trait Candidate: Send {
+    /// Finishes the link (the client with the data of the ANSWER, the server with none), exchanges probes, and gives
+    /// the link once the peer's probe has arrived, within a time limit of its own. Frames that arrive after the probe
+    /// wait for [`Link::start`].
+    fn complete(self: Box<Self>, epoch: u32, answer: Option<Bytes>) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>>;
+}

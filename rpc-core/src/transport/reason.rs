@@ -1,0 +1,141 @@
+//! Why a session does not run over the transport one would like.
+
+use std::fmt;
+
+/// Why RDMA is not used. The numbers are those of WIRE.md section 4.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Reason {
+    /// The configuration says TCP.
+    Disabled = 1,
+    /// libibverbs is not installed.
+    LibraryAbsent = 2,
+    /// libibverbs lacks a function that farcall needs.
+    LibraryTooOld = 3,
+    /// There is no RDMA device, or none of the configured name.
+    NoDevice = 4,
+    /// The device file can't be opened.
+    NoPermission = 5,
+    /// The device's port is not active.
+    PortDown = 6,
+    /// The port has no usable address.
+    NoGid = 7,
+    /// The limit on locked memory is too low.
+    Memlock = 8,
+    /// The peer does not offer RDMA and does not say why.
+    PeerWithout = 9,
+    /// The queue pairs were connected, but a test message did not arrive.
+    ProbeLost = 10,
+    /// The connection is encrypted, and RDMA would not be.
+    Encrypted = 11,
+    /// Not 64-bit Linux, or built without RDMA.
+    UnsupportedPlatform = 12,
+    /// All receive buffers are promised to other peers.
+    NoCredit = 13,
+    /// The device or its driver refused.
+    Device = 14,
+    /// The queue pair failed after it had worked.
+    QueuePair = 15,
+    /// This side is shutting down.
+    ShuttingDown = 16,
+    /// The peer did not answer in time.
+    TimedOut = 17,
+    /// Something that this version has no name for.
+    Other = 255,
+}
+
+impl Reason {
+    /// The reason with this number; 0 is none.
+    pub fn from_wire(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => return None,
+            1 => Self::Disabled,
+            2 => Self::LibraryAbsent,
+            3 => Self::LibraryTooOld,
+            4 => Self::NoDevice,
+            5 => Self::NoPermission,
+            6 => Self::PortDown,
+            7 => Self::NoGid,
+            8 => Self::Memlock,
+            9 => Self::PeerWithout,
+            10 => Self::ProbeLost,
+            11 => Self::Encrypted,
+            12 => Self::UnsupportedPlatform,
+            13 => Self::NoCredit,
+            14 => Self::Device,
+            15 => Self::QueuePair,
+            16 => Self::ShuttingDown,
+            17 => Self::TimedOut,
+            _ => Self::Other,
+        })
+    }
+
+    /// The reason in a few words.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Self::Disabled => "switched off by configuration",
+            Self::LibraryAbsent => "libibverbs is not installed",
+            Self::LibraryTooOld => "libibverbs is too old",
+            Self::NoDevice => "no RDMA device",
+            Self::NoPermission => "no permission to use the RDMA device",
+            Self::PortDown => "the RDMA port is down",
+            Self::NoGid => "the RDMA port has no usable address (GID)",
+            Self::Memlock => "the limit on locked memory is too low",
+            Self::PeerWithout => "the peer has no RDMA",
+            Self::ProbeLost => "the RDMA probe was lost",
+            Self::Encrypted => "the connection is encrypted",
+            Self::UnsupportedPlatform => "unsupported platform",
+            Self::NoCredit => "no receive buffers left",
+            Self::Device => "the RDMA device refused",
+            Self::QueuePair => "the queue pair failed",
+            Self::ShuttingDown => "shutting down",
+            Self::TimedOut => "the peer did not answer in time",
+            Self::Other => "for a reason that this version does not know",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.summary())
+    }
+}
+
+/// A [`Reason`] with what was seen and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unavailable {
+    /// Why.
+    pub reason: Reason,
+    /// What was seen, and what to do; may be empty.
+    pub detail: String,
+    /// Whether it is the peer that can't.
+    pub at_peer: bool,
+}
+
+impl Unavailable {
+    /// This side can't.
+    pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into(), at_peer: false }
+    }
+
+    /// The peer can't.
+    pub fn at_peer(reason: Reason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into(), at_peer: true }
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.at_peer {
+            f.write_str("at the peer: ")?;
+        }
+        write!(f, "{}", self.reason)?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Unavailable {}

@@ -1,0 +1,116 @@
+//! Making connections, and taking them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall_core::status::{Blame, Code, Executed, Status};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use crate::{TcpConfig, TcpLink};
+
+/// Connects to `host:port`, trying each address that the name has, for at most `patience` in all.
+///
+/// # Errors
+///
+/// UNAVAILABLE, not executed, naming every address that was tried and what it said.
+pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Result<Arc<TcpLink>, Status> {
+    let attempt = async {
+        let addresses = lookup_host(target).await.map_err(|e| unavailable(target, &format!("the name: {e}")))?;
+        let mut tried = Vec::new();
+        for address in addresses {
+            match TcpStream::connect(address).await {
+                Ok(socket) => {
+                    return TcpLink::new(socket, config)
+                        .map_err(|e| unavailable(target, &format!("{address}: {e}")));
+                }
+                Err(e) => tried.push(format!("{address}: {e}")),
+            }
+        }
+        if tried.is_empty() {
+            tried.push("the name has no address".into());
+        }
+        Err(unavailable(target, &tried.join("; ")))
+    };
+    match timeout(patience, attempt).await {
+        Ok(result) => result,
+        Err(_) => {
+            let why = format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
+            Err(unavailable(target, &why))
+        }
+    }
+}
+
+fn unavailable(target: &str, why: &str) -> Status {
+    Status::new(Code::Unavailable, format!("can't connect to {target}: {why}"))
+        .with_executed(Executed::No)
+        .with_blame(Blame::Environment)
+}
+
+/// A listening port.
+#[derive(Debug)]
+pub struct Acceptor {
+    listener: TcpListener,
+    config: TcpConfig,
+}
+
+/// How many connections the kernel keeps for us before they are accepted.
+const BACKLOG: u32 = 1024;
+
+impl Acceptor {
+    /// Listens on `host:port`; port 0 chooses a free one. Of several addresses of a name the first that works is
+    /// used.
+    ///
+    /// # Errors
+    ///
+    /// The system's, with the address.
+    pub async fn bind(target: &str, config: TcpConfig) -> io::Result<Self> {
+        let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("`{target}` has no address"));
+        for address in lookup_host(target).await? {
+            match listen(address) {
+                Ok(listener) => return Ok(Self { listener, config }),
+                Err(e) => last = io::Error::new(e.kind(), format!("can't listen on {address}: {e}")),
+            }
+        }
+        Err(last)
+    }
+
+    /// The address it listens on, with the port that was chosen.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The next connection. Cancel safe. Errors that concern one connection are passed over; when the process has
+    /// no more file descriptors it waits for some, and says so in the log.
+    pub async fn accept(&self) -> Arc<TcpLink> {
+        loop {
+            match self.listener.accept().await {
+                Ok((socket, peer)) => match TcpLink::new(socket, &self.config) {
+                    Ok(link) => return link,
+                    Err(error) => tracing::debug!(%peer, %error, "a connection ended before it was set up"),
+                },
+                Err(error) if concerns_one(&error) => {
+                    tracing::debug!(%error, "a connection ended before it was accepted");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "can't accept connections now; trying again in 100 ms");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+fn concerns_one(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}

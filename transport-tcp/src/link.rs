@@ -1,0 +1,231 @@
+use std::io;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use crate::TcpConfig;
+use crate::read::{ReadEnd, Reader};
+use crate::write::Writer;
+
+/// The longest payload of a frame. A longer message goes in fragments, between which others can go.
+const MAX_FRAME: usize = 128 * 1024;
+
+/// How many reads are made before other tasks get their turn.
+const READS: usize = 16;
+
+/// How long a closed link waits for the peer to close too. Without it the last frame could be lost: a socket that is
+/// closed with unread data resets the connection.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// A connected TCP socket as a link.
+#[derive(Debug)]
+pub struct TcpLink {
+    description: Description,
+    socket: TcpStream,
+    out: Mutex<Out>,
+    /// Wakes the link's task: there is something to wait for that it does not know of.
+    attention: Notify,
+    closing: AtomicBool,
+    sent: AtomicU64,
+    received: AtomicU64,
+    copied: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Out {
+    writer: Writer,
+    /// The kernel takes no more now; the link's task waits until it does.
+    blocked: bool,
+    failed: Option<String>,
+}
+
+impl TcpLink {
+    /// Sets a connected socket up. Must be called within a tokio runtime.
+    pub(crate) fn new(socket: TcpStream, config: &TcpConfig) -> io::Result<Arc<Self>> {
+        config.apply(&socket)?;
+        let description = Description {
+            transport: "tcp",
+            local: socket.local_addr().ok(),
+            peer: socket.peer_addr().ok(),
+            device: String::new(),
+        };
+        Ok(Arc::new(Self {
+            description,
+            socket,
+            out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
+            attention: Notify::new(),
+            closing: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+        }))
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what was taken. `false`: not all of it, for now or for ever.
+    fn write(&self, out: &mut Out) -> bool {
+        while !out.writer.is_empty() {
+            match out.writer.write_to(&self.socket) {
+                Ok(n) => {
+                    self.sent.fetch_add(n as u64, Ordering::Relaxed);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    out.blocked = true;
+                    return false;
+                }
+                Err(e) => {
+                    out.failed = Some(format!("writing failed: {e}"));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// The link's task: reads, and writes when a write had to wait.
+    async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        let mut reader = Reader::new();
+        let end = loop {
+            match self.read_batch(&mut reader, &*handler) {
+                Ok(true) => {
+                    // More may be there: after the others' turn.
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Ok(false) => {}
+                Err(ReadEnd::Eof) => break LinkEnd::orderly(),
+                Err(ReadEnd::Refused) => break LinkEnd::failed("the peer broke the protocol"),
+                Err(ReadEnd::Failed(why)) => break LinkEnd::failed(why),
+            }
+            if let Some(failed) = self.out().failed.take() {
+                break LinkEnd::failed(failed);
+            }
+            if self.closing.load(Ordering::Acquire) {
+                break LinkEnd::orderly();
+            }
+            self.wait(&*handler).await;
+        };
+        handler.closed(end);
+        self.finish().await;
+    }
+
+    /// Waits until there is something to read, or room to write for who needs it.
+    async fn wait(&self, handler: &dyn LinkHandler) {
+        let blocked = self.out().blocked;
+        let interest = if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+        let ready = tokio::select! {
+            ready = self.socket.ready(interest) => ready,
+            () = self.attention.notified() => return,
+        };
+        if blocked && ready.is_ok_and(|r| r.is_writable()) {
+            let mut out = self.out();
+            out.blocked = false;
+            let written = self.write(&mut out);
+            drop(out);
+            if written {
+                handler.writable();
+            }
+        }
+    }
+
+    fn read_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
+        let mut result = Ok(false);
+        for _ in 0..READS {
+            result = reader.read(&self.socket, handler);
+            if !matches!(result, Ok(true)) {
+                break;
+            }
+        }
+        self.received.store(reader.bytes_read, Ordering::Relaxed);
+        self.copied.store(reader.bytes_copied, Ordering::Relaxed);
+        handler.batch_end();
+        result
+    }
+
+    /// Sends what was taken, says that no more comes, and lets the peer read it.
+    async fn finish(&self) {
+        let farewell = async {
+            loop {
+                {
+                    let mut out = self.out();
+                    out.blocked = false;
+                    if self.write(&mut out) || out.failed.is_some() {
+                        break;
+                    }
+                }
+                if self.socket.writable().await.is_err() {
+                    break;
+                }
+            }
+            // An error means that the peer is gone: then there is nobody to tell.
+            let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
+            let mut rest = vec![0; 4096];
+            while self.socket.readable().await.is_ok() {
+                match self.socket.try_read(&mut rest) {
+                    Ok(0) => break,
+                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => break,
+                    _ => {}
+                }
+            }
+        };
+        let _ = tokio::time::timeout(LINGER, farewell).await;
+    }
+}
+
+impl Link for TcpLink {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn max_frame(&self) -> usize {
+        MAX_FRAME
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        tokio::spawn(self.run(handler));
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        let mut out = self.out();
+        loop {
+            if out.blocked || out.failed.is_some() {
+                return;
+            }
+            while out.writer.has_room() {
+                let Some(frame) = source.next(MAX_FRAME) else { break };
+                out.writer.push(&frame);
+            }
+            if out.writer.is_empty() {
+                return;
+            }
+            if !self.write(&mut out) {
+                // The task waits for the right thing only if it is told.
+                self.attention.notify_one();
+                return;
+            }
+        }
+    }
+
+    fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.attention.notify_one();
+    }
+
+    fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        counters.bytes_sent = self.sent.load(Ordering::Relaxed);
+        counters.bytes_received = self.received.load(Ordering::Relaxed);
+        counters.bytes_copied = self.copied.load(Ordering::Relaxed);
+        counters
+    }
+}

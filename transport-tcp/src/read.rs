@@ -1,0 +1,209 @@
+//! The way in: bytes to frames.
+
+use std::collections::VecDeque;
+use std::io;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use farcall_core::proto::wire::{HEADER_LEN, Header, PREFACE};
+use farcall_core::transport::LinkHandler;
+use tokio::net::TcpStream;
+
+/// The size of a receive buffer. Views of it go to their readers; it is used again when they are gone.
+const BUFFER: usize = 64 * 1024;
+
+/// How many receive buffers wait for their views to go.
+const POOL: usize = 16;
+
+/// The least that is read at once. Reads grow while small frames fill them; they stay short while payloads come
+/// that are read straight to where they belong, because what of those is read with the header must be copied there.
+const SHORT_READ: usize = 4096;
+
+/// Payloads from this length on get a buffer of their own rather than a view of the receive buffer.
+const OWN_BUFFER: usize = 16 * 1024;
+
+/// The longest payload of a frame that is read; what HELLO says is less.
+const MAX_PAYLOAD: usize = 1 << 20;
+
+/// Why reading ended.
+#[derive(Debug)]
+pub(crate) enum ReadEnd {
+    /// In order, between two frames.
+    Eof,
+    /// What was seen.
+    Failed(String),
+    /// The peer broke the protocol; the handler knows.
+    Refused,
+}
+
+#[derive(Debug)]
+pub(crate) struct Reader {
+    buffer: BytesMut,
+    retired: VecDeque<BytesMut>,
+    read_size: usize,
+    greeted: bool,
+    bulk: Option<Bulk>,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_copied: u64,
+}
+
+/// A payload that is being read to its own buffer.
+#[derive(Debug)]
+struct Bulk {
+    header: Header,
+    target: BytesMut,
+    missing: usize,
+    /// The buffer is the handler's, not ours.
+    lent: bool,
+}
+
+impl Reader {
+    pub(crate) fn new() -> Self {
+        Self {
+            buffer: BytesMut::new(),
+            retired: VecDeque::new(),
+            read_size: SHORT_READ,
+            greeted: false,
+            bulk: None,
+            bytes_read: 0,
+            bytes_copied: 0,
+        }
+    }
+
+    /// Reads once and delivers every frame that is whole. `Ok(false)`: there is nothing to read now.
+    pub(crate) fn read(&mut self, socket: &TcpStream, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
+        let read = match &mut self.bulk {
+            Some(bulk) => socket.try_read_buf(&mut (&mut bulk.target).limit(bulk.missing)),
+            None => {
+                self.make_room();
+                socket.try_read_buf(&mut (&mut self.buffer).limit(self.read_size))
+            }
+        };
+        let n = match read {
+            Ok(0) => return Err(self.end()),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) => return Err(ReadEnd::Failed(format!("reading failed: {e}"))),
+        };
+        self.bytes_read += n as u64;
+        match &mut self.bulk {
+            Some(bulk) => {
+                bulk.missing -= n;
+                if bulk.missing == 0 {
+                    self.finish_bulk(handler)?;
+                }
+            }
+            None => {
+                if n == self.read_size {
+                    self.read_size = (2 * self.read_size).min(BUFFER);
+                }
+                self.deliver(handler)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn end(&self) -> ReadEnd {
+        if self.bulk.is_none() && self.buffer.is_empty() && self.greeted {
+            ReadEnd::Eof
+        } else if !self.greeted {
+            ReadEnd::Failed("the peer closed the connection before it said HELLO".into())
+        } else {
+            ReadEnd::Failed("the connection ended in the middle of a frame".into())
+        }
+    }
+
+    /// Sees to it that the buffer has room for a read.
+    fn make_room(&mut self) {
+        if self.buffer.capacity() - self.buffer.len() >= self.read_size {
+            return;
+        }
+        let mut fresh = match self.retired.front_mut() {
+            Some(oldest) if oldest.try_reclaim(BUFFER) => self.retired.pop_front().unwrap_or_default(),
+            _ => BytesMut::with_capacity(BUFFER),
+        };
+        fresh.extend_from_slice(&self.buffer);
+        self.bytes_copied += self.buffer.len() as u64;
+        let mut old = std::mem::replace(&mut self.buffer, fresh);
+        old.clear();
+        if self.retired.len() < POOL {
+            self.retired.push_back(old);
+        }
+    }
+
+    fn deliver(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
+        if !self.greeted && !self.check_preface()? {
+            return Ok(());
+        }
+        while let Some(header) = self.buffer.first_chunk::<HEADER_LEN>() {
+            let header = Header::decode(header).map_err(|e| ReadEnd::Failed(e.to_string()))?;
+            let len = header.len as usize;
+            if len > MAX_PAYLOAD {
+                return Err(ReadEnd::Failed(format!("the peer sent a frame of {len} bytes; 1 MiB is the limit")));
+            }
+            let lent = handler.buffer(&header).map_err(|_| ReadEnd::Refused)?;
+            let whole = self.buffer.len() >= HEADER_LEN + len;
+            match lent {
+                None if whole => {
+                    let payload = self.take(len);
+                    handler.receive(header, payload).map_err(|_| ReadEnd::Refused)?;
+                }
+                None if len < OWN_BUFFER => {
+                    // The rest is short: it is read behind what is there.
+                    break;
+                }
+                lent => {
+                    let is_lent = lent.is_some();
+                    let target = lent.unwrap_or_else(|| BytesMut::with_capacity(len));
+                    self.begin_bulk(header, target, is_lent, handler)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a header off the buffer, and the payload behind it.
+    fn take(&mut self, len: usize) -> Bytes {
+        let _header = self.buffer.split_to(HEADER_LEN);
+        self.buffer.split_to(len).freeze()
+    }
+
+    fn begin_bulk(
+        &mut self,
+        header: Header,
+        mut target: BytesMut,
+        lent: bool,
+        handler: &dyn LinkHandler,
+    ) -> Result<(), ReadEnd> {
+        let len = header.len as usize;
+        let have = len.min(self.buffer.len() - HEADER_LEN);
+        target.extend_from_slice(&self.take(have));
+        self.bytes_copied += have as u64;
+        self.read_size = SHORT_READ;
+        self.bulk = Some(Bulk { header, target, missing: len - have, lent });
+        if have == len { self.finish_bulk(handler) } else { Ok(()) }
+    }
+
+    fn finish_bulk(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
+        let Some(Bulk { header, target, lent, .. }) = self.bulk.take() else { return Ok(()) };
+        let done =
+            if lent { handler.filled(header, target) } else { handler.receive(header, target.freeze()) };
+        done.map_err(|_| ReadEnd::Refused)
+    }
+
+    /// The first bytes of a connection tell a farcall peer from any other. `Ok(false)`: not all are there yet.
+    fn check_preface(&mut self) -> Result<bool, ReadEnd> {
+        let n = self.buffer.len().min(PREFACE.len());
+        if self.buffer[..n] != PREFACE[..n] {
+            let seen = self.buffer[..n].escape_ascii();
+            return Err(ReadEnd::Failed(format!(
+                "the peer does not speak farcall: its first bytes are `{seen}`; is the port right?"
+            )));
+        }
+        if n < PREFACE.len() {
+            return Ok(false);
+        }
+        let _preface = self.buffer.split_to(n);
+        self.greeted = true;
+        Ok(true)
+    }
+}

@@ -1,0 +1,101 @@
+//! The way out of a TCP link.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+
+use bytes::{Buf, Bytes, BytesMut};
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::PREFACE;
+use tokio::net::TcpStream;
+
+/// Pieces below this are copied together; longer ones are written from where they are.
+const COPY: usize = 4096;
+
+/// How much is taken before it is written.
+const BATCH: usize = 256 * 1024;
+
+/// The most pieces of one write; the system's own limit is 1024 (writev(2)).
+const MAX_PIECES: usize = 64;
+
+/// What was taken to be sent and is not with the kernel yet.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pieces: VecDeque<Bytes>,
+    /// Small pieces that come after `pieces`.
+    tail: BytesMut,
+    len: usize,
+}
+
+impl Writer {
+    pub(crate) fn new() -> Self {
+        let mut tail = BytesMut::with_capacity(COPY);
+        tail.extend_from_slice(PREFACE);
+        Self { pieces: VecDeque::new(), len: tail.len(), tail }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.len < BATCH && self.pieces.len() < MAX_PIECES
+    }
+
+    pub(crate) fn push(&mut self, frame: &Frame) {
+        self.copy(&frame.header.encode());
+        for piece in frame.pieces.iter() {
+            if piece.len() < COPY {
+                self.copy(piece);
+            } else {
+                self.close_tail();
+                self.len += piece.len();
+                self.pieces.push_back(piece.clone());
+            }
+        }
+    }
+
+    fn copy(&mut self, bytes: &[u8]) {
+        if self.tail.capacity() - self.tail.len() < bytes.len() {
+            // Takes its old allocation back when what was in it has been written.
+            self.tail.reserve(bytes.len().max(4 * COPY));
+        }
+        self.tail.extend_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn close_tail(&mut self) {
+        if !self.tail.is_empty() {
+            self.pieces.push_back(self.tail.split().freeze());
+        }
+    }
+
+    /// Writes what the kernel takes now; how much that was.
+    pub(crate) fn write_to(&mut self, socket: &TcpStream) -> io::Result<usize> {
+        self.close_tail();
+        let written = match self.pieces.len() {
+            1 => socket.try_write(&self.pieces[0])?,
+            n => {
+                let mut slices = [IoSlice::new(&[]); MAX_PIECES];
+                let n = n.min(MAX_PIECES);
+                for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+                    *slice = IoSlice::new(piece);
+                }
+                socket.try_write_vectored(&slices[..n])?
+            }
+        };
+        self.advance(written);
+        Ok(written)
+    }
+
+    fn advance(&mut self, mut written: usize) {
+        self.len -= written;
+        while written > 0 {
+            let Some(piece) = self.pieces.front_mut() else { return };
+            if written < piece.len() {
+                return piece.advance(written);
+            }
+            written -= piece.len();
+            self.pieces.pop_front();
+        }
+    }
+}

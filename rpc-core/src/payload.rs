@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 
 /// Byte strings longer than this are sent by reference; shorter ones are cheaper to copy.
 pub const BY_REFERENCE: usize = 2048;
@@ -168,7 +168,7 @@ impl Decoder {
 
     /// Skips `len` bytes of the body that were read through [`rest`](Self::rest).
     pub fn advance(&mut self, len: usize) {
-        drop(self.body.split_to(len.min(self.body.len())));
+        self.body.advance(len.min(self.body.len()));
     }
 
     /// Takes attachment `index`, if it is there and was not taken yet. Attachments are taken in order: a message

@@ -30,7 +30,10 @@ pub struct Method {
     pub name: &'static str,
     /// Its shape.
     pub kind: Kind,
-    /// The fingerprint of its arguments, result and error as this side's codec sees them; what a client announces.
+    /// Its arguments, result and error as this side's codec sees them, as in
+    /// `put(key: string, value: attachment) -> unit | Status`. For people: peers compare the fingerprint.
+    pub signature: String,
+    /// The fingerprint of the signature; what a client announces.
     pub fingerprint: u64,
     /// Fingerprints of earlier signatures that this side still understands: those without the trailing arguments
     /// that have a default.
@@ -38,6 +41,18 @@ pub struct Method {
 }
 
 impl Method {
+    /// A method with one message each way, whose fingerprint is that of its signature.
+    pub fn unary(name: &'static str, signature: impl Into<String>) -> Self {
+        let signature = signature.into();
+        let fingerprint = stable_hash(signature.as_bytes());
+        Self { name, kind: Kind::Unary, signature, fingerprint, accepts: Vec::new() }
+    }
+
+    /// Whether this side understands calls of a peer whose signature has this fingerprint.
+    pub fn understands(&self, fingerprint: u64) -> bool {
+        self.fingerprint == fingerprint || self.accepts.contains(&fingerprint)
+    }
+
     /// What names the method in a BIND: the first eight bytes of a stable hash of its wire name.
     pub fn hash(&self) -> u64 {
         stable_hash(self.name.as_bytes())
@@ -100,6 +115,12 @@ pub trait Service: Send + Sync + 'static {
 }
 
 /// Lets generated code see through type aliases to the two types of a result.
+#[diagnostic::on_unimplemented(
+    message = "a method of a service returns a `Result`, not `{Self}`",
+    label = "not a `Result`",
+    note = "every call can fail, if only by its deadline: write `farcall::Result<..>`, or `Result<.., E>` with an \
+            error type of your own"
+)]
 pub trait Outcome {
     /// What the method returns when it succeeds.
     type Ok;

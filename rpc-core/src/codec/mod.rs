@@ -1,1 +1,169 @@
-//! Codecs.
+//! Codecs: how arguments, results and errors become bytes.
+//!
+//! | codec | carries | a message above [`BY_REFERENCE`](crate::payload::BY_REFERENCE) is copied | may change |
+//! |---|---|---|---|
+//! | [`Postcard`] (default) | any serde type, any number of arguments | except [`Bytes`](bytes::Bytes) arguments and results, and fields with [`attachment`] | as its fingerprint allows |
+//! | [`Prost`] | one `prost::Message` | except `bytes` fields | as protobuf allows |
+//! | [`Raw`] | one [`Bytes`](bytes::Bytes) | never | as the application allows |
+//!
+//! A service chooses one with `#[farcall::service(codec = ..)]`; [`Codec`] shows how to write another.
+
+pub mod attachment;
+mod postcard;
+mod prost;
+mod raw;
+mod segments;
+mod shape;
+
+use std::borrow::Cow;
+use std::fmt;
+
+pub use self::postcard::Postcard;
+pub use self::prost::Prost;
+pub use self::raw::Raw;
+pub use self::shape::Shape;
+use crate::payload::{Decoder, Encoder, Payload};
+
+/// A way to turn values into messages: a type without values that implements [`Encode`] and [`Decode`] for what it
+/// can carry.
+///
+/// Every codec must carry [`Status`](crate::status::Status), the error type of methods that have none of their own,
+/// although a status that ends a call travels outside the codec.
+///
+/// ```
+/// use std::fmt::Display;
+/// use std::str::FromStr;
+///
+/// use farcall_core::codec::{Codec, CodecError, Decode, Encode, Shape, from_payload, to_payload};
+/// use farcall_core::payload::{Decoder, Encoder};
+///
+/// /// One argument, as text.
+/// pub enum Text {}
+///
+/// impl Codec for Text {
+///     const NAME: &'static str = "text";
+///     const ARGUMENTS: usize = 1;
+/// }
+///
+/// impl<T: Display> Encode<T> for Text {
+///     fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
+///         out.put_slice(value.to_string().as_bytes());
+///         Ok(())
+///     }
+/// }
+///
+/// impl<T: FromStr<Err: Display>> Decode<T> for Text {
+///     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
+///         let text = str::from_utf8(input.rest()).map_err(|e| CodecError::new(e.to_string()))?;
+///         let value = text.parse().map_err(|e: T::Err| CodecError::new(e.to_string()))?;
+///         input.advance(input.rest().len());
+///         Ok(value)
+///     }
+///
+///     fn shape(shape: &mut Shape) {
+///         shape.opaque("text");
+///     }
+/// }
+///
+/// let message = to_payload::<Text, _>(&1.5)?;
+/// assert_eq!(from_payload::<Text, f64>(message)?, 1.5);
+/// # Ok::<(), CodecError>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a codec",
+    label = "not a codec",
+    note = "farcall has `Postcard` (the default), `Prost` and `Raw`; a type becomes a codec by implementing \
+            `farcall::codec::Codec`"
+)]
+pub trait Codec: Send + Sync + 'static {
+    /// Its name on the wire: peers with different codecs refuse each other.
+    const NAME: &'static str;
+
+    /// How many arguments a method can have. A codec whose messages do not end by themselves takes one; the name
+    /// of that argument is then no part of a method's signature.
+    const ARGUMENTS: usize = usize::MAX;
+}
+
+/// A codec that can send a `T`.
+#[diagnostic::on_unimplemented(
+    message = "the codec `{Self}` can't send `{T}`",
+    label = "can't be sent with this codec",
+    note = "`Prost` carries one `prost::Message`, `Raw` one `Bytes`; the default, `Postcard`, carries any number of \
+            values that derive serde's `Serialize` and `Deserialize`"
+)]
+pub trait Encode<T>: Codec {
+    /// Appends `value` to a message. An error ends the call with INTERNAL before anything is sent.
+    fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError>;
+}
+
+/// A codec that can receive a `T`.
+#[diagnostic::on_unimplemented(
+    message = "the codec `{Self}` can't receive `{T}`",
+    label = "can't be received with this codec",
+    note = "`Prost` carries one `prost::Message`, `Raw` one `Bytes`; the default, `Postcard`, carries any number of \
+            values that derive serde's `Serialize` and `Deserialize`"
+)]
+pub trait Decode<T>: Codec {
+    /// Takes the next value from a message. The message may be anything: it must not panic, nor reserve more memory
+    /// than a small multiple of what the message has left.
+    fn decode(input: &mut Decoder) -> Result<T, CodecError>;
+
+    /// Describes `T` as this codec sees it. Two descriptions must differ if one side would misread what the other
+    /// wrote, and be the same on every machine and in every build.
+    fn shape(shape: &mut Shape);
+}
+
+/// A message of one value.
+pub fn to_payload<C: Encode<T>, T>(value: &T) -> Result<Payload, CodecError> {
+    let mut out = Encoder::new();
+    C::encode(value, &mut out)?;
+    Ok(out.finish())
+}
+
+/// The one value of a message; anything after it is an error.
+pub fn from_payload<C: Decode<T>, T>(payload: Payload) -> Result<T, CodecError> {
+    let mut input = Decoder::new(payload);
+    let value = C::decode(&mut input)?;
+    all_read(&input)?;
+    Ok(value)
+}
+
+/// Refuses a message with something left in it: its sender meant more by it than was understood.
+pub(crate) fn all_read(input: &Decoder) -> Result<(), CodecError> {
+    match input.rest().len() {
+        0 if input.is_finished() => Ok(()),
+        0 => Err(CodecError::new("the message has attachments that nothing in it refers to")),
+        n => Err(CodecError::new(format!("the message has {n} bytes after its end"))),
+    }
+}
+
+/// Why a value could not be encoded or decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CodecError(Cow<'static, str>);
+
+impl CodecError {
+    /// An error with a sentence for a person.
+    pub fn new(message: impl Into<Cow<'static, str>>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for CodecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for CodecError {}
+
+impl serde::ser::Error for CodecError {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::new(message.to_string())
+    }
+}
+
+impl serde::de::Error for CodecError {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::new(message.to_string())
+    }
+}

@@ -1,0 +1,384 @@
+//! Bytes to values. The bytes come from a peer: everything they say about lengths is checked against what is there.
+
+use bytes::Bytes;
+use serde::de::value::U32Deserializer;
+use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
+
+use crate::codec::{CodecError, attachment};
+use crate::payload::Decoder;
+
+type Result<T, E = CodecError> = std::result::Result<T, E>;
+
+/// How deep values may be nested: each level takes stack, and a byte of a message is enough for a level.
+const DEPTH: usize = 128;
+
+/// How many elements of a value's sequences may take no bytes (as `()` does): they cost time but the sender nothing.
+const EMPTY_ELEMENTS: usize = 65_536;
+
+macro_rules! read_varint {
+    ($from:expr, $bits:expr, $type:ty) => {{
+        let mut value: $type = 0;
+        for shift in (0..$bits).step_by(7) {
+            let byte = $from.byte()?;
+            let part = <$type>::from(byte & 0x7f);
+            if $bits - shift < 7 && part >> ($bits - shift) != 0 {
+                break;
+            }
+            value |= part << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(CodecError::new("a number is larger than its type"))
+    }};
+}
+
+/// Reads from the front of a message.
+pub(super) struct Deserializer<'a> {
+    input: &'a mut Decoder,
+    depth: usize,
+    empty_elements: usize,
+}
+
+impl<'a> Deserializer<'a> {
+    pub(super) fn new(input: &'a mut Decoder) -> Self {
+        Self { input, depth: DEPTH, empty_elements: EMPTY_ELEMENTS }
+    }
+
+    fn byte(&mut self) -> Result<u8> {
+        self.bytes(1, |b| Ok(b[0]))
+    }
+
+    /// Shows `f` the next `length` bytes.
+    fn bytes<R>(&mut self, length: usize, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
+        let Some(bytes) = self.input.rest().get(..length) else { return Err(ends_early()) };
+        let result = f(bytes)?;
+        self.input.advance(length);
+        Ok(result)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.bytes(N, |b| b.try_into().map_err(|_| ends_early()))
+    }
+
+    /// Reads a number of at most `bits` bits.
+    fn varint(&mut self, bits: u32) -> Result<u64> {
+        read_varint!(self, bits, u64)
+    }
+
+    fn wide_varint(&mut self) -> Result<u128> {
+        read_varint!(self, 128, u128)
+    }
+
+    fn signed(&mut self, bits: u32) -> Result<i64> {
+        let value = self.varint(bits)?;
+        Ok((value >> 1) as i64 ^ -((value & 1) as i64))
+    }
+
+    /// Reads the length of a string, or how many elements a sequence claims to have.
+    pub(super) fn length(&mut self) -> Result<usize> {
+        // Where it does not fit, it is longer than any message, too.
+        Ok(usize::try_from(self.varint(64)?).unwrap_or(usize::MAX))
+    }
+
+    /// Reads whether an optional value is there.
+    pub(super) fn present(&mut self) -> Result<bool> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(CodecError::new("the byte before an optional value is neither 0 nor 1")),
+        }
+    }
+
+    /// Reads a byte string as `put_attachment` wrote it.
+    pub(super) fn attachment(&mut self) -> Result<Bytes> {
+        let tag = self.length()?;
+        if tag & 1 == 0 {
+            return self.input.take(tag >> 1).ok_or_else(ends_early);
+        }
+        let index = tag >> 1;
+        self.input
+            .attachment(index)
+            .ok_or_else(|| CodecError::new(format!("attachment {index} is named but not there")))
+    }
+
+    /// Reads what is inside a value.
+    fn inside<R>(&mut self, read: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.depth = self
+            .depth
+            .checked_sub(1)
+            .ok_or_else(|| CodecError::new(format!("values are nested more than {DEPTH} deep")))?;
+        let result = read(self);
+        self.depth += 1;
+        result
+    }
+
+    fn fields<'de, V: Visitor<'de>>(&mut self, count: usize, visitor: V) -> Result<V::Value> {
+        self.inside(|from| visitor.visit_seq(Elements { from, left: count, announced: false }))
+    }
+}
+
+fn ends_early() -> CodecError {
+    CodecError::new("the message ends inside a value")
+}
+
+fn not_self_describing() -> CodecError {
+    CodecError::new(
+        "the type asks the message what comes next (#[serde(untagged)], #[serde(tag)], #[serde(flatten)]): postcard \
+         does not say",
+    )
+}
+
+macro_rules! numbers {
+    ($($method:ident $visit:ident $type:ty = $read:ident($bits:expr);)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+            visitor.$visit(self.$read($bits)? as $type)
+        }
+    )*};
+}
+
+impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
+    type Error = CodecError;
+
+    numbers! {
+        deserialize_i16 visit_i16 i16 = signed(16);
+        deserialize_i32 visit_i32 i32 = signed(32);
+        deserialize_i64 visit_i64 i64 = signed(64);
+        deserialize_u16 visit_u16 u16 = varint(16);
+        deserialize_u32 visit_u32 u32 = varint(32);
+        deserialize_u64 visit_u64 u64 = varint(64);
+    }
+
+    fn is_human_readable(&self) -> bool {
+        false
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value> {
+        Err(not_self_describing())
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        match self.byte()? {
+            0 => visitor.visit_bool(false),
+            1 => visitor.visit_bool(true),
+            _ => Err(CodecError::new("a bool is neither 0 nor 1")),
+        }
+    }
+
+    fn deserialize_i8<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_i8(self.byte()? as i8)
+    }
+
+    fn deserialize_u8<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_u8(self.byte()?)
+    }
+
+    fn deserialize_u128<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_u128(self.wide_varint()?)
+    }
+
+    fn deserialize_i128<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let value = self.wide_varint()?;
+        visitor.visit_i128((value >> 1) as i128 ^ -((value & 1) as i128))
+    }
+
+    fn deserialize_f32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_f32(f32::from_le_bytes(self.array()?))
+    }
+
+    fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_f64(f64::from_le_bytes(self.array()?))
+    }
+
+    fn deserialize_char<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let length = self.length()?;
+        let value = self.bytes(length, |bytes| {
+            let mut chars = str::from_utf8(bytes).ok().into_iter().flat_map(str::chars);
+            match (chars.next(), chars.next()) {
+                (Some(c), None) => Ok(c),
+                _ => Err(CodecError::new("a char is not one character of UTF-8")),
+            }
+        })?;
+        visitor.visit_char(value)
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let length = self.length()?;
+        self.bytes(length, |bytes| match str::from_utf8(bytes) {
+            Ok(text) => visitor.visit_str(text),
+            Err(_) => Err(CodecError::new("a string is not UTF-8")),
+        })
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let length = self.length()?;
+        self.bytes(length, |bytes| visitor.visit_bytes(bytes))
+    }
+
+    fn deserialize_byte_buf<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        self.deserialize_bytes(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        if self.present()? { self.inside(|inner| visitor.visit_some(inner)) } else { visitor.visit_none() }
+    }
+
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value> {
+        visitor.visit_unit()
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value> {
+        if name == attachment::NAME {
+            attachment::hand_over(self.attachment()?);
+            return visitor.visit_unit();
+        }
+        self.inside(|inner| visitor.visit_newtype_struct(inner))
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let left = self.length()?;
+        self.inside(|from| visitor.visit_seq(Elements { from, left, announced: true }))
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value> {
+        self.fields(count, visitor)
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        count: usize,
+        visitor: V,
+    ) -> Result<V::Value> {
+        self.fields(count, visitor)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
+        let left = self.length()?;
+        self.inside(|from| visitor.visit_map(Elements { from, left, announced: true }))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value> {
+        self.fields(fields.len(), visitor)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value> {
+        self.inside(|inner| visitor.visit_enum(inner))
+    }
+
+    fn deserialize_identifier<V: Visitor<'de>>(self, _: V) -> Result<V::Value> {
+        Err(not_self_describing())
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value> {
+        Err(not_self_describing())
+    }
+}
+
+/// The elements of a sequence, the entries of a map, or the fields of a struct or tuple.
+struct Elements<'d, 'a> {
+    from: &'d mut Deserializer<'a>,
+    left: usize,
+    /// Whether their number is the peer's word, not the type's.
+    announced: bool,
+}
+
+impl Elements<'_, '_> {
+    fn next<'de, S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
+        let before = self.from.input.rest().len();
+        let value = seed.deserialize(&mut *self.from)?;
+        if self.announced && self.from.input.rest().len() == before {
+            self.from.empty_elements = self.from.empty_elements.checked_sub(1).ok_or_else(|| {
+                CodecError::new(format!("more than {EMPTY_ELEMENTS} elements of sequences take no bytes"))
+            })?;
+        }
+        Ok(Some(value))
+    }
+
+    /// How many elements to make room for. More than there are bytes is a lie, or they take no bytes.
+    fn hint(&self) -> Option<usize> {
+        Some(self.left).filter(|&left| left <= self.from.input.rest().len())
+    }
+}
+
+impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
+    type Error = CodecError;
+
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
+        self.next(seed)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.hint()
+    }
+}
+
+impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
+    type Error = CodecError;
+
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
+        self.next(seed)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
+        seed.deserialize(&mut *self.from)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.hint()
+    }
+}
+
+impl<'de> de::EnumAccess<'de> for &mut Deserializer<'_> {
+    type Error = CodecError;
+    type Variant = Self;
+
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self)> {
+        let index: U32Deserializer<CodecError> = (self.varint(32)? as u32).into_deserializer();
+        Ok((seed.deserialize(index)?, self))
+    }
+}
+
+impl<'de> de::VariantAccess<'de> for &mut Deserializer<'_> {
+    type Error = CodecError;
+
+    fn unit_variant(self) -> Result<()> {
+        Ok(())
+    }
+
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value> {
+        seed.deserialize(self)
+    }
+
+    fn tuple_variant<V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value> {
+        self.fields(count, visitor)
+    }
+
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value> {
+        self.fields(fields.len(), visitor)
+    }
+}

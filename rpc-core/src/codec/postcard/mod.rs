@@ -1,0 +1,116 @@
+//! Any serde type, in the format of the `postcard` crate.
+//!
+//! The format is that crate's, byte for byte; serializer and deserializer are our own for what it leaves to the
+//! application. A peer's message can nest values, or announce elements that take no bytes, until the stack or the
+//! patience ends: both are limited here. And byte strings can travel beside the message.
+
+mod de;
+mod ser;
+
+use std::any::Any;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Codec, CodecError, Decode, Encode, Shape};
+use crate::payload::{BY_REFERENCE, Decoder, Encoder};
+
+/// The default codec: any type with serde's `Serialize` and `Deserialize`, in the compact binary format
+/// [postcard](https://postcard.jamesmunns.com).
+///
+/// - Arguments are encoded one after the other.
+/// - An argument or result that is `Bytes`, `Option<Bytes>` or `Vec<Bytes>` is not copied: long ones are sent by
+///   reference, and all but short ones are views of the receive buffer on arrival. For fields of structs see
+///   [`attachment`](super::attachment); without it they are copied.
+/// - The format has no names in it, so what both sides think it means must be the same, which the fingerprint of the
+///   method's signature holds; see [`Shape`].
+/// - It can't carry what asks the message for its type: `#[serde(untagged)]`, `#[serde(tag = ..)]`,
+///   `#[serde(flatten)]`. Nor `#[serde(skip_serializing_if = ..)]`: a skipped field is an error, not a misread message.
+/// - Values may be nested 128 deep (a struct in an `Option` counts as two).
+#[derive(Debug)]
+pub enum Postcard {}
+
+impl Codec for Postcard {
+    const NAME: &'static str = "postcard";
+}
+
+impl<T: Serialize + DeserializeOwned + 'static> Encode<T> for Postcard {
+    fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
+        let value_any: &dyn Any = value;
+        if let Some(bytes) = value_any.downcast_ref::<Bytes>() {
+            put_attachment(out, bytes);
+        } else if let Some(option) = value_any.downcast_ref::<Option<Bytes>>() {
+            out.put_slice(&[u8::from(option.is_some())]);
+            option.iter().for_each(|bytes| put_attachment(out, bytes));
+        } else if let Some(many) = value_any.downcast_ref::<Vec<Bytes>>() {
+            put_varint(out, many.len() as u64);
+            many.iter().for_each(|bytes| put_attachment(out, bytes));
+        } else {
+            value.serialize(&mut ser::Serializer { out })?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: Serialize + DeserializeOwned + 'static> Decode<T> for Postcard {
+    fn decode(input: &mut Decoder) -> Result<T, CodecError> {
+        let mut deserializer = de::Deserializer::new(input);
+        let mut value: Option<T> = None;
+        let value_any: &mut dyn Any = &mut value;
+        if let Some(bytes) = value_any.downcast_mut::<Option<Bytes>>() {
+            *bytes = Some(deserializer.attachment()?);
+        } else if let Some(option) = value_any.downcast_mut::<Option<Option<Bytes>>>() {
+            let present = deserializer.present()?;
+            *option = Some(if present { Some(deserializer.attachment()?) } else { None });
+        } else if let Some(many) = value_any.downcast_mut::<Option<Vec<Bytes>>>() {
+            let count = deserializer.length()?;
+            // Not `with_capacity`: the count is only what the peer says.
+            *many = Some((0..count).map(|_| deserializer.attachment()).collect::<Result<_, _>>()?);
+        } else {
+            return T::deserialize(&mut deserializer);
+        }
+        value.ok_or_else(|| CodecError::new("nothing was decoded"))
+    }
+
+    fn shape(shape: &mut Shape) {
+        let none: &dyn Any = &None::<T>;
+        if none.is::<Option<Bytes>>() {
+            shape.opaque("attachment");
+        } else if none.is::<Option<Option<Bytes>>>() {
+            shape.opaque("option<attachment>");
+        } else if none.is::<Option<Vec<Bytes>>>() {
+            shape.opaque("[attachment]");
+        } else {
+            shape.trace::<T>();
+        }
+    }
+}
+
+/// Writes a byte string: its length with a 0 bit below and then itself, or, if it is long, the index with a 1 bit below
+/// of the attachment that it becomes.
+fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
+    if bytes.len() <= BY_REFERENCE {
+        put_varint(out, (bytes.len() as u64) << 1);
+        out.put_slice(bytes);
+    } else {
+        let index = out.attach(bytes.clone());
+        put_varint(out, (index as u64) << 1 | 1);
+    }
+}
+
+/// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.
+fn put_varint(out: &mut Encoder, mut value: u64) {
+    let mut bytes = [0; 10];
+    let mut used = 0;
+    while value >= 0x80 {
+        bytes[used] = value as u8 | 0x80;
+        value >>= 7;
+        used += 1;
+    }
+    bytes[used] = value as u8;
+    out.put_slice(&bytes[..=used]);
+}
+
+#[cfg(test)]
+mod tests;

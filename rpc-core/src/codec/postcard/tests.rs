@@ -1,0 +1,259 @@
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::*;
+use crate::codec::{from_payload, to_payload};
+use crate::payload::Payload;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Command {
+    Nothing,
+    Move(i32, i64),
+    Name(String),
+    Paint { red: u8, alpha: Option<f32> },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Tree {
+    value: u16,
+    left: Option<Box<Self>>,
+    right: Option<Box<Self>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+struct Unit;
+
+/// Our bytes are postcard's bytes, and mean the same value again.
+#[track_caller]
+fn agrees<T: Serialize + DeserializeOwned + PartialEq + Debug + 'static>(value: T) {
+    let payload = to_payload::<Postcard, _>(&value).unwrap();
+    assert_eq!(payload.body, ::postcard::to_allocvec(&value).unwrap());
+    assert_eq!(from_payload::<Postcard, T>(payload).unwrap(), value);
+}
+
+#[test]
+fn the_format_is_that_of_the_postcard_crate() {
+    agrees(());
+    agrees((true, false, 'ß', "text".to_owned(), String::new()));
+    for i in [0, 1, 63, 64, 127, 128, 255, 16_383, 16_384, i64::MAX as u64, u64::MAX] {
+        agrees((i, i as i64, -(i as i64 / 2), i as u32, i as i32, i as u16, i as i16, i as u8, i as i8));
+        agrees((i as usize, u128::from(i) << 64, i128::from(i as i64) << 60, i as f32, i as f64));
+    }
+    agrees((u128::MAX, i128::MIN, i128::MAX, i64::MIN, i32::MIN, i16::MIN, i8::MIN));
+    agrees((f32::NEG_INFINITY, f64::MIN_POSITIVE, [0_u8; 32], [(); 3]));
+    agrees(vec![
+        Command::Nothing,
+        Command::Move(-1, 1 << 40),
+        Command::Name("n".into()),
+        Command::Paint { red: 1, alpha: None },
+        Command::Paint { red: 2, alpha: Some(0.5) },
+    ]);
+    let leaf = Tree { value: 1, left: None, right: None };
+    agrees(Tree { value: 300, left: Some(Box::new(leaf.clone())), right: Some(Box::new(leaf)) });
+    agrees(BTreeMap::from([("a".to_owned(), vec![1_u32, 2]), ("b".to_owned(), vec![])]));
+    agrees(HashMap::from([(7_u64, Ok::<(), String>(())), (8, Err("no".into()))]));
+    agrees((Duration::from_millis(1500), Some(Some(Unit)), HashSet::from([Unit])));
+    agrees((std::net::IpAddr::from([1, 2, 3, 4]), std::num::NonZeroU32::MIN, 'a'..='z'));
+    agrees(crate::status::Status::new(crate::status::Code::NotFound, "gone"));
+}
+
+#[test]
+fn byte_strings_travel_beside_the_message() {
+    let long = Bytes::from(vec![9; BY_REFERENCE + 1]);
+    let payload = to_payload::<Postcard, _>(&long).unwrap();
+    assert_eq!((&payload.body[..], payload.attachments().len()), (&[1_u8][..], 1));
+    assert_eq!(payload.attachments()[0].as_ptr(), long.as_ptr());
+    assert_eq!(from_payload::<Postcard, Bytes>(payload).unwrap().as_ptr(), long.as_ptr());
+
+    let many = vec![Bytes::from_static(b"x"), long.clone(), Bytes::new(), long];
+    let payload = to_payload::<Postcard, _>(&many).unwrap();
+    assert_eq!(&payload.body[..], [4, 2, b'x', 1, 0, 3]);
+    assert_eq!(from_payload::<Postcard, Vec<Bytes>>(payload).unwrap(), many);
+
+    for option in [None, Some(Bytes::new()), Some(Bytes::from(vec![1; 5000]))] {
+        let payload = to_payload::<Postcard, _>(&option).unwrap();
+        assert_eq!(from_payload::<Postcard, Option<Bytes>>(payload).unwrap(), option);
+    }
+}
+
+#[test]
+fn a_byte_string_in_the_message_is_a_view_of_it() {
+    let bytes = Bytes::from(vec![9; BY_REFERENCE]);
+    let payload = to_payload::<Postcard, _>(&bytes).unwrap();
+    let body = payload.body.clone();
+    let received: Bytes = from_payload::<Postcard, _>(payload).unwrap();
+    assert_eq!((received.as_ptr(), received.len()), (body[2..].as_ptr(), BY_REFERENCE));
+}
+
+fn refused<T: Serialize + DeserializeOwned + Debug + 'static>(body: &[u8]) -> String {
+    let payload = Payload::from_body(Bytes::copy_from_slice(body));
+    from_payload::<Postcard, T>(payload).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_not_a_value_is_refused() {
+    assert_eq!(refused::<u32>(&[]), "the message ends inside a value");
+    assert_eq!(refused::<u32>(&[1, 2]), "the message has 1 bytes after its end");
+    assert_eq!(refused::<u16>(&[0xff, 0xff, 4]), "a number is larger than its type");
+    assert_eq!(refused::<u64>(&[0xff; 11]), "a number is larger than its type");
+    assert_eq!(refused::<u128>(&[0xff; 20]), "a number is larger than its type");
+    assert_eq!(refused::<bool>(&[2]), "a bool is neither 0 nor 1");
+    assert_eq!(refused::<Option<u8>>(&[2]), "the byte before an optional value is neither 0 nor 1");
+    assert_eq!(refused::<String>(&[2, 0xff, 0xff]), "a string is not UTF-8");
+    assert_eq!(refused::<char>(&[2, b'a', b'b']), "a char is not one character of UTF-8");
+    assert_eq!(refused::<char>(&[0]), "a char is not one character of UTF-8");
+    assert_eq!(refused::<Bytes>(&[6, 1, 2]), "the message ends inside a value");
+    assert_eq!(refused::<Bytes>(&[1]), "attachment 0 is named but not there");
+    assert_eq!(refused::<Vec<Bytes>>(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0]), "the message ends inside a value");
+    assert!(refused::<Command>(&[9]).contains("variant index"));
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let value = (vec![Command::Paint { red: 1, alpha: Some(1.0) }], "text".to_owned(), 1_u64 << 60, 'ß');
+    let whole = to_payload::<Postcard, _>(&value).unwrap().body;
+    for end in 0..whole.len() {
+        let cut = Payload::from_body(whole.slice(..end));
+        assert!(from_payload::<Postcard, (Vec<Command>, String, u64, char)>(cut).is_err(), "{end} bytes");
+    }
+}
+
+#[test]
+fn announced_lengths_reserve_no_memory() {
+    /// How many elements its `Deserialize` was told to expect.
+    #[derive(Debug, PartialEq, Serialize)]
+    struct Hint(Option<usize>);
+
+    impl<'de> Deserialize<'de> for Hint {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Visitor;
+            impl<'de> serde::de::Visitor<'de> for Visitor {
+                type Value = Hint;
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("elements")
+                }
+                fn visit_seq<A: serde::de::SeqAccess<'de>>(self, elements: A) -> Result<Hint, A::Error> {
+                    Ok(Hint(elements.size_hint()))
+                }
+            }
+            deserializer.deserialize_seq(Visitor)
+        }
+    }
+    let hint = |body: &'static [u8]| Postcard::decode(&mut Decoder::new(Payload::from_body(body.into())));
+    assert_eq!(hint(&[3, 1, 2, 3]), Ok(Hint(Some(3))));
+    assert_eq!(hint(&[3, 1, 2]), Ok(Hint(None)));
+    // 2^60
+    assert_eq!(hint(&[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10, 1]), Ok(Hint(None)));
+}
+
+#[test]
+fn elements_that_take_no_bytes_are_limited() {
+    let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
+    let too_many = "more than 65536 elements of sequences take no bytes";
+    assert_eq!(refused::<Vec<()>>(&huge), too_many);
+    assert_eq!(refused::<Vec<(Unit, [(); 2])>>(&huge), too_many);
+    assert_eq!(refused::<HashSet<Unit>>(&huge), too_many);
+    assert_eq!(refused::<BTreeMap<Unit, Unit>>(&huge), too_many);
+    // In all, not in each.
+    assert_eq!(refused::<Vec<Vec<()>>>(&[3, 0x80, 0x80, 2, 0x80, 0x80, 2, 0x80, 0x80, 2]), too_many);
+    agrees(vec![(); 65_536]);
+    // Empty parts of elements that take bytes do not count.
+    agrees(vec![(Unit, 1_u8); 100_000]);
+}
+
+#[test]
+fn nesting_is_limited() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Chain(Option<Box<Self>>);
+    fn chain(links: usize) -> Chain {
+        (1..links).fold(Chain(None), |tail, _| Chain(Some(Box::new(tail))))
+    }
+    agrees(chain(64));
+    let deep = "values are nested more than 128 deep";
+    let payload = to_payload::<Postcard, _>(&chain(65)).unwrap();
+    assert_eq!(from_payload::<Postcard, Chain>(payload).unwrap_err().to_string(), deep);
+    assert_eq!(refused::<Chain>(&vec![1; 1 << 20]), deep);
+}
+
+#[test]
+fn types_that_the_format_can_not_carry_are_refused() {
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Skips {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        first: Option<u8>,
+        second: Option<u8>,
+    }
+    let error = to_payload::<Postcard, _>(&Skips { first: None, second: Some(1) }).unwrap_err();
+    assert!(error.to_string().starts_with("the field `first` was skipped"), "{error}");
+
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Flat {
+        a: u8,
+        #[serde(flatten)]
+        rest: BTreeMap<String, u8>,
+    }
+    let error = to_payload::<Postcard, _>(&Flat { a: 1, rest: BTreeMap::new() }).unwrap_err();
+    assert!(error.to_string().contains("does not know its length"), "{error}");
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Untagged {
+        Number(u8),
+    }
+    assert!(refused::<Untagged>(&[1]).contains("untagged"));
+}
+
+/// Random bytes, and valid messages with random damage, give a value or an error; a value's bytes give the value again.
+#[test]
+fn random_messages_never_panic() {
+    type Everything = (
+        Vec<Command>,
+        Option<Tree>,
+        HashMap<String, Vec<Option<i16>>>,
+        (char, f64, u128, [u8; 4]),
+        Vec<(Unit, bool)>,
+    );
+    let seed = 0x5eed;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let whole: Everything = (
+        vec![Command::Move(1, 2), Command::Name("name".into())],
+        Some(Tree {
+            value: 1,
+            left: Some(Box::new(Tree { value: 2, left: None, right: None })),
+            right: None,
+        }),
+        HashMap::from([("k".to_owned(), vec![None, Some(-5)])]),
+        ('x', 1.5, 1 << 100, [1, 2, 3, 4]),
+        vec![(Unit, true); 5],
+    );
+    let valid = to_payload::<Postcard, _>(&whole).unwrap().body.to_vec();
+    let mut values = 0;
+    for round in 0..200_000 {
+        let mut bytes = valid.clone();
+        if round % 4 == 0 {
+            bytes = (0..random.usize(..64)).map(|_| random.u8(..)).collect();
+        }
+        for _ in 0..random.usize(..4) {
+            if !bytes.is_empty() {
+                let at = random.usize(..bytes.len());
+                bytes[at] = random.u8(..);
+            }
+        }
+        bytes.truncate(random.usize(..=bytes.len() * 2));
+        let attachments = vec![Bytes::from_static(b"beside"); random.usize(..3)];
+        let payload = Payload::new(bytes.into(), attachments);
+        if let Ok(value) = from_payload::<Postcard, Everything>(payload.clone()) {
+            values += 1;
+            let again = to_payload::<Postcard, _>(&value).unwrap();
+            let again: Everything = from_payload::<Postcard, _>(again).unwrap();
+            // NaN is not equal to itself.
+            assert!(again == value || value.3.1.is_nan(), "seed {seed}, round {round}");
+        }
+        let _ = from_payload::<Postcard, Vec<Bytes>>(payload.clone());
+        let _ = from_payload::<Postcard, Option<Bytes>>(payload);
+    }
+    assert!(values > 1000, "only {values} of the messages were values");
+}

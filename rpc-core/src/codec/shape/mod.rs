@@ -1,0 +1,56 @@
+//! What a type looks like on the wire, as text.
+
+mod format;
+mod search;
+mod trace;
+
+use serde::de::DeserializeOwned;
+
+/// A description of types as a codec puts them on the wire, from which a method's signature fingerprint is made.
+///
+/// The description of a serde type is what its `Deserialize` implementation asks of a deserializer: names and order of
+/// fields and variants, their types, the names of structs and enums (`#[serde(rename = ..)]` keeps an old one). It is
+/// found without a derive of our own, by deserialising sample values until every variant of every enum has been
+/// visited, and does not depend on machine, compiler or build.
+///
+/// Where a type refuses every sample (a validating `Deserialize` that accepts only, say, prime numbers), what follows
+/// it in the same struct is not seen and appears as `?`. Field names and their order are known all the same.
+///
+/// ```
+/// use farcall_core::codec::{Decode, Postcard, Shape};
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct Entry {
+///     key: String,
+///     expires: Option<std::time::Duration>,
+/// }
+///
+/// let mut shape = Shape::default();
+/// <Postcard as Decode<Vec<Entry>>>::shape(&mut shape);
+/// assert_eq!(
+///     shape.text(),
+///     "[Entry { key: string, expires: option<Duration { secs: u64, nanos: u32 }> }]"
+/// );
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Shape(String);
+
+impl Shape {
+    /// Appends a name, for types that are not described any further.
+    pub fn opaque(&mut self, name: &str) {
+        self.0.push_str(name);
+    }
+
+    /// Appends the description of a serde type.
+    pub fn trace<T: DeserializeOwned>(&mut self) {
+        search::trace::<T>(&mut self.0);
+    }
+
+    /// The description so far.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

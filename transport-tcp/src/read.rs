@@ -117,9 +117,10 @@ impl Reader {
         if self.buffer.capacity() - self.buffer.len() >= self.read_size {
             return;
         }
-        let mut fresh = match self.retired.front_mut() {
-            Some(oldest) if oldest.try_reclaim(BUFFER) => self.retired.pop_front().unwrap_or_default(),
-            _ => BytesMut::with_capacity(BUFFER),
+        let free = self.retired.iter_mut().position(|old| old.try_reclaim(BUFFER));
+        let mut fresh = match free.and_then(|i| self.retired.remove(i)) {
+            Some(free) => free,
+            None => BytesMut::with_capacity(BUFFER),
         };
         fresh.extend_from_slice(&self.buffer);
         self.bytes_copied += self.buffer.len() as u64;

@@ -25,7 +25,7 @@ pub(crate) type Answered = Result<(Verdict, Payload), Status>;
 
 /// Call ids are counted up: their low bits are spread well enough.
 #[derive(Default)]
-struct Counted(u64);
+pub(super) struct Counted(u64);
 
 impl Hasher for Counted {
     fn finish(&self) -> u64 {
@@ -179,14 +179,8 @@ impl Connection {
             codec: service.codec.to_owned(),
             methods: methods.collect(),
         };
-        let mut head = BytesMut::new();
-        if let Err(why) = bind.encode(&mut head) {
-            return Err(Status::new(Code::InvalidArgument, format!("service `{}`: {why}", service.name))
-                .with_executed(Executed::No)
-                .with_blame(Blame::Caller));
-        }
         // Queued under this lock: no call can name the index before its BIND is in the queue.
-        self.enqueue(Message::new(FrameType::BIND, 0, head.freeze()));
+        self.send_message(FrameType::BIND, 0, |out| bind.encode(out));
         bound.push(service.clone());
         Ok(index)
     }

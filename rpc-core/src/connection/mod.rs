@@ -259,12 +259,7 @@ impl Connection {
             upgrades: upgrade,
             auth: bytes::Bytes::new(),
         };
-        let mut payload = BytesMut::new();
-        if let Err(why) = hello.encode(&mut payload) {
-            let status = self.status(format!("this side's HELLO: {why}"), Executed::No, Blame::Bug);
-            return self.close(CloseCode::Internal, status);
-        }
-        self.send_link(FrameType::HELLO, |out| out.unsplit(payload));
+        self.send_link(FrameType::HELLO, |out| hello.encode(out));
         let handler = receive::Handler::stream(self.clone());
         self.stream.clone().start(Arc::new(handler));
     }

@@ -66,10 +66,8 @@ impl Connection {
             let (candidate, data) = upgrade.offer(announced, self.stream.description()).await?;
             let (sender, answer) = oneshot::channel();
             lock(&self.receiving).answer = Some(sender);
-            let mut payload = BytesMut::new();
-            let offer = Offer { epoch, name: upgrade.name().to_owned(), data };
-            offer.encode(&mut payload).map_err(|why| Unavailable::new(Reason::Other, why.to_string()))?;
-            self.send_link(FrameType::OFFER, |out| out.unsplit(payload));
+            let name = upgrade.name().to_owned();
+            self.send_link(FrameType::OFFER, |out| Offer { epoch, name, data }.encode(out));
             let gone = || Unavailable::new(Reason::ShuttingDown, "the connection closed meanwhile");
             let answer = answer.await.map_err(|_| gone())??;
             candidate.complete(epoch, Some(answer)).await

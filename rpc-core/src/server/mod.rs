@@ -99,11 +99,16 @@ impl Host {
         for connection in connections {
             tokio::spawn(async move { connection.drain(reason).await });
         }
-        let mut count = self.count.subscribe();
-        if tokio::time::timeout(grace, count.wait_for(|n| *n == 0)).await.is_err() {
+        if tokio::time::timeout(grace, self.finished()).await.is_err() {
             self.close();
-            let _ = count.wait_for(|n| *n == 0).await;
+            self.finished().await;
         }
+    }
+
+    /// Resolves when no session is open.
+    pub async fn finished(&self) {
+        // It can't fail: the sender is ours.
+        let _ = self.count.subscribe().wait_for(|n| *n == 0).await;
     }
 
     /// Ends every session now: handlers are dropped, their callers learn that they may have been executed.

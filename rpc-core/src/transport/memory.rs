@@ -209,3 +209,13 @@ impl Drop for Abandon {
         self.0.abandon();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::transport::conformance;
+
+    #[tokio::test]
+    async fn memory_conforms() {
+        conformance::check(|| async { super::pair() }).await;
+    }
+}

@@ -16,6 +16,8 @@ use bytes::{Bytes, BytesMut};
 use crate::proto::message::Frame;
 use crate::proto::wire::{Header, WireError};
 
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
 pub mod memory;
 mod reason;
 

@@ -1,0 +1,141 @@
+//! Addresses of servers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use farcall_core::config::Policy;
+
+use crate::ConfigError;
+
+/// Where a server is, and how to get there.
+///
+/// ```text
+/// farcall://db1:7400                      RDMA where both ends have it, else TCP (or as configured)
+/// rdma://db1:7400                         RDMA, or an error
+/// tcp://db1:7400                          TCP
+/// farcall://db1:7400,db2:7400             several servers that are equivalent, tried in order
+/// farcall://[fd00::7]:7400                an IPv6 address
+/// farcall://db1:7400?rdma.device=mlx5_0   a setting of [`Config`](crate::Config) for this channel
+/// ```
+///
+/// A scheme that ends in `+tls` is reserved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    policy: Option<Policy>,
+    hosts: Vec<String>,
+    settings: Vec<(String, String)>,
+}
+
+impl Address {
+    /// What the scheme says of the transport; `None` for `farcall://`, which leaves it to the configuration.
+    pub fn policy(&self) -> Option<Policy> {
+        self.policy
+    }
+
+    /// The servers, each as `host:port`; at least one.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// The settings after `?`, as written.
+    pub fn settings(&self) -> &[(String, String)] {
+        &self.settings
+    }
+}
+
+impl FromStr for Address {
+    type Err = ConfigError;
+
+    fn from_str(address: &str) -> Result<Self, ConfigError> {
+        let wrong = |why: &str| ConfigError::new(format!("address `{address}`: {why}"));
+        let Some((scheme, rest)) = address.split_once("://") else {
+            return Err(wrong("it has no scheme; write `farcall://HOST:PORT`, `rdma://…` or `tcp://…`"));
+        };
+        let policy = match scheme {
+            "farcall" => None,
+            "rdma" => Some(Policy::Rdma),
+            "tcp" => Some(Policy::Tcp),
+            tls if tls.ends_with("+tls") => return Err(wrong("TLS is not supported by this version")),
+            _ => return Err(wrong("the scheme is not `farcall`, `rdma` or `tcp`")),
+        };
+        let (hosts, query) = match rest.split_once('?') {
+            Some((hosts, query)) => (hosts, Some(query)),
+            None => (rest, None),
+        };
+        let hosts = hosts.split(',').map(|h| check_host(h).map_err(wrong)).collect::<Result<_, _>>()?;
+        let mut settings = Vec::new();
+        for setting in query.unwrap_or("").split('&').filter(|s| !s.is_empty()) {
+            let Some((key, value)) = setting.split_once('=') else {
+                return Err(wrong("a setting after `?` is not `key=value`"));
+            };
+            settings.push((key.to_owned(), value.to_owned()));
+        }
+        Ok(Self { policy, hosts, settings })
+    }
+}
+
+fn check_host(host: &str) -> Result<String, &'static str> {
+    let Some((name, port)) = host.rsplit_once(':') else {
+        return Err("a host has no port; write `HOST:PORT`");
+    };
+    if name.is_empty() {
+        return Err("a host has no name");
+    }
+    if name.contains(':') && !(name.starts_with('[') && name.ends_with(']')) {
+        return Err("an IPv6 address stands in brackets, as in `[fd00::7]:7400`");
+    }
+    match port.parse::<u16>() {
+        Ok(port) if port != 0 => Ok(host.to_owned()),
+        _ => Err("a port is not a number from 1 to 65535"),
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.policy {
+            None | Some(Policy::Auto) => "farcall",
+            Some(Policy::Rdma) => "rdma",
+            Some(Policy::Tcp) => "tcp",
+        };
+        write!(f, "{scheme}://{}", self.hosts.join(","))?;
+        for (i, (key, value)) in self.settings.iter().enumerate() {
+            write!(f, "{}{key}={value}", if i == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_say_what_they_mean() {
+        let a: Address = "farcall://a:1,[fd00::7]:2?rdma.device=rxe0&liveness.connect_ms=5".parse().unwrap();
+        assert_eq!(a.policy(), None);
+        assert_eq!(a.hosts(), ["a:1", "[fd00::7]:2"]);
+        assert_eq!(a.settings()[0], ("rdma.device".into(), "rxe0".into()));
+        assert_eq!(a.to_string().parse::<Address>().unwrap(), a);
+        assert_eq!("rdma://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Rdma));
+        assert_eq!("tcp://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Tcp));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (address, why) in [
+            ("db1:7400", "no scheme"),
+            ("http://db1:7400", "not `farcall`"),
+            ("farcall+tls://db1:7400", "TLS"),
+            ("farcall://db1", "no port"),
+            ("farcall://:7400", "no name"),
+            ("farcall://fd00::7:7400", "brackets"),
+            ("farcall://a:1,,b:2", "no port"),
+            ("farcall://a:99999", "port"),
+            ("farcall://a:0", "port"),
+            ("farcall://a:1?x", "key=value"),
+        ] {
+            let error = address.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains(address), "{address}: {error}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The client's end.
+
+use std::sync::Arc;
+
+use farcall_core::client::{Caller, Connector};
+use farcall_core::config::Policy;
+use farcall_core::connection::{Connection, Transport};
+use farcall_core::status::{Blame, Code, Executed, Status};
+use farcall_core::transport::{BoxFuture, Link};
+use farcall_tcp::TcpConfig;
+
+use crate::{Address, Config, ConfigError};
+
+/// A connection to a server, made again when it is lost. Cheap to clone; all clones and all clients made of it share
+/// the connection. It is closed when the last of them is gone.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    caller: Caller,
+}
+
+impl Channel {
+    /// Connects to an [`Address`] with the default configuration, as [`ChannelBuilder::connect`] does.
+    ///
+    /// # Errors
+    ///
+    /// See [`ChannelBuilder::connect`].
+    pub async fn connect(address: &str) -> Result<Self, Status> {
+        Self::builder().connect(address).await
+    }
+
+    /// A channel that connects when the first call needs it, with the default configuration.
+    ///
+    /// # Errors
+    ///
+    /// If the address is not one.
+    pub fn connect_lazy(address: &str) -> Result<Self, ConfigError> {
+        Self::builder().connect_lazy(address)
+    }
+
+    /// Sets options first.
+    pub fn builder() -> ChannelBuilder {
+        ChannelBuilder::default()
+    }
+
+    /// The connection that calls go by now; connects if there is none.
+    ///
+    /// # Errors
+    ///
+    /// UNAVAILABLE, if it can't.
+    pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
+        self.caller.connection().await
+    }
+
+    /// What calls travel by now, and for TCP under `auto`, why not by RDMA; connects if there is no connection.
+    ///
+    /// # Errors
+    ///
+    /// UNAVAILABLE, if it can't.
+    pub async fn transport(&self) -> Result<Transport, Status> {
+        Ok(self.connection().await?.transport())
+    }
+}
+
+impl From<Channel> for Caller {
+    fn from(channel: Channel) -> Self {
+        channel.caller
+    }
+}
+
+impl From<&Channel> for Caller {
+    fn from(channel: &Channel) -> Self {
+        channel.caller.clone()
+    }
+}
+
+/// Options of a [`Channel`].
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct ChannelBuilder {
+    config: Config,
+}
+
+impl ChannelBuilder {
+    /// Sets everything.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Chooses the transport; `FARCALL_TRANSPORT` and the address's scheme go before it.
+    pub fn transport(mut self, policy: Policy) -> Self {
+        self.config.transport = policy;
+        self
+    }
+
+    /// Connects. Returns when it is known what calls travel by: [`Channel::transport`] then says it. Must be called
+    /// within a tokio runtime, which the channel's connections run on. Dropping the future gives the attempt up.
+    ///
+    /// # Errors
+    ///
+    /// INVALID_ARGUMENT if address or configuration are wrong. UNAVAILABLE if no server could be reached, or if RDMA
+    /// is required and can't be had; the message says what was tried and seen.
+    pub async fn connect(self, address: &str) -> Result<Channel, Status> {
+        let channel = self.connect_lazy(address).map_err(invalid)?;
+        channel.connection().await?;
+        Ok(channel)
+    }
+
+    /// A channel that connects when the first call needs it. Must be called within a tokio runtime, which its
+    /// connections run on.
+    ///
+    /// # Errors
+    ///
+    /// If the address or the configuration is wrong.
+    pub fn connect_lazy(self, address: &str) -> Result<Channel, ConfigError> {
+        let address: Address = address.parse()?;
+        let config = self.config.resolve(Some(&address))?;
+        let settings = config.settings();
+        let connector = Dial { address, config };
+        Ok(Channel { caller: Caller::new(connector, settings) })
+    }
+}
+
+pub(crate) fn invalid(error: ConfigError) -> Status {
+    Status::new(Code::InvalidArgument, error.to_string())
+        .with_executed(Executed::No)
+        .with_blame(Blame::Caller)
+        .with_source(Arc::new(error))
+}
+
+/// Dials the hosts of an address in order.
+struct Dial {
+    address: Address,
+    config: Config,
+}
+
+impl Connector for Dial {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let hosts = self.address.hosts().to_vec();
+        let patience = self.config.liveness.connect();
+        let tcp: TcpConfig = self.config.tcp.clone();
+        Box::pin(async move {
+            let mut failures: Vec<Status> = Vec::new();
+            for host in &hosts {
+                match farcall_tcp::connect(host, &tcp, patience).await {
+                    Ok(link) => return Ok(link as Arc<dyn Link>),
+                    Err(status) => failures.push(status),
+                }
+            }
+            let said: Vec<_> = failures.iter().map(|s| s.message()).collect();
+            Err(Status::new(Code::Unavailable, said.join("; "))
+                .with_executed(Executed::No)
+                .with_blame(Blame::Environment))
+        })
+    }
+
+    fn target(&self) -> String {
+        self.address.to_string()
+    }
+}

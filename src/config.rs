@@ -1,0 +1,193 @@
+//! The configuration of channels and servers.
+
+use std::fmt;
+
+use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::connection::Settings;
+use serde::{Deserialize, Serialize};
+
+use crate::Address;
+
+/// Everything that can be configured, for channels and servers alike.
+///
+/// It can be made in code, read from TOML ([`from_toml`](Self::from_toml)) or with any other serde format. Keys that
+/// are not known are errors. The environment variable `FARCALL_TRANSPORT` (`auto`, `rdma`, `tcp`) goes before
+/// [`transport`](Self::transport), and the scheme of an address before both.
+///
+/// ```
+/// let config = farcall::Config::from_toml(r#"
+///     transport = "auto"
+///
+///     [limits]
+///     max_message = 16_777_216
+///
+///     [liveness]
+///     connect_ms = 1000
+/// "#)?;
+/// assert_eq!(config.limits.max_message, 16 << 20);
+/// # Ok::<(), farcall::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Config {
+    /// Which transport to use. Default `auto`.
+    pub transport: Policy,
+    /// What this side accepts from the other.
+    pub limits: Limits,
+    /// How long to wait for the other side.
+    pub liveness: Liveness,
+    /// TCP sockets.
+    #[cfg(feature = "tcp")]
+    pub tcp: farcall_tcp::TcpConfig,
+    /// RDMA devices.
+    #[cfg(feature = "rdma")]
+    pub rdma: farcall_rdma::RdmaConfig,
+}
+
+/// A configuration that can't be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl ConfigError {
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The environment variable that chooses the transport.
+const TRANSPORT_VARIABLE: &str = "FARCALL_TRANSPORT";
+
+impl Config {
+    /// Reads TOML.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, with its line: syntax, an unknown key, a value that can't be.
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        let config: Self =
+            toml::from_str(text).map_err(|e| ConfigError::new(format!("configuration: {e}")))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.limits.check().map_err(|why| ConfigError::new(format!("configuration: {why}")))
+    }
+
+    /// This configuration as the environment and an address change it.
+    pub(crate) fn resolve(&self, address: Option<&Address>) -> Result<Self, ConfigError> {
+        let mut config = self.clone();
+        if let Some(value) = std::env::var_os(TRANSPORT_VARIABLE) {
+            let value = value.to_string_lossy();
+            config.transport =
+                value.parse().map_err(|why| ConfigError::new(format!("{TRANSPORT_VARIABLE}: {why}")))?;
+        }
+        if let Some(address) = address {
+            config = config.with_settings(address.settings())?;
+            config.transport = address.policy().unwrap_or(config.transport);
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    /// This configuration with settings named by their path, as in `rdma.device`.
+    fn with_settings(self, settings: &[(String, String)]) -> Result<Self, ConfigError> {
+        if settings.is_empty() {
+            return Ok(self);
+        }
+        let wrong = |why: &dyn fmt::Display| ConfigError::new(format!("setting in the address: {why}"));
+        let mut whole = toml::Table::try_from(self).map_err(|e| wrong(&e))?;
+        for (path, text) in settings {
+            // A number or a truth value if it reads as one, else a string.
+            let value = match toml::from_str::<toml::Table>(&format!("v = {text}")) {
+                Ok(mut table) => table.remove("v").unwrap_or_else(|| text.clone().into()),
+                Err(_) => text.clone().into(),
+            };
+            let mut table = &mut whole;
+            let mut keys = path.split('.').peekable();
+            while let Some(key) = keys.next() {
+                if keys.peek().is_none() {
+                    table.insert(key.to_owned(), value);
+                    break;
+                }
+                let entry = table.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+                table = entry.as_table_mut().ok_or_else(|| wrong(&format!("`{path}` does not exist")))?;
+            }
+        }
+        whole.try_into().map_err(|e| wrong(&e))
+    }
+
+    /// What the core needs to know of it. Under `rdma`, an error here and now if this side can't.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            limits: self.limits.clone(),
+            liveness: self.liveness.clone(),
+            policy: self.transport,
+            upgrade: self.upgrade(),
+        }
+    }
+
+    #[cfg(feature = "rdma")]
+    fn upgrade(
+        &self,
+    ) -> Result<std::sync::Arc<dyn farcall_core::transport::Upgrade>, farcall_core::transport::Unavailable>
+    {
+        Ok(std::sync::Arc::new(farcall_rdma::RdmaUpgrade::new(self.rdma.clone())))
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    fn upgrade(
+        &self,
+    ) -> Result<std::sync::Arc<dyn farcall_core::transport::Upgrade>, farcall_core::transport::Unavailable>
+    {
+        use farcall_core::transport::{Reason, Unavailable};
+        Err(Unavailable::new(Reason::UnsupportedPlatform, "built without the feature `rdma`"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_keys_are_errors() {
+        for text in ["transprot = \"tcp\"", "[limits]\nmax_mesage = 1", "[nonsense]\nx = 1"] {
+            let error = Config::from_toml(text).unwrap_err().to_string();
+            assert!(error.contains("unknown field"), "{error}");
+        }
+        assert!(Config::from_toml("transport = \"udp\"").is_err());
+    }
+
+    #[test]
+    fn limits_that_contradict_each_other_are_errors() {
+        let error = Config::from_toml("[limits]\nmax_message = 10000000\nmax_assembly = 1000").unwrap_err();
+        assert!(error.to_string().contains("limits.max_assembly"), "{error}");
+    }
+
+    #[test]
+    fn an_address_goes_before_the_configuration() {
+        let address: Address = "tcp://a:1?limits.max_message=4096&liveness.connect_ms=7".parse().unwrap();
+        let config = Config::default().resolve(Some(&address)).unwrap();
+        assert_eq!(config.transport, Policy::Tcp);
+        assert_eq!(config.limits.max_message, 4096);
+        assert_eq!(config.liveness.connect_ms, 7);
+    }
+
+    #[test]
+    fn a_wrong_setting_in_an_address_is_named() {
+        for setting in ["limits.max_mesage=4096", "nonsense=1", "limits.max_message=many", "transport.x=1"] {
+            let address: Address = format!("tcp://a:1?{setting}").parse().unwrap();
+            let error = Config::default().resolve(Some(&address)).unwrap_err().to_string();
+            assert!(error.contains("setting in the address"), "{setting}: {error}");
+        }
+    }
+}

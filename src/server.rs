@@ -1,0 +1,189 @@
+//! The server's end.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall_core::connection::Connection;
+use farcall_core::server::Host;
+use farcall_core::service::Service;
+use farcall_tcp::Acceptor;
+use tokio::sync::watch;
+
+use crate::{Config, ConfigError};
+
+/// How long a server that is told to stop waits for the calls in progress, unless it is told otherwise.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// A server that listens and has not begun to serve.
+#[derive(Debug)]
+pub struct Server {
+    acceptor: Acceptor,
+    local_addr: SocketAddr,
+    handle: Handle,
+    stopped: watch::Receiver<bool>,
+}
+
+/// Options of a [`Server`].
+#[derive(Default)]
+#[must_use = "a builder does nothing until it is bound"]
+pub struct ServerBuilder {
+    services: Vec<Arc<dyn Service>>,
+    config: Config,
+}
+
+impl fmt::Debug for ServerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.services.iter().map(|s| &s.info().name).collect();
+        f.debug_struct("ServerBuilder").field("services", &names).field("config", &self.config).finish()
+    }
+}
+
+/// Why a server could not be set up.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The configuration is wrong, or two services have the same name.
+    Config(ConfigError),
+    /// The system refused to listen.
+    Io(io::Error),
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for BindError {}
+
+impl From<ConfigError> for BindError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+impl From<io::Error> for BindError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl ServerBuilder {
+    /// Adds a service, as in `.add(KvServer::new(store))`.
+    #[expect(clippy::should_implement_trait, reason = "it adds a service, not a number")]
+    pub fn add(mut self, service: impl Service) -> Self {
+        self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Sets everything else.
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Listens on `host:port`; port 0 chooses a free one, which [`Server::local_addr`] tells. Connections are taken
+    /// from now on and served once [`Server::serve`] runs.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is wrong, two services have the same name, or the system refuses.
+    pub async fn bind(self, address: &str) -> Result<Server, BindError> {
+        let config = self.config.resolve(None)?;
+        let host = Host::new(self.services, config.settings()).map_err(ConfigError::new)?;
+        let acceptor = Acceptor::bind(address, config.tcp).await?;
+        let local_addr = acceptor.local_addr()?;
+        let (stop, stopped) = watch::channel(false);
+        Ok(Server { acceptor, local_addr, handle: Handle { host, stop: Arc::new(stop) }, stopped })
+    }
+}
+
+impl Server {
+    /// Sets options first.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The address it listens on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// A way to stop it, or look at it, from elsewhere.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves until its [`Handle`] stops it. Dropping the future stops listening and closes every session.
+    pub async fn serve(self) {
+        self.serve_until(std::future::pending::<()>()).await;
+    }
+
+    /// Serves until `signal` resolves, then drains: calls in progress finish, for at most 30 seconds. Dropping the
+    /// future stops listening and closes every session.
+    pub async fn serve_until<S: Future>(mut self, signal: S) {
+        let _close = CloseOnDrop(self.handle.host.clone());
+        let accept = async {
+            loop {
+                self.handle.host.serve(self.acceptor.accept().await);
+            }
+        };
+        let told = tokio::select! {
+            () = accept => false,
+            _ = signal => false,
+            _ = self.stopped.wait_for(|stopped| *stopped) => true,
+        };
+        drop(self.acceptor);
+        if told {
+            self.handle.host.finished().await;
+        } else {
+            self.handle.host.drain(GRACE).await;
+        }
+    }
+}
+
+struct CloseOnDrop(Arc<Host>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// A way to stop a [`Server`], or look at it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    host: Arc<Host>,
+    stop: Arc<watch::Sender<bool>>,
+}
+
+impl Handle {
+    /// Stops listening, lets calls in progress finish for at most `grace`, then closes. Returns when every session
+    /// has ended. Dropping the future does not call it off.
+    pub async fn drain(&self, grace: Duration) {
+        let host = self.host.clone();
+        let drained = tokio::spawn(async move { host.drain(grace).await });
+        self.stop.send_replace(true);
+        // It can't fail: the task does not panic, and nobody aborts it.
+        let _ = drained.await;
+    }
+
+    /// Stops listening and ends every session now: handlers are dropped, and their callers learn that they may have
+    /// been executed.
+    pub fn close(&self) {
+        self.host.close();
+        self.stop.send_replace(true);
+    }
+
+    /// The sessions that are open now.
+    pub fn connections(&self) -> Vec<Arc<Connection>> {
+        self.host.connections()
+    }
+}

@@ -3,6 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
+use super::write::put_name;
 
 /// One method, as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,13 @@ pub struct BindMethod {
     /// The fingerprint of its signature.
     pub fingerprint: u64,
 }
+
+/// The most that the payloads of all BINDs of a session may take together, in bytes: what bounds what a server keeps
+/// of them.
+pub const MAX_BIND_BYTES: usize = 1 << 20;
+
+/// The length of one method in the payload.
+const METHOD_LEN: usize = 17;
 
 /// Announces a service before its first call on a session; calls then name it by index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,13 +38,19 @@ pub struct Bind {
 
 impl Bind {
     /// Appends the payload of the frame.
+    ///
+    /// # Panics
+    ///
+    /// If the service's name has more than 65,535 bytes, the codec's more than 255, or there are more than 65,535
+    /// methods.
     pub fn encode(&self, out: &mut BytesMut) {
+        let short = |len| u16::try_from(len).expect("the caller keeps names and methods to 65,535");
         out.put_u16_le(self.service);
-        out.put_u16_le(self.name.len() as u16);
+        out.put_u16_le(short(self.name.len()));
         out.put_slice(self.name.as_bytes());
-        out.put_u8(self.codec.len() as u8);
-        out.put_slice(self.codec.as_bytes());
-        out.put_u16_le(self.methods.len() as u16);
+        put_name(out, &self.codec);
+        out.put_u16_le(short(self.methods.len()));
+        out.reserve(self.methods.len() * METHOD_LEN);
         for method in &self.methods {
             out.put_u64_le(method.hash);
             out.put_u8(method.kind);
@@ -53,7 +67,7 @@ impl Bind {
         let codec_len = usize::from(r.u8("bind.codec")?);
         let codec = r.string(codec_len, "bind.codec")?;
         let count = usize::from(r.u16("bind.methods")?);
-        if r.remaining() != count * 17 {
+        if r.remaining() != count * METHOD_LEN {
             return Err(WireError::new("bind.methods", "are not as many as announced"));
         }
         let mut methods = Vec::with_capacity(count);

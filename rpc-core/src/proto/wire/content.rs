@@ -4,11 +4,15 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
+use super::write::{TooLong, cut, put_len16, put_len32};
 use crate::payload::Payload;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// The length of the fixed part of a REQUEST, before the metadata.
 pub const REQUEST_PREFIX: usize = 20;
+
+/// The most attachments that a message can have.
+pub const MAX_ATTACHMENTS: usize = u16::MAX as usize;
 
 /// What a REQUEST says besides its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +35,7 @@ pub enum Verdict {
     Ok = 0,
     /// The application's error, in the service's codec.
     Err = 1,
-    /// A status, in the form of [`encode_status`].
+    /// A [`Status`], in the form of [`encode_status`].
     Status = 2,
 }
 
@@ -52,15 +56,16 @@ pub struct Content {
 }
 
 impl RequestHead {
-    /// Appends all that goes before the body.
-    pub fn encode(&self, content: &Content, out: &mut BytesMut) {
+    /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
+    /// 4 GiB.
+    pub fn encode(&self, content: &Content, out: &mut BytesMut) -> Result<(), TooLong> {
         out.put_u16_le(self.service);
         out.put_u16_le(self.method);
         out.put_u8(self.attempt);
         out.put_u8(0);
-        out.put_u16_le(content.payload.attachments.len() as u16);
+        put_len16(out, content.payload.attachments.len(), "request.attachments")?;
         out.put_u64_le(self.remaining_us);
-        content.encode_lengths(out);
+        content.encode_lengths(out)
     }
 
     /// Reads a whole REQUEST.
@@ -78,12 +83,13 @@ impl RequestHead {
 }
 
 impl ResponseHead {
-    /// Appends all that goes before the body.
-    pub fn encode(&self, content: &Content, out: &mut BytesMut) {
+    /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
+    /// 4 GiB.
+    pub fn encode(&self, content: &Content, out: &mut BytesMut) -> Result<(), TooLong> {
         out.put_u8(self.verdict as u8);
         out.put_u8(0);
-        out.put_u16_le(content.payload.attachments.len() as u16);
-        content.encode_lengths(out);
+        put_len16(out, content.payload.attachments.len(), "response.attachments")?;
+        content.encode_lengths(out)
     }
 
     /// Reads a whole RESPONSE.
@@ -109,38 +115,59 @@ fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireError> {
 const LONG_METADATA: u8 = 0xff;
 
 impl Content {
-    fn encode_lengths(&self, out: &mut BytesMut) {
-        out.put_u32_le(self.payload.body_len() as u32);
-        if self.metadata.len() < usize::from(LONG_METADATA) {
-            out.put_u8(self.metadata.len() as u8);
-        } else {
-            out.put_u8(LONG_METADATA);
-            out.put_u32_le(self.metadata.len() as u32);
+    /// Appends all that goes before the body of an ITEM, unless there are more than [`MAX_ATTACHMENTS`] or a part
+    /// has 4 GiB.
+    pub fn encode_item(&self, out: &mut BytesMut) -> Result<(), TooLong> {
+        out.put_u16_le(0);
+        put_len16(out, self.payload.attachments.len(), "item.attachments")?;
+        self.encode_lengths(out)
+    }
+
+    /// Reads a whole ITEM.
+    pub fn decode_item(message: Bytes) -> Result<Self, WireError> {
+        let mut r = Reader::new(message);
+        reserved(&mut r, "item.reserved")?;
+        reserved(&mut r, "item.reserved")?;
+        let attachments = r.u16("item.attachments")?;
+        Self::decode(r, attachments)
+    }
+
+    fn encode_lengths(&self, out: &mut BytesMut) -> Result<(), TooLong> {
+        put_len32(out, self.payload.body_len(), "content.body")?;
+        match u8::try_from(self.metadata.len()) {
+            Ok(len) if len < LONG_METADATA => out.put_u8(len),
+            _ => {
+                out.put_u8(LONG_METADATA);
+                put_len32(out, self.metadata.len(), "content.metadata")?;
+            }
         }
         out.put_slice(&self.metadata);
         for attachment in &self.payload.attachments {
-            out.put_u32_le(attachment.len() as u32);
+            put_len32(out, attachment.len(), "content.attachments")?;
         }
+        Ok(())
     }
 
     fn decode(mut r: Reader, attachments: u16) -> Result<Self, WireError> {
         let body_len = r.u32("content.body")? as usize;
         let metadata_len = match r.u8("content.metadata")? {
-            LONG_METADATA => r.u32("content.metadata")? as usize,
+            LONG_METADATA => match r.u32("content.metadata")? as usize {
+                len if len < usize::from(LONG_METADATA) => {
+                    return Err(WireError::new("content.metadata", "has the long form of a short length"));
+                }
+                len => len,
+            },
             short => usize::from(short),
         };
         let metadata = r.bytes(metadata_len, "content.metadata")?;
         let count = usize::from(attachments);
-        if count * 4 > r.remaining() {
-            return Err(WireError::new("content.attachments", "are more than the message can hold"));
-        }
-        let mut lengths = Vec::with_capacity(count);
-        for _ in 0..count {
-            lengths.push(r.u32("content.attachments")? as usize);
-        }
+        let mut lengths = Reader::new(r.bytes(count * 4, "content.attachments")?);
         let body = r.bytes(body_len, "content.body")?;
-        let attachments =
-            lengths.into_iter().map(|len| r.bytes(len, "content.attachment")).collect::<Result<_, _>>()?;
+        let mut attachments = Vec::with_capacity(count);
+        for _ in 0..count {
+            let len = lengths.u32("content.attachments")? as usize;
+            attachments.push(r.bytes(len, "content.attachment")?);
+        }
         r.finish("content")?;
         Ok(Self { metadata, payload: Payload::new(body, attachments) })
     }
@@ -149,12 +176,10 @@ impl Content {
 /// A status message longer than this is cut when it is sent.
 const MAX_STATUS_MESSAGE: usize = 16 * 1024;
 
-/// A status as the body of a RESPONSE.
+/// A status as the body of a RESPONSE, or the rest of an END. Its details are not cut: a sender that finds the message
+/// too long for its peer leaves them out.
 pub fn encode_status(status: &Status) -> Bytes {
-    let mut message = status.message();
-    if message.len() > MAX_STATUS_MESSAGE {
-        message = &message[..message.floor_char_boundary(MAX_STATUS_MESSAGE)];
-    }
+    let message = cut(status.message(), MAX_STATUS_MESSAGE);
     let mut out = BytesMut::with_capacity(8 + message.len() + status.details().len());
     out.put_u8(status.code() as u8);
     out.put_u8(status.blame() as u8);
@@ -166,7 +191,7 @@ pub fn encode_status(status: &Status) -> Bytes {
     out.freeze()
 }
 
-/// Reads the body of a RESPONSE that is a status.
+/// Reads what [`encode_status`] wrote. Numbers that this version does not know are read as those that promise least.
 pub fn decode_status(body: Bytes) -> Result<Status, WireError> {
     let mut r = Reader::new(body);
     let code = Code::from_wire(r.u8("status.code")?);

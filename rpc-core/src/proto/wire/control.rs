@@ -4,6 +4,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
+use super::write::{put_name, put_text};
 
 /// CANCEL: the caller no longer waits. The call is in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,7 @@ pub struct End {
     pub reason: EndReason,
     /// How many items were sent before it.
     pub items: u64,
-    /// The status, as in a RESPONSE, when that is the reason; else empty.
+    /// The status, as in a RESPONSE, if that is the reason; else empty.
     pub status: Bytes,
 }
 
@@ -70,7 +71,11 @@ impl End {
             3 => EndReason::Status,
             _ => return Err(WireError::new("end.reason", "is unknown")),
         };
-        Ok(Self { reason, items: r.u64("end.items")?, status: r.rest() })
+        let end = Self { reason, items: r.u64("end.items")?, status: r.rest() };
+        if reason != EndReason::Status && !end.status.is_empty() {
+            return Err(WireError::new("end.status", "is not the reason"));
+        }
+        Ok(end)
     }
 }
 
@@ -99,21 +104,21 @@ impl Window {
     }
 }
 
-/// GOAWAY: calls after this one are refused. Sent twice: first with the highest call there can be, so that the
-/// peer stops, then with the last one that was taken.
+/// GOAWAY: calls after this one are refused. Sent twice: first with the highest number there is, so that the peer
+/// stops, then with the highest call that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Goaway {
-    /// The last call that is, or will be, answered.
+    /// The highest call that is, or will be, answered.
     pub last_call: u64,
     /// Why, for a person.
     pub reason: String,
 }
 
 impl Goaway {
-    /// Appends the payload.
+    /// Appends the payload; the reason is cut to 512 bytes.
     pub fn encode(&self, out: &mut BytesMut) {
         out.put_u64_le(self.last_call);
-        out.put_slice(self.reason.as_bytes());
+        put_text(out, &self.reason);
     }
 
     /// Reads the payload.
@@ -193,6 +198,28 @@ impl Credit {
     }
 }
 
+/// PING, and the PONG that answers it, by the same link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ping {
+    /// The PING's own choice; the PONG repeats it.
+    pub token: u64,
+}
+
+impl Ping {
+    /// Appends the payload.
+    pub fn encode(&self, out: &mut BytesMut) {
+        out.put_u64_le(self.token);
+    }
+
+    /// Reads the payload.
+    pub fn decode(payload: Bytes) -> Result<Self, WireError> {
+        let mut r = Reader::new(payload);
+        let token = r.u64("ping.token")?;
+        r.finish("ping")?;
+        Ok(Self { token })
+    }
+}
+
 /// OFFER: the client proposes to move the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -206,10 +233,13 @@ pub struct Offer {
 
 impl Offer {
     /// Appends the payload.
+    ///
+    /// # Panics
+    ///
+    /// If the name has more than 255 bytes.
     pub fn encode(&self, out: &mut BytesMut) {
         out.put_u32_le(self.epoch);
-        out.put_u8(self.name.len() as u8);
-        out.put_slice(self.name.as_bytes());
+        put_name(out, &self.name);
         out.put_slice(&self.data);
     }
 
@@ -251,17 +281,17 @@ impl Answer {
 pub struct Probe {
     /// The epoch it belongs to.
     pub epoch: u32,
-    /// How long the payload is, these eight bytes and the filling together.
+    /// How long the payload is, these eight bytes and the filling together. Below eight there is no filling.
     pub len: u32,
 }
 
 impl Probe {
     /// Appends the payload, filling and all.
     pub fn encode(&self, out: &mut BytesMut) {
+        let len = self.len.max(8);
         out.put_u32_le(self.epoch);
-        out.put_u32_le(self.len);
-        let filling = (self.len as usize).saturating_sub(8);
-        out.extend((0..filling).map(|i| i as u8));
+        out.put_u32_le(len);
+        out.extend((0..len - 8).map(|i| i as u8));
     }
 
     /// Reads the payload and checks that the filling arrived as it was sent.
@@ -279,12 +309,12 @@ impl Probe {
     }
 }
 
-/// UP: no session message follows on this link; the next is on the new one.
+/// UP: no session frame follows on this link; the next is on the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Up {
     /// The epoch of the new link.
     pub epoch: u32,
-    /// The number of the first session message there.
+    /// The number of the first session frame there.
     pub first_seq: u32,
 }
 
@@ -316,7 +346,7 @@ pub struct Pull {
 pub struct Down {
     /// The epoch.
     pub epoch: u32,
-    /// The last session message the sender has taken in; what comes after it is sent again.
+    /// The last session frame the sender has taken in; what went by the lost link after it is sent again.
     pub rx_seq: u32,
     /// Why: the number of a reason (WIRE.md section 4.2).
     pub reason: u8,
@@ -327,8 +357,16 @@ pub struct Down {
 }
 
 impl Down {
-    /// Appends the payload.
+    /// The most pulls there can be: with them the frame is within the smallest `max_frame`.
+    pub const MAX_PULLS: usize = 125;
+
+    /// Appends the payload; the detail is cut to 512 bytes.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`MAX_PULLS`](Self::MAX_PULLS): no side has so many described messages open.
     pub fn encode(&self, out: &mut BytesMut) {
+        assert!(self.pulls.len() <= Self::MAX_PULLS, "more pulls than described messages");
         out.put_u32_le(self.epoch);
         out.put_u32_le(self.rx_seq);
         out.put_u8(self.reason);
@@ -336,7 +374,7 @@ impl Down {
         for pull in &self.pulls {
             out.put_u32_le(pull.seq);
         }
-        out.put_slice(self.detail.as_bytes());
+        put_text(out, &self.detail);
     }
 
     /// Reads the payload.
@@ -386,10 +424,10 @@ pub struct Close {
 }
 
 impl Close {
-    /// Appends the payload.
+    /// Appends the payload; the reason is cut to 512 bytes.
     pub fn encode(&self, out: &mut BytesMut) {
         out.put_u8(self.code as u8);
-        out.put_slice(self.reason.as_bytes());
+        put_text(out, &self.reason);
     }
 
     /// Reads the payload. An unknown code is an internal one: the reason says more.

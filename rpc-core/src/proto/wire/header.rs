@@ -7,7 +7,8 @@ pub const HEADER_LEN: usize = 32;
 
 /// Bits of [`Header::flags`].
 pub mod flags {
-    /// The message goes on in FRAGMENT frames; the payload begins with its total length.
+    /// The message goes on in FRAGMENT frames; the payload begins with its total length. In any session frame but a
+    /// FRAGMENT.
     pub const FRAGMENTED: u8 = 0x01;
     /// The sender has something to send and no credit left on this link.
     pub const STARVED: u8 = 0x02;
@@ -17,14 +18,14 @@ pub mod flags {
     pub const CHECKSUM: u8 = 0x08;
     /// Reserved: attachments are not in the frame but described for the receiver to READ.
     pub const DESCRIBED: u8 = 0x10;
-    /// In a FRAGMENT: the message is given up, this is its last frame.
+    /// In an empty FRAGMENT: the message is given up, this is its last frame.
     pub const ABANDONED: u8 = 0x20;
     /// What this version understands.
     pub const KNOWN: u8 = FRAGMENTED | STARVED | ABANDONED;
 }
 
 /// The type of a frame. Bit 0x40 marks link frames, which are unnumbered and die with their link; all others are
-/// session messages. Bit 0x80 marks frames that a peer which does not know them skips.
+/// session frames. Bit 0x80 marks frames that a peer which does not know them skips.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FrameType(pub u8);
 
@@ -62,7 +63,7 @@ impl FrameType {
     pub const OFFER: Self = Self(0x44);
     /// The answer to an OFFER (link).
     pub const ANSWER: Self = Self(0x45);
-    /// The last session message on this link before the new one (link).
+    /// The end of the session's frames on this link: the next is on the new one (link).
     pub const UP: Self = Self(0x46);
     /// The other link is dead or abandoned (link).
     pub const DOWN: Self = Self(0x47);
@@ -76,6 +77,19 @@ impl FrameType {
     /// Whether the frame belongs to its link and not to the session.
     pub fn is_link(self) -> bool {
         self.0 & 0x40 != 0
+    }
+
+    /// Whether frames of this type are of one call: `Some(false)` if they are of the session itself, `None` if they
+    /// may be either or the type is unknown.
+    fn is_of_call(self) -> Option<bool> {
+        match self {
+            Self::REQUEST | Self::RESPONSE | Self::CANCEL | Self::ITEM | Self::END | Self::WINDOW => {
+                Some(true)
+            }
+            Self::BIND | Self::GOAWAY | Self::DONE => Some(false),
+            _ if self.is_link() => Some(false),
+            _ => None,
+        }
     }
 
     /// Whether a peer that does not know the type skips it.
@@ -129,9 +143,9 @@ pub struct Header {
     pub len: u32,
     /// The call it belongs to; 0 for the session itself.
     pub call: u64,
-    /// The number of a session message, from 1, modulo 2^32; 0 in link frames.
+    /// The number of a session frame, from 1, modulo 2^32; 0 in link frames.
     pub seq: u32,
-    /// The number of the last session message that the sender has taken in.
+    /// The number of the last session frame that the sender has taken in.
     pub rx_seq: u32,
     /// How many receives the sender has granted on this link since it began, modulo 2^32; 0 where the link has no
     /// credits.
@@ -161,7 +175,7 @@ impl Header {
     }
 
     /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
-    /// payload means.
+    /// payload means. A type that it does not know is not: see [`FrameType::is_ignorable`].
     pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         let header = Self {
@@ -174,15 +188,45 @@ impl Header {
             grant: u32_at(24),
             checksum: u32_at(28),
         };
-        if header.flags & !flags::KNOWN != 0 {
-            return Err(WireError::new("header.flags", "has a bit that was not agreed on"));
-        }
         if (b[2], b[3]) != (0, 0) {
             return Err(WireError::new("header.reserved", "is not zero"));
         }
-        if header.kind.is_link() && header.seq != 0 {
+        if header.checksum != 0 {
+            return Err(WireError::new("header.checksum", "is not zero"));
+        }
+        header.check()?;
+        Ok(header)
+    }
+
+    /// Holds the fields against the frame's type.
+    fn check(&self) -> Result<(), WireError> {
+        let (kind, has) = (self.kind, |flag| self.flags & flag != 0);
+        if has(!flags::KNOWN) {
+            return Err(WireError::new("header.flags", "has a bit that was not agreed on"));
+        }
+        if has(flags::FRAGMENTED) && (kind.is_link() || kind == FrameType::FRAGMENT) {
+            return Err(WireError::new("header.flags", "has FRAGMENTED where no message begins"));
+        }
+        if has(flags::ABANDONED) && (kind != FrameType::FRAGMENT || self.len != 0) {
+            return Err(WireError::new("header.flags", "has ABANDONED elsewhere than in an empty FRAGMENT"));
+        }
+        if kind == FrameType::FRAGMENT && self.len == 0 && !has(flags::ABANDONED) {
+            return Err(WireError::new("header.len", "is zero in a FRAGMENT"));
+        }
+        if kind == FrameType::ACK && self.len != 0 {
+            return Err(WireError::new("header.len", "is not zero in an ACK"));
+        }
+        if kind.is_link() && self.seq != 0 {
             return Err(WireError::new("header.seq", "is set in a link frame"));
         }
-        Ok(header)
+        match kind.is_of_call() {
+            Some(true) if self.call == 0 => {
+                Err(WireError::new("header.call", "is zero in a frame of a call"))
+            }
+            Some(false) if self.call != 0 => {
+                Err(WireError::new("header.call", "is set in a frame of no call"))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -3,12 +3,20 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
+use super::write::put_name;
 
-/// What a client sends before its HELLO, and a server before its own, so that a stranger is told apart at once.
+/// What each side of a stream link sends before its HELLO, so that a stranger is told apart at once.
 pub const PREFACE: &[u8; 8] = b"farcall\n";
 
 /// The version of the wire format that this library speaks.
 pub const VERSION: u16 = 1;
+
+/// The longest payload of a HELLO. Every side takes one of this length, whatever its `max_frame`, which the peer does
+/// not know yet.
+pub const MAX_HELLO: usize = 128 * 1024;
+
+/// No side may announce a `max_frame` or a `max_message` below this: short frames and statuses always fit.
+pub const MIN_LIMIT: u32 = 1024;
 
 /// Bits of [`Hello::features`]; both sides use the intersection.
 pub mod features {
@@ -42,11 +50,12 @@ pub struct Hello {
     pub version_max: u16,
     /// See [`features`].
     pub features: u64,
-    /// The longest payload of one frame that it takes on this link, in bytes.
+    /// The longest payload of one frame that it takes on any link, in bytes; at least [`MIN_LIMIT`].
     pub max_frame: u32,
-    /// The longest message that it takes, in bytes, body and attachments together.
+    /// The longest message that it takes, in bytes, with all that goes before the body; at least [`MIN_LIMIT`]. No
+    /// message is longer than 2^32 - 1 bytes: a larger value is read as that.
     pub max_message: u64,
-    /// How many bytes of messages may be under way in fragments at once.
+    /// How many bytes of messages may be under way in fragments at once; at least `max_message`.
     pub max_assembly: u64,
     /// How many calls it takes at once.
     pub max_calls: u32,
@@ -64,12 +73,22 @@ pub struct Hello {
     pub auth: Bytes,
 }
 
-/// The longest `auth` that is read.
+/// The longest `auth`.
 const MAX_AUTH: usize = 64 * 1024;
+
+/// The length of an [`Upgrade`] with an empty name and no data.
+const SHORTEST_UPGRADE: usize = 4;
 
 impl Hello {
     /// Appends the payload of the frame.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than 255 upgrades, one has a name of more than 255 bytes or data of more than 65,535, `auth`
+    /// has more than 65,536, or all of it is longer than [`MAX_HELLO`].
     pub fn encode(&self, out: &mut BytesMut) {
+        assert!(self.auth.len() <= MAX_AUTH, "auth is longer than 64 KiB");
+        let start = out.len();
         out.put_u16_le(self.version_min);
         out.put_u16_le(self.version_max);
         out.put_u64_le(self.features);
@@ -81,27 +100,32 @@ impl Hello {
         out.put_u8(self.class);
         out.put_u8(self.security);
         out.put_u64_le(self.instance);
-        out.put_u8(self.upgrades.len() as u8);
+        out.put_u8(u8::try_from(self.upgrades.len()).expect("the caller keeps upgrades to 255"));
         for upgrade in &self.upgrades {
-            out.put_u8(upgrade.name.len() as u8);
-            out.put_slice(upgrade.name.as_bytes());
+            put_name(out, &upgrade.name);
             out.put_u8(upgrade.reason);
-            out.put_u16_le(upgrade.data.len() as u16);
+            out.put_u16_le(
+                u16::try_from(upgrade.data.len()).expect("a transport keeps its data to 65,535 bytes"),
+            );
             out.put_slice(&upgrade.data);
         }
         out.put_u32_le(self.auth.len() as u32);
         out.put_slice(&self.auth);
+        assert!(out.len() - start <= MAX_HELLO, "a HELLO is longer than 128 KiB");
     }
 
     /// Reads the payload. What follows the known fields belongs to later versions and is not looked at.
     pub fn decode(payload: Bytes) -> Result<Self, WireError> {
+        if payload.len() > MAX_HELLO {
+            return Err(WireError::new("hello", "is longer than 128 KiB"));
+        }
         let mut r = Reader::new(payload);
         let mut hello = Self {
             version_min: r.u16("hello.version_min")?,
             version_max: r.u16("hello.version_max")?,
             features: r.u64("hello.features")?,
             max_frame: r.u32("hello.max_frame")?,
-            max_message: r.u64("hello.max_message")?,
+            max_message: r.u64("hello.max_message")?.min(u32::MAX.into()),
             max_assembly: r.u64("hello.max_assembly")?,
             max_calls: r.u32("hello.max_calls")?,
             max_metadata: r.u32("hello.max_metadata")?,
@@ -111,7 +135,12 @@ impl Hello {
             upgrades: Vec::new(),
             auth: Bytes::new(),
         };
-        for _ in 0..r.u8("hello.upgrades")? {
+        let count = usize::from(r.u8("hello.upgrades")?);
+        if count * SHORTEST_UPGRADE > r.remaining() {
+            return Err(WireError::new("hello.upgrades", "are more than the frame can hold"));
+        }
+        hello.upgrades.reserve_exact(count);
+        for _ in 0..count {
             let name_len = usize::from(r.u8("hello.upgrade.name")?);
             let name = r.string(name_len, "hello.upgrade.name")?;
             let reason = r.u8("hello.upgrade.reason")?;
@@ -124,12 +153,23 @@ impl Hello {
             return Err(WireError::new("hello.auth", "is longer than 64 KiB"));
         }
         hello.auth = r.bytes(auth_len, "hello.auth")?;
-        if hello.version_min > hello.version_max {
-            return Err(WireError::new("hello.version", "the oldest is newer than the newest"));
+        hello.check()?;
+        Ok(hello)
+    }
+
+    fn check(&self) -> Result<(), WireError> {
+        if self.version_min > self.version_max {
+            return Err(WireError::new("hello.version_min", "is above version_max"));
         }
-        if hello.max_frame < 1024 {
+        if self.max_frame < MIN_LIMIT {
             return Err(WireError::new("hello.max_frame", "is below 1024 bytes"));
         }
-        Ok(hello)
+        if self.max_message < MIN_LIMIT.into() {
+            return Err(WireError::new("hello.max_message", "is below 1024 bytes"));
+        }
+        if self.max_assembly < self.max_message {
+            return Err(WireError::new("hello.max_assembly", "is below max_message"));
+        }
+        Ok(())
     }
 }

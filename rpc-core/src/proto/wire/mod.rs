@@ -1,7 +1,10 @@
 //! The bytes of every frame. `docs/WIRE.md` is the specification; this module is its only implementation.
 //!
-//! One frame type a struct, each with `encode` and `decode`. Decoding never panics, never allocates more than it
-//! was given bytes, and refuses what it does not understand with a [`WireError`] that says where.
+//! One frame type a struct, each with `encode` and `decode`. Decoding never panics, never allocates more than a small
+//! multiple of what it was given, and refuses what it does not understand with a [`WireError`] that says where.
+//! Encoding refuses with [`TooLong`] a content that has no room in its fields, for that comes from applications; the
+//! buffer then holds a part of it. Where only a program's own code decides on a length, too much of it panics, as
+//! documented there.
 
 mod bind;
 mod content;
@@ -11,13 +14,18 @@ mod hello;
 mod read;
 #[cfg(test)]
 mod tests;
+mod write;
 
-pub use bind::{Bind, BindMethod};
-pub use content::{Content, REQUEST_PREFIX, RequestHead, ResponseHead, Verdict, decode_status, encode_status};
+pub use bind::{Bind, BindMethod, MAX_BIND_BYTES};
+pub use content::{
+    Content, MAX_ATTACHMENTS, REQUEST_PREFIX, RequestHead, ResponseHead, Verdict, decode_status,
+    encode_status,
+};
 pub use control::{
-    Answer, Cancel, Close, CloseCode, Credit, CreditOp, Done, Down, End, EndReason, Goaway, Offer, Probe, Pull, Up,
-    Window,
+    Answer, Cancel, Close, CloseCode, Credit, CreditOp, Done, Down, End, EndReason, Goaway, Offer, Ping,
+    Probe, Pull, Up, Window,
 };
 pub use header::{FrameType, HEADER_LEN, Header, flags};
-pub use hello::{Hello, PREFACE, Upgrade, VERSION, features};
+pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
 pub use read::{Reader, WireError};
+pub use write::TooLong;

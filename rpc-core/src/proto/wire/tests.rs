@@ -1,1 +1,299 @@
+//! The codecs against arbitrary values and arbitrary bytes. The exact bytes are in `golden`.
 
+mod forms;
+mod golden;
+
+use bytes::{Bytes, BytesMut};
+use fastrand::Rng;
+
+use self::forms::{Form, all};
+use super::*;
+use crate::payload::Payload;
+use crate::status::{Code, Status};
+
+const SEED: u64 = 0x7769_7265;
+
+/// What decoding `len` bytes may allocate at any moment: the worst is an attachment, 32 bytes here for 4 there.
+fn allowance(len: usize) -> u64 {
+    len as u64 * 16 + 512
+}
+
+/// Decodes what a peer might send; whatever it is, the result is an error or a value that survives the way back.
+fn survives<F: Form>(input: &[u8]) {
+    let input = Bytes::copy_from_slice(input);
+    let len = input.len();
+    let mut decoded = None;
+    let used = allocation_counter::measure(|| decoded = Some(F::decode(input)));
+    assert!(used.bytes_max <= allowance(len), "{}: {} bytes for {len}", F::NAME, used.bytes_max);
+    if let Some(Ok(value)) = decoded {
+        assert_eq!(F::decode(value.bytes()).as_ref(), Ok(&value), "{}", F::NAME);
+    }
+}
+
+fn round_trip<F: Form>() {
+    let mut rng = Rng::with_seed(SEED);
+    for _ in 0..1000 {
+        let value = F::random(&mut rng);
+        assert_eq!(F::decode(value.bytes()).as_ref(), Ok(&value));
+    }
+}
+
+#[test]
+fn every_value_survives_the_way_over_the_wire() {
+    all!(round_trip);
+}
+
+fn truncation<F: Form>() {
+    let mut rng = Rng::with_seed(SEED);
+    for _ in 0..20 {
+        let value = F::random(&mut rng);
+        let whole = value.bytes();
+        for len in 0..whole.len() {
+            survives::<F>(&whole[..len]);
+            assert_ne!(F::decode(whole.slice(..len)).as_ref(), Ok(&value), "{} cut to {len}", F::NAME);
+        }
+    }
+}
+
+#[test]
+fn a_truncated_frame_is_never_taken_for_the_whole() {
+    all!(truncation);
+}
+
+fn mutation<F: Form>() {
+    let mut rng = Rng::with_seed(SEED);
+    let value = F::random(&mut rng);
+    let mut bytes = value.bytes().to_vec();
+    for i in 0..bytes.len() {
+        let original = bytes[i];
+        for other in 0..=u8::MAX {
+            bytes[i] = other;
+            survives::<F>(&bytes);
+        }
+        bytes[i] = original;
+    }
+}
+
+#[test]
+fn no_change_of_a_byte_does_harm() {
+    all!(mutation);
+}
+
+fn noise<F: Form>() {
+    let mut rng = Rng::with_seed(SEED);
+    for _ in 0..10_000 {
+        // Small bytes make lengths that are often plausible.
+        let top = if rng.bool() { 4 } else { u8::MAX };
+        let bytes: Vec<u8> = (0..rng.usize(..200)).map(|_| rng.u8(..=top)).collect();
+        survives::<F>(&bytes);
+    }
+}
+
+#[test]
+fn no_random_bytes_do_harm() {
+    all!(noise);
+}
+
+/// What is accepted is what this side would have sent, byte for byte.
+fn canonical<F: Form>() {
+    let mut rng = Rng::with_seed(SEED);
+    let mut accepted = 0;
+    for _ in 0..50 {
+        let mut bytes = F::random(&mut rng).bytes().to_vec();
+        for _ in 0..50 {
+            if !bytes.is_empty() {
+                let i = rng.usize(..bytes.len());
+                bytes[i] = rng.u8(..);
+            }
+            if let Ok(value) = F::decode(Bytes::copy_from_slice(&bytes)) {
+                accepted += 1;
+                assert_eq!(value.bytes(), bytes, "{}", F::NAME);
+            }
+        }
+    }
+    assert!(accepted > 0, "{}", F::NAME);
+}
+
+/// Left out are the forms that read numbers and bytes of later versions as something else: HELLO, CLOSE, statuses.
+#[test]
+fn a_message_has_one_encoding() {
+    canonical::<Bind>();
+    canonical::<forms::Request>();
+    canonical::<forms::Response>();
+    canonical::<forms::Item>();
+    canonical::<Down>();
+    canonical::<End>();
+    canonical::<Offer>();
+}
+
+#[test]
+fn a_header_survives_and_noise_in_one_does_no_harm() {
+    let mut rng = Rng::with_seed(SEED);
+    let mut accepted = 0;
+    for _ in 0..100_000 {
+        let mut bytes: [u8; HEADER_LEN] = std::array::from_fn(|_| rng.u8(..));
+        // Without these most would be refused at once.
+        bytes[1] &= flags::KNOWN;
+        bytes[2..4].fill(0);
+        bytes[28..].fill(0);
+        if rng.bool() {
+            bytes[16..20].fill(0);
+            bytes[8..16].fill(0);
+        }
+        if let Ok(header) = Header::decode(&bytes) {
+            accepted += 1;
+            assert_eq!(header.encode(), bytes);
+        }
+    }
+    assert!(accepted > 10_000, "{accepted}");
+}
+
+#[test]
+fn a_header_is_held_against_its_type() {
+    let refused = |header: Header, what| assert_eq!(Header::decode(&header.encode()).unwrap_err().what, what);
+    let request = Header::new(FrameType::REQUEST, 1);
+    let ping = Header::new(FrameType::PING, 0);
+    let fragment = Header { len: 1, ..Header::new(FrameType::FRAGMENT, 1) };
+    for header in [request, ping, fragment] {
+        assert_eq!(Header::decode(&header.encode()), Ok(header));
+        for flag in [flags::COMPRESSED, flags::CHECKSUM, flags::DESCRIBED, 0x40, 0x80] {
+            refused(Header { flags: flag, ..header }, "header.flags");
+        }
+        refused(Header { checksum: 1, ..header }, "header.checksum");
+        for i in [2, 3] {
+            let mut bytes = header.encode();
+            bytes[i] = 1;
+            assert_eq!(Header::decode(&bytes).unwrap_err().what, "header.reserved");
+        }
+        let starved = Header { flags: flags::STARVED, ..header };
+        assert_eq!(Header::decode(&starved.encode()), Ok(starved));
+    }
+    refused(Header { call: 0, ..request }, "header.call");
+    refused(Header { call: 1, ..ping }, "header.call");
+    refused(Header { seq: 1, ..ping }, "header.seq");
+    refused(Header { flags: flags::FRAGMENTED, ..ping }, "header.flags");
+    refused(Header { flags: flags::FRAGMENTED, ..fragment }, "header.flags");
+    refused(Header { flags: flags::ABANDONED, ..request }, "header.flags");
+    refused(Header { flags: flags::ABANDONED, ..fragment }, "header.flags");
+    refused(Header { len: 0, ..fragment }, "header.len");
+    refused(Header { len: 1, ..Header::new(FrameType::ACK, 0) }, "header.len");
+
+    // A frame of a later version is for the session to judge.
+    let unknown = Header { call: 7, seq: 9, ..Header::new(FrameType(0xbf), 7) };
+    assert_eq!(Header::decode(&unknown.encode()), Ok(unknown));
+    assert!(unknown.kind.is_ignorable() && !unknown.kind.is_link());
+    assert!(!FrameType(0x3f).is_ignorable());
+}
+
+#[test]
+fn a_body_in_pieces_is_announced_as_one() {
+    let long = Bytes::from(vec![7; crate::payload::BY_REFERENCE + 1]);
+    let mut encoder = crate::payload::Encoder::new();
+    encoder.put_slice(b"before");
+    encoder.put_bytes(&long);
+    encoder.put_slice(b"after");
+    let pieces = encoder.finish();
+    let whole = Payload::from_body([&b"before"[..], &long[..], b"after"].concat().into());
+    let encode = |payload: Payload| {
+        let mut out = BytesMut::new();
+        let content = Content { metadata: Bytes::new(), payload };
+        ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut out).unwrap();
+        out
+    };
+    assert_eq!(encode(pieces), encode(whole));
+}
+
+#[test]
+fn more_attachments_than_there_is_room_for_are_refused() {
+    let content =
+        |n| Content { metadata: Bytes::new(), payload: Payload::new(Bytes::new(), vec![Bytes::new(); n]) };
+    let request = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let response = ResponseHead { verdict: Verdict::Ok };
+    let most = content(MAX_ATTACHMENTS);
+    let mut out = BytesMut::new();
+    assert_eq!(request.encode(&most, &mut out), Ok(()));
+    assert_eq!(RequestHead::decode(out.freeze()), Ok((request, most)));
+
+    let more = content(MAX_ATTACHMENTS + 1);
+    let refused = |what| Err(TooLong { what, max: 65_535 });
+    let mut out = BytesMut::new();
+    assert_eq!(request.encode(&more, &mut out), refused("request.attachments"));
+    assert_eq!(response.encode(&more, &mut out), refused("response.attachments"));
+    assert_eq!(more.encode_item(&mut out), refused("item.attachments"));
+}
+
+#[test]
+fn texts_are_cut_between_characters_so_that_their_frames_are_short() {
+    let text = "x".to_owned() + &"é".repeat(10_000);
+    let status = Status::new(Code::NotFound, text.clone());
+    let sent = decode_status(encode_status(&status)).unwrap();
+    assert_eq!(sent.message().len(), 16 * 1024 - 1);
+    assert!(text.starts_with(sent.message()));
+
+    let pulls = vec![Pull { seq: 1 }; Down::MAX_PULLS];
+    let down = Down { epoch: 1, rx_seq: 0, reason: 255, pulls, detail: text.clone() };
+    let close = Close { code: CloseCode::Internal, reason: text.clone() };
+    let goaway = Goaway { last_call: 0, reason: text.clone() };
+    for frame in [down.bytes(), close.bytes(), goaway.bytes()] {
+        assert!(frame.len() <= MIN_LIMIT as usize);
+    }
+    assert_eq!(Close::decode(close.bytes()).unwrap().reason.len(), 511);
+}
+
+#[test]
+fn a_hello_that_can_not_work_is_refused() {
+    let mut rng = Rng::with_seed(SEED);
+    let good = Hello::random(&mut rng);
+    let refused = |hello: Hello, what| assert_eq!(Hello::decode(hello.bytes()).unwrap_err().what, what);
+    refused(Hello { version_min: 2, version_max: 1, ..good.clone() }, "hello.version_min");
+    refused(Hello { max_frame: 1023, ..good.clone() }, "hello.max_frame");
+    refused(Hello { max_message: 1023, ..good.clone() }, "hello.max_message");
+    refused(Hello { max_message: 2000, max_assembly: 1999, ..good.clone() }, "hello.max_assembly");
+
+    let boundless = Hello { max_message: u64::MAX, max_assembly: u64::MAX, ..good.clone() };
+    assert_eq!(Hello::decode(boundless.bytes()).unwrap().max_message, u64::from(u32::MAX));
+
+    let mut long = good.bytes().to_vec();
+    long.resize(MAX_HELLO, 0);
+    assert_eq!(Hello::decode(long.clone().into()), Ok(good));
+    long.push(0);
+    assert_eq!(Hello::decode(long.into()).unwrap_err().what, "hello");
+}
+
+#[test]
+fn a_probe_must_arrive_as_it_was_sent() {
+    let probe = Probe { epoch: 1, len: 8192 };
+    let sent = probe.bytes();
+    assert_eq!(sent.len(), 8192);
+    let mut other = sent.to_vec();
+    other[5000] ^= 1;
+    assert_eq!(Probe::decode(other.into()).unwrap_err().what, "probe.filling");
+    assert_eq!(Probe::decode(sent.slice(..8191)).unwrap_err().what, "probe.len");
+    assert_eq!(Probe { epoch: 1, len: 0 }.bytes(), Probe { epoch: 1, len: 8 }.bytes());
+}
+
+#[test]
+fn numbers_of_later_versions_are_read_as_what_promises_least() {
+    let close = Close::decode(Bytes::from_static(b"\xfewhy")).unwrap();
+    assert_eq!(close, Close { code: CloseCode::Internal, reason: "why".into() });
+    let status = decode_status(Bytes::from_static(b"\xfe\xfe\xfe\0\0\0\0\0")).unwrap();
+    assert_eq!(status.code(), Code::Unknown);
+    assert_eq!(status.executed(), crate::status::Executed::Maybe);
+}
+
+#[test]
+fn metadata_has_one_form_for_each_length() {
+    let request = |metadata: Vec<u8>| forms::Request {
+        head: RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 },
+        content: Content { metadata: metadata.into(), payload: Payload::default() },
+    };
+    assert_eq!(request(vec![]).bytes().len(), REQUEST_PREFIX + 1);
+    for len in [0, 1, 254, 255, 256, 70_000] {
+        let sent = request(vec![7; len]);
+        assert_eq!(forms::Request::decode(sent.bytes()), Ok(sent));
+    }
+    let mut long_form = request(vec![7; 255]).bytes().to_vec();
+    long_form[REQUEST_PREFIX + 1] = 254;
+    long_form.pop();
+    assert_eq!(forms::Request::decode(long_form.into()).unwrap_err().what, "content.metadata");
+}

@@ -1,0 +1,236 @@
+//! Everything that has a form on the wire, so that one test can be put to all of it.
+
+use std::fmt::Debug;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use fastrand::Rng;
+
+use super::super::*;
+use crate::payload::Payload;
+use crate::status::{Blame, Code, Executed, Status};
+
+pub(super) trait Form: Sized + PartialEq + Debug {
+    const NAME: &'static str;
+    fn encode(&self, out: &mut BytesMut);
+    fn decode(payload: Bytes) -> Result<Self, WireError>;
+    fn random(rng: &mut Rng) -> Self;
+
+    fn bytes(&self) -> Bytes {
+        let mut out = BytesMut::new();
+        self.encode(&mut out);
+        out.freeze()
+    }
+}
+
+/// Puts one generic test to every form.
+macro_rules! all {
+    ($test:ident) => {
+        $test::<Hello>();
+        $test::<Bind>();
+        $test::<forms::Request>();
+        $test::<forms::Response>();
+        $test::<forms::Item>();
+        $test::<Status>();
+        $test::<Cancel>();
+        $test::<End>();
+        $test::<Window>();
+        $test::<Goaway>();
+        $test::<Done>();
+        $test::<Credit>();
+        $test::<Ping>();
+        $test::<Offer>();
+        $test::<Answer>();
+        $test::<Up>();
+        $test::<Down>();
+        $test::<Probe>();
+        $test::<Close>();
+    };
+}
+pub(super) use all;
+
+/// A REQUEST, whole.
+#[derive(Debug, PartialEq)]
+pub(super) struct Request {
+    pub(super) head: RequestHead,
+    pub(super) content: Content,
+}
+
+/// A RESPONSE, whole.
+#[derive(Debug, PartialEq)]
+pub(super) struct Response {
+    pub(super) head: ResponseHead,
+    pub(super) content: Content,
+}
+
+/// An ITEM, whole.
+#[derive(Debug, PartialEq)]
+pub(super) struct Item(pub(super) Content);
+
+fn put_payload(payload: &Payload, out: &mut BytesMut) {
+    out.put_slice(&payload.body);
+    payload.attachments.iter().for_each(|a| out.put_slice(a));
+}
+
+fn bytes(rng: &mut Rng, max: usize) -> Bytes {
+    (0..rng.usize(..=max)).map(|_| rng.u8(..)).collect()
+}
+
+fn text(rng: &mut Rng, max: usize) -> String {
+    (0..rng.usize(..=max)).map(|_| rng.char(..)).collect()
+}
+
+fn content(rng: &mut Rng) -> Content {
+    let attachments = (0..rng.usize(..4)).map(|_| bytes(rng, 50)).collect();
+    let max = if rng.u8(..) == 0 { 1000 } else { 20 };
+    Content { metadata: bytes(rng, max), payload: Payload::new(bytes(rng, 50), attachments) }
+}
+
+/// Implements `Form` by the type's own `encode` and `decode`.
+macro_rules! form {
+    ($type:ident, $rng:ident => $random:expr) => {
+        impl Form for $type {
+            const NAME: &'static str = stringify!($type);
+
+            fn encode(&self, out: &mut BytesMut) {
+                $type::encode(self, out)
+            }
+
+            fn decode(payload: Bytes) -> Result<Self, WireError> {
+                $type::decode(payload)
+            }
+
+            fn random($rng: &mut Rng) -> Self {
+                $random
+            }
+        }
+    };
+}
+
+form!(Hello, rng => {
+    let max_message = u64::from(rng.u32(MIN_LIMIT..));
+    Hello {
+        version_min: rng.u16(..100),
+        version_max: rng.u16(100..),
+        features: rng.u64(..),
+        max_frame: rng.u32(MIN_LIMIT..),
+        max_message,
+        max_assembly: rng.u64(max_message..),
+        max_calls: rng.u32(..),
+        max_metadata: rng.u32(..),
+        class: rng.u8(..),
+        security: rng.u8(..),
+        instance: rng.u64(..),
+        upgrades: (0..rng.usize(..3))
+            .map(|_| Upgrade { name: text(rng, 10), reason: rng.u8(..), data: bytes(rng, 40) })
+            .collect(),
+        auth: bytes(rng, 20),
+    }
+});
+form!(Bind, rng => Bind {
+    service: rng.u16(..),
+    name: text(rng, 20),
+    codec: text(rng, 10),
+    methods: (0..rng.usize(..5))
+        .map(|_| BindMethod { hash: rng.u64(..), kind: rng.u8(..), fingerprint: rng.u64(..) })
+        .collect(),
+});
+form!(Cancel, rng => Cancel { reason: rng.u8(..) });
+form!(Window, rng => Window { items: rng.u64(..), bytes: rng.u64(..) });
+form!(Goaway, rng => Goaway { last_call: rng.u64(..), reason: text(rng, 50) });
+form!(Done, rng => Done { seq: rng.u32(..), outcome: rng.u8(..) });
+form!(Ping, rng => Ping { token: rng.u64(..) });
+form!(Offer, rng => Offer { epoch: rng.u32(..), name: text(rng, 10), data: bytes(rng, 60) });
+form!(Answer, rng => Answer { epoch: rng.u32(..), data: bytes(rng, 60) });
+form!(Up, rng => Up { epoch: rng.u32(..), first_seq: rng.u32(..) });
+form!(Probe, rng => Probe { epoch: rng.u32(..), len: rng.u32(8..600) });
+form!(Down, rng => Down {
+    epoch: rng.u32(..),
+    rx_seq: rng.u32(..),
+    reason: rng.u8(..),
+    pulls: (0..rng.usize(..5)).map(|_| Pull { seq: rng.u32(..) }).collect(),
+    detail: text(rng, 50),
+});
+form!(Credit, rng => Credit {
+    op: [CreditOp::Grant, CreditOp::Reclaim, CreditOp::Forfeit][rng.usize(..3)],
+    count: rng.u32(..),
+});
+form!(End, rng => {
+    let (reason, status) = match rng.u8(..4) {
+        0 => (EndReason::Completed, Bytes::new()),
+        1 => (EndReason::Cancelled, Bytes::new()),
+        2 => (EndReason::Deadline, Bytes::new()),
+        _ => (EndReason::Status, Status::random(rng).bytes()),
+    };
+    End { reason, items: rng.u64(..), status }
+});
+form!(Close, rng => Close {
+    code: [CloseCode::Done, CloseCode::Protocol, CloseCode::Version, CloseCode::Overloaded][rng.usize(..4)],
+    reason: text(rng, 50),
+});
+
+impl Request {
+    fn encode(&self, out: &mut BytesMut) {
+        self.head.encode(&self.content, out).unwrap();
+        put_payload(&self.content.payload, out);
+    }
+
+    fn decode(message: Bytes) -> Result<Self, WireError> {
+        RequestHead::decode(message).map(|(head, content)| Self { head, content })
+    }
+}
+
+impl Response {
+    fn encode(&self, out: &mut BytesMut) {
+        self.head.encode(&self.content, out).unwrap();
+        put_payload(&self.content.payload, out);
+    }
+
+    fn decode(message: Bytes) -> Result<Self, WireError> {
+        ResponseHead::decode(message).map(|(head, content)| Self { head, content })
+    }
+}
+
+impl Item {
+    fn encode(&self, out: &mut BytesMut) {
+        self.0.encode_item(out).unwrap();
+        put_payload(&self.0.payload, out);
+    }
+
+    fn decode(message: Bytes) -> Result<Self, WireError> {
+        Content::decode_item(message).map(Self)
+    }
+}
+
+form!(Request, rng => Request {
+    head: RequestHead {
+        service: rng.u16(..),
+        method: rng.u16(..),
+        attempt: rng.u8(..),
+        remaining_us: rng.u64(..),
+    },
+    content: content(rng),
+});
+form!(Response, rng => Response {
+    head: ResponseHead { verdict: [Verdict::Ok, Verdict::Err, Verdict::Status][rng.usize(..3)] },
+    content: content(rng),
+});
+form!(Item, rng => Item(content(rng)));
+
+impl Form for Status {
+    const NAME: &'static str = "Status";
+
+    fn encode(&self, out: &mut BytesMut) {
+        out.put_slice(&encode_status(self));
+    }
+
+    fn decode(body: Bytes) -> Result<Self, WireError> {
+        decode_status(body)
+    }
+
+    fn random(rng: &mut Rng) -> Self {
+        Self::new(Code::from_wire(rng.u8(1..=16)), text(rng, 30))
+            .with_blame(Blame::from_wire(rng.u8(..5)))
+            .with_executed(Executed::from_wire(rng.u8(..3)))
+            .with_details(bytes(rng, 20))
+    }
+}

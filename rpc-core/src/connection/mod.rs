@@ -16,7 +16,7 @@ mod upgrade;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -465,8 +465,7 @@ impl Connection {
         let mut payload = BytesMut::new();
         encode(&mut payload);
         lock(&self.sending).control.push_back(Frame::link(kind, payload.freeze()));
-        self.queued.store(true, Ordering::Relaxed);
-        self.flush();
+        self.flush_anyway();
     }
 
     /// Queues a session message that has no payload but what `encode` writes.

@@ -106,8 +106,7 @@ impl LinkHandler for Handler {
     }
 
     fn writable(&self) {
-        self.connection.queued.store(true, Ordering::Relaxed);
-        self.connection.flush();
+        self.connection.flush_anyway();
     }
 
     fn closed(&self, end: LinkEnd) {

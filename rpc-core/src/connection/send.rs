@@ -117,6 +117,12 @@ impl Connection {
         }
     }
 
+    /// Sends what waits although nothing new was queued: something that was in its way is gone.
+    pub(super) fn flush_anyway(&self) {
+        self.queued.store(true, Ordering::Relaxed);
+        self.flush();
+    }
+
     /// Moves the queue into the outbox and feeds the links.
     pub(super) fn feed(&self, sending: &mut Sending) {
         self.absorb(sending);

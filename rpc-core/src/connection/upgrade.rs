@@ -5,11 +5,12 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 
-use super::receive::Handler;
+use super::receive::{Handler, Receiving};
+use super::send::Sending;
 use super::{Connection, Upgrading, lock, required};
 use crate::config::Policy;
-use crate::proto::outbox::Route;
-use crate::proto::switch::Fall;
+use crate::proto::message::Frame;
+use crate::proto::session::{Fallen, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
 
@@ -134,23 +135,24 @@ impl Connection {
         };
         let Some(connection) = self.me() else { return link.close() };
         {
-            let receiving = lock(&self.receiving);
+            let mut receiving = lock(&self.receiving);
             let mut sending = lock(&self.sending);
-            if !receiving.switch.is_usable(epoch) || self.is_closed() {
+            let Receiving { switch, inbox, .. } = &mut *receiving;
+            let mut session = Session { switch, inbox, outbox: &mut sending.outbox };
+            let up = if self.is_closed() { None } else { session.go_up(epoch) };
+            let Some(up) = up else {
                 drop((sending, receiving));
-                return link.close(); // The peer gave up meanwhile.
-            }
-            let up = sending.outbox.go_up(epoch);
+                return link.close(); // The attempt was given up meanwhile.
+            };
             let mut payload = BytesMut::new();
             up.encode(&mut payload);
-            sending.control.push_back(crate::proto::message::Frame::link(FrameType::UP, payload.freeze()));
+            sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
             sending.upgraded = Some((epoch, link.clone()));
             self.upgrading.send_replace(Upgrading::Upgraded);
         }
         tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");
         link.start(Arc::new(Handler::upgraded(connection, epoch)));
-        self.queued.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.flush();
+        self.flush_anyway();
     }
 
     fn is_closed(&self) -> bool {
@@ -161,13 +163,19 @@ impl Connection {
         let reason = Reason::from_wire(down.reason).unwrap_or(Reason::Other);
         let why = Unavailable::at_peer(reason, down.detail.clone());
         let mut receiving = lock(&self.receiving);
-        let fall = receiving.switch.on_down(down)?;
-        if receiving.switch.epoch() == down.epoch
+        let epoch = down.epoch;
+        if receiving.switch.epoch() == epoch
             && let Some(waiter) = receiving.answer.take()
         {
             let _ = waiter.send(Err(why.clone()));
         }
-        self.apply(receiving, down.epoch, fall, &why)
+        let mut sending = lock(&self.sending);
+        let Receiving { switch, inbox, .. } = &mut *receiving;
+        let fallen = Session { switch, inbox, outbox: &mut sending.outbox }.on_down(down)?;
+        let gone = sending.say_down(epoch, fallen, &why);
+        drop((sending, receiving));
+        self.fell(fallen, gone, why);
+        Ok(())
     }
 
     pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
@@ -177,58 +185,37 @@ impl Connection {
     /// This side gives the link of `epoch` up.
     pub(super) fn fall(&self, epoch: u32, why: &Unavailable) {
         let mut receiving = lock(&self.receiving);
-        let fall = receiving.switch.fail(epoch);
-        // Nothing of the peer's is looked at here, so it can't be at fault.
-        let _ = self.apply(receiving, epoch, fall, why);
+        let mut sending = lock(&self.sending);
+        let Receiving { switch, inbox, .. } = &mut *receiving;
+        let fallen = Session { switch, inbox, outbox: &mut sending.outbox }.fail(epoch);
+        let gone = sending.say_down(epoch, fallen, why);
+        drop((sending, receiving));
+        self.fell(fallen, gone, why.clone());
     }
 
-    fn apply(
-        &self,
-        mut receiving: std::sync::MutexGuard<'_, super::receive::Receiving>,
-        epoch: u32,
-        fall: Fall,
-        why: &Unavailable,
-    ) -> Result<(), WireError> {
-        if !fall.say_down && fall.resume.is_none() {
-            return Ok(());
-        }
-        let mut sending = lock(&self.sending);
-        let mut gone = None;
-        if fall.say_down {
-            receiving.inbox.freeze();
-            if sending.outbox.route() != Route::Stream {
-                sending.outbox.freeze();
-            }
-            gone = sending.upgraded.take().map(|(_, link)| link);
-            if let Some(link) = &gone {
-                sending.retired += link.counters();
-            }
-            let down = Down {
-                epoch,
-                rx_seq: receiving.inbox.rx_seq(),
-                reason: why.reason as u8,
-                pulls: Vec::new(),
-                detail: why.detail.clone(),
-            };
-            let mut payload = BytesMut::new();
-            down.encode(&mut payload);
-            sending.control.push_back(crate::proto::message::Frame::link(FrameType::DOWN, payload.freeze()));
-        }
-        let resumed = match fall.resume {
-            None => Ok(()),
-            Some(rx_seq) => sending
-                .outbox
-                .resume(rx_seq)
-                .map_err(|_| WireError::new("down.rx_seq", "acknowledges what was never sent")),
-        };
-        drop((sending, receiving));
-        self.stay_on_stream(why.clone());
+    fn fell(&self, fallen: Fallen, gone: Option<Arc<dyn Link>>, why: Unavailable) {
         if let Some(link) = gone {
             tracing::warn!(peer = ?self.peer(), %why, "fell back to the stream link");
             link.close();
         }
-        self.queued.store(true, std::sync::atomic::Ordering::Relaxed);
-        self.flush();
-        resumed
+        // The first to say DOWN knows why; the other's answer says nothing new.
+        if fallen.say.is_some() {
+            self.stay_on_stream(why);
+        }
+        self.flush_anyway();
+    }
+}
+
+impl Sending {
+    /// Puts the DOWN where it must be, if one must be said, and gives the link that is used no more.
+    fn say_down(&mut self, epoch: u32, fallen: Fallen, why: &Unavailable) -> Option<Arc<dyn Link>> {
+        let rx_seq = fallen.say?;
+        let (reason, detail) = (why.reason as u8, why.detail.clone());
+        let mut payload = BytesMut::new();
+        Down { epoch, rx_seq, reason, pulls: Vec::new(), detail }.encode(&mut payload);
+        self.control.push_back(Frame::link(FrameType::DOWN, payload.freeze()));
+        let (_, link) = self.upgraded.take()?;
+        self.retired += link.counters();
+        Some(link)
     }
 }

@@ -41,7 +41,7 @@ pub struct Limits {
 /// The receiving half of a session.
 ///
 /// Ask [`order`](Self::order) about every session frame, then give the next one to [`take`](Self::take).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Inbox {
     rx_seq: u32,
     route: Route,
@@ -53,7 +53,7 @@ pub struct Inbox {
     limits: Limits,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Assembly {
     kind: FrameType,
     total: usize,

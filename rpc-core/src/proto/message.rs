@@ -133,7 +133,10 @@ impl Cutting {
         let mut pieces = Pieces::default();
         let mut header = Header::new(FrameType::FRAGMENT, self.call);
         let mut room = max;
-        if self.left == self.total {
+        if self.left == self.total && self.total <= max {
+            // It was too long for the link it was to go by; for this one it is not.
+            header.kind = self.kind;
+        } else if self.left == self.total {
             header.kind = self.kind;
             header.flags = flags::FRAGMENTED;
             pieces.push(Bytes::copy_from_slice(&(self.total as u32).to_le_bytes()));

@@ -6,5 +6,8 @@
 pub mod inbox;
 pub mod message;
 pub mod outbox;
+pub mod session;
+#[cfg(test)]
+mod sim;
 pub mod switch;
 pub mod wire;

@@ -42,7 +42,7 @@ pub struct Outbox {
     retained: VecDeque<Frame>,
     retained_bytes: usize,
     max_retained: usize,
-    /// The first of `retained` that must be sent again; counts down to none as they are.
+    /// How many of `retained`, counted from its end, must be sent again.
     resend: usize,
 }
 
@@ -94,7 +94,7 @@ impl Outbox {
             return None;
         }
         if self.resend > 0 {
-            return Some(self.next_again());
+            return self.next_again();
         }
         if self.route != Route::Stream && self.retained_bytes >= self.max_retained {
             return None;
@@ -151,15 +151,16 @@ impl Outbox {
         }
     }
 
-    fn next_again(&mut self) -> Frame {
-        let frame = self.retained[self.retained.len() - self.resend].clone();
+    /// The next of the frames that went by a link which died. By the stream link they need no keeping any more.
+    fn next_again(&mut self) -> Option<Frame> {
+        let index = self.retained.len() - self.resend;
         self.resend -= 1;
-        if self.resend == 0 {
-            // They went by the stream link this time.
-            self.retained.clear();
-            self.retained_bytes = 0;
+        if self.route != Route::Stream {
+            return self.retained.get(index).cloned();
         }
-        frame
+        let frame = self.retained.remove(index)?;
+        self.retained_bytes -= frame.header.len as usize;
+        Some(frame)
     }
 
     /// Takes back what was not sent of a call's message. Gives `true` if nothing of it has left: the peer will
@@ -209,7 +210,9 @@ impl Outbox {
     /// From the next frame on goes by the upgraded link; the UP must be the next thing on the stream link.
     pub fn go_up(&mut self, epoch: u32) -> Up {
         self.route = Route::Upgraded(epoch);
-        Up { epoch, first_seq: self.next_seq }
+        // What a former link left to be sent again goes first.
+        let again = self.retained.get(self.retained.len() - self.resend).filter(|_| self.resend > 0);
+        Up { epoch, first_seq: again.map_or(self.next_seq, |frame| frame.header.seq) }
     }
 
     /// Stops: no session frame leaves by any link until [`resume`](Self::resume).

@@ -12,6 +12,7 @@ mod control;
 mod header;
 mod hello;
 mod read;
+mod switch;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -21,11 +22,9 @@ pub use content::{
     Content, MAX_ATTACHMENTS, REQUEST_PREFIX, RequestHead, ResponseHead, Verdict, decode_status,
     encode_status,
 };
-pub use control::{
-    Answer, Cancel, Close, CloseCode, Credit, CreditOp, Done, Down, End, EndReason, Goaway, Offer, Ping,
-    Probe, Pull, Up, Window,
-};
+pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, End, EndReason, Goaway, Ping, Window};
 pub use header::{FrameType, HEADER_LEN, Header, flags};
 pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
 pub use read::{Reader, WireError};
+pub use switch::{Answer, Down, Offer, Probe, Pull, Up};
 pub use write::TooLong;

@@ -35,17 +35,17 @@ pub(crate) fn files(extensions: &[&str]) -> Vec<File> {
 }
 
 fn collect(root: &Path, directory: &Path, extensions: &[&str], files: &mut Vec<File>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if name.starts_with('.') || name == "target" {
+    let entries = fs::read_dir(directory).expect("a directory of the project can be read");
+    for entry in entries.flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if name.to_string_lossy().starts_with('.') || name == "target" {
             continue;
         }
         if path.is_dir() {
             collect(root, &path, extensions, files);
         } else if path.extension().is_some_and(|e| extensions.iter().any(|x| e == *x)) {
-            let parts: Vec<_> =
-                path.strip_prefix(root).unwrap().iter().map(|p| p.to_string_lossy()).collect();
+            let relative = path.strip_prefix(root).expect("found under it");
+            let parts: Vec<_> = relative.iter().map(|p| p.to_string_lossy()).collect();
             // Another program's temporary file may be gone by now.
             if let Ok(text) = fs::read_to_string(&path) {
                 files.push(File { path: parts.join("/"), text });
@@ -75,7 +75,7 @@ pub(crate) fn code(text: &str) -> String {
         }
         i = end.max(i + 1);
     }
-    String::from_utf8(out).unwrap()
+    String::from_utf8(out).expect("only whole characters were blanked out")
 }
 
 fn is_word(bytes: &[u8], i: usize) -> bool {

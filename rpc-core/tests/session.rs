@@ -1,0 +1,480 @@
+//! Sessions over the in-memory link: calls, and moving between links. Services are written by hand here; what the
+//! macro makes of traits is tested through the facade.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::codec::Raw;
+use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::connection::Settings;
+use farcall_core::payload::{Encoder, Payload};
+use farcall_core::server::Host;
+use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::status::{Blame, Code, Executed, Result, Status};
+use farcall_core::transport::{BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory};
+use tokio::sync::Notify;
+
+type Echo = Call<Result<Bytes>, Raw>;
+
+const ECHO: usize = 0;
+const HANG: usize = 1;
+const PANIC: usize = 2;
+const BIG: usize = 3;
+
+/// echo(x) -> x; hang() for ever, saying when it starts and when it is dropped; panic(); big(n) -> n bytes.
+struct Test {
+    info: Arc<ServiceInfo>,
+    started: Arc<Notify>,
+    dropped: Arc<Notify>,
+    runs: Arc<AtomicU32>,
+}
+
+impl Test {
+    fn new() -> Self {
+        let methods = ["echo", "hang", "panic", "big"].map(|name| Method::unary(name, name)).to_vec();
+        let info = ServiceInfo { name: "test".into(), codec: "raw", methods };
+        Self { info: Arc::new(info), started: Arc::default(), dropped: Arc::default(), runs: Arc::default() }
+    }
+}
+
+struct NotifyOnDrop(Arc<Notify>);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl Service for Test {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        let (started, dropped) = (self.started.clone(), self.dropped.clone());
+        Box::pin(async move {
+            match method {
+                ECHO => Reply::Ok(request.payload),
+                HANG => {
+                    let _guard = NotifyOnDrop(dropped);
+                    started.notify_one();
+                    pending().await
+                }
+                PANIC => panic!("as it was told to"),
+                _ => Reply::Ok(Payload::from_body(vec![7; 100_000].into())),
+            }
+        })
+    }
+}
+
+/// Connects callers to a host in this process.
+struct Near(Arc<Host>);
+
+impl Connector for Near {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.0.serve(far);
+        Box::pin(async { Ok(near) })
+    }
+
+    fn target(&self) -> String {
+        "here".into()
+    }
+}
+
+fn plain(limits: Limits) -> Settings {
+    Settings::plain(limits, Liveness::default(), Unavailable::new(Reason::NoDevice, "none in this test"))
+}
+
+struct Setup {
+    caller: Caller,
+    host: Arc<Host>,
+    info: Arc<ServiceInfo>,
+    started: Arc<Notify>,
+    dropped: Arc<Notify>,
+    runs: Arc<AtomicU32>,
+}
+
+fn setup(client: Settings, server: Settings) -> Setup {
+    let service = Test::new();
+    let (info, started) = (service.info.clone(), service.started.clone());
+    let (dropped, runs) = (service.dropped.clone(), service.runs.clone());
+    let host = Host::new(vec![Arc::new(service)], server).unwrap();
+    let caller = Caller::new(Near(host.clone()), client);
+    Setup { caller, host, info, started, dropped, runs }
+}
+
+impl Setup {
+    fn call(&self, method: usize, argument: impl Into<Bytes>) -> Echo {
+        let mut arguments = Encoder::new();
+        arguments.put_bytes(&argument.into());
+        Call::new(&self.caller, &self.info, method, Ok(arguments.finish()))
+    }
+}
+
+fn default() -> Setup {
+    setup(plain(Limits::default()), plain(Limits::default()))
+}
+
+fn bytes(len: usize, seed: usize) -> Bytes {
+    (0..len).map(|i| (i * 31 + seed) as u8).collect()
+}
+
+#[tokio::test]
+async fn calls_of_all_sizes_come_back_unchanged() {
+    let t = default();
+    for len in [0, 1, 100, 2048, 2049, 100_000, 131_072, 131_073, 1 << 20, 10 << 20] {
+        assert_eq!(t.call(ECHO, bytes(len, len)).await.unwrap(), bytes(len, len));
+    }
+}
+
+#[tokio::test]
+async fn many_calls_in_flight_get_their_own_answers() {
+    let t = default();
+    let calls = (0..1000).map(|i| {
+        let call = t.call(ECHO, bytes(i * 300 % 200_000, i));
+        tokio::spawn(async move { (i, call.await.unwrap()) })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        let (i, answer) = call.await.unwrap();
+        assert_eq!(answer, bytes(i * 300 % 200_000, i));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_ends_the_call_and_the_handler() {
+    let t = default();
+    let error = t.call(HANG, "").deadline(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
+    assert!(error.message().contains("test/hang"), "{error}");
+    t.dropped.notified().await;
+}
+
+#[tokio::test]
+async fn dropping_a_call_drops_its_handler() {
+    let t = default();
+    let call = tokio::spawn({
+        let call = t.call(HANG, "");
+        async move { call.await }
+    });
+    t.started.notified().await;
+    call.abort();
+    t.dropped.notified().await;
+    // The connection is none the worse.
+    assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
+}
+
+#[tokio::test]
+async fn a_panic_ends_its_call_only() {
+    let t = default();
+    let error = t.call(PANIC, "").await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Internal, Executed::Yes));
+    assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
+}
+
+#[tokio::test]
+async fn a_message_over_the_limit_names_the_setting() {
+    let mut small = Limits::default();
+    small.max_message = 50_000;
+    let t = setup(plain(Limits::default()), plain(small.clone()));
+    let error = t.call(ECHO, bytes(60_000, 0)).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::No));
+    assert!(error.message().contains("the server's limits.max_message is 50000"), "{error}");
+    assert_eq!(t.runs.load(Ordering::Relaxed), 0);
+
+    let t = setup(plain(small), plain(Limits::default()));
+    let error = t.call(BIG, "").await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::Yes));
+    assert!(error.message().contains("the client's limits.max_message is 50000"), "{error}");
+    assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_wait_for_a_place_and_say_so() {
+    let mut few = Limits::default();
+    few.concurrent_calls = 2;
+    let t = setup(plain(Limits::default()), plain(few));
+    let hanging: Vec<_> = (0..2)
+        .map(|_| {
+            let call = t.call(HANG, "");
+            tokio::spawn(async move { call.await })
+        })
+        .collect();
+    t.started.notified().await;
+    let error = t.call(ECHO, "").deadline(Duration::from_millis(10)).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
+    assert!(error.message().contains("limits.concurrent_calls"), "{error}");
+    let waiting = tokio::spawn({
+        let call = t.call(ECHO, "my turn");
+        async move { call.await }
+    });
+    hanging[0].abort();
+    assert_eq!(waiting.await.unwrap().unwrap(), "my turn");
+}
+
+#[tokio::test]
+async fn an_unknown_service_or_method_is_named() {
+    let t = default();
+    let elsewhere = ServiceInfo { name: "elsewhere".into(), ..(*t.info).clone() };
+    let call: Echo = Call::new(&t.caller, &Arc::new(elsewhere), ECHO, Ok(Payload::default()));
+    let error = call.await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unimplemented, Executed::No));
+    assert!(error.message().contains("`elsewhere`"), "{error}");
+
+    let mut newer = (*t.info).clone();
+    newer.methods.insert(0, Method::unary("brand_new", "brand_new"));
+    let newer = Arc::new(newer);
+    let call: Echo = Call::new(&t.caller, &newer, 0, Ok(Payload::default()));
+    let error = call.await.unwrap_err();
+    assert_eq!(error.code(), Code::Unimplemented);
+    assert!(error.message().contains("brand_new"), "{error}");
+    // The methods that both have go on, whatever their index.
+    let call: Echo = Call::new(&t.caller, &newer, 1, Ok(Payload::from_body("x".into())));
+    assert_eq!(call.await.unwrap(), "x");
+}
+
+#[tokio::test]
+async fn a_changed_signature_fails_with_both_fingerprints() {
+    let t = default();
+    let mut changed = (*t.info).clone();
+    changed.methods[ECHO] = Method::unary("echo", "echo, but different");
+    let call: Echo = Call::new(&t.caller, &Arc::new(changed.clone()), ECHO, Ok(Payload::default()));
+    let error = call.await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::FailedPrecondition, Executed::No));
+    for method in [&changed.methods[ECHO], &t.info.methods[ECHO]] {
+        assert!(error.message().contains(&format!("{:016x}", method.fingerprint)), "{error}");
+    }
+    assert_eq!(t.runs.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_closed_server_says_of_each_call_that_it_may_have_run() {
+    let t = default();
+    let call = tokio::spawn({
+        let call = t.call(HANG, "");
+        async move { call.await }
+    });
+    t.started.notified().await;
+    t.host.close();
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe));
+    t.dropped.notified().await;
+}
+
+#[tokio::test]
+async fn a_drain_finishes_what_runs_and_takes_no_more() {
+    let t = default();
+    let hanging = tokio::spawn({
+        let call = t.call(HANG, "").deadline(Duration::from_millis(300));
+        async move { call.await }
+    });
+    t.started.notified().await;
+    let host = t.host.clone();
+    let drained = tokio::spawn(async move { host.drain(Duration::from_secs(60)).await });
+    let error = hanging.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "it was let run to its end: {error}");
+    drained.await.unwrap();
+    assert!(t.host.connections().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_takes_too_long_closes() {
+    let t = default();
+    let hanging = tokio::spawn({
+        let call = t.call(HANG, "");
+        async move { call.await }
+    });
+    t.started.notified().await;
+    t.host.drain(Duration::from_secs(5)).await;
+    let error = hanging.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe));
+    t.dropped.notified().await;
+}
+
+/// An upgrade to further in-memory links, which can be made to fail at any step.
+#[derive(Debug, Default)]
+struct Fabric {
+    waiting: Mutex<HashMap<u32, Arc<dyn Link>>>,
+    current: Mutex<Vec<Arc<dyn Link>>>,
+    next: AtomicU32,
+    refuse_offer: AtomicBool,
+    refuse_answer: AtomicBool,
+    lose_probe: AtomicBool,
+}
+
+#[derive(Debug)]
+struct ToFabric(Arc<Fabric>);
+
+struct Proven(Arc<Fabric>, Arc<dyn Link>);
+
+impl Candidate for Proven {
+    fn complete(self: Box<Self>, _: u32, _: Option<Bytes>) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>> {
+        Box::pin(async move {
+            if self.0.lose_probe.load(Ordering::Relaxed) {
+                return Err(Unavailable::new(Reason::ProbeLost, "as the test wants it"));
+            }
+            Ok(self.1)
+        })
+    }
+}
+
+type Prepared = BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+
+impl Upgrade for ToFabric {
+    fn name(&self) -> &'static str {
+        "fabric"
+    }
+
+    fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>> {
+        Box::pin(async { Ok(Bytes::new()) })
+    }
+
+    fn offer(&self, _: Bytes, _: &Description) -> Prepared {
+        let fabric = self.0.clone();
+        Box::pin(async move {
+            if fabric.refuse_offer.load(Ordering::Relaxed) {
+                return Err(Unavailable::new(Reason::Memlock, "as the test wants it"));
+            }
+            let (near, far) = memory::pair();
+            let key = fabric.next.fetch_add(1, Ordering::Relaxed);
+            fabric.current.lock().unwrap().push(near.clone());
+            fabric.waiting.lock().unwrap().insert(key, far);
+            let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), near));
+            Ok((proven, key.to_le_bytes().to_vec().into()))
+        })
+    }
+
+    fn answer(&self, offer: Bytes, _: &Description) -> Prepared {
+        let fabric = self.0.clone();
+        Box::pin(async move {
+            if fabric.refuse_answer.load(Ordering::Relaxed) {
+                return Err(Unavailable::new(Reason::NoCredit, "as the test wants it"));
+            }
+            let key = u32::from_le_bytes(offer[..4].try_into().unwrap());
+            let far = fabric.waiting.lock().unwrap().remove(&key).unwrap();
+            let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), far));
+            Ok((proven, Bytes::new()))
+        })
+    }
+}
+
+fn with_fabric(fabric: &Arc<Fabric>, policy: Policy) -> Setup {
+    let settings = |policy| Settings {
+        limits: Limits::default(),
+        liveness: Liveness::default(),
+        policy,
+        upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
+    };
+    setup(settings(policy), settings(Policy::Auto))
+}
+
+#[tokio::test]
+async fn calls_move_to_the_better_link() {
+    let t = with_fabric(&Arc::default(), Policy::Auto);
+    let connection = t.caller.connection().await.unwrap();
+    assert_eq!(connection.transport().why_not_rdma, None);
+    for len in [0, 100, 300_000] {
+        assert_eq!(t.call(ECHO, bytes(len, 3)).await.unwrap(), bytes(len, 3));
+    }
+    let traffic = connection.traffic();
+    assert!(traffic.upgraded.bytes_sent > 300_000, "{traffic:?}");
+    assert!(traffic.stream.bytes_sent < 1000, "{traffic:?}");
+}
+
+#[tokio::test]
+async fn an_attempt_that_fails_leaves_a_working_connection_and_its_reason() {
+    type Fault = fn(&Fabric) -> &AtomicBool;
+    let faults: [(Fault, Reason, bool); 3] = [
+        (|f| &f.refuse_offer, Reason::Memlock, false),
+        (|f| &f.refuse_answer, Reason::NoCredit, true),
+        (|f| &f.lose_probe, Reason::ProbeLost, false),
+    ];
+    for (fault, reason, at_peer) in faults {
+        let fabric = Arc::new(Fabric::default());
+        fault(&fabric).store(true, Ordering::Relaxed);
+        let t = with_fabric(&fabric, Policy::Auto);
+        assert_eq!(t.call(ECHO, bytes(200_000, 1)).await.unwrap(), bytes(200_000, 1));
+        let transport = t.caller.connection().await.unwrap().transport();
+        let why = transport.why_not_rdma.clone().unwrap();
+        assert_eq!((why.reason, why.at_peer), (reason, at_peer));
+        assert!(transport.to_string().contains("as the test wants it"), "{transport}");
+
+        let t = with_fabric(&fabric, Policy::Rdma);
+        let error = t.call(ECHO, "").await.unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+        assert!(error.message().contains("required") && error.message().contains("as the test"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_can_not_is_a_reason_too() {
+    let fabric = Arc::new(Fabric::default());
+    let able = Settings { upgrade: Ok(Arc::new(ToFabric(fabric))), ..plain(Limits::default()) };
+    let t = setup(able, plain(Limits::default()));
+    let why = t.caller.connection().await.unwrap().transport().why_not_rdma.unwrap();
+    assert_eq!((why.reason, why.at_peer), (Reason::PeerWithout, true));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_death_of_the_better_link_under_load_fails_and_repeats_no_call() {
+    let fabric = Arc::new(Fabric::default());
+    let t = Arc::new(with_fabric(&fabric, Policy::Auto));
+    t.caller.connection().await.unwrap();
+    const CALLS: usize = 400;
+    let tasks: Vec<_> = (0..8)
+        .map(|task| {
+            let (t, fabric) = (t.clone(), fabric.clone());
+            tokio::spawn(async move {
+                for i in 0..CALLS / 8 {
+                    if task == 0 && i == 20 {
+                        // Whatever is on its way by it is lost.
+                        fabric.current.lock().unwrap().pop().unwrap().close();
+                    }
+                    let content = bytes((i * 977) % 50_000, task);
+                    assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(t.runs.load(Ordering::Relaxed) as usize, CALLS, "each handler ran once");
+    let why = t.caller.connection().await.unwrap().transport().why_not_rdma.unwrap();
+    assert_eq!(why.reason, Reason::QueuePair);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_peer_is_given_up() {
+    /// A link whose other end is never served.
+    struct Silent(Mutex<Vec<Arc<dyn Link>>>);
+    impl Connector for Silent {
+        fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+            let (near, far) = memory::pair();
+            self.0.lock().unwrap().push(far);
+            Box::pin(async { Ok(near) })
+        }
+        fn target(&self) -> String {
+            "nobody".into()
+        }
+    }
+    let caller = Caller::new(Silent(Mutex::default()), plain(Limits::default()));
+    let error = caller.connection().await.unwrap_err();
+    assert_eq!((error.code(), error.blame()), (Code::Unavailable, Blame::Peer));
+    assert!(error.message().contains("liveness.connect_ms"), "{error}");
+}
+
+#[tokio::test]
+async fn a_failed_argument_sends_nothing() {
+    let t = default();
+    let refused = Status::new(Code::Internal, "can't be encoded");
+    let call: Echo = Call::new(&t.caller, &t.info, ECHO, Err(refused.clone()));
+    assert_eq!(call.await.unwrap_err(), refused);
+    assert_eq!(t.runs.load(Ordering::Relaxed), 0);
+}

@@ -1,1 +1,69 @@
-//! Placeholder.
+//! The `#[service]` attribute of farcall. Applications use it as `#[farcall::service]`.
+//!
+//! The trait is parsed ([`parse`]), turned into a model of the service ([`model`]) while everything that is wrong with
+//! it is collected ([`check`]), and the model is written out ([`expand`]). What is written out is thin: what does not
+//! depend on the trait is in farcall-core's `__private` module, the only thing that generated code refers to.
+
+mod check;
+mod expand;
+mod model;
+mod parse;
+
+use proc_macro::TokenStream;
+
+/// Makes a typed server and client of a trait.
+///
+/// ```ignore
+/// #[farcall::service(package = "shop.v1")]
+/// pub trait Kv {
+///     /// Looks a key up.
+///     async fn get(&self, key: String) -> Result<Option<Bytes>, KvError>;
+///     async fn put(&self, cx: &Context, key: String, value: Bytes) -> farcall::Result<()>;
+/// }
+/// ```
+///
+/// # What it makes
+///
+/// - **The trait** itself, with the supertraits `Send + Sync + 'static` and methods whose futures are `Send`:
+///   `fn get(&self, key: String) -> impl Future<Output = ..> + Send`. Implementations write `async fn get(..)`.
+///   Methods may have a body, which is then the default.
+/// - **`KvServer<S>`**, made of an implementation with `new` or `from_arc`, to be added to a server.
+/// - **`KvClient`**, made with `KvClient::new(channel)`. Its methods return a `Call`, which takes options
+///   (`.deadline(..)`) and is awaited. It implements `Kv` too, so that code which is generic over `Kv` runs with an
+///   implementation in the same process or far away. `KvClient::in_process(implementation)` calls an implementation
+///   without a network but through the whole protocol, for tests.
+///
+/// # Methods
+///
+/// `async`, with `&self`, then optionally `cx: &Context` (the call's deadline, attempt and caller), then any number of
+/// arguments by value; they return `farcall::Result<T>`, or `Result<T, E>` with an error type of the application.
+/// Arguments, `T` and `E` are what the codec carries: with the default, everything that derives serde's `Serialize` and
+/// `Deserialize`. `E` also implements `From<farcall::Status>`, because any call can fail for reasons of farcall's own.
+///
+/// The client takes arguments of the types `String`, `Bytes` and `Vec<u8>` as `impl Into<..>`, so that `kv.get("key")`
+/// works. `cx` is not among its arguments: the context of the handler that makes the call is inherited by itself.
+///
+/// - `#[rpc(name = "..")]` on a method is its name on the wire, if that is not its name in Rust.
+/// - `#[rpc(default)]` on one or more of the last arguments: callers that were built before the argument existed are
+///   still understood; the argument is then `Default::default()`.
+///
+/// # Options
+///
+/// - `package = "shop.v1"`: what comes before the service's name on the wire.
+/// - `name = "Kv"`: the service's name on the wire, if that is not the trait's.
+/// - `codec = path`: the codec of all methods; `farcall::Postcard` unless given.
+/// - `crate = "path"`: where farcall is, if not at `::farcall`.
+///
+/// # Generic traits
+///
+/// The trait may be generic over types and constants (`trait Cache<K: .., V: ..>`). Each instance then is a service
+/// with a wire name of its own, which is given where server and client are made: `CacheServer::named("cache.users",
+/// ..)`, `CacheClient::named("cache.users", channel)`. A generic *method* is refused, since the other side could not
+/// know which instances there are.
+#[proc_macro_attribute]
+pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {
+    let expanded = parse::options(options.into())
+        .and_then(|options| check::service(options, parse::item(item.into())?))
+        .map(|service| expand::service(&service));
+    expanded.unwrap_or_else(|e| e.into_compile_error()).into()
+}

@@ -1,0 +1,215 @@
+//! What the expansion of `#[farcall::service]` refers to, and nothing else may: it changes with the macro.
+//!
+//! Whatever does not depend on the trait is here, so that what is generated stays small.
+
+use std::any::{Any, TypeId};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+pub use crate::client::{Call, Caller, in_process};
+pub use crate::codec::{Codec, Decode, Encode, Postcard};
+pub use crate::context::Context;
+pub use crate::payload::Payload;
+pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
+pub use crate::status::Status;
+
+use crate::codec::{CodecError, Shape, all_read};
+use crate::payload::{Decoder, Encoder};
+use crate::status::{Blame, Code, Executed};
+
+/// The signature of a method, in the making.
+#[derive(Debug)]
+pub struct Signature<C> {
+    method: &'static str,
+    /// Their text: the name, unless the codec leaves it out, and the type.
+    arguments: Vec<String>,
+    /// How many of the last arguments may be missing.
+    defaults: usize,
+    codec: PhantomData<C>,
+}
+
+impl<C: Codec> Signature<C> {
+    pub fn new(method: &'static str) -> Self {
+        Self { method, arguments: Vec::new(), defaults: 0, codec: PhantomData }
+    }
+
+    /// Adds an argument.
+    pub fn argument<T>(mut self, name: &str) -> Self
+    where
+        C: Decode<T>,
+    {
+        let mut shape = Shape::default();
+        if C::ARGUMENTS > 1 {
+            shape.opaque(&format!("{name}: "));
+        }
+        <C as Decode<T>>::shape(&mut shape);
+        self.arguments.push(shape.text().to_owned());
+        self.defaults = 0;
+        self
+    }
+
+    /// Adds an argument that may be missing.
+    pub fn default_argument<T>(self, name: &str) -> Self
+    where
+        C: Decode<T>,
+    {
+        let defaults = self.defaults + 1;
+        Self { defaults, ..self.argument::<T>(name) }
+    }
+
+    /// Adds what the method returns.
+    pub fn returns<O: Outcome>(self) -> Method
+    where
+        C: Decode<O::Ok> + Decode<O::Err>,
+        O::Err: 'static,
+    {
+        let mut result = Shape::default();
+        <C as Decode<O::Ok>>::shape(&mut result);
+        result.opaque(" | ");
+        if TypeId::of::<O::Err>() == TypeId::of::<Status>() {
+            // It does not go through the codec.
+            result.opaque("Status");
+        } else {
+            <C as Decode<O::Err>>::shape(&mut result);
+        }
+        let signature = |count: usize| {
+            let text = format!("{}({}) -> {}", self.method, self.arguments[..count].join(", "), result.text());
+            Method::unary(self.method, text)
+        };
+        let all = self.arguments.len();
+        let accepts = (all - self.defaults..all).map(|count| signature(count).fingerprint).collect();
+        Method { accepts, ..signature(all) }
+    }
+}
+
+/// A service with this codec.
+pub fn service_info<C: Codec>(
+    name: impl Into<std::borrow::Cow<'static, str>>,
+    methods: Vec<Method>,
+) -> Arc<ServiceInfo> {
+    Arc::new(ServiceInfo { name: name.into(), codec: C::NAME, methods })
+}
+
+/// The arguments of a call on their way out.
+#[derive(Debug)]
+pub struct Outgoing<'a, C> {
+    call: CallName<'a>,
+    arguments: Result<Encoder, Status>,
+    codec: PhantomData<C>,
+}
+
+impl<'a, C: Codec> Outgoing<'a, C> {
+    pub fn new(service: &'a ServiceInfo, method: usize) -> Self {
+        Self { call: CallName { service, method }, arguments: Ok(Encoder::new()), codec: PhantomData }
+    }
+
+    /// Adds an argument.
+    pub fn put<T>(mut self, name: &str, value: &T) -> Self
+    where
+        C: Encode<T>,
+    {
+        if let Ok(out) = &mut self.arguments
+            && let Err(e) = C::encode(value, out)
+        {
+            let message = format!("{}: the argument `{name}` can't be encoded: {e}", self.call);
+            self.arguments = Err(Status::new(Code::Internal, message)
+                .with_blame(Blame::Caller)
+                .with_executed(Executed::No));
+        }
+        self
+    }
+
+    pub fn finish(self) -> Result<Payload, Status> {
+        self.arguments.map(Encoder::finish)
+    }
+}
+
+/// The arguments of a call as they came. What is wrong with them is answered without running the handler.
+#[derive(Debug)]
+pub struct Incoming<'a, C> {
+    call: CallName<'a>,
+    input: Decoder,
+    codec: PhantomData<C>,
+}
+
+impl<'a, C: Codec> Incoming<'a, C> {
+    pub fn new(service: &'a ServiceInfo, method: usize, payload: Payload) -> Self {
+        Self { call: CallName { service, method }, input: Decoder::new(payload), codec: PhantomData }
+    }
+
+    /// Takes the next argument.
+    pub fn next<T>(&mut self, name: &str) -> Result<T, Reply>
+    where
+        C: Decode<T>,
+    {
+        C::decode(&mut self.input)
+            .map_err(|e| self.malformed(format_args!("the argument `{name}` can't be decoded"), e))
+    }
+
+    /// Takes the next argument, or makes its default if the caller is too old to know of it.
+    pub fn next_or_default<T: Default>(&mut self, name: &str) -> Result<T, Reply>
+    where
+        C: Decode<T>,
+    {
+        if self.input.is_finished() { Ok(T::default()) } else { self.next(name) }
+    }
+
+    /// Refuses more than there are arguments for.
+    pub fn finish(self) -> Result<(), Reply> {
+        all_read(&self.input)
+            .map_err(|e| self.malformed(format_args!("there is more than the arguments"), e))
+    }
+
+    fn malformed(&self, what: fmt::Arguments<'_>, e: CodecError) -> Reply {
+        let message = format!("{}: {what}: {e}; do both sides have the same types?", self.call);
+        Reply::Status(
+            Status::new(Code::Internal, message).with_blame(Blame::Peer).with_executed(Executed::No),
+        )
+    }
+}
+
+/// Encodes what a handler returned.
+pub fn reply<C, O>(service: &ServiceInfo, method: usize, outcome: O) -> Reply
+where
+    O: Outcome,
+    O::Err: 'static,
+    C: Encode<O::Ok> + Encode<O::Err>,
+{
+    let mut out = Encoder::new();
+    let encoded = match outcome.into_result() {
+        Ok(value) => C::encode(&value, &mut out).map(|()| Reply::Ok(out.finish())),
+        Err(error) => match (&error as &dyn Any).downcast_ref::<Status>() {
+            // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make
+            // the caller's side repeat this one.
+            Some(status) => return Reply::Status(status.clone().with_executed(Executed::Yes)),
+            None => C::encode(&error, &mut out).map(|()| Reply::Err(out.finish())),
+        },
+    };
+    encoded.unwrap_or_else(|e| {
+        let message = format!("{}: the result can't be encoded: {e}", CallName { service, method });
+        Reply::Status(Status::new(Code::Internal, message))
+    })
+}
+
+/// Answers a call of a method that the service does not have. The server has looked the method up in the same
+/// `ServiceInfo`, so it is never seen.
+pub fn no_such_method(service: &ServiceInfo, method: usize) -> HandlerFuture {
+    let message = format!("service `{}` has no method {method}", service.name);
+    let status = Status::new(Code::Unimplemented, message).with_blame(Blame::Bug).with_executed(Executed::No);
+    Box::pin(std::future::ready(Reply::Status(status)))
+}
+
+/// A method as messages name it: `shop.v1.Kv/get`.
+#[derive(Clone, Copy, Debug)]
+struct CallName<'a> {
+    service: &'a ServiceInfo,
+    method: usize,
+}
+
+impl fmt::Display for CallName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let method = self.service.methods.get(self.method).map_or("?", |m| m.name);
+        write!(f, "{}/{method}", self.service.name)
+    }
+}

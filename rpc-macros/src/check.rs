@@ -1,0 +1,393 @@
+//! From the trait as written to the model, with a message for everything that can't be a service. All of them are
+//! reported at once, each at the tokens to change.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+
+use proc_macro2::Span;
+use quote::ToTokens;
+use syn::ext::IdentExt;
+use syn::visit::{self, Visit};
+use syn::{
+    Attribute, Error, FnArg, GenericParam, ItemTrait, LitStr, Pat, PatType, Path, Result, ReturnType,
+    Signature, TraitItem, TraitItemFn, Type, TypeParamBound, parse_quote,
+};
+
+use crate::model::{Argument, Method, Service};
+use crate::parse::{self, Options, Rpc};
+
+const STREAMS: &str = "streams come in a later version of farcall; until then a method takes and returns whole values, such as a `Vec`";
+
+pub(crate) fn service(options: Options, mut item: ItemTrait) -> Result<Service> {
+    let mut errors = Errors::default();
+    check_trait(&item, &mut errors);
+    let wire_name = wire_name(&options, &item, &mut errors);
+    let mut methods = Vec::new();
+    for member in &mut item.items {
+        match member {
+            TraitItem::Fn(function) => methods.extend(method(function, &mut errors)),
+            TraitItem::Type(other) => errors.add(
+                other,
+                "a service has no associated types, which the other side could not know: name the type, or make the \
+                 trait generic",
+            ),
+            other => errors.add(other, "a service has nothing but methods, for only they can be called from afar"),
+        }
+    }
+    check_names(&methods, &item, &mut errors);
+    errors.finish(Service {
+        wire_name,
+        codec: options.codec.unwrap_or_else(|| default_codec(options.farcall.as_ref())),
+        farcall: options.farcall.unwrap_or_else(|| parse_quote!(::farcall)),
+        methods,
+        item,
+    })
+}
+
+fn default_codec(farcall: Option<&Path>) -> Path {
+    match farcall {
+        Some(farcall) => parse_quote!(#farcall::__private::Postcard),
+        None => parse_quote!(::farcall::__private::Postcard),
+    }
+}
+
+fn check_trait(item: &ItemTrait, errors: &mut Errors) {
+    if let Some(token) = &item.unsafety {
+        errors.add(token, "a service is a safe trait: the client implements it too");
+    }
+    for parameter in item.generics.lifetimes() {
+        errors.add(parameter, "a service has no lifetimes: what travels is owned");
+    }
+    for attribute in item.attrs.iter().filter(|a| a.path().is_ident("cfg")) {
+        errors.add(attribute, "put this above `#[service]`: server and client depend on it as well");
+    }
+}
+
+/// The service's name on the wire; `None` if each instance has its own.
+fn wire_name(options: &Options, item: &ItemTrait, errors: &mut Errors) -> Option<String> {
+    for name in [&options.package, &options.name].into_iter().flatten() {
+        check_wire_name(name, errors);
+        if !item.generics.params.is_empty() {
+            errors.add(
+                name,
+                "each instance of a generic trait has a wire name of its own: give it whole to `named`, and not here",
+            );
+        }
+    }
+    if !item.generics.params.is_empty() {
+        return None;
+    }
+    let name = options.name.as_ref().map_or_else(|| item.ident.unraw().to_string(), LitStr::value);
+    Some(match &options.package {
+        Some(package) => format!("{}.{name}", package.value()),
+        None => name,
+    })
+}
+
+fn check_wire_name(name: &LitStr, errors: &mut Errors) {
+    let value = name.value();
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if value.is_empty() || value.len() > 200 || !value.chars().all(plain) {
+        errors.add(name, "a name on the wire has 1 to 200 letters, digits, `_`, `-` and `.`");
+    }
+}
+
+/// A method, and its declaration without what is ours. `None` if it is too far off to say more about it.
+fn method(function: &mut TraitItemFn, errors: &mut Errors) -> Option<Method> {
+    let rpc = errors.keep(parse::rpc(&mut function.attrs)).unwrap_or_default();
+    if let Some(span) = rpc.default {
+        errors.add_at(span, "`default` goes on arguments");
+    }
+    if let Some(name) = &rpc.name {
+        check_wire_name(name, errors);
+    }
+    for attribute in function.attrs.iter().filter(|a| a.path().is_ident("cfg")) {
+        errors.add(
+            attribute,
+            "a method is always there or never; put it into a trait of its own, under `#[cfg]`",
+        );
+    }
+    let signature = &mut function.sig;
+    check_qualifiers(signature, errors);
+    let receiver = check_receiver(signature, errors);
+    let (context, arguments) = arguments(signature, receiver, errors);
+    let output = output(signature, errors)?;
+    let ident = signature.ident.clone();
+    Some(Method {
+        wire_name: rpc.name.map_or_else(|| ident.unraw().to_string(), |name| name.value()),
+        ident,
+        attributes: function.attrs.iter().filter(|a| is_for_client(a)).cloned().collect(),
+        context,
+        arguments,
+        output,
+    })
+}
+
+fn is_for_client(attribute: &Attribute) -> bool {
+    attribute.path().is_ident("doc") || attribute.path().is_ident("deprecated")
+}
+
+fn check_qualifiers(signature: &Signature, errors: &mut Errors) {
+    if signature.asyncness.is_none() {
+        errors.add(
+            signature.fn_token,
+            format_args!("a method of a service is async: write `async fn {}(..)`", signature.ident),
+        );
+    }
+    if let Some(token) = &signature.unsafety {
+        errors.add(token, "a method of a service is safe: the client implements it too");
+    }
+    if let Some(abi) = &signature.abi {
+        errors.add(abi, "a method of a service is an ordinary `async fn`");
+    }
+    for parameter in &signature.generics.params {
+        errors.add(
+            parameter,
+            match parameter {
+                GenericParam::Lifetime(_) => "a method of a service has no lifetimes: its arguments are owned",
+                _ => {
+                    "a generic method is refused, for the other side can't know its instances: make the trait generic, \
+                     `trait Name<T: ..>`"
+                }
+            },
+        );
+    }
+    if let Some(clause) = &signature.generics.where_clause {
+        errors.add(clause, "a method of a service has no `where` clause: put it on the trait");
+    }
+}
+
+/// Whether the first input is a receiver of any kind.
+fn check_receiver(signature: &Signature, errors: &mut Errors) -> bool {
+    let why = "a service is called by many at once: write `&self`, and keep what changes behind a lock";
+    match signature.inputs.first() {
+        Some(FnArg::Receiver(receiver)) => {
+            if receiver.colon_token.is_some() || receiver.reference.is_none() || receiver.mutability.is_some()
+            {
+                errors.add(receiver, why);
+            } else if let Some((_, Some(lifetime))) = &receiver.reference {
+                errors.add(lifetime, "a method of a service has no lifetimes: write `&self`");
+            }
+            true
+        }
+        _ => {
+            errors
+                .add_at(signature.ident.span(), format_args!("`{}` has no `&self`: {why}", signature.ident));
+            false
+        }
+    }
+}
+
+/// Whether there is a context, and the arguments that travel.
+fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> (bool, Vec<Argument>) {
+    let mut context = false;
+    let mut arguments = Vec::new();
+    let mut default: Option<Span> = None;
+    for (i, input) in signature.inputs.iter_mut().skip(usize::from(receiver)).enumerate() {
+        let FnArg::Typed(input) = input else { continue };
+        let rpc = errors.keep(parse::rpc(&mut input.attrs)).unwrap_or_default();
+        if let Some(name) = &rpc.name {
+            errors.add(name, "`name` goes on methods; an argument's name is its name in Rust");
+        }
+        for attribute in input.attrs.iter().filter(|a| a.path().is_ident("cfg")) {
+            errors.add(attribute, "an argument is always there or never: both sides must agree on it");
+        }
+        if is_context(&input.ty) {
+            check_context(input, i, &rpc, errors);
+            context = true;
+            continue;
+        }
+        let argument = argument(input, &rpc, errors);
+        if let (Some(span), None) = (default, rpc.default) {
+            let name = &input.pat;
+            errors.add_at(
+                span,
+                format_args!(
+                    "only the last arguments can have a default, and `{}`, which comes after this one, has none",
+                    name.to_token_stream()
+                ),
+            );
+        }
+        default = rpc.default;
+        arguments.extend(argument);
+    }
+    (context, arguments)
+}
+
+/// Whether the type is a reference to something called `Context`.
+fn is_context(ty: &Type) -> bool {
+    let Type::Reference(reference) = ty else { return false };
+    let Type::Path(path) = &*reference.elem else { return false };
+    path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
+}
+
+fn check_context(input: &PatType, place: usize, rpc: &Rpc, errors: &mut Errors) {
+    if place != 0 {
+        errors.add(input, "the context comes first: write `(&self, cx: &Context, ..)`");
+    }
+    if let Type::Reference(reference) = &*input.ty
+        && (reference.mutability.is_some() || reference.lifetime.is_some())
+    {
+        errors.add(reference, "the context is lent for the call: write `cx: &Context`");
+    }
+    if let Some(span) = rpc.default {
+        errors.add_at(span, "the context does not travel and has no default");
+    }
+}
+
+fn argument(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Argument> {
+    check_type(&input.ty, "an argument", errors);
+    let ident = match &*input.pat {
+        Pat::Ident(p) if p.by_ref.is_none() && p.mutability.is_none() && p.subpat.is_none() => &p.ident,
+        other => {
+            errors.add(
+                other,
+                "an argument of a service has a plain name, which is part of its signature: take it apart in the body",
+            );
+            return None;
+        }
+    };
+    Some(Argument {
+        ident: ident.clone(),
+        wire_name: ident.unraw().to_string(),
+        ty: (*input.ty).clone(),
+        default: rpc.default.is_some(),
+    })
+}
+
+fn output(signature: &Signature, errors: &mut Errors) -> Option<Type> {
+    match &signature.output {
+        ReturnType::Default => {
+            errors.add_at(
+                signature.paren_token.span.close(),
+                "a method of a service returns a `Result`, for every call can fail: write `-> farcall::Result<()>`",
+            );
+            None
+        }
+        ReturnType::Type(_, ty) => {
+            check_type(ty, "a result", errors);
+            Some((**ty).clone())
+        }
+    }
+}
+
+fn check_names(methods: &[Method], item: &ItemTrait, errors: &mut Errors) {
+    let made_with: &[&str] =
+        if item.generics.params.is_empty() { &["new", "in_process"] } else { &["named", "in_process"] };
+    let mut seen: HashMap<&str, &Method> = HashMap::new();
+    for method in methods {
+        let ident = &method.ident;
+        if made_with.iter().any(|name| ident == name) {
+            errors.add(
+                ident,
+                format_args!(
+                    "`{}Client::{ident}` makes the client: call the method something else; #[rpc(name = \"{ident}\")] \
+                     keeps the name on the wire",
+                    item.ident
+                ),
+            );
+        }
+        if let Some(other) = seen.insert(&method.wire_name, method) {
+            errors.add(
+                ident,
+                format_args!(
+                    "`{}` and `{ident}` are both called `{}` on the wire: rename one, in Rust or with #[rpc(name = \
+                     \"..\")]",
+                    other.ident, method.wire_name
+                ),
+            );
+        }
+    }
+}
+
+fn check_type(ty: &Type, what: &'static str, errors: &mut Errors) {
+    Types { what, errors }.visit_type(ty);
+}
+
+/// Finds what can't travel.
+struct Types<'e> {
+    what: &'static str,
+    errors: &'e mut Errors,
+}
+
+impl<'ast> Visit<'ast> for Types<'_> {
+    fn visit_type_reference(&mut self, reference: &'ast syn::TypeReference) {
+        let what = self.what;
+        let owned = owned(&reference.elem);
+        self.errors.add(reference, format_args!("{what} travels and is therefore owned: write `{owned}`"));
+    }
+
+    fn visit_lifetime(&mut self, lifetime: &'ast syn::Lifetime) {
+        if lifetime.ident != "static" {
+            let what = self.what;
+            self.errors
+                .add(lifetime, format_args!("{what} travels and is therefore owned: it borrows nothing"));
+        }
+    }
+
+    fn visit_type_impl_trait(&mut self, ty: &'ast syn::TypeImplTrait) {
+        let is_stream = |bound: &TypeParamBound| match bound {
+            TypeParamBound::Trait(bound) => bound.path.segments.last().is_some_and(|s| s.ident == "Stream"),
+            _ => false,
+        };
+        if ty.bounds.iter().any(is_stream) {
+            return self.errors.add(ty, STREAMS);
+        }
+        let what = self.what;
+        self.errors
+            .add(ty, format_args!("{what} has a type with a name: write it, or make the trait generic"));
+    }
+
+    fn visit_type_path(&mut self, ty: &'ast syn::TypePath) {
+        if ty.path.segments.last().is_some_and(|segment| segment.ident == "Streaming") {
+            return self.errors.add(ty, STREAMS);
+        }
+        if ty.path.segments.first().is_some_and(|segment| segment.ident == "Self") {
+            return self
+                .errors
+                .add(ty, "`Self` is the implementation, which the other side does not know: name the type");
+        }
+        visit::visit_type_path(self, ty);
+    }
+}
+
+/// What to write instead of a reference to this.
+fn owned(ty: &Type) -> String {
+    match ty {
+        Type::Path(path) if path.path.is_ident("str") => "String".into(),
+        Type::Slice(slice) => match &*slice.elem {
+            Type::Path(element) if element.path.is_ident("u8") => "Bytes".into(),
+            element => format!("Vec<{}>", element.to_token_stream()),
+        },
+        other => other.to_token_stream().to_string(),
+    }
+}
+
+/// What is wrong, so far.
+#[derive(Default)]
+struct Errors(Option<Error>);
+
+impl Errors {
+    fn add(&mut self, tokens: impl ToTokens, message: impl Display) {
+        self.push(Error::new_spanned(tokens, message));
+    }
+
+    fn add_at(&mut self, span: Span, message: impl Display) {
+        self.push(Error::new(span, message));
+    }
+
+    fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|e| self.push(e)).ok()
+    }
+
+    fn push(&mut self, error: Error) {
+        match &mut self.0 {
+            Some(first) => first.combine(error),
+            None => self.0 = Some(error),
+        }
+    }
+
+    fn finish<T>(self, value: T) -> Result<T> {
+        self.0.map_or(Ok(value), Err)
+    }
+}

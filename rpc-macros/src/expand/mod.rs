@@ -1,0 +1,68 @@
+//! From the model to the code.
+//!
+//! Local names are hygienic (`Span::mixed_site`), and paths are absolute, so that nothing of the user's can get in the
+//! way. Each type appears with its own span, which is where the compiler then complains of it.
+
+mod client;
+mod names;
+mod phantom;
+mod server;
+
+use proc_macro2::{Span, TokenStream};
+use quote::{quote, quote_spanned};
+use syn::{Block, ItemTrait, TraitItem, parse_quote, parse_quote_spanned};
+
+use crate::model::Service;
+
+pub(crate) fn service(service: &Service) -> TokenStream {
+    let definition = definition(service);
+    let (server, server_impls) = server::expand(service);
+    let (client, client_impls) = client::expand(service);
+    let names = names::expand(service);
+    quote! {
+        #definition
+        #server
+        #client
+
+        #[allow(deprecated)]
+        const _: () = {
+            #names
+            #server_impls
+            #client_impls
+        };
+    }
+}
+
+/// The trait, as the compiler sees it.
+fn definition(service: &Service) -> ItemTrait {
+    let mut item = service.item.clone();
+    for bound in
+        [parse_quote!(::core::marker::Send), parse_quote!(::core::marker::Sync), parse_quote!('static)]
+    {
+        item.supertraits.push(bound);
+    }
+    item.colon_token.get_or_insert_default();
+    let functions = item.items.iter_mut().filter_map(|member| match member {
+        TraitItem::Fn(function) => Some(function),
+        _ => None,
+    });
+    for (function, method) in functions.zip(&service.methods) {
+        let output = &method.output;
+        function.sig.asyncness = None;
+        function.sig.output = parse_quote! {
+            -> impl ::core::future::Future<Output = #output> + ::core::marker::Send
+        };
+        if let Some(body) = &function.default {
+            let block: Block = parse_quote_spanned! { Span::mixed_site() => { async move #body } };
+            function.default = Some(block);
+            function.semi_token = None;
+        }
+    }
+    item
+}
+
+/// A doc comment.
+fn doc(text: &str) -> TokenStream {
+    let lines = text.lines().map(|line| if line.is_empty() { String::new() } else { format!(" {line}") });
+    quote_spanned! { Span::mixed_site() => #(#[doc = #lines])* }
+}

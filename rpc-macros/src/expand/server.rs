@@ -1,0 +1,209 @@
+//! The server: what turns a request into a call of the implementation.
+
+use proc_macro2::{Ident, Span, TokenStream};
+use quote::{format_ident, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Generics, parse_quote};
+
+use super::{doc, names, phantom};
+use crate::model::{Argument, Method, Service};
+
+/// The type, and its implementations.
+pub(crate) fn expand(service: &Service) -> (TokenStream, TokenStream) {
+    let parts = Parts::new(service);
+    (
+        parts.definition(),
+        [parts.constructors(), parts.clone_and_debug(), parts.service()].into_iter().collect(),
+    )
+}
+
+struct Parts<'s> {
+    service: &'s Service,
+    private: TokenStream,
+    ident: Ident,
+    /// The implementation's type parameter.
+    implementation: Ident,
+    /// The trait's, with that one before them.
+    generics: Generics,
+}
+
+impl<'s> Parts<'s> {
+    fn new(service: &'s Service) -> Self {
+        let mut implementation = Ident::new("S", Span::mixed_site());
+        while service.generics().type_params().any(|p| p.ident == implementation) {
+            implementation = format_ident!("{implementation}_");
+        }
+        let mut generics = service.generics().clone();
+        generics.params.insert(0, parse_quote!(#implementation));
+        Self {
+            service,
+            private: names::private(service),
+            ident: format_ident!("{}Server", service.ident()),
+            implementation,
+            generics,
+        }
+    }
+
+    /// The same generics, and the implementation implements the trait.
+    fn bounded(&self) -> Generics {
+        let Self { service, implementation, .. } = self;
+        let (_, arguments, _) = service.generics().split_for_impl();
+        let name = service.ident();
+        let mut generics = self.generics.clone();
+        generics.make_where_clause().predicates.push(parse_quote!(#implementation: #name #arguments));
+        generics
+    }
+
+    fn definition(&self) -> TokenStream {
+        let Self { service, private, ident, implementation, generics } = self;
+        let (vis, name) = (&service.item.vis, service.ident());
+        let bounds = &generics.where_clause;
+        let types = phantom::field(service);
+        let on_the_wire = service.wire_name.as_ref().map(|n| format!(" It is `{n}` on the wire."));
+        let docs = doc(&format!(
+            "Serves an implementation of [`{name}`].{} Cheap to clone.",
+            on_the_wire.unwrap_or_default()
+        ));
+        quote! {
+            #docs
+            #[allow(dead_code)]
+            #vis struct #ident #generics #bounds {
+                service: ::std::sync::Arc<#implementation>,
+                info: ::std::sync::Arc<#private::ServiceInfo>,
+                #types
+            }
+        }
+    }
+
+    fn constructors(&self) -> TokenStream {
+        let Self { service, ident, implementation, .. } = self;
+        let vis = &service.item.vis;
+        let bounded = self.bounded();
+        let (generics, _, bounds) = bounded.split_for_impl();
+        let (_, arguments, _) = self.generics.split_for_impl();
+        let types = phantom::value(service);
+        let info = names::call(service, &quote!(name));
+        let constructors = match service.wire_name {
+            Some(_) => quote! {
+                /// Serves `service`.
+                #vis fn new(service: #implementation) -> Self {
+                    Self::from_arc(::std::sync::Arc::new(service))
+                }
+
+                /// Serves `service`, which the application uses, too.
+                #vis fn from_arc(service: ::std::sync::Arc<#implementation>) -> Self {
+                    Self { service, info: #info, #types }
+                }
+            },
+            None => quote! {
+                /// Serves `service` as `name`, the name on the wire of this instance of the trait.
+                #vis fn named(
+                    name: impl ::core::convert::Into<::std::borrow::Cow<'static, str>>,
+                    service: #implementation,
+                ) -> Self {
+                    Self::named_from_arc(name, ::std::sync::Arc::new(service))
+                }
+
+                /// Serves `service`, which the application uses, too, as `name`.
+                #vis fn named_from_arc(
+                    name: impl ::core::convert::Into<::std::borrow::Cow<'static, str>>,
+                    service: ::std::sync::Arc<#implementation>,
+                ) -> Self {
+                    Self { service, info: #info, #types }
+                }
+            },
+        };
+        quote! {
+            #[allow(dead_code)]
+            impl #generics #ident #arguments #bounds { #constructors }
+        }
+    }
+
+    fn clone_and_debug(&self) -> TokenStream {
+        let Self { service, ident, .. } = self;
+        let (generics, arguments, bounds) = self.generics.split_for_impl();
+        let types = phantom::value(service);
+        let name = ident.to_string();
+        quote! {
+            #[automatically_derived]
+            impl #generics ::core::clone::Clone for #ident #arguments #bounds {
+                fn clone(&self) -> Self {
+                    Self {
+                        service: ::std::sync::Arc::clone(&self.service),
+                        info: ::std::sync::Arc::clone(&self.info),
+                        #types
+                    }
+                }
+            }
+
+            #[automatically_derived]
+            impl #generics ::core::fmt::Debug for #ident #arguments #bounds {
+                fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+                    f.debug_struct(#name).field("service", &self.info.name).finish_non_exhaustive()
+                }
+            }
+        }
+    }
+
+    fn service(&self) -> TokenStream {
+        let Self { service, private, ident, .. } = self;
+        let bounded = self.bounded();
+        let (generics, _, bounds) = bounded.split_for_impl();
+        let (_, arguments, _) = self.generics.split_for_impl();
+        let arms = service.methods.iter().enumerate().map(|(index, method)| self.arm(index, method));
+        // One span for all, or `self` and the locals of the arms would not be those of the signature.
+        quote_spanned! { Span::mixed_site() =>
+            #[automatically_derived]
+            impl #generics #private::Service for #ident #arguments #bounds {
+                fn info(&self) -> &#private::ServiceInfo {
+                    &self.info
+                }
+
+                fn call(&self, method: usize, request: #private::Request) -> #private::HandlerFuture {
+                    let service = ::std::sync::Arc::clone(&self.service);
+                    let info = ::std::sync::Arc::clone(&self.info);
+                    match method {
+                        #(#arms)*
+                        _ => #private::no_such_method(&info, method),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Decodes the arguments of one method, calls it, and encodes what it returns.
+    fn arm(&self, index: usize, method: &Method) -> TokenStream {
+        let Self { service, private, implementation, .. } = self;
+        let codec = &service.codec;
+        let (_, trait_arguments, _) = service.generics().split_for_impl();
+        let (name, ident, output) = (service.ident(), &method.ident, &method.output);
+        let locals: Vec<Ident> = (0..method.arguments.len())
+            .map(|i| format_ident!("argument_{i}", span = Span::mixed_site()))
+            .collect();
+        let decode = method.arguments.iter().zip(&locals).map(|(argument, local)| {
+            let Argument { wire_name, ty, default, .. } = argument;
+            let next = if *default { quote!(next_or_default) } else { quote!(next) };
+            let next = quote_spanned! { ty.span() => #next::<#ty> };
+            quote_spanned! { Span::mixed_site() =>
+                let #local = match incoming.#next(#wire_name) {
+                    ::core::result::Result::Ok(value) => value,
+                    ::core::result::Result::Err(reply) => return reply,
+                };
+            }
+        });
+        let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &request.context, });
+        let reply = quote_spanned! { output.span() => #private::reply::<#codec, #output> };
+        quote_spanned! { Span::mixed_site() =>
+            #index => ::std::boxed::Box::pin(async move {
+                let mut incoming = #private::Incoming::<#codec>::new(&info, method, request.payload);
+                #(#decode)*
+                if let ::core::result::Result::Err(reply) = incoming.finish() {
+                    return reply;
+                }
+                let outcome =
+                    <#implementation as #name #trait_arguments>::#ident(&service, #context #(#locals),*).await;
+                #reply(&info, method, outcome)
+            }),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The attributes' own syntax.
+
+use proc_macro2::{Span, TokenStream};
+use syn::meta::ParseNestedMeta;
+use syn::parse::Parser;
+use syn::{Attribute, Error, Item, ItemTrait, LitStr, Path, Result};
+
+/// What `#[service(..)]` was given.
+#[derive(Default)]
+pub(crate) struct Options {
+    pub(crate) package: Option<LitStr>,
+    pub(crate) name: Option<LitStr>,
+    pub(crate) codec: Option<Path>,
+    pub(crate) farcall: Option<Path>,
+}
+
+/// What `#[rpc(..)]` was given.
+#[derive(Default)]
+pub(crate) struct Rpc {
+    pub(crate) name: Option<LitStr>,
+    pub(crate) default: Option<Span>,
+}
+
+pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
+    let mut options = Options::default();
+    let parser = syn::meta::parser(|meta| {
+        if meta.path.is_ident("package") {
+            once(&meta, &mut options.package, meta.value()?.parse()?)
+        } else if meta.path.is_ident("name") {
+            once(&meta, &mut options.name, meta.value()?.parse()?)
+        } else if meta.path.is_ident("codec") {
+            once(&meta, &mut options.codec, meta.value()?.parse()?)
+        } else if meta.path.is_ident("crate") {
+            let path: LitStr = meta.value()?.parse()?;
+            once(&meta, &mut options.farcall, path.parse_with(Path::parse_mod_style)?)
+        } else {
+            Err(meta.error(
+                "unknown option; there are `package = \"..\"`, `name = \"..\"`, `codec = ..` and `crate = \"..\"`",
+            ))
+        }
+    });
+    parser.parse2(tokens)?;
+    Ok(options)
+}
+
+pub(crate) fn item(tokens: TokenStream) -> Result<ItemTrait> {
+    match syn::parse2(tokens)? {
+        Item::Trait(item) => Ok(item),
+        other => Err(Error::new_spanned(other, "`#[service]` goes on a trait")),
+    }
+}
+
+/// Takes `#[rpc(..)]` from the attributes of a method or an argument.
+pub(crate) fn rpc(attributes: &mut Vec<Attribute>) -> Result<Rpc> {
+    let mut rpc = Rpc::default();
+    let mut result = Ok(());
+    attributes.retain(|attribute| {
+        let ours = attribute.path().is_ident("rpc");
+        if ours && result.is_ok() {
+            result = attribute.parse_nested_meta(|meta| {
+                if meta.path.is_ident("name") {
+                    once(&meta, &mut rpc.name, meta.value()?.parse()?)
+                } else if meta.path.is_ident("default") {
+                    once(
+                        &meta,
+                        &mut rpc.default,
+                        meta.path.get_ident().map_or_else(Span::call_site, |i| i.span()),
+                    )
+                } else {
+                    Err(meta.error(
+                        "unknown option; there are `name = \"..\"` for methods and `default` for arguments",
+                    ))
+                }
+            });
+        }
+        !ours
+    });
+    result.map(|()| rpc)
+}
+
+fn once<T>(meta: &ParseNestedMeta<'_>, option: &mut Option<T>, value: T) -> Result<()> {
+    match option.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(meta.error("given twice")),
+    }
+}

@@ -1,1 +1,61 @@
-fn main() {}
+//! The project's own chores, run as `cargo xtask`. `docs/TESTING.md` says how they are used.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks through its output")]
+
+mod failure;
+mod host;
+mod packages;
+mod test;
+mod vm;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use failure::{Failure, Result};
+
+const USAGE: &str = "\
+Usage: cargo xtask vm [OPTIONS] -- COMMAND [ARG...]   run a command in a VM that has an RDMA device
+       cargo xtask vm [OPTIONS] --pair A B            run shell commands A and B in two VMs joined by a wire
+       cargo xtask test [--long] [STEP...] [-- ARG...]
+                                                      run what CI runs, or the named steps of it;
+                                                      ARGs go to the test programs
+
+Options of vm:
+  --cpus N          virtual CPUs of each VM (2; with --pair 1)
+  --memory MIB      memory of each VM (2048)
+  --timeout SECS    how long the command may take, the boot apart (600)
+  --no-rdma         no RDMA device
+  --user            run the command as an ordinary user, who may not lock memory beyond the limit
+  --memlock KIB     with --user: the limit on locked memory (unlimited)
+
+Exit status of vm: the command's own (with --pair the first that is not 0), or
+  2 usage, 3 could not run here, 124 timed out, 125 the VM failed, 128+N ended by signal N";
+
+fn main() -> ExitCode {
+    match run(std::env::args_os().skip(1).collect()) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::from(failure.status())
+        }
+    }
+}
+
+/// Runs the chore that `args` name and returns its exit status.
+fn run(args: Vec<OsString>) -> Result<u8> {
+    let mut args = args
+        .into_iter()
+        .map(|arg| arg.into_string().map_err(|arg| Failure::usage(format!("not UTF-8: {arg:?}"))))
+        .collect::<Result<Vec<String>>>()?
+        .into_iter();
+    host::catch_signals()?;
+    match args.next().as_deref() {
+        Some("vm") => vm::command(args),
+        Some("test") => test::command(args),
+        Some("help" | "--help" | "-h") => {
+            println!("{USAGE}");
+            Ok(0)
+        }
+        Some(other) => Err(Failure::usage(format!("no such chore: {other}\n{USAGE}"))),
+        None => Err(Failure::usage(USAGE)),
+    }
+}

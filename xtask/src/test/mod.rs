@@ -1,0 +1,179 @@
+//! `cargo xtask test`: what CI runs.
+
+mod device;
+mod tally;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::failure::{Failure, Result};
+use crate::{host, packages};
+use tally::Tally;
+
+/// The version that is installed, so that a new one cannot fail a build that passed before.
+const CARGO_DENY: &str = "0.20.2";
+
+/// One part of the whole: what it is called on the command line, and what it does.
+type Step = (&'static str, fn(&mut Run) -> Result<()>);
+
+/// Cheap ones first.
+const STEPS: &[Step] = &[
+    ("fmt", |run| run.cargo(&["fmt", "--all", "--check"])),
+    ("clippy", Run::clippy),
+    ("test", |run| run.cargo_tests(&["--workspace", "--all-features"])),
+    ("doc", Run::doc),
+    ("deny", Run::deny),
+    ("package", Run::package),
+    ("machine", Run::machine),
+    ("vm", device::one),
+    ("pair", device::pair),
+];
+
+/// What was asked for, and what has come of it so far.
+#[derive(Debug, Default)]
+struct Run {
+    /// Whether tests do the full counts.
+    long: bool,
+    /// The steps; all if empty.
+    steps: Vec<String>,
+    /// The only test programs to run in VMs; all if empty.
+    programs: Vec<String>,
+    /// Arguments for every test program.
+    arguments: Vec<String>,
+    tally: Tally,
+}
+
+/// Runs `cargo xtask test` with these arguments. Every step runs, whatever came of the others, and the last
+/// line on standard output has the form of the one that ends `cargo test`.
+pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
+    let mut run = parse(args)?;
+    let begin = Instant::now();
+    let mut report = String::new();
+    let mut failed = Vec::new();
+    for (name, step) in STEPS {
+        if !run.includes(name) {
+            continue;
+        }
+        println!("\n== {name}");
+        let begin = Instant::now();
+        let result = step(&mut run);
+        host::check_signals()?;
+        let outcome = if result.is_ok() { "ok" } else { "FAILED" };
+        let line = format!("{name:8} {outcome:6} {:4} s", begin.elapsed().as_secs());
+        println!("== {line}");
+        report += &format!("{line}\n");
+        if let Err(failure) = result {
+            eprintln!("{name}: {failure}");
+            failed.push(*name);
+        }
+    }
+    println!("\n{report}");
+    println!("{}", run.tally.result(failed.is_empty(), begin.elapsed()));
+    if failed.is_empty() { Ok(0) } else { Err(Failure::failed(format!("failed: {}", failed.join(", ")))) }
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Run> {
+    let mut run = Run::default();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--long" => run.long = true,
+            "--" => run.arguments = args.by_ref().collect(),
+            step if STEPS.iter().any(|(name, _)| *name == step) => run.steps.push(arg),
+            program => {
+                let Some(step) = device::step_of(program) else {
+                    let names: Vec<_> = STEPS.iter().map(|(name, _)| *name).collect();
+                    let names = names.join(", ");
+                    return Err(Failure::usage(format!(
+                        "test: no step {arg}; there are {names}, vm_* and pair_*"
+                    )));
+                };
+                run.steps.push(step.to_owned());
+                run.programs.push(arg);
+            }
+        }
+    }
+    Ok(run)
+}
+
+impl Run {
+    fn includes(&self, step: &str) -> bool {
+        self.steps.is_empty() || self.steps.iter().any(|name| name == step)
+    }
+
+    fn clippy(&mut self) -> Result<()> {
+        let deny = ["--", "-D", "warnings"];
+        let mut clippy = |targets: &[&str]| self.cargo(&[&["clippy"], targets, &deny].concat());
+        clippy(&["--workspace", "--all-features", "--all-targets"])?;
+        // What `test = false` keeps out of all targets.
+        let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
+        clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
+        clippy(&["--package", "farcall", "--no-default-features"])?;
+        clippy(&["--package", "farcall", "--no-default-features", "--features", "tcp"])
+    }
+
+    fn doc(&mut self) -> Result<()> {
+        let mut doc = cargo();
+        doc.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--workspace", "--all-features", "--no-deps"]);
+        self.checked(&mut doc)
+    }
+
+    /// Licences, sources and duplicates. Not advisories, which come from elsewhere and change by the day.
+    fn deny(&mut self) -> Result<()> {
+        let root = host::target_dir()?.join("tools");
+        let program = root.join("bin/cargo-deny");
+        let installed = host::output(Command::new(&program).arg("--version")).unwrap_or_default();
+        if installed.trim() != format!("cargo-deny {CARGO_DENY}") {
+            let mut install = cargo();
+            install.args(["install", "cargo-deny", "--locked", "--version", CARGO_DENY, "--root"]).arg(&root);
+            self.checked(&mut install)?;
+        }
+        let mut deny = Command::new(program);
+        deny.args(["--workspace", "--all-features", "check", "bans", "licenses", "sources"]);
+        self.checked(&mut deny)
+    }
+
+    /// Builds every published crate from what its package would hold.
+    fn package(&mut self) -> Result<()> {
+        let mut package = cargo();
+        package.args(["package", "--workspace", "--exclude", "xtask", "--allow-dirty"]);
+        // Named outright, so that the packages' dependencies are the ones already built.
+        package.env("CARGO_TARGET_DIR", host::target_dir()?);
+        self.checked(&mut package)
+    }
+
+    /// The VM itself, from outside.
+    fn machine(&mut self) -> Result<()> {
+        packages::ensure(packages::TESTS)?;
+        self.cargo_tests(&["--package", "xtask", "--test", "machine"])
+    }
+
+    fn cargo(&mut self, args: &[&str]) -> Result<()> {
+        self.checked(cargo().args(args))
+    }
+
+    /// Runs `cargo test` and counts what it reports.
+    fn cargo_tests(&mut self, args: &[&str]) -> Result<()> {
+        let mut test = cargo();
+        test.args(["test", "--no-fail-fast"]).args(args).arg("--").args(&self.arguments);
+        self.checked(&mut test)
+    }
+
+    /// Runs a program to success; what it prints is passed on, and the results of tests are counted.
+    fn checked(&mut self, command: &mut Command) -> Result<()> {
+        command.current_dir(host::workspace_dir());
+        if self.long {
+            command.env("FARCALL_LONG", "1");
+        }
+        let status = host::stream(command, |line| {
+            print!("{}", String::from_utf8_lossy(line));
+            self.tally.line(line);
+        })?;
+        if status.success() { Ok(()) } else { Err(Failure::failed(format!("{command:?}: {status}"))) }
+    }
+}
+
+/// The cargo that runs this program.
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from))
+}

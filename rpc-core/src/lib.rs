@@ -4,6 +4,8 @@
 
 pub mod codec;
 pub mod context;
+#[doc(hidden)]
+pub mod __private;
 pub mod client;
 pub mod config;
 pub mod connection;

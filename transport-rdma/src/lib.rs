@@ -1,1 +1,28 @@
-//! Placeholder.
+//! farcall's RDMA transport: libibverbs loaded at run time, registered memory, completions polled and awaited.
+//!
+//! Applications depend on `farcall`, which uses this crate where both ends of a connection can.
+//!
+//! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe`] says so.
+
+mod config;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod probe;
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+#[path = "probe_stub.rs"]
+mod probe;
+mod unavailable;
+
+// Not part of the public interface: for the project's own tests.
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[doc(hidden)]
+pub mod device;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[doc(hidden)]
+pub mod sim;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[doc(hidden)]
+pub mod verbs;
+
+pub use config::DeviceConfig;
+pub use probe::{Probe, probe};
+pub use unavailable::{DeviceError, Memlock, Unavailable};

@@ -1,0 +1,48 @@
+//! What the kernel says about locked memory.
+
+use std::fs;
+
+use crate::unavailable::Memlock;
+
+/// The limit and its use, for an error about a registration of `asked` bytes. What cannot be read counts as unlimited.
+pub(crate) fn memlock(asked: u64) -> Memlock {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    parse(&limits, &status, asked)
+}
+
+fn parse(limits: &str, status: &str, asked: u64) -> Memlock {
+    let mut values = line(limits, "Max locked memory").map(str::parse::<u64>);
+    // "unlimited" is not a number, and so becomes `None`.
+    let (soft, hard) = (values.next().and_then(Result::ok), values.next().and_then(Result::ok));
+    let pinned_kib = line(status, "VmPin:").next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0);
+    Memlock { asked, in_use: pinned_kib.saturating_mul(1024), soft, hard }
+}
+
+/// The words after `name` on the line that begins with it.
+fn line<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().split_whitespace()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: &str = "\
+Limit                     Soft Limit           Hard Limit           Units     
+Max processes             96365                96365                processes 
+Max locked memory         8388608              unlimited            bytes     
+";
+
+    #[test]
+    fn limits_and_use_are_read() {
+        let m = parse(LIMITS, "VmLck:\t       0 kB\nVmPin:\t    2048 kB\n", 4096);
+        assert_eq!((m.asked, m.in_use, m.soft, m.hard), (4096, 2 << 20, Some(8 << 20), None));
+    }
+
+    #[test]
+    fn unreadable_is_unlimited() {
+        let m = parse("", "", 1);
+        assert_eq!((m.in_use, m.soft, m.hard), (0, None, None));
+    }
+}

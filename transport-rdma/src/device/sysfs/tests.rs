@@ -1,0 +1,130 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::*;
+
+/// A tree like `/sys` and `/dev`, removed at the end.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("farcall-sysfs-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let root = std::env::temp_dir().join(name);
+        fs::create_dir_all(&root).unwrap();
+        Self(root)
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn roots(&self) -> Roots {
+        Roots { sys: self.0.join("sys"), dev: self.0.join("dev") }
+    }
+
+    fn device(&self, name: &str, uverbs: &str) {
+        self.write(&format!("sys/class/infiniband_verbs/{uverbs}/ibdev"), &format!("{name}\n"));
+        self.write(&format!("dev/infiniband/{uverbs}"), "");
+    }
+
+    fn port(&self, device: &str, port: u8, state: &str, link_layer: &str) {
+        let port = format!("sys/class/infiniband/{device}/ports/{port}");
+        self.write(&format!("{port}/state"), &format!("{state}\n"));
+        self.write(&format!("{port}/link_layer"), &format!("{link_layer}\n"));
+    }
+
+    fn gid(&self, device: &str, index: u16, gid: &str, kind: &str, netdev: &str) {
+        let port = format!("sys/class/infiniband/{device}/ports/1");
+        self.write(&format!("{port}/gids/{index}"), &format!("{gid}\n"));
+        if !kind.is_empty() {
+            self.write(&format!("{port}/gid_attrs/types/{index}"), &format!("{kind}\n"));
+            self.write(&format!("{port}/gid_attrs/ndevs/{index}"), &format!("{netdev}\n"));
+        }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const EMPTY: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
+
+/// What the kernel shows for Soft-RoCE, and a second device with an older table.
+fn roce() -> Tree {
+    let tree = Tree::new();
+    tree.device("rxe0", "uverbs1");
+    tree.port("rxe0", 1, "4: ACTIVE", "Ethernet");
+    tree.gid("rxe0", 0, "fe80:0000:0000:0000:dcef:72ff:fed4:4261", "RoCE v2", "d0");
+    tree.gid("rxe0", 1, "0000:0000:0000:0000:0000:ffff:c0a8:4d01", "RoCE v2", "d0");
+    tree.gid("rxe0", 2, EMPTY, "", "");
+    tree.device("mlx5_0", "uverbs0");
+    tree.write("sys/class/infiniband/mlx5_0/device/numa_node", "1\n");
+    tree.port("mlx5_0", 1, "4: ACTIVE", "Ethernet");
+    tree.port("mlx5_0", 2, "1: DOWN", "Ethernet");
+    tree.gid("mlx5_0", 0, "0000:0000:0000:0000:0000:ffff:0a00:0001", "IB/RoCE v1", "eth0");
+    tree.gid("mlx5_0", 3, "2001:0db8:0000:0000:0000:0000:0000:0001", "RoCE v2", "eth0");
+    tree.gid("mlx5_0", 4, "2001:0db8:0000:0000:0000:0000:0000:0002", "RoCE v9", "eth0");
+    tree.gid("mlx5_0", 256, "2001:0db8:0000:0000:0000:0000:0000:0003", "RoCE v2", "eth0");
+    tree
+}
+
+#[test]
+fn devices_ports_and_addresses_are_read() {
+    let tree = roce();
+    let devices = tree.roots().devices().unwrap();
+    let names: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.numa_node)).collect();
+    assert_eq!(names, [("mlx5_0", Some(1)), ("rxe0", None)]);
+    assert_eq!(devices[0].node, tree.0.join("dev/infiniband/uverbs0"));
+    assert_eq!(devices[1].node, tree.0.join("dev/infiniband/uverbs1"));
+    let ports: Vec<_> = devices[0].ports.iter().map(|p| (p.number, p.active, p.state.as_str())).collect();
+    assert_eq!(ports, [(1, true, "ACTIVE"), (2, false, "DOWN")]);
+
+    let gids: Vec<_> =
+        devices[1].ports[0].gids.iter().map(|g| (g.index, g.gid.to_string(), g.kind)).collect();
+    let expected = [
+        (0, "fe80::dcef:72ff:fed4:4261".to_owned(), GidKind::RoceV2LinkLocal),
+        (1, "::ffff:192.168.77.1".to_owned(), GidKind::RoceV2Ipv4),
+    ];
+    assert_eq!(gids, expected);
+    assert_eq!(devices[1].ports[0].gids[1].netdev.as_deref(), Some("d0"));
+
+    // Neither what has a type from the future, nor what a work request could not name.
+    let gids: Vec<_> = devices[0].ports[0].gids.iter().map(|g| (g.index, g.kind)).collect();
+    assert_eq!(gids, [(0, GidKind::RoceV1), (3, GidKind::RoceV2Ipv6)]);
+}
+
+#[test]
+fn infiniband_ports_have_gids_without_type_and_interface() {
+    let tree = Tree::new();
+    tree.device("mlx5_2", "uverbs2");
+    tree.port("mlx5_2", 1, "4: ACTIVE", "InfiniBand");
+    tree.gid("mlx5_2", 0, "fe80:0000:0000:0000:0002:c903:0011:2233", "", "");
+    let devices = tree.roots().devices().unwrap();
+    let port = &devices[0].ports[0];
+    assert_eq!(port.link_layer, LinkLayer::InfiniBand);
+    assert_eq!((port.gids[0].kind, &port.gids[0].netdev), (GidKind::InfiniBand, &None));
+}
+
+#[test]
+fn machine_without_devices_says_where_it_looked() {
+    let tree = Tree::new();
+    let error = tree.roots().devices().unwrap_err();
+    let class = tree.0.join("sys/class/infiniband");
+    assert_eq!(error, Unavailable::NoDevice { detail: format!("{} is absent or empty", class.display()) });
+    fs::create_dir_all(class).unwrap();
+    assert!(tree.roots().devices().is_err());
+}
+
+#[test]
+fn device_node_that_is_missing_is_named() {
+    let tree = roce();
+    let devices = tree.roots().devices().unwrap();
+    assert_eq!(check_access(&devices[1]), Ok(()));
+    fs::remove_file(&devices[1].node).unwrap();
+    let error = check_access(&devices[1]).unwrap_err();
+    assert!(matches!(&error, Unavailable::NoDevice { detail } if detail.contains("uverbs1")), "{error}");
+}

@@ -1,0 +1,281 @@
+//! Simulated machines, their device, and what can be made to fail there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use super::Fabric;
+use super::fabric::Port;
+use super::queues::SimQueues;
+use crate::device::{
+    Device, DeviceConfig, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind,
+    Host, Interface, Limits, LinkLayer, Mtu, PortStatus, PortSummary, QueueSize, Queues, Slab, SlabLayout,
+    Unavailable,
+};
+use crate::unavailable::Memlock;
+
+const DEVICE: &str = "sim0";
+
+/// A machine on a [`Fabric`], with one device of one port. Clones are the same machine.
+#[derive(Debug, Clone)]
+pub struct SimHost(Arc<Machine>);
+
+#[derive(Debug)]
+struct Machine {
+    fabric: Arc<Fabric>,
+    gid: Gid,
+    faults: Mutex<Faults>,
+}
+
+#[derive(Debug)]
+struct Faults {
+    discovery: Option<Unavailable>,
+    open: Option<Unavailable>,
+    without_gid: bool,
+    mtu: u8,
+    memory: Option<u64>,
+    registered: u64,
+    cqe: u32,
+    calls_until_failure: Option<u32>,
+}
+
+impl SimHost {
+    pub(super) fn new(fabric: Arc<Fabric>, address: IpAddr) -> Self {
+        let gid = Gid::from(address);
+        let port = Port { up: true, events: VecDeque::new(), waiting: Vec::new() };
+        fabric.with(|state| state.ports.insert(gid, port));
+        let faults = Faults {
+            discovery: None,
+            open: None,
+            without_gid: false,
+            mtu: 3,
+            memory: None,
+            registered: 0,
+            cqe: u32::MAX,
+            calls_until_failure: None,
+        };
+        Self(Arc::new(Machine { fabric, gid, faults: Mutex::new(faults) }))
+    }
+
+    pub(super) fn fabric(&self) -> &Fabric {
+        &self.0.fabric
+    }
+
+    pub(super) fn gid(&self) -> Gid {
+        self.0.gid
+    }
+
+    /// Lets [`Host::devices`] fail from now on: no library, no device.
+    pub fn fail_discovery(&self, reason: Option<Unavailable>) {
+        self.faults().discovery = reason;
+    }
+
+    /// Lets [`Host::open`] fail from now on: no permission.
+    pub fn fail_open(&self, reason: Option<Unavailable>) {
+        self.faults().open = reason;
+    }
+
+    /// Takes the port's address away, or gives it back.
+    pub fn set_gid(&self, present: bool) {
+        self.faults().without_gid = !present;
+    }
+
+    /// Pulls the port's cable or puts it back: an event, and all packets are lost while it is out.
+    pub fn set_link(&self, up: bool) {
+        let event = if up { DeviceEvent::PortUp { port: 1 } } else { DeviceEvent::PortDown { port: 1 } };
+        self.fabric().with(|state| {
+            if let Some(port) = state.ports.get_mut(&self.gid()) {
+                port.up = up;
+            }
+            state.event(self.gid(), event);
+        });
+    }
+
+    /// Sets the port's MTU by its code, 1 to 5; 3 is 1024 bytes.
+    pub fn set_mtu(&self, mtu: Mtu) {
+        self.faults().mtu = mtu.code();
+    }
+
+    /// Limits the bytes that can be registered.
+    pub fn limit_memory(&self, bytes: Option<u64>) {
+        self.faults().memory = bytes;
+    }
+
+    /// Makes completion queues smaller than was asked for, so that they overflow.
+    pub fn limit_completion_queues(&self, entries: u32) {
+        self.faults().cqe = entries;
+    }
+
+    /// Lets the call fail that comes after this many of the device, its queues and its queue pairs, and no other.
+    pub fn fail_call_after(&self, calls: u32) {
+        self.faults().calls_until_failure = Some(calls);
+    }
+
+    /// Whether [`fail_call_after`](Self::fail_call_after) has come to its call.
+    pub fn has_failed(&self) -> bool {
+        self.faults().calls_until_failure.is_none()
+    }
+
+    /// To be asked at the beginning of every call that can fail.
+    pub(super) fn call(&self, operation: &'static str) -> Result<(), DeviceError> {
+        let mut faults = self.faults();
+        match faults.calls_until_failure {
+            Some(0) => {
+                faults.calls_until_failure = None;
+                Err(error(operation, libc::EIO))
+            }
+            left => {
+                faults.calls_until_failure = left.map(|left| left - 1);
+                Ok(())
+            }
+        }
+    }
+
+    fn register(&self, bytes: u64) -> Result<(), Unavailable> {
+        let mut faults = self.faults();
+        let sum = faults.registered.saturating_add(bytes);
+        if let Some(limit) = faults.memory.filter(|&limit| sum > limit) {
+            let in_use = faults.registered;
+            return Err(Unavailable::Memlock(Memlock {
+                asked: bytes,
+                in_use,
+                soft: Some(limit),
+                hard: Some(limit),
+            }));
+        }
+        faults.registered = sum;
+        Ok(())
+    }
+
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.0.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link(&self) -> bool {
+        self.fabric().lock().ports.get(&self.gid()).is_some_and(|port| port.up)
+    }
+}
+
+pub(super) fn error(operation: &'static str, errno: i32) -> DeviceError {
+    DeviceError { device: DEVICE.to_owned(), operation, errno }
+}
+
+impl Host for SimHost {
+    fn devices(&self) -> Result<Vec<DeviceSummary>, Unavailable> {
+        let active = self.link();
+        let faults = self.faults();
+        if let Some(reason) = &faults.discovery {
+            return Err(reason.clone());
+        }
+        let kind = if self.gid().ip().is_ipv4() { GidKind::RoceV2Ipv4 } else { GidKind::RoceV2Ipv6 };
+        let entry = GidEntry { index: 1, gid: self.gid(), kind, netdev: Some("eth0".to_owned()) };
+        let port = PortSummary {
+            number: 1,
+            active,
+            state: if active { "ACTIVE" } else { "DOWN" }.to_owned(),
+            link_layer: LinkLayer::Ethernet,
+            gids: if faults.without_gid { Vec::new() } else { vec![entry] },
+        };
+        let node = "/dev/infiniband/uverbs0".into();
+        Ok(vec![DeviceSummary { name: DEVICE.to_owned(), node, numa_node: None, ports: vec![port] }])
+    }
+
+    fn interfaces(&self) -> Vec<Interface> {
+        vec![Interface { name: "eth0".to_owned(), address: self.gid().ip() }]
+    }
+
+    fn open(&self, device: &DeviceSummary, _config: &DeviceConfig) -> Result<Arc<dyn Device>, Unavailable> {
+        if let Some(reason) = &self.faults().open {
+            return Err(reason.clone());
+        }
+        if device.name != DEVICE {
+            return Err(Unavailable::NoDevice { detail: format!("{} is not simulated", device.name) });
+        }
+        self.call("ibv_open_device")?;
+        Ok(Arc::new(SimDevice(Arc::new(Hca { host: self.clone(), slabs: Mutex::default() }))))
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+struct SimDevice(Arc<Hca>);
+
+/// What every object on the device keeps.
+#[derive(Debug)]
+pub(super) struct Hca {
+    pub(super) host: SimHost,
+    slabs: Mutex<Vec<Arc<Slab>>>,
+}
+
+impl Hca {
+    /// Whether a buffer lies in registered memory.
+    pub(super) fn is_registered(&self, buffer: &[u8]) -> bool {
+        let (start, len) = (buffer.as_ptr() as usize, buffer.len());
+        let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
+        slabs.iter().map(|slab| slab.range()).any(|range| range.start <= start && start + len <= range.end)
+    }
+}
+
+impl Drop for Hca {
+    fn drop(&mut self) {
+        let slabs = self.slabs.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let bytes: u64 = slabs.iter().map(|slab| slab.range().len() as u64).sum();
+        self.host.faults().registered -= bytes;
+    }
+}
+
+impl Device for SimDevice {
+    fn name(&self) -> &str {
+        DEVICE
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { max_cqe: 32767, max_srq_wr: 32767, max_qp_wr: 16384, max_qp: 4096 }
+    }
+
+    fn port(&self, number: u8) -> Result<PortStatus, DeviceError> {
+        self.0.host.call("ibv_query_port")?;
+        let mtu = Mtu::from_code(self.0.host.faults().mtu).filter(|_| number == 1);
+        let active_mtu = mtu.ok_or_else(|| error("ibv_query_port", libc::EINVAL))?;
+        Ok(PortStatus { active_mtu, lid: 0, link_layer: LinkLayer::Ethernet })
+    }
+
+    fn add_slab(&self, layout: SlabLayout) -> Result<Arc<Slab>, Unavailable> {
+        self.0.host.call("ibv_reg_mr")?;
+        let slab = Slab::map(layout).map_err(|e| error("mmap", e.raw_os_error().unwrap_or(libc::EINVAL)))?;
+        self.0.host.register(slab.range().len() as u64)?;
+        self.0.slabs.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&slab));
+        Ok(slab)
+    }
+
+    fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {
+        self.0.host.call("ibv_create_cq")?;
+        let cqe = self.0.host.faults().cqe;
+        Ok(Arc::new(SimQueues::new(Arc::clone(&self.0), size, cqe)))
+    }
+
+    fn events(&self) -> io::Result<Box<dyn DeviceEvents>> {
+        Ok(Box::new(SimEvents(Arc::clone(&self.0))))
+    }
+}
+
+#[derive(Debug)]
+struct SimEvents(Arc<Hca>);
+
+impl DeviceEvents for SimEvents {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<DeviceEvent>> {
+        let host = &self.0.host;
+        host.fabric().with(|state| {
+            let Some(port) = state.ports.get_mut(&host.gid()) else { return Poll::Pending };
+            match port.events.pop_front() {
+                Some(event) => Poll::Ready(Ok(event)),
+                None => {
+                    port.waiting.push(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! A simulated device: several machines in one process, joined by a simulated fabric. Safe code, no clock, no thread.
+//!
+//! For tests of what stands on [`crate::device`]. It keeps to what verbs promise and, where they promise nothing, does what
+//! hurts most:
+//!
+//! - Nothing happens at once. Work runs when somebody polls or arms, or when somebody sleeps on an armed queue, and then in
+//!   an order across queue pairs that the seed decides.
+//! - Completions of a queue pair that are not polled when it is destroyed vanish, and receives that they stand for stay
+//!   with the queue for good. Its number is given to the next one.
+//! - A queue pair in ERR flushes its sends; of a shared receive queue it flushes nothing.
+//! - A completion queue that overflows is lost, with everything that uses it.
+//! - A posted receive slot is overwritten at once.
+//!
+//! Time does not pass: what waits for a receive, a lost packet or an acknowledgement waits until it comes, or until
+//! [`Fabric::expire`]. A peer's queue pair that is gone is noticed at once.
+
+mod fabric;
+mod machine;
+mod queues;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fabric::State;
+pub use machine::SimHost;
+
+use crate::device::WcStatus;
+
+/// What joins simulated machines.
+#[derive(Debug)]
+pub struct Fabric {
+    state: Mutex<State>,
+}
+
+impl Fabric {
+    /// A fabric without machines. Equal seeds and equal calls give equal completions.
+    pub fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State::new(seed)) })
+    }
+
+    /// Adds a machine with one device, `sim0`, whose only port has this address.
+    pub fn host(self: &Arc<Self>, address: IpAddr) -> SimHost {
+        SimHost::new(Arc::clone(self), address)
+    }
+
+    /// Loses all packets from now on, or none any more. What was lost is repeated by the senders' devices.
+    pub fn set_traffic(&self, flows: bool) {
+        self.with(|state| state.traffic = flows);
+    }
+
+    /// Loses acknowledgements only: messages arrive, and their senders don't learn it.
+    pub fn set_acknowledgements(&self, flow: bool) {
+        self.with(|state| state.acknowledgements = flow);
+    }
+
+    /// Lets as much time pass as it takes for every send that waits now to run out of retries.
+    pub fn expire(&self) {
+        self.with(State::expire);
+    }
+
+    /// Lets a queue pair fail, as a device does that has lost its state. False if there is none of this number.
+    pub fn kill_qp(&self, qp_num: u32) -> bool {
+        self.with(|state| state.kill(qp_num, WcStatus::FATAL_ERR))
+    }
+
+    /// Runs `f`, and after it whatever it made possible for those who sleep.
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = f(&mut state);
+        if state.somebody_sleeps() {
+            state.run();
+        }
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

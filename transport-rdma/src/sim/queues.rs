@@ -1,0 +1,290 @@
+//! A simulated shard's queues and queue pairs.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+use super::fabric::{CompletionQueue, Qp, QpState, Send, Shard};
+use super::machine::{Hca, error};
+use crate::device::{
+    Channel, Completion, Cq, CreateQpError, DeviceError, LocalPath, MAX_BATCH, PostError, QpSize, QpTuning,
+    QueuePair, QueueSize, Queues, RemoteQp, SendRequest, Slot, WcStatus,
+};
+use crate::verbs::inflight::{InFlight, SendRing};
+
+/// The largest message that fits into a work request itself.
+const MAX_INLINE: u32 = 220;
+
+#[derive(Debug)]
+pub(super) struct SimQueues(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hca: Arc<Hca>,
+    in_flight: Arc<InFlight>,
+    /// The shard's key on the fabric.
+    shard: u64,
+    ids: [u64; 2],
+    size: QueueSize,
+    reserved: Mutex<u32>,
+}
+
+impl SimQueues {
+    pub(super) fn new(hca: Arc<Hca>, size: QueueSize, cqe: u32) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let [shard, receive, send] = [(); 3].map(|()| NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let in_flight = Arc::new(InFlight::new(size.receives));
+        let queue = |id, capacity: u32| CompletionQueue {
+            id,
+            capacity: capacity.min(cqe) as usize,
+            entries: VecDeque::new(),
+            armed: None,
+            lost: false,
+        };
+        let entry = Shard {
+            port: hca.host.gid(),
+            in_flight: Arc::clone(&in_flight),
+            posted: VecDeque::new(),
+            cqs: [queue(receive, size.receives), queue(send, size.sends)],
+            event: false,
+            waiting: None,
+        };
+        hca.host.fabric().with(|state| state.shards.insert(shard, entry));
+        Self(Arc::new(Inner { hca, in_flight, shard, ids: [receive, send], size, reserved: Mutex::new(0) }))
+    }
+}
+
+impl Inner {
+    fn reserved(&self) -> MutexGuard<'_, u32> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.hca.host.fabric().with(|state| state.shards.remove(&self.shard));
+    }
+}
+
+impl Queues for SimQueues {
+    fn post_receives(&self, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
+        self.0.hca.host.call("ibv_post_srq_recv").map_err(PostError::Device)?;
+        if slots.iter().any(|slot| !self.0.hca.is_registered(slot)) {
+            return Err(PostError::NotRegistered);
+        }
+        self.0.hca.host.fabric().with(|state| state.post_receives(self.0.shard, slots))
+    }
+
+    fn receives_posted(&self) -> usize {
+        self.0.in_flight.receives().len()
+    }
+
+    fn poll(&self, cq: Cq, max: usize, out: &mut Vec<Completion>) -> Result<usize, DeviceError> {
+        self.0.hca.host.fabric().with(|state| {
+            state.run();
+            let lost = || error("ibv_poll_cq", libc::EIO);
+            let queue = state.shards.get_mut(&self.0.shard).map(|shard| &mut shard.cqs[cq as usize]);
+            let queue = queue.filter(|queue| !queue.lost).ok_or_else(lost)?;
+            let count = queue.entries.len().min(max);
+            out.extend(queue.entries.drain(..count).filter_map(|entry| self.0.in_flight.resolve(&entry)));
+            Ok(count)
+        })
+    }
+
+    fn arm(&self, cq: Cq, solicited_only: bool) -> Result<(), DeviceError> {
+        self.0.hca.host.call("ibv_req_notify_cq")?;
+        self.0.hca.host.fabric().with(|state| {
+            // What can happen happens just before: too early for an event, too late for the poll before.
+            state.run();
+            if let Some(shard) = state.shards.get_mut(&self.0.shard) {
+                let armed = &mut shard.cqs[cq as usize].armed;
+                // The wider of two requests counts.
+                *armed = Some(solicited_only && armed.unwrap_or(true));
+            }
+        });
+        Ok(())
+    }
+
+    fn channel(&self) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(SimChannel(Arc::clone(&self.0))))
+    }
+
+    fn owns(&self, queue_id: u64) -> bool {
+        self.0.ids.contains(&queue_id)
+    }
+
+    fn create_qp(&self, size: QpSize) -> Result<Arc<dyn QueuePair>, CreateQpError> {
+        self.0.hca.host.call("ibv_create_qp").map_err(CreateQpError::Device)?;
+        let size = QpSize { sends: size.sends.clamp(1, 1 << 14), ..size };
+        let mut reserved = self.0.reserved();
+        let sum = reserved.checked_add(size.reserve()).filter(|&sum| sum <= self.0.size.sends);
+        *reserved = sum.ok_or(CreateQpError::CqBudget)?;
+        drop(reserved);
+        let ring = self.0.in_flight.add_ring(size);
+        let number = self.0.hca.host.fabric().with(|state| {
+            let number = state.next_qp_num();
+            let (shard, port) = (self.0.shard, self.0.hca.host.gid());
+            let qp = Qp {
+                shard,
+                port,
+                state: QpState::Reset,
+                remote: None,
+                psn: 0,
+                tuning: None,
+                waiting: VecDeque::new(),
+                delivered: VecDeque::new(),
+            };
+            state.qps.insert(number, qp);
+            number
+        });
+        let (queues, posting, failed) = (Arc::clone(&self.0), Mutex::default(), AtomicBool::new(false));
+        Ok(Arc::new(SimQp { queues, number, size, ring, posting, failed }))
+    }
+}
+
+#[derive(Debug)]
+struct SimChannel(Arc<Inner>);
+
+impl Channel for SimChannel {
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.hca.host.fabric().with(|state| {
+            let Some(shard) = state.shards.get_mut(&self.0.shard) else { return Poll::Pending };
+            if std::mem::take(&mut shard.event) {
+                return Poll::Ready(Ok(()));
+            }
+            shard.waiting = Some(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+}
+
+#[derive(Debug)]
+struct SimQp {
+    queues: Arc<Inner>,
+    number: u32,
+    size: QpSize,
+    ring: Arc<SendRing>,
+    /// Held while posting, so that requests get to the device in the order in which the ring has them.
+    posting: Mutex<()>,
+    failed: AtomicBool,
+}
+
+impl SimQp {
+    /// Changes the state, if `from` allows it.
+    fn modify(&self, from: &[QpState], change: impl FnOnce(&mut Qp)) -> Result<(), DeviceError> {
+        self.queues.hca.host.call("ibv_modify_qp")?;
+        self.queues.hca.host.fabric().with(|state| {
+            let qp = state.qps.get_mut(&self.number).filter(|qp| from.contains(&qp.state));
+            change(qp.ok_or_else(|| error("ibv_modify_qp", libc::EINVAL))?);
+            Ok(())
+        })
+    }
+
+    /// Posts one request with its place in the ring.
+    fn post(&self, parts: [Bytes; 2], request: Option<&SendRequest>) -> Result<(), PostError> {
+        let kept = if self.is_inline(&parts) { Default::default() } else { parts.clone() };
+        let ticket = match request {
+            Some(request) => self.ring.push(kept, request.signaled),
+            None => self.ring.push_marker().ok_or(PostError::Misplaced)?,
+        };
+        let solicited = request.is_some_and(|request| request.solicited);
+        let send = Send { wr_id: ticket.wr_id, parts, signaled: ticket.signaled, solicited };
+        let posted = self.queues.hca.host.fabric().with(|state| state.post(self.number, send));
+        posted.map_err(|errno| {
+            self.ring.withdraw(1);
+            PostError::Device(error("ibv_post_send", errno))
+        })
+    }
+
+    fn posting(&self) -> MutexGuard<'_, ()> {
+        self.posting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_inline(&self, parts: &[Bytes; 2]) -> bool {
+        parts.iter().map(Bytes::len).sum::<usize>() <= self.inline() as usize
+    }
+}
+
+impl QueuePair for SimQp {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn inline(&self) -> u32 {
+        self.size.inline.min(MAX_INLINE)
+    }
+
+    fn to_init(&self, _local: &LocalPath) -> Result<(), DeviceError> {
+        self.modify(&[QpState::Reset], |qp| qp.state = QpState::Init)
+    }
+
+    fn to_rtr(&self, _local: &LocalPath, remote: &RemoteQp, tuning: &QpTuning) -> Result<(), DeviceError> {
+        self.modify(&[QpState::Init], |qp| {
+            qp.state = QpState::Rtr;
+            qp.remote = Some(*remote);
+            qp.tuning = Some(*tuning);
+        })
+    }
+
+    fn to_rts(&self, psn: u32, tuning: &QpTuning) -> Result<(), DeviceError> {
+        self.modify(&[QpState::Rtr], |qp| {
+            qp.state = QpState::Rts;
+            qp.psn = psn;
+            qp.tuning = Some(*tuning);
+        })
+    }
+
+    fn to_err(&self) -> Result<(), DeviceError> {
+        self.queues.hca.host.call("ibv_modify_qp")?;
+        self.queues.hca.host.fabric().with(|state| state.fail(self.number, WcStatus::WR_FLUSH_ERR));
+        self.failed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn post_sends(&self, requests: &mut VecDeque<SendRequest>) -> Result<usize, PostError> {
+        self.queues.hca.host.call("ibv_post_send").map_err(PostError::Device)?;
+        let _posting = self.posting();
+        let count = requests.len().min(MAX_BATCH).min(self.ring.room());
+        for posted in 0..count {
+            let Some(request) = requests.front() else { return Ok(posted) };
+            let registered =
+                request.parts.iter().all(|part| part.is_empty() || self.queues.hca.is_registered(part));
+            let result = if registered || self.is_inline(&request.parts) {
+                self.post(request.parts.clone(), Some(request))
+            } else {
+                Err(PostError::NotRegistered)
+            };
+            match result {
+                Ok(()) => drop(requests.pop_front()),
+                Err(_) if posted > 0 => return Ok(posted),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(count)
+    }
+
+    fn post_marker(&self) -> Result<(), PostError> {
+        self.queues.hca.host.call("ibv_post_send").map_err(PostError::Device)?;
+        if !self.failed.load(Ordering::Acquire) {
+            return Err(PostError::Misplaced);
+        }
+        let _posting = self.posting();
+        self.post(Default::default(), None)
+    }
+
+    fn sends_outstanding(&self) -> usize {
+        self.ring.len()
+    }
+}
+
+impl Drop for SimQp {
+    fn drop(&mut self) {
+        self.queues.hca.host.fabric().with(|state| state.destroy(self.number));
+        self.queues.in_flight.remove_ring(&self.ring);
+        *self.queues.reserved() -= self.size.reserve();
+    }
+}

@@ -1,0 +1,220 @@
+//! Why RDMA cannot be used on this machine.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why RDMA cannot be used here, and what to do about it.
+///
+/// `Display` says what was found, in one line; [`remedy`](Self::remedy) says what to do. Neither text is stable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// farcall speaks RDMA on 64-bit Linux only.
+    UnsupportedPlatform,
+    /// The verbs library is not installed.
+    LibraryAbsent {
+        /// The name under which it was looked for.
+        library: String,
+        /// The loader's own words.
+        detail: String,
+    },
+    /// The verbs library lacks a function.
+    LibraryTooOld {
+        /// The library's name.
+        library: String,
+        /// The function it lacks.
+        symbol: String,
+    },
+    /// The machine has no RDMA device, or not the one that is configured.
+    NoDevice {
+        /// What was looked for, and where.
+        detail: String,
+    },
+    /// The device's node may not be opened.
+    NoPermission {
+        /// The node, `/dev/infiniband/uverbsN`.
+        path: PathBuf,
+    },
+    /// No port that could be used is active.
+    PortDown {
+        /// The device's name.
+        device: String,
+        /// The port's number, counted from 1.
+        port: u8,
+        /// The port's state as the kernel names it (`DOWN`, `INIT`, `ARMED`).
+        state: String,
+    },
+    /// The port has no address that could be used.
+    NoGid {
+        /// The device's name.
+        device: String,
+        /// The port's number, counted from 1.
+        port: u8,
+        /// What was looked for.
+        detail: String,
+    },
+    /// The process may not lock as much memory as it needs to register.
+    Memlock(Memlock),
+    /// The device or its driver refused a request.
+    Device(DeviceError),
+}
+
+/// The limit on locked memory, when a registration ran into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Memlock {
+    /// Bytes that were to be locked.
+    pub asked: u64,
+    /// Bytes that this process has pinned already (`VmPin`).
+    pub in_use: u64,
+    /// The soft limit in bytes; `None` is unlimited.
+    pub soft: Option<u64>,
+    /// The hard limit in bytes, up to which the process may raise the soft one; `None` is unlimited.
+    pub hard: Option<u64>,
+}
+
+/// A request that a device or its driver refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceError {
+    /// The device's name.
+    pub device: String,
+    /// The verb or system call, as its manual page calls it.
+    pub operation: &'static str,
+    /// The error number it gave.
+    pub errno: i32,
+}
+
+impl Unavailable {
+    /// What to do about it.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::UnsupportedPlatform => "use TCP here, or run on 64-bit Linux".to_owned(),
+            Self::LibraryAbsent { .. } => {
+                "install rdma-core's verbs library (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)"
+                    .to_owned()
+            }
+            Self::LibraryTooOld { .. } => "install a current rdma-core".to_owned(),
+            Self::NoDevice { .. } => {
+                "load the device's driver and ib_uverbs; in a container pass /dev/infiniband in (docker --device); \
+                 without RDMA hardware try Soft-RoCE: rdma link add rxe0 type rxe netdev NAME"
+                    .to_owned()
+            }
+            Self::NoPermission { path } => {
+                format!(
+                    "give this user read and write access to {} (group or udev rule), or pass it into the container \
+                     (docker --device)",
+                    path.display()
+                )
+            }
+            Self::PortDown { device, .. } => format!(
+                "bring the link up: on Ethernet `ip link set NETDEV up`, on InfiniBand check cable and subnet manager \
+                 (`rdma link show {device}`)"
+            ),
+            Self::NoGid { .. } => "give the port's network interface an IP address, or set `gid_index`".to_owned(),
+            Self::Memlock(memlock) => memlock.remedy(),
+            Self::Device(_) => "see the kernel's log; check that driver, firmware and rdma-core go together".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnsupportedPlatform => write!(f, "unsupported platform: RDMA needs 64-bit Linux"),
+            Self::LibraryAbsent { library, detail } => write!(f, "{library} cannot be loaded: {detail}"),
+            Self::LibraryTooOld { library, symbol } => write!(f, "{library} is too old: it lacks {symbol}"),
+            Self::NoDevice { detail } => write!(f, "no RDMA device: {detail}"),
+            Self::NoPermission { path } => write!(f, "no permission to open {}", path.display()),
+            Self::PortDown { device, port, state } => {
+                write!(f, "port {port} of {device} is {state}, not ACTIVE")
+            }
+            Self::NoGid { device, port, detail } => {
+                write!(f, "port {port} of {device} has no usable address: {detail}")
+            }
+            Self::Memlock(memlock) => memlock.fmt(f),
+            Self::Device(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+impl From<DeviceError> for Unavailable {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+impl Memlock {
+    fn remedy(&self) -> String {
+        let need = self.in_use.saturating_add(self.asked).div_ceil(1024);
+        format!(
+            "raise the limit to {need} KiB or more: `ulimit -l {need}` (the hard limit is {}), \
+             LimitMEMLOCK=infinity in a systemd unit, `docker run --ulimit memlock=-1`",
+            Limit(self.hard)
+        )
+    }
+}
+
+impl fmt::Display for Memlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "locked-memory limit: {} KiB asked, {} KiB in use, soft limit {}, hard limit {}",
+            self.asked.div_ceil(1024),
+            self.in_use.div_ceil(1024),
+            Limit(self.soft),
+            Limit(self.hard)
+        )
+    }
+}
+
+/// A limit in bytes, shown in KiB as `ulimit -l` takes it.
+struct Limit(Option<u64>);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{} KiB", bytes / 1024),
+            None => f.write_str("unlimited"),
+        }
+    }
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason = std::io::Error::from_raw_os_error(self.errno);
+        write!(f, "{}: {} failed: {reason}", self.device, self.operation)
+    }
+}
+
+impl std::error::Error for DeviceError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memlock_says_what_was_asked_and_how_to_get_it() {
+        let memlock = Memlock { asked: 8 << 20, in_use: 1 << 20, soft: Some(64 << 10), hard: None };
+        let reason = Unavailable::Memlock(memlock);
+        assert_eq!(
+            reason.to_string(),
+            "locked-memory limit: 8192 KiB asked, 1024 KiB in use, soft limit 64 KiB, hard limit unlimited"
+        );
+        let remedy = reason.remedy();
+        for part in
+            ["`ulimit -l 9216`", "LimitMEMLOCK=infinity", "--ulimit memlock=-1", "hard limit is unlimited"]
+        {
+            assert!(remedy.contains(part), "{part}: {remedy}");
+        }
+    }
+
+    #[test]
+    fn permission_names_the_node() {
+        let reason = Unavailable::NoPermission { path: "/dev/infiniband/uverbs3".into() };
+        assert!(reason.to_string().contains("/dev/infiniband/uverbs3"));
+        assert!(reason.remedy().contains("/dev/infiniband/uverbs3"));
+    }
+}

@@ -1,0 +1,297 @@
+//! An open device: context, protection domain, memory regions.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::events::VerbsDeviceEvents;
+use super::load::Verbs;
+use super::memory::{Slab, SlabLayout};
+use super::queues::VerbsQueues;
+use super::sys::{self, Plain, ibv_context, ibv_context_ops, ibv_mr, ibv_pd};
+use super::{device_error, last_errno, leaked, returned_errno};
+use crate::device::{
+    Device, DeviceConfig, DeviceError, DeviceEvents, Limits, LinkLayer, Mtu, PortStatus, QueueSize, Queues,
+    Unavailable, memlock,
+};
+
+/// A device through libibverbs.
+#[derive(Debug)]
+pub(super) struct VerbsDevice(Arc<Hca>);
+
+/// What every object on the device keeps. The fields are dropped in this order, which is the one the kernel asks for.
+#[derive(Debug)]
+pub(super) struct Hca {
+    regions: RwLock<Vec<Region>>,
+    pd: Pd,
+    relaxed_ordering: bool,
+    limits: Limits,
+}
+
+impl VerbsDevice {
+    pub(super) fn new(context: Context, config: &DeviceConfig) -> Result<Self, DeviceError> {
+        let limits = context.limits()?;
+        let pd = Pd::new(context)?;
+        let relaxed_ordering = config.relaxed_ordering;
+        Ok(Self(Arc::new(Hca { regions: RwLock::default(), pd, relaxed_ordering, limits })))
+    }
+}
+
+impl Device for VerbsDevice {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits
+    }
+
+    fn port(&self, number: u8) -> Result<PortStatus, DeviceError> {
+        self.0.pd.context.port(number)
+    }
+
+    fn add_slab(&self, layout: SlabLayout) -> Result<Arc<Slab>, Unavailable> {
+        let slab =
+            Slab::map(layout).map_err(|e| self.0.error("mmap", e.raw_os_error().unwrap_or(libc::EINVAL)))?;
+        self.0.register(&slab)?;
+        Ok(slab)
+    }
+
+    fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {
+        Ok(Arc::new(VerbsQueues::new(Arc::clone(&self.0), size)?))
+    }
+
+    fn events(&self) -> io::Result<Box<dyn DeviceEvents>> {
+        Ok(Box::new(VerbsDeviceEvents::new(Arc::clone(&self.0))?))
+    }
+}
+
+impl Hca {
+    pub(super) fn verbs(&self) -> &'static Verbs {
+        self.pd.context.verbs
+    }
+
+    pub(super) fn context(&self) -> *mut ibv_context {
+        self.pd.context.raw.as_ptr()
+    }
+
+    /// What the header's inline functions call through.
+    pub(super) fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: an open context; providers set its functions before it is given out.
+        unsafe { &(*self.context()).ops }
+    }
+
+    pub(super) fn pd(&self) -> *mut ibv_pd {
+        self.pd.raw.as_ptr()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.pd.context.name
+    }
+
+    pub(super) fn error(&self, operation: &'static str, errno: i32) -> DeviceError {
+        device_error(self.name(), operation, errno)
+    }
+
+    /// What is registered, for looking up the keys of a batch of buffers.
+    pub(super) fn regions(&self) -> Regions<'_> {
+        Regions(self.regions.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn register(&self, slab: &Arc<Slab>) -> Result<(), Unavailable> {
+        let region = Region::new(self, slab).map_err(|errno| match errno {
+            libc::ENOMEM => Unavailable::Memlock(memlock(slab.range().len() as u64)),
+            errno => self.error("ibv_reg_mr", errno).into(),
+        })?;
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let place = regions.partition_point(|other| other.range.start < region.range.start);
+        regions.insert(place, region);
+        Ok(())
+    }
+}
+
+/// The registered regions in order of address.
+pub(super) struct Regions<'a>(RwLockReadGuard<'a, Vec<Region>>);
+
+impl Regions<'_> {
+    /// The key of the region in which the buffer lies as a whole.
+    pub(super) fn lkey(&self, buffer: &[u8]) -> Option<u32> {
+        let start = buffer.as_ptr() as usize;
+        let end = start.checked_add(buffer.len())?;
+        let after = self.0.partition_point(|region| region.range.start <= start);
+        let region = self.0.get(after.checked_sub(1)?)?;
+        (end <= region.range.end).then_some(region.lkey)
+    }
+}
+
+/// A registered slab. Deregistered on drop; the slab's mapping may live on.
+struct Region {
+    raw: NonNull<ibv_mr>,
+    verbs: &'static Verbs,
+    range: Range<usize>,
+    lkey: u32,
+    slab: Arc<Slab>,
+}
+
+// SAFETY: the library allows its objects to be used and destroyed on any thread.
+unsafe impl Send for Region {}
+// SAFETY: as above; shared use only reads fields that do not change.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn new(hca: &Hca, slab: &Arc<Slab>) -> Result<Self, i32> {
+        let (verbs, range, start) = (hca.verbs(), slab.range(), slab.base().cast());
+        let raw = match verbs.ibv_reg_mr_iova2 {
+            Some(reg_mr_iova2) if hca.relaxed_ordering => {
+                let access = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_RELAXED_ORDERING;
+                // SAFETY: the range is mapped, and stays so while the region exists, because that keeps the slab.
+                unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
+            }
+            // SAFETY: as above.
+            _ => unsafe { (verbs.ibv_reg_mr)(hca.pd(), start, range.len(), sys::IBV_ACCESS_LOCAL_WRITE) },
+        };
+        let raw = NonNull::new(raw).ok_or_else(last_errno)?;
+        // SAFETY: a region that the library has just made.
+        let lkey = unsafe { raw.as_ref() }.lkey;
+        Ok(Self { raw, verbs, range, lkey, slab: Arc::clone(slab) })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: this region, once. All queues that could use it are gone, because they keep the device.
+        let result = returned_errno(unsafe { (self.verbs.ibv_dereg_mr)(self.raw.as_ptr()) });
+        if let Err(errno) = result {
+            leaked("ibv_dereg_mr", errno);
+            std::mem::forget(Arc::clone(&self.slab));
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("slab", &self.slab).finish_non_exhaustive()
+    }
+}
+
+/// A protection domain, and the context after it.
+#[derive(Debug)]
+struct Pd {
+    raw: NonNull<ibv_pd>,
+    context: Context,
+}
+
+// SAFETY: the library allows its objects to be used and destroyed on any thread.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    fn new(context: Context) -> Result<Self, DeviceError> {
+        // SAFETY: an open context.
+        let raw = unsafe { (context.verbs.ibv_alloc_pd)(context.raw.as_ptr()) };
+        match NonNull::new(raw) {
+            Some(raw) => Ok(Self { raw, context }),
+            None => Err(device_error(&context.name, "ibv_alloc_pd", last_errno())),
+        }
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: this domain, once; the regions were dropped before it.
+        let result = returned_errno(unsafe { (self.context.verbs.ibv_dealloc_pd)(self.raw.as_ptr()) });
+        if let Err(errno) = result {
+            leaked("ibv_dealloc_pd", errno);
+        }
+    }
+}
+
+/// An open device.
+#[derive(Debug)]
+pub(super) struct Context {
+    raw: NonNull<ibv_context>,
+    verbs: &'static Verbs,
+    name: String,
+}
+
+// SAFETY: the library allows its objects to be used and destroyed on any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above; shared use goes through the library's functions, or reads fields that do not change.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens the device of this name, which the kernel has.
+    pub(super) fn open(verbs: &'static Verbs, name: &str) -> Result<Self, Unavailable> {
+        let mut count: c_int = 0;
+        // SAFETY: returns null or a list of `count` devices, which is freed below.
+        let list = unsafe { (verbs.ibv_get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(device_error(name, "ibv_get_device_list", last_errno()).into());
+        }
+        let opened = (0..usize::try_from(count).unwrap_or(0)).find_map(|i| {
+            // SAFETY: an element of the list.
+            let device = unsafe { *list.wrapping_add(i) };
+            // SAFETY: a device of the list, which is not freed yet.
+            let its_name = unsafe { (verbs.ibv_get_device_name)(device) };
+            // SAFETY: a C string within the device.
+            let same = unsafe { CStr::from_ptr(its_name) }.to_bytes() == name.as_bytes();
+            // SAFETY: as for its name; an open context keeps what it needs of the device beyond the list.
+            same.then(|| NonNull::new(unsafe { (verbs.ibv_open_device)(device) }).ok_or_else(last_errno))
+        });
+        // SAFETY: the list from above, once.
+        unsafe { (verbs.ibv_free_device_list)(list) };
+        match opened {
+            Some(Ok(raw)) => Ok(Self { raw, verbs, name: name.to_owned() }),
+            Some(Err(errno)) => Err(device_error(name, "ibv_open_device", errno).into()),
+            None => Err(Unavailable::NoDevice {
+                detail: format!(
+                    "the kernel has {name}, but libibverbs has no driver for it (Debian: ibverbs-providers)"
+                ),
+            }),
+        }
+    }
+
+    fn limits(&self) -> Result<Limits, DeviceError> {
+        let mut attr = sys::ibv_device_attr::zeroed();
+        // SAFETY: an open context, and a structure of the size that the function fills.
+        let result = unsafe { (self.verbs.ibv_query_device)(self.raw.as_ptr(), &raw mut attr) };
+        returned_errno(result).map_err(|errno| device_error(&self.name, "ibv_query_device", errno))?;
+        let limit = |value: c_int| u32::try_from(value).unwrap_or(0);
+        Ok(Limits {
+            max_cqe: limit(attr.max_cqe),
+            max_srq_wr: limit(attr.max_srq_wr),
+            max_qp_wr: limit(attr.max_qp_wr),
+            max_qp: limit(attr.max_qp),
+        })
+    }
+
+    fn port(&self, number: u8) -> Result<PortStatus, DeviceError> {
+        let mut attr = sys::ibv_port_attr::zeroed();
+        // SAFETY: an open context, and a structure of at least the size that the function fills.
+        let result = unsafe { (self.verbs.ibv_query_port)(self.raw.as_ptr(), number, &raw mut attr) };
+        let error = |errno| device_error(&self.name, "ibv_query_port", errno);
+        returned_errno(result).map_err(error)?;
+        let mtu = u8::try_from(attr.active_mtu).ok().and_then(Mtu::from_code);
+        let link_layer = match attr.link_layer {
+            sys::IBV_LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+            // Drivers that leave it unspecified are InfiniBand's oldest, which have no RoCE.
+            0 => LinkLayer::InfiniBand,
+            _ => LinkLayer::Ethernet,
+        };
+        Ok(PortStatus { active_mtu: mtu.ok_or_else(|| error(libc::EPROTO))?, lid: attr.lid, link_layer })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: this context, once; everything on it is gone.
+        let result = returned_errno(unsafe { (self.verbs.ibv_close_device)(self.raw.as_ptr()) });
+        if let Err(errno) = result {
+            leaked("ibv_close_device", errno);
+        }
+    }
+}

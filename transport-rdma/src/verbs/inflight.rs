@@ -1,0 +1,353 @@
+//! The work request table: what a device has of our memory, and which completion gives it back. Safe code; it stands here
+//! because the verbs' safety rests on it, and the simulated device uses it too.
+//!
+//! A receive owns its [`Slot`]. A send holds clones of its [`Bytes`], which keep the memory from being reused or written.
+//! `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
+//! is gone, finds nothing.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use bytes::Bytes;
+
+use super::memory::Slot;
+use crate::device::{Completion, QpSize, WcError, WcStatus};
+
+/// What a `wr_id` says: kind, entry, generation.
+///
+/// Receive: `01`, 22 bits of index, 40 of generation. Send: `10`, 22 bits of ring, 24 of the ring's generation, 16 of
+/// sequence number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WrId {
+    Receive { index: u32, generation: u64 },
+    Send { ring: RingKey, seq: u16 },
+}
+
+/// Names a queue pair's ring of sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct RingKey {
+    index: u32,
+    generation: u32,
+}
+
+const INDEX_BITS: u32 = 22;
+const MAX_INDEX: u32 = (1 << INDEX_BITS) - 1;
+const RECEIVE_GENERATION: u64 = (1 << 40) - 1;
+const RING_GENERATION: u32 = (1 << 24) - 1;
+
+impl WrId {
+    fn encode(self) -> u64 {
+        match self {
+            Self::Receive { index, generation } => 1 << 62 | u64::from(index) << 40 | generation,
+            Self::Send { ring, seq } => {
+                2 << 62 | u64::from(ring.index) << 40 | u64::from(ring.generation) << 16 | u64::from(seq)
+            }
+        }
+    }
+
+    fn decode(raw: u64) -> Option<Self> {
+        let index = (raw >> 40) as u32 & MAX_INDEX;
+        match raw >> 62 {
+            1 => Some(Self::Receive { index, generation: raw & RECEIVE_GENERATION }),
+            2 => {
+                let generation = (raw >> 16) as u32 & RING_GENERATION;
+                Some(Self::Send { ring: RingKey { index, generation }, seq: raw as u16 })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A completion as a device reports it: the fields that are valid on success and failure, and the length, which is valid on
+/// the success of a receive. No opcode: it is undefined when a request fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawCompletion {
+    pub(crate) wr_id: u64,
+    pub(crate) status: WcStatus,
+    pub(crate) vendor: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) len: u32,
+}
+
+/// All that is in flight on one shard's queues.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    receives: Mutex<Receives>,
+    rings: RwLock<Vec<RingEntry>>,
+    /// Completions that named nothing. A device that works reports none, unless a queue pair was destroyed undrained.
+    strays: AtomicU64,
+}
+
+#[derive(Debug)]
+struct RingEntry {
+    generation: u32,
+    ring: Option<Arc<SendRing>>,
+}
+
+impl InFlight {
+    /// Room for this many receives; sends have their room with their queue pair.
+    pub(crate) fn new(receives: u32) -> Self {
+        let receives = Receives::new(receives.min(MAX_INDEX));
+        Self { receives: Mutex::new(receives), rings: RwLock::default(), strays: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn receives(&self) -> MutexGuard<'_, Receives> {
+        lock(&self.receives)
+    }
+
+    /// A ring for a new queue pair.
+    pub(crate) fn add_ring(&self, size: QpSize) -> Arc<SendRing> {
+        let mut rings = self.rings.write().unwrap_or_else(PoisonError::into_inner);
+        let index = rings.iter().position(|entry| entry.ring.is_none()).unwrap_or(rings.len());
+        if index == rings.len() {
+            rings.push(RingEntry { generation: 0, ring: None });
+        }
+        let entry = &mut rings[index];
+        entry.generation = (entry.generation + 1) & RING_GENERATION;
+        let key = RingKey { index: index as u32 & MAX_INDEX, generation: entry.generation };
+        let ring = Arc::new(SendRing { key, size, sends: Mutex::default() });
+        entry.ring = Some(Arc::clone(&ring));
+        ring
+    }
+
+    /// Forgets the ring of a destroyed queue pair; its buffers are released when the queue pair lets go of it, too.
+    pub(crate) fn remove_ring(&self, ring: &SendRing) {
+        let mut rings = self.rings.write().unwrap_or_else(PoisonError::into_inner);
+        let entry =
+            rings.get_mut(ring.key.index as usize).filter(|entry| entry.generation == ring.key.generation);
+        if let Some(entry) = entry {
+            entry.ring = None;
+        }
+    }
+
+    /// Takes back what the device has finished with. `None` if it never had it, or was asked before.
+    pub(crate) fn resolve(&self, raw: &RawCompletion) -> Option<Completion> {
+        let completion = match WrId::decode(raw.wr_id) {
+            Some(WrId::Receive { index, generation }) => {
+                self.receives().remove(index, generation).map(|slot| received(slot, raw))
+            }
+            Some(WrId::Send { ring, seq }) => self.ring(ring).and_then(|ring| ring.complete(seq, raw)),
+            None => None,
+        };
+        if completion.is_none() {
+            self.strays.fetch_add(1, Ordering::Relaxed);
+        }
+        completion
+    }
+
+    /// How many completions named nothing.
+    #[cfg(test)]
+    pub(crate) fn strays(&self) -> u64 {
+        self.strays.load(Ordering::Relaxed)
+    }
+
+    fn ring(&self, key: RingKey) -> Option<Arc<SendRing>> {
+        let rings = self.rings.read().unwrap_or_else(PoisonError::into_inner);
+        let entry = rings.get(key.index as usize).filter(|entry| entry.generation == key.generation)?;
+        entry.ring.clone()
+    }
+}
+
+fn received(slot: Slot, raw: &RawCompletion) -> Completion {
+    let (qp_num, len) = (raw.qp_num, raw.len as usize);
+    if raw.status != WcStatus::SUCCESS {
+        return Completion::ReceiveFailed {
+            qp_num,
+            slot,
+            error: WcError { status: raw.status, vendor: raw.vendor },
+        };
+    }
+    if len > slot.len() {
+        // No device that works says this; without the check it would be a panic where the message is read.
+        let error = WcError { status: WcStatus::LOC_LEN_ERR, vendor: raw.vendor };
+        return Completion::ReceiveFailed { qp_num, slot, error };
+    }
+    Completion::Received { qp_num, slot, len }
+}
+
+/// The receives of a shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Receives {
+    entries: Vec<ReceiveEntry>,
+    vacant: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct ReceiveEntry {
+    generation: u64,
+    slot: Option<Slot>,
+}
+
+impl Receives {
+    fn new(capacity: u32) -> Self {
+        let entries = (0..capacity).map(|_| ReceiveEntry::default()).collect();
+        Self { entries, vacant: (0..capacity).rev().collect() }
+    }
+
+    /// How many more can be inserted.
+    pub(crate) fn room(&self) -> usize {
+        self.vacant.len()
+    }
+
+    /// How many are in flight.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.vacant.len()
+    }
+
+    /// Takes a slot into the table and says which `wr_id` to post it with; gives it back if the table is full.
+    pub(crate) fn insert(&mut self, slot: Slot) -> Result<u64, Slot> {
+        let Some(index) = self.vacant.pop() else { return Err(slot) };
+        let entry = &mut self.entries[index as usize];
+        entry.generation = (entry.generation + 1) & RECEIVE_GENERATION;
+        entry.slot = Some(slot);
+        Ok(WrId::Receive { index, generation: entry.generation }.encode())
+    }
+
+    /// Takes back a slot that was inserted and not posted.
+    pub(crate) fn withdraw(&mut self, wr_id: u64) -> Option<Slot> {
+        match WrId::decode(wr_id)? {
+            WrId::Receive { index, generation } => self.remove(index, generation),
+            WrId::Send { .. } => None,
+        }
+    }
+
+    /// The slot that was posted with this `wr_id`, for a device that is software.
+    pub(crate) fn slot_mut(&mut self, wr_id: u64) -> Option<&mut Slot> {
+        let Some(WrId::Receive { index, generation }) = WrId::decode(wr_id) else { return None };
+        let entry = self.entries.get_mut(index as usize).filter(|entry| entry.generation == generation)?;
+        entry.slot.as_mut()
+    }
+
+    /// Gives up all slots for good, because a device may still write to them.
+    pub(crate) fn leak(&mut self) {
+        for entry in &mut self.entries {
+            std::mem::forget(entry.slot.take());
+        }
+    }
+
+    fn remove(&mut self, index: u32, generation: u64) -> Option<Slot> {
+        let entry = self.entries.get_mut(index as usize).filter(|entry| entry.generation == generation)?;
+        let slot = entry.slot.take()?;
+        self.vacant.push(index);
+        Some(slot)
+    }
+}
+
+/// The sends of one queue pair, in the order in which they were posted, which is that of their completions.
+#[derive(Debug)]
+pub(crate) struct SendRing {
+    key: RingKey,
+    size: QpSize,
+    sends: Mutex<Sends>,
+}
+
+#[derive(Debug, Default)]
+struct Sends {
+    queue: VecDeque<Sent>,
+    /// The sequence number of the first in the queue.
+    first: u16,
+    /// How many at the queue's end were posted without asking for a completion.
+    silent: u16,
+    marked: bool,
+}
+
+#[derive(Debug)]
+struct Sent {
+    /// Empty if the device copied the message when it was posted.
+    _parts: [Bytes; 2],
+    signaled: bool,
+    marker: bool,
+}
+
+/// What the ring says about a send that is about to be posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    pub(crate) wr_id: u64,
+    /// Whether a completion is to be asked for.
+    pub(crate) signaled: bool,
+}
+
+impl SendRing {
+    /// How many more sends can be pushed: none after the marker, for which there is always room.
+    pub(crate) fn room(&self) -> usize {
+        let sends = lock(&self.sends);
+        if sends.marked { 0 } else { usize::from(self.size.sends).saturating_sub(sends.queue.len()) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.sends).queue.len()
+    }
+
+    /// Takes a send into the table; the caller has looked at [`room`](Self::room) and posts in the order of the pushes.
+    ///
+    /// Every `signal_every`-th is signalled, so that the ring cannot fill up without a completion under way.
+    pub(crate) fn push(&self, parts: [Bytes; 2], signaled: bool) -> Ticket {
+        let mut sends = lock(&self.sends);
+        let signaled =
+            signaled || sends.silent + 1 >= self.size.signal_every.clamp(1, self.size.sends / 2 + 1);
+        self.append(&mut sends, Sent { _parts: parts, signaled, marker: false })
+    }
+
+    /// Takes the marker into the table; `None` if it is there already.
+    pub(crate) fn push_marker(&self) -> Option<Ticket> {
+        let mut sends = lock(&self.sends);
+        if std::mem::replace(&mut sends.marked, true) {
+            return None;
+        }
+        Some(self.append(&mut sends, Sent { _parts: Default::default(), signaled: true, marker: true }))
+    }
+
+    fn append(&self, sends: &mut Sends, sent: Sent) -> Ticket {
+        let seq = sends.first.wrapping_add(sends.queue.len() as u16);
+        let signaled = sent.signaled;
+        sends.silent = if signaled { 0 } else { sends.silent + 1 };
+        sends.queue.push_back(sent);
+        Ticket { wr_id: WrId::Send { ring: self.key, seq }.encode(), signaled }
+    }
+
+    /// Takes back the last `count`, which were pushed and not posted.
+    pub(crate) fn withdraw(&self, count: usize) {
+        let mut sends = lock(&self.sends);
+        for _ in 0..count {
+            let withdrawn = sends.queue.pop_back();
+            if withdrawn.is_some_and(|sent| sent.marker) {
+                sends.marked = false;
+            }
+        }
+        let silent = sends.queue.iter().rev().take_while(|sent| !sent.signaled).count();
+        sends.silent = silent as u16;
+    }
+
+    /// Gives up all buffers for good, because a device may still read them.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(std::mem::take(&mut lock(&self.sends).queue));
+    }
+
+    /// The request with this sequence number has completed, and so has every one before it.
+    fn complete(&self, seq: u16, raw: &RawCompletion) -> Option<Completion> {
+        let mut sends = lock(&self.sends);
+        let count = usize::from(seq.wrapping_sub(sends.first)) + 1;
+        let marker = sends.queue.get(count - 1)?.marker;
+        sends.queue.drain(..count);
+        sends.first = seq.wrapping_add(1);
+        sends.silent = sends.silent.min(sends.queue.len() as u16);
+        let qp_num = raw.qp_num;
+        Some(if marker {
+            Completion::Drained { qp_num, count: count - 1 }
+        } else if raw.status == WcStatus::SUCCESS {
+            Completion::Sent { qp_num, count }
+        } else {
+            let error = WcError { status: raw.status, vendor: raw.vendor };
+            Completion::SendFailed { qp_num, count, error }
+        })
+    }
+}
+
+/// These tables are valid after a panic of their holder: no operation on them stops half-way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

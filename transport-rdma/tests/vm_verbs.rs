@@ -1,0 +1,186 @@
+//! The verbs layer on a real device: Soft-RoCE in the project's virtual machine, or hardware.
+//!
+//! `FARCALL_RDMA=required` says that there is one; docs/TESTING.md says how to run this.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod common;
+
+use std::future::poll_fn;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use common::{LIMIT, Machine, SLOT, received, scenarios};
+use farcall_rdma::device::*;
+use farcall_rdma::verbs::SystemHost;
+
+/// Stops tests that were started where no device is meant to be.
+fn require_device() {
+    let required = std::env::var("FARCALL_RDMA").is_ok_and(|value| value == "required");
+    assert!(
+        required,
+        "needs an RDMA device: run it in the VM (docs/TESTING.md), or set FARCALL_RDMA=required"
+    );
+}
+
+fn machine() -> Machine {
+    require_device();
+    Machine::open(&SystemHost::default(), &DeviceConfig::default())
+}
+
+macro_rules! on_the_device {
+    ($($name:ident: $scenario:ident)*) => { $(
+        #[test]
+        fn $name() {
+            scenarios::$scenario(machine());
+        }
+    )* };
+}
+
+on_the_device! {
+    vm_ping_pong_by_polling: ping_pong_by_polling
+    vm_ping_pong_by_events: ping_pong_by_events
+    vm_completion_before_arming_makes_no_event: completion_before_arming_makes_no_event
+    vm_missing_receive_fails_the_send_at_once: missing_receive_fails_the_send_at_once
+    vm_missing_peer_fails_the_send_after_its_retries: missing_peer_fails_the_send_after_its_retries
+    vm_marker_comes_after_every_outstanding_send: marker_comes_after_every_outstanding_send
+    vm_completions_are_asked_for_every_so_often: completions_are_asked_for_every_so_often
+    vm_full_send_queue_takes_what_fits: full_send_queue_takes_what_fits
+    vm_message_of_two_parts_arrives_as_one: message_of_two_parts_arrives_as_one
+    vm_only_small_messages_may_lie_anywhere: only_small_messages_may_lie_anywhere
+    vm_message_larger_than_a_slot_fails_both_ends: message_larger_than_a_slot_fails_both_ends
+    vm_posting_before_the_connection_is_refused: posting_before_the_connection_is_refused
+    vm_send_completion_queue_cannot_be_oversubscribed: send_completion_queue_cannot_be_oversubscribed
+    vm_undrained_queue_pair_leaves_nothing_behind: undrained_queue_pair_leaves_nothing_behind
+    vm_views_outlive_the_device: views_outlive_the_device
+}
+
+#[test]
+fn vm_relaxed_ordering_is_accepted() {
+    let mut config = DeviceConfig::default();
+    config.relaxed_ordering = true;
+    require_device();
+    let machine = Machine::open(&SystemHost::default(), &config);
+    let (a, b) = machine.pair(1);
+    a.send(a.message(SLOT, 3));
+    assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![3; SLOT]);
+}
+
+/// Runs one test of this file again as a user without privileges, and expects it to pass.
+fn as_ordinary_user(test: &str, limits: &str) {
+    require_device();
+    let script = format!("{limits} exec \"$0\" \"$@\"");
+    let this = std::env::current_exe().unwrap();
+    let mut child = Command::new("sh");
+    child.args(["-c", &script]).arg(this).args(["--exact", test, "--nocapture"]);
+    let output = child.env("FARCALL_TEST_ORDINARY", "1").uid(65534).gid(65534).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+fn is_ordinary_user() -> bool {
+    std::env::var_os("FARCALL_TEST_ORDINARY").is_some()
+}
+
+#[test]
+fn vm_memlock_limit_is_told_with_its_remedy() {
+    if !is_ordinary_user() {
+        return as_ordinary_user("vm_memlock_limit_is_told_with_its_remedy", "ulimit -l 4096;");
+    }
+    let machine = machine();
+    let error = machine.device.add_slab(SlabLayout { slot_size: SLOT, slots: 1024 }).unwrap_err();
+    let Unavailable::Memlock(memlock) = &error else { panic!("{error}") };
+    assert_eq!((memlock.asked, memlock.soft, memlock.hard), (8 << 20, Some(4 << 20), Some(4 << 20)));
+    assert!(memlock.in_use >= machine.slab.slots() as u64 * SLOT as u64, "{memlock:?}");
+    assert!(error.remedy().contains("ulimit -l"));
+    // What was registered before goes on working.
+    let (a, b) = machine.pair(1);
+    a.send(a.message(SLOT, 3));
+    assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![3; SLOT]);
+}
+
+#[test]
+fn vm_device_node_that_may_not_be_opened_is_named() {
+    if !is_ordinary_user() {
+        return as_ordinary_user("vm_device_node_that_may_not_be_opened_is_named", "");
+    }
+    let host = SystemHost::default();
+    let mut devices = host.devices().unwrap();
+    devices[0].node = "/proc/1/mem".into();
+    let error = host.open(&devices[0], &DeviceConfig::default()).unwrap_err();
+    assert_eq!(error, Unavailable::NoPermission { path: "/proc/1/mem".into() });
+}
+
+#[test]
+fn vm_device_is_found_with_its_addresses() {
+    require_device();
+    let host = SystemHost::default();
+    let (devices, interfaces) = (host.devices().unwrap(), host.interfaces());
+    let by_rank = choose(&devices, &interfaces, &DeviceConfig::default(), None).unwrap();
+    if by_rank.gid.kind != GidKind::InfiniBand {
+        let address = by_rank.gid.gid.ip();
+        assert!(interfaces.iter().any(|i| i.address == address), "{address} is no address of this machine");
+        let by_address = choose(&devices, &interfaces, &DeviceConfig::default(), Some(address)).unwrap();
+        assert_eq!(by_address.matched, Match::Address);
+        assert_eq!(by_address.gid, by_rank.gid);
+    }
+    let probe = farcall_rdma::probe(&DeviceConfig::default(), None).unwrap();
+    assert_eq!((probe.device, probe.gid_index), (by_rank.device, by_rank.gid.index));
+}
+
+/// A Soft-RoCE device of one test's own, on a network interface of its own; removed at the end.
+struct OwnDevice(&'static str);
+
+impl OwnDevice {
+    fn add(name: &'static str, address: &str) -> Self {
+        for command in [
+            format!("ip link add {name} type dummy"),
+            format!("ip addr add {address} dev {name}"),
+            format!("ip link set {name} up"),
+            format!("rdma link add {name} type rxe netdev {name}"),
+        ] {
+            run(&command);
+        }
+        Self(name)
+    }
+}
+
+impl Drop for OwnDevice {
+    fn drop(&mut self) {
+        run(&format!("ip link del {}", self.0));
+    }
+}
+
+fn run(command: &str) {
+    let status = Command::new("sh").args(["-c", command]).status().unwrap();
+    assert!(status.success(), "{command}");
+}
+
+#[test]
+fn vm_link_that_goes_down_is_an_event_and_a_reason() {
+    require_device();
+    let own = OwnDevice::add("zdown", "192.168.78.1/24");
+    let host = SystemHost::default();
+    let mut config = DeviceConfig::default();
+    config.device = Some(own.0.to_owned());
+    let devices = host.devices().unwrap();
+    let summary = devices.iter().find(|device| device.name == own.0).unwrap();
+    let device = host.open(summary, &config).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut events = device.events().unwrap();
+        run("ip link set zdown down");
+        loop {
+            let event = tokio::time::timeout(LIMIT, poll_fn(|cx| events.poll_next(cx))).await;
+            match event.expect("no event came").unwrap() {
+                DeviceEvent::PortDown { port } => break assert_eq!(port, 1),
+                DeviceEvent::PortChanged { .. } | DeviceEvent::PortUp { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    drop(device);
+    let error = choose(&host.devices().unwrap(), &host.interfaces(), &config, None).unwrap_err();
+    assert!(matches!(&error, Unavailable::PortDown { device, port: 1, .. } if device == own.0), "{error}");
+}

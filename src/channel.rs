@@ -125,7 +125,7 @@ pub(crate) fn invalid(error: ConfigError) -> Status {
     Status::new(Code::InvalidArgument, error.to_string())
         .with_executed(Executed::No)
         .with_blame(Blame::Caller)
-        .with_source(Arc::new(error))
+        .with_source(error)
 }
 
 /// Dials the hosts of an address in order.

@@ -209,8 +209,8 @@ impl Status {
     }
 
     /// Attaches what caused it; kept on this side, never sent.
-    pub fn with_source(mut self, source: impl Into<Arc<dyn Error + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into().into());
         self
     }
 

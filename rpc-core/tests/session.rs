@@ -390,19 +390,20 @@ async fn calls_move_to_the_better_link() {
 #[tokio::test]
 async fn an_attempt_that_fails_leaves_a_working_connection_and_its_reason() {
     type Fault = fn(&Fabric) -> &AtomicBool;
-    let faults: [(Fault, Reason, bool); 3] = [
-        (|f| &f.refuse_offer, Reason::Memlock, false),
-        (|f| &f.refuse_answer, Reason::NoCredit, true),
-        (|f| &f.lose_probe, Reason::ProbeLost, false),
+    let faults: [(Fault, Reason); 3] = [
+        (|f| &f.refuse_offer, Reason::Memlock),
+        (|f| &f.refuse_answer, Reason::NoCredit),
+        // Either side may notice first.
+        (|f| &f.lose_probe, Reason::ProbeLost),
     ];
-    for (fault, reason, at_peer) in faults {
+    for (fault, reason) in faults {
         let fabric = Arc::new(Fabric::default());
         fault(&fabric).store(true, Ordering::Relaxed);
         let t = with_fabric(&fabric, Policy::Auto);
         assert_eq!(t.call(ECHO, bytes(200_000, 1)).await.unwrap(), bytes(200_000, 1));
         let transport = t.caller.connection().await.unwrap().transport();
         let why = transport.why_not_rdma.clone().unwrap();
-        assert_eq!((why.reason, why.at_peer), (reason, at_peer));
+        assert_eq!(why.reason, reason);
         assert!(transport.to_string().contains("as the test wants it"), "{transport}");
 
         let t = with_fabric(&fabric, Policy::Rdma);
@@ -468,6 +469,37 @@ async fn a_silent_peer_is_given_up() {
     let error = caller.connection().await.unwrap_err();
     assert_eq!((error.code(), error.blame()), (Code::Unavailable, Blame::Peer));
     assert!(error.message().contains("liveness.connect_ms"), "{error}");
+}
+
+/// Takes connections and closes them, as an overloaded proxy does.
+struct Closing(AtomicU32);
+
+impl Connector for Arc<Closing> {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let (near, far) = memory::pair();
+        far.close();
+        Box::pin(async { Ok(near) })
+    }
+
+    fn target(&self) -> String {
+        "a proxy".into()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_closes_at_once_is_not_tried_without_pause() {
+    let closing = Arc::new(Closing(AtomicU32::new(0)));
+    let caller = Caller::new(closing.clone(), plain(Limits::default()));
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(30) {
+        let error = caller.connection().await.unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // 50 ms, then twice as long each time, at most 10 s.
+    let attempts = closing.0.load(Ordering::Relaxed);
+    assert!((5..=15).contains(&attempts), "{attempts} attempts in 30 s");
 }
 
 #[tokio::test]

@@ -13,10 +13,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use super::Caller;
-use crate::codec::Decode;
+use crate::codec::{CodecError, Decode, from_payload};
 use crate::connection::{Asked, Connection, Pending};
 use crate::context::{Context, earlier};
-use crate::payload::{Decoder, Payload};
+use crate::payload::Payload;
 use crate::proto::wire::Verdict;
 use crate::service::{Outcome, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
@@ -221,21 +221,17 @@ where
     C: Decode<O::Ok> + Decode<O::Err>,
 {
     let Answer { verdict, payload, connection, attempts, call } = answered?;
-    let mut decoder = Decoder::new(payload);
-    let malformed = |what: &str, why: &dyn fmt::Display| {
+    let malformed = |what: &str, why: &CodecError| {
         let message = format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
         Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
     };
     match verdict {
         Verdict::Ok => {
-            let value = <C as Decode<O::Ok>>::decode(&mut decoder).map_err(|e| malformed("result", &e))?;
-            if !decoder.is_finished() {
-                return Err(malformed("result", &"bytes are left over").into());
-            }
+            let value = from_payload::<C, O::Ok>(payload).map_err(|e| malformed("result", &e))?;
             Ok(Response { value, connection, attempts })
         }
         _ => {
-            let error = <C as Decode<O::Err>>::decode(&mut decoder).map_err(|e| malformed("error", &e))?;
+            let error = from_payload::<C, O::Err>(payload).map_err(|e| malformed("error", &e))?;
             Err(error)
         }
     }

@@ -38,7 +38,12 @@ enum State {
     /// Not connected, and nobody needs it.
     Idle,
     Connecting(Connecting),
-    Connected(Arc<Connection>),
+    Connected {
+        connection: Arc<Connection>,
+        since: Instant,
+        /// How long to wait before the next attempt if this connection turns out to be of no use.
+        pause: Duration,
+    },
     /// The last attempt failed; until then calls fail at once, with the same reason.
     Failed { until: Instant, pause: Duration, status: Status },
 }
@@ -48,6 +53,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// A connection that ends sooner than this counts as a failed attempt: a server that takes connections and closes
+/// them must not be tried without a pause.
+const EARLY: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,21 +102,29 @@ impl Caller {
     /// The connection, if there is one.
     pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
         match &*self.0.state() {
-            State::Connected(connection) if connection.is_open() => Some(connection.clone()),
+            State::Connected { connection, .. } if connection.is_open() => Some(connection.clone()),
             _ => None,
         }
     }
 
     fn look(&self) -> Look {
         let mut state = self.0.state();
+        if let State::Connected { connection, since, pause } = &*state {
+            if connection.is_open() {
+                return Look::Connected(connection.clone());
+            }
+            if since.elapsed() < EARLY {
+                let (until, pause, status) = (*since + *pause, *pause, connection.why_not_open());
+                *state = State::Failed { until, pause, status };
+            }
+        }
         let pause = match &*state {
-            State::Connected(connection) if connection.is_open() => return Look::Connected(connection.clone()),
             State::Connecting(attempt) => return Look::Connecting(attempt.clone()),
             State::Failed { until, status, .. } if Instant::now() < *until => {
                 return Look::Failed(status.clone());
             }
             State::Failed { pause, .. } => (*pause * 2).min(LONGEST_PAUSE),
-            State::Idle | State::Connected(_) => FIRST_PAUSE,
+            State::Idle | State::Connected { .. } => FIRST_PAUSE,
         };
         let (sender, attempt) = watch::channel(None);
         *state = State::Connecting(attempt.clone());
@@ -124,7 +141,9 @@ impl Caller {
                 return close(outcome.ok());
             };
             *shared.state() = match &outcome {
-                Ok(connection) => State::Connected(connection.clone()),
+                Ok(connection) => {
+                    State::Connected { connection: connection.clone(), since: Instant::now(), pause }
+                }
                 Err(status) => {
                     State::Failed { until: Instant::now() + pause, pause, status: status.clone() }
                 }
@@ -149,7 +168,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let State::Connected(connection) = std::mem::replace(&mut *self.state(), State::Idle) {
+        if let State::Connected { connection, .. } = std::mem::replace(&mut *self.state(), State::Idle) {
             close(Some(connection));
         }
     }

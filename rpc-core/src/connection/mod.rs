@@ -348,6 +348,14 @@ impl Connection {
         matches!(*self.phase.borrow(), Phase::Open)
     }
 
+    /// Why it takes no new calls; nothing of such a call was executed.
+    pub(crate) fn why_not_open(&self) -> Status {
+        match &*self.phase.borrow() {
+            Phase::Closed(status) => status.clone().with_executed(Executed::No),
+            _ => self.status("it takes no new calls", Executed::No, Blame::Environment),
+        }
+    }
+
     /// Resolves when the connection has ended, with why.
     pub(crate) async fn closed(&self) -> Status {
         let mut phase = self.phase.subscribe();

@@ -89,14 +89,13 @@ fn find_method(service: &dyn Service, wanted: &BindMethod) -> Result<usize, Stat
         return Err(refusal(Code::Unimplemented, message));
     };
     let method = &info.methods[index];
-    let accepted = method.fingerprint == wanted.fingerprint || method.accepts.contains(&wanted.fingerprint);
-    if accepted && method.kind as u8 == wanted.kind {
+    if method.understands(wanted.fingerprint) && method.kind as u8 == wanted.kind {
         return Ok(index);
     }
     let message = format!(
         "method `{}` of service `{}` has another signature here: the caller's fingerprint is {:016x}, the server's \
-         {:016x}; build both from the same definition, or see EVOLUTION.md",
-        method.name, info.name, wanted.fingerprint, method.fingerprint
+         {:016x}: `{}`; build both from the same definition, or see EVOLUTION.md",
+        method.name, info.name, wanted.fingerprint, method.fingerprint, method.signature
     );
     Err(refusal(Code::FailedPrecondition, message))
 }

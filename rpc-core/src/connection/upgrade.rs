@@ -57,18 +57,24 @@ impl Connection {
     }
 
     async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
+        let prepared = upgrade.offer(announced, self.stream.description());
+        let prepared = tokio::time::timeout(self.patience(), prepared).await;
+        let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow())) {
+            Ok(prepared) => prepared,
+            // The peer knows of no attempt, so there is none to say DOWN to.
+            Err(why) => return self.stay_on_stream(why),
+        };
+        let (sender, answer) = oneshot::channel();
         let epoch = {
             let mut receiving = lock(&self.receiving);
             let Some(epoch) = receiving.switch.begin() else { return };
             receiving.inbox.expect(epoch);
+            receiving.answer = Some(sender);
             epoch
         };
+        let name = upgrade.name().to_owned();
+        self.send_link(FrameType::OFFER, |out| Offer { epoch, name, data }.encode(out));
         let result = tokio::time::timeout(self.patience(), async {
-            let (candidate, data) = upgrade.offer(announced, self.stream.description()).await?;
-            let (sender, answer) = oneshot::channel();
-            lock(&self.receiving).answer = Some(sender);
-            let name = upgrade.name().to_owned();
-            self.send_link(FrameType::OFFER, |out| Offer { epoch, name, data }.encode(out));
             let gone = || Unavailable::new(Reason::ShuttingDown, "the connection closed meanwhile");
             let answer = answer.await.map_err(|_| gone())??;
             candidate.complete(epoch, Some(answer)).await

@@ -472,9 +472,9 @@ async fn a_silent_peer_is_given_up() {
 }
 
 /// Takes connections and closes them, as an overloaded proxy does.
-struct Closing(AtomicU32);
+struct Closing(Arc<AtomicU32>);
 
-impl Connector for Arc<Closing> {
+impl Connector for Closing {
     fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
         self.0.fetch_add(1, Ordering::Relaxed);
         let (near, far) = memory::pair();
@@ -489,8 +489,8 @@ impl Connector for Arc<Closing> {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_closes_at_once_is_not_tried_without_pause() {
-    let closing = Arc::new(Closing(AtomicU32::new(0)));
-    let caller = Caller::new(closing.clone(), plain(Limits::default()));
+    let attempts = Arc::new(AtomicU32::new(0));
+    let caller = Caller::new(Closing(attempts.clone()), plain(Limits::default()));
     let began = tokio::time::Instant::now();
     while began.elapsed() < Duration::from_secs(30) {
         let error = caller.connection().await.unwrap_err();
@@ -498,7 +498,7 @@ async fn a_server_that_closes_at_once_is_not_tried_without_pause() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     // 50 ms, then twice as long each time, at most 10 s.
-    let attempts = closing.0.load(Ordering::Relaxed);
+    let attempts = attempts.load(Ordering::Relaxed);
     assert!((5..=15).contains(&attempts), "{attempts} attempts in 30 s");
 }
 

@@ -137,6 +137,8 @@ impl Caller {
                 Ok(link) => Connection::connect(link, settings).await,
                 Err(status) => Err(status),
             };
+            // However it went wrong, no call had been sent.
+            let outcome = outcome.map_err(|status| status.with_executed(Executed::No));
             let Some(shared) = shared.upgrade() else {
                 return close(outcome.ok());
             };

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Context, Failure, Result};
@@ -103,6 +104,10 @@ fn download(dir: &Path) -> Result<()> {
     let archive =
         archive.ok_or_else(|| Failure::cannot_run(format!("apt-get download {package} left no file")))?;
     host::output(host::system("dpkg-deb").arg("--extract").arg(archive).arg(&root))?;
+    // From Debian 13 on, the package has /usr/lib alone.
+    if !root.join("lib").exists() {
+        symlink("usr/lib", root.join("lib")).context(root.display())?;
+    }
     let kernel = Kernel::in_dir(&root)?;
     host::output(host::system("depmod").arg("--basedir").arg(&root).arg(&kernel.version))?;
     match fs::rename(&root, dir) {

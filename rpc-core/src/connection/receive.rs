@@ -80,9 +80,12 @@ impl LinkHandler for Handler {
     }
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        if !header.is_bulk() {
+            return Ok(None);
+        }
         let mut receiving = lock(&self.connection.receiving);
         let result = match receiving.inbox.order(self.route, header) {
-            Ok(Order::Next) if header.is_bulk() => receiving.inbox.buffer(header).map(Some),
+            Ok(Order::Next) => receiving.inbox.buffer(header).map(Some),
             Ok(_) => Ok(None),
             Err(error) => Err(error),
         };

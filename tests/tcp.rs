@@ -1,0 +1,356 @@
+//! Typed calls over TCP, end to end.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use farcall::{Blame, Bytes, Channel, Code, Config, Context, Executed, Handle, Policy, Reason, Server, Status};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+#[farcall::service(package = "test")]
+trait Store {
+    async fn put(&self, key: String, value: Bytes) -> farcall::Result<Bytes>;
+    async fn get(&self, key: String, bytes: u32) -> farcall::Result<Option<Bytes>>;
+    /// How long its caller still waits, in milliseconds.
+    async fn patience(&self, cx: &Context) -> farcall::Result<Option<u64>>;
+    async fn hang(&self) -> farcall::Result<()>;
+}
+
+#[farcall::service(package = "test")]
+trait Relay {
+    /// What `Store::patience` says of a call made by the handler: plain, from a spawned task, from one that carries
+    /// the context, and detached.
+    async fn patience(&self, how: String) -> farcall::Result<Option<u64>>;
+}
+
+#[derive(Clone, Default)]
+struct Shelf {
+    /// Where the last value put began in memory.
+    put_at: Arc<AtomicUsize>,
+    started: Arc<Notify>,
+    dropped: Arc<Notify>,
+}
+
+struct NotifyOnDrop(Arc<Notify>);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl Store for Shelf {
+    async fn put(&self, key: String, value: Bytes) -> farcall::Result<Bytes> {
+        assert_eq!(key, "key");
+        self.put_at.store(value.as_ptr() as usize, Ordering::Relaxed);
+        Ok(value)
+    }
+
+    async fn get(&self, key: String, bytes: u32) -> farcall::Result<Option<Bytes>> {
+        Ok((key == "key").then(|| vec![7; bytes as usize].into()))
+    }
+
+    async fn patience(&self, cx: &Context) -> farcall::Result<Option<u64>> {
+        Ok(cx.remaining().map(|d| d.as_millis() as u64))
+    }
+
+    async fn hang(&self) -> farcall::Result<()> {
+        let _guard = NotifyOnDrop(self.dropped.clone());
+        self.started.notify_one();
+        pending().await
+    }
+}
+
+struct Relayed(StoreClient);
+
+impl Relay for Relayed {
+    async fn patience(&self, how: String) -> farcall::Result<Option<u64>> {
+        let call = self.0.patience();
+        match how.as_str() {
+            "plain" => call.await,
+            "shorter" => call.deadline(Duration::from_secs(5)).await,
+            "longer" => call.deadline(Duration::from_secs(5000)).await,
+            "detached" => call.detached().await,
+            "spawned" => tokio::spawn(async move { call.await }).await.unwrap(),
+            "scoped" => {
+                let cx = Context::current().unwrap();
+                tokio::spawn(cx.scope(async move { call.await })).await.unwrap()
+            }
+            _ => {
+                let cx = Context::current().unwrap();
+                tokio::spawn(async move { call.context(&cx).await }).await.unwrap()
+            }
+        }
+    }
+}
+
+async fn serve(shelf: Shelf) -> (String, Handle) {
+    let server = Server::builder().add(StoreServer::new(shelf)).bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    let handle = server.handle();
+    tokio::spawn(server.serve());
+    (address, handle)
+}
+
+fn content(len: usize) -> Bytes {
+    (0..len).map(|i| (i * 31) as u8).collect()
+}
+
+#[tokio::test]
+async fn values_of_all_sizes_come_back() {
+    let (address, _server) = serve(Shelf::default()).await;
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    for len in [0, 1, 1000, 2048, 2049, 16_383, 16_384, 65_536, 131_000, 131_072, 200_000, 1 << 20, 9 << 20] {
+        assert_eq!(store.put("key", content(len)).await.unwrap(), content(len), "{len} bytes");
+    }
+    assert_eq!(store.get("key", 5000).await.unwrap().unwrap(), vec![7; 5000]);
+    assert_eq!(store.get("other", 5000).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_large_value_is_not_copied_on_its_way_through() {
+    let shelf = Shelf::default();
+    let (address, server) = serve(shelf.clone()).await;
+    let channel = Channel::connect(&address).await.unwrap();
+    let store = StoreClient::new(&channel);
+    const LEN: usize = 1 << 20;
+    let value = content(LEN);
+    let back = store.put("key", value.clone()).await.unwrap();
+    assert_eq!(back, value);
+
+    // The handler returned what it was given, and was given a view of what had been received: had there been a copy
+    // in between, the server's answer would be at another place than what arrived.
+    let at_handler = shelf.put_at.load(Ordering::Relaxed);
+    assert_ne!(at_handler, value.as_ptr() as usize);
+    // Both sides' counters: bytes copied from a receive buffer to where they belong. Only what was read together
+    // with a header is: at most 4 KiB for each frame of 128 KiB.
+    let most = (LEN / 16) as u64;
+    let client = channel.connection().await.unwrap().traffic().stream;
+    let server = server.connections()[0].traffic().stream;
+    for (side, counters) in [("client", client), ("server", server)] {
+        assert!(counters.bytes_received > LEN as u64, "{side}: {counters:?}");
+        assert!(counters.bytes_copied < most, "{side}: {counters:?}");
+    }
+}
+
+#[tokio::test]
+async fn deadlines_are_inherited_where_they_should_be() {
+    let (address, _store) = serve(Shelf::default()).await;
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    let server = Server::builder()
+        .add(RelayServer::new(Relayed(store.clone())))
+        .add(StoreServer::new(Shelf::default()))
+        .bind("127.0.0.1:0")
+        .await
+        .unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    // Two services on one channel.
+    let relay = RelayClient::new(&channel);
+    assert_eq!(StoreClient::new(&channel).patience().await.unwrap(), None);
+
+    let minute = Duration::from_secs(60);
+    for (how, within) in [
+        ("plain", Some(6..=60)),
+        ("shorter", Some(0..=5)),
+        ("longer", Some(6..=60)),
+        ("scoped", Some(6..=60)),
+        ("given", Some(6..=60)),
+        ("spawned", None),
+        ("detached", None),
+    ] {
+        let left = relay.patience(how).deadline(minute).await.unwrap();
+        match within {
+            Some(seconds) => assert!(seconds.contains(&(left.unwrap() / 1000)), "{how}: {left:?}"),
+            None => assert_eq!(left, None, "{how}"),
+        }
+    }
+    assert!(Context::current().is_none());
+}
+
+#[tokio::test]
+async fn a_dropped_call_drops_its_handler() {
+    let shelf = Shelf::default();
+    let (address, _server) = serve(shelf.clone()).await;
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    let call = tokio::spawn({
+        let store = store.clone();
+        async move { store.hang().await }
+    });
+    shelf.started.notified().await;
+    call.abort();
+    shelf.dropped.notified().await;
+}
+
+#[tokio::test]
+async fn a_deadline_passes_on_both_sides() {
+    let shelf = Shelf::default();
+    let (address, _server) = serve(shelf.clone()).await;
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    let error = store.hang().deadline(Duration::from_millis(30)).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
+    shelf.dropped.notified().await;
+}
+
+#[tokio::test]
+async fn a_lost_server_is_found_again() {
+    let (address, server) = serve(Shelf::default()).await;
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    store.get("key", 1).await.unwrap();
+    server.drain(Duration::from_secs(10)).await;
+    let error = store.get("key", 1).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+
+    let again = Server::builder().add(StoreServer::new(Shelf::default()));
+    let again = again.bind(address.trim_start_matches("tcp://")).await.unwrap();
+    tokio::spawn(again.serve());
+    // The pause after a failed attempt is the only thing to wait for.
+    let found = async {
+        while store.get("key", 1).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), found).await.expect("the channel must connect again");
+}
+
+#[tokio::test]
+async fn a_drain_loses_no_call() {
+    let (address, server) = serve(Shelf::default()).await;
+    let channel = Channel::connect(&address).await.unwrap();
+    let refused = Arc::new(AtomicU32::new(0));
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let (store, refused) = (StoreClient::new(&channel), refused.clone());
+            tokio::spawn(async move {
+                loop {
+                    match store.put("key", content(300)).await {
+                        Ok(value) => assert_eq!(value, content(300)),
+                        Err(error) => {
+                            // The server is gone: but no call may have been cut off by that.
+                            assert_eq!(error.executed(), Executed::No, "{error}");
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            return;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    StoreClient::new(&channel).get("key", 1).await.unwrap();
+    server.drain(Duration::from_secs(30)).await;
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(refused.load(Ordering::Relaxed), 16);
+}
+
+#[tokio::test]
+async fn the_transport_says_what_it_is_and_why() {
+    let (address, _server) = serve(Shelf::default()).await;
+    let channel = Channel::connect(&address).await.unwrap();
+    let transport = channel.transport().await.unwrap();
+    assert_eq!(transport.name, "tcp");
+    let why = transport.why_not_rdma.unwrap();
+    #[cfg(feature = "rdma")]
+    assert_eq!((why.reason, why.at_peer), (Reason::Disabled, false));
+    #[cfg(not(feature = "rdma"))]
+    assert_eq!(why.reason, Reason::UnsupportedPlatform);
+}
+
+#[tokio::test]
+async fn a_server_that_requires_rdma_refuses_a_client_without() {
+    let config = {
+        let mut config = Config::default();
+        config.transport = Policy::Rdma;
+        config
+    };
+    let server = Server::builder().add(StoreServer::new(Shelf::default())).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let error = match Channel::connect(&address).await {
+        Ok(channel) => StoreClient::new(channel).get("key", 1).await.unwrap_err(),
+        Err(error) => error,
+    };
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+    assert!(error.message().contains("required"), "{error}");
+}
+
+/// What a stranger at the port gets, and a client at a stranger's.
+#[tokio::test]
+async fn strangers_are_told_apart() {
+    let (address, _server) = serve(Shelf::default()).await;
+    let host = address.trim_start_matches("tcp://");
+    let mut stranger = TcpStream::connect(host).await.unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    // The server ends it.
+    let _ = stranger.read_to_end(&mut answer).await;
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    });
+    let error = Channel::connect(&address).await.unwrap_err();
+    assert!(error.message().contains("does not speak farcall") && error.message().contains("HTTP/1.1"), "{error}");
+}
+
+#[tokio::test]
+async fn hostile_bytes_harm_nobody_else() {
+    let (address, _server) = serve(Shelf::default()).await;
+    let host = address.trim_start_matches("tcp://").to_owned();
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut byte = move || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 56) as u8
+    };
+    for round in 0..200 {
+        let mut bytes: Vec<u8> = Vec::new();
+        if round % 4 != 0 {
+            bytes.extend_from_slice(b"farcall\n");
+        }
+        if round % 4 >= 2 {
+            // A header of a HELLO that promises more than comes, or very much.
+            bytes.extend_from_slice(&[0x40, 0, 0, 0]);
+            bytes.extend_from_slice(&[byte(), byte(), byte() * u8::from(round % 8 == 2), 0]);
+            bytes.extend_from_slice(&[0; 24]);
+        }
+        bytes.extend((0..usize::from(byte()) * 8).map(|_| byte()));
+        let mut socket = TcpStream::connect(&host).await.unwrap();
+        // The server may close before it has read all.
+        let _ = socket.write_all(&bytes).await;
+        let _ = socket.shutdown().await;
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+        if round % 20 == 0 {
+            assert_eq!(store.put("key", content(100)).await.unwrap(), content(100));
+        }
+    }
+    assert_eq!(store.put("key", content(100)).await.unwrap(), content(100));
+}
+
+#[tokio::test]
+async fn wrong_addresses_and_settings_are_errors_at_once() {
+    for address in ["localhost:7400", "farcall://localhost", "tcp://localhost:1?nonsense=1"] {
+        let error = Channel::connect(address).await.unwrap_err();
+        assert_eq!((error.code(), error.blame()), (Code::InvalidArgument, Blame::Caller), "{error}");
+    }
+    let twice = Server::builder().add(StoreServer::new(Shelf::default()));
+    let twice = twice.add(StoreServer::new(Shelf::default())).bind("127.0.0.1:0").await;
+    assert!(twice.unwrap_err().to_string().contains("`test.Store`"));
+}
+
+#[tokio::test]
+async fn a_test_needs_no_network() {
+    let store = StoreClient::in_process(Shelf::default());
+    assert_eq!(store.get("key", 3).await.unwrap().unwrap(), vec![7; 3]);
+    let refused: Result<Bytes, Status> = store.put("key", content(70 << 20)).await;
+    assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
+}

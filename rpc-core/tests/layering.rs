@@ -323,6 +323,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("transport-rdma/src/verbs/", "it speaks to libibverbs"),
     ("rpc-core/src/codec/segments.rs", "`BufMut` is an unsafe trait"),
     ("src/codec/segments.rs", "the same, when this package is on its own"),
+    ("tests/ui/", "what `#[service]` refuses; it is never run"),
 ];
 
 /// How many lines above an `unsafe` its reason may end.

@@ -60,6 +60,31 @@ fn a_truncated_frame_is_never_taken_for_the_whole() {
     all!(truncation);
 }
 
+fn extension<F: Form>() {
+    let mut rng = Rng::with_seed(SEED);
+    for _ in 0..100 {
+        let longer = [&F::random(&mut rng).bytes()[..], &[rng.u8(..)]].concat();
+        assert!(F::decode(longer.into()).is_err(), "{}", F::NAME);
+    }
+}
+
+#[test]
+fn what_follows_the_last_field_is_refused() {
+    extension::<Bind>();
+    extension::<forms::Request>();
+    extension::<forms::Response>();
+    extension::<forms::Item>();
+    extension::<Cancel>();
+    extension::<Window>();
+    extension::<Done>();
+    extension::<Credit>();
+    extension::<Ping>();
+    extension::<Up>();
+    extension::<Probe>();
+    let end = End { reason: EndReason::Deadline, items: 1, status: Bytes::from_static(b"why") };
+    assert_eq!(End::decode(end.bytes()).unwrap_err().what, "end.status");
+}
+
 fn mutation<F: Form>() {
     let mut rng = Rng::with_seed(SEED);
     let value = F::random(&mut rng);
@@ -224,10 +249,10 @@ fn more_attachments_than_there_is_room_for_are_refused() {
 
 #[test]
 fn texts_are_cut_between_characters_so_that_their_frames_are_short() {
-    let text = "x".to_owned() + &"é".repeat(10_000);
+    let text = "x".to_owned() + &"𝄞".repeat(10_000);
     let status = Status::new(Code::NotFound, text.clone());
     let sent = decode_status(encode_status(&status)).unwrap();
-    assert_eq!(sent.message().len(), 16 * 1024 - 1);
+    assert_eq!(sent.message().len(), 16 * 1024 - 3);
     assert!(text.starts_with(sent.message()));
 
     let pulls = vec![Pull { seq: 1 }; Down::MAX_PULLS];
@@ -237,7 +262,7 @@ fn texts_are_cut_between_characters_so_that_their_frames_are_short() {
     for frame in [down.bytes(), close.bytes(), goaway.bytes()] {
         assert!(frame.len() <= MIN_LIMIT as usize);
     }
-    assert_eq!(Close::decode(close.bytes()).unwrap().reason.len(), 511);
+    assert_eq!(Close::decode(close.bytes()).unwrap().reason.len(), 509);
 }
 
 #[test]
@@ -258,6 +283,17 @@ fn a_hello_that_can_not_work_is_refused() {
     assert_eq!(Hello::decode(long.clone().into()), Ok(good));
     long.push(0);
     assert_eq!(Hello::decode(long.into()).unwrap_err().what, "hello");
+
+    let mut auth = |len: u32| {
+        let mut bytes =
+            Hello { upgrades: vec![], auth: Bytes::new(), ..Hello::random(&mut rng) }.bytes().to_vec();
+        bytes.truncate(bytes.len() - 4);
+        bytes.extend_from_slice(&len.to_le_bytes());
+        bytes.resize(bytes.len() + len as usize, 0);
+        Hello::decode(bytes.into()).map(|hello| hello.auth.len())
+    };
+    assert_eq!(auth(64 * 1024), Ok(64 * 1024));
+    assert_eq!(auth(64 * 1024 + 1).unwrap_err().what, "hello.auth");
 }
 
 #[test]
@@ -279,6 +315,8 @@ fn numbers_of_later_versions_are_read_as_what_promises_least() {
     let status = decode_status(Bytes::from_static(b"\xfe\xfe\xfe\0\0\0\0\0")).unwrap();
     assert_eq!(status.code(), Code::Unknown);
     assert_eq!(status.executed(), crate::status::Executed::Maybe);
+    // A reserved byte is not a number.
+    assert!(decode_status(Bytes::from_static(b"\x01\0\0\x01\0\0\0\0")).is_err());
 }
 
 #[test]

@@ -52,14 +52,22 @@ fn files_speak_of_the_project_alone() {
     none(found, "files have nothing that is true in one place or for one day only");
 }
 
+const ALLOWED: &str = "silences a lint for good: `expect` it, with the reason";
+
 /// What no code may do, without the spaces that it may have between its parts.
 const CODE: &[(&str, &str)] = &[
     ("todo!(", "is not finished"),
     ("unimplemented!(", "is not finished"),
-    ("[allow(", "silences a lint for good: `expect` it, with the reason"),
-    (",allow(", "silences a lint for good: `expect` it, with the reason"),
+    ("[allow(", ALLOWED),
+    (",allow(", ALLOWED),
     ("#[ignore", "is a test that does not run"),
 ];
+
+/// Where lints may be silenced for good, each with the reason.
+const SILENT: &[(&str, &str)] = &[(
+    "rpc-macros/src/expand/",
+    "generated code fits many services; where a lint finds nothing, `expect` warns",
+)];
 
 fn forbidden(text: &str) -> Vec<(usize, &'static str)> {
     let code = code(text);
@@ -73,9 +81,9 @@ fn forbidden(text: &str) -> Vec<(usize, &'static str)> {
 fn code_is_finished_and_lints_are_heeded() {
     let mut found = Vec::new();
     for file in files(&["rs"]) {
-        found.extend(
-            forbidden(&file.text).into_iter().map(|(line, why)| format!("{}:{line} {why}", file.path)),
-        );
+        let silent = SILENT.iter().any(|(place, _)| file.path.starts_with(place));
+        let here = forbidden(&file.text).into_iter().filter(|(_, why)| !silent || *why != ALLOWED);
+        found.extend(here.map(|(line, why)| format!("{}:{line} {why}", file.path)));
     }
     none(found, "code is finished, lints are heeded, tests run");
 }

@@ -85,3 +85,8 @@ pub use farcall_core::__private;
 pub mod testing {
     pub use farcall_core::transport::{conformance, memory};
 }
+
+/// The README, whose examples are compiled as tests.
+#[cfg(all(doctest, feature = "tcp"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -4,7 +4,6 @@
 
 use std::any::{Any, TypeId};
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 pub use crate::client::{Call, Caller, in_process};
@@ -20,49 +19,44 @@ use crate::status::{Blame, Code, Executed};
 
 /// The signature of a method, in the making.
 #[derive(Debug)]
-pub struct Signature<C> {
+pub struct Signature {
     method: &'static str,
     /// Their text: the name, unless the codec leaves it out, and the type.
     arguments: Vec<String>,
     /// How many of the last arguments may be missing.
     defaults: usize,
-    codec: PhantomData<C>,
 }
 
-impl<C: Codec> Signature<C> {
+// Here and below the codec is a parameter of the functions, beside the type that it has to carry, so that the compiler
+// complains at the tokens of that type.
+impl Signature {
     pub fn new(method: &'static str) -> Self {
-        Self { method, arguments: Vec::new(), defaults: 0, codec: PhantomData }
+        Self { method, arguments: Vec::new(), defaults: 0 }
     }
 
     /// Adds an argument.
-    pub fn argument<T>(mut self, name: &str) -> Self
-    where
-        C: Decode<T>,
-    {
+    pub fn argument<C: Decode<T>, T: Send>(&mut self, name: &str) {
         let mut shape = Shape::default();
         if C::ARGUMENTS > 1 {
             shape.opaque(&format!("{name}: "));
         }
-        <C as Decode<T>>::shape(&mut shape);
+        C::shape(&mut shape);
         self.arguments.push(shape.text().to_owned());
         self.defaults = 0;
-        self
     }
 
     /// Adds an argument that may be missing.
-    pub fn default_argument<T>(self, name: &str) -> Self
-    where
-        C: Decode<T>,
-    {
+    pub fn default_argument<C: Decode<T>, T: Send>(&mut self, name: &str) {
         let defaults = self.defaults + 1;
-        Self { defaults, ..self.argument::<T>(name) }
+        self.argument::<C, T>(name);
+        self.defaults = defaults;
     }
 
     /// Adds what the method returns.
-    pub fn returns<O: Outcome>(self) -> Method
+    pub fn returns<C, O>(self) -> Method
     where
+        O: Outcome<Err: 'static>,
         C: Decode<O::Ok> + Decode<O::Err>,
-        O::Err: 'static,
     {
         let mut result = Shape::default();
         <C as Decode<O::Ok>>::shape(&mut result);
@@ -93,22 +87,18 @@ pub fn service_info<C: Codec>(
 
 /// The arguments of a call on their way out.
 #[derive(Debug)]
-pub struct Outgoing<'a, C> {
+pub struct Outgoing<'a> {
     call: CallName<'a>,
     arguments: Result<Encoder, Status>,
-    codec: PhantomData<C>,
 }
 
-impl<'a, C: Codec> Outgoing<'a, C> {
+impl<'a> Outgoing<'a> {
     pub fn new(service: &'a ServiceInfo, method: usize) -> Self {
-        Self { call: CallName { service, method }, arguments: Ok(Encoder::new()), codec: PhantomData }
+        Self { call: CallName { service, method }, arguments: Ok(Encoder::new()) }
     }
 
     /// Adds an argument.
-    pub fn put<T>(mut self, name: &str, value: &T) -> Self
-    where
-        C: Encode<T>,
-    {
+    pub fn put<C: Encode<T>, T>(&mut self, name: &str, value: &T) {
         if let Ok(out) = &mut self.arguments
             && let Err(e) = C::encode(value, out)
         {
@@ -117,7 +107,6 @@ impl<'a, C: Codec> Outgoing<'a, C> {
                 .with_blame(Blame::Caller)
                 .with_executed(Executed::No));
         }
-        self
     }
 
     pub fn finish(self) -> Result<Payload, Status> {
@@ -125,34 +114,36 @@ impl<'a, C: Codec> Outgoing<'a, C> {
     }
 }
 
-/// The arguments of a call as they came. What is wrong with them is answered without running the handler.
-#[derive(Debug)]
-pub struct Incoming<'a, C> {
-    call: CallName<'a>,
-    input: Decoder,
-    codec: PhantomData<C>,
+/// Begins a call. Unlike `into_future`, it makes the compiler say which type lacks which trait.
+pub fn begin<O, C>(call: Call<O, C>) -> impl Future<Output = O> + Send + use<O, C>
+where
+    O: Outcome<Err: From<Status>>,
+    C: Decode<O::Ok> + Decode<O::Err>,
+{
+    call.into_future()
 }
 
-impl<'a, C: Codec> Incoming<'a, C> {
+/// The arguments of a call as they came. What is wrong with them is answered without running the handler.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    call: CallName<'a>,
+    input: Decoder,
+}
+
+impl<'a> Incoming<'a> {
     pub fn new(service: &'a ServiceInfo, method: usize, payload: Payload) -> Self {
-        Self { call: CallName { service, method }, input: Decoder::new(payload), codec: PhantomData }
+        Self { call: CallName { service, method }, input: Decoder::new(payload) }
     }
 
     /// Takes the next argument.
-    pub fn next<T>(&mut self, name: &str) -> Result<T, Reply>
-    where
-        C: Decode<T>,
-    {
+    pub fn next<C: Decode<T>, T>(&mut self, name: &str) -> Result<T, Reply> {
         C::decode(&mut self.input)
             .map_err(|e| self.malformed(format_args!("the argument `{name}` can't be decoded"), e))
     }
 
     /// Takes the next argument, or makes its default if the caller is too old to know of it.
-    pub fn next_or_default<T: Default>(&mut self, name: &str) -> Result<T, Reply>
-    where
-        C: Decode<T>,
-    {
-        if self.input.is_finished() { Ok(T::default()) } else { self.next(name) }
+    pub fn next_or_default<C: Decode<T>, T: Default>(&mut self, name: &str) -> Result<T, Reply> {
+        if self.input.is_finished() { Ok(T::default()) } else { self.next::<C, T>(name) }
     }
 
     /// Refuses more than there are arguments for.
@@ -172,8 +163,7 @@ impl<'a, C: Codec> Incoming<'a, C> {
 /// Encodes what a handler returned.
 pub fn reply<C, O>(service: &ServiceInfo, method: usize, outcome: O) -> Reply
 where
-    O: Outcome,
-    O::Err: 'static,
+    O: Outcome<Err: 'static>,
     C: Encode<O::Ok> + Encode<O::Err>,
 {
     let mut out = Encoder::new();

@@ -7,6 +7,7 @@ use std::fmt::Display;
 use proc_macro2::Span;
 use quote::ToTokens;
 use syn::ext::IdentExt;
+use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{
     Attribute, Error, FnArg, GenericParam, ItemTrait, LitStr, Pat, PatType, Path, Result, ReturnType,
@@ -249,7 +250,7 @@ fn argument(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Argument>
     };
     Some(Argument {
         ident: ident.clone(),
-        wire_name: ident.unraw().to_string(),
+        wire_name: LitStr::new(&ident.unraw().to_string(), input.ty.span()),
         ty: (*input.ty).clone(),
         default: rpc.default.is_some(),
     })

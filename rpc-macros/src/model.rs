@@ -1,6 +1,6 @@
 //! What is known of a service once it is found to be in order.
 
-use syn::{Attribute, Generics, Ident, ItemTrait, Path, Type};
+use syn::{Attribute, Generics, Ident, ItemTrait, LitStr, Path, Type};
 
 /// A service.
 pub(crate) struct Service {
@@ -29,7 +29,8 @@ pub(crate) struct Method {
 /// An argument that travels.
 pub(crate) struct Argument {
     pub(crate) ident: Ident,
-    pub(crate) wire_name: String,
+    /// With the span of the type: the compiler may complain of the type where this is passed.
+    pub(crate) wire_name: LitStr,
     pub(crate) ty: Type,
     /// Whether a caller may not know of it.
     pub(crate) default: bool,

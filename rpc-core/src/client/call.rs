@@ -50,7 +50,7 @@ enum Inherit {
     Nothing,
 }
 
-impl<O: Outcome, C> Call<O, C> {
+impl<O, C> Call<O, C> {
     /// A call of the method with this index. Generated clients do this.
     pub fn new(
         caller: &Caller,

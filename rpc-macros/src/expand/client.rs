@@ -1,6 +1,6 @@
 //! The client: what turns a call of a method into a request.
 
-use proc_macro2::{Ident, TokenStream};
+use proc_macro2::{Ident, Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{GenericArgument, PathArguments, Type};
@@ -54,7 +54,7 @@ impl Parts<'_> {
         let constructors = self.constructors();
         let methods = service.methods.iter().enumerate().map(|(index, method)| self.method(index, method));
         quote! {
-            #[allow(dead_code, clippy::too_many_arguments)]
+            #[allow(dead_code)]
             impl #generics #ident #arguments #bounds {
                 #constructors
                 #(#methods)*
@@ -113,7 +113,7 @@ impl Parts<'_> {
 
     fn method(&self, index: usize, method: &Method) -> TokenStream {
         let Self { service, private, .. } = self;
-        let (vis, codec) = (&service.item.vis, &service.codec);
+        let vis = &service.item.vis;
         let Method { ident, attributes, output, .. } = method;
         let inputs = method.arguments.iter().map(|Argument { ident, ty, .. }| {
             if is_converted(ty) {
@@ -125,21 +125,28 @@ impl Parts<'_> {
         let put = method.arguments.iter().map(|Argument { ident, wire_name, ty, .. }| {
             let value =
                 if is_converted(ty) { quote!(::core::convert::Into::into(#ident)) } else { quote!(#ident) };
-            quote_spanned! { ty.span() => .put::<#ty>(#wire_name, &#value) }
+            let (private, codec) =
+                (names::private_at(service, ty.span()), names::codec_at(service, ty.span()));
+            let arguments = names::local("arguments", ty.span());
+            quote_spanned! { ty.span() =>
+                #private::Outgoing::put::<#codec, #ty>(&mut #arguments, #wire_name, &#value);
+            }
         });
+        let (at_output, codec) =
+            (names::private_at(service, output.span()), names::codec_at(service, output.span()));
+        let call = quote_spanned! { output.span() => #at_output::Call::<#output, #codec> };
+        let outgoing = names::local("arguments", Span::mixed_site());
         let separator = (!attributes.is_empty()).then(|| quote!(#[doc = ""]));
         let docs = doc(&format!("Calls `{}`.", service.full_name(method)));
         quote! {
             #(#attributes)*
             #separator
             #docs
-            #vis fn #ident(&self, #(#inputs),*) -> #private::Call<#output, #codec> {
-                #private::Call::new(
-                    &self.caller,
-                    &self.info,
-                    #index,
-                    #private::Outgoing::<#codec>::new(&self.info, #index) #(#put)* .finish(),
-                )
+            #vis fn #ident(&self, #(#inputs),*) -> #call {
+                #[allow(unused_mut)]
+                let mut #outgoing = #private::Outgoing::new(&self.info, #index);
+                #(#put)*
+                #call::new(&self.caller, &self.info, #index, #outgoing.finish())
             }
         }
     }
@@ -184,13 +191,20 @@ impl Parts<'_> {
             } else {
                 (quote!(), quote!())
             };
+            let (at_output, codec) =
+                (names::private_at(service, output.span()), names::codec_at(service, output.span()));
+            let call = names::local("call", output.span());
+            let future = quote!(impl ::core::future::Future<Output = #output> + ::core::marker::Send);
+            let future = names::located_at(output.span(), &future);
+            let begin = quote_spanned! { output.span() => #at_output::begin::<#output, #codec>(#call) };
             quote! {
                 fn #ident(
                     &self,
                     #cx
                     #(#idents: #types),*
-                ) -> impl ::core::future::Future<Output = #output> + ::core::marker::Send {
-                    ::core::future::IntoFuture::into_future(Self::#ident(self, #(#idents),*) #set_cx)
+                ) -> #future {
+                    let #call = Self::#ident(self, #(#idents),*) #set_cx;
+                    #begin
                 }
             }
         });

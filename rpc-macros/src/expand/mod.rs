@@ -24,7 +24,8 @@ pub(crate) fn service(service: &Service) -> TokenStream {
         #server
         #client
 
-        #[allow(deprecated)]
+        // What the user's lints have to say about the trait, they say about the trait.
+        #[allow(deprecated, clippy::all, clippy::pedantic)]
         const _: () = {
             #names
             #server_impls

@@ -1,9 +1,9 @@
 //! What the service is called and what its methods look like, as both server and client announce it.
 
-use proc_macro2::{Span, TokenStream};
-use quote::{format_ident, quote, quote_spanned};
+use proc_macro2::{Span, TokenStream, TokenTree};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
+use syn::Ident;
 use syn::spanned::Spanned;
-use syn::{GenericArgument, Ident, PathArguments, Type};
 
 use crate::model::{Argument, Method, Service};
 
@@ -45,8 +45,33 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
 
 /// The path of what generated code may refer to.
 pub(crate) fn private(service: &Service) -> TokenStream {
+    private_at(service, Span::call_site())
+}
+
+/// The same path with a span. Where all of an expression has the span of a type, the compiler says there, and not at
+/// the attribute, what the type lacks.
+pub(crate) fn private_at(service: &Service, span: Span) -> TokenStream {
     let farcall = &service.farcall;
-    quote!(#farcall::__private)
+    located_at(span, &quote_spanned!(span => #farcall::__private))
+}
+
+/// The codec's path with a span, likewise.
+pub(crate) fn codec_at(service: &Service, span: Span) -> TokenStream {
+    located_at(span, &service.codec)
+}
+
+/// A local variable of generated code, with a span likewise.
+pub(crate) fn local(name: &str, span: Span) -> Ident {
+    Ident::new(name, Span::mixed_site().located_at(span))
+}
+
+/// The same tokens with a span.
+pub(crate) fn located_at(span: Span, path: &impl ToTokens) -> TokenStream {
+    let locate = |mut token: TokenTree| {
+        token.set_span(token.span().located_at(span));
+        token
+    };
+    path.to_token_stream().into_iter().map(locate).collect()
 }
 
 /// An expression that calls the function made here. `name` is the instance's, for a generic trait.
@@ -66,42 +91,40 @@ fn function() -> Ident {
     format_ident!("__service_info", span = Span::mixed_site())
 }
 
+/// An expression that gives what the method looks like.
 fn signature(service: &Service, method: &Method) -> TokenStream {
     let private = private(service);
-    let codec = &service.codec;
     let Method { wire_name, output, .. } = method;
     let arguments = method.arguments.iter().map(|Argument { wire_name, ty, default, .. }| {
-        let add = if *default { quote!(default_argument) } else { quote!(argument) };
-        quote_spanned! { ty.span() => .#add::<#ty>(#wire_name) }
+        let (private, codec) = (private_at(service, ty.span()), codec_at(service, ty.span()));
+        let signature = local("signature", ty.span());
+        let add = Ident::new(if *default { "default_argument" } else { "argument" }, ty.span());
+        quote_spanned! { ty.span() => #private::Signature::#add::<#codec, #ty>(&mut #signature, #wire_name); }
     });
-    let returns = quote_spanned! { output.span() => .returns::<#output>() };
-    quote! { #private::Signature::<#codec>::new(#wire_name) #(#arguments)* #returns }
+    let signature = local("signature", Span::mixed_site());
+    let result = {
+        let (private, codec) = (private_at(service, output.span()), codec_at(service, output.span()));
+        let signature = local("signature", output.span());
+        quote_spanned! { output.span() => #private::Signature::returns::<#codec, #output>(#signature) }
+    };
+    quote! {{
+        #[allow(unused_mut)]
+        let mut #signature = #private::Signature::new(#wire_name);
+        #(#arguments)*
+        #result
+    }}
 }
 
-/// Makes the compiler say at the tokens of a type what is missing.
-fn check(service: &Service, method: &Method) -> TokenStream {
-    let private = private(service);
+/// Refuses more arguments than the codec carries.
+fn check(service: &Service, method: &Method) -> Option<TokenStream> {
     let codec = &service.codec;
-    let too_many = method.arguments.get(1).map(|second| {
-        let message = format!(
-            "this codec carries one argument: put those of `{}` into one message, or use another codec",
-            method.ident
-        );
-        quote_spanned! { second.ident.span() =>
-            const _: () = ::core::assert!(<#codec as #private::Codec>::ARGUMENTS > 1, #message);
-        }
-    });
-    quote! { #too_many }
-}
-
-/// The types of `Result<T, E>` or `Result<T>`, if that is what is written.
-pub(crate) fn result_parts(output: &Type) -> Option<(&Type, Option<&Type>)> {
-    let Type::Path(path) = output else { return None };
-    let last = path.path.segments.last().filter(|segment| segment.ident == "Result")?;
-    let PathArguments::AngleBracketed(arguments) = &last.arguments else { return None };
-    let mut types = arguments.args.iter().filter_map(|argument| match argument {
-        GenericArgument::Type(ty) => Some(ty),
-        _ => None,
-    });
-    Some((types.next()?, types.next()))
+    let second = &method.arguments.get(1)?.ident;
+    let private = private_at(service, second.span());
+    let message = format!(
+        "this codec carries one argument: put those of `{}` into one message, or use another codec",
+        method.ident
+    );
+    Some(quote_spanned! { second.span() =>
+        const _: () = ::core::assert!(<#codec as #private::Codec>::ARGUMENTS > 1, #message);
+    })
 }

@@ -174,7 +174,6 @@ impl<'s> Parts<'s> {
     /// Decodes the arguments of one method, calls it, and encodes what it returns.
     fn arm(&self, index: usize, method: &Method) -> TokenStream {
         let Self { service, private, implementation, .. } = self;
-        let codec = &service.codec;
         let (_, trait_arguments, _) = service.generics().split_for_impl();
         let (name, ident, output) = (service.ident(), &method.ident, &method.output);
         let locals: Vec<Ident> = (0..method.arguments.len())
@@ -182,20 +181,27 @@ impl<'s> Parts<'s> {
             .collect();
         let decode = method.arguments.iter().zip(&locals).map(|(argument, local)| {
             let Argument { wire_name, ty, default, .. } = argument;
-            let next = if *default { quote!(next_or_default) } else { quote!(next) };
-            let next = quote_spanned! { ty.span() => #next::<#ty> };
+            let next = Ident::new(if *default { "next_or_default" } else { "next" }, ty.span());
+            let (private, codec) =
+                (names::private_at(service, ty.span()), names::codec_at(service, ty.span()));
+            let incoming = names::local("incoming", ty.span());
+            let decode = quote_spanned! { ty.span() =>
+                #private::Incoming::#next::<#codec, #ty>(&mut #incoming, #wire_name)
+            };
             quote_spanned! { Span::mixed_site() =>
-                let #local = match incoming.#next(#wire_name) {
+                let #local = match #decode {
                     ::core::result::Result::Ok(value) => value,
                     ::core::result::Result::Err(reply) => return reply,
                 };
             }
         });
         let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &request.context, });
-        let reply = quote_spanned! { output.span() => #private::reply::<#codec, #output> };
+        let at_output = names::private_at(service, output.span());
+        let codec = names::codec_at(service, output.span());
+        let reply = quote_spanned! { output.span() => #at_output::reply::<#codec, #output> };
         quote_spanned! { Span::mixed_site() =>
             #index => ::std::boxed::Box::pin(async move {
-                let mut incoming = #private::Incoming::<#codec>::new(&info, method, request.payload);
+                let mut incoming = #private::Incoming::new(&info, method, request.payload);
                 #(#decode)*
                 if let ::core::result::Result::Err(reply) = incoming.finish() {
                     return reply;

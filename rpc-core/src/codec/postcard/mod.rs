@@ -35,7 +35,7 @@ impl Codec for Postcard {
     const NAME: &'static str = "postcard";
 }
 
-impl<T: Serialize + DeserializeOwned + 'static> Encode<T> for Postcard {
+impl<T: Serialize + 'static> Encode<T> for Postcard {
     fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
         let value_any: &dyn Any = value;
         if let Some(bytes) = value_any.downcast_ref::<Bytes>() {
@@ -53,7 +53,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Encode<T> for Postcard {
     }
 }
 
-impl<T: Serialize + DeserializeOwned + 'static> Decode<T> for Postcard {
+impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
         let mut deserializer = de::Deserializer::new(input);
         let mut value: Option<T> = None;

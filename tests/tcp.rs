@@ -1,11 +1,15 @@
 //! Typed calls over TCP, end to end.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use farcall::{Blame, Bytes, Channel, Code, Config, Context, Executed, Handle, Policy, Reason, Server, Status};
+use farcall::{
+    Blame, Bytes, Channel, Code, Config, Context, Executed, Handle, Policy, Reason, Server, Status,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -299,7 +303,10 @@ async fn strangers_are_told_apart() {
         let _ = socket.read_to_end(&mut Vec::new()).await;
     });
     let error = Channel::connect(&address).await.unwrap_err();
-    assert!(error.message().contains("does not speak farcall") && error.message().contains("HTTP/1.1"), "{error}");
+    assert!(
+        error.message().contains("does not speak farcall") && error.message().contains("HTTP/1.1"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

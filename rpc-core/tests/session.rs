@@ -1,6 +1,8 @@
 //! Sessions over the in-memory link: calls, and moving between links. Services are written by hand here; what the
 //! macro makes of traits is tested through the facade.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
 use std::collections::HashMap;
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +18,9 @@ use farcall_core::payload::{Encoder, Payload};
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
-use farcall_core::transport::{BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory};
+use farcall_core::transport::{
+    BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory,
+};
 use tokio::sync::Notify;
 
 type Echo = Call<Result<Bytes>, Raw>;

@@ -18,7 +18,8 @@ use crate::{TcpConfig, TcpLink};
 /// UNAVAILABLE, not executed, naming every address that was tried and what it said.
 pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Result<Arc<TcpLink>, Status> {
     let attempt = async {
-        let addresses = lookup_host(target).await.map_err(|e| unavailable(target, &format!("the name: {e}")))?;
+        let addresses =
+            lookup_host(target).await.map_err(|e| unavailable(target, &format!("the name: {e}")))?;
         let mut tried = Vec::new();
         for address in addresses {
             match TcpStream::connect(address).await {
@@ -37,7 +38,8 @@ pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Re
     match timeout(patience, attempt).await {
         Ok(result) => result,
         Err(_) => {
-            let why = format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
+            let why =
+                format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
             Err(unavailable(target, &why))
         }
     }

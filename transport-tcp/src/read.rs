@@ -139,7 +139,9 @@ impl Reader {
             let header = Header::decode(header).map_err(|e| ReadEnd::Failed(e.to_string()))?;
             let len = header.len as usize;
             if len > MAX_PAYLOAD {
-                return Err(ReadEnd::Failed(format!("the peer sent a frame of {len} bytes; 1 MiB is the limit")));
+                return Err(ReadEnd::Failed(format!(
+                    "the peer sent a frame of {len} bytes; 1 MiB is the limit"
+                )));
             }
             let lent = handler.buffer(&header).map_err(|_| ReadEnd::Refused)?;
             let whole = self.buffer.len() >= HEADER_LEN + len;

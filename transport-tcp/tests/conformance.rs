@@ -1,5 +1,7 @@
 //! The suite that every transport passes, on TCP.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -222,7 +222,8 @@ where
 {
     let Answer { verdict, payload, connection, attempts, call } = answered?;
     let malformed = |what: &str, why: &CodecError| {
-        let message = format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
+        let message =
+            format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
         Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
     };
     match verdict {
@@ -286,11 +287,7 @@ impl Future for Raw {
 }
 
 /// Goes on until the call waits for something, or is done.
-fn step(
-    caller: &Caller,
-    state: &mut State,
-    cx: &mut TaskContext<'_>,
-) -> Poll<Result<Answer, Status>> {
+fn step(caller: &Caller, state: &mut State, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
     loop {
         *state = match std::mem::replace(state, State::Done) {
             State::Refused(status) => return Poll::Ready(Err(status)),
@@ -368,7 +365,11 @@ fn again(mut asked: Asked, status: Status) -> Result<State, Status> {
 
 /// Puts the call's name before a status of farcall's own making.
 fn named(asked: &Asked, status: Status) -> Status {
-    if status.blame() == Blame::Application { status } else { status.map_message(|m| format!("{asked}: {m}")) }
+    if status.blame() == Blame::Application {
+        status
+    } else {
+        status.map_message(|m| format!("{asked}: {m}"))
+    }
 }
 
 fn expired(state: State, after: Duration) -> Status {

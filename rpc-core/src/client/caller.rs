@@ -45,7 +45,11 @@ enum State {
         pause: Duration,
     },
     /// The last attempt failed; until then calls fail at once, with the same reason.
-    Failed { until: Instant, pause: Duration, status: Status },
+    Failed {
+        until: Instant,
+        pause: Duration,
+        status: Status,
+    },
 }
 
 /// The pause after a first failed attempt; each further one doubles it.
@@ -146,9 +150,7 @@ impl Caller {
                 Ok(connection) => {
                     State::Connected { connection: connection.clone(), since: Instant::now(), pause }
                 }
-                Err(status) => {
-                    State::Failed { until: Instant::now() + pause, pause, status: status.clone() }
-                }
+                Err(status) => State::Failed { until: Instant::now() + pause, pause, status: status.clone() },
             };
             sender.send_replace(Some(outcome));
         });

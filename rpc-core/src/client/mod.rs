@@ -8,8 +8,8 @@ pub use caller::{Caller, Connector};
 
 use std::sync::Arc;
 
-use crate::connection::Settings;
 use crate::config::{Limits, Liveness};
+use crate::connection::Settings;
 use crate::server::Host;
 use crate::service::Service;
 use crate::status::Status;

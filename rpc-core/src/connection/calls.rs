@@ -1,8 +1,8 @@
 //! The calls that wait on this side for an answer.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::future::Future;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll};
@@ -15,7 +15,8 @@ use super::{Connection, Phase, lock};
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{
-    Bind, BindMethod, Content, FrameType, Goaway, RequestHead, ResponseHead, Verdict, WireError, decode_status,
+    Bind, BindMethod, Content, FrameType, Goaway, RequestHead, ResponseHead, Verdict, WireError,
+    decode_status,
 };
 use crate::service::ServiceInfo;
 use crate::status::{Blame, Code, Executed, Status};
@@ -103,7 +104,11 @@ impl Connection {
     }
 
     /// Sends a request. `Err`: nothing was sent, nothing was executed.
-    pub(crate) fn call(self: &Arc<Self>, asked: Asked, place: OwnedSemaphorePermit) -> Result<Pending, Status> {
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        asked: Asked,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Pending, Status> {
         self.check_size(&asked)?;
         let remaining_us = match asked.deadline {
             None => 0,
@@ -312,4 +317,3 @@ impl Drop for Pending {
         }
     }
 }
-

@@ -1,8 +1,8 @@
 //! What a connection does by the clock: asks a silent peer whether it is there, and acknowledges what no answer
 //! has acknowledged.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::oneshot;

@@ -237,8 +237,11 @@ impl Connection {
                 vec![announced]
             }
             (Err(why), _) => {
-                let announced =
-                    wire::Upgrade { name: "rdma".into(), reason: why.reason as u8, data: bytes::Bytes::new() };
+                let announced = wire::Upgrade {
+                    name: "rdma".into(),
+                    reason: why.reason as u8,
+                    data: bytes::Bytes::new(),
+                };
                 self.stay_on_stream(why.clone());
                 vec![announced]
             }

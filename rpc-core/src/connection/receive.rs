@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 
-use super::serve::Bound;
+use super::serve::Announced;
 use super::{Connection, Phase, Role, lock};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Order};
 use crate::proto::outbox::Route;
@@ -27,8 +27,7 @@ pub(super) struct Receiving {
     pub(super) answer: Option<oneshot::Sender<Result<Bytes, Unavailable>>>,
     /// Who waits for a PONG, and its token.
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
-    /// The services the client has announced, by its index.
-    pub(super) bound: Vec<Bound>,
+    announced: Announced,
     last_call: u64,
 }
 
@@ -39,7 +38,7 @@ impl Receiving {
             switch: Switch::default(),
             answer: None,
             ping: None,
-            bound: Vec::new(),
+            announced: Announced::default(),
             last_call: 0,
         }
     }
@@ -49,6 +48,9 @@ impl Receiving {
         self.last_call
     }
 }
+
+/// How many link frames may wait for a peer that does not read.
+const MAX_CONTROL: usize = 64;
 
 /// What a link of a connection delivers to.
 pub(super) struct Handler {
@@ -220,18 +222,14 @@ impl Connection {
                     return Err(WireError::new("request.call", "is in use, or not a client's"));
                 }
                 receiving.last_call = receiving.last_call.max(call);
-                self.job(&receiving.bound, call, bytes).map(Action::Serve)
+                self.job(&receiving.announced, call, bytes).map(Action::Serve)
             }
             FrameType::RESPONSE => Ok(Action::Respond(call, bytes)),
             FrameType::BIND => {
                 let Some(registry) = &self.registry else {
                     return Err(WireError::new("bind", "goes to a side that serves nothing"));
                 };
-                let bind = Bind::decode(bytes)?;
-                if usize::from(bind.service) != receiving.bound.len() {
-                    return Err(WireError::new("bind.service", "is not the next index"));
-                }
-                receiving.bound.push(registry.bind(&bind));
+                receiving.announced.add(registry, Bind::decode(bytes)?)?;
                 Ok(Action::Nothing)
             }
             FrameType::CANCEL => {
@@ -281,6 +279,9 @@ impl Connection {
             FrameType::HELLO => self.on_hello(Hello::decode(payload)?),
             FrameType::PING => {
                 let ping = Ping::decode(payload)?;
+                if lock(&self.sending).control.len() >= MAX_CONTROL {
+                    return Err(WireError::new("ping", "comes faster than its answers are read"));
+                }
                 self.send_link(FrameType::PONG, |out| ping.encode(out));
                 Ok(())
             }

@@ -22,7 +22,7 @@ use crate::proto::message::Message;
 use crate::proto::wire::{
     Bind, BindMethod, Content, FrameType, RequestHead, ResponseHead, Verdict, WireError, encode_status,
 };
-use crate::service::{HandlerFuture, Kind, Reply, Request, Service};
+use crate::service::{HandlerFuture, Kind, Reply, Request, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// The services of a server, by name.
@@ -37,18 +37,57 @@ impl fmt::Debug for Registry {
     }
 }
 
+/// How many services, and methods in all of them, a client may announce on one connection. What is remembered of a
+/// BIND is small, but BINDs could come for ever.
+const MAX_SERVICES: usize = 1024;
+const MAX_METHODS: usize = 65_536;
+
+/// The services that a client has announced, by its index.
+#[derive(Debug, Default)]
+pub(super) struct Announced {
+    services: Vec<Bound>,
+    methods: usize,
+}
+
+impl Announced {
+    pub(super) fn add(&mut self, registry: &Registry, bind: Bind) -> Result<(), WireError> {
+        if usize::from(bind.service) != self.services.len() {
+            return Err(WireError::new("bind.service", "is not the next index"));
+        }
+        self.methods += bind.methods.len();
+        if self.services.len() >= MAX_SERVICES || self.methods > MAX_METHODS {
+            return Err(WireError::new("bind", "is one too many for a connection"));
+        }
+        self.services.push(registry.bind(bind));
+        Ok(())
+    }
+}
+
 /// What a service index of the client stands for.
-pub(super) struct Bound {
+struct Bound {
     /// As in `shop.v1.Kv`.
     name: String,
+    /// The codec the client uses.
+    codec: String,
     service: Option<Arc<dyn Service>>,
-    /// Our index for each of the client's methods, or why it can't be called.
-    methods: Vec<Result<usize, Status>>,
+    /// What each of the client's methods is here.
+    methods: Vec<Match>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Match {
+    Same(usize),
+    /// Our method of that name, and the client's fingerprint.
+    Changed(usize, u64),
+    Unknown,
 }
 
 impl fmt::Debug for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound").field("name", &self.name).field("methods", &self.methods).finish()
+        f.debug_struct("Bound")
+            .field("name", &self.name)
+            .field("methods", &self.methods)
+            .finish_non_exhaustive()
     }
 }
 
@@ -63,41 +102,63 @@ impl Registry {
         Ok(())
     }
 
-    pub(super) fn bind(&self, bind: &Bind) -> Bound {
-        let name = bind.name.clone();
-        let Some(service) = self.services.get(&name) else {
-            return Bound { name, service: None, methods: Vec::new() };
+    fn bind(&self, bind: Bind) -> Bound {
+        let Bind { name, codec, methods, .. } = bind;
+        let service = self.services.get(&name).cloned();
+        let methods = match &service {
+            Some(service) => methods.iter().map(|m| find_method(service.info(), m)).collect(),
+            None => Vec::new(),
         };
-        let info = service.info();
-        let methods = if info.codec == bind.codec {
-            bind.methods.iter().map(|m| find_method(&**service, m)).collect()
-        } else {
-            let message = format!(
-                "service `{name}`: the caller's codec is {}, the server's is {}; they must be the same",
-                bind.codec, info.codec
-            );
-            vec![Err(refusal(Code::FailedPrecondition, message)); bind.methods.len()]
-        };
-        Bound { name, service: Some(service.clone()), methods }
+        Bound { name, codec, service, methods }
     }
 }
 
-fn find_method(service: &dyn Service, wanted: &BindMethod) -> Result<usize, Status> {
-    let info = service.info();
-    let Some(index) = info.methods.iter().position(|m| m.hash() == wanted.hash) else {
-        let message = format!("service `{}` of this server has no such method; it may be older", info.name);
-        return Err(refusal(Code::Unimplemented, message));
-    };
-    let method = &info.methods[index];
-    if method.understands(wanted.fingerprint) && method.kind as u8 == wanted.kind {
-        return Ok(index);
+fn find_method(info: &ServiceInfo, wanted: &BindMethod) -> Match {
+    match info.methods.iter().position(|m| m.hash() == wanted.hash) {
+        None => Match::Unknown,
+        Some(i) => {
+            let same =
+                info.methods[i].understands(wanted.fingerprint) && info.methods[i].kind as u8 == wanted.kind;
+            if same { Match::Same(i) } else { Match::Changed(i, wanted.fingerprint) }
+        }
     }
-    let message = format!(
-        "method `{}` of service `{}` has another signature here: the caller's fingerprint is {:016x}, the server's \
-         {:016x}: `{}`; build both from the same definition, or see EVOLUTION.md",
-        method.name, info.name, wanted.fingerprint, method.fingerprint, method.signature
-    );
-    Err(refusal(Code::FailedPrecondition, message))
+}
+
+impl Bound {
+    /// The service, and our index for the client's method; or why it can't be called.
+    fn find(&self, method: u16) -> Result<(&Arc<dyn Service>, usize), Status> {
+        let name = &self.name;
+        let Some(service) = &self.service else {
+            let message = format!("this server has no service `{name}`; was it added to the server?");
+            return Err(refusal(Code::Unimplemented, message));
+        };
+        let info = service.info();
+        if info.codec != self.codec {
+            let message = format!(
+                "service `{name}`: the caller's codec is {}, the server's is {}; they must be the same",
+                self.codec, info.codec
+            );
+            return Err(refusal(Code::FailedPrecondition, message));
+        }
+        match self.methods.get(usize::from(method)) {
+            Some(Match::Same(index)) => Ok((service, *index)),
+            Some(Match::Changed(index, theirs)) => {
+                let ours = &info.methods[*index];
+                let message = format!(
+                    "method `{}` of service `{name}` has another signature here: the caller's fingerprint is \
+                     {theirs:016x}, the server's {:016x}: `{}`; build both from the same definition, or see \
+                     EVOLUTION.md",
+                    ours.name, ours.fingerprint, ours.signature
+                );
+                Err(refusal(Code::FailedPrecondition, message))
+            }
+            Some(Match::Unknown) => {
+                let message = format!("service `{name}` of this server has no such method; it may be older");
+                Err(refusal(Code::Unimplemented, message))
+            }
+            None => Err(refusal(Code::Unimplemented, "the call's method was not announced")),
+        }
+    }
 }
 
 /// A status for a call that was not given to a handler.
@@ -181,23 +242,16 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
 
 impl Connection {
     /// Understands a REQUEST. `Err`: it is not one.
-    pub(super) fn job(&self, bound: &[Bound], call: u64, message: Bytes) -> Result<Job, WireError> {
+    pub(super) fn job(&self, announced: &Announced, call: u64, message: Bytes) -> Result<Job, WireError> {
         let (head, content) = RequestHead::decode(message)?;
-        Ok(Job { call, work: self.admit(bound, &head, content) })
+        Ok(Job { call, work: self.admit(announced, &head, content) })
     }
 
-    fn admit(&self, bound: &[Bound], head: &RequestHead, content: Content) -> Result<Handler, Status> {
-        let Some(bound) = bound.get(usize::from(head.service)) else {
+    fn admit(&self, announced: &Announced, head: &RequestHead, content: Content) -> Result<Handler, Status> {
+        let Some(bound) = announced.services.get(usize::from(head.service)) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
-        let Some(service) = &bound.service else {
-            let message = format!("this server has no service `{}`; was it added to the server?", bound.name);
-            return Err(refusal(Code::Unimplemented, message));
-        };
-        let Some(method) = bound.methods.get(usize::from(head.method)) else {
-            return Err(refusal(Code::Unimplemented, "the call's method was not announced"));
-        };
-        let method = method.clone()?;
+        let (service, method) = bound.find(head.method)?;
         if service.info().methods[method].kind != Kind::Unary {
             return Err(refusal(Code::Unimplemented, "streams are not supported by this version"));
         }
@@ -215,8 +269,9 @@ impl Connection {
         }
         let limit = self.settings.limits.concurrent_calls;
         if lock(&self.running.tasks).len() >= limit as usize {
-            let message =
-                format!("{limit} calls are in progress on this connection: the server's limits.concurrent_calls");
+            let message = format!(
+                "{limit} calls are in progress on this connection: the server's limits.concurrent_calls"
+            );
             return Err(refusal(Code::ResourceExhausted, message).with_blame(Blame::Peer));
         }
         let deadline = match head.remaining_us {
@@ -299,7 +354,8 @@ impl Connection {
         let content = Content { metadata: Bytes::new(), payload };
         let mut head = BytesMut::with_capacity(16);
         if let Err(why) = (ResponseHead { verdict }).encode(&content, &mut head) {
-            let status = Status::new(Code::Internal, format!("the result: {why}")).with_blame(Blame::Application);
+            let status =
+                Status::new(Code::Internal, format!("the result: {why}")).with_blame(Blame::Application);
             return self.enqueue_reply(call, Reply::Status(status));
         }
         let Content { payload, .. } = content;

@@ -22,12 +22,7 @@ pub fn pair() -> (Arc<dyn Link>, Arc<dyn Link>) {
     let (there, back) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
     let end = |out: &Arc<Pipe>, inward: &Arc<Pipe>| {
         Arc::new(MemoryLink {
-            description: Description {
-                transport: "memory",
-                local: None,
-                peer: None,
-                device: String::new(),
-            },
+            description: Description { transport: "memory", local: None, peer: None, device: String::new() },
             out: out.clone(),
             inward: inward.clone(),
             sent: AtomicU64::new(0),
@@ -156,12 +151,7 @@ impl Drop for MemoryLink {
     }
 }
 
-async fn deliver(
-    inward: Arc<Pipe>,
-    out: Arc<Pipe>,
-    received: Arc<AtomicU64>,
-    handler: Arc<dyn LinkHandler>,
-) {
+async fn deliver(inward: Arc<Pipe>, out: Arc<Pipe>, received: Arc<AtomicU64>, handler: Arc<dyn LinkHandler>) {
     // Nobody reads any more when this task ends, whatever ends it: the sender must learn of it.
     let guard = Abandon(inward);
     let inward = &guard.0;

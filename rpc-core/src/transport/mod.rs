@@ -141,6 +141,9 @@ impl fmt::Display for LinkEnd {
 /// A boxed future, where a trait must be used as an object and the future is rare.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// A link that is not proven yet, and what to tell the peer of it.
+pub type Prepared = (Box<dyn Candidate>, Bytes);
+
 /// Another kind of link that a session can be moved to.
 ///
 /// Client and server go through the same steps, each with its own [`Candidate`]: the client [`offer`](Self::offer)s,
@@ -153,10 +156,10 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
 
     /// Client: prepares a link and what to say of it in an OFFER. `announced` is from the server's HELLO.
-    fn offer(&self, announced: Bytes, stream: &Description) -> BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+    fn offer(&self, announced: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>>;
 
     /// Server: prepares a link as the OFFER says, ready to receive, and what to say in the ANSWER.
-    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>>;
 }
 
 /// A link that is not proven yet. Dropping it gives it up.
@@ -164,5 +167,9 @@ pub trait Candidate: Send {
     /// Finishes the link (the client with the data of the ANSWER, the server with none), exchanges probes, and gives
     /// the link once the peer's probe has arrived, within a time limit of its own. Frames that arrive after the probe
     /// wait for [`Link::start`].
-    fn complete(self: Box<Self>, epoch: u32, answer: Option<Bytes>) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>>;
+    fn complete(
+        self: Box<Self>,
+        epoch: u32,
+        answer: Option<Bytes>,
+    ) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>>;
 }

@@ -129,7 +129,15 @@ impl Run {
             self.checked(&mut install)?;
         }
         let mut deny = Command::new(program);
-        deny.args(["--workspace", "--all-features", "check", "bans", "licenses", "sources"]);
+        deny.args([
+            "--workspace",
+            "--all-features",
+            "check",
+            "--hide-inclusion-graph",
+            "bans",
+            "licenses",
+            "sources",
+        ]);
         self.checked(&mut deny)
     }
 

@@ -80,6 +80,12 @@ pub use server::{BindError, Handle, Server, ServerBuilder};
 #[doc(hidden)]
 pub use farcall_core::__private;
 
+/// What this machine can do.
+#[cfg(feature = "rdma")]
+pub mod rdma {
+    pub use farcall_rdma::{Completion, Probe, RdmaConfig, Unavailable, probe};
+}
+
 /// The in-memory transport, and the suite that every transport passes.
 #[cfg(feature = "testing")]
 pub mod testing {

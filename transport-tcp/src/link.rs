@@ -15,10 +15,13 @@ use crate::read::{ReadEnd, Reader};
 use crate::write::Writer;
 
 /// The longest payload of a frame. A longer message goes in fragments, between which others can go.
-const MAX_FRAME: usize = 128 * 1024;
+pub(crate) const MAX_FRAME: usize = 128 * 1024;
 
 /// How many reads are made before other tasks get their turn.
 const READS: usize = 16;
+
+/// How long a closed link goes on sending what it had taken to a peer that reads slowly.
+const FLUSH: Duration = Duration::from_secs(10);
 
 /// How long a closed link waits for the peer to close too. Without it the last frame could be lost: a socket that is
 /// closed with unread data resets the connection.
@@ -106,6 +109,7 @@ impl TcpLink {
                 Err(ReadEnd::Eof) => break LinkEnd::orderly(),
                 Err(ReadEnd::Refused) => break LinkEnd::failed("the peer broke the protocol"),
                 Err(ReadEnd::Failed(why)) => break LinkEnd::failed(why),
+                Err(ReadEnd::Malformed(why)) => break LinkEnd::malformed(why),
             }
             if let Some(failed) = self.out().failed.take() {
                 break LinkEnd::failed(failed);
@@ -154,31 +158,34 @@ impl TcpLink {
 
     /// Sends what was taken, says that no more comes, and lets the peer read it.
     async fn finish(&self) {
-        let farewell = async {
+        let flushed = async {
             loop {
                 {
                     let mut out = self.out();
                     out.blocked = false;
                     if self.write(&mut out) || out.failed.is_some() {
-                        break;
+                        return;
                     }
                 }
                 if self.socket.writable().await.is_err() {
-                    break;
+                    return;
                 }
             }
-            // An error means that the peer is gone: then there is nobody to tell.
-            let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
+        };
+        let _ = tokio::time::timeout(FLUSH, flushed).await;
+        // An error means that the peer is gone: then there is nobody to tell.
+        let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
+        let read_to_end = async {
             let mut rest = vec![0; 4096];
             while self.socket.readable().await.is_ok() {
                 match self.socket.try_read(&mut rest) {
-                    Ok(0) => break,
-                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => break,
+                    Ok(0) => return,
+                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => return,
                     _ => {}
                 }
             }
         };
-        let _ = tokio::time::timeout(LINGER, farewell).await;
+        let _ = tokio::time::timeout(LINGER, read_to_end).await;
     }
 }
 

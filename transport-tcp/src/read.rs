@@ -8,6 +8,8 @@ use farcall_core::proto::wire::{HEADER_LEN, Header, PREFACE};
 use farcall_core::transport::LinkHandler;
 use tokio::net::TcpStream;
 
+use crate::link::MAX_FRAME;
+
 /// The size of a receive buffer. Views of it go to their readers; it is used again when they are gone.
 const BUFFER: usize = 64 * 1024;
 
@@ -21,9 +23,6 @@ const SHORT_READ: usize = 4096;
 /// Payloads from this length on get a buffer of their own rather than a view of the receive buffer.
 const OWN_BUFFER: usize = 16 * 1024;
 
-/// The longest payload of a frame that is read; what HELLO says is less.
-const MAX_PAYLOAD: usize = 1 << 20;
-
 /// Why reading ended.
 #[derive(Debug)]
 pub(crate) enum ReadEnd {
@@ -31,6 +30,8 @@ pub(crate) enum ReadEnd {
     Eof,
     /// What was seen.
     Failed(String),
+    /// The peer sent what is no frame.
+    Malformed(String),
     /// The peer broke the protocol; the handler knows.
     Refused,
 }
@@ -136,9 +137,9 @@ impl Reader {
             return Ok(());
         }
         while let Some(header) = self.buffer.first_chunk::<HEADER_LEN>() {
-            let header = Header::decode(header).map_err(|e| ReadEnd::Failed(e.to_string()))?;
+            let header = Header::decode(header).map_err(|e| ReadEnd::Malformed(e.to_string()))?;
             let len = header.len as usize;
-            if len > MAX_PAYLOAD {
+            if len > MAX_FRAME {
                 return Err(ReadEnd::Failed(format!(
                     "the peer sent a frame of {len} bytes; 1 MiB is the limit"
                 )));

@@ -236,13 +236,10 @@ impl Connection {
             std::mem::take(&mut table.waiting)
         };
         self.calls.permits.close();
-        if waiting.is_empty() {
-            return;
-        }
         let mut sending = lock(&self.sending);
-        for message in lock(&self.queue).drain(..) {
-            sending.outbox.push(message);
-        }
+        self.absorb(&mut sending);
+        // What has not left by now never does: that is what makes "not executed" true.
+        sending.outbox.close();
         for (id, call) in waiting {
             let unsent = sending.outbox.is_unsent(FrameType::REQUEST, id);
             let executed = if unsent { Executed::No } else { Executed::Maybe };

@@ -16,7 +16,7 @@ mod upgrade;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -141,6 +141,13 @@ pub struct Connection {
     phase: watch::Sender<Phase>,
     upgrading: watch::Sender<Upgrading>,
     keeper: Notify,
+    /// How many messages wait in the outbox, as of the last time that it was fed from.
+    backlog: AtomicUsize,
+    /// An upgraded link has been used: something may be kept for the peer's acknowledgement.
+    retaining: AtomicBool,
+    /// Somebody waits on `left` for everything to have left.
+    draining: AtomicBool,
+    left: Notify,
 }
 
 impl fmt::Debug for Connection {
@@ -205,6 +212,10 @@ impl Connection {
             phase: watch::Sender::new(Phase::Greeting),
             upgrading: watch::Sender::new(Upgrading::Undecided),
             keeper: Notify::new(),
+            backlog: AtomicUsize::new(0),
+            retaining: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            left: Notify::new(),
             settings,
         });
         connection.runtime.spawn(connection.clone().greet());
@@ -251,7 +262,7 @@ impl Connection {
             version_min: wire::VERSION,
             version_max: wire::VERSION,
             features: 0,
-            max_frame: 1 << 20,
+            max_frame: self.stream.max_frame() as u32,
             max_message: limits.max_message,
             max_assembly: limits.max_assembly,
             max_calls: limits.concurrent_calls,
@@ -375,7 +386,8 @@ impl Connection {
             Goaway { last_call: u64::MAX >> 1, reason: reason.to_owned() }.encode(out);
         });
         self.flush();
-        // The peer answers the ping after it has read the GOAWAY: what it called before has arrived by then.
+        // By the answer the peer has probably read the GOAWAY. A call that comes later all the same is refused as not
+        // executed, so this only spares some a detour.
         let patience = self.settings.liveness.ping();
         let _ = tokio::time::timeout(patience, self.ping()).await;
         let last_call = lock(&self.receiving).last_call();
@@ -383,10 +395,13 @@ impl Connection {
             Goaway { last_call, reason: reason.to_owned() }.encode(out);
         });
         self.flush();
-        let closed = self.closed();
+        let finished = async {
+            self.running.idle().await;
+            self.all_left().await;
+        };
         tokio::select! {
-            () = self.running.idle() => {}
-            _ = closed => return,
+            () = finished => {}
+            _ = self.closed() => return,
         }
         let status = self.status(format!("this side drained: {reason}"), Executed::No, Blame::Environment);
         self.close(CloseCode::Done, status);
@@ -405,8 +420,8 @@ impl Connection {
     /// Ends the connection: says why to the peer, fails the calls that wait, drops the handlers that run.
     pub(crate) fn close(&self, code: CloseCode, status: Status) {
         let reason = status.message().to_owned();
-        self.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
         self.end(status);
+        self.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
         self.stream.close();
     }
 

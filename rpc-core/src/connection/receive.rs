@@ -12,7 +12,7 @@ use crate::proto::inbox::{Arrived, Inbox, Limits, Order};
 use crate::proto::outbox::Route;
 use crate::proto::switch::Switch;
 use crate::proto::wire::{
-    Answer, Bind, Cancel, Close, CloseCode, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Up, VERSION,
+    Answer, Cancel, Close, CloseCode, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Up, VERSION,
     WireError,
 };
 use crate::status::{Blame, Executed};
@@ -148,19 +148,13 @@ impl Connection {
             }
             Order::Discard => return Ok(()),
         }
-        let action = self.take(&mut receiving, route, &header, payload)?;
+        let action = self.take(&mut receiving, &header, payload)?;
         drop(receiving);
         self.act(action)
     }
 
-    fn take(
-        &self,
-        receiving: &mut Receiving,
-        route: Route,
-        header: &Header,
-        payload: Bytes,
-    ) -> Result<Action, WireError> {
-        self.note_acknowledged(route, header)?;
+    fn take(&self, receiving: &mut Receiving, header: &Header, payload: Bytes) -> Result<Action, WireError> {
+        self.note_acknowledged(header)?;
         let arrived = receiving.inbox.take(header, payload)?;
         self.rx_seq.store(header.seq, Ordering::Release);
         self.interpret(receiving, arrived)
@@ -181,7 +175,7 @@ impl Connection {
             let route = Route::Upgraded(up.epoch);
             for (header, payload) in receiving.inbox.up(up)? {
                 receiving.inbox.order(route, &header)?;
-                actions.push(self.take(&mut receiving, route, &header, payload)?);
+                actions.push(self.take(&mut receiving, &header, payload)?);
             }
         }
         actions.into_iter().try_for_each(|action| self.act(action))
@@ -189,11 +183,11 @@ impl Connection {
 
     fn on_filled(&self, route: Route, header: Header, buffer: BytesMut) -> Result<(), WireError> {
         let mut receiving = lock(&self.receiving);
-        // The link may have been given up while it was reading.
         if receiving.inbox.order(route, &header)? != Order::Next {
+            receiving.inbox.unfilled(&header, buffer);
             return Ok(());
         }
-        self.note_acknowledged(route, &header)?;
+        self.note_acknowledged(&header)?;
         let arrived = receiving.inbox.filled(&header, buffer)?;
         self.rx_seq.store(header.seq, Ordering::Release);
         let action = self.interpret(&mut receiving, arrived)?;
@@ -201,12 +195,16 @@ impl Connection {
         self.act(action)
     }
 
-    /// Every header says what the peer has taken in. It matters where an upgraded link keeps what was sent.
-    fn note_acknowledged(&self, route: Route, header: &Header) -> Result<(), WireError> {
-        if route == Route::Stream && header.kind != FrameType::ACK {
+    /// Every header, on whichever link, says what the peer has taken in. It matters where an upgraded link keeps what
+    /// was sent.
+    fn note_acknowledged(&self, header: &Header) -> Result<(), WireError> {
+        if !self.retaining.load(Ordering::Relaxed) {
             return Ok(());
         }
         let acknowledged = lock(&self.sending).outbox.acknowledged(header.rx_seq);
+        if self.draining.load(Ordering::Relaxed) {
+            self.left.notify_waiters();
+        }
         acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))
     }
 
@@ -229,12 +227,15 @@ impl Connection {
                 let Some(registry) = &self.registry else {
                     return Err(WireError::new("bind", "goes to a side that serves nothing"));
                 };
-                receiving.announced.add(registry, Bind::decode(bytes)?)?;
+                receiving.announced.add(registry, bytes)?;
                 Ok(Action::Nothing)
             }
             FrameType::CANCEL => {
                 Cancel::decode(bytes)?;
                 Ok(Action::Cancel(call))
+            }
+            FrameType::GOAWAY if self.role == Role::Server => {
+                Err(WireError::new("goaway", "comes from a client"))
             }
             FrameType::GOAWAY => Goaway::decode(bytes).map(Action::Goaway),
             kind if kind.is_ignorable() => Ok(Action::Nothing),
@@ -275,6 +276,7 @@ impl Connection {
                 Err(WireError::new("header.type", "does not belong on this link"))
             };
         }
+        self.note_acknowledged(header)?;
         match kind {
             FrameType::HELLO => self.on_hello(Hello::decode(payload)?),
             FrameType::PING => {
@@ -293,7 +295,13 @@ impl Connection {
                 }
                 Ok(())
             }
-            FrameType::ACK => self.note_acknowledged(route, header),
+            FrameType::ACK => Ok(()),
+            FrameType::OFFER if self.role == Role::Client => {
+                Err(WireError::new("offer", "comes from a server"))
+            }
+            FrameType::ANSWER if self.role == Role::Server => {
+                Err(WireError::new("answer", "comes from a client"))
+            }
             FrameType::OFFER => self.on_offer(Offer::decode(payload)?),
             FrameType::ANSWER => self.on_answer(Answer::decode(payload)?),
             FrameType::UP => self.on_up(Up::decode(payload)?),
@@ -351,6 +359,10 @@ impl Connection {
     }
 
     fn on_stream_closed(&self, end: &LinkEnd) {
+        if end.malformed {
+            let status = self.status(end, Executed::Maybe, Blame::Peer);
+            return self.close(CloseCode::Protocol, status);
+        }
         let blame = if end.failed { Blame::Environment } else { Blame::Peer };
         self.end(self.status(end, Executed::Maybe, blame));
         self.stream.close();

@@ -62,6 +62,8 @@ impl FrameSource for StreamSource<'_> {
 struct UpgradedSource<'a> {
     outbox: &'a mut Outbox,
     epoch: u32,
+    /// They may have to go again by the stream link.
+    most: usize,
     connection: &'a Connection,
 }
 
@@ -70,7 +72,7 @@ impl FrameSource for UpgradedSource<'_> {
         if self.outbox.route() != Route::Upgraded(self.epoch) {
             return None;
         }
-        let mut frame = self.outbox.next(max_payload)?;
+        let mut frame = self.outbox.next(max_payload.min(self.most))?;
         frame.header.rx_seq = self.connection.stamp();
         Some(frame)
     }
@@ -127,12 +129,35 @@ impl Connection {
     pub(super) fn feed(&self, sending: &mut Sending) {
         self.absorb(sending);
         self.stream.send(&mut StreamSource { sending, connection: self });
-        if let Sending { outbox, upgraded: Some((epoch, link)), .. } = sending {
-            link.send(&mut UpgradedSource { outbox, epoch: *epoch, connection: self });
+        if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, .. } = sending {
+            let (epoch, most) = (*epoch, *peer_max_frame);
+            link.send(&mut UpgradedSource { outbox, epoch, most, connection: self });
+        }
+        self.backlog.store(sending.outbox.waiting(), Ordering::Relaxed);
+        if self.draining.load(Ordering::Relaxed) {
+            self.left.notify_waiters();
         }
     }
 
-    fn absorb(&self, sending: &mut Sending) {
+    /// Resolves when everything that was queued has left, and what went by an upgraded link has arrived.
+    pub(super) async fn all_left(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        loop {
+            let left = self.left.notified();
+            tokio::pin!(left);
+            left.as_mut().enable();
+            self.flush_anyway();
+            {
+                let sending = lock(&self.sending);
+                if sending.outbox.is_empty() && sending.outbox.retained() == 0 {
+                    return;
+                }
+            }
+            left.await;
+        }
+    }
+
+    pub(super) fn absorb(&self, sending: &mut Sending) {
         if self.queued.swap(false, Ordering::AcqRel) {
             let mut queue = lock(&self.queue);
             for message in queue.drain(..) {

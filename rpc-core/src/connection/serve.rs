@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::context::Context;
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{
-    Bind, BindMethod, Content, FrameType, RequestHead, ResponseHead, Verdict, WireError, encode_status,
+    Bind, BindMethod, Content, FrameType, MAX_BIND_BYTES, RequestHead, ResponseHead, Verdict, WireError,
+    encode_status,
 };
 use crate::service::{HandlerFuture, Kind, Reply, Request, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
@@ -37,26 +39,24 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// How many services, and methods in all of them, a client may announce on one connection. What is remembered of a
-/// BIND is small, but BINDs could come for ever.
-const MAX_SERVICES: usize = 1024;
-const MAX_METHODS: usize = 65_536;
-
 /// The services that a client has announced, by its index.
 #[derive(Debug, Default)]
 pub(super) struct Announced {
     services: Vec<Bound>,
-    methods: usize,
+    /// The BINDs of all of them, in bytes.
+    bytes: usize,
 }
 
 impl Announced {
-    pub(super) fn add(&mut self, registry: &Registry, bind: Bind) -> Result<(), WireError> {
+    /// Adds what a BIND announces. What is kept of one is no longer than it, but they could come for ever.
+    pub(super) fn add(&mut self, registry: &Registry, payload: Bytes) -> Result<(), WireError> {
+        self.bytes += payload.len();
+        if self.bytes > MAX_BIND_BYTES {
+            return Err(WireError::new("bind", "makes more than 1 MiB of them on one connection"));
+        }
+        let bind = Bind::decode(payload)?;
         if usize::from(bind.service) != self.services.len() {
             return Err(WireError::new("bind.service", "is not the next index"));
-        }
-        self.methods += bind.methods.len();
-        if self.services.len() >= MAX_SERVICES || self.methods > MAX_METHODS {
-            return Err(WireError::new("bind", "is one too many for a connection"));
         }
         self.services.push(registry.bind(bind));
         Ok(())
@@ -240,9 +240,18 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
         .with_blame(Blame::Application)
 }
 
+/// How many answers may be on their way when the calls they belong to are cancelled and others begun.
+const MAX_CROSSING: usize = 1024;
+
 impl Connection {
     /// Understands a REQUEST. `Err`: it is not one.
     pub(super) fn job(&self, announced: &Announced, call: u64, message: Bytes) -> Result<Job, WireError> {
+        // An honest client has no more calls than it was told, a few cancelled ones apart. One that sends requests and
+        // reads no answers must not fill our memory with these.
+        let unanswered = lock(&self.running.tasks).len() + self.backlog.load(Ordering::Relaxed);
+        if unanswered > 2 * self.settings.limits.concurrent_calls as usize + MAX_CROSSING {
+            return Err(WireError::new("request", "is one more than HELLO's max_calls allows"));
+        }
         let (head, content) = RequestHead::decode(message)?;
         Ok(Job { call, work: self.admit(announced, &head, content) })
     }

@@ -1,6 +1,7 @@
 //! Moving a connection to a better link, and back when that fails.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
@@ -154,6 +155,7 @@ impl Connection {
             up.encode(&mut payload);
             sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
             sending.upgraded = Some((epoch, link.clone()));
+            self.retaining.store(true, Ordering::Relaxed);
             self.upgrading.send_replace(Upgrading::Upgraded);
         }
         tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");

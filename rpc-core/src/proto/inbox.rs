@@ -200,6 +200,15 @@ impl Inbox {
         self.fill(header, buffer)
     }
 
+    /// Takes back a [`buffer`](Self::buffer) whose FRAGMENT does not count, because its link has been given up
+    /// meanwhile: it will come again by the other.
+    pub fn unfilled(&mut self, header: &Header, mut buffer: BytesMut) {
+        if let Some(assembly) = self.assembling.get_mut(&header.call) {
+            buffer.truncate(assembly.have);
+            assembly.buffer = Some(buffer);
+        }
+    }
+
     fn fill(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
         let Some(assembly) = self.assembling.get_mut(&header.call) else {
             return Err(WireError::new("fragment", "goes on with a message that was not begun"));

@@ -36,18 +36,10 @@ impl Message {
         self.len() == 0
     }
 
-    /// Tells the peer that the rest of a message in fragments will not come.
-    pub(crate) fn abandonment(call: u64) -> Self {
-        Self::new(FrameType::FRAGMENT, call, Bytes::new())
-    }
-
     pub(crate) fn into_frame(self) -> Frame {
         let mut header = Header::new(self.kind, self.call);
         header.len = self.len() as u32;
-        if self.kind == FrameType::FRAGMENT {
-            // Fragments proper are made by `Cutting`: as a message, it is an abandonment.
-            header.flags = flags::ABANDONED;
-        }
+
         let mut rest = self.payload.more;
         rest.extend(self.payload.attachments);
         Frame { header, pieces: Pieces { first: self.head, second: self.payload.body, rest } }
@@ -115,6 +107,7 @@ pub(crate) struct Cutting {
     total: usize,
     left: usize,
     pieces: VecDeque<Bytes>,
+    abandoned: bool,
 }
 
 impl Cutting {
@@ -125,13 +118,17 @@ impl Cutting {
         pieces.extend([head, payload.body]);
         pieces.extend(payload.more);
         pieces.extend(payload.attachments);
-        Self { kind, call, total, left: total, pieces }
+        Self { kind, call, total, left: total, pieces, abandoned: false }
     }
 
     /// Cuts the next frame, with a payload of at most `max` bytes.
     pub(crate) fn next(&mut self, max: usize) -> Frame {
         let mut pieces = Pieces::default();
         let mut header = Header::new(FrameType::FRAGMENT, self.call);
+        if self.abandoned {
+            header.flags = flags::ABANDONED;
+            return Frame { header, pieces };
+        }
         let mut room = max;
         if self.left == self.total && self.total <= max {
             // It was too long for the link it was to go by; for this one it is not.
@@ -161,6 +158,13 @@ impl Cutting {
 
     pub(crate) fn has_begun(&self) -> bool {
         self.left < self.total
+    }
+
+    /// The rest of the message will not be sent; one more frame tells the peer.
+    pub(crate) fn abandon(&mut self) {
+        self.abandoned = true;
+        self.left = 0;
+        self.pieces.clear();
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -39,6 +39,8 @@ pub struct Outbox {
     route: Route,
     /// No session frame leaves until the peer has said what it has.
     frozen: bool,
+    /// No session frame leaves any more.
+    closed: bool,
     retained: VecDeque<Frame>,
     retained_bytes: usize,
     max_retained: usize,
@@ -61,6 +63,7 @@ impl Outbox {
             max_assembly,
             route: Route::Stream,
             frozen: false,
+            closed: false,
             retained: VecDeque::new(),
             retained_bytes: 0,
             max_retained,
@@ -90,7 +93,7 @@ impl Outbox {
 
     /// The next session frame for the link that [`route`](Self::route) names, with at most `max_payload` bytes.
     pub fn next(&mut self, max_payload: usize) -> Option<Frame> {
-        if self.frozen {
+        if self.frozen || self.closed {
             return None;
         }
         if self.resend > 0 {
@@ -173,14 +176,20 @@ impl Outbox {
             }
         }
         let Some(i) = self.cutting.iter().position(|m| m.call == call) else { return Abandoned::Sent };
+        if self.cutting[i].has_begun() {
+            // It keeps its part of the peer's budget until the frame that gives it up has left.
+            self.cutting[i].abandon();
+            return Abandoned::Partly;
+        }
         if let Some(message) = self.cutting.remove(i) {
             self.assembling -= message.total();
-            if !message.has_begun() {
-                return Abandoned::Unsent;
-            }
         }
-        self.queue.push_front(Message::abandonment(call));
-        Abandoned::Partly
+        Abandoned::Unsent
+    }
+
+    /// How many messages have not left, or not wholly.
+    pub fn waiting(&self) -> usize {
+        self.queue.len() + self.large.len() + self.cutting.len()
     }
 
     /// Whether a message of this kind for this call has not begun to leave.
@@ -218,6 +227,11 @@ impl Outbox {
     /// Stops: no session frame leaves by any link until [`resume`](Self::resume).
     pub fn freeze(&mut self) {
         self.frozen = true;
+    }
+
+    /// The session is over: nothing leaves any more, so that what is said of its calls stays true.
+    pub fn close(&mut self) {
+        self.closed = true;
     }
 
     /// Both sides have said DOWN: goes on by the stream link, with what the peer does not have.

@@ -116,6 +116,8 @@ pub trait LinkHandler: Send + Sync {
 pub struct LinkEnd {
     /// `false`: the peer ended it in order, between two frames.
     pub failed: bool,
+    /// The peer sent what is no frame; it is told so.
+    pub malformed: bool,
     /// What was seen and what to do about it.
     pub detail: String,
 }
@@ -123,12 +125,17 @@ pub struct LinkEnd {
 impl LinkEnd {
     /// The peer ended the link in order.
     pub fn orderly() -> Self {
-        Self { failed: false, detail: "the peer closed the connection".into() }
+        Self { failed: false, malformed: false, detail: "the peer closed the connection".into() }
+    }
+
+    /// The peer sent what is no frame.
+    pub fn malformed(detail: impl Into<String>) -> Self {
+        Self { failed: true, malformed: true, detail: detail.into() }
     }
 
     /// The link failed.
     pub fn failed(detail: impl Into<String>) -> Self {
-        Self { failed: true, detail: detail.into() }
+        Self { failed: true, malformed: false, detail: detail.into() }
     }
 }
 

@@ -68,7 +68,8 @@ impl Signature {
             <C as Decode<O::Err>>::shape(&mut result);
         }
         let signature = |count: usize| {
-            let text = format!("{}({}) -> {}", self.method, self.arguments[..count].join(", "), result.text());
+            let text =
+                format!("{}({}) -> {}", self.method, self.arguments[..count].join(", "), result.text());
             Method::unary(self.method, text)
         };
         let all = self.arguments.len();
@@ -148,8 +149,7 @@ impl<'a> Incoming<'a> {
 
     /// Refuses more than there are arguments for.
     pub fn finish(self) -> Result<(), Reply> {
-        all_read(&self.input)
-            .map_err(|e| self.malformed(format_args!("there is more than the arguments"), e))
+        all_read(&self.input).map_err(|e| self.malformed(format_args!("there is more than the arguments"), e))
     }
 
     fn malformed(&self, what: fmt::Arguments<'_>, e: CodecError) -> Reply {

@@ -146,3 +146,25 @@ impl<T, E> Outcome for Result<T, E> {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Peers of all versions must compute the same.
+    #[test]
+    fn the_hash_is_stable() {
+        assert_eq!(stable_hash(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(stable_hash(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(stable_hash(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_method_understands_its_own_signature_and_those_it_accepts() {
+        let old = Method::unary("put", "put(key: string) -> unit | Status");
+        let mut new = Method::unary("put", "put(key: string, ttl: u64) -> unit | Status");
+        assert!(new.understands(new.fingerprint) && !new.understands(old.fingerprint));
+        new.accepts.push(old.fingerprint);
+        assert!(new.understands(old.fingerprint) && !old.understands(new.fingerprint));
+    }
+}

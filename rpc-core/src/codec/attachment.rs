@@ -8,16 +8,19 @@
 //! ```
 //! use bytes::Bytes;
 //! use serde::{Deserialize, Serialize};
-//! # use farcall_core as farcall;
+//! # mod farcall {
+//! #     pub use farcall_core::codec::attachment;
+//! # }
 //!
 //! #[derive(Serialize, Deserialize)]
 //! struct Page {
 //!     number: u64,
-//!     #[serde(with = "farcall::codec::attachment")]
+//!     #[serde(with = "farcall::attachment")]
 //!     image: Bytes,
 //! }
 //! # let image = Bytes::from(vec![0; 4096]);
-//! # let payload = farcall::codec::to_payload::<farcall::codec::Postcard, _>(&Page { number: 1, image: image.clone() });
+//! # let page = Page { number: 1, image: image.clone() };
+//! # let payload = farcall_core::codec::to_payload::<farcall_core::codec::Postcard, _>(&page);
 //! # assert_eq!(payload.unwrap().attachments()[0].as_ptr(), image.as_ptr());
 //! ```
 //!

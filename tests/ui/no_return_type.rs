@@ -1,0 +1,6 @@
+#[farcall::service]
+pub trait Kv {
+    async fn delete(&self, key: String);
+}
+
+fn main() {}

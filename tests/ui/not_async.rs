@@ -1,0 +1,6 @@
+#[farcall::service]
+pub trait Kv {
+    fn get(&self, key: String) -> farcall::Result<String>;
+}
+
+fn main() {}

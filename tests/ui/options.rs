@@ -1,0 +1,20 @@
+#[farcall::service(prefix = "shop.v1")]
+pub trait A {
+    async fn get(&self) -> farcall::Result<()>;
+}
+
+#[farcall::service(name = "a", name = "b")]
+pub trait B {
+    async fn get(&self) -> farcall::Result<()>;
+}
+
+#[farcall::service]
+pub trait C {
+    #[rpc(timeout = "5s")]
+    async fn get(&self, #[rpc(name = "k")] key: String) -> farcall::Result<()>;
+    #[rpc(default)]
+    #[cfg(unix)]
+    async fn put(&self) -> farcall::Result<()>;
+}
+
+fn main() {}

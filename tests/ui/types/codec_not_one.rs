@@ -1,0 +1,6 @@
+pub struct Json;
+
+#[farcall::service(codec = Json)]
+pub trait Kv {}
+
+fn main() {}

@@ -1,0 +1,6 @@
+#[farcall::service(codec = Protobuf)]
+pub trait Kv {
+    async fn get(&self) -> farcall::Result<()>;
+}
+
+fn main() {}

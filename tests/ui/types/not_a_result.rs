@@ -1,0 +1,6 @@
+#[farcall::service]
+pub trait Kv {
+    async fn get(&self, key: String) -> Option<String>;
+}
+
+fn main() {}

@@ -93,8 +93,8 @@ fn text_field<'a>(object: &'a str, field: &str) -> Option<&'a str> {
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// A shell script that runs the programs one after the other, each with `arguments` behind it.
-fn script(run: &Run, programs: &[Program], arguments: &str) -> String {
+/// A shell script that runs the programs one after the other, each with `ending` behind its arguments.
+fn script(run: &Run, programs: &[Program], ending: &str) -> String {
     let mut script = String::from("status=0\n");
     if run.long {
         script += "export FARCALL_LONG=1\n";
@@ -103,7 +103,7 @@ fn script(run: &Run, programs: &[Program], arguments: &str) -> String {
     for Program { name, executable, directory } in programs {
         // Writing to a String does not fail.
         let _ = writeln!(script, "echo '     Running {name}'; cd {}", quote(directory));
-        let _ = writeln!(script, "{} {} {arguments}", quote(executable), given.join(" "));
+        let _ = writeln!(script, "{} {} {ending}", quote(executable), given.join(" "));
     }
     script + "exit $status\n"
 }
@@ -130,5 +130,71 @@ fn execute(
         0 if tally.passed == 0 => Err(Failure::failed("no test has run")),
         0 => Ok(()),
         status => Err(Failure::failed(format!("exit status {status}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const MESSAGE: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/net#0.1.0","manifest_path":"/p/net/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"vm_link","src_path":"/p/net/tests/vm_link.rs","edition":"2024","doc":false,"doctest":false,"test":false},"profile":{"opt_level":"0","test":true},"features":[],"filenames":["/t/deps/vm_link-1"],"executable":"/t/deps/vm_link-1","fresh":true}"#;
+
+    fn run(script: &str) -> (String, Option<i32>) {
+        let output = Command::new("bash").args(["-c", script]).output().unwrap();
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    }
+
+    fn programs(executables: &[&str]) -> Vec<Program> {
+        let program = |executable: &&str| Program {
+            name: "vm_x".to_owned(),
+            executable: (*executable).to_owned(),
+            directory: "/".to_owned(),
+        };
+        executables.iter().map(program).collect()
+    }
+
+    #[test]
+    fn a_test_target_is_found_by_its_name() {
+        let expected = Program {
+            name: "vm_link".to_owned(),
+            executable: "/t/deps/vm_link-1".to_owned(),
+            directory: "/p/net".to_owned(),
+        };
+        assert_eq!(program(MESSAGE, "vm").unwrap().unwrap(), expected);
+        assert!(program(MESSAGE, "pair").is_none());
+        assert!(program(&MESSAGE.replace(r#"["test"]"#, r#"["bin"]"#), "vm").is_none());
+        assert_eq!((step_of("vm_link"), step_of("pair_x")), (Some("vm"), Some("pair")));
+        assert_eq!((step_of("vmlink"), step_of("machine")), (None, None));
+    }
+
+    #[test]
+    fn a_test_target_that_would_run_without_a_device_is_refused() {
+        let message = MESSAGE.replace(r#""doctest":false,"test":false"#, r#""doctest":false,"test":true"#);
+        assert!(program(&message, "vm").unwrap().unwrap_err().to_string().contains("`test = false`"));
+    }
+
+    #[test]
+    fn in_one_vm_all_programs_run_and_any_failure_counts() {
+        let programs = programs(&["/bin/false", "/bin/pwd"]);
+        let (said, status) = run(&script(&Run::default(), &programs, "|| status=$?"));
+        assert_eq!((said.matches("Running vm_x").count(), said.ends_with("/\n")), (2, true));
+        assert_eq!(status, Some(1));
+    }
+
+    #[test]
+    fn on_a_pair_the_first_failure_ends_the_run() {
+        let programs = programs(&["/bin/false", "/bin/pwd"]);
+        let (said, status) = run(&script(&Run::default(), &programs, "|| exit"));
+        assert_eq!(said.matches("Running vm_x").count(), 1);
+        assert_eq!(status, Some(1));
+    }
+
+    #[test]
+    fn arguments_reach_every_program() {
+        let asked = Run { arguments: vec!["it's".to_owned(), "a b".to_owned()], ..Run::default() };
+        let (said, status) = run(&script(&asked, &programs(&["/bin/echo"]), "|| exit"));
+        assert!(said.ends_with("it's a b\n"), "{said}");
+        assert_eq!(status, Some(0));
     }
 }

@@ -185,3 +185,34 @@ impl Run {
 fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &[&str]) -> Result<Run> {
+        parse(line.iter().map(|arg| (*arg).to_owned()))
+    }
+
+    #[test]
+    fn without_names_every_step_runs() {
+        let run = parsed(&["--long"]).unwrap();
+        assert!(run.long && STEPS.iter().all(|(name, _)| run.includes(name)));
+    }
+
+    #[test]
+    fn a_program_stands_for_its_step() {
+        let run = parsed(&["fmt", "vm_link", "--", "--exact", "name"]).unwrap();
+        let steps: Vec<_> = STEPS.iter().map(|(name, _)| *name).filter(|name| run.includes(name)).collect();
+        assert_eq!(steps, ["fmt", "vm"]);
+        assert_eq!(
+            (run.programs, run.arguments),
+            (vec!["vm_link".into()], vec!["--exact".into(), "name".into()])
+        );
+    }
+
+    #[test]
+    fn an_unknown_step_is_refused() {
+        assert_eq!(parsed(&["tset"]).unwrap_err().status(), 2);
+    }
+}

@@ -20,7 +20,7 @@ use crate::packages;
 use guest::Guest;
 use kernel::Kernel;
 pub(crate) use options::command;
-use qemu::Machine;
+use qemu::{Machine, Parts};
 pub(crate) use watch::{Line, Stream};
 
 /// How a VM is built and how long it may take. [`run`](Self::run) boots it.
@@ -88,7 +88,15 @@ impl Vm {
         for (guest, command) in guests {
             let initrd = temp.path().join(format!("{}.initrd", guest.name));
             initrd::write(&initrd, &kernel, &guest.settings(self, &out)?, command)?;
-            machines.push(Machine::start(self, guest, &kernel.image(), &initrd, &out, temp.path())?);
+            let parts = Parts {
+                vm: self,
+                guest,
+                kernel: &kernel.image(),
+                initrd: &initrd,
+                out: &out,
+                dir: temp.path(),
+            };
+            machines.push(Machine::start(&parts)?);
         }
         watch::watch(machines, self.timeout, line)
     }

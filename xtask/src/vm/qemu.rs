@@ -30,51 +30,69 @@ pub(super) struct Channels {
     pub(super) status: UnixStream,
 }
 
-impl Machine {
-    /// Starts the machine of `guest`. Its files are `dir`/NAME.*, and `dir` must outlive it.
-    ///
-    /// Returns when QEMU has connected the channels, before the guest has booted.
-    pub(super) fn start(
-        vm: &Vm,
-        guest: &Guest,
-        kernel: &Path,
-        initrd: &Path,
-        out: &Path,
-        dir: &Path,
-    ) -> Result<(Self, Channels)> {
-        let file = |suffix: &str| dir.join(format!("{}.{suffix}", guest.name));
-        let console = file("console");
-        let complaints = File::create(file("qemu")).context("the file for QEMU's messages")?;
-        // QEMU must not outlive this process even if that is killed, when no Drop runs.
+/// What a machine is made of.
+#[derive(Debug)]
+pub(super) struct Parts<'a> {
+    pub(super) vm: &'a Vm,
+    pub(super) guest: &'a Guest,
+    pub(super) kernel: &'a Path,
+    pub(super) initrd: &'a Path,
+    /// The directory that the guest may write to.
+    pub(super) out: &'a Path,
+    /// Where sockets and the console's log are put, under the guest's name. It must outlive the machine.
+    pub(super) dir: &'a Path,
+}
+
+impl Parts<'_> {
+    fn file(&self, suffix: &str) -> PathBuf {
+        self.dir.join(format!("{}.{suffix}", self.guest.name))
+    }
+
+    /// QEMU's command line, without the channels.
+    fn command(&self) -> Command {
+        // QEMU must not outlive this process even if that is killed, when no Drop runs. The kernel sends the
+        // signal when the thread that started QEMU ends.
         let mut command = host::system("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         // Software emulation always: it works everywhere, in a VM too, and is the same everywhere.
         command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]);
-        command.args(["-smp", &vm.cpus(guest).to_string(), "-m", &vm.memory_mib.to_string()]);
-        command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
+        command.args(["-smp", &self.vm.cpus(self.guest).to_string(), "-m", &self.vm.memory_mib.to_string()]);
+        command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
         command.args(["-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0"]);
-        command.arg("-serial").arg(option("file:", &console, ""));
+        command.arg("-serial").arg(option("file:", &self.file("console"), ""));
         share(&mut command, "host", Path::new("/"), "readonly=on,multidevs=remap");
-        share(&mut command, "out", out, "multidevs=remap");
-        guest.wire(&mut command, dir);
+        share(&mut command, "out", self.out, "multidevs=remap");
+        self.guest.wire(&mut command, self.dir);
         command.args(["-device", "virtio-serial-pci"]);
-        let mut listen = |name: &str| -> Result<UnixListener> {
-            let path = file(name);
-            command.arg("-chardev").arg(option(&format!("socket,id={name},path="), &path, ""));
-            command.args(["-device", &format!("virtserialport,chardev={name},name={name}")]);
-            let listener = UnixListener::bind(&path).context(path.display())?;
-            listener.set_nonblocking(true).context(path.display())?;
-            Ok(listener)
-        };
-        let [stdout, stderr, status] = [listen("stdout")?, listen("stderr")?, listen("status")?];
+        command
+    }
 
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints);
-        let mut machine =
-            Self { name: guest.name, qemu: Killed(command.spawn().context("starting QEMU")?), console };
-        let mut accept = |listener| machine.accept(&file("qemu"), listener);
-        let channels =
-            Channels { stdout: accept(&stdout)?, stderr: accept(&stderr)?, status: accept(&status)? };
+    /// Adds a channel, which QEMU connects to the listener that this returns.
+    fn listen(&self, command: &mut Command, name: &str) -> Result<UnixListener> {
+        let path = self.file(name);
+        command.arg("-chardev").arg(option(&format!("socket,id={name},path="), &path, ""));
+        command.args(["-device", &format!("virtserialport,chardev={name},name={name}")]);
+        let listener = UnixListener::bind(&path).context(path.display())?;
+        listener.set_nonblocking(true).context(path.display())?;
+        Ok(listener)
+    }
+}
+
+impl Machine {
+    /// Starts a machine. Returns when QEMU has connected the channels, before the guest has booted.
+    pub(super) fn start(parts: &Parts<'_>) -> Result<(Self, Channels)> {
+        let mut command = parts.command();
+        let [stdout, stderr, status] =
+            ["stdout", "stderr", "status"].map(|name| parts.listen(&mut command, name));
+        let complaints = parts.file("complaints");
+        let stream = File::create(&complaints).context(complaints.display())?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stream);
+
+        let qemu = Killed(command.spawn().context("starting QEMU")?);
+        let mut machine = Self { name: parts.guest.name, qemu, console: parts.file("console") };
+        let mut accept = |listener: Result<UnixListener>| machine.accept(&complaints, &listener?);
+        let channels = Channels { stdout: accept(stdout)?, stderr: accept(stderr)?, status: accept(status)? };
         Ok((machine, channels))
     }
 

@@ -1,6 +1,7 @@
 //! Every file of some directories into the store, and back.
 
 use std::error::Error;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,8 +45,8 @@ pub async fn run(address: &str, directories: &[PathBuf]) -> Result<Report, Box<d
 
     let (server_before, packets_before) = (kv.statistics().await?.cpu_us, packets(&device));
     let client_before = cpu_us();
-    let mut times = all(&files, &kv, store).await?;
-    times.extend(all(&files, &kv, compare).await?);
+    let mut times = all(&files, &kv, "stored", store).await?;
+    times.extend(all(&files, &kv, "compared", compare).await?);
     report.client_cpu_us = cpu_us() - client_before;
     let statistics = kv.statistics().await?;
     report.server_cpu_us = statistics.cpu_us - server_before;
@@ -81,6 +82,7 @@ type Outcome = Result<Time, Box<dyn Error + Send + Sync>>;
 async fn all<F>(
     files: &Arc<[File]>,
     kv: &KvClient,
+    done: &'static str,
     each: fn(Arc<[File]>, usize, KvClient) -> F,
 ) -> Result<Vec<Time>, Box<dyn Error>>
 where
@@ -95,6 +97,9 @@ where
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 if i >= files.len() {
                     return Ok::<_, Box<dyn Error + Send + Sync>>(times);
+                }
+                if i % 1000 == 0 && i > 0 {
+                    writeln!(std::io::stdout(), "  {i} of {} files {done}", files.len())?;
                 }
                 times.push(each(files.clone(), i, kv.clone()).await?);
             }

@@ -1,6 +1,7 @@
 //! The project's own chores, run as `cargo xtask`. `docs/TESTING.md` says how they are used.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks through its output")]
 
+mod demo;
 mod failure;
 mod host;
 mod packages;
@@ -13,7 +14,8 @@ use std::process::ExitCode;
 use failure::{Failure, Result};
 
 const USAGE: &str = "\
-Usage: cargo xtask vm [OPTIONS] -- COMMAND [ARG...]   run a command in a VM that has an RDMA device
+Usage: cargo xtask demo                               real files through a key-value service, over TCP and RDMA
+       cargo xtask vm [OPTIONS] -- COMMAND [ARG...]   run a command in a VM that has an RDMA device
        cargo xtask vm [OPTIONS] --pair A B            run shell commands A and B in two VMs joined by a wire
        cargo xtask test [--long] [STEP...] [-- ARG...]
                                                       run what CI runs, or the named steps of it;
@@ -50,6 +52,7 @@ fn run(args: Vec<OsString>) -> Result<u8> {
     host::catch_signals()?;
     match args.next().as_deref() {
         Some("vm") => vm::command(args),
+        Some("demo") => demo::command(args),
         Some("test") => test::command(args),
         Some("help" | "--help" | "-h") => {
             println!("{USAGE}");

@@ -94,9 +94,9 @@ mod new {
         async fn sync(&self, level: Level) -> Result<bool>;
         // The arguments have changed places.
         async fn rename(&self, to: String, from: String) -> Result<()>;
-        // Another name in Rust, the same on the wire.
+        // Other names in Rust, the same on the wire.
         #[rpc(name = "forget")]
-        async fn delete(&self, key: String) -> Result<()>;
+        async fn delete(&self, #[rpc(name = "key")] name: String) -> Result<()>;
         // New.
         async fn count(&self) -> Result<u64>;
     }
@@ -130,7 +130,7 @@ mod new {
             Ok(())
         }
 
-        async fn delete(&self, _key: String) -> Result<()> {
+        async fn delete(&self, _name: String) -> Result<()> {
             Ok(())
         }
 

@@ -188,7 +188,7 @@ fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> 
         let FnArg::Typed(input) = input else { continue };
         let rpc = errors.keep(parse::rpc(&mut input.attrs)).unwrap_or_default();
         if let Some(name) = &rpc.name {
-            errors.add(name, "`name` goes on methods; an argument's name is its name in Rust");
+            check_wire_name(name, errors);
         }
         for attribute in input.attrs.iter().filter(|a| a.path().is_ident("cfg")) {
             errors.add(attribute, "an argument is always there or never: both sides must agree on it");
@@ -231,8 +231,8 @@ fn check_context(input: &PatType, place: usize, rpc: &Rpc, errors: &mut Errors) 
     {
         errors.add(reference, "the context is lent for the call: write `cx: &Context`");
     }
-    if let Some(span) = rpc.default {
-        errors.add_at(span, "the context does not travel and has no default");
+    if rpc.name.is_some() || rpc.default.is_some() {
+        errors.add(input, "the context does not travel: it has no name on the wire and no default");
     }
 }
 
@@ -248,9 +248,10 @@ fn argument(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Argument>
             return None;
         }
     };
+    let wire_name = rpc.name.as_ref().map_or_else(|| ident.unraw().to_string(), LitStr::value);
     Some(Argument {
         ident: ident.clone(),
-        wire_name: LitStr::new(&ident.unraw().to_string(), input.ty.span()),
+        wire_name: LitStr::new(&wire_name, input.ty.span()),
         ty: (*input.ty).clone(),
         default: rpc.default.is_some(),
     })

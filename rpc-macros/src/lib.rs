@@ -43,7 +43,7 @@ use proc_macro::TokenStream;
 /// The client takes arguments of the types `String`, `Bytes` and `Vec<u8>` as `impl Into<..>`, so that `kv.get("key")`
 /// works. `cx` is not among its arguments: the context of the handler that makes the call is inherited by itself.
 ///
-/// - `#[rpc(name = "..")]` on a method is its name on the wire, if that is not its name in Rust.
+/// - `#[rpc(name = "..")]` on a method or an argument is its name on the wire, if that is not its name in Rust.
 /// - `#[rpc(default)]` on one or more of the last arguments: callers that were built before the argument existed are
 ///   still understood; the argument is then `Default::default()`.
 ///

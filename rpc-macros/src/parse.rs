@@ -67,9 +67,7 @@ pub(crate) fn rpc(attributes: &mut Vec<Attribute>) -> Result<Rpc> {
                         meta.path.get_ident().map_or_else(Span::call_site, |i| i.span()),
                     )
                 } else {
-                    Err(meta.error(
-                        "unknown option; there are `name = \"..\"` for methods and `default` for arguments",
-                    ))
+                    Err(meta.error("unknown option; there are `name = \"..\"`, and `default` for arguments"))
                 }
             });
         }

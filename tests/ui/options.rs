@@ -11,7 +11,7 @@ pub trait B {
 #[farcall::service]
 pub trait C {
     #[rpc(timeout = "5s")]
-    async fn get(&self, #[rpc(name = "k")] key: String) -> farcall::Result<()>;
+    async fn get(&self, #[rpc(name = "the key")] key: String) -> farcall::Result<()>;
     #[rpc(default)]
     #[cfg(unix)]
     async fn put(&self) -> farcall::Result<()>;

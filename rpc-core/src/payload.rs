@@ -85,11 +85,13 @@ impl Encoder {
     }
 
     /// Copies bytes to the end of the body.
+    #[inline]
     pub fn put_slice(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
     /// The buffer at the end of the body, for codecs that write to a [`bytes::BufMut`]. Only append to it.
+    #[inline]
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
@@ -152,6 +154,7 @@ impl Decoder {
     }
 
     /// What of the body has not been read yet.
+    #[inline]
     pub fn rest(&self) -> &Bytes {
         &self.body
     }
@@ -167,6 +170,7 @@ impl Decoder {
     }
 
     /// Skips `len` bytes of the body that were read through [`rest`](Self::rest).
+    #[inline]
     pub fn advance(&mut self, len: usize) {
         self.body.advance(len.min(self.body.len()));
     }

@@ -137,14 +137,14 @@ pub(crate) fn all_read(input: &Decoder) -> Result<(), CodecError> {
     }
 }
 
-/// Why a value could not be encoded or decoded.
+/// Why a value could not be encoded or decoded. One word, for results that are returned once for each byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CodecError(Cow<'static, str>);
+pub struct CodecError(Box<Cow<'static, str>>);
 
 impl CodecError {
     /// An error with a sentence for a person.
     pub fn new(message: impl Into<Cow<'static, str>>) -> Self {
-        Self(message.into())
+        Self(Box::new(message.into()))
     }
 }
 

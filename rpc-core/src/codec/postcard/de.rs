@@ -1,5 +1,7 @@
 //! Bytes to values. The bytes come from a peer: everything they say about lengths is checked against what is there.
 
+use std::mem;
+
 use bytes::Bytes;
 use serde::de::value::U32Deserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
@@ -33,35 +35,53 @@ macro_rules! read_varint {
     }};
 }
 
-/// Reads from the front of a message.
+/// Reads from the front of a message. Its small functions are marked for inlining because serde's generic code calls
+/// them from the application's crate, once for each byte.
 pub(super) struct Deserializer<'a> {
     input: &'a mut Decoder,
+    /// How much of what `input` has left was read: moving its front for every byte would cost more than the byte.
+    read: usize,
     depth: usize,
     empty_elements: usize,
 }
 
 impl<'a> Deserializer<'a> {
     pub(super) fn new(input: &'a mut Decoder) -> Self {
-        Self { input, depth: DEPTH, empty_elements: EMPTY_ELEMENTS }
+        Self { input, read: 0, depth: DEPTH, empty_elements: EMPTY_ELEMENTS }
     }
 
+    /// Takes what was read from the message.
+    pub(super) fn finish(self) {
+        self.input.advance(self.read);
+    }
+
+    #[inline]
+    fn rest(&self) -> &[u8] {
+        &self.input.rest()[self.read..]
+    }
+
+    #[inline]
     fn byte(&mut self) -> Result<u8> {
-        self.bytes(1, |b| Ok(b[0]))
+        let byte = *self.input.rest().get(self.read).ok_or_else(ends_early)?;
+        self.read += 1;
+        Ok(byte)
     }
 
     /// Shows `f` the next `length` bytes.
+    #[inline]
     fn bytes<R>(&mut self, length: usize, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
-        let Some(bytes) = self.input.rest().get(..length) else { return Err(ends_early()) };
-        let result = f(bytes)?;
-        self.input.advance(length);
+        let result = f(self.rest().get(..length).ok_or_else(ends_early)?)?;
+        self.read += length;
         Ok(result)
     }
 
+    #[inline]
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         self.bytes(N, |b| b.try_into().map_err(|_| ends_early()))
     }
 
     /// Reads a number of at most `bits` bits.
+    #[inline]
     fn varint(&mut self, bits: u32) -> Result<u64> {
         read_varint!(self, bits, u64)
     }
@@ -70,18 +90,21 @@ impl<'a> Deserializer<'a> {
         read_varint!(self, 128, u128)
     }
 
+    #[inline]
     fn signed(&mut self, bits: u32) -> Result<i64> {
         let value = self.varint(bits)?;
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }
 
     /// Reads the length of a string, or how many elements a sequence claims to have.
+    #[inline]
     pub(super) fn length(&mut self) -> Result<usize> {
         // Where it does not fit, it is longer than any message, too.
         Ok(usize::try_from(self.varint(64)?).unwrap_or(usize::MAX))
     }
 
     /// Reads whether an optional value is there.
+    #[inline]
     pub(super) fn present(&mut self) -> Result<bool> {
         match self.byte()? {
             0 => Ok(false),
@@ -94,6 +117,7 @@ impl<'a> Deserializer<'a> {
     pub(super) fn attachment(&mut self) -> Result<Bytes> {
         let tag = self.length()?;
         if tag & 1 == 0 {
+            self.input.advance(mem::take(&mut self.read));
             return self.input.take(tag >> 1).ok_or_else(ends_early);
         }
         let index = tag >> 1;
@@ -103,6 +127,7 @@ impl<'a> Deserializer<'a> {
     }
 
     /// Reads what is inside a value.
+    #[inline]
     fn inside<R>(&mut self, read: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         self.depth = self
             .depth
@@ -118,10 +143,12 @@ impl<'a> Deserializer<'a> {
     }
 }
 
+#[cold]
 fn ends_early() -> CodecError {
     CodecError::new("the message ends inside a value")
 }
 
+#[cold]
 fn not_self_describing() -> CodecError {
     CodecError::new(
         "the type asks the message what comes next (#[serde(untagged)], #[serde(tag)], #[serde(flatten)]): postcard \
@@ -302,12 +329,13 @@ struct Elements<'d, 'a> {
 }
 
 impl Elements<'_, '_> {
+    #[inline]
     fn next<'de, S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
-        let before = self.from.input.rest().len();
+        let before = self.from.rest().len();
         let value = seed.deserialize(&mut *self.from)?;
-        if self.announced && self.from.input.rest().len() == before {
+        if self.announced && self.from.rest().len() == before {
             self.from.empty_elements = self.from.empty_elements.checked_sub(1).ok_or_else(|| {
                 CodecError::new(format!("more than {EMPTY_ELEMENTS} elements of sequences take no bytes"))
             })?;
@@ -317,13 +345,14 @@ impl Elements<'_, '_> {
 
     /// How many elements to make room for. More than there are bytes is a lie, or they take no bytes.
     fn hint(&self) -> Option<usize> {
-        Some(self.left).filter(|&left| left <= self.from.input.rest().len())
+        Some(self.left).filter(|&left| left <= self.from.rest().len())
     }
 }
 
 impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
     type Error = CodecError;
 
+    #[inline]
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         self.next(seed)
     }

@@ -55,21 +55,21 @@ impl<T: Serialize + 'static> Encode<T> for Postcard {
 
 impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
-        let mut deserializer = de::Deserializer::new(input);
+        let mut from = de::Deserializer::new(input);
         let mut value: Option<T> = None;
         let value_any: &mut dyn Any = &mut value;
         if let Some(bytes) = value_any.downcast_mut::<Option<Bytes>>() {
-            *bytes = Some(deserializer.attachment()?);
+            *bytes = Some(from.attachment()?);
         } else if let Some(option) = value_any.downcast_mut::<Option<Option<Bytes>>>() {
-            let present = deserializer.present()?;
-            *option = Some(if present { Some(deserializer.attachment()?) } else { None });
+            *option = Some(if from.present()? { Some(from.attachment()?) } else { None });
         } else if let Some(many) = value_any.downcast_mut::<Option<Vec<Bytes>>>() {
-            let count = deserializer.length()?;
+            let count = from.length()?;
             // Not `with_capacity`: the count is only what the peer says.
-            *many = Some((0..count).map(|_| deserializer.attachment()).collect::<Result<_, _>>()?);
+            *many = Some((0..count).map(|_| from.attachment()).collect::<Result<_, _>>()?);
         } else {
-            return T::deserialize(&mut deserializer);
+            value = Some(T::deserialize(&mut from)?);
         }
+        from.finish();
         value.ok_or_else(|| CodecError::new("nothing was decoded"))
     }
 
@@ -100,6 +100,7 @@ fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
 }
 
 /// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.
+#[inline]
 fn put_varint(out: &mut Encoder, mut value: u64) {
     let mut bytes = [0; 10];
     let mut used = 0;

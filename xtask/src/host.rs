@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -45,11 +45,10 @@ pub(crate) fn check_signals() -> Result<()> {
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes an empty directory in `parent` that only this user may enter.
+    /// Makes an empty directory in `parent` that only this user may enter, under a name that never comes back.
     pub(crate) fn new_in(parent: &Path) -> Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("xtask-{}-{count}", std::process::id()));
+        let now = SystemTime::UNIX_EPOCH.elapsed().context("the clock")?;
+        let path = parent.join(format!("xtask-{}-{:x}", std::process::id(), now.as_nanos()));
         DirBuilder::new().mode(0o700).create(&path).context(path.display())?;
         Ok(Self(path))
     }

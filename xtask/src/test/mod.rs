@@ -8,7 +8,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::failure::{Failure, Result};
-use crate::{host, packages};
+use crate::host::{self, TempDir};
+use crate::packages;
 use tally::Tally;
 
 /// The version that is installed, so that a new one cannot fail a build that passed before.
@@ -143,10 +144,12 @@ impl Run {
 
     /// Builds every published crate from what its package would hold.
     fn package(&mut self) -> Result<()> {
+        // Cargo takes what it unpacked and built of a package for good as long as the version and this
+        // directory's path are the same, so it would check an earlier state where there was one.
+        let fresh = TempDir::new_in(&host::target_dir()?)?;
         let mut package = cargo();
         package.args(["package", "--workspace", "--exclude", "xtask", "--allow-dirty"]);
-        // Named outright, so that the packages' dependencies are the ones already built.
-        package.env("CARGO_TARGET_DIR", host::target_dir()?);
+        package.env("CARGO_TARGET_DIR", fresh.path());
         self.checked(&mut package)
     }
 

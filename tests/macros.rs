@@ -280,6 +280,28 @@ fn signatures_describe_the_methods() {
     assert!(!info.methods[1].understands(old.fingerprint));
 }
 
+/// The context has no name of its own: another argument may be called `cx`.
+#[tokio::test]
+async fn the_context_and_an_argument_of_its_usual_name() {
+    #[farcall::service]
+    trait Named {
+        async fn attempt(&self, context: &Context, cx: String) -> Result<(String, u8)>;
+    }
+
+    struct Answers;
+
+    impl Named for Answers {
+        async fn attempt(&self, context: &Context, cx: String) -> Result<(String, u8)> {
+            Ok((cx, context.attempt()))
+        }
+    }
+
+    let named = NamedClient::in_process(Answers);
+    assert_eq!(named.attempt("a").await.unwrap(), ("a".to_owned(), 1));
+    let cx = Context::background();
+    assert_eq!(Named::attempt(&named, &cx, "b".into()).await.unwrap(), ("b".to_owned(), 1));
+}
+
 /// What a peer sends that is no call of the method is refused without running the handler.
 #[tokio::test]
 async fn malformed_arguments_are_refused_by_name() {

@@ -1,10 +1,12 @@
 //! Codecs: how arguments, results and errors become bytes.
 //!
-//! | codec | carries | a message above [`BY_REFERENCE`](crate::payload::BY_REFERENCE) is copied | may change |
+//! | codec | carries | sent and received without a copy | its types may change |
 //! |---|---|---|---|
-//! | [`Postcard`] (default) | any serde type, any number of arguments | except [`Bytes`](bytes::Bytes) arguments and results, and fields with [`attachment`] | as its fingerprint allows |
-//! | [`Prost`] | one `prost::Message` | except `bytes` fields | as protobuf allows |
-//! | [`Raw`] | one [`Bytes`](bytes::Bytes) | never | as the application allows |
+//! | [`Postcard`] (default) | any serde type, any number of arguments | arguments and results that are [`Bytes`](bytes::Bytes); fields marked with [`attachment`] | as `docs/EVOLUTION.md` says |
+//! | [`Prost`] | one `prost::Message` | `bytes` fields generated as [`Bytes`](bytes::Bytes) | as protobuf allows |
+//! | [`Raw`] | one [`Bytes`](bytes::Bytes) | all of it | as the application allows |
+//!
+//! Byte strings up to [`BY_REFERENCE`](crate::payload::BY_REFERENCE) are copied all the same where that is cheaper.
 //!
 //! A service chooses one with `#[farcall::service(codec = ..)]`; [`Codec`] shows how to write another.
 

@@ -186,10 +186,11 @@ impl Parts<'_> {
             let Method { ident, output, context, .. } = method;
             let idents: Vec<_> = method.arguments.iter().map(|a| &a.ident).collect();
             let types = method.arguments.iter().map(|a| &a.ty);
-            let (cx, set_cx) = if *context {
-                (quote!(cx: &#private::Context,), quote!(.context(cx)))
-            } else {
-                (quote!(), quote!())
+            // Whatever the user calls it, another argument may be called `cx`.
+            let cx = names::local("cx", Span::mixed_site());
+            let (cx, set_cx) = match context {
+                true => (quote!(#cx: &#private::Context,), quote!(.context(#cx))),
+                false => (quote!(), quote!()),
             };
             let (at_output, codec) =
                 (names::private_at(service, output.span()), names::codec_at(service, output.span()));

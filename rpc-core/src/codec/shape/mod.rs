@@ -42,6 +42,10 @@ impl Shape {
     }
 
     /// Appends the description of a serde type.
+    ///
+    /// # Panics
+    ///
+    /// If the type's `Deserialize` panics on a value that it does not like, as it would on a peer's message.
     pub fn trace<T: DeserializeOwned>(&mut self) {
         search::trace::<T>(&mut self.0);
     }

@@ -283,7 +283,8 @@ fn signatures_describe_the_methods() {
 /// The context has no name of its own: another argument may be called `cx`.
 #[tokio::test]
 async fn the_context_and_an_argument_of_its_usual_name() {
-    #[farcall::service]
+    // As in a crate that knows farcall under another name.
+    #[farcall::service(crate = "farcall_core")]
     trait Named {
         async fn attempt(&self, context: &Context, cx: String) -> Result<(String, u8)>;
     }

@@ -1,4 +1,4 @@
-//! What every stream link must do, as a suite that a transport's tests run.
+//! What every link must do, as a suite that a transport's tests run.
 //!
 //! ```no_run
 //! # async fn my_pair() -> farcall_core::transport::conformance::Pair { unimplemented!() }
@@ -42,10 +42,11 @@ pub async fn check<F: Future<Output = Pair>>(make: impl Fn() -> F) {
 
 async fn frames_arrive_whole_and_in_order((near, far): Pair) {
     let max = near.max_frame();
-    let lengths = [0, 1, 31, 32, 33, 2047, 4096, 4097, 16 * 1024, 65_536, max - 1, max];
+    let mut lengths = vec![0, 1, 31, 32, 33, 2047, 4096, 4097, 16 * 1024, 65_536, max - 1, max];
+    lengths.retain(|len| *len <= max);
     let mut outgoing = Outgoing::default();
-    for (i, len) in lengths.into_iter().enumerate() {
-        outgoing.frames.push_back(frame(i as u32 + 1, len));
+    for (i, len) in lengths.iter().enumerate() {
+        outgoing.frames.push_back(frame(i as u32 + 1, *len));
     }
     let (_near, _) = Recorder::start(&near, false);
     let (_far, mut arrived) = Recorder::start(&far, false);

@@ -58,6 +58,7 @@ pub(crate) fn command(mut args: impl Iterator<Item = String>) -> Result<u8> {
         }
     };
     print_table(&tcp, Some(&rdma));
+    println!("Times are no comparison: without a device the RDMA run is in an emulated machine.");
     check(&tcp, &rdma)?;
     Ok(0)
 }

@@ -1,0 +1,311 @@
+//! Typed calls over an RDMA device: content, counters, and what happens when a process dies.
+//!
+//! Runs in the VM, as `cargo xtask test vm` does it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::future::pending;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use farcall::{Bytes, Channel, Code, Config, Executed, Handle, Policy, Server};
+use tokio::sync::Notify;
+
+/// A guard against hangs only.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+#[farcall::service(package = "test")]
+trait Mix {
+    /// Each byte depends on the argument's.
+    async fn turn(&self, content: Bytes, by: u8) -> farcall::Result<Bytes>;
+    /// As many bytes as asked for, beginning with `seed`.
+    async fn make(&self, bytes: u32, seed: u8) -> farcall::Result<Bytes>;
+    /// Never returns.
+    async fn hang(&self) -> farcall::Result<()>;
+}
+
+#[derive(Clone, Default)]
+struct Mixer {
+    started: Arc<Notify>,
+    hanging: Arc<AtomicU32>,
+    dropped: Arc<Notify>,
+}
+
+struct Hanging(Mixer);
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        self.0.hanging.fetch_sub(1, Ordering::Relaxed);
+        self.0.dropped.notify_one();
+    }
+}
+
+impl Mix for Mixer {
+    async fn turn(&self, content: Bytes, by: u8) -> farcall::Result<Bytes> {
+        // Some handlers wait, so that answers overtake each other.
+        if by % 4 == 0 {
+            tokio::task::yield_now().await;
+        }
+        Ok(turned(&content, by))
+    }
+
+    async fn make(&self, bytes: u32, seed: u8) -> farcall::Result<Bytes> {
+        Ok(made(bytes as usize, seed))
+    }
+
+    async fn hang(&self) -> farcall::Result<()> {
+        self.hanging.fetch_add(1, Ordering::Relaxed);
+        let _hanging = Hanging(self.clone());
+        self.started.notify_one();
+        pending().await
+    }
+}
+
+fn turned(content: &[u8], by: u8) -> Bytes {
+    content.iter().map(|b| b.wrapping_add(by)).collect()
+}
+
+fn made(bytes: usize, seed: u8) -> Bytes {
+    (0..bytes).map(|i| (i as u8).wrapping_mul(13).wrapping_add(seed)).collect()
+}
+
+/// RDMA or nothing, and not one message for which there is no buffer.
+fn config() -> Config {
+    let mut config = Config::default();
+    config.transport = Policy::Rdma;
+    config.rdma.strict_credits = true;
+    config
+}
+
+async fn serve(mixer: Mixer) -> (String, Handle) {
+    let server = Server::builder().add(MixServer::new(mixer)).config(config()).bind("127.0.0.1:0");
+    let server = server.await.unwrap();
+    let address = format!("rdma://{}", server.local_addr());
+    let handle = server.handle();
+    tokio::spawn(server.serve());
+    (address, handle)
+}
+
+async fn connect(address: &str) -> Channel {
+    let channel = Channel::builder().config(config()).connect(address).await.unwrap();
+    assert_eq!(channel.transport().await.unwrap().name, "rdma");
+    channel
+}
+
+/// A counter of the device, by name.
+fn counter(name: &str) -> u64 {
+    let path = format!("/sys/class/infiniband/rxe0/ports/1/hw_counters/{name}");
+    std::fs::read_to_string(&path).unwrap().trim().parse().unwrap()
+}
+
+fn long() -> bool {
+    std::env::var_os("FARCALL_LONG").is_some()
+}
+
+#[tokio::test]
+async fn mixed_calls_of_many_tasks_get_their_own_answers() {
+    const TASKS: usize = 64;
+    const CONNECTIONS: usize = 8;
+    let calls = if long() { 100_000 } else { 6_000 };
+    let bad = ["send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err"].map(|name| (name, counter(name)));
+    let packets = counter("sent_pkts");
+    let (address, server) = serve(Mixer::default()).await;
+    let mut channels = Vec::new();
+    for _ in 0..CONNECTIONS {
+        channels.push(connect(&address).await);
+    }
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|task| {
+            let mix = MixClient::new(&channels[task % CONNECTIONS]);
+            tokio::spawn(async move {
+                for i in 0..calls / TASKS {
+                    let n = task * 7919 + i * 104_729;
+                    // 90 % up to 256 B, 9 % up to 8 KiB, 0.9 % up to 64 KiB, 0.1 % up to 1 MiB.
+                    let len = match n % 1000 {
+                        0 => n % (1 << 20),
+                        1..10 => n % (64 << 10),
+                        10..100 => n % (8 << 10),
+                        _ => n % 256,
+                    };
+                    let by = n as u8;
+                    if i % 3 == 0 {
+                        assert_eq!(mix.make(len as u32, by).await.unwrap(), made(len, by));
+                    } else {
+                        let content = made(len, by);
+                        assert_eq!(mix.turn(content.clone(), by).await.unwrap(), turned(&content, by));
+                    }
+                }
+            })
+        })
+        .collect();
+    let all = async {
+        for task in tasks {
+            task.await.unwrap();
+        }
+    };
+    let patience = if long() { 20 * PATIENCE } else { PATIENCE };
+    tokio::time::timeout(patience, all).await.expect("the calls must end");
+    for (name, before) in bad {
+        assert_eq!(counter(name), before, "{name}");
+    }
+    assert!(counter("sent_pkts") > packets + calls as u64, "the device's own counter must have moved");
+    assert_eq!(server.connections().len(), CONNECTIONS);
+}
+
+#[tokio::test]
+async fn values_of_many_sizes_come_back() {
+    let (address, _server) = serve(Mixer::default()).await;
+    let channel = connect(&address).await;
+    let mix = MixClient::new(&channel);
+    for len in [0, 1, 100, 219, 220, 512, 2048, 2049, 8000, 8159, 8160, 8161, 8192, 16_384, 100_000, 1 << 20]
+    {
+        let content = made(len, len as u8);
+        assert_eq!(mix.turn(content.clone(), 3).await.unwrap(), turned(&content, 3), "{len} bytes");
+    }
+    let traffic = channel.connection().await.unwrap().traffic();
+    assert!(traffic.upgraded.bytes_sent > 1 << 20, "{traffic:?}");
+    assert!(traffic.stream.bytes_sent < 4096, "{traffic:?}");
+}
+
+#[tokio::test]
+async fn connections_come_and_go() {
+    let (address, server) = serve(Mixer::default()).await;
+    for i in 0..if long() { 2000 } else { 60 } {
+        let mix = MixClient::new(connect(&address).await);
+        assert_eq!(mix.make(10, i as u8).await.unwrap(), made(10, i as u8));
+    }
+    let gone = async {
+        while !server.connections().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the server must see them go");
+}
+
+#[tokio::test]
+async fn a_drain_lets_the_answers_arrive() {
+    let (address, server) = serve(Mixer::default()).await;
+    let mix = MixClient::new(connect(&address).await);
+    let answers: Vec<_> = (0..8)
+        .map(|i| {
+            let mix = mix.clone();
+            tokio::spawn(async move { (i, mix.make(300_000, i).await) })
+        })
+        .collect();
+    mix.make(1, 0).await.unwrap();
+    server.drain(PATIENCE).await;
+    for answer in answers {
+        let (i, answer) = answer.await.unwrap();
+        match answer {
+            Ok(answer) => assert_eq!(answer, made(300_000, i)),
+            Err(status) => assert_eq!(status.executed(), Executed::No, "{status}"),
+        }
+    }
+}
+
+/// This test program again, as a process that does one thing and can be killed.
+struct Process(Child);
+
+impl Process {
+    fn start(test: &str, variable: &str, value: &str) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(variable, value)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    /// What it prints after `word`.
+    fn said(&mut self, word: &str) -> String {
+        let stdout = self.0.stdout.take().unwrap();
+        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        let line = lines.find_map(|line| line.split_once(word).map(|(_, said)| said.trim().to_owned()));
+        line.unwrap_or_else(|| panic!("the process ended without saying `{word}`"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn say(word: &str, what: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "{word}{what}").unwrap();
+    out.flush().unwrap();
+}
+
+/// Not a test by itself: the process that `a_killed_server_…` kills.
+#[tokio::test]
+async fn process_server() {
+    if std::env::var_os("TEST_SERVER").is_some() {
+        let (address, _server) = serve(Mixer::default()).await;
+        say("ADDRESS ", &address);
+        pending().await
+    }
+}
+
+/// Not a test by itself: the process that `a_killed_client_…` kills.
+#[tokio::test]
+async fn process_client() {
+    if let Ok(address) = std::env::var("TEST_CLIENT") {
+        let mix = MixClient::new(connect(&address).await);
+        let calls: Vec<_> = (0..4)
+            .map(|_| {
+                let mix = mix.clone();
+                tokio::spawn(async move { mix.hang().await })
+            })
+            .collect();
+        for call in calls {
+            call.await.unwrap().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_killed_server_ends_every_call_saying_so() {
+    let mut process = Process::start("process_server", "TEST_SERVER", "1");
+    let address = process.said("ADDRESS ");
+    let mix = MixClient::new(connect(&address).await);
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            let mix = mix.clone();
+            tokio::spawn(async move { mix.hang().await })
+        })
+        .collect();
+    // An answer to a later call: the hanging ones have arrived.
+    mix.make(1, 0).await.unwrap();
+    drop(process);
+    for call in calls {
+        let ended = tokio::time::timeout(PATIENCE, call).await.expect("every call must end");
+        let error = ended.unwrap().unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_killed_client_leaves_no_handler() {
+    let mixer = Mixer::default();
+    let (address, server) = serve(mixer.clone()).await;
+    let process = Process::start("process_client", "TEST_CLIENT", &address);
+    let gone = async {
+        while mixer.hanging.load(Ordering::Relaxed) < 4 {
+            mixer.started.notified().await;
+        }
+        drop(process);
+        while mixer.hanging.load(Ordering::Relaxed) > 0 {
+            mixer.dropped.notified().await;
+        }
+        while !server.connections().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the server must see it go");
+}

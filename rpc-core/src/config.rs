@@ -24,7 +24,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_message: 64 << 20, max_assembly: 256 << 20, concurrent_calls: 4096, max_metadata: 16 << 10 }
+        Self {
+            max_message: 64 << 20,
+            max_assembly: 256 << 20,
+            concurrent_calls: 4096,
+            max_metadata: 16 << 10,
+        }
     }
 }
 

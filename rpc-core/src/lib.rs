@@ -2,16 +2,16 @@
 //!
 //! Applications depend on `farcall`, which adds the transports; this crate is for those who write a transport.
 
-pub mod codec;
-pub mod context;
 #[doc(hidden)]
 pub mod __private;
 pub mod client;
+pub mod codec;
 pub mod config;
 pub mod connection;
-pub mod server;
+pub mod context;
 pub mod payload;
 pub mod proto;
+pub mod server;
 pub mod service;
 pub mod status;
 pub mod transport;

@@ -1,27 +1,73 @@
-//! Which device, port and address RDMA uses, where the choice is not left to [`crate::probe`].
+//! How RDMA is configured.
 
 use serde::{Deserialize, Serialize};
 
-/// Overrides for the choice of device and of addressing. The default leaves every choice to farcall, which is right on
-/// most machines.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Which device, port and address RDMA uses, and how much it may use of them. The default leaves every choice to farcall,
+/// which is right on most machines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
-pub struct DeviceConfig {
+pub struct RdmaConfig {
     /// The kernel's name of the device, as in `/sys/class/infiniband` (`mlx5_0`). Default: the one that has the address
     /// of the TCP connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// The device's port, counted from 1. Default: any that is active.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u8>,
     /// Index in the port's GID table. Default: the RoCE v2 entry with the TCP connection's local address.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub gid_index: Option<u8>,
-    /// Index in the port's partition key table.
+    /// Index in the port's partition key table. Default 0.
     pub pkey_index: u16,
-    /// The IP traffic class (DSCP and ECN bits) of RoCE packets, for example 106 for DSCP 26 with ECN.
+    /// The IP traffic class (DSCP and ECN bits) of RoCE packets, for example 106 for DSCP 26 with ECN. Default 0.
     pub traffic_class: u8,
-    /// InfiniBand's service level, 0 to 15.
+    /// InfiniBand's service level, 0 to 15. Default 0.
     pub service_level: u8,
     /// Lets the device write payloads to memory in any order, which some machines (AMD's) need for full speed. Ignored by
-    /// devices and libraries that do not know it.
+    /// devices and libraries that do not know it. Default `false`.
     pub relaxed_ordering: bool,
+    /// How the end of a wait for the network is noticed. Default `adaptive`.
+    pub completion: Completion,
+    /// The most memory that is registered per device and runtime, in bytes. It grows with the number of peers, by some
+    /// 560 KiB each; a peer for which none is left stays on TCP. Default 64 MiB.
+    pub memory: u64,
+    /// How many peers per device and runtime at most. Default 256.
+    pub connections: u32,
+    /// How many messages a peer may have on their way to this side, at most; fewer when memory is short. Default 64.
+    pub window: u32,
+    /// For tests: a message for which the peer has no buffer fails the connection at once. Such a message means that
+    /// flow control is broken. Default `false`: it is repeated for a while.
+    pub strict_credits: bool,
+}
+
+/// How the end of a wait for the network is noticed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Completion {
+    /// Asks the device again and again for up to 50 microseconds as long as answers tend to come within that time, then
+    /// sleeps.
+    #[default]
+    Adaptive,
+    /// Always sleeps: least work, more latency.
+    Event,
+}
+
+impl Default for RdmaConfig {
+    fn default() -> Self {
+        Self {
+            device: None,
+            port: None,
+            gid_index: None,
+            pkey_index: 0,
+            traffic_class: 0,
+            service_level: 0,
+            relaxed_ordering: false,
+            completion: Completion::Adaptive,
+            memory: 64 << 20,
+            connections: 256,
+            window: 64,
+            strict_credits: false,
+        }
+    }
 }

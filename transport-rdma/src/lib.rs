@@ -6,11 +6,20 @@
 
 mod config;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod endpoint;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod link;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod probe;
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 #[path = "probe_stub.rs"]
 mod probe;
 mod unavailable;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod upgrade;
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+#[path = "upgrade_stub.rs"]
+mod upgrade;
 
 // Not part of the public interface: for the project's own tests.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -23,6 +32,7 @@ pub mod sim;
 #[doc(hidden)]
 pub mod verbs;
 
-pub use config::DeviceConfig;
+pub use config::{Completion, RdmaConfig};
 pub use probe::{Probe, probe};
 pub use unavailable::{DeviceError, Memlock, Unavailable};
+pub use upgrade::RdmaUpgrade;

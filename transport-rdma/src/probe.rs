@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::device::{DeviceConfig, Host, LocalPath, Unavailable, choose};
+use crate::device::{RdmaConfig, Host, LocalPath, Unavailable, choose};
 use crate::verbs::SystemHost;
 
 /// What a connection would use.
@@ -24,11 +24,11 @@ pub struct Probe {
 /// Finds what a connection would use whose TCP side has this local address, and opens the device once to see that it may.
 ///
 /// Blocks for milliseconds. Without an address, or with a loopback one, it is the machine's best port.
-pub fn probe(config: &DeviceConfig, local: Option<IpAddr>) -> Result<Probe, Unavailable> {
+pub fn probe(config: &RdmaConfig, local: Option<IpAddr>) -> Result<Probe, Unavailable> {
     probe_host(&SystemHost::default(), config, local)
 }
 
-fn probe_host(host: &dyn Host, config: &DeviceConfig, local: Option<IpAddr>) -> Result<Probe, Unavailable> {
+fn probe_host(host: &dyn Host, config: &RdmaConfig, local: Option<IpAddr>) -> Result<Probe, Unavailable> {
     let devices = host.devices()?;
     let chosen = choose(&devices, &host.interfaces(), config, local)?;
     let absent = || Unavailable::NoDevice { detail: format!("{} has just vanished", chosen.device) };

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::{DeviceConfig, Unavailable};
+use crate::{RdmaConfig, Unavailable};
 
 /// What a connection would use. There is none on this platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,6 @@ pub struct Probe {
 }
 
 /// Says that this platform has no RDMA.
-pub fn probe(_config: &DeviceConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {
+pub fn probe(_config: &RdmaConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {
     Err(Unavailable::UnsupportedPlatform)
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use farcall_core::transport::{self, Reason};
+
 /// Why RDMA cannot be used here, and what to do about it.
 ///
 /// `Display` says what was found, in one line; [`remedy`](Self::remedy) says what to do. Neither text is stable.
@@ -167,6 +169,23 @@ impl fmt::Display for Memlock {
             Limit(self.soft),
             Limit(self.hard)
         )
+    }
+}
+
+impl From<Unavailable> for transport::Unavailable {
+    fn from(unavailable: Unavailable) -> Self {
+        let reason = match &unavailable {
+            Unavailable::UnsupportedPlatform => Reason::UnsupportedPlatform,
+            Unavailable::LibraryAbsent { .. } => Reason::LibraryAbsent,
+            Unavailable::LibraryTooOld { .. } => Reason::LibraryTooOld,
+            Unavailable::NoDevice { .. } => Reason::NoDevice,
+            Unavailable::NoPermission { .. } => Reason::NoPermission,
+            Unavailable::PortDown { .. } => Reason::PortDown,
+            Unavailable::NoGid { .. } => Reason::NoGid,
+            Unavailable::Memlock(_) => Reason::Memlock,
+            Unavailable::Device(_) => Reason::Device,
+        };
+        Self::new(reason, format!("{unavailable}; {}", unavailable.remedy()))
     }
 }
 

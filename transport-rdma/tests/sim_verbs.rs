@@ -5,12 +5,12 @@
 mod common;
 
 use common::{Machine, scenarios};
-use farcall_rdma::device::DeviceConfig;
+use farcall_rdma::device::RdmaConfig;
 use farcall_rdma::sim::Fabric;
 
 fn machine() -> Machine {
     let host = Fabric::new(1).host([10, 0, 0, 1].into());
-    Machine::open(&host, &DeviceConfig::default())
+    Machine::open(&host, &RdmaConfig::default())
 }
 
 macro_rules! on_the_simulated_device {

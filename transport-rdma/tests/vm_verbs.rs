@@ -25,7 +25,7 @@ fn require_device() {
 
 fn machine() -> Machine {
     require_device();
-    Machine::open(&SystemHost::default(), &DeviceConfig::default())
+    Machine::open(&SystemHost::default(), &RdmaConfig::default())
 }
 
 macro_rules! on_the_device {
@@ -57,7 +57,7 @@ on_the_device! {
 
 #[test]
 fn vm_relaxed_ordering_is_accepted() {
-    let mut config = DeviceConfig::default();
+    let mut config = RdmaConfig::default();
     config.relaxed_ordering = true;
     require_device();
     let machine = Machine::open(&SystemHost::default(), &config);
@@ -108,7 +108,7 @@ fn vm_device_node_that_may_not_be_opened_is_named() {
     let host = SystemHost::default();
     let mut devices = host.devices().unwrap();
     devices[0].node = "/proc/1/mem".into();
-    let error = host.open(&devices[0], &DeviceConfig::default()).unwrap_err();
+    let error = host.open(&devices[0], &RdmaConfig::default()).unwrap_err();
     assert_eq!(error, Unavailable::NoPermission { path: "/proc/1/mem".into() });
 }
 
@@ -117,15 +117,15 @@ fn vm_device_is_found_with_its_addresses() {
     require_device();
     let host = SystemHost::default();
     let (devices, interfaces) = (host.devices().unwrap(), host.interfaces());
-    let by_rank = choose(&devices, &interfaces, &DeviceConfig::default(), None).unwrap();
+    let by_rank = choose(&devices, &interfaces, &RdmaConfig::default(), None).unwrap();
     if by_rank.gid.kind != GidKind::InfiniBand {
         let address = by_rank.gid.gid.ip();
         assert!(interfaces.iter().any(|i| i.address == address), "{address} is no address of this machine");
-        let by_address = choose(&devices, &interfaces, &DeviceConfig::default(), Some(address)).unwrap();
+        let by_address = choose(&devices, &interfaces, &RdmaConfig::default(), Some(address)).unwrap();
         assert_eq!(by_address.matched, Match::Address);
         assert_eq!(by_address.gid, by_rank.gid);
     }
-    let probe = farcall_rdma::probe(&DeviceConfig::default(), None).unwrap();
+    let probe = farcall_rdma::probe(&RdmaConfig::default(), None).unwrap();
     assert_eq!((probe.device, probe.gid_index), (by_rank.device, by_rank.gid.index));
 }
 
@@ -162,7 +162,7 @@ fn vm_link_that_goes_down_is_an_event_and_a_reason() {
     require_device();
     let own = OwnDevice::add("zdown", "192.168.78.1/24");
     let host = SystemHost::default();
-    let mut config = DeviceConfig::default();
+    let mut config = RdmaConfig::default();
     config.device = Some(own.0.to_owned());
     let devices = host.devices().unwrap();
     let summary = devices.iter().find(|device| device.name == own.0).unwrap();

@@ -23,9 +23,10 @@ const READS: usize = 16;
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// How long a closed link waits for the peer to close too. Without it the last frame could be lost: a socket that is
-/// closed with unread data resets the connection.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a closed link waits for the peer to close too, as it does when it has read everything. Without it the last
+/// frames could be lost: a socket that is closed with unread data resets the connection, and forgets what it had still
+/// to send.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// A connected TCP socket as a link.
 #[derive(Debug)]
@@ -119,8 +120,14 @@ impl TcpLink {
             }
             self.wait(&*handler).await;
         };
-        handler.closed(end);
-        self.finish().await;
+        if self.closing.load(Ordering::Acquire) {
+            // Who closed it knows; that it is over means to them that all has left.
+            self.finish().await;
+            handler.closed(end);
+        } else {
+            handler.closed(end);
+            self.finish().await;
+        }
     }
 
     /// Waits until there is something to read, or room to write for who needs it.

@@ -140,8 +140,8 @@ impl Reader {
             let header = Header::decode(header).map_err(|e| ReadEnd::Malformed(e.to_string()))?;
             let len = header.len as usize;
             if len > MAX_FRAME {
-                return Err(ReadEnd::Failed(format!(
-                    "the peer sent a frame of {len} bytes; 1 MiB is the limit"
+                return Err(ReadEnd::Malformed(format!(
+                    "the peer sent a frame of {len} bytes; {MAX_FRAME} is the limit"
                 )));
             }
             let lent = handler.buffer(&header).map_err(|_| ReadEnd::Refused)?;

@@ -272,17 +272,16 @@ impl Future for Raw {
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        if let Poll::Ready(answer) = step(this.caller, this.state, cx) {
-            *this.state = State::Done;
-            return Poll::Ready(answer);
-        }
-        if let Some(sleep) = this.sleep.as_pin_mut()
-            && sleep.poll(cx).is_ready()
-        {
+        let Poll::Ready(answer) = step(this.caller, this.state, cx) else {
+            let expired = this.sleep.as_pin_mut().is_some_and(|sleep| sleep.poll(cx).is_ready());
+            if !expired {
+                return Poll::Pending;
+            }
             let state = std::mem::replace(this.state, State::Done);
-            return Poll::Ready(Err(expired(state, this.began.elapsed())));
-        }
-        Poll::Pending
+            return Poll::Ready(Err(expire(this.caller, state, this.began.elapsed())));
+        };
+        *this.state = State::Done;
+        Poll::Ready(answer)
     }
 }
 
@@ -290,6 +289,11 @@ impl Future for Raw {
 fn step(caller: &Caller, state: &mut State, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
     loop {
         *state = match std::mem::replace(state, State::Done) {
+            // Not sent any more; the timer says so.
+            State::Start(asked) if asked.is_expired() => {
+                *state = State::Start(asked);
+                return Poll::Pending;
+            }
             State::Refused(status) => return Poll::Ready(Err(status)),
             State::Start(asked) => match caller.connected() {
                 Some(connection) => match connection.try_place() {
@@ -317,6 +321,7 @@ fn step(caller: &Caller, state: &mut State, cx: &mut TaskContext<'_>) -> Poll<Re
                     *state = State::Placing(asked, connection, placing);
                     return Poll::Pending;
                 }
+                Poll::Ready(Ok(_)) if asked.is_expired() => State::Start(asked),
                 Poll::Ready(Ok(place)) => send(&connection, asked, place)?,
                 Poll::Ready(Err(status)) => again(asked, status)?,
             },
@@ -372,23 +377,31 @@ fn named(asked: &Asked, status: Status) -> Status {
     }
 }
 
-fn expired(state: State, after: Duration) -> Status {
+/// The deadline has passed: says what the call was waiting for.
+fn expire(caller: &Caller, state: State, after: Duration) -> Status {
     let (asked, when, executed) = match state {
         State::Waiting(asked, pending) => {
             pending.expire();
-            (asked, "no answer", Executed::Maybe)
+            (asked, "no answer".to_owned(), Executed::Maybe)
         }
-        State::Connecting(asked, _) => (asked, "not connected", Executed::No),
+        State::Connecting(asked, _) => (asked, format!("not connected to {}", caller.target()), Executed::No),
         State::Placing(asked, ..) => {
-            (asked, "no place free among the server's limits.concurrent_calls", Executed::No)
+            let when = "no place free among the server's limits.concurrent_calls";
+            (asked, when.to_owned(), Executed::No)
         }
-        State::Start(asked) => (asked, "not sent", Executed::No),
+        State::Start(asked) => (asked, "not sent".to_owned(), Executed::No),
         State::Refused(status) => return status,
         State::Done => return Status::new(Code::DeadlineExceeded, "the deadline passed"),
     };
     Status::new(Code::DeadlineExceeded, format!("{asked}: {when} after {after:.1?}"))
         .with_executed(executed)
         .with_blame(Blame::Caller)
+}
+
+impl Asked {
+    fn is_expired(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
 }
 
 impl fmt::Display for Asked {

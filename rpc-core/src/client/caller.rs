@@ -1,7 +1,7 @@
 //! What calls are made on: a connection that is made when it is needed, and made again when it is lost.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -32,7 +32,8 @@ struct Shared {
     runtime: tokio::runtime::Handle,
 }
 
-type Connecting = watch::Receiver<Option<Result<Arc<Connection>, Status>>>;
+type Outcome = Option<Result<Arc<Connection>, Status>>;
+type Connecting = watch::Receiver<Outcome>;
 
 enum State {
     /// Not connected, and nobody needs it.
@@ -41,7 +42,7 @@ enum State {
     Connected {
         connection: Arc<Connection>,
         since: Instant,
-        /// How long to wait before the next attempt if this connection turns out to be of no use.
+        /// How long to wait before the next attempt if this connection ends early.
         pause: Duration,
     },
     /// The last attempt failed; until then calls fail at once, with the same reason.
@@ -58,8 +59,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// A connection that ends sooner than this counts as a failed attempt: a server that takes connections and closes
-/// them must not be tried without a pause.
+/// A connection that ends sooner than this counts as a failed attempt, but for the first one, of a server that was
+/// about to go: a server that takes connections and closes them must not be tried without a pause.
 const EARLY: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Caller {
@@ -92,15 +93,23 @@ impl Caller {
                 Look::Failed(status) => return Err(status),
                 Look::Connecting(attempt) => attempt,
             };
-            // An error means that the attempt's task is gone, with its runtime.
+            // An error means that the attempt's task is gone, with its runtime or by a panic of the connector.
             let outcome = attempt.wait_for(Option::is_some).await.map(|o| o.clone());
             match outcome {
                 Ok(Some(Ok(connection))) if connection.is_open() => return Ok(connection),
                 Ok(Some(Ok(_))) => {}
                 Ok(Some(Err(status))) => return Err(status),
-                _ => return Err(gone()),
+                _ => {
+                    self.0.forget(&attempt);
+                    return Err(gone());
+                }
             }
         }
+    }
+
+    /// Whom it connects to, for messages.
+    pub(crate) fn target(&self) -> String {
+        self.0.connector.target()
     }
 
     /// The connection, if there is one.
@@ -127,35 +136,40 @@ impl Caller {
             State::Failed { until, status, .. } if Instant::now() < *until => {
                 return Look::Failed(status.clone());
             }
-            State::Failed { pause, .. } => (*pause * 2).min(LONGEST_PAUSE),
-            State::Idle | State::Connected { .. } => FIRST_PAUSE,
+            State::Failed { pause, .. } => (*pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            State::Idle | State::Connected { .. } => Duration::ZERO,
         };
         let (sender, attempt) = watch::channel(None);
         *state = State::Connecting(attempt.clone());
-        let shared = Arc::downgrade(&self.0);
-        let link = self.0.connector.connect();
-        let settings = self.0.settings.clone();
         // A task of its own, so that the attempt outlives the call that began it.
-        self.0.runtime.spawn(async move {
-            let outcome = match link.await {
-                Ok(link) => Connection::connect(link, settings).await,
-                Err(status) => Err(status),
-            };
-            // However it went wrong, no call had been sent.
-            let outcome = outcome.map_err(|status| status.with_executed(Executed::No));
-            let Some(shared) = shared.upgrade() else {
-                return close(outcome.ok());
-            };
-            *shared.state() = match &outcome {
-                Ok(connection) => {
-                    State::Connected { connection: connection.clone(), since: Instant::now(), pause }
-                }
-                Err(status) => State::Failed { until: Instant::now() + pause, pause, status: status.clone() },
-            };
-            sender.send_replace(Some(outcome));
-        });
+        self.0.runtime.spawn(connect(Arc::downgrade(&self.0), pause, sender));
         Look::Connecting(attempt)
     }
+}
+
+/// Makes a connection. `pause`: how long to wait before the next attempt if it ends early.
+async fn connect(shared: Weak<Shared>, pause: Duration, sender: watch::Sender<Outcome>) {
+    let Some((link, settings)) = shared.upgrade().map(|s| (s.connector.connect(), s.settings.clone())) else {
+        return;
+    };
+    let outcome = match link.await {
+        Ok(link) => Connection::connect(link, settings).await,
+        Err(status) => Err(status),
+    };
+    // However it went wrong, no call had been sent.
+    let outcome = outcome.map_err(|status| status.with_executed(Executed::No));
+    let Some(shared) = shared.upgrade() else {
+        return close(outcome.ok());
+    };
+    let now = Instant::now();
+    *shared.state() = match &outcome {
+        Ok(connection) => State::Connected { connection: connection.clone(), since: now, pause },
+        Err(status) => {
+            let pause = pause.max(FIRST_PAUSE);
+            State::Failed { until: now + pause, pause, status: status.clone() }
+        }
+    };
+    sender.send_replace(Some(outcome));
 }
 
 enum Look {
@@ -167,6 +181,14 @@ enum Look {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An attempt has died: the next call begins another.
+    fn forget(&self, attempt: &Connecting) {
+        let mut state = self.state();
+        if matches!(&*state, State::Connecting(current) if current.same_channel(attempt)) {
+            *state = State::Idle;
+        }
     }
 }
 
@@ -185,7 +207,10 @@ fn close(connection: Option<Arc<Connection>>) {
 }
 
 fn gone() -> Status {
-    Status::new(Code::Unavailable, "the runtime that this channel was made on has ended")
-        .with_executed(Executed::No)
-        .with_blame(Blame::Caller)
+    Status::new(
+        Code::Unavailable,
+        "connecting was cut off: the runtime that this channel was made on has ended",
+    )
+    .with_executed(Executed::No)
+    .with_blame(Blame::Caller)
 }

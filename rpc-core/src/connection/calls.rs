@@ -1,6 +1,6 @@
 //! The calls that wait on this side for an answer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::Pin;
@@ -15,8 +15,8 @@ use super::{Connection, Phase, lock};
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{
-    Bind, BindMethod, Content, FrameType, Goaway, RequestHead, ResponseHead, Verdict, WireError,
-    decode_status,
+    Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, RequestHead, ResponseHead,
+    Verdict, WireError, decode_status,
 };
 use crate::service::ServiceInfo;
 use crate::status::{Blame, Code, Executed, Status};
@@ -50,29 +50,34 @@ pub(super) type ByCall<T> = HashMap<u64, T, BuildHasherDefault<Counted>>;
 struct Table {
     waiting: ByCall<oneshot::Sender<Answered>>,
     next: u64,
-    closed: Option<Status>,
+    /// Why no more calls are made, once that is so.
+    refusing: Option<Status>,
+}
+
+/// The services that were announced to the peer; the index is the one on the wire.
+#[derive(Debug, Default)]
+struct Announced {
+    services: Vec<Arc<ServiceInfo>>,
+    /// The BINDs of all of them, in bytes.
+    bytes: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Calls {
     table: Mutex<Table>,
-    /// The services that were announced to the peer; the index is the one on the wire.
-    bound: Mutex<Vec<Arc<ServiceInfo>>>,
+    announced: Mutex<Announced>,
     /// As many permits as calls the peer takes at once; none before its HELLO.
     permits: Arc<Semaphore>,
 }
 
 impl Calls {
     pub(super) fn new() -> Self {
-        Self { table: Mutex::default(), bound: Mutex::default(), permits: Arc::new(Semaphore::new(0)) }
+        let permits = Arc::new(Semaphore::new(0));
+        Self { table: Mutex::default(), announced: Mutex::default(), permits }
     }
 
     pub(super) fn admit(&self, max_calls: u32) {
         self.permits.add_permits((max_calls as usize).min(Semaphore::MAX_PERMITS));
-    }
-
-    pub(super) fn waiting(&self) -> usize {
-        lock(&self.table).waiting.len()
     }
 }
 
@@ -92,14 +97,13 @@ impl Connection {
         self.calls.permits.clone().try_acquire_owned().ok()
     }
 
-    /// Waits for a place. Cancel safe: a dropped wait leaves the line.
+    /// Waits for a place, until the connection takes no more calls. Cancel safe: a dropped wait leaves the line.
     pub(crate) async fn place(self: Arc<Self>) -> Result<OwnedSemaphorePermit, Status> {
         let permits = self.calls.permits.clone();
         tokio::select! {
-            permit = permits.acquire_owned() => permit.map_err(|_| {
-                self.status("closed while a call waited for its turn", Executed::No, Blame::Environment)
-            }),
-            status = self.closed() => Err(status.with_executed(Executed::No)),
+            biased;
+            status = self.shut() => Err(status),
+            permit = permits.acquire_owned() => permit.map_err(|_| self.why_not_open()),
         }
     }
 
@@ -109,7 +113,30 @@ impl Connection {
         asked: Asked,
         place: OwnedSemaphorePermit,
     ) -> Result<Pending, Status> {
-        self.check_size(&asked)?;
+        let mut message = self.request(asked)?;
+        let (sender, receiver) = oneshot::channel();
+        let mut table = lock(&self.calls.table);
+        if let Some(status) = &table.refusing {
+            return Err(status.clone().with_executed(Executed::No));
+        }
+        table.next += 1;
+        let id = table.next;
+        table.waiting.insert(id, sender);
+        message.call = id;
+        // Under this lock: whoever finds the call in the table finds its message, too, unless it has left.
+        self.enqueue(message);
+        drop(table);
+        let pending = Pending { connection: self.clone(), id, receiver, done: false, _place: place };
+        self.keeper.notify_one();
+        self.flush();
+        Ok(pending)
+    }
+
+    /// The message of a call that has no number yet.
+    fn request(&self, asked: Asked) -> Result<Message, Status> {
+        let Some(peer) = self.peer_hello.get() else {
+            return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
+        };
         let remaining_us = match asked.deadline {
             None => 0,
             Some(deadline) => {
@@ -118,60 +145,28 @@ impl Connection {
                 u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1)
             }
         };
-        let service = self.bind(&asked.service)?;
+        let service = self.bind(&asked.service, peer.max_message)?;
         let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, remaining_us };
         let content = Content { metadata: Bytes::new(), payload: asked.payload };
         let mut bytes = BytesMut::with_capacity(64);
-        head.encode(&content, &mut bytes).map_err(|why| {
-            Status::new(Code::InvalidArgument, why.to_string())
-                .with_executed(Executed::No)
-                .with_blame(Blame::Caller)
-        })?;
-        let (sender, receiver) = oneshot::channel();
-        let id = {
-            let mut table = lock(&self.calls.table);
-            if let Some(status) = &table.closed {
-                return Err(status.clone().with_executed(Executed::No));
-            }
-            table.next += 1;
-            let id = table.next;
-            table.waiting.insert(id, sender);
-            id
-        };
-        self.keeper.notify_one();
-        let pending = Pending { connection: self.clone(), id, receiver, done: false, _place: place };
-        self.submit(Message {
-            kind: FrameType::REQUEST,
-            call: id,
-            head: bytes.freeze(),
-            payload: content.payload,
-        });
-        Ok(pending)
-    }
-
-    fn check_size(&self, asked: &Asked) -> Result<(), Status> {
-        let Some(peer) = self.peer_hello.get() else {
-            return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
-        };
-        let len = asked.payload.len() as u64;
-        // The prefix and the lengths of attachments count too; 1 KiB is more than enough room for them.
-        let most = peer.max_message.saturating_sub(1024 + 4 * asked.payload.attachments.len() as u64);
-        if len > most {
-            return Err(too_large("the arguments", len, peer.max_message, "the server's"));
+        head.encode(&content, &mut bytes).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
+        let message =
+            Message { kind: FrameType::REQUEST, call: 0, head: bytes.freeze(), payload: content.payload };
+        if message.len() as u64 > peer.max_message {
+            return Err(too_large("the arguments", message.len(), peer.max_message, "the server's"));
         }
-        Ok(())
+        Ok(message)
     }
 
     /// The index of a service on this connection; announces it if it was not yet.
-    fn bind(&self, service: &Arc<ServiceInfo>) -> Result<u16, Status> {
-        let mut bound = lock(&self.calls.bound);
-        if let Some(index) = bound.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service) {
+    fn bind(&self, service: &Arc<ServiceInfo>, max_message: u64) -> Result<u16, Status> {
+        let mut announced = lock(&self.calls.announced);
+        let known = announced.services.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service);
+        if let Some(index) = known {
             return Ok(index as u16);
         }
-        let Ok(index) = u16::try_from(bound.len()) else {
-            return Err(Status::new(Code::ResourceExhausted, "more than 65536 services on one connection")
-                .with_executed(Executed::No)
-                .with_blame(Blame::Caller));
+        let Ok(index) = u16::try_from(announced.services.len()) else {
+            return Err(refused(Code::ResourceExhausted, "more than 65536 services on one connection"));
         };
         let methods = service.methods.iter().map(|m| BindMethod {
             hash: m.hash(),
@@ -184,16 +179,27 @@ impl Connection {
             codec: service.codec.to_owned(),
             methods: methods.collect(),
         };
+        let mut head = BytesMut::new();
+        bind.encode(&mut head);
+        if head.len() as u64 > max_message {
+            let what = format!("the names and methods of service `{}`", service.name);
+            return Err(too_large(&what, head.len(), max_message, "the server's"));
+        }
+        if announced.bytes + head.len() > MAX_BIND_BYTES {
+            let message = "the services called on one connection have more than 1 MiB of names and methods";
+            return Err(refused(Code::ResourceExhausted, message));
+        }
+        announced.bytes += head.len();
+        announced.services.push(service.clone());
         // Queued under this lock: no call can name the index before its BIND is in the queue.
-        self.send_message(FrameType::BIND, 0, |out| bind.encode(out));
-        bound.push(service.clone());
+        self.enqueue(Message::new(FrameType::BIND, 0, head.freeze()));
         Ok(index)
     }
 
     pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
         let waiting = {
             let mut table = lock(&self.calls.table);
-            if call == 0 || call > table.next {
+            if call > table.next {
                 return Err(WireError::new("response.call", "was never made"));
             }
             table.waiting.remove(&call)
@@ -201,28 +207,28 @@ impl Connection {
         let Some(waiting) = waiting else {
             return Ok(()); // It crossed our CANCEL.
         };
-        let (head, content) = ResponseHead::decode(message)?;
-        let answered = match head.verdict {
-            Verdict::Status => Err(decode_status(content.payload.body)?),
-            verdict => Ok((verdict, content.payload)),
+        let (answered, result) = match understand(message) {
+            Ok(answered) => (answered, Ok(())),
+            Err(error) => (Err(self.status(&error, Executed::Maybe, Blame::Peer)), Err(error)),
         };
         // A caller that is being dropped at this moment doesn't want it any more.
         let _ = waiting.send(answered);
-        Ok(())
+        result
     }
 
+    /// The server is going: begins no more calls, and takes back those that it will not, or need not, execute.
     pub(super) fn on_goaway(&self, goaway: &Goaway) {
         self.start_draining();
-        let mut refused = Vec::new();
-        {
-            let mut table = lock(&self.calls.table);
-            let later: Vec<u64> = table.waiting.keys().copied().filter(|id| *id > goaway.last_call).collect();
-            for id in later {
-                refused.extend(table.waiting.remove(&id));
-            }
-        }
         let detail = format!("the server is draining: {}", goaway.reason);
         let status = self.status(detail, Executed::No, Blame::Environment);
+        lock(&self.calls.table).refusing.get_or_insert_with(|| status.clone());
+        let unsent = self.change_sending(|sending| sending.outbox.take_back(FrameType::REQUEST));
+        let refused: Vec<_> = {
+            let mut table = lock(&self.calls.table);
+            let later = table.waiting.keys().copied().filter(|id| *id > goaway.last_call);
+            let ids: Vec<u64> = later.chain(unsent).collect();
+            ids.iter().filter_map(|id| table.waiting.remove(id)).collect()
+        };
         for call in refused {
             let _ = call.send(Err(status.clone()));
         }
@@ -232,17 +238,15 @@ impl Connection {
     pub(super) fn fail_calls(&self, status: &Status) {
         let waiting = {
             let mut table = lock(&self.calls.table);
-            table.closed = Some(status.clone());
+            table.refusing = Some(status.clone());
             std::mem::take(&mut table.waiting)
         };
         self.calls.permits.close();
-        let mut sending = lock(&self.sending);
-        self.absorb(&mut sending);
-        // What has not left by now never does: that is what makes "not executed" true.
-        sending.outbox.close();
+        // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
+        let unsent = self.change_sending(|sending| sending.outbox.close(FrameType::REQUEST));
+        let unsent: HashSet<u64> = unsent.into_iter().collect();
         for (id, call) in waiting {
-            let unsent = sending.outbox.is_unsent(FrameType::REQUEST, id);
-            let executed = if unsent { Executed::No } else { Executed::Maybe };
+            let executed = if unsent.contains(&id) { Executed::No } else { Executed::Maybe };
             let _ = call.send(Err(status.clone().with_executed(executed)));
         }
     }
@@ -251,26 +255,41 @@ impl Connection {
         if lock(&self.calls.table).waiting.remove(&call).is_some() {
             self.send_cancel(call, reason);
         }
+        self.close_if_drained();
     }
 
+    /// Whether no call waits for its answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.calls.waiting() == 0
+        lock(&self.calls.table).waiting.is_empty()
     }
 
     /// A client that was told to go away closes when its last call is done.
     pub(super) fn close_if_drained(&self) {
         if matches!(*self.phase.borrow(), Phase::Draining) && self.is_idle() && self.registry.is_none() {
             let status = self.status("the server drained", Executed::No, Blame::Environment);
-            self.close(crate::proto::wire::CloseCode::Done, status);
+            self.close(CloseCode::Done, status);
         }
     }
 }
 
+fn understand(message: Bytes) -> Result<Answered, WireError> {
+    let (head, content) = ResponseHead::decode(message)?;
+    Ok(match head.verdict {
+        Verdict::Status => Err(decode_status(content.payload.body)?),
+        verdict => Ok((verdict, content.payload)),
+    })
+}
+
+/// A status for a call that can't be sent.
+fn refused(code: Code, message: impl Into<String>) -> Status {
+    Status::new(code, message).with_executed(Executed::No).with_blame(Blame::Caller)
+}
+
 /// The error of a message over a limit.
-pub(super) fn too_large(what: &str, len: u64, max: u64, whose: &str) -> Status {
+pub(super) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status {
     let message =
         format!("{what} take {len} bytes; {whose} limits.max_message is {max}: raise it there, or send less");
-    Status::new(Code::ResourceExhausted, message).with_executed(Executed::No).with_blame(Blame::Caller)
+    refused(Code::ResourceExhausted, message)
 }
 
 /// A call that was sent. Dropping it cancels it: its handler is dropped too.
@@ -310,7 +329,6 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if !self.done {
             self.connection.forget(self.id, 0);
-            self.connection.close_if_drained();
         }
     }
 }

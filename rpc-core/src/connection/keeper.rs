@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::{Connection, Phase, lock};
+use super::{Connection, lock};
+use crate::proto::message::Frame;
 use crate::proto::wire::{CloseCode, FrameType, Ping};
 use crate::status::{Blame, Executed};
 
@@ -20,39 +22,49 @@ const ACKNOWLEDGE_AT_ONCE: u32 = 64;
 /// Runs for as long as the connection lives. Sleeps without a timer while no call waits: an idle connection costs
 /// nothing.
 pub(super) async fn keep(connection: Arc<Connection>) {
-    let mut silence = None;
-    while !matches!(*connection.phase.borrow(), Phase::Closed(_)) {
-        if connection.is_idle() {
-            silence = None;
-            // A call that begins wakes it, and so does the end of the connection.
-            connection.keeper.notified().await;
-        } else {
-            tokio::time::sleep(connection.settings.liveness.ping()).await;
-            connection.look(&mut silence);
-        }
+    tokio::select! {
+        _ = connection.closed() => {}
+        () = connection.listen() => {}
     }
 }
 
-/// What was heard when the peer was last found silent, and how often since.
+/// What had been heard of the peer when it was last looked for, and how often it was looked for in vain since.
 type Silence = Option<(u64, u32)>;
 
 impl Connection {
+    /// Finds a silent peer after at most `missed_pings + 2` times the interval: one may pass before the silence begins to
+    /// count, and another before the first ping.
+    async fn listen(&self) {
+        let mut silence = None;
+        loop {
+            if self.is_idle() {
+                silence = None;
+                // A call that begins wakes it.
+                self.keeper.notified().await;
+            } else {
+                tokio::time::sleep(self.settings.liveness.ping()).await;
+                self.look(&mut silence);
+            }
+        }
+    }
+
     fn look(&self, silence: &mut Silence) {
         let heard = self.heard.load(Ordering::Relaxed);
-        let missed = match *silence {
-            Some((then, missed)) if then == heard => missed + 1,
+        let looked = match *silence {
+            Some((then, looked)) if then == heard => looked + 1,
             _ => 0,
         };
-        *silence = Some((heard, missed));
+        *silence = Some((heard, looked));
         let liveness = &self.settings.liveness;
-        if missed > liveness.missed_pings {
+        let most = liveness.missed_pings.max(1);
+        if looked > most {
             let detail = format!(
-                "no sign of the peer for {:?} while calls waited ({missed} pings unanswered): its process is stopped \
-                 or its host gone",
-                liveness.ping() * missed
+                "no sign of the peer for {:?} while calls waited ({most} pings unanswered): its process is stopped or \
+                 its host gone",
+                liveness.ping() * looked
             );
             self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
-        } else if missed > 0 {
+        } else if looked > 0 {
             self.send_link(FrameType::PING, |out| Ping { token: 0 }.encode(out));
         }
     }
@@ -97,6 +109,11 @@ impl Connection {
     }
 
     fn acknowledge(&self) {
-        self.send_link(FrameType::ACK, |_| {});
+        self.change_sending(|sending| {
+            // Whatever waits there says it as well when it leaves. The peer may read slowly: no more than one waits.
+            if sending.control.is_empty() {
+                sending.control.push_back(Frame::link(FrameType::ACK, Bytes::new()));
+            }
+        });
     }
 }

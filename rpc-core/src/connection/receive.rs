@@ -1,22 +1,20 @@
 //! The way in: from a link, through the inbox, to who it is for.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
-use super::serve::Announced;
-use super::{Connection, Phase, Role, lock};
+use super::registry::Announced;
+use super::{Connection, Role, lock};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Order};
 use crate::proto::outbox::Route;
 use crate::proto::switch::Switch;
-use crate::proto::wire::{
-    Answer, Cancel, Close, CloseCode, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Up, VERSION,
-    WireError,
-};
+use crate::proto::wire::{Cancel, CloseCode, FrameType, Goaway, Header, Up, WireError};
 use crate::status::{Blame, Executed};
-use crate::transport::{LinkEnd, LinkHandler, Unavailable};
+use crate::transport::{LinkEnd, LinkHandler, Reason, Unavailable};
 
 /// What receiving needs; under one lock, which no user code runs under.
 #[derive(Debug)]
@@ -24,7 +22,9 @@ pub(super) struct Receiving {
     pub(super) inbox: Inbox,
     pub(super) switch: Switch,
     /// Who waits for the ANSWER to our OFFER.
-    pub(super) answer: Option<oneshot::Sender<Result<Bytes, Unavailable>>>,
+    pub(super) answer: Option<oneshot::Sender<Bytes>>,
+    /// What prepares the link that is being tried.
+    pub(super) attempt: Option<AbortHandle>,
     /// Who waits for a PONG, and its token.
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
     announced: Announced,
@@ -37,6 +37,7 @@ impl Receiving {
             inbox: Inbox::new(limits),
             switch: Switch::default(),
             answer: None,
+            attempt: None,
             ping: None,
             announced: Announced::default(),
             last_call: 0,
@@ -49,22 +50,21 @@ impl Receiving {
     }
 }
 
-/// How many link frames may wait for a peer that does not read.
-const MAX_CONTROL: usize = 64;
-
-/// What a link of a connection delivers to.
+/// What a link of a connection delivers to. A link that drops it without having said its end has none: its task is
+/// gone, with its runtime.
 pub(super) struct Handler {
     connection: Arc<Connection>,
     route: Route,
+    ended: AtomicBool,
 }
 
 impl Handler {
     pub(super) fn stream(connection: Arc<Connection>) -> Self {
-        Self { connection, route: Route::Stream }
+        Self { connection, route: Route::Stream, ended: AtomicBool::new(false) }
     }
 
     pub(super) fn upgraded(connection: Arc<Connection>, epoch: u32) -> Self {
-        Self { connection, route: Route::Upgraded(epoch) }
+        Self { connection, route: Route::Upgraded(epoch), ended: AtomicBool::new(false) }
     }
 
     fn check(&self, result: Result<(), WireError>) -> Result<(), WireError> {
@@ -82,25 +82,24 @@ impl LinkHandler for Handler {
     }
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
-        if !header.is_bulk() {
+        // An upgraded link may be given up while it has a buffer, and then the other link needs that.
+        if !header.is_bulk() || self.route != Route::Stream {
             return Ok(None);
         }
-        let mut receiving = lock(&self.connection.receiving);
-        let result = match receiving.inbox.order(self.route, header) {
-            Ok(Order::Next) => receiving.inbox.buffer(header).map(Some),
-            Ok(_) => Ok(None),
-            Err(error) => Err(error),
+        let result = {
+            let mut receiving = lock(&self.connection.receiving);
+            let order = receiving.inbox.order(self.route, header);
+            order.and_then(|_| receiving.inbox.buffer(header))
         };
-        drop(receiving);
         if let Err(error) = &result {
             self.connection.protocol_error(error);
         }
-        result
+        result.map(Some)
     }
 
     fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
         self.connection.heard.fetch_add(1, Ordering::Relaxed);
-        self.check(self.connection.on_filled(self.route, header, buffer))
+        self.check(self.connection.on_filled(header, buffer))
     }
 
     fn batch_end(&self) {
@@ -115,9 +114,18 @@ impl LinkHandler for Handler {
     }
 
     fn closed(&self, end: LinkEnd) {
+        self.ended.store(true, Ordering::Relaxed);
         match self.route {
             Route::Stream => self.connection.on_stream_closed(&end),
             Route::Upgraded(epoch) => self.connection.on_upgraded_closed(epoch, &end),
+        }
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        if !self.ended.load(Ordering::Relaxed) {
+            self.closed(LinkEnd::failed("its task was dropped: the runtime that it ran on was shut down"));
         }
     }
 }
@@ -143,7 +151,11 @@ impl Connection {
         match receiving.inbox.order(route, &header)? {
             Order::Next => {}
             Order::Hold => {
-                receiving.inbox.hold(header, payload);
+                let fits = receiving.inbox.hold(header, payload);
+                drop(receiving);
+                if let (false, Route::Upgraded(epoch)) = (fits, route) {
+                    self.fall(epoch, &Unavailable::at_peer(Reason::Other, "it sent too much before its UP"));
+                }
                 return Ok(());
             }
             Order::Discard => return Ok(()),
@@ -181,12 +193,9 @@ impl Connection {
         actions.into_iter().try_for_each(|action| self.act(action))
     }
 
-    fn on_filled(&self, route: Route, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+    fn on_filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
         let mut receiving = lock(&self.receiving);
-        if receiving.inbox.order(route, &header)? != Order::Next {
-            receiving.inbox.unfilled(&header, buffer);
-            return Ok(());
-        }
+        receiving.inbox.order(Route::Stream, &header)?;
         self.note_acknowledged(&header)?;
         let arrived = receiving.inbox.filled(&header, buffer)?;
         self.rx_seq.store(header.seq, Ordering::Release);
@@ -195,17 +204,20 @@ impl Connection {
         self.act(action)
     }
 
-    /// Every header, on whichever link, says what the peer has taken in. It matters where an upgraded link keeps what
-    /// was sent.
-    fn note_acknowledged(&self, header: &Header) -> Result<(), WireError> {
-        if !self.retaining.load(Ordering::Relaxed) {
-            return Ok(());
+    /// Every header, on whichever link, says what the peer has taken in.
+    pub(super) fn note_acknowledged(&self, header: &Header) -> Result<(), WireError> {
+        if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(header.rx_seq) as i32) < 0 {
+            return Err(WireError::new("header.rx_seq", "acknowledges what was never sent"));
         }
-        let acknowledged = lock(&self.sending).outbox.acknowledged(header.rx_seq);
-        if self.draining.load(Ordering::Relaxed) {
-            self.left.notify_waiters();
+        // What went by the stream link alone is not kept.
+        if self.retaining.load(Ordering::Relaxed) {
+            let acknowledged = self.sending(|sending| sending.outbox.acknowledged(header.rx_seq));
+            acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))?;
+            // There may be room now for what waits; it is sent at the end of the batch, if nobody is faster.
+            self.sending.want();
+            self.progressed();
         }
-        acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))
+        Ok(())
     }
 
     fn interpret(&self, receiving: &mut Receiving, arrived: Option<Arrived>) -> Result<Action, WireError> {
@@ -263,109 +275,15 @@ impl Connection {
         }
     }
 
-    fn on_link_frame(&self, route: Route, header: &Header, payload: Bytes) -> Result<(), WireError> {
-        let kind = header.kind;
-        if (self.peer_hello.get().is_none()) != (kind == FrameType::HELLO) && kind != FrameType::CLOSE {
-            return Err(WireError::new("hello", "is not the first frame, or comes again"));
-        }
-        if route != Route::Stream {
-            // An upgraded link sees to its own frames; what reaches us is of a later version.
-            return if kind.is_ignorable() {
-                Ok(())
-            } else {
-                Err(WireError::new("header.type", "does not belong on this link"))
-            };
-        }
-        self.note_acknowledged(header)?;
-        match kind {
-            FrameType::HELLO => self.on_hello(Hello::decode(payload)?),
-            FrameType::PING => {
-                let ping = Ping::decode(payload)?;
-                if lock(&self.sending).control.len() >= MAX_CONTROL {
-                    return Err(WireError::new("ping", "comes faster than its answers are read"));
-                }
-                self.send_link(FrameType::PONG, |out| ping.encode(out));
-                Ok(())
-            }
-            FrameType::PONG => {
-                let pong = Ping::decode(payload)?;
-                let mut receiving = lock(&self.receiving);
-                if let Some((_, waiter)) = receiving.ping.take_if(|(token, _)| *token == pong.token) {
-                    let _ = waiter.send(());
-                }
-                Ok(())
-            }
-            FrameType::ACK => Ok(()),
-            FrameType::OFFER if self.role == Role::Client => {
-                Err(WireError::new("offer", "comes from a server"))
-            }
-            FrameType::ANSWER if self.role == Role::Server => {
-                Err(WireError::new("answer", "comes from a client"))
-            }
-            FrameType::OFFER => self.on_offer(Offer::decode(payload)?),
-            FrameType::ANSWER => self.on_answer(Answer::decode(payload)?),
-            FrameType::UP => self.on_up(Up::decode(payload)?),
-            FrameType::DOWN => self.on_down(&Down::decode(payload)?),
-            FrameType::CLOSE => {
-                let close = Close::decode(payload)?;
-                let blame = match close.code {
-                    CloseCode::Protocol => Blame::Bug,
-                    CloseCode::Done | CloseCode::Overloaded | CloseCode::Required => Blame::Environment,
-                    _ => Blame::Peer,
-                };
-                let detail = format!("closed by the peer: {}", close.reason);
-                self.end(self.status(detail, Executed::Maybe, blame));
-                self.stream.close();
-                Ok(())
-            }
-            kind if kind.is_ignorable() => Ok(()),
-            _ => Err(WireError::new("header.type", "is not one that was agreed on")),
-        }
-    }
-
-    fn on_hello(&self, hello: Hello) -> Result<(), WireError> {
-        if hello.version_min > VERSION || hello.version_max < VERSION {
-            let detail = format!(
-                "no common version: this side speaks wire version {VERSION}, the peer {} to {}; \
-                 upgrade the older side",
-                hello.version_min, hello.version_max
-            );
-            let status = self.status(detail, Executed::No, Blame::Environment);
-            self.close(CloseCode::Version, status);
-            return Ok(());
-        }
-        {
-            let mut sending = lock(&self.sending);
-            sending.outbox.set_max_assembly(hello.max_assembly);
-            sending.peer_max_frame = hello.max_frame as usize;
-        }
-        self.calls.admit(hello.max_calls);
-        let upgrades = hello.upgrades.clone();
-        if self.peer_hello.set(hello).is_err() {
-            return Err(WireError::new("hello", "comes again"));
-        }
-        self.phase.send_if_modified(|phase| {
-            let greeting = matches!(phase, Phase::Greeting);
-            if greeting {
-                *phase = Phase::Open;
-            }
-            greeting
-        });
-        match self.role {
-            Role::Client => self.decide(&upgrades),
-            Role::Server => self.expect_offer(&upgrades),
-        }
-        Ok(())
-    }
-
     fn on_stream_closed(&self, end: &LinkEnd) {
         if end.malformed {
-            let status = self.status(end, Executed::Maybe, Blame::Peer);
-            return self.close(CloseCode::Protocol, status);
+            self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
+        } else {
+            let blame = if end.failed { Blame::Environment } else { Blame::Peer };
+            self.end(self.status(end, Executed::Maybe, blame));
+            self.stream.close();
         }
-        let blame = if end.failed { Blame::Environment } else { Blame::Peer };
-        self.end(self.status(end, Executed::Maybe, blame));
-        self.stream.close();
+        self.gone.send_replace(true);
     }
 
     /// The peer broke the protocol: nothing more that it says can be trusted.

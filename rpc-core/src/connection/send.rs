@@ -1,10 +1,12 @@
 //! The way out: from whoever has something to say, through the outbox, to a link.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::{Connection, lock};
+use bytes::BytesMut;
+
+use super::Connection;
 use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, Outbox, Route};
 use crate::proto::wire::{Cancel, FrameType};
@@ -36,6 +38,19 @@ impl Sending {
             peer_max_frame: usize::MAX,
         }
     }
+
+    /// The upgraded link is used no more; gives it, to be closed.
+    pub(super) fn retire(&mut self) -> Option<(u32, Arc<dyn Link>)> {
+        let (epoch, link) = self.upgraded.take()?;
+        self.retired += link.counters();
+        Some((epoch, link))
+    }
+}
+
+impl Extend<Message> for Sending {
+    fn extend<I: IntoIterator<Item = Message>>(&mut self, messages: I) {
+        messages.into_iter().for_each(|message| self.outbox.push(message));
+    }
 }
 
 /// What the stream link sends: link frames, and session frames unless they go by another link.
@@ -46,15 +61,13 @@ struct StreamSource<'a> {
 
 impl FrameSource for StreamSource<'_> {
     fn next(&mut self, max_payload: usize) -> Option<Frame> {
-        let mut frame = match self.sending.control.pop_front() {
+        let Sending { outbox, control, peer_max_frame, .. } = &mut *self.sending;
+        let frame = match control.pop_front() {
             Some(frame) => frame,
-            None if self.sending.outbox.route() == Route::Stream => {
-                self.sending.outbox.next(max_payload.min(self.sending.peer_max_frame))?
-            }
+            None if outbox.route() == Route::Stream => outbox.next(max_payload.min(*peer_max_frame))?,
             None => return None,
         };
-        frame.header.rx_seq = self.connection.stamp();
-        Some(frame)
+        Some(self.connection.stamp(frame, outbox))
     }
 }
 
@@ -72,121 +85,88 @@ impl FrameSource for UpgradedSource<'_> {
         if self.outbox.route() != Route::Upgraded(self.epoch) {
             return None;
         }
-        let mut frame = self.outbox.next(max_payload.min(self.most))?;
-        frame.header.rx_seq = self.connection.stamp();
-        Some(frame)
+        let frame = self.outbox.next(max_payload.min(self.most))?;
+        Some(self.connection.stamp(frame, self.outbox))
     }
 }
 
 impl Connection {
-    /// What has been taken in, for a header that leaves now.
-    fn stamp(&self) -> u32 {
+    /// Puts what has been taken in into the header of a frame that leaves now, and notes that it leaves.
+    fn stamp(&self, mut frame: Frame, outbox: &Outbox) -> Frame {
         let rx_seq = self.rx_seq.load(Ordering::Acquire);
         self.stamped.store(rx_seq, Ordering::Release);
-        rx_seq
+        frame.header.rx_seq = rx_seq;
+        // Before the peer can know of the frame: what it says next is held against these.
+        self.sent_seq.store(outbox.last_seq(), Ordering::Release);
+        self.backlog.store(outbox.waiting(), Ordering::Release);
+        frame
     }
 
-    /// Queues a message without sending it yet: [`flush`](Self::flush) must follow.
-    pub(super) fn enqueue(&self, message: Message) {
-        lock(&self.queue).push_back(message);
-        self.queued.store(true, Ordering::Relaxed);
+    /// Queues a message without sending it yet: [`flush`](Self::flush) must follow. Gives how many are queued.
+    pub(super) fn enqueue(&self, message: Message) -> usize {
+        self.sending.push(message)
     }
 
-    /// Sends a message, on this thread if no other is sending.
-    pub(super) fn submit(&self, message: Message) {
-        self.enqueue(message);
-        self.flush();
+    /// Queues a session message that has no payload but what `encode` writes.
+    pub(super) fn send_message(&self, kind: FrameType, call: u64, encode: impl FnOnce(&mut BytesMut)) {
+        let mut head = BytesMut::new();
+        encode(&mut head);
+        self.enqueue(Message::new(kind, call, head.freeze()));
     }
 
-    /// Sends what is queued. If another thread is sending, it sees to ours too: it looks again after it has
-    /// unlocked.
+    /// Sends a link frame by the stream link, before any session frame that waits.
+    pub(super) fn send_link(&self, kind: FrameType, encode: impl FnOnce(&mut BytesMut)) {
+        let mut payload = BytesMut::new();
+        encode(&mut payload);
+        let frame = Frame::link(kind, payload.freeze());
+        self.change_sending(|sending| sending.control.push_back(frame));
+    }
+
+    /// Sends what is queued, on this thread if no other is sending.
     pub(super) fn flush(&self) {
-        loop {
-            // Either the holder's look at `queued` after unlocking sees our message, or we see it unlocked: these
-            // two fences forbid that both miss. Without them a message could wait for the next one to come.
-            fence(Ordering::SeqCst);
-            let mut sending = match self.sending.try_lock() {
-                Ok(sending) => sending,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            self.feed(&mut sending);
-            drop(sending);
-            fence(Ordering::SeqCst);
-            if !self.queued.load(Ordering::Relaxed) {
-                return;
-            }
-        }
+        self.sending.run(|sending| self.feed(sending));
     }
 
     /// Sends what waits although nothing new was queued: something that was in its way is gone.
     pub(super) fn flush_anyway(&self) {
-        self.queued.store(true, Ordering::Relaxed);
+        self.sending.want();
         self.flush();
     }
 
-    /// Moves the queue into the outbox and feeds the links.
-    pub(super) fn feed(&self, sending: &mut Sending) {
-        self.absorb(sending);
+    /// Looks at what sending needs, or changes it in a way that makes nothing more leave.
+    pub(super) fn sending<R>(&self, look: impl FnOnce(&mut Sending) -> R) -> R {
+        self.sending.look(look, |sending| self.feed(sending))
+    }
+
+    /// Changes what is to be sent, with all that was queued before, and sends.
+    pub(super) fn change_sending<R>(&self, change: impl FnOnce(&mut Sending) -> R) -> R {
+        self.sending.change(change, |sending| self.feed(sending))
+    }
+
+    /// Feeds the links.
+    fn feed(&self, sending: &mut Sending) {
         self.stream.send(&mut StreamSource { sending, connection: self });
         if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, .. } = sending {
             let (epoch, most) = (*epoch, *peer_max_frame);
             link.send(&mut UpgradedSource { outbox, epoch, most, connection: self });
         }
-        self.backlog.store(sending.outbox.waiting(), Ordering::Relaxed);
-        if self.draining.load(Ordering::Relaxed) {
-            self.left.notify_waiters();
-        }
-    }
-
-    /// Resolves when everything that was queued has left, and what went by an upgraded link has arrived.
-    pub(super) async fn all_left(&self) {
-        self.draining.store(true, Ordering::Relaxed);
-        loop {
-            let left = self.left.notified();
-            tokio::pin!(left);
-            left.as_mut().enable();
-            self.flush_anyway();
-            {
-                let sending = lock(&self.sending);
-                if sending.outbox.is_empty() && sending.outbox.retained() == 0 {
-                    return;
-                }
-            }
-            left.await;
-        }
-    }
-
-    pub(super) fn absorb(&self, sending: &mut Sending) {
-        if self.queued.swap(false, Ordering::AcqRel) {
-            let mut queue = lock(&self.queue);
-            for message in queue.drain(..) {
-                sending.outbox.push(message);
-            }
-        }
+        self.backlog.store(sending.outbox.waiting(), Ordering::Release);
+        self.progressed();
     }
 
     /// The caller of a call no longer waits: takes back what has not left, or tells the peer.
     pub(super) fn send_cancel(&self, call: u64, reason: u8) {
-        let mut sending = lock(&self.sending);
-        self.absorb(&mut sending);
-        if sending.outbox.abandon(FrameType::REQUEST, call) == Abandoned::Sent {
-            let mut head = bytes::BytesMut::with_capacity(1);
-            Cancel { reason }.encode(&mut head);
-            sending.outbox.push(Message::new(FrameType::CANCEL, call, head.freeze()));
-        }
-        self.feed(&mut sending);
-        drop(sending);
-        self.flush();
+        self.change_sending(|sending| {
+            if sending.outbox.abandon(FrameType::REQUEST, call) == Abandoned::Sent {
+                let mut head = BytesMut::with_capacity(1);
+                Cancel { reason }.encode(&mut head);
+                sending.outbox.push(Message::new(FrameType::CANCEL, call, head.freeze()));
+            }
+        });
     }
 
     /// The caller of `call` has given up: its answer need not go on.
     pub(super) fn abandon_response(&self, call: u64) {
-        let mut sending = lock(&self.sending);
-        self.absorb(&mut sending);
-        sending.outbox.abandon(FrameType::RESPONSE, call);
-        self.feed(&mut sending);
-        drop(sending);
-        self.flush();
+        self.change_sending(|sending| sending.outbox.abandon(FrameType::RESPONSE, call));
     }
 }

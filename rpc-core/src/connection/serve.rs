@@ -1,176 +1,37 @@
 //! The handlers that run on this side for the peer's calls.
 
-use std::collections::HashMap;
-use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::calls::{ByCall, too_large};
-use super::{Connection, Phase, lock};
+use super::registry::{Announced, refusal};
+use super::{Connection, Upgrading, lock};
+use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{
-    Bind, BindMethod, Content, FrameType, MAX_BIND_BYTES, RequestHead, ResponseHead, Verdict, WireError,
-    encode_status,
+    Content, FrameType, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
 };
-use crate::service::{HandlerFuture, Kind, Reply, Request, Service, ServiceInfo};
+use crate::service::{HandlerFuture, Kind, Reply, Request, Service};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// The services of a server, by name.
-#[derive(Default)]
-pub(crate) struct Registry {
-    services: HashMap<String, Arc<dyn Service>>,
-}
-
-impl fmt::Debug for Registry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.services.keys()).finish()
-    }
-}
-
-/// The services that a client has announced, by its index.
-#[derive(Debug, Default)]
-pub(super) struct Announced {
-    services: Vec<Bound>,
-    /// The BINDs of all of them, in bytes.
-    bytes: usize,
-}
-
-impl Announced {
-    /// Adds what a BIND announces. What is kept of one is no longer than it, but they could come for ever.
-    pub(super) fn add(&mut self, registry: &Registry, payload: Bytes) -> Result<(), WireError> {
-        self.bytes += payload.len();
-        if self.bytes > MAX_BIND_BYTES {
-            return Err(WireError::new("bind", "makes more than 1 MiB of them on one connection"));
-        }
-        let bind = Bind::decode(payload)?;
-        if usize::from(bind.service) != self.services.len() {
-            return Err(WireError::new("bind.service", "is not the next index"));
-        }
-        self.services.push(registry.bind(bind));
-        Ok(())
-    }
-}
-
-/// What a service index of the client stands for.
-struct Bound {
-    /// As in `shop.v1.Kv`.
-    name: String,
-    /// The codec the client uses.
-    codec: String,
-    service: Option<Arc<dyn Service>>,
-    /// What each of the client's methods is here.
-    methods: Vec<Match>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Match {
-    Same(usize),
-    /// Our method of that name, and the client's fingerprint.
-    Changed(usize, u64),
-    Unknown,
-}
-
-impl fmt::Debug for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound")
-            .field("name", &self.name)
-            .field("methods", &self.methods)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Registry {
-    /// Adds a service. `Err`: its name is taken.
-    pub(crate) fn add(&mut self, service: Arc<dyn Service>) -> Result<(), String> {
-        let name = service.info().name.to_string();
-        if self.services.contains_key(&name) {
-            return Err(format!("two services are named `{name}`"));
-        }
-        self.services.insert(name, service);
-        Ok(())
-    }
-
-    fn bind(&self, bind: Bind) -> Bound {
-        let Bind { name, codec, methods, .. } = bind;
-        let service = self.services.get(&name).cloned();
-        let methods = match &service {
-            Some(service) => methods.iter().map(|m| find_method(service.info(), m)).collect(),
-            None => Vec::new(),
-        };
-        Bound { name, codec, service, methods }
-    }
-}
-
-fn find_method(info: &ServiceInfo, wanted: &BindMethod) -> Match {
-    match info.methods.iter().position(|m| m.hash() == wanted.hash) {
-        None => Match::Unknown,
-        Some(i) => {
-            let same =
-                info.methods[i].understands(wanted.fingerprint) && info.methods[i].kind as u8 == wanted.kind;
-            if same { Match::Same(i) } else { Match::Changed(i, wanted.fingerprint) }
-        }
-    }
-}
-
-impl Bound {
-    /// The service, and our index for the client's method; or why it can't be called.
-    fn find(&self, method: u16) -> Result<(&Arc<dyn Service>, usize), Status> {
-        let name = &self.name;
-        let Some(service) = &self.service else {
-            let message = format!("this server has no service `{name}`; was it added to the server?");
-            return Err(refusal(Code::Unimplemented, message));
-        };
-        let info = service.info();
-        if info.codec != self.codec {
-            let message = format!(
-                "service `{name}`: the caller's codec is {}, the server's is {}; they must be the same",
-                self.codec, info.codec
-            );
-            return Err(refusal(Code::FailedPrecondition, message));
-        }
-        match self.methods.get(usize::from(method)) {
-            Some(Match::Same(index)) => Ok((service, *index)),
-            Some(Match::Changed(index, theirs)) => {
-                let ours = &info.methods[*index];
-                let message = format!(
-                    "method `{}` of service `{name}` has another signature here: the caller's fingerprint is \
-                     {theirs:016x}, the server's {:016x}: `{}`; build both from the same definition, or see \
-                     EVOLUTION.md",
-                    ours.name, ours.fingerprint, ours.signature
-                );
-                Err(refusal(Code::FailedPrecondition, message))
-            }
-            Some(Match::Unknown) => {
-                let message = format!("service `{name}` of this server has no such method; it may be older");
-                Err(refusal(Code::Unimplemented, message))
-            }
-            None => Err(refusal(Code::Unimplemented, "the call's method was not announced")),
-        }
-    }
-}
-
-/// A status for a call that was not given to a handler.
-fn refusal(code: Code, message: impl Into<String>) -> Status {
-    Status::new(code, message).with_executed(Executed::No).with_blame(Blame::Caller)
-}
-
-/// The handlers that did not finish at their first poll.
+/// The calls of the peer that handlers are at.
 #[derive(Debug, Default)]
 pub(super) struct Running {
-    tasks: Mutex<ByCall<AbortHandle>>,
-    done: Notify,
+    /// Those that are tasks, or are about to be: these have no handle yet.
+    tasks: Mutex<ByCall<Option<AbortHandle>>>,
+    /// Requests that have been taken in and are neither among the tasks nor answered yet.
+    inline: AtomicUsize,
 }
 
 impl Running {
@@ -178,32 +39,15 @@ impl Running {
         lock(&self.tasks).contains_key(&call)
     }
 
-    /// Resolves when no handler runs.
-    pub(super) async fn idle(&self) {
-        loop {
-            let done = self.done.notified();
-            if lock(&self.tasks).is_empty() {
-                return;
-            }
-            done.await;
-        }
-    }
-
-    fn remove(&self, call: u64) -> Option<AbortHandle> {
-        let mut tasks = lock(&self.tasks);
-        let task = tasks.remove(&call);
-        if tasks.is_empty() {
-            self.done.notify_waiters();
-        }
-        task
+    /// Whether no handler runs. In the order in which calls move on, so that none is missed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.inline.load(Ordering::Acquire) == 0 && lock(&self.tasks).is_empty()
     }
 
     /// Drops every handler: the connection is gone.
     pub(super) fn drop_all(&self) {
-        for (_, task) in std::mem::take(&mut *lock(&self.tasks)) {
-            task.abort();
-        }
-        self.done.notify_waiters();
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        tasks.into_values().flatten().for_each(|task| task.abort());
     }
 }
 
@@ -213,21 +57,64 @@ pub(super) struct Job {
     work: Result<Handler, Status>,
 }
 
-/// A handler with its context: current while it is polled, and panics end here.
+/// A handler with its context: current while it is polled, and panics end here. Made by its first poll, because a
+/// service's own code makes it.
 struct Handler {
-    future: HandlerFuture,
+    start: Option<(Arc<dyn Service>, usize, Request)>,
+    future: Option<HandlerFuture>,
     context: Context,
+}
+
+impl Handler {
+    fn step(&mut self, cx: &mut TaskContext<'_>) -> Poll<Reply> {
+        if let Some((service, method, request)) = self.start.take() {
+            self.future = Some(service.call(method, request));
+        }
+        let Some(future) = &mut self.future else { return Poll::Pending };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.future = None;
+        }
+        polled
+    }
+
+    /// What it answers, or that its time is over.
+    async fn in_time(self) -> Reply {
+        let Some(deadline) = self.context.deadline() else { return self.await };
+        let late = || {
+            Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
+                .with_executed(Executed::Maybe)
+                .with_blame(Blame::Caller)
+        };
+        tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::Status(late()))
+    }
 }
 
 impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        let Self { future, context } = &mut *self;
-        match catch_unwind(AssertUnwindSafe(|| context.enter(|| future.as_mut().poll(cx)))) {
-            Ok(poll) => poll,
-            Err(panic) => Poll::Ready(Reply::Status(panicked(&*panic))),
+        let context = self.context.clone();
+        let polled = catch_unwind(AssertUnwindSafe(|| context.enter(|| self.step(cx))));
+        match polled {
+            Ok(Poll::Ready(Reply::Status(status))) => Poll::Ready(Reply::Status(ran(status))),
+            Ok(polled) => polled,
+            Err(panic) => {
+                let left = self.future.take();
+                // What is left of it may panic again when it is dropped; one report is enough.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
+                Poll::Ready(Reply::Status(panicked(&*panic)))
+            }
         }
+    }
+}
+
+/// A handler that passes on the status of a call that it made does not say that it has not run itself; the caller
+/// would repeat it.
+fn ran(status: Status) -> Status {
+    match (status.code(), status.executed()) {
+        (Code::Unavailable, Executed::No) => status.with_executed(Executed::Yes),
+        _ => status,
     }
 }
 
@@ -240,134 +127,193 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
         .with_blame(Blame::Application)
 }
 
-/// How many answers may be on their way when the calls they belong to are cancelled and others begun.
+/// How many refusals may be on their way beyond the answers that a client can wait for.
 const MAX_CROSSING: usize = 1024;
 
+/// With so many answers queued they leave, though more of the batch is to be served.
+const ENOUGH: usize = 64;
+
 impl Connection {
-    /// Understands a REQUEST. `Err`: it is not one.
+    /// Understands a REQUEST. `Err`: it is not one, or one of too many.
     pub(super) fn job(&self, announced: &Announced, call: u64, message: Bytes) -> Result<Job, WireError> {
-        // An honest client has no more calls than it was told, a few cancelled ones apart. One that sends requests and
-        // reads no answers must not fill our memory with these.
-        let unanswered = lock(&self.running.tasks).len() + self.backlog.load(Ordering::Relaxed);
+        let unanswered = self.unanswered();
+        // A client that sends requests and reads no answers must not fill our memory with refusals, either.
         if unanswered > 2 * self.settings.limits.concurrent_calls as usize + MAX_CROSSING {
-            return Err(WireError::new("request", "is one more than HELLO's max_calls allows"));
+            return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
         }
         let (head, content) = RequestHead::decode(message)?;
-        Ok(Job { call, work: self.admit(announced, &head, content) })
+        let work = self.admit(announced, &head, content, unanswered);
+        self.running.inline.fetch_add(1, Ordering::AcqRel);
+        Ok(Job { call, work })
     }
 
-    fn admit(&self, announced: &Announced, head: &RequestHead, content: Content) -> Result<Handler, Status> {
-        let Some(bound) = announced.services.get(usize::from(head.service)) else {
+    /// How many calls of the peer are in progress: their answers have not left. Against the order in which calls move
+    /// on, so that none is counted twice; and what the peer may have seen the answer of is not counted any more.
+    fn unanswered(&self) -> usize {
+        let waiting = self.backlog.load(Ordering::Acquire);
+        let queued = self.sending.queued();
+        waiting + queued + lock(&self.running.tasks).len()
+    }
+
+    fn admit(
+        &self,
+        announced: &Announced,
+        head: &RequestHead,
+        content: Content,
+        unanswered: usize,
+    ) -> Result<Handler, Status> {
+        let Some(bound) = announced.get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
         let (service, method) = bound.find(head.method)?;
         if service.info().methods[method].kind != Kind::Unary {
             return Err(refusal(Code::Unimplemented, "streams are not supported by this version"));
         }
-        if content.metadata.len() > self.settings.limits.max_metadata as usize {
-            let message = format!(
-                "the metadata takes {} bytes; the server's limits.max_metadata is {}",
-                content.metadata.len(),
-                self.settings.limits.max_metadata
-            );
-            return Err(refusal(Code::ResourceExhausted, message));
-        }
-        if !matches!(*self.phase.borrow(), Phase::Open) {
-            let message = "the server is draining and takes no new calls";
-            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
-        }
-        let limit = self.settings.limits.concurrent_calls;
-        if lock(&self.running.tasks).len() >= limit as usize {
-            let message = format!(
-                "{limit} calls are in progress on this connection: the server's limits.concurrent_calls"
-            );
-            return Err(refusal(Code::ResourceExhausted, message).with_blame(Blame::Peer));
-        }
+        self.takes_calls(content.metadata.len(), unanswered)?;
         let deadline = match head.remaining_us {
             0 => None,
             us => Instant::now().checked_add(Duration::from_micros(us)),
         };
         let context = Context::new(deadline, head.attempt, self.peer());
         let request = Request { context: context.clone(), payload: content.payload };
-        Ok(Handler { future: service.call(method, request), context })
+        Ok(Handler { start: Some((service.clone(), method, request)), future: None, context })
+    }
+
+    /// Whether this side takes another call now, with so much metadata.
+    fn takes_calls(&self, metadata: usize, unanswered: usize) -> Result<(), Status> {
+        let limits = &self.settings.limits;
+        if metadata > limits.max_metadata as usize {
+            let message = format!(
+                "the metadata takes {metadata} bytes; the server's limits.max_metadata is {}",
+                limits.max_metadata
+            );
+            return Err(refusal(Code::ResourceExhausted, message));
+        }
+        if !self.is_open() {
+            let message = "the server is draining and takes no new calls";
+            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
+        }
+        if unanswered >= limits.concurrent_calls as usize {
+            let message = format!(
+                "{unanswered} calls are in progress on this connection; the server's limits.concurrent_calls is {}",
+                limits.concurrent_calls
+            );
+            return Err(refusal(Code::ResourceExhausted, message).with_blame(Blame::Peer));
+        }
+        let undecided = matches!(*self.upgrading.borrow(), Upgrading::Undecided);
+        if undecided && self.settings.policy == Policy::Rdma {
+            let message =
+                "the server requires RDMA (transport = \"rdma\"), and the client has not moved to it";
+            return Err(refusal(Code::FailedPrecondition, message).with_blame(Blame::Environment));
+        }
+        Ok(())
     }
 
     /// Runs a handler: here and now until it first waits, then in a task of its own. The answer of one that is done
     /// at once leaves with those of the other requests that arrived with it.
     pub(super) fn serve(&self, job: Job) {
         let Job { call, work } = job;
-        let mut handler = match work {
-            Ok(handler) => handler,
-            Err(status) => return self.enqueue_reply(call, Reply::Status(status)),
+        let queued = match work {
+            Err(status) => self.enqueue(self.reply(call, Reply::Status(status))),
+            // The task that it may become polls it again, with a waker that wakes something.
+            Ok(mut handler) => match Pin::new(&mut handler).poll(&mut TaskContext::from_waker(Waker::noop()))
+            {
+                Poll::Ready(reply) => self.enqueue(self.reply(call, reply)),
+                Poll::Pending => {
+                    self.spawn(call, handler);
+                    0
+                }
+            },
         };
-        // The task that it may become polls it again, with a waker that wakes something.
-        let polled = Pin::new(&mut handler).poll(&mut TaskContext::from_waker(Waker::noop()));
-        match polled {
-            Poll::Ready(reply) => self.enqueue_reply(call, reply),
-            Poll::Pending => self.spawn(call, handler),
+        self.running.inline.fetch_sub(1, Ordering::AcqRel);
+        self.progressed();
+        if queued >= ENOUGH {
+            self.flush();
         }
     }
 
     fn spawn(&self, call: u64, handler: Handler) {
         let Some(connection) = self.me() else { return };
-        // Held until the task is entered: it can't be done before.
-        let mut tasks = lock(&self.running.tasks);
+        lock(&self.running.tasks).insert(call, None);
+        // Not under the lock: on a runtime that is shutting down the handler is dropped here.
         let task = self.runtime.spawn(async move {
-            let reply = match handler.context.deadline() {
-                None => handler.await,
-                Some(deadline) => match tokio::time::timeout_at(deadline, handler).await {
-                    Ok(reply) => reply,
-                    Err(_) => Reply::Status(
-                        Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
-                            .with_executed(Executed::Maybe)
-                            .with_blame(Blame::Caller),
-                    ),
-                },
-            };
-            // Queued before it is struck off the list, so that a drain that finds the list empty finds it queued.
-            connection.enqueue_reply(call, reply);
-            connection.running.remove(call);
-            connection.flush();
+            let reply = handler.in_time().await;
+            connection.finish_task(call, reply);
         });
-        if matches!(*self.phase.borrow(), Phase::Closed(_)) {
-            task.abort();
-        } else {
-            tasks.insert(call, task.abort_handle());
+        let mut tasks = lock(&self.running.tasks);
+        match tasks.get_mut(&call) {
+            Some(slot) if !self.is_closed() => *slot = Some(task.abort_handle()),
+            // It is done, or cancelled, or the connection is gone.
+            _ => {
+                tasks.remove(&call);
+                task.abort();
+            }
         }
     }
 
-    /// The peer no longer waits for a call: its handler is dropped, and what is left of its answer.
+    fn finish_task(&self, call: u64, reply: Reply) {
+        let reply = self.reply(call, reply);
+        {
+            let mut tasks = lock(&self.running.tasks);
+            if tasks.remove(&call).is_none() {
+                return; // Cancelled: nobody waits for it.
+            }
+            // Under this lock: a call is to be found among the tasks or in the queue, and not in both.
+            self.enqueue(reply);
+        }
+        self.flush();
+        self.progressed();
+    }
+
+    /// The peer no longer waits for a call: its handler is dropped, or what is left of its answer.
     pub(super) fn cancel_running(&self, call: u64) {
-        match self.running.remove(call) {
-            Some(task) => task.abort(),
+        let task = lock(&self.running.tasks).remove(&call);
+        match task {
+            Some(task) => {
+                task.inspect(AbortHandle::abort);
+                self.progressed();
+            }
             None => self.abandon_response(call),
         }
     }
 
-    fn enqueue_reply(&self, call: u64, reply: Reply) {
+    fn reply(&self, call: u64, reply: Reply) -> Message {
+        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
         let (verdict, payload) = match reply {
             Reply::Ok(payload) => (Verdict::Ok, payload),
             Reply::Err(payload) => (Verdict::Err, payload),
-            Reply::Status(status) => (Verdict::Status, Payload::from_body(encode_status(&status))),
+            Reply::Status(status) => return status_reply(call, status, max),
         };
-        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
-        let overhead = 1024 + 4 * payload.attachments.len() as u64;
-        let (verdict, payload) = if payload.len() as u64 + overhead > max {
-            let status = too_large("the result", payload.len() as u64, max, "the client's")
-                .with_executed(Executed::Yes)
-                .with_blame(Blame::Peer);
-            (Verdict::Status, Payload::from_body(encode_status(&status)))
-        } else {
-            (verdict, payload)
-        };
-        let content = Content { metadata: Bytes::new(), payload };
-        let mut head = BytesMut::with_capacity(16);
-        if let Err(why) = (ResponseHead { verdict }).encode(&content, &mut head) {
-            let status =
-                Status::new(Code::Internal, format!("the result: {why}")).with_blame(Blame::Application);
-            return self.enqueue_reply(call, Reply::Status(status));
+        match response(call, verdict, payload) {
+            Ok(message) if message.len() as u64 <= max => message,
+            Ok(message) => {
+                let status = too_large("the result", message.len(), max, "the client's");
+                status_reply(call, status.with_executed(Executed::Yes).with_blame(Blame::Peer), max)
+            }
+            Err(why) => status_reply(call, Status::new(Code::Internal, format!("the result: {why}")), max),
         }
-        let Content { payload, .. } = content;
-        self.enqueue(Message { kind: FrameType::RESPONSE, call, head: head.freeze(), payload });
+    }
+}
+
+fn response(call: u64, verdict: Verdict, payload: Payload) -> Result<Message, TooLong> {
+    let content = Content { metadata: Bytes::new(), payload };
+    let mut head = BytesMut::with_capacity(16);
+    (ResponseHead { verdict }).encode(&content, &mut head)?;
+    Ok(Message { kind: FrameType::RESPONSE, call, head: head.freeze(), payload: content.payload })
+}
+
+/// A status as an answer; without its details, and with few of its words, where all of it is too long for the peer.
+fn status_reply(call: u64, status: Status, max: u64) -> Message {
+    let whole = response(call, Verdict::Status, Payload::from_body(encode_status(&status)));
+    match whole {
+        Ok(message) if message.len() as u64 <= max => message,
+        _ => {
+            let words: String = status.message().chars().take(200).collect();
+            let short =
+                Status::new(status.code(), words).with_blame(status.blame()).with_executed(status.executed());
+            let body = Payload::from_body(encode_status(&short));
+            let fits = "no peer's limit is below 1 KiB, and 200 characters take less";
+            response(call, Verdict::Status, body).expect(fits)
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! Moving a connection to a better link, and back when that fails.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
 use super::receive::{Handler, Receiving};
 use super::send::Sending;
@@ -14,6 +16,9 @@ use crate::proto::message::Frame;
 use crate::proto::session::{Fallen, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
+
+/// How many link frames may wait for a peer that does not read and makes one offer after the other.
+const MAX_CONTROL: usize = 64;
 
 impl Connection {
     /// Client: both sides have said what they can; offers to move, or stays.
@@ -33,13 +38,21 @@ impl Connection {
             },
         };
         let Some(connection) = self.me() else { return };
-        self.runtime.spawn(connection.offer(upgrade.clone(), data));
+        self.attempt(connection.offer(upgrade.clone(), data));
+    }
+
+    /// Prepares a link in a task, which ends with the attempt.
+    fn attempt(&self, prepare: impl Future<Output = ()> + Send + 'static) {
+        let task = self.runtime.spawn(prepare).abort_handle();
+        let former = lock(&self.receiving).attempt.replace(task);
+        former.inspect(AbortHandle::abort);
     }
 
     /// Server: notes why the client will not offer, for `transport()`; closes if RDMA is required.
     pub(super) fn expect_offer(&self, announced: &[wire::Upgrade]) {
         if matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
-            let theirs = announced.iter().find(|u| u.name == "rdma");
+            let name = self.settings.upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name());
+            let theirs = announced.iter().find(|u| u.name == name);
             match theirs.map(|u| Reason::from_wire(u.reason)) {
                 Some(None) => return, // It will.
                 Some(Some(reason)) => self.stay_on_stream(Unavailable::at_peer(reason, "")),
@@ -76,14 +89,17 @@ impl Connection {
         let name = upgrade.name().to_owned();
         self.send_link(FrameType::OFFER, |out| Offer { epoch, name, data }.encode(out));
         let result = tokio::time::timeout(self.patience(), async {
-            let gone = || Unavailable::new(Reason::ShuttingDown, "the connection closed meanwhile");
-            let answer = answer.await.map_err(|_| gone())??;
+            let gone = || Unavailable::new(Reason::ShuttingDown, "the attempt was given up");
+            let answer = answer.await.map_err(|_| gone())?;
             candidate.complete(epoch, Some(answer)).await
         });
         self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow())));
     }
 
     pub(super) fn on_offer(&self, offer: Offer) -> Result<(), WireError> {
+        if self.sending(|sending| sending.control.len()) >= MAX_CONTROL {
+            return Err(WireError::new("offer", "comes again and again, and the answers are not read"));
+        }
         {
             let mut receiving = lock(&self.receiving);
             receiving.switch.accept(offer.epoch)?;
@@ -103,7 +119,7 @@ impl Connection {
             return refuse(Unavailable::new(Reason::Disabled, ""));
         }
         let Some(connection) = self.me() else { return Ok(()) };
-        self.runtime.spawn(connection.answer(upgrade, epoch, data));
+        self.attempt(connection.answer(upgrade, epoch, data));
         Ok(())
     }
 
@@ -117,7 +133,7 @@ impl Connection {
         self.close_if_required();
     }
 
-    fn too_slow(&self) -> Unavailable {
+    pub(super) fn too_slow(&self) -> Unavailable {
         Unavailable::new(
             Reason::TimedOut,
             format!("setting up took longer than {:?} (liveness.connect_ms)", self.patience()),
@@ -126,10 +142,15 @@ impl Connection {
 
     pub(super) fn on_answer(&self, answer: Answer) -> Result<(), WireError> {
         let mut receiving = lock(&self.receiving);
-        if receiving.switch.is_usable(answer.epoch)
-            && let Some(waiter) = receiving.answer.take()
-        {
-            let _ = waiter.send(Ok(answer.data));
+        if answer.epoch > receiving.switch.epoch() {
+            return Err(WireError::new("answer.epoch", "was never offered"));
+        }
+        if receiving.switch.is_usable(answer.epoch) {
+            let Some(waiter) = receiving.answer.take() else {
+                return Err(WireError::new("answer", "comes again"));
+            };
+            // Who waited may have lost patience at this moment.
+            let _ = waiter.send(answer.data);
         }
         Ok(())
     }
@@ -141,64 +162,78 @@ impl Connection {
             Err(why) => return self.fall(epoch, &why),
         };
         let Some(connection) = self.me() else { return link.close() };
-        {
+        let up = {
             let mut receiving = lock(&self.receiving);
-            let mut sending = lock(&self.sending);
             let Receiving { switch, inbox, .. } = &mut *receiving;
-            let mut session = Session { switch, inbox, outbox: &mut sending.outbox };
-            let up = if self.is_closed() { None } else { session.go_up(epoch) };
-            let Some(up) = up else {
-                drop((sending, receiving));
-                return link.close(); // The attempt was given up meanwhile.
-            };
-            let mut payload = BytesMut::new();
-            up.encode(&mut payload);
-            sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
-            sending.upgraded = Some((epoch, link.clone()));
-            self.retaining.store(true, Ordering::Relaxed);
-            self.upgrading.send_replace(Upgrading::Upgraded);
+            self.change_sending(|sending| {
+                let mut session = Session { switch, inbox, outbox: &mut sending.outbox };
+                let up = if self.is_closed() { None } else { session.go_up(epoch) }?;
+                let mut payload = BytesMut::new();
+                up.encode(&mut payload);
+                sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
+                sending.upgraded = Some((epoch, link.clone()));
+                self.retaining.store(true, Ordering::Relaxed);
+                Some(up)
+            })
+        };
+        if up.is_none() {
+            return link.close(); // The attempt was given up meanwhile.
         }
+        self.upgrading.send_replace(Upgrading::Upgraded);
         tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");
         link.start(Arc::new(Handler::upgraded(connection, epoch)));
-        self.flush_anyway();
-    }
-
-    fn is_closed(&self) -> bool {
-        matches!(*self.phase.borrow(), super::Phase::Closed(_))
     }
 
     pub(super) fn on_down(&self, down: &Down) -> Result<(), WireError> {
         let reason = Reason::from_wire(down.reason).unwrap_or(Reason::Other);
         let why = Unavailable::at_peer(reason, down.detail.clone());
-        let mut receiving = lock(&self.receiving);
-        let epoch = down.epoch;
-        if receiving.switch.epoch() == epoch
-            && let Some(waiter) = receiving.answer.take()
-        {
-            let _ = waiter.send(Err(why.clone()));
-        }
-        let mut sending = lock(&self.sending);
-        let Receiving { switch, inbox, .. } = &mut *receiving;
-        let fallen = Session { switch, inbox, outbox: &mut sending.outbox }.on_down(down)?;
-        let gone = sending.say_down(epoch, fallen, &why);
-        drop((sending, receiving));
-        self.fell(fallen, gone, why);
-        Ok(())
+        self.falling(down.epoch, why, |mut session| session.on_down(down))
     }
 
     pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
-        self.fall(epoch, &Unavailable::new(Reason::QueuePair, end.detail.clone()));
+        let why = Unavailable::new(Reason::QueuePair, end.detail.clone());
+        if end.failed {
+            return self.fall(epoch, &why);
+        }
+        // A peer that has closed its end in order says why by the stream link: its DOWN or CLOSE is on its way.
+        let Some(connection) = self.me() else { return };
+        self.runtime.spawn(async move {
+            let patience = connection.patience();
+            if tokio::time::timeout(patience, connection.closed()).await.is_err() {
+                connection.fall(epoch, &why);
+            }
+        });
     }
 
     /// This side gives the link of `epoch` up.
     pub(super) fn fall(&self, epoch: u32, why: &Unavailable) {
-        let mut receiving = lock(&self.receiving);
-        let mut sending = lock(&self.sending);
-        let Receiving { switch, inbox, .. } = &mut *receiving;
-        let fallen = Session { switch, inbox, outbox: &mut sending.outbox }.fail(epoch);
-        let gone = sending.say_down(epoch, fallen, why);
-        drop((sending, receiving));
-        self.fell(fallen, gone, why.clone());
+        // Giving up breaks no rule.
+        let _ = self.falling(epoch, why.clone(), |mut session| Ok(session.fail(epoch)));
+    }
+
+    fn falling(
+        &self,
+        epoch: u32,
+        why: Unavailable,
+        fall: impl FnOnce(Session<'_>) -> Result<Fallen, WireError>,
+    ) -> Result<(), WireError> {
+        let (fallen, gone, attempt) = {
+            let mut receiving = lock(&self.receiving);
+            let Receiving { switch, inbox, answer, attempt, .. } = &mut *receiving;
+            let (fallen, gone) = self.change_sending(|sending| {
+                let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
+                Ok((fallen, sending.say_down(epoch, fallen, &why)))
+            })?;
+            // The first to say DOWN ends the attempt; the second finds none.
+            let attempt = fallen.say.and_then(|_| {
+                *answer = None;
+                attempt.take()
+            });
+            (fallen, gone, attempt)
+        };
+        attempt.inspect(AbortHandle::abort);
+        self.fell(fallen, gone, why);
+        Ok(())
     }
 
     fn fell(&self, fallen: Fallen, gone: Option<Arc<dyn Link>>, why: Unavailable) {
@@ -210,7 +245,6 @@ impl Connection {
         if fallen.say.is_some() {
             self.stay_on_stream(why);
         }
-        self.flush_anyway();
     }
 }
 
@@ -222,8 +256,6 @@ impl Sending {
         let mut payload = BytesMut::new();
         Down { epoch, rx_seq, reason, pulls: Vec::new(), detail }.encode(&mut payload);
         self.control.push_back(Frame::link(FrameType::DOWN, payload.freeze()));
-        let (_, link) = self.upgraded.take()?;
-        self.retired += link.counters();
-        Some(link)
+        self.retire().map(|(_, link)| link)
     }
 }

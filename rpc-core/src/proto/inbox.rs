@@ -5,7 +5,11 @@ use std::collections::{HashMap, VecDeque};
 use bytes::{Bytes, BytesMut};
 
 use super::outbox::Route;
-use super::wire::{FrameType, Header, Up, WireError, flags};
+use super::wire::{FrameType, HEADER_LEN, Header, MIN_LIMIT, Up, WireError, flags};
+
+/// What may be held back before an UP, headers included: twice what a sender keeps for an upgraded link, and so more
+/// than one sends that waits for acknowledgements.
+const MAX_HELD: usize = 32 << 20;
 
 /// What to do with a session frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,7 @@ pub struct Inbox {
     /// The link being tried, before its UP.
     pending: Option<u32>,
     held: VecDeque<(Header, Bytes)>,
+    held_bytes: usize,
     assembling: HashMap<u64, Assembly>,
     assembling_bytes: u64,
     limits: Limits,
@@ -70,6 +75,7 @@ impl Inbox {
             route: Route::Stream,
             pending: None,
             held: VecDeque::new(),
+            held_bytes: 0,
             assembling: HashMap::new(),
             assembling_bytes: 0,
             limits,
@@ -79,6 +85,11 @@ impl Inbox {
     /// The number of the last session frame that was taken in.
     pub fn rx_seq(&self) -> u32 {
         self.rx_seq
+    }
+
+    /// Whether a message has begun to arrive and is not whole.
+    pub fn is_assembling(&self) -> bool {
+        !self.assembling.is_empty()
     }
 
     /// What to do with a session frame that came by `from`. `Err`: the peer broke the order.
@@ -96,9 +107,12 @@ impl Inbox {
         Ok(Order::Next)
     }
 
-    /// Keeps a frame until the UP is read. The link's credits bound how many there can be.
-    pub fn hold(&mut self, header: Header, payload: Bytes) {
+    /// Keeps a frame until the UP is read. `false`: they are too many, and the link must be given up.
+    #[must_use]
+    pub fn hold(&mut self, header: Header, payload: Bytes) -> bool {
+        self.held_bytes += HEADER_LEN + payload.len();
         self.held.push_back((header, payload));
+        self.held_bytes <= MAX_HELD
     }
 
     /// A new link is being tried.
@@ -109,6 +123,9 @@ impl Inbox {
     /// The peer's UP: from here on its frames come by the new link. Gives the frames that were held, which the
     /// caller now takes in. An UP of another epoch than the one being tried is of a link already given up.
     pub fn up(&mut self, up: Up) -> Result<VecDeque<(Header, Bytes)>, WireError> {
+        if self.route == Route::Upgraded(up.epoch) {
+            return Err(WireError::new("up", "was said before"));
+        }
         if self.pending != Some(up.epoch) {
             return Ok(VecDeque::new());
         }
@@ -117,6 +134,7 @@ impl Inbox {
         }
         self.pending = None;
         self.route = Route::Upgraded(up.epoch);
+        self.held_bytes = 0;
         Ok(std::mem::take(&mut self.held))
     }
 
@@ -125,6 +143,7 @@ impl Inbox {
     pub fn freeze(&mut self) {
         self.pending = None;
         self.held.clear();
+        self.held_bytes = 0;
         self.route = Route::Stream;
     }
 
@@ -140,6 +159,9 @@ impl Inbox {
         }
         if payload.len() as u64 > self.limits.max_message {
             return Err(WireError::new("message", "is longer than HELLO's max_message"));
+        }
+        if header.kind.is_message_of_call() && self.assembling.contains_key(&header.call) {
+            return Err(WireError::new("message", "comes before another of its call is finished"));
         }
         Ok(Some(Arrived { kind: header.kind, call: header.call, bytes: payload }))
     }
@@ -157,6 +179,11 @@ impl Inbox {
         if payload.len() >= total as usize {
             return Err(WireError::new("fragmented.total", "is no longer than its first frame"));
         }
+        // What is sent in fragments is longer than the shortest limit there is, so no sender needs more of them; and
+        // each costs memory beside its bytes.
+        if self.assembling.len() as u64 >= self.limits.max_assembly / u64::from(MIN_LIMIT) {
+            return Err(WireError::new("fragmented", "is one of too many at once"));
+        }
         if self.assembling.contains_key(&header.call) {
             return Err(WireError::new("fragmented", "is the second at once of its call"));
         }
@@ -172,9 +199,10 @@ impl Inbox {
 
     fn fragment(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
         if header.flags & flags::ABANDONED != 0 {
-            if let Some(assembly) = self.assembling.remove(&header.call) {
-                self.assembling_bytes -= assembly.total as u64;
-            }
+            let Some(assembly) = self.assembling.remove(&header.call) else {
+                return Err(WireError::new("fragment", "gives up a message that was not begun"));
+            };
+            self.assembling_bytes -= assembly.total as u64;
             return Ok(None);
         }
         let mut buffer = self.buffer(header)?;
@@ -183,7 +211,8 @@ impl Inbox {
     }
 
     /// The buffer that the payload of this FRAGMENT belongs at the end of, for a link that reads it straight to
-    /// there; [`filled`](Self::filled) must give it back. The capacity for the payload is there.
+    /// there; [`filled`](Self::filled) must give it back before another frame is taken in. The capacity for the payload
+    /// is there.
     pub fn buffer(&mut self, header: &Header) -> Result<BytesMut, WireError> {
         let Some(assembly) = self.assembling.get_mut(&header.call) else {
             return Err(WireError::new("fragment", "goes on with a message that was not begun"));
@@ -198,15 +227,6 @@ impl Inbox {
     pub fn filled(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
         self.rx_seq = header.seq;
         self.fill(header, buffer)
-    }
-
-    /// Takes back a [`buffer`](Self::buffer) whose FRAGMENT does not count, because its link has been given up
-    /// meanwhile: it will come again by the other.
-    pub fn unfilled(&mut self, header: &Header, mut buffer: BytesMut) {
-        if let Some(assembly) = self.assembling.get_mut(&header.call) {
-            buffer.truncate(assembly.have);
-            assembly.buffer = Some(buffer);
-        }
     }
 
     fn fill(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {

@@ -156,8 +156,16 @@ impl Cutting {
         Frame { header, pieces }
     }
 
+    pub(crate) fn is_of(&self, kind: FrameType) -> bool {
+        self.kind == kind
+    }
+
     pub(crate) fn has_begun(&self) -> bool {
         self.left < self.total
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned
     }
 
     /// The rest of the message will not be sent; one more frame tells the peer.

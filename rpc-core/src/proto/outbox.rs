@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::message::{Cutting, Frame, Message};
-use super::wire::{FrameType, Up};
+use super::wire::{FrameType, HEADER_LEN, Up};
 
 /// Which of a session's links something travels by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +29,8 @@ pub struct Outbox {
     /// Too long for a frame, not begun: the assembly budget is used up.
     large: VecDeque<Message>,
     cutting: VecDeque<Cutting>,
+    /// How many of `cutting` are given up.
+    abandoned: usize,
     /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
     /// BIND) may not overtake it.
     barriers: usize,
@@ -50,12 +52,13 @@ pub struct Outbox {
 
 impl Outbox {
     /// An outbox that begins on the stream link. `max_assembly` is the peer's; `max_retained` bounds the bytes kept
-    /// for an upgraded link.
+    /// for an upgraded link, headers included.
     pub fn new(max_assembly: u64, max_retained: usize) -> Self {
         Self {
             queue: VecDeque::new(),
             large: VecDeque::new(),
             cutting: VecDeque::new(),
+            abandoned: 0,
             barriers: 0,
             small_run: 0,
             next_seq: 1,
@@ -76,9 +79,11 @@ impl Outbox {
         self.max_assembly = max_assembly;
     }
 
-    /// Queues a message.
+    /// Queues a message; once [closed](Self::close), forgets it.
     pub fn push(&mut self, message: Message) {
-        self.queue.push_back(message);
+        if !self.closed {
+            self.queue.push_back(message);
+        }
     }
 
     /// Whether nothing waits to be sent.
@@ -106,10 +111,15 @@ impl Outbox {
         frame.header.seq = self.next_seq;
         self.next_seq = self.next_seq.wrapping_add(1);
         if self.route != Route::Stream {
-            self.retained_bytes += frame.header.len as usize;
+            self.retained_bytes += size(&frame);
             self.retained.push_back(frame.clone());
         }
         Some(frame)
+    }
+
+    /// The number of the last frame that has left.
+    pub fn last_seq(&self) -> u32 {
+        self.next_seq.wrapping_sub(1)
     }
 
     fn next_new(&mut self, max_payload: usize) -> Option<Frame> {
@@ -132,6 +142,7 @@ impl Outbox {
         let frame = message.next(max_payload);
         if message.is_done() {
             self.assembling -= message.total();
+            self.abandoned -= usize::from(message.is_abandoned());
             self.barriers -= usize::from(message.call == 0);
         } else {
             self.cutting.push_back(message);
@@ -162,12 +173,12 @@ impl Outbox {
             return self.retained.get(index).cloned();
         }
         let frame = self.retained.remove(index)?;
-        self.retained_bytes -= frame.header.len as usize;
+        self.retained_bytes -= size(&frame);
         Some(frame)
     }
 
-    /// Takes back what was not sent of a call's message. Gives `true` if nothing of it has left: the peer will
-    /// never hear of it. If a part has left, the peer is told that the rest will not come.
+    /// Takes back what was not sent of a call's message. If a part has left, the peer is told that the rest will not
+    /// come.
     pub fn abandon(&mut self, kind: FrameType, call: u64) -> Abandoned {
         for queue in [&mut self.queue, &mut self.large] {
             if let Some(i) = queue.iter().position(|m| m.call == call && m.kind == kind) {
@@ -178,6 +189,7 @@ impl Outbox {
         let Some(i) = self.cutting.iter().position(|m| m.call == call) else { return Abandoned::Sent };
         if self.cutting[i].has_begun() {
             // It keeps its part of the peer's budget until the frame that gives it up has left.
+            self.abandoned += usize::from(!self.cutting[i].is_abandoned());
             self.cutting[i].abandon();
             return Abandoned::Partly;
         }
@@ -187,30 +199,44 @@ impl Outbox {
         Abandoned::Unsent
     }
 
-    /// How many messages have not left, or not wholly.
+    /// How many messages have not left, or not wholly, and are wanted still.
     pub fn waiting(&self) -> usize {
-        self.queue.len() + self.large.len() + self.cutting.len()
+        self.queue.len() + self.large.len() + self.cutting.len() - self.abandoned
     }
 
-    /// Whether a message of this kind for this call has not begun to leave.
-    pub fn is_unsent(&self, kind: FrameType, call: u64) -> bool {
-        let is = |m: &Message| m.call == call && m.kind == kind;
-        self.queue.iter().any(is)
-            || self.large.iter().any(is)
-            || self.cutting.iter().any(|m| m.call == call && !m.has_begun())
+    /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
+    /// of them.
+    pub fn take_back(&mut self, kind: FrameType) -> Vec<u64> {
+        let mut calls = Vec::new();
+        for queue in [&mut self.queue, &mut self.large] {
+            queue.retain(|message| {
+                let taken = message.kind == kind;
+                calls.extend(taken.then_some(message.call));
+                !taken
+            });
+        }
+        self.cutting.retain(|message| {
+            let taken = message.is_of(kind) && !message.has_begun();
+            if taken {
+                calls.push(message.call);
+                self.assembling -= message.total();
+            }
+            !taken
+        });
+        calls
     }
 
     /// The peer has taken in everything up to `rx_seq`. An acknowledgement of what was never sent is refused.
     pub fn acknowledged(&mut self, rx_seq: u32) -> Result<(), NotSent> {
         // The number after the last one sent is the first that can't be acknowledged.
-        if (self.next_seq.wrapping_sub(1).wrapping_sub(rx_seq) as i32) < 0 {
+        if (self.last_seq().wrapping_sub(rx_seq) as i32) < 0 {
             return Err(NotSent);
         }
         while self.retained.len() > self.resend
             && let Some(frame) = self.retained.front()
             && rx_seq.wrapping_sub(frame.header.seq) as i32 >= 0
         {
-            self.retained_bytes -= frame.header.len as usize;
+            self.retained_bytes -= size(frame);
             self.retained.pop_front();
         }
         Ok(())
@@ -229,9 +255,19 @@ impl Outbox {
         self.frozen = true;
     }
 
-    /// The session is over: nothing leaves any more, so that what is said of its calls stays true.
-    pub fn close(&mut self) {
+    /// The session is over: nothing leaves any more, so that what is said of its calls stays true. Gives the calls of
+    /// which a message of this kind has not left whole, and forgets everything.
+    pub fn close(&mut self, kind: FrameType) -> Vec<u64> {
         self.closed = true;
+        let mut calls = self.take_back(kind);
+        calls.extend(self.cutting.iter().filter(|m| m.is_of(kind)).map(|m| m.call));
+        self.queue.clear();
+        self.large.clear();
+        self.cutting.clear();
+        self.retained.clear();
+        (self.abandoned, self.barriers, self.resend) = (0, 0, 0);
+        (self.assembling, self.retained_bytes) = (0, 0);
+        calls
     }
 
     /// Both sides have said DOWN: goes on by the stream link, with what the peer does not have.
@@ -248,6 +284,11 @@ impl Outbox {
     pub fn retained(&self) -> usize {
         self.retained.len()
     }
+}
+
+/// What a retained frame counts.
+fn size(frame: &Frame) -> usize {
+    HEADER_LEN + frame.header.len as usize
 }
 
 /// What became of a message that was taken back.

@@ -122,7 +122,7 @@ impl Peer {
         frame.pieces.iter().for_each(|p| payload.extend_from_slice(p));
         let payload = payload.freeze();
         match self.inbox.order(from, &frame.header).expect("frames come in order") {
-            Order::Hold => self.inbox.hold(frame.header, payload),
+            Order::Hold => assert!(self.inbox.hold(frame.header, payload), "credits bound what is held"),
             Order::Discard => {}
             Order::Next => self.deliver(&frame.header, payload),
         }

@@ -22,9 +22,18 @@ pub struct Host {
 #[derive(Default)]
 struct Open {
     connections: Vec<Arc<Connection>>,
-    /// No more are taken, and why.
-    draining: Option<String>,
+    /// What happens to a session that is established only now.
+    ending: Option<Ending>,
 }
+
+#[derive(Clone, Copy)]
+enum Ending {
+    Drain,
+    Close,
+}
+
+/// What a client is told whose server drains.
+const DRAINING: &str = "the server is shutting down";
 
 impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,19 +73,22 @@ impl Host {
         });
     }
 
-    /// Keeps a connection on the list until it ends.
+    /// Keeps a connection on the list until it has ended, and all that it could still send has left.
     async fn keep(self: Arc<Self>, connection: Arc<Connection>) {
-        let draining = {
+        let ending = {
             let mut open = self.open();
             open.connections.push(connection.clone());
             self.count.send_replace(open.connections.len());
-            open.draining.clone()
+            open.ending
         };
-        if let Some(reason) = draining {
-            connection.drain(&reason).await;
+        match ending {
+            None => {}
+            Some(Ending::Drain) => connection.drain(DRAINING).await,
+            Some(Ending::Close) => connection.close_by_server(),
         }
         let status = connection.closed().await;
         tracing::debug!(peer = ?connection.peer(), %status, "a session ended");
+        connection.gone().await;
         let mut open = self.open();
         open.connections.retain(|c| !Arc::ptr_eq(c, &connection));
         self.count.send_replace(open.connections.len());
@@ -88,16 +100,16 @@ impl Host {
     }
 
     /// Takes no more calls, lets those in progress finish for at most `grace`, then closes. Returns when every
-    /// session has ended. Cancel safe: draining goes on.
+    /// session has ended and its last bytes have left, or its link has given up sending them. Cancel safe: draining
+    /// goes on.
     pub async fn drain(&self, grace: Duration) {
-        let reason = "the server is shutting down";
         let connections = {
             let mut open = self.open();
-            open.draining = Some(reason.to_owned());
+            open.ending.get_or_insert(Ending::Drain);
             open.connections.clone()
         };
         for connection in connections {
-            tokio::spawn(async move { connection.drain(reason).await });
+            tokio::spawn(async move { connection.drain(DRAINING).await });
         }
         if tokio::time::timeout(grace, self.finished()).await.is_err() {
             self.close();
@@ -111,9 +123,15 @@ impl Host {
         let _ = self.count.subscribe().wait_for(|n| *n == 0).await;
     }
 
-    /// Ends every session now: handlers are dropped, their callers learn that they may have been executed.
+    /// Ends every session now, and each that is established later: handlers are dropped, their callers learn that
+    /// they may have been executed.
     pub fn close(&self) {
-        for connection in self.connections() {
+        let connections = {
+            let mut open = self.open();
+            open.ending = Some(Ending::Close);
+            open.connections.clone()
+        };
+        for connection in connections {
             connection.close_by_server();
         }
     }

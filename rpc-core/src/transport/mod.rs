@@ -41,7 +41,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// The connection calls this from any thread, but never from two at once.
     fn send(&self, source: &mut dyn FrameSource);
 
-    /// Sends what it has taken, then ends the link; the peer sees an orderly end. Returns at once.
+    /// Sends what it has taken, then ends the link; the peer sees an orderly end. Returns at once; the handler's
+    /// [`closed`](LinkHandler::closed) says when it is done, or was given up because the peer does not read.
     fn close(&self);
 
     /// What it has moved so far.
@@ -88,7 +89,8 @@ pub trait FrameSource {
     fn next(&mut self, max_payload: usize) -> Option<Frame>;
 }
 
-/// What a link delivers to. Calls come one at a time, from the link's own task.
+/// What a link delivers to. Calls come one at a time, from the link's own task. A link keeps it until it has said
+/// [`closed`](Self::closed), or until its task is dropped with its runtime.
 pub trait LinkHandler: Send + Sync {
     /// A frame has arrived. `Err`: the peer broke the protocol; the handler has closed the connection and the link
     /// delivers no more.

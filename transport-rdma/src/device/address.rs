@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::DeviceConfig;
+use super::RdmaConfig;
 
 /// A port's 128-bit address. On RoCE it is an IP address, IPv4 in its IPv6 form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -133,7 +133,7 @@ pub struct LocalPath {
 
 impl LocalPath {
     /// The path from a port's table entry, with what the configuration says of the packets.
-    pub fn new(port: u8, entry: &GidEntry, status: PortStatus, config: &DeviceConfig) -> Self {
+    pub fn new(port: u8, entry: &GidEntry, status: PortStatus, config: &RdmaConfig) -> Self {
         Self {
             port,
             gid_index: entry.index,

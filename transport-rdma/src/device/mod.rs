@@ -30,7 +30,7 @@ pub use select::{Match, Selection, choose};
 pub use status::{WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};
 
-pub use crate::config::DeviceConfig;
+pub use crate::config::RdmaConfig;
 pub use crate::unavailable::{DeviceError, Unavailable};
 pub use crate::verbs::memory::{Slab, SlabLayout, Slot};
 
@@ -43,7 +43,7 @@ pub trait Host: Debug + Send + Sync {
     fn interfaces(&self) -> Vec<Interface>;
 
     /// Opens a device. Blocks for milliseconds.
-    fn open(&self, device: &DeviceSummary, config: &DeviceConfig) -> Result<Arc<dyn Device>, Unavailable>;
+    fn open(&self, device: &DeviceSummary, config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable>;
 }
 
 /// A device as one sees it without opening it.

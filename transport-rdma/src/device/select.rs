@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{DeviceConfig, DeviceSummary, GidEntry, GidKind, Interface, PortSummary};
+use super::{RdmaConfig, DeviceSummary, GidEntry, GidKind, Interface, PortSummary};
 use crate::Unavailable;
 
 /// Why a GID was taken, best first.
@@ -35,7 +35,7 @@ pub struct Selection {
 pub fn choose(
     devices: &[DeviceSummary],
     interfaces: &[Interface],
-    config: &DeviceConfig,
+    config: &RdmaConfig,
     local: Option<IpAddr>,
 ) -> Result<Selection, Unavailable> {
     let local = local.map(|ip| ip.to_canonical()).filter(|ip| !ip.is_loopback());
@@ -81,7 +81,7 @@ pub fn choose(
 /// The ports that the configuration allows.
 fn candidates<'a>(
     devices: &'a [DeviceSummary],
-    config: &DeviceConfig,
+    config: &RdmaConfig,
 ) -> Result<Vec<(&'a DeviceSummary, &'a PortSummary)>, Unavailable> {
     let named = |d: &&DeviceSummary| config.device.as_ref().is_none_or(|name| *name == d.name);
     let numbered = |p: &&PortSummary| config.port.is_none_or(|number| number == p.number);
@@ -108,7 +108,7 @@ fn candidates<'a>(
 fn usable<'a>(
     device: &DeviceSummary,
     port: &'a PortSummary,
-    config: &DeviceConfig,
+    config: &RdmaConfig,
 ) -> Result<Vec<&'a GidEntry>, Unavailable> {
     if !port.active {
         let (device, port, state) = (device.name.clone(), port.number, port.state.clone());
@@ -179,7 +179,7 @@ mod tests {
         (vec![device("mlx5_0", first), device("mlx5_1", second)], interfaces)
     }
 
-    fn chosen(config: &DeviceConfig, local: Option<&str>) -> (String, u8, Match) {
+    fn chosen(config: &RdmaConfig, local: Option<&str>) -> (String, u8, Match) {
         let (devices, interfaces) = machine();
         let local = local.map(|ip| ip.parse().unwrap());
         let s = choose(&devices, &interfaces, config, local).unwrap();
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn local_address_decides() {
-        let auto = DeviceConfig::default();
+        let auto = RdmaConfig::default();
         assert_eq!(chosen(&auto, Some("10.0.0.1")), ("mlx5_0".into(), 3, Match::Address));
         assert_eq!(chosen(&auto, Some("10.0.1.2")), ("mlx5_1".into(), 2, Match::Address));
         assert_eq!(chosen(&auto, Some("2001:db8::2")), ("mlx5_1".into(), 1, Match::Address));
@@ -197,37 +197,37 @@ mod tests {
 
     #[test]
     fn else_the_interface_that_has_the_address() {
-        let auto = DeviceConfig::default();
+        let auto = RdmaConfig::default();
         assert_eq!(chosen(&auto, Some("10.9.9.9")), ("mlx5_1".into(), 2, Match::Interface));
     }
 
     #[test]
     fn else_the_kind_and_so_for_loopback() {
-        let auto = DeviceConfig::default();
+        let auto = RdmaConfig::default();
         for local in [None, Some("127.0.0.1"), Some("::1"), Some("10.0.2.1"), Some("192.0.2.1")] {
             assert_eq!(chosen(&auto, local), ("mlx5_0".into(), 3, Match::Rank), "{local:?}");
         }
-        let ipv6_first = DeviceConfig { device: Some("mlx5_1".into()), ..auto };
+        let ipv6_first = RdmaConfig { device: Some("mlx5_1".into()), ..auto };
         assert_eq!(chosen(&ipv6_first, Some("127.0.0.1")), ("mlx5_1".into(), 2, Match::Rank));
     }
 
     #[test]
     fn configuration_overrides() {
-        let device = DeviceConfig { device: Some("mlx5_1".into()), ..DeviceConfig::default() };
+        let device = RdmaConfig { device: Some("mlx5_1".into()), ..RdmaConfig::default() };
         assert_eq!(chosen(&device, Some("10.0.0.1")), ("mlx5_1".into(), 2, Match::Rank));
-        let index = DeviceConfig { gid_index: Some(1), ..device };
+        let index = RdmaConfig { gid_index: Some(1), ..device };
         assert_eq!(chosen(&index, None), ("mlx5_1".into(), 1, Match::Rank));
     }
 
     #[test]
     fn missing_device_is_named_with_what_there_is() {
         let (devices, interfaces) = machine();
-        let config = DeviceConfig { device: Some("rxe0".into()), ..DeviceConfig::default() };
+        let config = RdmaConfig { device: Some("rxe0".into()), ..RdmaConfig::default() };
         let error = choose(&devices, &interfaces, &config, None).unwrap_err();
         assert_eq!(error.to_string(), "no RDMA device: rxe0 is configured, the machine has [mlx5_0, mlx5_1]");
-        let config = DeviceConfig { port: Some(2), ..DeviceConfig::default() };
+        let config = RdmaConfig { port: Some(2), ..RdmaConfig::default() };
         assert!(matches!(choose(&devices, &interfaces, &config, None), Err(Unavailable::NoDevice { .. })));
-        let none = choose(&[], &interfaces, &DeviceConfig::default(), None);
+        let none = choose(&[], &interfaces, &RdmaConfig::default(), None);
         assert!(matches!(none, Err(Unavailable::NoDevice { .. })));
     }
 
@@ -237,10 +237,10 @@ mod tests {
         devices[0].ports[0].active = false;
         devices[0].ports[0].state = "DOWN".to_owned();
         let local = Some("10.0.0.1".parse().unwrap());
-        let other = choose(&devices, &interfaces, &DeviceConfig::default(), local).unwrap();
+        let other = choose(&devices, &interfaces, &RdmaConfig::default(), local).unwrap();
         assert_eq!((other.device.as_str(), other.matched), ("mlx5_1", Match::Rank));
         devices.pop();
-        let error = choose(&devices, &interfaces, &DeviceConfig::default(), local).unwrap_err();
+        let error = choose(&devices, &interfaces, &RdmaConfig::default(), local).unwrap_err();
         assert_eq!(error.to_string(), "port 1 of mlx5_0 is DOWN, not ACTIVE");
     }
 
@@ -249,7 +249,7 @@ mod tests {
         let (mut devices, interfaces) = machine();
         devices[0].ports[0].active = false;
         devices[1].ports[0].gids.clear();
-        let error = choose(&devices, &interfaces, &DeviceConfig::default(), None).unwrap_err();
+        let error = choose(&devices, &interfaces, &RdmaConfig::default(), None).unwrap_err();
         assert!(matches!(error, Unavailable::NoGid { .. }), "{error:?}");
     }
 }

@@ -10,7 +10,7 @@ use super::Fabric;
 use super::fabric::Port;
 use super::queues::SimQueues;
 use crate::device::{
-    Device, DeviceConfig, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind,
+    Device, RdmaConfig, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind,
     Host, Interface, Limits, LinkLayer, Mtu, PortStatus, PortSummary, QueueSize, Queues, Slab, SlabLayout,
     Unavailable,
 };
@@ -186,7 +186,7 @@ impl Host for SimHost {
         vec![Interface { name: "eth0".to_owned(), address: self.gid().ip() }]
     }
 
-    fn open(&self, device: &DeviceSummary, _config: &DeviceConfig) -> Result<Arc<dyn Device>, Unavailable> {
+    fn open(&self, device: &DeviceSummary, _config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable> {
         if let Some(reason) = &self.faults().open {
             return Err(reason.clone());
         }

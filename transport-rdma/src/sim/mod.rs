@@ -66,6 +66,16 @@ impl Fabric {
         self.with(|state| state.kill(qp_num, WcStatus::FATAL_ERR))
     }
 
+    /// The numbers of the queue pairs that there are, on all machines.
+    pub fn queue_pairs(&self) -> Vec<u32> {
+        self.lock().qps.keys().copied().collect()
+    }
+
+    /// How many completion events are asked for, on all machines: how many wait that do not poll.
+    pub fn queues_armed(&self) -> usize {
+        self.lock().shards.values().flat_map(|shard| &shard.cqs).filter(|cq| cq.armed.is_some()).count()
+    }
+
     /// Runs `f`, and after it whatever it made possible for those who sleep.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();

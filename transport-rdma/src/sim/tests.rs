@@ -22,7 +22,7 @@ struct End {
 
 impl End {
     fn new(host: SimHost) -> Self {
-        let config = DeviceConfig::default();
+        let config = RdmaConfig::default();
         let devices = host.devices().unwrap();
         let chosen = choose(&devices, &host.interfaces(), &config, None).unwrap();
         let device = host.open(&devices[0], &config).unwrap();
@@ -203,7 +203,7 @@ fn unplugged_machine_loses_packets_and_reports_it() {
     b.host.set_link(false);
     assert!(matches!(events.poll_next(&mut cx), Poll::Ready(Ok(DeviceEvent::PortDown { port: 1 }))));
     let devices = b.host.devices().unwrap();
-    let reason = choose(&devices, &[], &DeviceConfig::default(), None).unwrap_err();
+    let reason = choose(&devices, &[], &RdmaConfig::default(), None).unwrap_err();
     assert!(matches!(reason, Unavailable::PortDown { .. }));
     a.send(1);
     assert!(b.received().is_empty());
@@ -328,7 +328,7 @@ async fn sleeper_is_woken_without_anybody_polling() {
 #[test]
 fn discovery_fails_as_it_is_told() {
     let host = Fabric::new(1).host([10, 0, 0, 1].into());
-    let config = DeviceConfig::default();
+    let config = RdmaConfig::default();
     let devices = host.devices().unwrap();
     for reason in [
         Unavailable::LibraryAbsent { library: "libibverbs.so.1".into(), detail: "not found".into() },
@@ -351,13 +351,13 @@ fn discovery_fails_as_it_is_told() {
 fn memory_limit_counts_what_is_registered() {
     let host = Fabric::new(1).host([10, 0, 0, 1].into());
     host.limit_memory(Some(100_000));
-    let device = host.open(&host.devices().unwrap()[0], &DeviceConfig::default()).unwrap();
+    let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
     let layout = SlabLayout { slot_size: 64, slots: 1000 };
     let first = device.add_slab(layout).unwrap();
     let Unavailable::Memlock(memlock) = device.add_slab(layout).unwrap_err() else { panic!() };
     assert_eq!((memlock.asked, memlock.in_use, memlock.soft), (64_000, 64_000, Some(100_000)));
     drop((device, first));
-    let device = host.open(&host.devices().unwrap()[0], &DeviceConfig::default()).unwrap();
+    let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
     assert!(device.add_slab(layout).is_ok());
 }
 
@@ -369,7 +369,7 @@ fn every_call_can_be_the_one_that_fails() {
         let host = fabric.host([10, 0, 0, 1].into());
         host.fail_call_after(calls);
         let done = (|| -> Result<(), ()> {
-            let device = host.open(&host.devices().unwrap()[0], &DeviceConfig::default()).map_err(drop)?;
+            let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).map_err(drop)?;
             let slab = device.add_slab(SlabLayout { slot_size: 64, slots: 4 }).map_err(drop)?;
             let queues = device.create_queues(QueueSize { receives: 4, sends: 64 }).map_err(drop)?;
             let qp = queues.create_qp(SIZE).map_err(drop)?;

@@ -14,7 +14,7 @@ use super::queues::VerbsQueues;
 use super::sys::{self, Plain, ibv_context, ibv_context_ops, ibv_mr, ibv_pd};
 use super::{device_error, last_errno, leaked, returned_errno};
 use crate::device::{
-    Device, DeviceConfig, DeviceError, DeviceEvents, Limits, LinkLayer, Mtu, PortStatus, QueueSize, Queues,
+    Device, RdmaConfig, DeviceError, DeviceEvents, Limits, LinkLayer, Mtu, PortStatus, QueueSize, Queues,
     Unavailable, memlock,
 };
 
@@ -32,7 +32,7 @@ pub(super) struct Hca {
 }
 
 impl VerbsDevice {
-    pub(super) fn new(context: Context, config: &DeviceConfig) -> Result<Self, DeviceError> {
+    pub(super) fn new(context: Context, config: &RdmaConfig) -> Result<Self, DeviceError> {
         let limits = context.limits()?;
         let pd = Pd::new(context)?;
         let relaxed_ordering = config.relaxed_ordering;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::device::{Context, VerbsDevice};
 use super::load::Verbs;
-use crate::device::{Device, DeviceConfig, DeviceSummary, Host, Interface, Roots, Unavailable, check_access};
+use crate::device::{Device, RdmaConfig, DeviceSummary, Host, Interface, Roots, Unavailable, check_access};
 
 /// This machine, by its sysfs and its libibverbs.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Host for SystemHost {
         interfaces()
     }
 
-    fn open(&self, device: &DeviceSummary, config: &DeviceConfig) -> Result<Arc<dyn Device>, Unavailable> {
+    fn open(&self, device: &DeviceSummary, config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable> {
         let verbs = self.verbs()?;
         check_access(device)?;
         let context = Context::open(verbs, &device.name)?;

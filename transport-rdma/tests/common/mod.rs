@@ -27,7 +27,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// The device of this machine that the configuration allows, with two MiB of memory.
-    pub(crate) fn open(host: &dyn Host, config: &DeviceConfig) -> Self {
+    pub(crate) fn open(host: &dyn Host, config: &RdmaConfig) -> Self {
         let devices = host.devices().unwrap();
         let chosen = choose(&devices, &host.interfaces(), config, None).unwrap();
         let summary = devices.iter().find(|device| device.name == chosen.device).unwrap();

@@ -92,6 +92,11 @@ impl FrameType {
         }
     }
 
+    /// Whether messages of this type are of one call, which has one at a time under way.
+    pub fn is_message_of_call(self) -> bool {
+        matches!(self, Self::REQUEST | Self::RESPONSE | Self::ITEM | Self::END)
+    }
+
     /// Whether a peer that does not know the type skips it.
     pub fn is_ignorable(self) -> bool {
         self.0 & 0x80 != 0

@@ -1,0 +1,183 @@
+//! How a connection ends.
+
+use std::sync::atomic::Ordering;
+
+use super::{Connection, Phase, Upgrading, lock};
+use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::transport::{Reason, Unavailable};
+
+impl Connection {
+    /// Whether new calls may be started on it.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Open)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Closed(_))
+    }
+
+    /// `Err`: why it has ended.
+    pub(super) fn not_closed(&self) -> Result<(), Status> {
+        match &*self.phase.borrow() {
+            Phase::Closed(status) => Err(status.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why it takes no new calls; nothing of such a call was executed.
+    pub(crate) fn why_not_open(&self) -> Status {
+        match &*self.phase.borrow() {
+            Phase::Closed(status) => status.clone().with_executed(Executed::No),
+            _ => self.status("it takes no new calls", Executed::No, Blame::Environment),
+        }
+    }
+
+    /// Resolves when it takes no new calls, with why.
+    pub(super) async fn shut(&self) -> Status {
+        // It can't fail: the sender is in `self`.
+        let _ = self.phase.subscribe().wait_for(|p| matches!(p, Phase::Draining | Phase::Closed(_))).await;
+        self.why_not_open()
+    }
+
+    /// Resolves when the connection has ended, with why.
+    pub(crate) async fn closed(&self) -> Status {
+        let mut phase = self.phase.subscribe();
+        match phase.wait_for(|p| matches!(p, Phase::Closed(_))).await.map(|p| p.clone()) {
+            Ok(Phase::Closed(status)) => status,
+            _ => Status::new(Code::Unavailable, "the connection is gone"),
+        }
+    }
+
+    /// Resolves when the stream link has ended, too, after all that it could still send.
+    pub(crate) async fn gone(&self) {
+        // It can't fail: the sender is in `self`.
+        let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
+    }
+
+    /// Takes no more calls, finishes those that were taken, then closes. Returns when it has.
+    pub(crate) async fn drain(&self, reason: &str) {
+        tokio::select! {
+            () = self.finish(reason) => {
+                let detail = format!("this side drained: {reason}");
+                self.close(CloseCode::Done, self.status(detail, Executed::No, Blame::Environment));
+            }
+            _ = self.closed() => {}
+        }
+    }
+
+    async fn finish(&self, reason: &str) {
+        self.start_draining();
+        self.go_away(u64::MAX >> 1, reason);
+        // When this is done the peer has read the GOAWAY, and all that it had begun to send before has arrived. Where it
+        // takes too long, calls that come later are refused as not executed, which only means a detour.
+        let read = async {
+            self.until(Self::has_left).await;
+            self.ping().await;
+        };
+        let _ = tokio::time::timeout(self.settings.liveness.ping(), read).await;
+        let last_call = lock(&self.receiving).last_call();
+        self.go_away(last_call, reason);
+        self.until(Self::is_done).await;
+    }
+
+    fn go_away(&self, last_call: u64, reason: &str) {
+        self.send_message(FrameType::GOAWAY, 0, |out| {
+            Goaway { last_call, reason: reason.to_owned() }.encode(out);
+        });
+        self.flush();
+    }
+
+    /// Resolves when `condition` holds, which is looked at whenever there is [progress](Self::progressed).
+    async fn until(&self, condition: impl Fn(&Self) -> bool) {
+        self.watched.store(true, Ordering::Relaxed);
+        loop {
+            let progress = self.progress.notified();
+            tokio::pin!(progress);
+            progress.as_mut().enable();
+            if condition(self) {
+                return;
+            }
+            progress.await;
+        }
+    }
+
+    /// Something has left, arrived or finished. Who waits for it set `watched` before looking at what has changed
+    /// now, under the lock that it was changed under: so one of the two sees the other.
+    pub(super) fn progressed(&self) {
+        if self.watched.load(Ordering::Relaxed) {
+            self.progress.notify_waiters();
+        }
+    }
+
+    /// Whether everything that was to be sent has left, and what went by an upgraded link has arrived.
+    fn has_left(&self) -> bool {
+        self.sending.queued() == 0
+            && self.sending(|sending| sending.outbox.is_empty() && sending.outbox.retained() == 0)
+    }
+
+    /// Whether no call is left to be answered. In the order in which calls move on, so that none is missed.
+    fn is_done(&self) -> bool {
+        !lock(&self.receiving).inbox.is_assembling() && self.running.is_idle() && self.has_left()
+    }
+
+    pub(super) fn start_draining(&self) {
+        self.phase.send_if_modified(|phase| {
+            let open = matches!(phase, Phase::Open);
+            if open {
+                *phase = Phase::Draining;
+            }
+            open
+        });
+    }
+
+    /// Ends the connection: says why to the peer, fails the calls that wait, drops the handlers that run.
+    pub(crate) fn close(&self, code: CloseCode, status: Status) {
+        let reason = status.message().to_owned();
+        if self.end(status) {
+            self.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
+        }
+        self.stream.close();
+    }
+
+    /// Client: nobody can make a call on it any more.
+    pub(crate) fn close_for_want_of_callers(&self) {
+        let status = self.status("closed by this side", Executed::No, Blame::Caller);
+        self.close(CloseCode::Done, status);
+    }
+
+    /// Server: ends it without waiting for what runs.
+    pub(crate) fn close_by_server(&self) {
+        let status = self.status("the server was closed", Executed::Maybe, Blame::Environment);
+        self.close(CloseCode::Done, status);
+    }
+
+    /// The session is over on this side; the first to say why is right. Gives whether this was the first.
+    pub(super) fn end(&self, status: Status) -> bool {
+        let first = self.phase.send_if_modified(|phase| {
+            let first = !matches!(phase, Phase::Closed(_));
+            if first {
+                *phase = Phase::Closed(status.clone());
+            }
+            first
+        });
+        if !first {
+            return false;
+        }
+        if let Some((_, link)) = self.sending(|sending| sending.retire()) {
+            link.close();
+        }
+        let attempt = lock(&self.receiving).attempt.take();
+        attempt.inspect(|attempt| attempt.abort());
+        self.running.drop_all();
+        self.fail_calls(&status);
+        self.upgrading.send_if_modified(|u| {
+            let undecided = matches!(u, Upgrading::Undecided);
+            if undecided {
+                *u = Upgrading::Stream(Unavailable::new(Reason::ShuttingDown, ""));
+            }
+            undecided
+        });
+        true
+    }
+}

@@ -1,0 +1,201 @@
+//! How a connection begins: HELLO, and what it travels by.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, receive, required};
+use crate::config::Policy;
+use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
+use crate::status::{Blame, Executed, Status};
+use crate::transport::{Link, Reason, Unavailable};
+
+impl Connection {
+    /// Begins a session as its client: sends HELLO and returns when it is known what calls will travel by. Must be
+    /// called within a tokio runtime. Dropping the future gives the connection up.
+    pub(crate) async fn connect(stream: Arc<dyn Link>, settings: Arc<Settings>) -> Result<Arc<Self>, Status> {
+        let guard = CloseOnDrop(Some(Self::start(Role::Client, stream, settings, None)));
+        guard.greeted().await?;
+        guard.decided().await?;
+        Ok(guard.keep())
+    }
+
+    /// Begins a session as its server, with calls going to `registry`. Returns when the client's HELLO has arrived.
+    pub(crate) async fn accept(
+        stream: Arc<dyn Link>,
+        settings: Arc<Settings>,
+        registry: Arc<Registry>,
+    ) -> Result<Arc<Self>, Status> {
+        let guard = CloseOnDrop(Some(Self::start(Role::Server, stream, settings, Some(registry))));
+        guard.greeted().await?;
+        Ok(guard.keep())
+    }
+
+    fn start(
+        role: Role,
+        stream: Arc<dyn Link>,
+        settings: Arc<Settings>,
+        registry: Option<Arc<Registry>>,
+    ) -> Arc<Self> {
+        let connection = Self::new(role, stream, settings, registry);
+        connection.runtime.spawn(connection.clone().greet());
+        connection.runtime.spawn(keeper::keep(connection.clone()));
+        connection
+    }
+
+    /// Sends HELLO and starts to listen. A task, because finding out what to announce may take a moment.
+    async fn greet(self: Arc<Self>) {
+        let upgrade = self.announce().await;
+        let limits = &self.settings.limits;
+        let hello = Hello {
+            version_min: VERSION,
+            version_max: VERSION,
+            features: 0,
+            max_frame: self.stream.max_frame() as u32,
+            max_message: limits.max_message,
+            max_assembly: limits.max_assembly,
+            max_calls: limits.concurrent_calls,
+            max_metadata: limits.max_metadata,
+            class: 0,
+            security: 0,
+            instance: instance(),
+            upgrades: vec![upgrade],
+            auth: Bytes::new(),
+        };
+        if !self.is_closed() {
+            self.send_link(FrameType::HELLO, |out| hello.encode(out));
+        }
+        let handler = receive::Handler::stream(self.clone());
+        self.stream.clone().start(Arc::new(handler));
+    }
+
+    /// What HELLO says of the better link.
+    async fn announce(&self) -> wire::Upgrade {
+        let (name, why) = match &self.settings.upgrade {
+            Err(why) => ("rdma", why.clone()),
+            Ok(upgrade) if self.settings.policy == Policy::Tcp => {
+                (upgrade.name(), Unavailable::new(Reason::Disabled, ""))
+            }
+            Ok(upgrade) => {
+                // The peer's patience ends with ours: half of it is left for all the rest.
+                let announced = tokio::time::timeout(self.patience() / 2, upgrade.announce()).await;
+                match announced.unwrap_or_else(|_| Err(self.too_slow())) {
+                    Ok(data) => return wire::Upgrade { name: upgrade.name().into(), reason: 0, data },
+                    Err(why) => (upgrade.name(), why),
+                }
+            }
+        };
+        let reason = why.reason as u8;
+        self.stay_on_stream(why);
+        wire::Upgrade { name: name.into(), reason, data: Bytes::new() }
+    }
+
+    /// Waits for the peer's HELLO.
+    async fn greeted(&self) -> Result<(), Status> {
+        let mut phase = self.phase.subscribe();
+        let greeted = phase.wait_for(|p| !matches!(p, Phase::Greeting));
+        let patience = self.patience();
+        if tokio::time::timeout(patience, greeted).await.is_err() {
+            let detail = format!(
+                "the peer accepted the connection but sent no HELLO within {patience:?} (liveness.connect_ms); \
+                 is it a farcall server?"
+            );
+            self.close(CloseCode::Silent, self.status(detail, Executed::No, Blame::Peer));
+        }
+        self.not_closed()
+    }
+
+    /// Client: waits until it is known what calls will travel by; under policy `rdma`, fails if not by RDMA.
+    async fn decided(&self) -> Result<(), Status> {
+        let mut upgrading = self.upgrading.subscribe();
+        // Decided also when the connection ends; an error means the same.
+        let decision = upgrading.wait_for(|u| !matches!(u, Upgrading::Undecided)).await.map(|u| u.clone());
+        self.not_closed()?;
+        if let (Ok(Upgrading::Stream(why)), Policy::Rdma) = (decision, self.settings.policy) {
+            let status = required(&why);
+            self.close(CloseCode::Required, status.clone());
+            return Err(status);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_hello(&self, hello: Hello) -> Result<(), WireError> {
+        if let Some(status) = self.unusable(&hello) {
+            let version = hello.version_min > VERSION || hello.version_max < VERSION;
+            self.close(if version { CloseCode::Version } else { CloseCode::Required }, status);
+            return Ok(());
+        }
+        self.sending(|sending| {
+            sending.outbox.set_max_assembly(hello.max_assembly);
+            sending.peer_max_frame = hello.max_frame as usize;
+        });
+        self.calls.admit(hello.max_calls);
+        let upgrades = hello.upgrades.clone();
+        if self.peer_hello.set(hello).is_err() {
+            return Err(WireError::new("hello", "comes again"));
+        }
+        self.phase.send_if_modified(|phase| {
+            let greeting = matches!(phase, Phase::Greeting);
+            if greeting {
+                *phase = Phase::Open;
+            }
+            greeting
+        });
+        match self.role {
+            Role::Client => self.decide(&upgrades),
+            Role::Server => self.expect_offer(&upgrades),
+        }
+        Ok(())
+    }
+
+    /// Why no session can be had with this peer, if none can.
+    fn unusable(&self, hello: &Hello) -> Option<Status> {
+        let detail = if hello.version_min > VERSION || hello.version_max < VERSION {
+            format!(
+                "no common version: this side speaks wire version {VERSION}, the peer {} to {}; upgrade the older side",
+                hello.version_min, hello.version_max
+            )
+        } else if hello.security != 0 {
+            "the peer wants the session secured in a way that this version does not know".to_owned()
+        } else if self.role == Role::Client && hello.max_calls == 0 {
+            "the server takes no calls: its HELLO says max_calls 0 (limits.concurrent_calls)".to_owned()
+        } else {
+            return None;
+        };
+        Some(self.status(detail, Executed::No, Blame::Environment))
+    }
+}
+
+/// A number for this process in HELLO: only to tell processes apart in logs.
+fn instance() -> u64 {
+    static INSTANCE: OnceLock<u64> = OnceLock::new();
+    use std::hash::{BuildHasher, RandomState};
+    *INSTANCE.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+}
+
+/// Closes a connection whose set-up was given up.
+struct CloseOnDrop(Option<Arc<Connection>>);
+
+impl CloseOnDrop {
+    fn keep(mut self) -> Arc<Connection> {
+        self.0.take().expect("taken once, here")
+    }
+}
+
+impl std::ops::Deref for CloseOnDrop {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.0.as_deref().expect("present until it is kept")
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            let status = connection.status("given up while connecting", Executed::No, Blame::Caller);
+            connection.close(CloseCode::Done, status);
+        }
+    }
+}

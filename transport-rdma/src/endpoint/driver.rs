@@ -1,0 +1,432 @@
+//! The driver: the task that takes completions, delivers what arrives, and sees links to their end.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use farcall_core::transport::LinkEnd;
+
+use super::Shard;
+use super::spin::SpinWindow;
+use crate::config::Completion as Mode;
+use crate::device::{Channel, Completion, Cq, DeviceError, DeviceEvent, DeviceEvents, PostError, Slot};
+use crate::link::{Arrival, LinkCore};
+
+/// Completions that are handled before other tasks get their turn.
+const BATCH: usize = 64;
+
+/// Frames that are taken from the device before the first of them is delivered. Credits keep them below this; it is for a
+/// peer that does not heed them.
+const MAX_ARRIVALS: usize = 4096;
+
+/// How long a link that ends may take to send what was taken, and then to drain.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a link whose peer has closed it waits to be closed here, too. The session hears of it by its stream link, where
+/// the reason comes; without the wait it would often hear of it here first, and take it for a failure.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// Runs until the last link and the last [`super::Endpoint`] are gone.
+pub(super) async fn drive(shard: Arc<Shard>) {
+    let (channel, events) = match (shard.queues.channel(), shard.device.device.events()) {
+        (Ok(channel), Ok(events)) => (channel, Some(events)),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(device = shard.device.device.name(), %error, "cannot wait for RDMA completions");
+            shard.dead.store(true, Ordering::Release);
+            return;
+        }
+    };
+    let spin = match shard.config.completion {
+        Mode::Adaptive => SpinWindow::adaptive(),
+        Mode::Event => SpinWindow::none(),
+    };
+    let few_cpus = std::thread::available_parallelism().is_ok_and(|n| n.get() <= 2);
+    let driver = Driver {
+        shard,
+        channel,
+        events,
+        spin,
+        few_cpus,
+        endings: Vec::new(),
+        completions: Vec::with_capacity(BATCH),
+        slots: Vec::with_capacity(BATCH),
+        arrivals: VecDeque::with_capacity(BATCH),
+    };
+    driver.run().await;
+}
+
+struct Driver {
+    shard: Arc<Shard>,
+    channel: Box<dyn Channel>,
+    /// None after it has failed.
+    events: Option<Box<dyn DeviceEvents>>,
+    spin: SpinWindow,
+    /// Whether this thread may keep the peer, or the kernel's network code, from running.
+    few_cpus: bool,
+    endings: Vec<Ending>,
+    // Empty between turns; kept for their memory.
+    completions: Vec<Completion>,
+    slots: Vec<Slot>,
+    /// Polled and not delivered.
+    arrivals: VecDeque<Arrival>,
+}
+
+/// A link on its way out.
+struct Ending {
+    link: Arc<LinkCore>,
+    stage: Stage,
+    deadline: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// The peer has closed it, and its handler has not been told.
+    Farewell,
+    /// What was taken to be sent is on its way.
+    Sending,
+    /// The queue pair goes to ERR, and the marker after it.
+    Draining,
+    /// The marker has come back: no send is outstanding, and no receive will complete.
+    Drained,
+}
+
+/// What ended a sleep.
+enum Woken {
+    ByCompletion,
+    ByOther,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        let mut idle_since = None;
+        loop {
+            match self.turn() {
+                Ok(0) => {}
+                Ok(_) => {
+                    idle_since = None;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Err(error) => return self.die(&error),
+            }
+            if self.endings.is_empty() && self.shard.mailbox.is_leaving() && self.shard.links().is_empty() {
+                return;
+            }
+            if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin.get() {
+                if self.few_cpus {
+                    std::thread::yield_now();
+                }
+                tokio::task::yield_now().await;
+                continue;
+            }
+            // What completes before this makes no event, so it has to be looked for once more after it. Without the
+            // second look a completion that comes between the first and the arming would wait for the next one.
+            let armed = [Cq::Receive, Cq::Send].iter().try_for_each(|&cq| self.shard.queues.arm(cq, false));
+            match armed.and_then(|()| self.turn()) {
+                Ok(0) => {}
+                Ok(_) => continue,
+                Err(error) => return self.die(&error),
+            }
+            let start = Instant::now();
+            if let Woken::ByCompletion = self.sleep().await {
+                self.spin.slept(start.elapsed());
+            }
+            idle_since = None;
+        }
+    }
+
+    async fn sleep(&mut self) -> Woken {
+        let deadline = self.endings.iter().map(|ending| ending.deadline).min();
+        let timer = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        let (channel, events) = (&mut self.channel, &mut self.events);
+        let event = poll_fn(|cx| match events {
+            Some(events) => events.poll_next(cx),
+            None => std::task::Poll::Pending,
+        });
+        tokio::select! {
+            result = poll_fn(|cx| channel.poll_event(cx)) => {
+                if let Err(error) = result {
+                    // The next poll of the queues shows whether they are lost, too.
+                    tracing::error!(%error, "the completion channel failed");
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                return Woken::ByCompletion;
+            }
+            event = event => match event {
+                Ok(event) => self.shard.device.broadcast(event),
+                Err(error) => {
+                    tracing::warn!(%error, "the device's events can no longer be read");
+                    self.events = None;
+                }
+            },
+            () = self.shard.mailbox.arrived() => {}
+            () = timer => {}
+        }
+        Woken::ByOther
+    }
+
+    /// Does what there is to do now and says whether there was anything.
+    fn turn(&mut self) -> Result<usize, DeviceError> {
+        let (polled, delivered) = self.receive()?;
+        if polled < BATCH {
+            self.finish_drained();
+        }
+        let sent = self.reap()?;
+        let mail = self.read_mail()?;
+        self.advance_endings();
+        Ok(polled + delivered + self.arrivals.len() + sent + mail)
+    }
+
+    /// Takes all that has arrived and puts new receives in its place; then delivers some of it. Says how many completions
+    /// there were last, when the queue was asked for a batch, and how many frames were delivered.
+    fn receive(&mut self) -> Result<(usize, usize), DeviceError> {
+        let polled = loop {
+            let polled = self.shard.queues.poll(Cq::Receive, BATCH, &mut self.completions)?;
+            self.take_receives();
+            self.replace_receives()?;
+            // All at once, because a frame is held against what its sender knew when it came: what is told it meanwhile
+            // must not excuse frames that were there already.
+            if polled < BATCH || self.arrivals.len() >= MAX_ARRIVALS {
+                break polled;
+            }
+        };
+        let mut touched: Vec<Arc<LinkCore>> = Vec::new();
+        let count = self.arrivals.len().min(BATCH);
+        for _ in 0..count {
+            let Some(arrival) = self.arrivals.pop_front() else { break };
+            let (link, end) = arrival.accept();
+            if let Some(end) = end {
+                self.end(&link, end);
+            }
+            if touched.last().is_none_or(|last| last.number() != link.number()) {
+                touched.push(link);
+            }
+        }
+        // One flush for each link's replies to all that it has received.
+        touched.sort_unstable_by_key(|link| link.number());
+        touched.dedup_by_key(|link| link.number());
+        touched.iter().for_each(|link| link.batch_end());
+        Ok((polled, count))
+    }
+
+    fn take_receives(&mut self) {
+        for completion in self.completions.drain(..) {
+            let (qp_num, slot, result) = match completion {
+                Completion::Received { qp_num, slot, len } => (qp_num, slot, Ok(len)),
+                Completion::ReceiveFailed { qp_num, slot, error } => (qp_num, slot, Err(error)),
+                // A receive queue completes no sends.
+                _ => continue,
+            };
+            let Some(link) = self.shard.links().get(&qp_num).cloned() else {
+                self.slots.push(slot);
+                continue;
+            };
+            let arrival = match result {
+                Ok(len) => Arrival::take(link, slot, len, self.shard.memory.receives(), &mut self.slots),
+                Err(error) => {
+                    self.slots.push(slot);
+                    Arrival::failure(link, error)
+                }
+            };
+            self.arrivals.push_back(arrival);
+        }
+    }
+
+    fn replace_receives(&mut self) -> Result<(), DeviceError> {
+        while !self.slots.is_empty() {
+            match self.shard.queues.post_receives(&mut self.slots) {
+                Ok(0) => self.slots.clear(),
+                Ok(_) => {}
+                Err(PostError::Device(error)) => return Err(error),
+                Err(_) => self.slots.clear(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions of sends, and lets those go on who waited for room.
+    fn reap(&mut self) -> Result<usize, DeviceError> {
+        let polled = self.shard.queues.poll(Cq::Send, BATCH, &mut self.completions)?;
+        if polled == 0 {
+            return Ok(0);
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        for completion in completions.drain(..) {
+            match completion {
+                Completion::Sent { qp_num, .. } => {
+                    if let Some(link) = self.link(qp_num) {
+                        link.on_room();
+                    }
+                }
+                Completion::SendFailed { qp_num, error, .. } => {
+                    if let Some(link) = self.link(qp_num) {
+                        let end = link.explain(error);
+                        self.end(&link, end);
+                    }
+                }
+                Completion::Drained { qp_num, .. } => {
+                    let ending = self.endings.iter_mut().find(|ending| ending.link.number() == qp_num);
+                    if let Some(ending) = ending {
+                        ending.stage = Stage::Drained;
+                    }
+                }
+                // A send queue completes no receives.
+                Completion::Received { .. } | Completion::ReceiveFailed { .. } => {}
+            }
+        }
+        self.completions = completions;
+        for waiter in self.shard.mailbox.take_slot_waiters() {
+            if let Some(link) = self.link(waiter) {
+                link.on_room();
+            }
+        }
+        Ok(polled)
+    }
+
+    fn read_mail(&mut self) -> Result<usize, DeviceError> {
+        let mail = self.shard.mailbox.take();
+        let count = mail.changed.len() + mail.failed.len() + mail.events.len();
+        for number in mail.changed {
+            let Some(link) = self.link(number) else { continue };
+            if link.is_closing() {
+                self.end(&link, LinkEnd::orderly());
+            } else if let Some(end) = link.deliver() {
+                self.end(&link, end);
+            } else {
+                link.batch_end();
+            }
+        }
+        for (number, end) in mail.failed {
+            if let Some(link) = self.link(number) {
+                self.end(&link, end);
+            }
+        }
+        for event in mail.events {
+            self.on_event(event)?;
+        }
+        Ok(count)
+    }
+
+    fn on_event(&mut self, event: DeviceEvent) -> Result<(), DeviceError> {
+        let device = self.shard.device.device.name();
+        let lost = |operation| DeviceError { device: device.to_owned(), operation, errno: libc::EIO };
+        match event {
+            DeviceEvent::QpFailed { qp_num } => {
+                if let Some(link) = self.link(qp_num) {
+                    let end = LinkEnd::failed(format!("the device reports that {} has failed", link.name()));
+                    self.end(&link, end);
+                }
+            }
+            DeviceEvent::QueueFailed { queue_id } if self.shard.queues.owns(queue_id) => {
+                return Err(lost("a completion queue (asynchronous event)"));
+            }
+            DeviceEvent::DeviceFailed => return Err(lost("the device (asynchronous event)")),
+            // Links that are in use notice it themselves, and may ride through a short one.
+            DeviceEvent::PortDown { port } => tracing::warn!(device, port, "RDMA port is down"),
+            DeviceEvent::PortUp { port } => tracing::info!(device, port, "RDMA port is up"),
+            DeviceEvent::PortChanged { port } => tracing::info!(device, port, "RDMA port has changed its addresses"),
+            DeviceEvent::QueueFailed { .. } | DeviceEvent::Other { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The link is over: tells its handler, after all that arrived before, and begins to take it down.
+    fn end(&mut self, link: &Arc<LinkCore>, end: LinkEnd) {
+        let position = self.endings.iter().position(|ending| ending.link.number() == link.number());
+        let now = Instant::now();
+        if !end.failed && !link.is_closing() {
+            if position.is_none() {
+                link.hear_farewell();
+                let deadline = now + FAREWELL;
+                self.endings.push(Ending { link: Arc::clone(link), stage: Stage::Farewell, deadline });
+            }
+            return;
+        }
+        link.end(end);
+        let sending = Ending { link: Arc::clone(link), stage: Stage::Sending, deadline: now + PATIENCE };
+        match position.map(|i| &mut self.endings[i]) {
+            None => self.endings.push(sending),
+            Some(ending) if ending.stage == Stage::Farewell => *ending = sending,
+            Some(_) => {}
+        }
+    }
+
+    fn advance_endings(&mut self) {
+        let now = Instant::now();
+        for ending in &mut self.endings {
+            let late = ending.deadline <= now;
+            if ending.stage == Stage::Farewell && late {
+                ending.link.end(LinkEnd::orderly());
+                ending.stage = Stage::Sending;
+                ending.deadline = now + PATIENCE;
+            }
+            if ending.stage == Stage::Sending && (late || ending.link.has_sent()) {
+                ending.stage = Stage::Draining;
+                ending.deadline = now + PATIENCE;
+                if let Some(qp) = ending.link.qp() {
+                    self.shard.device.control.spawn(move || {
+                        // If the device refuses, the deadline ends the link undrained.
+                        let _ = qp.to_err().map(|()| qp.post_marker());
+                    });
+                }
+            } else if ending.stage == Stage::Draining && late {
+                tracing::warn!(link = ending.link.name(), "its queue pair does not drain; destroying it");
+                ending.stage = Stage::Drained;
+            }
+        }
+    }
+
+    /// Lets go of the links that are drained. Called when the receive queue was found empty after they were.
+    fn finish_drained(&mut self) {
+        self.endings.retain(|ending| {
+            if ending.stage == Stage::Drained {
+                self.shard.links().remove(&ending.link.number());
+                ending.link.release();
+            }
+            ending.stage != Stage::Drained
+        });
+    }
+
+    fn link(&self, qp_num: u32) -> Option<Arc<LinkCore>> {
+        self.shard.links().get(&qp_num).cloned()
+    }
+
+    /// The queues are lost, and all links with them. The next link gets an endpoint of its own.
+    fn die(&mut self, error: &DeviceError) {
+        tracing::error!(%error, "an RDMA endpoint is lost");
+        self.abandon(Some(&LinkEnd::failed(error.to_string())));
+    }
+
+    fn abandon(&mut self, end: Option<&LinkEnd>) {
+        let links: Vec<_> = {
+            let mut links = self.shard.links();
+            self.shard.dead.store(true, Ordering::Release);
+            links.drain().map(|(_, link)| link).collect()
+        };
+        self.endings.clear();
+        for link in links {
+            if let Some(end) = end {
+                link.end(end.clone());
+            }
+            if let Some(qp) = link.qp() {
+                self.shard.device.control.spawn(move || drop(qp.to_err()));
+            }
+            link.release();
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // With the runtime go the connections: there is nobody to be told. But a panic here must not leave them waiting.
+        let end = std::thread::panicking().then(|| LinkEnd::failed("the RDMA driver has panicked; report this as a bug"));
+        self.abandon(end.as_ref());
+    }
+}

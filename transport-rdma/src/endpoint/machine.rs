@@ -1,0 +1,124 @@
+//! A machine's open devices and endpoints: one device for the process, one endpoint for each runtime that uses it.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use tokio::runtime::{Handle, Id};
+
+use super::control::Control;
+use super::{Endpoint, Shard};
+use crate::config::RdmaConfig;
+use crate::device::{Device, DeviceError, DeviceEvent, Host, LocalPath, Unavailable, choose};
+use crate::verbs::SystemHost;
+
+/// A machine, as far as RDMA goes.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    host: Arc<dyn Host>,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    devices: HashMap<String, Weak<OpenDevice>>,
+    endpoints: HashMap<(String, Id), Weak<Endpoint>>,
+}
+
+/// A device that is in use. Closed on its control thread when the last user is gone.
+#[derive(Debug)]
+pub(crate) struct OpenDevice {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) control: Control,
+    /// Who hears of the device's events.
+    shards: Mutex<Vec<Weak<Shard>>>,
+}
+
+impl Machine {
+    pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
+        Arc::new(Self { host, open: Mutex::default() })
+    }
+
+    /// The one that this process runs on.
+    pub(crate) fn this() -> Arc<Self> {
+        static THIS: OnceLock<Arc<Machine>> = OnceLock::new();
+        Arc::clone(THIS.get_or_init(|| Self::new(Arc::new(SystemHost::default()))))
+    }
+
+    /// The endpoint of this runtime on the device that suits a TCP connection with this local address, and the path from
+    /// there. Blocks for milliseconds.
+    pub(crate) fn endpoint(
+        &self,
+        config: &RdmaConfig,
+        local: Option<IpAddr>,
+        runtime: &Handle,
+    ) -> Result<(Arc<Endpoint>, LocalPath), Unavailable> {
+        let devices = self.host.devices()?;
+        let chosen = choose(&devices, &self.host.interfaces(), config, local)?;
+        let absent = || Unavailable::NoDevice { detail: format!("{} has just vanished", chosen.device) };
+        let summary = devices.iter().find(|device| device.name == chosen.device).ok_or_else(absent)?;
+
+        let mut open = self.open();
+        open.forget();
+        let key = (chosen.device.clone(), runtime.id());
+        let endpoint = match open.endpoints.get(&key).and_then(Weak::upgrade).filter(|e| e.is_usable()) {
+            Some(endpoint) => endpoint,
+            None => {
+                let device = match open.devices.get(&chosen.device).and_then(Weak::upgrade) {
+                    Some(device) => device,
+                    None => {
+                        let device = OpenDevice::new(self.host.open(summary, config)?)?;
+                        open.devices.insert(chosen.device.clone(), Arc::downgrade(&device));
+                        device
+                    }
+                };
+                let endpoint = Endpoint::start(device, config, runtime)?;
+                open.endpoints.insert(key, Arc::downgrade(&endpoint));
+                endpoint
+            }
+        };
+        drop(open);
+        let status = endpoint.shard().device.device.port(chosen.port)?;
+        Ok((endpoint, LocalPath::new(chosen.port, &chosen.gid, status, config)))
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    /// Drops what nobody uses any more.
+    fn forget(&mut self) {
+        self.devices.retain(|_, device| device.strong_count() > 0);
+        self.endpoints.retain(|_, endpoint| endpoint.strong_count() > 0);
+    }
+}
+
+impl OpenDevice {
+    fn new(device: Arc<dyn Device>) -> Result<Arc<Self>, Unavailable> {
+        // The thread keeps the device, so that the last reference is not dropped where it must not block.
+        let control = Control::start(device.name(), Arc::clone(&device)).map_err(|error| DeviceError {
+            device: device.name().to_owned(),
+            operation: "starting a thread",
+            errno: error.raw_os_error().unwrap_or(0),
+        })?;
+        Ok(Arc::new(Self { device, control, shards: Mutex::default() }))
+    }
+
+    pub(super) fn join(&self, shard: &Arc<Shard>) {
+        let mut shards = self.shards();
+        shards.retain(|other| other.strong_count() > 0);
+        shards.push(Arc::downgrade(shard));
+    }
+
+    /// Tells every endpoint of an event: whichever has read it, it may be another's.
+    pub(super) fn broadcast(&self, event: DeviceEvent) {
+        let shards: Vec<_> = self.shards().iter().filter_map(Weak::upgrade).collect();
+        shards.iter().for_each(|shard| shard.notify_event(event));
+    }
+
+    fn shards(&self) -> MutexGuard<'_, Vec<Weak<Shard>>> {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,610 @@
+//! Links between simulated machines, seen from inside: what they hold, how they fail, and what a hostile peer can do.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Weak;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::{
+    Close, CloseCode, Credit, CreditOp, FrameType, HEADER_LEN, Header, Ping, Probe, WireError,
+};
+use farcall_core::transport::{
+    self, Candidate, Description, FrameSource, Link, LinkEnd, LinkHandler, Reason, Upgrade as _,
+};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::RdmaUpgrade;
+use crate::device::{
+    Completion, Cq, Device, Host, QpTuning, RemoteQp, SendRequest, Slab, SlabLayout, choose,
+};
+use crate::link::Bootstrap;
+use crate::sim::{Fabric, SimHost};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A simulated machine and RDMA on it.
+#[derive(Clone)]
+struct Node {
+    host: SimHost,
+    upgrade: RdmaUpgrade,
+    stream: Description,
+}
+
+fn node(fabric: &Arc<Fabric>, n: u8, config: RdmaConfig) -> Node {
+    let host = fabric.host(IpAddr::from([10, 0, 0, n]));
+    let upgrade = RdmaUpgrade::with_host(Arc::new(host.clone()), RdmaConfig { strict_credits: true, ..config });
+    let stream = Description { transport: "tcp", local: None, peer: None, device: String::new() };
+    Node { host, upgrade, stream }
+}
+
+fn nodes(seed: u64) -> (Arc<Fabric>, [Node; 2]) {
+    let fabric = Fabric::new(seed);
+    let nodes = [1, 2].map(|n| node(&fabric, n, RdmaConfig::default()));
+    (fabric, nodes)
+}
+
+type Candidates = (Box<dyn Candidate>, Box<dyn Candidate>, Bytes);
+
+impl Node {
+    /// Its only endpoint.
+    fn shard(&self) -> Arc<Shard> {
+        Arc::clone(self.upgrade.endpoints()[0].shard())
+    }
+
+    async fn candidates(&self, far: &Self) -> Result<Candidates, transport::Unavailable> {
+        let announced = far.upgrade.announce().await?;
+        let (client, offer) = self.upgrade.offer(announced, &self.stream).await?;
+        let (server, answer) = far.upgrade.answer(offer, &far.stream).await?;
+        Ok((client, server, answer))
+    }
+
+    async fn try_link(&self, far: &Self) -> Result<[End; 2], transport::Unavailable> {
+        let (client, server, answer) = self.candidates(far).await?;
+        let (near, far) = tokio::try_join!(client.complete(1, Some(answer)), server.complete(1, None))?;
+        Ok([near, far].map(End::start))
+    }
+
+    async fn link(&self, far: &Self) -> [End; 2] {
+        tokio::time::timeout(LIMIT, self.try_link(far)).await.expect("hangs").unwrap()
+    }
+}
+
+/// One end of a link; dropping it drops the link.
+struct End {
+    link: Arc<dyn Link>,
+    peer: Arc<Peer>,
+    log: mpsc::UnboundedReceiver<Event>,
+}
+
+struct Peer {
+    link: Weak<dyn Link>,
+    outgoing: Mutex<VecDeque<Frame>>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Frame,
+    End(LinkEnd),
+}
+
+impl End {
+    fn start(link: Arc<dyn Link>) -> Self {
+        let (events, log) = mpsc::unbounded_channel();
+        let peer = Arc::new(Peer { link: Arc::downgrade(&link), outgoing: Mutex::default(), events });
+        Arc::clone(&link).start(Arc::clone(&peer) as Arc<dyn LinkHandler>);
+        Self { link, peer, log }
+    }
+
+    fn send(&self, count: usize, len: usize) {
+        let frames = (0..count).map(|_| {
+            let mut frame = Frame::link(FrameType::ITEM, vec![7; len].into());
+            frame.header.call = 1;
+            frame
+        });
+        self.peer.outgoing.lock().unwrap().extend(frames);
+        self.peer.writable();
+    }
+
+    async fn next(&mut self) -> Event {
+        tokio::time::timeout(LIMIT, self.log.recv()).await.expect("nothing arrives").unwrap()
+    }
+
+    async fn receive(&mut self, count: usize) {
+        for i in 0..count {
+            let event = self.next().await;
+            assert!(matches!(event, Event::Frame), "{event:?} in place of frame {i}");
+        }
+    }
+
+    async fn end(&mut self) -> LinkEnd {
+        loop {
+            if let Event::End(end) = self.next().await {
+                return end;
+            }
+        }
+    }
+}
+
+impl FrameSource for Peer {
+    fn next(&mut self, _: usize) -> Option<Frame> {
+        unreachable!("frames are taken by reference")
+    }
+}
+
+impl LinkHandler for Peer {
+    fn receive(&self, _: Header, _: Bytes) -> Result<(), WireError> {
+        let _ = self.events.send(Event::Frame);
+        Ok(())
+    }
+
+    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
+        Ok(None)
+    }
+
+    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
+        unreachable!("no buffer was lent")
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {
+        struct Source<'a>(&'a mut VecDeque<Frame>);
+        impl FrameSource for Source<'_> {
+            fn next(&mut self, _: usize) -> Option<Frame> {
+                self.0.pop_front()
+            }
+        }
+        if let Some(link) = self.link.upgrade() {
+            link.send(&mut Source(&mut self.outgoing.lock().unwrap()));
+        }
+    }
+
+    fn closed(&self, end: LinkEnd) {
+        let _ = self.events.send(Event::End(end));
+    }
+}
+
+/// Waits until something is so; the drivers and control threads bring it about.
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, waiting).await.expect(what);
+}
+
+#[tokio::test]
+async fn closed_links_leave_nothing_behind() {
+    let (fabric, [near, far]) = nodes(1);
+    for round in 0..40 {
+        let [mut a, mut b] = near.link(&far).await;
+        a.send(100, 3000);
+        b.send(100, 100);
+        b.receive(100).await;
+        a.receive(100).await;
+        match round % 3 {
+            0 => a.link.close(),
+            1 => drop(a),
+            _ => drop(b),
+        }
+    }
+    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+    for node in [&near, &far] {
+        let shard = node.shard();
+        until("links stay", || shard.links().is_empty()).await;
+        // On this device, a completion that is not polled before its queue pair is destroyed costs a receive.
+        let posted = shard.queues.receives_posted();
+        assert!(posted > 0 && posted.is_multiple_of(192), "{posted} receives are left");
+        let full = shard.memory.promise(&*shard.device.device, &**shard.queues, 64).unwrap().unwrap();
+        assert_eq!(full.window(), 64);
+    }
+}
+
+#[tokio::test]
+async fn endpoint_ends_with_its_last_user() {
+    let (fabric, [near, far]) = nodes(1);
+    let [a, b] = near.link(&far).await;
+    let shard = Arc::downgrade(&near.shard());
+    let device = Arc::downgrade(&near.shard().device);
+    // The link keeps it without its maker.
+    drop(near);
+    a.send(1, 10);
+    assert!(shard.upgrade().is_some());
+    drop((a, b));
+    until("the driver stays", || shard.strong_count() == 0).await;
+    until("the device stays open", || device.strong_count() == 0).await;
+    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+}
+
+#[tokio::test]
+async fn channels_of_one_runtime_share_an_endpoint() {
+    let (_fabric, [near, far]) = nodes(1);
+    let _ends = [near.link(&far).await, near.link(&far).await, far.link(&near).await];
+    assert_eq!((near.upgrade.endpoints().len(), far.upgrade.endpoints().len()), (1, 1));
+    assert_eq!((near.shard().links().len(), far.shard().links().len()), (3, 3));
+}
+
+#[tokio::test]
+async fn lost_packets_end_the_link_with_an_explanation() {
+    let (fabric, [near, far]) = nodes(1);
+    let [mut a, _b] = near.link(&far).await;
+    fabric.set_traffic(false);
+    a.send(3, 100);
+    until("the driver does not sleep", || fabric.queues_armed() == 4).await;
+    fabric.expire();
+    let end = a.end().await;
+    assert!(end.failed && !end.malformed);
+    for part in ["on sim0 port 1 gid 1 (10.0.0.1)", "at 10.0.0.2", "did not answer", "RETRY_EXC_ERR", "check that the peer"] {
+        assert!(end.detail.contains(part), "{part}: {end}");
+    }
+}
+
+#[tokio::test]
+async fn killed_queue_pair_ends_its_link_and_no_other() {
+    let (fabric, [near, far]) = nodes(1);
+    let ([mut a, _b], [c, mut d]) = (near.link(&far).await, near.link(&far).await);
+    let first = *near.shard().links().keys().min().unwrap();
+    fabric.kill_qp(first);
+    assert!(a.end().await.failed);
+    c.send(10, 10);
+    d.receive(10).await;
+}
+
+#[tokio::test]
+async fn lost_completion_queue_ends_all_links_and_the_next_has_a_new_endpoint() {
+    let (fabric, [near, far]) = nodes(1);
+    // Fewer than the receives that are posted: more at once than these, and the queue is lost.
+    far.host.limit_completion_queues(8);
+    let ([a, mut b], [c, mut d]) = (near.link(&far).await, near.link(&far).await);
+    fabric.set_traffic(false);
+    a.send(30, 10);
+    c.send(30, 10);
+    until("the driver does not sleep", || fabric.queues_armed() == 4).await;
+    fabric.set_traffic(true);
+    assert!(b.end().await.failed && d.end().await.failed);
+    far.host.limit_completion_queues(u32::MAX);
+    let [e, mut f] = near.link(&far).await;
+    e.send(100, 10);
+    f.receive(100).await;
+}
+
+#[tokio::test]
+async fn device_that_fails_ends_all_links() {
+    let (_fabric, [near, far]) = nodes(1);
+    let [mut a, _b] = near.link(&far).await;
+    near.shard().notify_event(DeviceEvent::DeviceFailed);
+    let end = a.end().await;
+    assert!(end.failed && end.detail.contains("the device"), "{end}");
+    assert!(near.try_link(&far).await.is_ok());
+}
+
+#[tokio::test]
+async fn end_of_the_runtime_takes_the_links_along() {
+    let fabric = Fabric::new(1);
+    let far = node(&fabric, 2, RdmaConfig::default());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let near = node(&fabric, 1, RdmaConfig::default());
+    let offer = runtime.spawn({
+        let near = near.clone();
+        async move { near.upgrade.offer(Bytes::new(), &near.stream).await.unwrap() }
+    });
+    let (client, offer) = offer.await.unwrap();
+    let (server, answer) = far.upgrade.answer(offer, &far.stream).await.unwrap();
+    let near_link = runtime.spawn(client.complete(1, Some(answer)));
+    let mut far_end = End::start(server.complete(1, None).await.unwrap());
+    let near_link = near_link.await.unwrap().unwrap();
+    tokio::task::spawn_blocking(move || runtime.shutdown_timeout(LIMIT)).await.unwrap();
+    // Nobody is there to say CLOSE; who sends notices.
+    until("the queue pair stays", || fabric.queue_pairs().len() == 1).await;
+    far_end.send(1, 10);
+    assert!(far_end.end().await.failed);
+    drop(near_link);
+    // In another runtime there is another endpoint.
+    let [e, mut f] = near.link(&far).await;
+    e.send(1, 10);
+    f.receive(1).await;
+}
+
+#[tokio::test]
+async fn refusal_of_any_call_is_a_reason_and_leaves_nothing_behind() {
+    let mut refusals = 0;
+    for calls in 0.. {
+        let (fabric, [near, far]) = nodes(1);
+        near.host.fail_call_after(calls);
+        let result = tokio::time::timeout(LIMIT, near.try_link(&far)).await.expect("hangs");
+        if !near.host.has_failed() {
+            assert!(result.is_ok());
+            break;
+        }
+        match result {
+            Err(why) => {
+                refusals += 1;
+                assert!([Reason::Device, Reason::ProbeLost].contains(&why.reason), "call {calls}: {why}");
+            }
+            // The device may refuse what comes after the probe.
+            Ok(ends) => drop(ends),
+        }
+        until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+    }
+    assert!(refusals > 8, "{refusals}");
+}
+
+#[tokio::test]
+async fn peer_for_whom_no_receives_are_left_is_told() {
+    let fabric = Fabric::new(1);
+    let near = node(&fabric, 1, RdmaConfig::default());
+    let far = node(&fabric, 2, RdmaConfig { memory: 1, ..RdmaConfig::default() });
+    let mut links = Vec::new();
+    let why = loop {
+        match near.try_link(&far).await {
+            Ok(ends) => links.push(ends),
+            Err(why) => break why,
+        }
+    };
+    assert_eq!(why.reason, Reason::NoCredit);
+    assert!(why.detail.contains("rdma.memory") && links.len() >= 4, "{} links, then {why}", links.len());
+    // Those that are there all work at once, the last with the least window.
+    for [a, b] in &links {
+        a.send(200, 2000);
+        b.send(200, 20);
+    }
+    for [a, b] in &mut links {
+        b.receive(200).await;
+        a.receive(200).await;
+    }
+    drop(links);
+    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+    assert!(near.try_link(&far).await.is_ok());
+}
+
+#[tokio::test]
+async fn too_many_peers_are_told() {
+    let fabric = Fabric::new(1);
+    let near = node(&fabric, 1, RdmaConfig::default());
+    let far = node(&fabric, 2, RdmaConfig { connections: 2, ..RdmaConfig::default() });
+    let _links = [near.link(&far).await, near.link(&far).await];
+    let why = near.try_link(&far).await.map(drop).unwrap_err();
+    assert!(why.reason == Reason::NoCredit && why.detail.contains("rdma.connections"), "{why}");
+}
+
+#[tokio::test]
+async fn reasons_come_from_discovery() {
+    let (_fabric, [near, far]) = nodes(1);
+    near.host.set_link(false);
+    assert_eq!(near.upgrade.announce().await.unwrap_err().reason, Reason::PortDown);
+    near.host.set_link(true);
+    near.host.set_gid(false);
+    assert_eq!(near.upgrade.announce().await.unwrap_err().reason, Reason::NoGid);
+    near.host.set_gid(true);
+    near.host.limit_memory(Some(1000));
+    let why = near.try_link(&far).await.map(drop).unwrap_err();
+    assert!(why.reason == Reason::Memlock && why.detail.contains("ulimit -l"), "{why}");
+    near.host.limit_memory(None);
+    assert!(near.try_link(&far).await.is_ok());
+}
+
+#[tokio::test]
+async fn probe_that_is_lost_is_a_reason() {
+    let (fabric, [near, far]) = nodes(1);
+    fabric.set_traffic(false);
+    let why = near.try_link(&far).await.map(drop).unwrap_err();
+    assert!(why.reason == Reason::ProbeLost && why.detail.contains("UDP port 4791"), "{why}");
+    drop(fabric);
+}
+
+#[tokio::test]
+async fn candidate_that_is_dropped_is_given_up() {
+    let (fabric, [near, far]) = nodes(1);
+    let (client, server, _answer) = near.candidates(&far).await.unwrap();
+    assert_eq!(fabric.queue_pairs().len(), 2);
+    drop((client, server));
+    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+}
+
+#[tokio::test]
+async fn frames_before_the_start_wait_for_it() {
+    let (_fabric, [near, far]) = nodes(1);
+    let (client, server, answer) = near.candidates(&far).await.unwrap();
+    let (a, b) = tokio::try_join!(client.complete(1, Some(answer)), server.complete(1, None)).unwrap();
+    let a = End::start(a);
+    a.send(20, 100);
+    let shard = far.shard();
+    until("nothing arrives", || b.counters().bytes_received > 20 * 100).await;
+    drop(shard);
+    End::start(b).receive(20).await;
+}
+
+/// A peer that speaks to a link as it likes.
+struct Hostile {
+    device: Arc<dyn Device>,
+    queues: Arc<dyn Queues>,
+    qp: Arc<dyn QueuePair>,
+    slab: Arc<Slab>,
+}
+
+impl Hostile {
+    /// Connects to a server, and sends it a PROBE if it is to be believed.
+    async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
+        let config = RdmaConfig::default();
+        let host = fabric.host([10, 0, 0, 66].into());
+        let devices = host.devices().unwrap();
+        let chosen = choose(&devices, &host.interfaces(), &config, None).unwrap();
+        let device = host.open(&devices[0], &config).unwrap();
+        let queues = device.create_queues(QueueSize { receives: 300, sends: 300 }).unwrap();
+        let slab = device.add_slab(SlabLayout { slot_size: 8192, slots: 320 }).unwrap();
+        let qp = queues.create_qp(QpSize { sends: 250, signal_every: 1, inline: 220 }).unwrap();
+        let path = LocalPath::new(1, &chosen.gid, device.port(1).unwrap(), &config);
+        let mut slots: Vec<_> = (0..300).map(|_| slab.take().unwrap()).collect();
+        queues.post_receives(&mut slots).unwrap();
+        qp.to_init(&path).unwrap();
+        let local = RemoteQp { qp_num: qp.number(), psn: 7, gid: path.gid, lid: 0 };
+        let offer = Bootstrap { qp: local, mtu: path.status.active_mtu, slot: 8192, grant: 250 };
+        let (server, answer) = far.upgrade.answer(offer.encode(), &far.stream).await.unwrap();
+        let answer = Bootstrap::decode(answer).unwrap();
+        let tuning = QpTuning::new(path.status.active_mtu);
+        qp.to_rtr(&path, &answer.qp, &tuning).unwrap();
+        qp.to_rts(7, &tuning).unwrap();
+        let hostile = Self { device, queues, qp, slab };
+        if prove {
+            let mut probe = BytesMut::new();
+            Probe { epoch: 1, len: 100 }.encode(&mut probe);
+            hostile.send(FrameType::PROBE, &probe, 250);
+        }
+        let server = tokio::spawn(server.complete(1, None));
+        (hostile, server)
+    }
+
+    fn send(&self, kind: FrameType, payload: &[u8], grant: u32) {
+        let mut header = Header::new(kind, u64::from(!kind.is_link()));
+        header.len = payload.len() as u32;
+        header.grant = grant;
+        self.send_raw(&[&header.encode(), payload].concat());
+    }
+
+    fn send_raw(&self, frame: &[u8]) {
+        let mut slot = self.slab.take().unwrap();
+        slot[..frame.len()].copy_from_slice(frame);
+        let parts = [slot.freeze(0..frame.len()), Bytes::new()];
+        let mut requests = VecDeque::from([SendRequest { parts, signaled: true, solicited: false }]);
+        assert_eq!(self.qp.post_sends(&mut requests).unwrap(), 1);
+        self.queues.poll(Cq::Send, 300, &mut Vec::new()).unwrap();
+    }
+
+    /// The types of the frames that have come, and their headers.
+    fn received(&self) -> Vec<(FrameType, Header, Bytes)> {
+        let mut out = Vec::new();
+        self.queues.poll(Cq::Receive, 300, &mut out).unwrap();
+        let frame = |completion| match completion {
+            Completion::Received { slot, len, .. } => {
+                let header = Header::decode(slot.first_chunk().unwrap()).unwrap();
+                (header.kind, header, slot.freeze(HEADER_LEN..len))
+            }
+            other => panic!("{other:?}"),
+        };
+        out.into_iter().map(frame).collect()
+    }
+
+    async fn receive(&self, kind: FrameType) -> (Header, Bytes) {
+        let frames = Mutex::new(Vec::new());
+        until("no such frame comes", || {
+            frames.lock().unwrap().extend(self.received());
+            frames.lock().unwrap().iter().any(|(k, ..)| *k == kind)
+        })
+        .await;
+        let frames = frames.into_inner().unwrap();
+        let (_, header, payload) = frames.into_iter().find(|(k, ..)| *k == kind).unwrap();
+        (header, payload)
+    }
+}
+
+type Server = tokio::task::JoinHandle<Result<Arc<dyn Link>, transport::Unavailable>>;
+
+#[tokio::test]
+async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
+    let mut bad_header = Header::new(FrameType::ITEM, 1).encode();
+    bad_header[2] = 1;
+    let encode = |op, count| {
+        let mut payload = BytesMut::new();
+        Credit { op, count }.encode(&mut payload);
+        payload.freeze()
+    };
+    type Attack = Box<dyn Fn(&Hostile)>;
+    let attacks: Vec<(&str, Attack)> = vec![
+        ("without a credit", Box::new(|h| (0..70).for_each(|_| h.send(FrameType::ITEM, b"x", 250)))),
+        ("has no header", Box::new(|h| h.send_raw(&[1, 2, 3]))),
+        ("header.reserved", Box::new(move |h| h.send_raw(&bad_header))),
+        ("says 0 bytes", Box::new(|h| h.send_raw(&[&Header::new(FrameType::ITEM, 1).encode()[..], b"more"].concat()))),
+        ("gives back credits", Box::new(move |h| h.send(FrameType::CREDIT, &encode(CreditOp::Forfeit, 5), 250))),
+        ("credit", Box::new(|h| h.send(FrameType::CREDIT, b"nonsense", 250))),
+        ("PING that was not sent", Box::new(|h| h.send(FrameType::PONG, &[0; 8], 250))),
+        ("ping", Box::new(|h| h.send(FrameType::PING, &[0; 3], 250))),
+    ];
+    let (fabric, [near, far]) = nodes(1);
+    let [a, mut b] = near.link(&far).await;
+    for (expected, attack) in attacks {
+        let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+        let mut end = End::start(server.await.unwrap().unwrap());
+        // The receiver takes nothing in meanwhile, so that no credits come back.
+        attack(&hostile);
+        let end = end.end().await;
+        assert!(end.failed && end.malformed, "{expected}: {end}");
+        assert!(end.detail.contains(expected), "{expected}: {end}");
+        drop(hostile);
+        a.send(100, 1000);
+        b.receive(100).await;
+    }
+}
+
+#[tokio::test]
+async fn first_frame_must_be_a_probe_that_is_whole() {
+    let (fabric, [_near, far]) = nodes(1);
+    let mut damaged = BytesMut::new();
+    Probe { epoch: 1, len: 100 }.encode(&mut damaged);
+    damaged[50] ^= 1;
+    let mut late = BytesMut::new();
+    Probe { epoch: 2, len: 100 }.encode(&mut late);
+    for (kind, payload, expected) in [
+        (FrameType::ITEM, &b"x"[..], "first frame is not a PROBE"),
+        (FrameType::PROBE, &damaged, "probe.filling"),
+        (FrameType::PROBE, &late, "epoch 2 came in place of 1"),
+    ] {
+        let (hostile, server) = Hostile::connect(&fabric, &far, false).await;
+        hostile.send(kind, payload, 250);
+        let why = server.await.unwrap().map(drop).unwrap_err();
+        assert!(why.reason == Reason::ProbeLost && why.detail.contains(expected), "{expected}: {why}");
+    }
+}
+
+#[tokio::test]
+async fn ping_is_answered_and_reclaimed_credits_are_given_back() {
+    let (fabric, [_near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let end = End::start(server.await.unwrap().unwrap());
+    let mut payload = BytesMut::new();
+    Ping { token: 0x1234 }.encode(&mut payload);
+    hostile.send(FrameType::PING, &payload, 250);
+    let (_, pong) = hostile.receive(FrameType::PONG).await;
+    assert_eq!(Ping::decode(pong).unwrap().token, 0x1234);
+
+    let mut payload = BytesMut::new();
+    Credit { op: CreditOp::Reclaim, count: 200 }.encode(&mut payload);
+    hostile.send(FrameType::CREDIT, &payload, 250);
+    let (_, forfeit) = hostile.receive(FrameType::CREDIT).await;
+    assert_eq!(Credit::decode(forfeit).unwrap(), Credit { op: CreditOp::Forfeit, count: 200 });
+    // Of 250 credits one has gone for the PROBE.
+    let got = std::cell::Cell::new(0);
+    let received = || {
+        got.set(got.get() + hostile.received().len());
+        got.get()
+    };
+    end.send(100, 10);
+    until("frames are missing", || received() >= 49).await;
+    hostile.send(FrameType::ITEM, b"x", 260);
+    until("frames are missing", || received() >= 59).await;
+    until("the driver does not sleep", || fabric.queues_armed() == 2).await;
+    assert_eq!(received(), 59, "more than there are credits");
+    drop(hostile.device);
+}
+
+#[tokio::test]
+async fn close_is_heard_before_the_handler_is_told() {
+    let (fabric, [_near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let mut end = End::start(server.await.unwrap().unwrap());
+    let mut close = BytesMut::new();
+    Close { code: CloseCode::Done, reason: String::new() }.encode(&mut close);
+    hostile.send(FrameType::ITEM, b"last", 250);
+    hostile.send(FrameType::CLOSE, &close, 250);
+    end.receive(1).await;
+    let before = tokio::time::Instant::now();
+    // The session closes it first, on hearing of it by the stream link.
+    end.link.close();
+    assert!(!end.end().await.failed);
+    assert!(before.elapsed() < LIMIT);
+    until("the queue pair stays", || fabric.queue_pairs().len() == 1).await;
+}

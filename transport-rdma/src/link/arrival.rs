@@ -1,0 +1,81 @@
+//! A completed receive, from the device's slot to a frame.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use farcall_core::proto::wire::{HEADER_LEN, Header};
+use farcall_core::transport::LinkEnd;
+
+use super::LinkCore;
+use crate::device::{Slot, WcError};
+use crate::endpoint::memory::Pool;
+
+/// Payloads below this are copied: a view would cost as much, and keep a slot.
+const COPY: usize = 1024;
+
+/// What a link has received, to be accepted when a new receive is in its place.
+pub(crate) struct Arrival {
+    link: Arc<LinkCore>,
+    /// The grants that the peer had been told of when this was polled.
+    told: u32,
+    frame: Result<(Header, Bytes), LinkEnd>,
+}
+
+impl Arrival {
+    /// Reads a frame of `len` bytes. What is to be posted in place of its slot goes to `slots`: a free one from `pool`, if
+    /// the payload stays where it is, else the slot itself. So readers that keep payloads for long get copies, and never
+    /// use up the receives.
+    pub(crate) fn take(link: Arc<LinkCore>, slot: Slot, len: usize, pool: &Pool, slots: &mut Vec<Slot>) -> Self {
+        let told = link.told.load(Ordering::Acquire);
+        link.received.fetch_add(len as u64, Ordering::Relaxed);
+        let header = match read_header(&slot[..len]) {
+            Ok(header) => header,
+            Err(why) => {
+                slots.push(slot);
+                let end = LinkEnd::malformed(format!("{}: the peer broke the protocol: {why}", link.name));
+                return Self { link, told, frame: Err(end) };
+            }
+        };
+        let spare = if len - HEADER_LEN < COPY { None } else { pool.take() };
+        let payload = match spare {
+            Some(spare) => {
+                slots.push(spare);
+                slot.freeze(HEADER_LEN..len)
+            }
+            None => {
+                link.copied.fetch_add((len - HEADER_LEN) as u64, Ordering::Relaxed);
+                let payload = Bytes::copy_from_slice(&slot[HEADER_LEN..len]);
+                slots.push(slot);
+                payload
+            }
+        };
+        Self { link, told, frame: Ok((header, payload)) }
+    }
+
+    /// A receive has failed.
+    pub(crate) fn failure(link: Arc<LinkCore>, error: WcError) -> Self {
+        let end = link.explain(error);
+        Self { link, told: 0, frame: Err(end) }
+    }
+
+    /// Counts and delivers it. `Some`: the link is over.
+    pub(crate) fn accept(self) -> (Arc<LinkCore>, Option<LinkEnd>) {
+        let end = match self.frame {
+            Ok((header, payload)) => self.link.accept(header, payload, self.told),
+            Err(end) => Some(end),
+        };
+        (self.link, end)
+    }
+}
+
+fn read_header(frame: &[u8]) -> Result<Header, String> {
+    let Some((header, payload)) = frame.split_first_chunk::<HEADER_LEN>() else {
+        return Err(format!("a frame of {} bytes has no header", frame.len()));
+    };
+    let header = Header::decode(header).map_err(|error| error.to_string())?;
+    if header.len as usize != payload.len() {
+        return Err(format!("a header says {} bytes, {} arrived", header.len, payload.len()));
+    }
+    Ok(header)
+}

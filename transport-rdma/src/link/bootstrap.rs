@@ -1,0 +1,144 @@
+//! What two ends tell each other to connect their queue pairs: the data of OFFER and ANSWER, and that of HELLO.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use farcall_core::proto::wire::{HEADER_LEN, Reader, WireError};
+
+use crate::device::{Gid, Mtu, RemoteQp};
+
+/// The version of this layout. Later ones append fields; an end that does not know them skips them.
+const VERSION: u8 = 1;
+
+/// The least that a receive must hold, header included.
+const MIN_SLOT: u32 = 1024;
+
+/// Queue pair and packet numbers have 24 bits.
+const MAX_NUMBER: u32 = 0xff_ffff;
+
+/// One end of a link, as it tells the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bootstrap {
+    /// Where to send to.
+    pub(crate) qp: RemoteQp,
+    /// The active MTU of its port.
+    pub(crate) mtu: Mtu,
+    /// How long a frame may be, header included.
+    pub(crate) slot: u32,
+    /// How many frames may be sent to it at first.
+    pub(crate) grant: u32,
+}
+
+impl Bootstrap {
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut out = BytesMut::with_capacity(48);
+        out.put_u8(VERSION);
+        out.put_u8(self.mtu.code());
+        out.put_u16_le(self.qp.lid);
+        out.put_u32_le(self.qp.qp_num);
+        out.put_u32_le(self.qp.psn);
+        out.put_u32_le(self.slot);
+        out.put_u32_le(self.grant);
+        out.put_slice(&self.qp.gid.0);
+        out.freeze()
+    }
+
+    /// What the peer says, or what is wrong with it.
+    pub(crate) fn decode(data: Bytes) -> Result<Self, String> {
+        let fields = Fields::read(data).map_err(|error| error.to_string())?;
+        if fields.version < VERSION {
+            return Err(format!("its version of RDMA set-up is {}, which does not exist", fields.version));
+        }
+        let mtu = Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
+        let Fields { qp_num, psn, slot, grant, .. } = fields;
+        if qp_num > MAX_NUMBER || psn > MAX_NUMBER {
+            return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));
+        }
+        if slot < MIN_SLOT || grant == 0 {
+            return Err(format!("it has {grant} receives of {slot} bytes"));
+        }
+        let qp = RemoteQp { qp_num, psn, gid: Gid(fields.gid), lid: fields.lid };
+        Ok(Self { qp, mtu, slot, grant })
+    }
+
+    /// The longest payload of a frame to that end.
+    pub(crate) fn max_frame(&self) -> usize {
+        (self.slot as usize).saturating_sub(HEADER_LEN)
+    }
+}
+
+/// The fields as they stand in the data.
+struct Fields {
+    version: u8,
+    mtu: u8,
+    lid: u16,
+    qp_num: u32,
+    psn: u32,
+    slot: u32,
+    grant: u32,
+    gid: [u8; 16],
+}
+
+impl Fields {
+    fn read(data: Bytes) -> Result<Self, WireError> {
+        let mut r = Reader::new(data);
+        Ok(Self {
+            version: r.u8("rdma.version")?,
+            mtu: r.u8("rdma.mtu")?,
+            lid: r.u16("rdma.lid")?,
+            qp_num: r.u32("rdma.qp")?,
+            psn: r.u32("rdma.psn")?,
+            slot: r.u32("rdma.slot")?,
+            grant: r.u32("rdma.grant")?,
+            gid: (u128::from(r.u64("rdma.gid")?) | u128::from(r.u64("rdma.gid")?) << 64).to_le_bytes(),
+        })
+    }
+}
+
+/// What HELLO says: nothing but that an OFFER may follow.
+pub(crate) fn announcement() -> Bytes {
+    Bytes::from_static(&[VERSION])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Bootstrap {
+        let gid = Gid(*b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x63\0\x01");
+        let qp = RemoteQp { qp_num: 0x11, psn: 0xabcdef, gid, lid: 0x203 };
+        Bootstrap { qp, mtu: Mtu::from_code(5).unwrap(), slot: 8192, grant: 64 }
+    }
+
+    #[test]
+    fn layout_is_fixed() {
+        let expected = [
+            1, 5, 0x03, 0x02, // version, MTU of 4096, LID
+            0x11, 0, 0, 0, 0xef, 0xcd, 0xab, 0, // queue pair, first packet
+            0, 0x20, 0, 0, 64, 0, 0, 0, // slot, grant
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 99, 0, 1, // ::ffff:10.99.0.1
+        ];
+        assert_eq!(example().encode()[..], expected);
+        assert_eq!(Bootstrap::decode(Bytes::copy_from_slice(&expected)).unwrap(), example());
+    }
+
+    #[test]
+    fn later_versions_append() {
+        let mut data = BytesMut::from(&example().encode()[..]);
+        data[0] = 2;
+        data.put_slice(b"more");
+        assert_eq!(Bootstrap::decode(data.freeze()).unwrap(), example());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let good = example().encode();
+        for len in 0..good.len() {
+            assert!(Bootstrap::decode(good.slice(..len)).is_err(), "{len} bytes");
+        }
+        // Version 0, no MTU, an MTU of 6, a queue pair of 32 bits, a packet of 32 bits, a slot of 992, no grant.
+        for (at, byte) in [(0, 0), (1, 0), (1, 6), (7, 1), (11, 1), (13, 3), (16, 0)] {
+            let mut bad = BytesMut::from(&good[..]);
+            bad[at] = byte;
+            assert!(Bootstrap::decode(bad.freeze()).is_err(), "byte {at} is {byte}");
+        }
+    }
+}

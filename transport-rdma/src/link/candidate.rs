@@ -1,0 +1,166 @@
+//! Making a link: queue pairs are connected, and both ends prove that they hear each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::wire::{HEADER_LEN, Probe};
+use farcall_core::transport::{self, BoxFuture, Candidate, Description, Link, Reason};
+
+use super::{Bootstrap, LinkCore, RdmaLink};
+use crate::device::{DeviceError, LocalPath, QpTuning};
+use crate::endpoint::{Endpoint, NoRoom};
+use crate::unavailable::Unavailable;
+
+/// How long the peer's PROBE may take after everything is set up.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Which end of the connection this is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Side {
+    /// It has made an offer, and probes first.
+    Client,
+    /// It has answered this one.
+    Server(Bootstrap),
+}
+
+/// A link that is not proven yet.
+#[derive(Debug)]
+pub(crate) struct RdmaCandidate {
+    link: Arc<RdmaLink>,
+    endpoint: Arc<Endpoint>,
+    path: LocalPath,
+    psn: u32,
+    side: Side,
+}
+
+impl RdmaCandidate {
+    /// Prepares an end: for a client ready to receive, for a server ready to send as well. What the peer has to know is
+    /// the second result.
+    pub(crate) async fn prepare(
+        endpoint: Arc<Endpoint>,
+        path: LocalPath,
+        stream: &Description,
+        side: Side,
+    ) -> Result<(Self, Bootstrap), transport::Unavailable> {
+        let shard = Arc::clone(endpoint.shard());
+        let worker = Arc::clone(&shard);
+        let created = shard.device.control.run(move || worker.create_qp(&path)).await.map_err(|_| bug())??;
+        let new = created.map_err(no_room)?;
+        let psn = random_psn()?;
+        let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
+        let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
+        let (window, number) = (new.promise.window(), new.qp.number());
+        let (memory, mailbox) = (Arc::clone(&shard.memory), Arc::clone(&shard.mailbox));
+        let core = LinkCore::new(new, name, memory, mailbox, shard.device.control.clone());
+        if !shard.add(Arc::clone(&core)) {
+            return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
+        }
+        let description =
+            Description { transport: "rdma", local: stream.local, peer: stream.peer, device };
+        let link = Arc::new(RdmaLink { core, description, _endpoint: Arc::clone(&endpoint) });
+        let candidate = Self { link, endpoint, path, psn, side };
+        if let Side::Server(peer) = side {
+            candidate.connect(peer).await?;
+        }
+        let qp = crate::device::RemoteQp { qp_num: number, psn, gid: path.gid, lid: path.status.lid };
+        let slot = crate::endpoint::memory::SLOT as u32;
+        Ok((candidate, Bootstrap { qp, mtu: path.status.active_mtu, slot, grant: window }))
+    }
+
+    /// Connects the queue pair, on the control thread.
+    async fn connect(&self, peer: Bootstrap) -> Result<(), transport::Unavailable> {
+        let shard = self.endpoint.shard();
+        let mut tuning = QpTuning::new(self.path.status.active_mtu.min(peer.mtu));
+        if shard.config().strict_credits {
+            tuning.rnr_retry = 0;
+        }
+        let (core, path, psn) = (Arc::clone(&self.link.core), self.path, self.psn);
+        let connect = move || -> Result<(), DeviceError> {
+            let Some(qp) = core.qp() else { return Ok(()) };
+            qp.to_rtr(&path, &peer.qp, &tuning)?;
+            qp.to_rts(psn, &tuning)?;
+            core.connected(&peer);
+            Ok(())
+        };
+        let connected = shard.device.control.run(connect).await.map_err(|_| bug())?;
+        connected.map_err(|error| Unavailable::Device(error).into())
+    }
+
+    /// Sends this side's PROBE: twice the path's MTU, or as long as a receive if that is less.
+    fn send_probe(&self, epoch: u32, peer: &Bootstrap) -> Result<(), transport::Unavailable> {
+        let mtu = self.path.status.active_mtu.min(peer.mtu).bytes();
+        let len = (2 * mtu).min(crate::endpoint::memory::SLOT - HEADER_LEN).min(peer.max_frame()) as u32;
+        let mut payload = BytesMut::new();
+        Probe { epoch, len }.encode(&mut payload);
+        if self.link.core.send_probe(&payload) {
+            return Ok(());
+        }
+        Err(transport::Unavailable::new(Reason::NoCredit, "all send buffers are in use"))
+    }
+
+    async fn await_probe(&self, epoch: u32) -> Result<(), transport::Unavailable> {
+        let lost = |detail: String| transport::Unavailable::new(Reason::ProbeLost, detail);
+        let probe = self.link.core.receiving().probe();
+        let name = self.link.core.name();
+        match tokio::time::timeout(PATIENCE, probe).await {
+            Ok(Ok(Ok(probe))) if probe.epoch == epoch => Ok(()),
+            Ok(Ok(Ok(probe))) => Err(lost(format!("{name}: epoch {} came in place of {epoch}", probe.epoch))),
+            Ok(Ok(Err(end))) => Err(lost(end.detail)),
+            Ok(Err(_)) => Err(lost(format!("{name} was given up"))),
+            Err(_) => Err(lost(format!(
+                "{name}: nothing came within {PATIENCE:?}; check that RDMA packets (RoCE v2: UDP port 4791) pass between \
+                 the hosts in both directions, at the MTU of {} bytes",
+                self.path.status.active_mtu.bytes()
+            ))),
+        }
+    }
+
+    async fn finish(self, epoch: u32, answer: Option<Bytes>) -> Result<Arc<dyn Link>, transport::Unavailable> {
+        match self.side {
+            Side::Client => {
+                let data = answer.unwrap_or_default();
+                let peer = Bootstrap::decode(data)
+                    .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}")))?;
+                self.connect(peer).await?;
+                self.send_probe(epoch, &peer)?;
+                self.await_probe(epoch).await?;
+            }
+            Side::Server(peer) => {
+                self.await_probe(epoch).await?;
+                self.send_probe(epoch, &peer)?;
+            }
+        }
+        Ok(self.link)
+    }
+}
+
+impl Candidate for RdmaCandidate {
+    fn complete(
+        self: Box<Self>,
+        epoch: u32,
+        answer: Option<Bytes>,
+    ) -> BoxFuture<Result<Arc<dyn Link>, transport::Unavailable>> {
+        Box::pin(self.finish(epoch, answer))
+    }
+}
+
+/// The number of the first packet. Random, so that packets of an earlier queue pair with this number, or a stranger's, are
+/// not taken for ours.
+fn random_psn() -> Result<u32, transport::Unavailable> {
+    let number = getrandom::u32()
+        .map_err(|error| transport::Unavailable::new(Reason::Other, format!("no random numbers: {error}")))?;
+    Ok(number & 0xff_ffff)
+}
+
+fn no_room(what: NoRoom) -> transport::Unavailable {
+    let detail = match what {
+        NoRoom::Receives => "all receive buffers are promised to other peers; `rdma.memory` allows for more",
+        NoRoom::Completions => "as many peers as there may be; `rdma.connections` allows for more",
+    };
+    transport::Unavailable::new(Reason::NoCredit, detail)
+}
+
+fn bug() -> transport::Unavailable {
+    transport::Unavailable::new(Reason::Other, "the RDMA control thread has panicked; report this as a bug")
+}

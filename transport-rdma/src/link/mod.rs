@@ -1,0 +1,198 @@
+//! A link: one queue pair of an endpoint, with credits, as the session above sees it.
+
+mod arrival;
+mod bootstrap;
+mod candidate;
+mod credit;
+mod receive;
+mod send;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+
+pub(crate) use arrival::Arrival;
+pub(crate) use bootstrap::{Bootstrap, announcement};
+pub(crate) use candidate::{RdmaCandidate, Side};
+
+use self::receive::Receiving;
+use self::send::Sending;
+use crate::device::{QueuePair, RemoteQp, WcError};
+use crate::endpoint::control::{Control, Offload};
+use crate::endpoint::mailbox::Mailbox;
+use crate::endpoint::memory::{Memory, Promise};
+use crate::endpoint::{Endpoint, NewQp};
+
+/// The part of a link that its endpoint's driver knows.
+///
+/// Locks, in the order in which they may be taken: `receiving`, then `sending`. No handler is called under either.
+pub(crate) struct LinkCore {
+    /// The queue pair's.
+    number: u32,
+    /// For people: queue pair, device, port, GID.
+    name: String,
+    /// The peer's queue pair, once it is known.
+    remote: OnceLock<RemoteQp>,
+    memory: Arc<Memory>,
+    mailbox: Arc<Mailbox>,
+    promise: Mutex<Option<Promise>>,
+    /// Receives granted to the peer since the link began.
+    granted: AtomicU32,
+    /// How many of those the peer has been told of. Written under the lock of `sending`.
+    told: AtomicU32,
+    /// The longest payload that the peer takes; set with `remote`.
+    max_frame: AtomicU32,
+    closing: AtomicBool,
+    sending: Mutex<Sending>,
+    receiving: Mutex<Receiving>,
+    sent: AtomicU64,
+    received: AtomicU64,
+    copied: AtomicU64,
+}
+
+impl LinkCore {
+    /// A link with a queue pair in state INIT.
+    pub(crate) fn new(
+        new: NewQp,
+        name: String,
+        memory: Arc<Memory>,
+        mailbox: Arc<Mailbox>,
+        control: Control,
+    ) -> Arc<Self> {
+        let (number, window) = (new.qp.number(), new.promise.window());
+        Arc::new(Self {
+            number,
+            name,
+            remote: OnceLock::new(),
+            memory,
+            mailbox,
+            promise: Mutex::new(Some(new.promise)),
+            granted: AtomicU32::new(window),
+            told: AtomicU32::new(window),
+            max_frame: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
+            sending: Mutex::new(Sending::new(Offload::new(new.qp, control), window)),
+            receiving: Mutex::default(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+        })
+    }
+
+    /// The queue pair's number.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Which link it is, for people.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The queue pair, until the link is released.
+    pub(crate) fn qp(&self) -> Option<Arc<dyn QueuePair>> {
+        self.sending().qp()
+    }
+
+    /// The peer's end is known, and may be sent to.
+    pub(crate) fn connected(&self, peer: &Bootstrap) {
+        // Set once, by the candidate that makes the link.
+        let _ = self.remote.set(peer.qp);
+        let max_frame = peer.max_frame().min(crate::endpoint::memory::SLOT - farcall_core::proto::wire::HEADER_LEN);
+        self.max_frame.store(max_frame as u32, Ordering::Release);
+        self.sending().open(peer.grant);
+    }
+
+    /// This side wants no more of it.
+    pub(crate) fn close(&self) {
+        if self.closing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.say_close();
+        self.mailbox.changed(self.number);
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Gives queue pair and receives back.
+    pub(crate) fn release(&self) {
+        // The queue pair first: its receives are free only when it receives no more. Destroying it may block, and happens
+        // elsewhere; by now it is in ERR.
+        self.sending().release();
+        drop(self.promise.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// What a failed send or receive says about the link.
+    pub(crate) fn explain(&self, error: WcError) -> LinkEnd {
+        let peer = match self.remote.get() {
+            Some(remote) => format!("queue pair {} at {}", remote.qp_num, remote.gid.ip()),
+            None => "no peer yet".to_owned(),
+        };
+        LinkEnd::failed(format!("{} with {peer}: {error}; {}", self.name, error.status.remedy()))
+    }
+
+    fn sending(&self) -> MutexGuard<'_, Sending> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn receiving(&self) -> MutexGuard<'_, Receiving> {
+        self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LinkCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkCore").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A link as the session has it. Dropping it closes it.
+#[derive(Debug)]
+pub(crate) struct RdmaLink {
+    core: Arc<LinkCore>,
+    description: Description,
+    /// The driver runs as long as there are links.
+    _endpoint: Arc<Endpoint>,
+}
+
+impl Link for RdmaLink {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn max_frame(&self) -> usize {
+        self.core.max_frame.load(Ordering::Acquire) as usize
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        self.core.receiving().start(handler);
+        // What has arrived before is delivered by the driver, as everything is.
+        self.core.mailbox.changed(self.core.number);
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        self.core.send(source);
+    }
+
+    fn close(&self) {
+        self.core.close();
+    }
+
+    fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        counters.bytes_sent = self.core.sent.load(Ordering::Relaxed);
+        counters.bytes_received = self.core.received.load(Ordering::Relaxed);
+        counters.bytes_copied = self.core.copied.load(Ordering::Relaxed);
+        counters
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.core.close();
+    }
+}

@@ -1,0 +1,223 @@
+//! The way in: from the driver, through credits, to the handler.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use farcall_core::proto::wire::{Credit, CreditOp, FrameType, Header, Ping, Probe, WireError};
+use farcall_core::transport::{LinkEnd, LinkHandler};
+use tokio::sync::oneshot;
+
+use super::LinkCore;
+use super::credit::Received;
+
+/// What receiving needs. The driver alone delivers; others start the link and ask about it.
+#[derive(Default)]
+pub(super) struct Receiving {
+    count: Received,
+    proof: Proof,
+    handler: Option<Arc<dyn LinkHandler>>,
+    /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
+    inbox: VecDeque<Item>,
+    /// The peer has said CLOSE.
+    farewell: bool,
+    /// Nothing more is taken in.
+    ended: bool,
+}
+
+enum Item {
+    Frame(Header, Bytes),
+    End(LinkEnd),
+}
+
+/// Whether the peer's PROBE has arrived.
+#[derive(Default)]
+enum Proof {
+    #[default]
+    Awaited,
+    /// Somebody waits for it.
+    Asked(oneshot::Sender<Result<Probe, LinkEnd>>),
+    /// It has come, or will not come, before anybody asked.
+    Known(Result<Probe, LinkEnd>),
+    Given,
+}
+
+impl Receiving {
+    pub(super) fn start(&mut self, handler: Arc<dyn LinkHandler>) {
+        self.handler = Some(handler);
+    }
+
+    /// Resolves when the peer's PROBE has arrived, or the link has failed. Asked once.
+    pub(super) fn probe(&mut self) -> oneshot::Receiver<Result<Probe, LinkEnd>> {
+        let (sender, receiver) = oneshot::channel();
+        self.proof = match std::mem::take(&mut self.proof) {
+            Proof::Known(result) => {
+                // The receiver is there.
+                let _ = sender.send(result);
+                Proof::Given
+            }
+            Proof::Awaited | Proof::Asked(_) | Proof::Given => Proof::Asked(sender),
+        };
+        receiver
+    }
+
+    pub(super) fn is_proven(&self) -> bool {
+        matches!(self.proof, Proof::Given | Proof::Known(Ok(_)))
+    }
+
+    pub(super) fn count(&self) -> Received {
+        self.count
+    }
+
+    pub(super) fn handler(&self) -> Option<Arc<dyn LinkHandler>> {
+        self.handler.clone()
+    }
+
+    /// The outcome of the probe, unless there is one already.
+    fn prove(&mut self, result: Result<Probe, LinkEnd>) {
+        self.proof = match std::mem::take(&mut self.proof) {
+            Proof::Awaited => Proof::Known(result),
+            Proof::Asked(sender) => {
+                // Who asked may have lost patience.
+                let _ = sender.send(result);
+                Proof::Given
+            }
+            proof => proof,
+        };
+    }
+}
+
+impl LinkCore {
+    /// A frame has arrived, when the peer had been told of `told` grants. `Some`: the link is over.
+    pub(super) fn accept(&self, header: Header, payload: Bytes, told: u32) -> Option<LinkEnd> {
+        match self.take_in(header, payload, told) {
+            Ok(None) => {}
+            Ok(end) => return end,
+            Err(error) => {
+                return Some(LinkEnd::malformed(format!("{}: the peer broke the protocol: {error}", self.name)));
+            }
+        }
+        self.deliver()
+    }
+
+    fn take_in(&self, header: Header, payload: Bytes, told: u32) -> Result<Option<LinkEnd>, String> {
+        let wrong = |error: WireError| error.to_string();
+        let mut receiving = self.receiving();
+        if receiving.ended || receiving.farewell {
+            return Ok(None);
+        }
+        let kind = header.kind;
+        let is_control = [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&kind);
+        self.sending().on_grant(header.grant);
+        if !is_control {
+            if !receiving.count.count(told) {
+                return Err("it sent a frame without a credit".to_owned());
+            }
+            // The driver has already put another receive in the place of this one.
+            self.granted.fetch_add(1, Ordering::Release);
+        }
+        match kind {
+            FrameType::PROBE if matches!(receiving.proof, Proof::Awaited | Proof::Asked(_)) => {
+                let probe = Probe::decode(payload).map_err(wrong)?;
+                receiving.prove(Ok(probe));
+            }
+            FrameType::CLOSE => return Ok(Some(LinkEnd::orderly())),
+            _ if !receiving.is_proven() => return Err("its first frame is not a PROBE".to_owned()),
+            FrameType::CREDIT => {
+                let credit = Credit::decode(payload).map_err(wrong)?;
+                match credit.op {
+                    CreditOp::Grant => {}
+                    CreditOp::Reclaim => self.sending().want_forfeit(credit.count),
+                    CreditOp::Forfeit => return Err("it gives back credits without being asked".to_owned()),
+                }
+            }
+            FrameType::PING => {
+                let ping = Ping::decode(payload).map_err(wrong)?;
+                self.sending().want_pong(ping.token);
+            }
+            FrameType::PONG => return Err("it answers a PING that was not sent".to_owned()),
+            _ => receiving.inbox.push_back(Item::Frame(header, payload)),
+        }
+        Ok(None)
+    }
+
+    /// Gives the handler what has arrived, if the link is started. `Some`: the handler will have no more of it.
+    pub(crate) fn deliver(&self) -> Option<LinkEnd> {
+        loop {
+            let (handler, item) = {
+                let mut receiving = self.receiving();
+                let handler = receiving.handler.clone()?;
+                (handler, receiving.inbox.pop_front()?)
+            };
+            match item {
+                Item::Frame(header, payload) => {
+                    if self.hand_over(&*handler, header, payload).is_err() {
+                        // The handler knows, and has closed the connection.
+                        return Some(LinkEnd::failed("the peer broke the protocol"));
+                    }
+                }
+                Item::End(end) => {
+                    self.receiving().handler = None;
+                    handler.closed(end);
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn hand_over(&self, handler: &dyn LinkHandler, header: Header, payload: Bytes) -> Result<(), WireError> {
+        if header.kind == FrameType::FRAGMENT
+            && let Some(mut buffer) = handler.buffer(&header)?
+        {
+            buffer.extend_from_slice(&payload);
+            self.copied.fetch_add(payload.len() as u64, Ordering::Relaxed);
+            return handler.filled(header, buffer);
+        }
+        handler.receive(header, payload)
+    }
+
+    /// All that had arrived is delivered: lets replies leave, and more be sent.
+    pub(crate) fn batch_end(&self) {
+        let handler = self.receiving().handler();
+        if let Some(handler) = handler {
+            handler.batch_end();
+        }
+        // After the replies, which report grants as well.
+        self.on_room();
+    }
+
+    /// The peer has closed the link, and listens no more.
+    pub(crate) fn hear_farewell(&self) {
+        self.receiving().farewell = true;
+        self.sending().end();
+    }
+
+    /// The link is over. The handler hears of it after what arrived before, unless this side has closed it.
+    pub(crate) fn end(&self, end: LinkEnd) {
+        {
+            let mut receiving = self.receiving();
+            if receiving.ended {
+                return;
+            }
+            receiving.ended = true;
+            if self.is_closing() {
+                receiving.inbox.clear();
+            }
+            receiving.prove(Err(end.clone()));
+            receiving.inbox.push_back(Item::End(end));
+        }
+        if !self.is_closing() {
+            self.sending().end();
+        }
+        while self.deliver().is_some() {
+            // The handler refuses a frame: it wants none of those behind it, only the end.
+            self.receiving().inbox.retain(|item| matches!(item, Item::End(_)));
+        }
+    }
+
+    /// Whether what was taken to be sent has been.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.sending().has_sent()
+    }
+}

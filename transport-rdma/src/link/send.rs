@@ -1,0 +1,329 @@
+//! The way out: from whoever has frames, through credits and the send queue, to the device.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::{Close, CloseCode, Credit, CreditOp, FrameType, HEADER_LEN, Header, Ping};
+use farcall_core::transport::{FrameSource, LinkEnd};
+
+use super::LinkCore;
+use super::credit::{Received, Reports, SendCredits};
+use crate::device::{MAX_BATCH, PostError, QueuePair, SendRequest, Slot};
+use crate::endpoint::DATA_SENDS;
+use crate::endpoint::control::Offload;
+
+/// The longest payload of CREDIT, PONG and CLOSE, as this side sends them.
+const MAX_CONTROL: usize = 8;
+
+/// What sending needs; under one lock, which is held while frames are taken and posted.
+pub(super) struct Sending {
+    /// None when the link has been released.
+    qp: Option<Offload<dyn QueuePair>>,
+    /// Bytes that fit into a work request.
+    inline: usize,
+    state: State,
+    credits: SendCredits,
+    pub(super) reports: Reports,
+    /// Encoded and not with the device yet.
+    requests: VecDeque<SendRequest>,
+    /// Frames were left with their source for lack of room.
+    blocked: bool,
+    /// Control frames to be sent.
+    pong: Option<u64>,
+    forfeit: Option<u32>,
+    /// The last that a frame has said; what the link says itself repeats it.
+    rx_seq: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The peer's end is not known.
+    Unconnected,
+    Open,
+    /// CLOSE was posted.
+    Closing,
+    /// Nothing is sent any more.
+    Ended,
+}
+
+impl Sending {
+    pub(super) fn new(qp: Offload<dyn QueuePair>, window: u32) -> Self {
+        Self {
+            inline: qp.inline() as usize,
+            qp: Some(qp),
+            state: State::Unconnected,
+            credits: SendCredits::new(0),
+            reports: Reports::new(window),
+            requests: VecDeque::with_capacity(MAX_BATCH),
+            blocked: false,
+            pong: None,
+            forfeit: None,
+            rx_seq: 0,
+        }
+    }
+
+    pub(super) fn open(&mut self, grant: u32) {
+        self.credits = SendCredits::new(grant);
+        if self.state == State::Unconnected {
+            self.state = State::Open;
+        }
+    }
+
+    pub(super) fn qp(&self) -> Option<Arc<dyn QueuePair>> {
+        self.qp.as_deref().cloned()
+    }
+
+    pub(super) fn end(&mut self) {
+        self.state = State::Ended;
+        self.requests.clear();
+    }
+
+    pub(super) fn release(&mut self) {
+        self.end();
+        self.qp = None;
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Whether everything that was taken has completed, if that is waited for.
+    pub(super) fn has_sent(&self) -> bool {
+        self.state != State::Closing || self.qp.as_ref().is_none_or(|qp| qp.sends_outstanding() == 0)
+    }
+
+    /// A grant from a header.
+    pub(super) fn on_grant(&mut self, grant: u32) {
+        self.credits.update(grant);
+    }
+
+    pub(super) fn want_pong(&mut self, token: u64) {
+        self.pong = Some(token);
+    }
+
+    pub(super) fn want_forfeit(&mut self, count: u32) {
+        self.forfeit = Some(count);
+    }
+
+    /// Whether the send queue takes another frame that is none of the link's own.
+    fn has_queue_room(&self) -> bool {
+        let outstanding = self.qp.as_ref().map_or(usize::MAX, |qp| qp.sends_outstanding());
+        outstanding.saturating_add(self.requests.len()) < DATA_SENDS
+    }
+
+    /// Whether another frame may be sent. What it is encoded into comes later.
+    fn has_room(&self) -> bool {
+        self.credits.available() > 0 && self.has_queue_room()
+    }
+
+    /// Encodes a frame of `header.len` bytes, into the slot if it is too long for a work request.
+    fn encode<'a>(
+        &self,
+        header: &Header,
+        pieces: impl Iterator<Item = &'a [u8]>,
+        slot: &mut Option<Slot>,
+    ) -> Option<SendRequest> {
+        let len = HEADER_LEN + header.len as usize;
+        let whole = if len <= self.inline {
+            let mut whole = BytesMut::with_capacity(len);
+            whole.put_slice(&header.encode());
+            pieces.for_each(|piece| whole.put_slice(piece));
+            whole.freeze()
+        } else {
+            let mut slot = slot.take().filter(|slot| slot.len() >= len)?;
+            let mut rest = &mut slot[..len];
+            rest.put_slice(&header.encode());
+            pieces.for_each(|piece| rest.put_slice(piece));
+            slot.freeze(0..len)
+        };
+        Some(SendRequest { parts: [whole, Bytes::new()], signaled: false, solicited: false })
+    }
+
+    /// Whether the link's own short frames fit into a work request, as they do on most devices.
+    fn has_inline_controls(&self) -> bool {
+        self.inline >= HEADER_LEN + MAX_CONTROL
+    }
+}
+
+impl LinkCore {
+    /// See [`farcall_core::transport::Link::send`].
+    pub(super) fn send(&self, source: &mut dyn FrameSource) {
+        let mut sending = self.sending();
+        if !sending.is_open() {
+            return;
+        }
+        let max_frame = self.max_frame.load(Ordering::Acquire) as usize;
+        let mut slot = None;
+        loop {
+            if !sending.has_room() || !self.has_slot(&mut slot) {
+                sending.blocked = true;
+                break;
+            }
+            let Some(frame) = source.next(max_frame) else { break };
+            self.take(&mut sending, &frame, &mut slot);
+            if sending.requests.len() >= MAX_BATCH {
+                self.post(&mut sending);
+            }
+        }
+        self.post(&mut sending);
+    }
+
+    /// Sends a frame of the link's own that takes a credit; false if there is no room.
+    pub(super) fn send_probe(&self, payload: &[u8]) -> bool {
+        let mut sending = self.sending();
+        let mut slot = None;
+        if !sending.is_open() || !sending.has_room() || !self.has_slot(&mut slot) {
+            return false;
+        }
+        sending.credits.take();
+        self.say(&mut sending, FrameType::PROBE, payload, slot);
+        true
+    }
+
+    /// There may be room again: sends what waits, and has the handler send more.
+    pub(crate) fn on_room(&self) {
+        let received = self.receiving().count();
+        let wake = {
+            let mut sending = self.sending();
+            self.say_controls(&mut sending, received);
+            self.post(&mut sending);
+            let wake = sending.blocked && sending.is_open() && sending.has_room();
+            sending.blocked &= !wake;
+            wake
+        };
+        if wake && let Some(handler) = self.receiving().handler() {
+            handler.writable();
+        }
+    }
+
+    /// Whether there is something to encode a long frame into.
+    fn has_slot(&self, slot: &mut Option<Slot>) -> bool {
+        if slot.is_none() {
+            *slot = self.memory.sends().take();
+        }
+        if slot.is_none() {
+            self.mailbox.wait_for_slot(self.number);
+            // One may have become free just before.
+            *slot = self.memory.sends().take();
+        }
+        slot.is_some()
+    }
+
+    /// Encodes a frame of the session's.
+    fn take(&self, sending: &mut Sending, frame: &Frame, slot: &mut Option<Slot>) {
+        sending.credits.take();
+        sending.rx_seq = frame.header.rx_seq;
+        let mut header = frame.header;
+        header.grant = self.stamp(sending);
+        let had_slot = slot.is_some();
+        // A frame has at most `max_frame` bytes, for which a slot has room, header included.
+        let pieces = frame.pieces.iter().map(|piece| &piece[..]);
+        let Some(request) = sending.encode(&header, pieces, slot) else { return };
+        self.sent.fetch_add(HEADER_LEN as u64 + u64::from(header.len), Ordering::Relaxed);
+        if had_slot && slot.is_none() {
+            self.copied.fetch_add(u64::from(header.len), Ordering::Relaxed);
+        }
+        sending.requests.push_back(request);
+    }
+
+    /// What a header that leaves now says of grants.
+    fn stamp(&self, sending: &mut Sending) -> u32 {
+        let granted = self.granted.load(Ordering::Acquire);
+        self.told.store(granted, Ordering::Release);
+        sending.reports.stamp(granted)
+    }
+
+    /// Sends the control frames that are due. They have room in the send queue and receives at the peer of their own.
+    fn say_controls(&self, sending: &mut Sending, received: Received) {
+        let mut payload = BytesMut::new();
+        loop {
+            let is_due = sending.reports.is_due(self.granted.load(Ordering::Acquire), received);
+            if !sending.is_open() || !(is_due || sending.pong.is_some() || sending.forfeit.is_some()) {
+                return;
+            }
+            let mut slot = None;
+            if !sending.has_inline_controls() && !self.has_slot(&mut slot) {
+                // Waits for one, as frames do.
+                return;
+            }
+            let kind = if let Some(token) = sending.pong.take() {
+                Ping { token }.encode(&mut payload);
+                FrameType::PONG
+            } else if let Some(count) = sending.forfeit.take() {
+                let count = sending.credits.forfeit(count);
+                Credit { op: CreditOp::Forfeit, count }.encode(&mut payload);
+                FrameType::CREDIT
+            } else {
+                sending.reports.note_credit();
+                Credit { op: CreditOp::Grant, count: 0 }.encode(&mut payload);
+                FrameType::CREDIT
+            };
+            self.say(sending, kind, &payload.split(), slot);
+        }
+    }
+
+    /// Tells the peer that this is the last frame. It goes behind everything that was taken.
+    pub(super) fn say_close(&self) {
+        let is_proven = self.receiving().is_proven();
+        let mut sending = self.sending();
+        if !sending.is_open() {
+            return;
+        }
+        if is_proven {
+            let mut payload = BytesMut::new();
+            Close { code: CloseCode::Done, reason: String::new() }.encode(&mut payload);
+            let slot = if sending.has_inline_controls() { None } else { self.memory.sends().take() };
+            self.say(&mut sending, FrameType::CLOSE, &payload, slot);
+        }
+        if sending.is_open() {
+            sending.state = if is_proven { State::Closing } else { State::Ended };
+        }
+    }
+
+    /// Sends a link frame.
+    fn say(&self, sending: &mut Sending, kind: FrameType, payload: &[u8], mut slot: Option<Slot>) {
+        let mut header = Header::new(kind, 0);
+        header.len = payload.len() as u32;
+        header.rx_seq = sending.rx_seq;
+        header.grant = self.stamp(sending);
+        let Some(mut request) = sending.encode(&header, std::iter::once(payload), &mut slot) else { return };
+        request.signaled = kind == FrameType::CLOSE;
+        self.sent.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Relaxed);
+        sending.requests.push_back(request);
+        self.post(sending);
+    }
+
+    /// Gives the device what was encoded.
+    fn post(&self, sending: &mut Sending) {
+        let Sending { qp: Some(qp), requests, inline, .. } = sending else { return };
+        // Slots are few: the last that is used is asked after, so that they come back without waiting for more sends.
+        let last = requests.iter_mut().rev().find(|request| request.len() > *inline);
+        if let Some(last) = last {
+            last.signaled = true;
+        }
+        while !requests.is_empty() {
+            match qp.post_sends(requests) {
+                // Not for long: what is outstanding completes, and then this is tried again.
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    let end = LinkEnd::failed(format!("{}: {}", self.name, describe(&error)));
+                    sending.end();
+                    return self.mailbox.failed(self.number, end);
+                }
+            }
+        }
+    }
+}
+
+fn describe(error: &PostError) -> String {
+    match error {
+        PostError::Device(error) => error.to_string(),
+        PostError::NotRegistered | PostError::TooLong | PostError::Misplaced => {
+            format!("a send was refused ({error:?}); report this as a bug")
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! RDMA as something that a session can be moved to.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use farcall_core::transport::{self, BoxFuture, Candidate, Description, Reason, Upgrade};
+use tokio::runtime::Handle;
+
+use crate::config::RdmaConfig;
+use crate::device::{Host, LocalPath};
+use crate::endpoint::{Endpoint, Machine};
+use crate::link::{Bootstrap, RdmaCandidate, Side, announcement};
+
+type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
+
+/// RDMA, for the sessions of a channel or server.
+///
+/// Nothing is opened before the first session asks. Sessions of one runtime share a device's memory and its queues, also
+/// those of other channels and servers with the same device; the configuration of the first of them counts for what is
+/// shared.
+#[derive(Debug, Clone)]
+pub struct RdmaUpgrade(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    machine: Arc<Machine>,
+    config: RdmaConfig,
+    /// Kept from the first session on, so that memory need not be registered anew for each.
+    endpoints: Mutex<Vec<Arc<Endpoint>>>,
+    /// Reasons that were logged.
+    logged: Mutex<HashSet<Reason>>,
+}
+
+impl RdmaUpgrade {
+    /// RDMA through this machine's devices.
+    pub fn new(config: RdmaConfig) -> Self {
+        Self::on(Machine::this(), config)
+    }
+
+    /// RDMA through another machine's devices: a simulated one's.
+    #[doc(hidden)]
+    pub fn with_host(host: Arc<dyn Host>, config: RdmaConfig) -> Self {
+        Self::on(Machine::new(host), config)
+    }
+
+    fn on(machine: Arc<Machine>, config: RdmaConfig) -> Self {
+        let (endpoints, logged) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Shared { machine, config, endpoints, logged }))
+    }
+
+    /// What it keeps running.
+    #[cfg(test)]
+    pub(crate) fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.0.endpoints.lock().unwrap().clone()
+    }
+
+    /// The endpoint for sessions whose stream link has this local address.
+    async fn endpoint(self, local: Option<IpAddr>) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
+        let (runtime, shared) = (Handle::current(), Arc::clone(&self.0));
+        let task = tokio::task::spawn_blocking(move || {
+            let found = shared.machine.endpoint(&shared.config, local, &runtime);
+            if let Ok((endpoint, _)) = &found {
+                shared.keep(endpoint);
+            }
+            found
+        });
+        let found = task.await.map_err(|error| transport::Unavailable::new(Reason::Other, error.to_string()))?;
+        found.map_err(|reason| self.log(reason.into()))
+    }
+
+    /// Says why there is no RDMA, once for each reason.
+    fn log(&self, why: transport::Unavailable) -> transport::Unavailable {
+        let mut logged = self.0.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.insert(why.reason) {
+            tracing::warn!(%why, "RDMA is not available");
+        }
+        why
+    }
+
+    async fn make_offer(self, local: Option<IpAddr>, stream: Description) -> Offered {
+        let (endpoint, path) = self.clone().endpoint(local).await?;
+        let (candidate, data) =
+            RdmaCandidate::prepare(endpoint, path, &stream, Side::Client).await.map_err(|why| self.log(why))?;
+        Ok((Box::new(candidate), data.encode()))
+    }
+
+    async fn make_answer(self, offer: Bytes, local: Option<IpAddr>, stream: Description) -> Offered {
+        let peer = Bootstrap::decode(offer)
+            .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its offer: {error}")))?;
+        let (endpoint, path) = self.clone().endpoint(local).await?;
+        let side = Side::Server(peer);
+        let (candidate, data) =
+            RdmaCandidate::prepare(endpoint, path, &stream, side).await.map_err(|why| self.log(why))?;
+        Ok((Box::new(candidate), data.encode()))
+    }
+}
+
+impl Shared {
+    fn keep(&self, endpoint: &Arc<Endpoint>) {
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        endpoints.retain(|other| other.is_usable());
+        if !endpoints.iter().any(|other| Arc::ptr_eq(other, endpoint)) {
+            endpoints.push(Arc::clone(endpoint));
+        }
+    }
+}
+
+impl Upgrade for RdmaUpgrade {
+    fn name(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn announce(&self) -> BoxFuture<Result<Bytes, transport::Unavailable>> {
+        let endpoint = self.clone().endpoint(None);
+        Box::pin(async { endpoint.await.map(|_| announcement()) })
+    }
+
+    fn offer(&self, _announced: Bytes, stream: &Description) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_offer(address(stream), stream.clone()))
+    }
+
+    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_answer(offer, address(stream), stream.clone()))
+    }
+}
+
+fn address(stream: &Description) -> Option<IpAddr> {
+    stream.local.map(|address| address.ip())
+}

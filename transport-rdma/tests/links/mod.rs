@@ -1,0 +1,255 @@
+//! Links of one process to itself, or to another simulated machine.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::{FrameType, Header, WireError};
+use farcall_core::transport::conformance::{self, Pair};
+use farcall_core::transport::{
+    Description, FrameSource, Link, LinkEnd, LinkHandler, Unavailable, Upgrade,
+};
+use farcall_rdma::RdmaUpgrade;
+use tokio::sync::mpsc;
+
+/// Against hanging only.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// A side of links to be, with the address of its end of the TCP connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Side {
+    pub(crate) upgrade: RdmaUpgrade,
+    pub(crate) address: IpAddr,
+}
+
+/// A TCP connection with this local address.
+pub(crate) fn stream(local: IpAddr) -> Description {
+    let local = Some(SocketAddr::new(local, 7400));
+    Description { transport: "tcp", local, peer: None, device: String::new() }
+}
+
+/// Makes a link from `near` to `far`, as a session does.
+pub(crate) async fn try_pair(near: &Side, far: &Side) -> Result<Pair, Unavailable> {
+    const EPOCH: u32 = 3;
+    let announced = far.upgrade.announce().await?;
+    let (client, offer) = near.upgrade.offer(announced, &stream(near.address)).await?;
+    let (server, answer) = far.upgrade.answer(offer, &stream(far.address)).await?;
+    tokio::try_join!(client.complete(EPOCH, Some(answer)), server.complete(EPOCH, None))
+}
+
+pub(crate) async fn pair(near: &Side, far: &Side) -> Pair {
+    tokio::time::timeout(LIMIT, try_pair(near, far)).await.expect("hangs").unwrap()
+}
+
+/// One end of a link. Dropping it drops the link.
+pub(crate) struct End {
+    pub(crate) link: Arc<dyn Link>,
+    peer: Arc<Peer>,
+    log: mpsc::UnboundedReceiver<Event>,
+}
+
+/// Sends what it has, and records what arrives.
+struct Peer {
+    link: Weak<dyn Link>,
+    outgoing: Mutex<VecDeque<Frame>>,
+    events: mpsc::UnboundedSender<Event>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Frame(Header, Bytes),
+    End(LinkEnd),
+}
+
+/// Starts both ends.
+pub(crate) fn start((near, far): Pair) -> [End; 2] {
+    [near, far].map(|link| {
+        let (events, log) = mpsc::unbounded_channel();
+        let peer = Arc::new(Peer { link: Arc::downgrade(&link), outgoing: Mutex::default(), events });
+        Arc::clone(&link).start(Arc::clone(&peer) as Arc<dyn LinkHandler>);
+        End { link, peer, log }
+    })
+}
+
+impl End {
+    /// Sends frames of these numbers, all of this length and kind.
+    pub(crate) fn send(&self, numbers: impl IntoIterator<Item = u32>, len: usize, kind: FrameType) {
+        self.peer.outgoing.lock().unwrap().extend(numbers.into_iter().map(|n| frame(n, len, kind)));
+        self.peer.pump();
+    }
+
+    pub(crate) async fn next(&mut self) -> Event {
+        tokio::time::timeout(LIMIT, self.log.recv()).await.expect("nothing arrives").unwrap()
+    }
+
+    pub(crate) async fn frame(&mut self) -> (Header, Bytes) {
+        match self.next().await {
+            Event::Frame(header, payload) => (header, payload),
+            Event::End(end) => panic!("the link ended: {end}"),
+        }
+    }
+
+    /// Takes frames until the end.
+    pub(crate) async fn end(&mut self) -> LinkEnd {
+        loop {
+            if let Event::End(end) = self.next().await {
+                return end;
+            }
+        }
+    }
+
+    /// Frames 1 to `count` arrive in order, as they were sent.
+    pub(crate) async fn expect(&mut self, count: u32, len: usize) {
+        for number in 1..=count {
+            let (header, payload) = self.frame().await;
+            assert_eq!((header.seq, payload), (number, content(number, len)));
+        }
+    }
+}
+
+impl Peer {
+    fn pump(&self) {
+        if let Some(link) = self.link.upgrade() {
+            link.send(&mut Source(&mut self.outgoing.lock().unwrap()));
+        }
+    }
+}
+
+struct Source<'a>(&'a mut VecDeque<Frame>);
+
+impl FrameSource for Source<'_> {
+    fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        let frame = self.0.pop_front()?;
+        assert!(frame.header.len as usize <= max_payload);
+        Some(frame)
+    }
+}
+
+impl LinkHandler for Peer {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        let _ = self.events.send(Event::Frame(header, payload));
+        Ok(())
+    }
+
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        assert_eq!(header.kind, FrameType::FRAGMENT);
+        Ok(Some(BytesMut::new()))
+    }
+
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.receive(header, buffer.freeze())
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {
+        self.pump();
+    }
+
+    fn closed(&self, end: LinkEnd) {
+        let _ = self.events.send(Event::End(end));
+    }
+}
+
+pub(crate) fn content(number: u32, len: usize) -> Bytes {
+    (0..len).map(|i| (i as u32 ^ number) as u8).collect()
+}
+
+fn frame(number: u32, len: usize, kind: FrameType) -> Frame {
+    let mut frame = Frame::link(kind, content(number, len));
+    frame.header.seq = number;
+    frame.header.call = 1;
+    frame
+}
+
+pub(crate) mod scenarios {
+    use super::*;
+
+    pub(crate) async fn conforms(near: Side, far: Side) {
+        conformance::check(|| pair(&near, &far)).await;
+    }
+
+    pub(crate) async fn more_than_the_window_arrives_both_ways(near: Side, far: Side) {
+        for (len, count) in [(0, 500), (64, 1000), (200, 500), (3000, 500), (8160, 300)] {
+            let mut ends = start(pair(&near, &far).await);
+            for end in &ends {
+                assert_eq!(end.link.max_frame(), 8160);
+                end.send(1..=count, len, FrameType::ITEM);
+            }
+            for end in &mut ends {
+                end.expect(count, len).await;
+            }
+        }
+    }
+
+    pub(crate) async fn one_way_traffic_is_granted_by_credit_frames(near: Side, far: Side) {
+        let [near, mut far] = start(pair(&near, &far).await);
+        near.send(1..=2000, 500, FrameType::ITEM);
+        far.expect(2000, 500).await;
+    }
+
+    pub(crate) async fn fragments_go_to_the_handlers_buffer(near: Side, far: Side) {
+        let [near, mut far] = start(pair(&near, &far).await);
+        near.send(1..=50, 8160, FrameType::FRAGMENT);
+        far.expect(50, 8160).await;
+        assert!(near.link.counters().bytes_sent > 50 * 8160);
+    }
+
+    pub(crate) async fn reader_that_keeps_everything_stops_nobody(near: Side, far: Side) {
+        let [near, mut far] = start(pair(&near, &far).await);
+        near.send(1..=2000, 4000, FrameType::ITEM);
+        let mut kept = Vec::new();
+        for number in 1..=2000 {
+            let (header, payload) = far.frame().await;
+            assert_eq!(header.seq, number);
+            kept.push(payload);
+        }
+        drop((near, far));
+        // Nothing that is kept is written over.
+        for (payload, number) in kept.iter().zip(1..) {
+            assert_eq!(*payload, content(number, 4000));
+        }
+    }
+
+    pub(crate) async fn closing_is_seen_as_an_orderly_end(near: Side, far: Side) {
+        let [mut near, mut far] = start(pair(&near, &far).await);
+        near.send(1..=10, 5000, FrameType::ITEM);
+        near.link.close();
+        near.send(11..=20, 5000, FrameType::ITEM);
+        far.expect(10, 5000).await;
+        let end = far.end().await;
+        assert!(!end.failed, "{end}");
+        assert!(!near.end().await.failed);
+    }
+
+    /// Made, used, and closed or dropped over and over, several at once.
+    pub(crate) async fn links_come_and_go(near: Side, far: Side, rounds: u32) {
+        for round in 0..rounds {
+            let mut ends = Vec::new();
+            for _ in 0..1 + round % 5 {
+                ends.push(start(pair(&near, &far).await));
+            }
+            for [near, far] in &ends {
+                near.send(1..=70, 1500, FrameType::ITEM);
+                far.send(1..=70, 100, FrameType::ITEM);
+            }
+            let mut left = Vec::new();
+            for [mut near, mut far] in ends {
+                far.expect(70, 1500).await;
+                near.expect(70, 100).await;
+                if round % 2 == 0 {
+                    near.link.close();
+                }
+                left.push(far);
+            }
+            for mut far in left {
+                assert!(!far.end().await.failed);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Sessions that move to RDMA and back: whatever happens to queue pairs, each call ends as if nothing had.
+
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::codec::Raw;
+use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::connection::Settings;
+use farcall_core::payload::{Encoder, Payload};
+use farcall_core::server::Host;
+use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::status::Result;
+use farcall_core::transport::{BoxFuture, Link, memory};
+use farcall_rdma::sim::Fabric;
+use farcall_rdma::{RdmaConfig, RdmaUpgrade};
+
+/// echo(x) -> x, counting how often each x was executed.
+struct Echo {
+    info: Arc<ServiceInfo>,
+    executed: Arc<Mutex<HashMap<Bytes, u32>>>,
+}
+
+impl Service for Echo {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+        let executed = self.executed.clone();
+        Box::pin(async move {
+            let body: Bytes = request.payload.body.slice(..request.payload.body.len().min(8));
+            *executed.lock().unwrap().entry(body).or_default() += 1;
+            // Some are answered at once, some by a task of their own.
+            if request.payload.len() % 2 == 1 {
+                tokio::task::yield_now().await;
+            }
+            Reply::Ok(request.payload)
+        })
+    }
+}
+
+struct Near(Arc<Host>);
+
+impl Connector for Near {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.0.serve(far);
+        Box::pin(async { Ok(near) })
+    }
+
+    fn target(&self) -> String {
+        "there".into()
+    }
+}
+
+struct Setup {
+    fabric: Arc<Fabric>,
+    caller: Caller,
+    host: Arc<Host>,
+    info: Arc<ServiceInfo>,
+    executed: Arc<Mutex<HashMap<Bytes, u32>>>,
+}
+
+fn setup(seed: u64) -> Setup {
+    let fabric = Fabric::new(seed);
+    let [near, far] = [1, 2].map(|n| {
+        let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
+        let mut config = RdmaConfig::default();
+        config.strict_credits = true;
+        let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
+        let (limits, liveness) = (Limits::default(), Liveness::default());
+        Settings { limits, liveness, policy: Policy::Auto, upgrade }
+    });
+    let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw", methods: vec![Method::unary("echo", "echo")] });
+    let executed = Arc::default();
+    let service = Echo { info: Arc::clone(&info), executed: Arc::clone(&executed) };
+    let host = Host::new(vec![Arc::new(service)], far).unwrap();
+    let caller = Caller::new(Near(Arc::clone(&host)), near);
+    Setup { fabric, caller, host, info, executed }
+}
+
+/// An argument that no other call has.
+fn argument(number: u64, len: usize) -> Bytes {
+    number.to_le_bytes().iter().copied().chain((0..len).map(|i| (i as u64 ^ number) as u8)).collect()
+}
+
+impl Setup {
+    fn call(&self, argument: Bytes) -> Call<Result<Bytes>, Raw> {
+        let mut arguments = Encoder::new();
+        arguments.put_bytes(&argument);
+        Call::new(&self.caller, &self.info, 0, Ok(arguments.finish()))
+    }
+
+    /// Makes calls of many sizes at once; each must come back, after one execution.
+    async fn load(&self, numbers: std::ops::Range<u64>) {
+        let calls = numbers.map(|number| {
+            let len = [0, 100, 1500, 5000, 9000, 40_000, 200_000][number as usize % 7];
+            let argument = argument(number, len);
+            let call = self.call(argument.clone());
+            tokio::spawn(async move { assert_eq!(call.await.unwrap(), argument) })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            tokio::time::timeout(Duration::from_secs(60), call).await.expect("a call has no outcome").unwrap();
+        }
+        assert!(self.executed.lock().unwrap().values().all(|&times| times == 1), "a call was repeated");
+    }
+
+    fn transport(&self) -> (&'static str, Option<String>) {
+        let transport = self.host.connections()[0].transport();
+        (transport.name, transport.why_not_rdma.map(|why| why.to_string()))
+    }
+}
+
+#[tokio::test]
+async fn calls_of_all_sizes_go_by_rdma() {
+    let t = setup(1);
+    t.load(0..300).await;
+    assert_eq!(t.transport(), ("rdma", None));
+    let traffic = t.host.connections()[0].traffic();
+    assert!(traffic.upgraded.bytes_received > 1_000_000, "{traffic:?}");
+    let payload: Payload = Payload::from_body(argument(1000, 10));
+    assert_eq!(t.call(payload.body.clone()).await.unwrap(), payload.body);
+}
+
+#[tokio::test]
+async fn queue_pairs_that_die_under_load_cost_no_call_and_repeat_none() {
+    for seed in 0..20 {
+        let t = setup(seed);
+        t.load(0..20).await;
+        assert_eq!(t.transport().0, "rdma");
+        let killer = async {
+            for _ in 0..seed % 8 {
+                tokio::task::yield_now().await;
+            }
+            let pairs = t.fabric.queue_pairs();
+            t.fabric.kill_qp(pairs[seed as usize % pairs.len()]);
+        };
+        tokio::join!(t.load(20..200), killer);
+        t.load(200..210).await;
+    }
+}
+
+#[tokio::test]
+async fn messages_that_arrived_though_they_failed_are_not_repeated() {
+    for seed in 0..10 {
+        let t = setup(seed);
+        t.load(0..20).await;
+        let loss = async {
+            t.fabric.set_acknowledgements(false);
+            for _ in 0..3 + seed {
+                tokio::task::yield_now().await;
+            }
+            // As often as it takes: what waits runs out of retries.
+            for _ in 0..50 {
+                t.fabric.expire();
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::join!(t.load(20..100), loss);
+        assert_eq!(t.transport().0, "memory");
+    }
+}
+
+#[tokio::test]
+async fn cut_cable_moves_the_session_back() {
+    let t = setup(1);
+    t.load(0..20).await;
+    let cut = async {
+        t.fabric.set_traffic(false);
+        for _ in 0..50 {
+            t.fabric.expire();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::join!(t.load(20..200), cut);
+    let (name, why) = t.transport();
+    assert_eq!(name, "memory");
+    assert!(why.unwrap().contains("did not answer"));
+}
+
+#[tokio::test]
+async fn closing_a_session_is_no_failure() {
+    let t = setup(1);
+    t.load(0..50).await;
+    let Setup { fabric, caller, host, .. } = t;
+    drop(caller);
+    let closed = async {
+        while !fabric.queue_pairs().is_empty() || !host.connections().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), closed).await.expect("something stays");
+}

@@ -1,0 +1,142 @@
+//! Typed calls between two hosts over RDMA, and what a broken wire does to them.
+//!
+//! Runs on both hosts of a pair of VMs, as `cargo xtask test pair` does it: host 1 serves, host 2 calls.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall::{Bytes, Channel, Config, Reason, Server};
+use tokio::sync::Notify;
+
+/// A guard against hangs only.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[farcall::service(package = "test")]
+trait Echo {
+    async fn echo(&self, content: Bytes) -> farcall::Result<Bytes>;
+    /// The other host needs this one no more.
+    async fn finish(&self) -> farcall::Result<()>;
+}
+
+struct Mirror(Arc<Notify>);
+
+impl Echo for Mirror {
+    async fn echo(&self, content: Bytes) -> farcall::Result<Bytes> {
+        Ok(content)
+    }
+
+    async fn finish(&self) -> farcall::Result<()> {
+        self.0.notify_one();
+        Ok(())
+    }
+}
+
+fn is_server() -> bool {
+    std::env::var("FARCALL_HOST").unwrap() == "1"
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.rdma.strict_credits = true;
+    config
+}
+
+/// Host 1 serves until host 2 has done `client`.
+async fn together(port: u16, client: impl AsyncFnOnce(&Channel)) {
+    if is_server() {
+        let finished = Arc::new(Notify::new());
+        let server = Server::builder().add(EchoServer::new(Mirror(finished.clone()))).config(config());
+        let server = server.bind(&format!("10.99.0.1:{port}")).await.unwrap();
+        let served = tokio::time::timeout(PATIENCE, server.serve_until(finished.notified())).await;
+        return served.expect("the other host must finish");
+    }
+    let connected = async {
+        loop {
+            match Channel::builder().config(config()).connect(&format!("farcall://10.99.0.1:{port}")).await {
+                Ok(channel) => return channel,
+                // Host 1 is not as far yet.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    let channel = tokio::time::timeout(PATIENCE, connected).await.expect("host 1 must listen");
+    client(&channel).await;
+    EchoClient::new(channel).finish().await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_cross_the_wire_by_rdma() {
+    together(7401, async |channel| {
+        let transport = channel.transport().await.unwrap();
+        assert_eq!(transport.name, "rdma", "{transport}");
+        let echo = EchoClient::new(channel);
+        for len in [0, 1, 1000, 8192, 100_000, 1 << 20] {
+            let content: Bytes = (0..len).map(|i| (i * 7) as u8).collect();
+            assert_eq!(echo.echo(content.clone()).await.unwrap(), content, "{len} bytes");
+        }
+    })
+    .await;
+}
+
+/// Drops, on this host, what RoCE sends and receives; TCP goes on.
+struct NoRoce;
+
+impl NoRoce {
+    fn begin() -> Self {
+        // Soft-RoCE receives on UDP port 4791 below the firewall, but sends through the queueing discipline.
+        for command in [
+            "tc qdisc add dev eth0 root handle 1: prio",
+            "tc qdisc add dev eth0 parent 1:3 handle 30: netem loss 100%",
+            "tc filter add dev eth0 parent 1: protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:3",
+        ] {
+            let status = Command::new("bash").args(["-c", command]).status().unwrap();
+            assert!(status.success(), "{command}");
+        }
+        Self
+    }
+}
+
+impl Drop for NoRoce {
+    fn drop(&mut self) {
+        let _ = Command::new("tc").args(["qdisc", "del", "dev", "eth0", "root"]).status();
+    }
+}
+
+#[tokio::test]
+async fn probe_lost() {
+    let _no_roce = (!is_server()).then(NoRoce::begin);
+    together(7402, async |channel| {
+        let transport = channel.transport().await.unwrap();
+        assert_eq!(transport.name, "tcp", "{transport}");
+        let why = transport.why_not_rdma.unwrap();
+        assert!(matches!(why.reason, Reason::ProbeLost | Reason::TimedOut), "{why}");
+        let content = Bytes::from_static(b"by TCP all the same");
+        assert_eq!(EchoClient::new(channel).echo(content.clone()).await.unwrap(), content);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cut_wire_moves_the_calls_to_tcp_and_loses_none() {
+    together(7403, async |channel| {
+        assert_eq!(channel.transport().await.unwrap().name, "rdma");
+        let echo = EchoClient::new(channel);
+        let mut no_roce = None;
+        for i in 0..200_u32 {
+            if i == 50 {
+                no_roce = Some(NoRoce::begin());
+            }
+            let content: Bytes = (0..i * 50).map(|b| (b + i) as u8).collect();
+            let answer = tokio::time::timeout(PATIENCE, echo.echo(content.clone())).await;
+            assert_eq!(answer.expect("a call must end").unwrap(), content);
+        }
+        drop(no_roce);
+        let transport = channel.transport().await.unwrap();
+        let why = transport.why_not_rdma.unwrap();
+        assert_eq!((transport.name, why.reason), ("tcp", Reason::QueuePair), "{why}");
+    })
+    .await;
+}

@@ -77,6 +77,10 @@ impl Connection {
             Ok(upgrade) if self.settings.policy == Policy::Tcp => {
                 (upgrade.name(), Unavailable::new(Reason::Disabled, ""))
             }
+            Ok(upgrade) if self.stream.is_encrypted() => {
+                let detail = "what goes by the device would not be; calls stay on the encrypted link";
+                (upgrade.name(), Unavailable::new(Reason::Encrypted, detail))
+            }
             Ok(upgrade) => {
                 // The peer's patience ends with ours: half of it is left for all the rest.
                 let announced = tokio::time::timeout(self.patience() / 2, upgrade.announce()).await;

@@ -47,6 +47,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// What it has moved so far.
     fn counters(&self) -> Counters;
+
+    /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
+    fn is_encrypted(&self) -> bool {
+        false
+    }
 }
 
 /// What a link has moved since it began, headers included.

@@ -185,7 +185,12 @@ impl From<Unavailable> for transport::Unavailable {
             Unavailable::Memlock(_) => Reason::Memlock,
             Unavailable::Device(_) => Reason::Device,
         };
-        Self::new(reason, format!("{unavailable}; {}", unavailable.remedy()))
+        // The reason's own words come first wherever this is shown.
+        let seen = match &unavailable {
+            Unavailable::NoDevice { detail } => detail.clone(),
+            other => other.to_string(),
+        };
+        Self::new(reason, format!("{seen}; {}", unavailable.remedy()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::device::{RdmaConfig, Host, LocalPath, Unavailable, choose};
+use crate::device::{Host, LocalPath, RdmaConfig, Unavailable, choose};
 use crate::verbs::SystemHost;
 
 /// What a connection would use.

@@ -57,7 +57,10 @@ impl RdmaUpgrade {
     }
 
     /// The endpoint for sessions whose stream link has this local address.
-    async fn endpoint(self, local: Option<IpAddr>) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
+    async fn endpoint(
+        self,
+        local: Option<IpAddr>,
+    ) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
         let (runtime, shared) = (Handle::current(), Arc::clone(&self.0));
         let task = tokio::task::spawn_blocking(move || {
             let found = shared.machine.endpoint(&shared.config, local, &runtime);
@@ -66,7 +69,8 @@ impl RdmaUpgrade {
             }
             found
         });
-        let found = task.await.map_err(|error| transport::Unavailable::new(Reason::Other, error.to_string()))?;
+        let found =
+            task.await.map_err(|error| transport::Unavailable::new(Reason::Other, error.to_string()))?;
         found.map_err(|reason| self.log(reason.into()))
     }
 
@@ -81,8 +85,9 @@ impl RdmaUpgrade {
 
     async fn make_offer(self, local: Option<IpAddr>, stream: Description) -> Offered {
         let (endpoint, path) = self.clone().endpoint(local).await?;
-        let (candidate, data) =
-            RdmaCandidate::prepare(endpoint, path, &stream, Side::Client).await.map_err(|why| self.log(why))?;
+        let (candidate, data) = RdmaCandidate::prepare(endpoint, path, &stream, Side::Client)
+            .await
+            .map_err(|why| self.log(why))?;
         Ok((Box::new(candidate), data.encode()))
     }
 

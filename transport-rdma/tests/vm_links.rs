@@ -16,7 +16,10 @@ use links::{Side, pair, scenarios, start};
 /// This machine, for both ends. A frame without a receive fails the link: there must be none.
 fn side(completion: Completion) -> Side {
     let required = std::env::var("FARCALL_RDMA").is_ok_and(|value| value == "required");
-    assert!(required, "needs an RDMA device: run it in the VM (docs/TESTING.md), or set FARCALL_RDMA=required");
+    assert!(
+        required,
+        "needs an RDMA device: run it in the VM (docs/TESTING.md), or set FARCALL_RDMA=required"
+    );
     let mut config = RdmaConfig::default();
     config.strict_credits = true;
     config.completion = completion;
@@ -59,7 +62,9 @@ async fn vm_links_come_and_go() {
 /// A runtime that ends takes its links along without a word, as a host does that vanishes.
 #[test]
 fn vm_peer_that_vanishes_is_explained() {
-    let runtimes = [(); 2].map(|()| tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
+    let runtimes = [(); 2].map(|()| {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    });
     let [near_runtime, far_runtime] = runtimes;
     let (near, far) = (side(Completion::Adaptive), side(Completion::Adaptive));
     // Each end belongs to the runtime that makes it.
@@ -84,7 +89,9 @@ fn vm_peer_that_vanishes_is_explained() {
     near_end.send(4..=6, 100, FrameType::ITEM);
     let end = near_runtime.block_on(near_end.end());
     assert!(end.failed);
-    for part in ["did not answer", "RETRY_EXC_ERR", "queue pair", "rxe0 port 1 gid", "check that the peer is up"] {
+    for part in
+        ["did not answer", "RETRY_EXC_ERR", "queue pair", "rxe0 port 1 gid", "check that the peer is up"]
+    {
         assert!(end.detail.contains(part) || part.starts_with("rxe0"), "{part}: {end}");
     }
     drop((far_end, far));

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{RdmaConfig, DeviceSummary, GidEntry, GidKind, Interface, PortSummary};
+use super::{DeviceSummary, GidEntry, GidKind, Interface, PortSummary, RdmaConfig};
 use crate::Unavailable;
 
 /// Why a GID was taken, best first.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use farcall_core::transport::LinkEnd;
 
 use super::Shard;
+use super::endings::Endings;
 use super::spin::SpinWindow;
 use crate::config::Completion as Mode;
 use crate::device::{Channel, Completion, Cq, DeviceError, DeviceEvent, DeviceEvents, PostError, Slot};
@@ -20,13 +21,6 @@ const BATCH: usize = 64;
 /// Frames that are taken from the device before the first of them is delivered. Credits keep them below this; it is for a
 /// peer that does not heed them.
 const MAX_ARRIVALS: usize = 4096;
-
-/// How long a link that ends may take to send what was taken, and then to drain.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long a link whose peer has closed it waits to be closed here, too. The session hears of it by its stream link, where
-/// the reason comes; without the wait it would often hear of it here first, and take it for a failure.
-const FAREWELL: Duration = Duration::from_millis(100);
 
 /// Runs until the last link and the last [`super::Endpoint`] are gone.
 pub(super) async fn drive(shard: Arc<Shard>) {
@@ -49,7 +43,7 @@ pub(super) async fn drive(shard: Arc<Shard>) {
         events,
         spin,
         few_cpus,
-        endings: Vec::new(),
+        endings: Endings::default(),
         completions: Vec::with_capacity(BATCH),
         slots: Vec::with_capacity(BATCH),
         arrivals: VecDeque::with_capacity(BATCH),
@@ -65,31 +59,12 @@ struct Driver {
     spin: SpinWindow,
     /// Whether this thread may keep the peer, or the kernel's network code, from running.
     few_cpus: bool,
-    endings: Vec<Ending>,
+    endings: Endings,
     // Empty between turns; kept for their memory.
     completions: Vec<Completion>,
     slots: Vec<Slot>,
     /// Polled and not delivered.
     arrivals: VecDeque<Arrival>,
-}
-
-/// A link on its way out.
-struct Ending {
-    link: Arc<LinkCore>,
-    stage: Stage,
-    deadline: Instant,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// The peer has closed it, and its handler has not been told.
-    Farewell,
-    /// What was taken to be sent is on its way.
-    Sending,
-    /// The queue pair goes to ERR, and the marker after it.
-    Draining,
-    /// The marker has come back: no send is outstanding, and no receive will complete.
-    Drained,
 }
 
 /// What ended a sleep.
@@ -138,7 +113,7 @@ impl Driver {
     }
 
     async fn sleep(&mut self) -> Woken {
-        let deadline = self.endings.iter().map(|ending| ending.deadline).min();
+        let deadline = self.endings.deadline();
         let timer = async {
             match deadline {
                 Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
@@ -180,7 +155,7 @@ impl Driver {
         }
         let sent = self.reap()?;
         let mail = self.read_mail()?;
-        self.advance_endings();
+        self.endings.advance(&self.shard.device.control);
         Ok(polled + delivered + self.arrivals.len() + sent + mail)
     }
 
@@ -271,12 +246,7 @@ impl Driver {
                         self.end(&link, end);
                     }
                 }
-                Completion::Drained { qp_num, .. } => {
-                    let ending = self.endings.iter_mut().find(|ending| ending.link.number() == qp_num);
-                    if let Some(ending) = ending {
-                        ending.stage = Stage::Drained;
-                    }
-                }
+                Completion::Drained { qp_num, .. } => self.endings.drained(qp_num),
                 // A send queue completes no receives.
                 Completion::Received { .. } | Completion::ReceiveFailed { .. } => {}
             }
@@ -331,7 +301,9 @@ impl Driver {
             // Links that are in use notice it themselves, and may ride through a short one.
             DeviceEvent::PortDown { port } => tracing::warn!(device, port, "RDMA port is down"),
             DeviceEvent::PortUp { port } => tracing::info!(device, port, "RDMA port is up"),
-            DeviceEvent::PortChanged { port } => tracing::info!(device, port, "RDMA port has changed its addresses"),
+            DeviceEvent::PortChanged { port } => {
+                tracing::info!(device, port, "RDMA port has changed its addresses");
+            }
             DeviceEvent::QueueFailed { .. } | DeviceEvent::Other { .. } => {}
         }
         Ok(())
@@ -339,59 +311,15 @@ impl Driver {
 
     /// The link is over: tells its handler, after all that arrived before, and begins to take it down.
     fn end(&mut self, link: &Arc<LinkCore>, end: LinkEnd) {
-        let position = self.endings.iter().position(|ending| ending.link.number() == link.number());
-        let now = Instant::now();
-        if !end.failed && !link.is_closing() {
-            if position.is_none() {
-                link.hear_farewell();
-                let deadline = now + FAREWELL;
-                self.endings.push(Ending { link: Arc::clone(link), stage: Stage::Farewell, deadline });
-            }
-            return;
-        }
-        link.end(end);
-        let sending = Ending { link: Arc::clone(link), stage: Stage::Sending, deadline: now + PATIENCE };
-        match position.map(|i| &mut self.endings[i]) {
-            None => self.endings.push(sending),
-            Some(ending) if ending.stage == Stage::Farewell => *ending = sending,
-            Some(_) => {}
-        }
-    }
-
-    fn advance_endings(&mut self) {
-        let now = Instant::now();
-        for ending in &mut self.endings {
-            let late = ending.deadline <= now;
-            if ending.stage == Stage::Farewell && late {
-                ending.link.end(LinkEnd::orderly());
-                ending.stage = Stage::Sending;
-                ending.deadline = now + PATIENCE;
-            }
-            if ending.stage == Stage::Sending && (late || ending.link.has_sent()) {
-                ending.stage = Stage::Draining;
-                ending.deadline = now + PATIENCE;
-                if let Some(qp) = ending.link.qp() {
-                    self.shard.device.control.spawn(move || {
-                        // If the device refuses, the deadline ends the link undrained.
-                        let _ = qp.to_err().map(|()| qp.post_marker());
-                    });
-                }
-            } else if ending.stage == Stage::Draining && late {
-                tracing::warn!(link = ending.link.name(), "its queue pair does not drain; destroying it");
-                ending.stage = Stage::Drained;
-            }
-        }
+        self.endings.begin(link, end);
     }
 
     /// Lets go of the links that are drained. Called when the receive queue was found empty after they were.
     fn finish_drained(&mut self) {
-        self.endings.retain(|ending| {
-            if ending.stage == Stage::Drained {
-                self.shard.links().remove(&ending.link.number());
-                ending.link.release();
-            }
-            ending.stage != Stage::Drained
-        });
+        for link in self.endings.take_drained() {
+            self.shard.links().remove(&link.number());
+            link.release();
+        }
     }
 
     fn link(&self, qp_num: u32) -> Option<Arc<LinkCore>> {
@@ -412,13 +340,16 @@ impl Driver {
         };
         self.endings.clear();
         for link in links {
-            if let Some(end) = end {
-                link.end(end.clone());
-            }
             if let Some(qp) = link.qp() {
                 self.shard.device.control.spawn(move || drop(qp.to_err()));
             }
-            link.release();
+            match end {
+                Some(end) => {
+                    link.end(end.clone());
+                    link.release();
+                }
+                None => link.abandon(),
+            }
         }
     }
 }
@@ -426,7 +357,8 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         // With the runtime go the connections: there is nobody to be told. But a panic here must not leave them waiting.
-        let end = std::thread::panicking().then(|| LinkEnd::failed("the RDMA driver has panicked; report this as a bug"));
+        let end = std::thread::panicking()
+            .then(|| LinkEnd::failed("the RDMA driver has panicked; report this as a bug"));
         self.abandon(end.as_ref());
     }
 }

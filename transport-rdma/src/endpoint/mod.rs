@@ -5,6 +5,7 @@
 
 pub(crate) mod control;
 mod driver;
+mod endings;
 mod machine;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -47,6 +48,7 @@ pub(crate) struct Shard {
     pub(crate) mailbox: Arc<Mailbox>,
     queues: Offload<dyn Queues>,
     config: RdmaConfig,
+    runtime: Handle,
     /// By the number of the queue pair, from its creation to its destruction.
     links: Mutex<HashMap<u32, Arc<LinkCore>>>,
     dead: AtomicBool,
@@ -61,7 +63,11 @@ pub(crate) struct NewQp {
 
 impl Endpoint {
     /// Starts an endpoint and its driver. Blocks for milliseconds.
-    fn start(device: Arc<OpenDevice>, config: &RdmaConfig, runtime: &Handle) -> Result<Arc<Self>, DeviceError> {
+    fn start(
+        device: Arc<OpenDevice>,
+        config: &RdmaConfig,
+        runtime: &Handle,
+    ) -> Result<Arc<Self>, DeviceError> {
         let limits = device.device.limits();
         let receives = Memory::max_receives(config).min(limits.max_srq_wr).min(limits.max_cqe);
         let sends = config.connections.saturating_mul(QP_SIZE.reserve()).min(limits.max_cqe);
@@ -71,6 +77,7 @@ impl Endpoint {
             memory: Memory::new(config, receives),
             mailbox: Arc::default(),
             config: config.clone(),
+            runtime: runtime.clone(),
             links: Mutex::default(),
             dead: AtomicBool::new(false),
             device,
@@ -99,6 +106,11 @@ impl Drop for Endpoint {
 impl Shard {
     pub(crate) fn config(&self) -> &RdmaConfig {
         &self.config
+    }
+
+    /// Runs a task where the driver runs.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
     }
 
     /// Makes a queue pair that receives from this path. Blocks; belongs on the control thread.

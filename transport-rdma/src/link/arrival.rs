@@ -26,7 +26,13 @@ impl Arrival {
     /// Reads a frame of `len` bytes. What is to be posted in place of its slot goes to `slots`: a free one from `pool`, if
     /// the payload stays where it is, else the slot itself. So readers that keep payloads for long get copies, and never
     /// use up the receives.
-    pub(crate) fn take(link: Arc<LinkCore>, slot: Slot, len: usize, pool: &Pool, slots: &mut Vec<Slot>) -> Self {
+    pub(crate) fn take(
+        link: Arc<LinkCore>,
+        slot: Slot,
+        len: usize,
+        pool: &Pool,
+        slots: &mut Vec<Slot>,
+    ) -> Self {
         let told = link.told.load(Ordering::Acquire);
         link.received.fetch_add(len as u64, Ordering::Relaxed);
         let header = match read_header(&slot[..len]) {

@@ -47,7 +47,8 @@ impl Bootstrap {
         if fields.version < VERSION {
             return Err(format!("its version of RDMA set-up is {}, which does not exist", fields.version));
         }
-        let mtu = Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
+        let mtu =
+            Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
         let Fields { qp_num, psn, slot, grant, .. } = fields;
         if qp_num > MAX_NUMBER || psn > MAX_NUMBER {
             return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));

@@ -45,7 +45,8 @@ impl RdmaCandidate {
     ) -> Result<(Self, Bootstrap), transport::Unavailable> {
         let shard = Arc::clone(endpoint.shard());
         let worker = Arc::clone(&shard);
-        let created = shard.device.control.run(move || worker.create_qp(&path)).await.map_err(|_| bug())??;
+        let created =
+            shard.device.control.run(move || worker.create_qp(&path)).await.map_err(|_| bug())??;
         let new = created.map_err(no_room)?;
         let psn = random_psn()?;
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
@@ -56,9 +57,8 @@ impl RdmaCandidate {
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }
-        let description =
-            Description { transport: "rdma", local: stream.local, peer: stream.peer, device };
-        let link = Arc::new(RdmaLink { core, description, _endpoint: Arc::clone(&endpoint) });
+        let description = Description { transport: "rdma", local: stream.local, peer: stream.peer, device };
+        let link = Arc::new(RdmaLink { core, description, endpoint: Arc::clone(&endpoint) });
         let candidate = Self { link, endpoint, path, psn, side };
         if let Side::Server(peer) = side {
             candidate.connect(peer).await?;
@@ -116,12 +116,17 @@ impl RdmaCandidate {
         }
     }
 
-    async fn finish(self, epoch: u32, answer: Option<Bytes>) -> Result<Arc<dyn Link>, transport::Unavailable> {
+    async fn finish(
+        self,
+        epoch: u32,
+        answer: Option<Bytes>,
+    ) -> Result<Arc<dyn Link>, transport::Unavailable> {
         match self.side {
             Side::Client => {
                 let data = answer.unwrap_or_default();
-                let peer = Bootstrap::decode(data)
-                    .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}")))?;
+                let peer = Bootstrap::decode(data).map_err(|error| {
+                    transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}"))
+                })?;
                 self.connect(peer).await?;
                 self.send_probe(epoch, &peer)?;
                 self.await_probe(epoch).await?;

@@ -100,7 +100,8 @@ impl LinkCore {
     pub(crate) fn connected(&self, peer: &Bootstrap) {
         // Set once, by the candidate that makes the link.
         let _ = self.remote.set(peer.qp);
-        let max_frame = peer.max_frame().min(crate::endpoint::memory::SLOT - farcall_core::proto::wire::HEADER_LEN);
+        let max_frame =
+            peer.max_frame().min(crate::endpoint::memory::SLOT - farcall_core::proto::wire::HEADER_LEN);
         self.max_frame.store(max_frame as u32, Ordering::Release);
         self.sending().open(peer.grant);
     }
@@ -118,12 +119,21 @@ impl LinkCore {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Gives queue pair and receives back.
+    /// Gives queue pair and receives back. The driver has ended it, and takes it off its list.
     pub(crate) fn release(&self) {
+        self.receiving().release();
+        // If it was started after it had ended.
+        self.deliver_rest();
         // The queue pair first: its receives are free only when it receives no more. Destroying it may block, and happens
         // elsewhere; by now it is in ERR.
         self.sending().release();
         drop(self.promise.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Gives everything back without telling anybody.
+    pub(crate) fn abandon(&self) {
+        self.receiving().abandon();
+        self.release();
     }
 
     /// What a failed send or receive says about the link.
@@ -156,7 +166,7 @@ pub(crate) struct RdmaLink {
     core: Arc<LinkCore>,
     description: Description,
     /// The driver runs as long as there are links.
-    _endpoint: Arc<Endpoint>,
+    endpoint: Arc<Endpoint>,
 }
 
 impl Link for RdmaLink {
@@ -169,9 +179,14 @@ impl Link for RdmaLink {
     }
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
-        self.core.receiving().start(handler);
-        // What has arrived before is delivered by the driver, as everything is.
-        self.core.mailbox.changed(self.core.number);
+        let released = self.core.receiving().start(handler);
+        if released {
+            let core = Arc::clone(&self.core);
+            self.endpoint.shard().spawn(async move { core.deliver_rest() });
+        } else {
+            // What has arrived before is delivered by the driver, as everything is.
+            self.core.mailbox.changed(self.core.number);
+        }
     }
 
     fn send(&self, source: &mut dyn FrameSource) {

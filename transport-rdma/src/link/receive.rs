@@ -24,6 +24,8 @@ pub(super) struct Receiving {
     farewell: bool,
     /// Nothing more is taken in.
     ended: bool,
+    /// The driver knows the link no more.
+    released: bool,
 }
 
 enum Item {
@@ -44,8 +46,22 @@ enum Proof {
 }
 
 impl Receiving {
-    pub(super) fn start(&mut self, handler: Arc<dyn LinkHandler>) {
+    /// True if the driver will not deliver what has arrived: the link has ended before it was started.
+    pub(super) fn start(&mut self, handler: Arc<dyn LinkHandler>) -> bool {
         self.handler = Some(handler);
+        self.released
+    }
+
+    /// The driver will deliver nothing more after this.
+    pub(super) fn release(&mut self) {
+        self.released = true;
+    }
+
+    /// Forgets the handler without a word: its runtime is gone.
+    pub(super) fn abandon(&mut self) {
+        self.ended = true;
+        self.handler = None;
+        self.inbox.clear();
     }
 
     /// Resolves when the peer's PROBE has arrived, or the link has failed. Asked once.
@@ -95,7 +111,10 @@ impl LinkCore {
             Ok(None) => {}
             Ok(end) => return end,
             Err(error) => {
-                return Some(LinkEnd::malformed(format!("{}: the peer broke the protocol: {error}", self.name)));
+                return Some(LinkEnd::malformed(format!(
+                    "{}: the peer broke the protocol: {error}",
+                    self.name
+                )));
             }
         }
         self.deliver()
@@ -108,7 +127,8 @@ impl LinkCore {
             return Ok(None);
         }
         let kind = header.kind;
-        let is_control = [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&kind);
+        let is_control =
+            [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&kind);
         self.sending().on_grant(header.grant);
         if !is_control {
             if !receiving.count.count(told) {
@@ -210,6 +230,11 @@ impl LinkCore {
         if !self.is_closing() {
             self.sending().end();
         }
+        self.deliver_rest();
+    }
+
+    /// Delivers what there is of a link that has ended, the end included.
+    pub(super) fn deliver_rest(&self) {
         while self.deliver().is_some() {
             // The handler refuses a frame: it wants none of those behind it, only the end.
             self.receiving().inbox.retain(|item| matches!(item, Item::End(_)));

@@ -171,11 +171,14 @@ impl LinkCore {
         self.post(&mut sending);
     }
 
-    /// Sends a frame of the link's own that takes a credit; false if there is no room.
+    /// Sends this side's PROBE, unless the link has ended. False if there is no room.
     pub(super) fn send_probe(&self, payload: &[u8]) -> bool {
         let mut sending = self.sending();
         let mut slot = None;
-        if !sending.is_open() || !sending.has_room() || !self.has_slot(&mut slot) {
+        if !sending.is_open() {
+            return true;
+        }
+        if !sending.has_room() || !self.has_slot(&mut slot) {
             return false;
         }
         sending.credits.take();
@@ -239,7 +242,8 @@ impl LinkCore {
     /// Sends the control frames that are due. They have room in the send queue and receives at the peer of their own.
     fn say_controls(&self, sending: &mut Sending, received: Received) {
         let mut payload = BytesMut::new();
-        loop {
+        // What does not fit now is said later, once: a peer that asks too often gets fewer answers.
+        while sending.requests.is_empty() {
             let is_due = sending.reports.is_due(self.granted.load(Ordering::Acquire), received);
             if !sending.is_open() || !(is_due || sending.pong.is_some() || sending.forfeit.is_some()) {
                 return;

@@ -15,6 +15,7 @@ pub(super) struct State {
     random: u64,
     pub(super) traffic: bool,
     pub(super) acknowledgements: bool,
+    pub(super) spiteful: bool,
     pub(super) ports: BTreeMap<Gid, Port>,
     pub(super) shards: BTreeMap<u64, Shard>,
     pub(super) qps: BTreeMap<u32, Qp>,
@@ -102,6 +103,7 @@ impl State {
             random: seed,
             traffic: true,
             acknowledgements: true,
+            spiteful: false,
             ports: BTreeMap::new(),
             shards: BTreeMap::new(),
             qps: BTreeMap::new(),
@@ -109,10 +111,12 @@ impl State {
         }
     }
 
-    /// Runs everything that can happen now, in an order that the seed decides.
-    pub(super) fn run(&mut self) {
+    /// Runs everything that can happen now, in an order that the seed decides. Out of spite only what goes to queues that
+    /// are armed, or to this shard, which is about to arm them.
+    pub(super) fn run(&mut self, arming: Option<u64>) {
         loop {
-            let steps: Vec<Step> = self.qps.keys().flat_map(|&num| self.steps(num)).collect();
+            let mut steps: Vec<Step> = self.qps.keys().flat_map(|&num| self.steps(num)).collect();
+            steps.retain(|&step| !self.spiteful || self.is_expected(step, arming));
             if steps.is_empty() {
                 return;
             }
@@ -136,7 +140,7 @@ impl State {
 
     /// Every send that waits now runs out of retries.
     pub(super) fn expire(&mut self) {
-        self.run();
+        self.run(None);
         let numbers: Vec<u32> = self.qps.keys().copied().collect();
         for num in numbers {
             let status = match self.outlook(num) {
@@ -213,6 +217,20 @@ impl State {
             port.events.push_back(event);
             self.wakers.append(&mut port.waiting);
         }
+    }
+
+    /// Whether what a step completes is asked for.
+    fn is_expected(&self, step: Step, arming: Option<u64>) -> bool {
+        let (num, cq) = match step {
+            Step::Deliver(num) => {
+                (self.qps.get(&num).and_then(|qp| qp.remote).map(|remote| remote.qp_num), Cq::Receive)
+            }
+            Step::Acknowledge(num) => (Some(num), Cq::Send),
+        };
+        // What goes nowhere fails, and that is expected enough.
+        let Some(qp) = num.and_then(|num| self.qps.get(&num)) else { return true };
+        let armed = self.shards.get(&qp.shard).is_none_or(|shard| shard.cqs[cq as usize].armed.is_some());
+        armed || arming == Some(qp.shard)
     }
 
     fn steps(&self, num: u32) -> impl Iterator<Item = Step> + use<> {

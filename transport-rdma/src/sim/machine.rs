@@ -10,8 +10,8 @@ use super::Fabric;
 use super::fabric::Port;
 use super::queues::SimQueues;
 use crate::device::{
-    Device, RdmaConfig, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind,
-    Host, Interface, Limits, LinkLayer, Mtu, PortStatus, PortSummary, QueueSize, Queues, Slab, SlabLayout,
+    Device, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind, Host, Interface,
+    Limits, LinkLayer, Mtu, PortStatus, PortSummary, QueueSize, Queues, RdmaConfig, Slab, SlabLayout,
     Unavailable,
 };
 use crate::unavailable::Memlock;

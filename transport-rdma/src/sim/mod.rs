@@ -51,6 +51,12 @@ impl Fabric {
         self.with(|state| state.traffic = flows);
     }
 
+    /// Delays everything until the one it goes to asks for an event: it comes after the last poll and before the arming, the
+    /// moment at which those lose it who sleep without looking once more.
+    pub fn set_spite(&self, spiteful: bool) {
+        self.with(|state| state.spiteful = spiteful);
+    }
+
     /// Loses acknowledgements only: messages arrive, and their senders don't learn it.
     pub fn set_acknowledgements(&self, flow: bool) {
         self.with(|state| state.acknowledgements = flow);
@@ -81,7 +87,7 @@ impl Fabric {
         let mut state = self.lock();
         let result = f(&mut state);
         if state.somebody_sleeps() {
-            state.run();
+            state.run(None);
         }
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);

@@ -85,7 +85,9 @@ impl Queues for SimQueues {
 
     fn poll(&self, cq: Cq, max: usize, out: &mut Vec<Completion>) -> Result<usize, DeviceError> {
         self.0.hca.host.fabric().with(|state| {
-            state.run();
+            if !state.spiteful {
+                state.run(None);
+            }
             let lost = || error("ibv_poll_cq", libc::EIO);
             let queue = state.shards.get_mut(&self.0.shard).map(|shard| &mut shard.cqs[cq as usize]);
             let queue = queue.filter(|queue| !queue.lost).ok_or_else(lost)?;
@@ -99,7 +101,7 @@ impl Queues for SimQueues {
         self.0.hca.host.call("ibv_req_notify_cq")?;
         self.0.hca.host.fabric().with(|state| {
             // What can happen happens just before: too early for an event, too late for the poll before.
-            state.run();
+            state.run(Some(self.0.shard));
             if let Some(shard) = state.shards.get_mut(&self.0.shard) {
                 let armed = &mut shard.cqs[cq as usize].armed;
                 // The wider of two requests counts.

@@ -14,7 +14,7 @@ use super::queues::VerbsQueues;
 use super::sys::{self, Plain, ibv_context, ibv_context_ops, ibv_mr, ibv_pd};
 use super::{device_error, last_errno, leaked, returned_errno};
 use crate::device::{
-    Device, RdmaConfig, DeviceError, DeviceEvents, Limits, LinkLayer, Mtu, PortStatus, QueueSize, Queues,
+    Device, DeviceError, DeviceEvents, Limits, LinkLayer, Mtu, PortStatus, QueueSize, Queues, RdmaConfig,
     Unavailable, memlock,
 };
 

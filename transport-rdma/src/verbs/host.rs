@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::device::{Context, VerbsDevice};
 use super::load::Verbs;
-use crate::device::{Device, RdmaConfig, DeviceSummary, Host, Interface, Roots, Unavailable, check_access};
+use crate::device::{Device, DeviceSummary, Host, Interface, RdmaConfig, Roots, Unavailable, check_access};
 
 /// This machine, by its sysfs and its libibverbs.
 #[derive(Debug, Default)]

@@ -11,9 +11,7 @@ use bytes::{Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header, WireError};
 use farcall_core::transport::conformance::{self, Pair};
-use farcall_core::transport::{
-    Description, FrameSource, Link, LinkEnd, LinkHandler, Unavailable, Upgrade,
-};
+use farcall_core::transport::{Description, FrameSource, Link, LinkEnd, LinkHandler, Unavailable, Upgrade};
 use farcall_rdma::RdmaUpgrade;
 use tokio::sync::mpsc;
 

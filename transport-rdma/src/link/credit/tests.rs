@@ -115,7 +115,8 @@ impl Side {
 
     /// What is on its way fits into what the peer has promised.
     fn check(&self) {
-        let (data, credits): (Vec<_>, Vec<_>) = self.wire.iter().partition(|(frame, _)| *frame == Frame::Data);
+        let (data, credits): (Vec<_>, Vec<_>) =
+            self.wire.iter().partition(|(frame, _)| *frame == Frame::Data);
         assert!(data.len() <= self.window as usize);
         assert!(credits.len() <= 1, "{} CREDITs unread", credits.len());
     }

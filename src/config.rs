@@ -3,9 +3,11 @@
 use std::fmt;
 
 use farcall_core::config::{Limits, Liveness, Policy};
+#[cfg(feature = "tcp")]
 use farcall_core::connection::Settings;
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "tcp")]
 use crate::Address;
 
 /// Everything that can be configured, for channels and servers alike.
@@ -64,6 +66,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// The environment variable that chooses the transport.
+#[cfg(feature = "tcp")]
 const TRANSPORT_VARIABLE: &str = "FARCALL_TRANSPORT";
 
 impl Config {
@@ -82,7 +85,11 @@ impl Config {
     fn check(&self) -> Result<(), ConfigError> {
         self.limits.check().map_err(|why| ConfigError::new(format!("configuration: {why}")))
     }
+}
 
+/// What only transports need.
+#[cfg(feature = "tcp")]
+impl Config {
     /// This configuration as the environment and an address change it.
     pub(crate) fn resolve(&self, address: Option<&Address>) -> Result<Self, ConfigError> {
         let mut config = self.clone();
@@ -154,7 +161,7 @@ impl Config {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tcp"))]
 mod tests {
     use super::*;
 

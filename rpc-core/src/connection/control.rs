@@ -84,7 +84,7 @@ impl Connection {
             Some(CloseCode::Done | CloseCode::Overloaded | CloseCode::Required) => Blame::Environment,
             _ => Blame::Peer,
         };
-        let reason = close.map_or("for a reason that can't be read".into(), |close| close.reason);
+        let reason = close.map_or_else(|| "for a reason that can't be read".into(), |close| close.reason);
         self.end(self.status(format!("closed by the peer: {reason}"), Executed::Maybe, blame));
         self.stream.close();
     }

@@ -22,7 +22,9 @@ const MODULES: &[&str] = &[
     "rdma_rxe",
     "ib_uverbs",
     "rdma_ucm",
-    "sch_netem", "sch_prio", "cls_u32",
+    "sch_netem",
+    "sch_prio",
+    "cls_u32",
 ];
 
 /// Before 6.16, `rdma link add` fails with ENOENT unless the kernel has a module for the checksum "crc32".

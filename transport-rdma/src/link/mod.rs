@@ -132,7 +132,8 @@ impl LinkCore {
 
     /// Gives everything back without telling anybody.
     pub(crate) fn abandon(&self) {
-        self.receiving().abandon();
+        let handler = self.receiving().abandon();
+        drop(handler);
         self.release();
     }
 

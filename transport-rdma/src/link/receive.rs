@@ -57,11 +57,13 @@ impl Receiving {
         self.released = true;
     }
 
-    /// Forgets the handler without a word: its runtime is gone.
-    pub(super) fn abandon(&mut self) {
+    /// Forgets the handler without a word: its runtime is gone. The caller drops it when it holds no lock: a handler that
+    /// is dropped before it heard of the end may close the link.
+    #[must_use]
+    pub(super) fn abandon(&mut self) -> Option<Arc<dyn LinkHandler>> {
         self.ended = true;
-        self.handler = None;
         self.inbox.clear();
+        self.handler.take()
     }
 
     /// Resolves when the peer's PROBE has arrived, or the link has failed. Asked once.

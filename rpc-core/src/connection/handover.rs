@@ -6,13 +6,13 @@ use std::sync::{PoisonError, TryLockError};
 #[cfg(not(all(test, farcall_loom)))]
 use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering, fence},
+    atomic::{AtomicBool, Ordering},
 };
 
 #[cfg(all(test, farcall_loom))]
 use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering, fence},
+    atomic::{AtomicBool, Ordering},
 };
 
 /// A state, and a queue of what waits to be put into it.
@@ -23,7 +23,9 @@ use loom::sync::{
 #[derive(Debug)]
 pub(super) struct Handover<T, S> {
     queue: Mutex<VecDeque<T>>,
-    /// There may be something in the queue, or other work.
+    /// There may be something in the queue, or other work. Only ever read and written in one step: so either who has
+    /// unlocked sees what another wants, or that one's look at the flag comes after the unlocking and finds the state
+    /// unlocked. With plain loads and stores both could miss, and a message would wait for the next one to come.
     wanted: AtomicBool,
     state: Mutex<S>,
 }
@@ -45,7 +47,7 @@ impl<T, S: Extend<T>> Handover<T, S> {
 
     /// There is something to do although nothing is queued. [`run`](Self::run) must follow.
     pub(super) fn want(&self) {
-        self.wanted.store(true, Ordering::Relaxed);
+        self.wanted.swap(true, Ordering::AcqRel);
     }
 
     /// How many are queued.
@@ -57,9 +59,6 @@ impl<T, S: Extend<T>> Handover<T, S> {
     /// thread is at it, or looks at the state.
     pub(super) fn run(&self, mut work: impl FnMut(&mut S)) {
         loop {
-            // Either the holder's look at `wanted` after unlocking sees what we want, or we see it unlocked: these two
-            // fences forbid that both miss. Without them a message could wait for the next one to come.
-            fence(Ordering::SeqCst);
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -99,8 +98,7 @@ impl<T, S: Extend<T>> Handover<T, S> {
 
     /// To be asked after unlocking: whether others have left something.
     fn is_wanted(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.wanted.load(Ordering::Relaxed)
+        self.wanted.fetch_or(false, Ordering::AcqRel)
     }
 
     fn absorb(&self, state: &mut S) {
@@ -119,6 +117,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(all(test, farcall_loom))]
 mod loom_tests {
     use loom::sync::Arc;
+    use loom::sync::atomic::Ordering;
     use loom::thread;
 
     use super::Handover;
@@ -136,54 +135,67 @@ mod loom_tests {
         }
     }
 
-    fn work(done: &mut Done) {
-        done.worked = done.taken;
+    type Shared = Handover<(), Done>;
+
+    /// Lets others act while this thread has the state. Unlocking is nothing that the model interleaves with; this is,
+    /// with whatever another does to the flag before it finds the state locked.
+    fn pause(shared: &Shared) {
+        shared.wanted.load(Ordering::Relaxed);
     }
 
-    fn check(threads: usize, act: fn(&Handover<(), Done>, usize)) {
-        loom::model(move || {
+    fn work(shared: &Shared, done: &mut Done) {
+        done.worked = done.taken;
+        pause(shared);
+    }
+
+    fn push(shared: &Shared) {
+        shared.push(());
+        shared.run(|done| work(shared, done));
+    }
+
+    fn look(shared: &Shared) {
+        shared.look(|_| pause(shared), |done| work(shared, done));
+    }
+
+    fn change(shared: &Shared) {
+        shared.change(|_| pause(shared), |done| work(shared, done));
+    }
+
+    /// Threads that act on the same state; `pushes` of them push something.
+    fn check(pushes: usize, threads: &'static [fn(&Shared)]) {
+        let mut model = loom::model::Builder::new();
+        // A lost wake-up needs one; with more, three threads take for ever.
+        model.preemption_bound = Some(3);
+        model.check(move || {
             let shared = Arc::new(Handover::new(Done::default()));
-            let others: Vec<_> = (1..threads)
-                .map(|i| {
+            let threads: Vec<_> = threads
+                .iter()
+                .map(|act| {
                     let shared = shared.clone();
-                    thread::spawn(move || act(&shared, i))
+                    thread::spawn(move || act(&shared))
                 })
                 .collect();
-            act(&shared, 0);
-            others.into_iter().for_each(|other| other.join().unwrap());
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
             let done = super::lock(&shared.state);
-            assert_eq!((done.taken, done.worked), (threads, threads), "something was forgotten");
+            assert_eq!((done.taken, done.worked), (pushes, pushes), "something was forgotten");
         });
     }
 
     #[test]
     fn whatever_is_pushed_is_worked_on() {
-        check(3, |shared, _| {
-            shared.push(());
-            shared.run(work);
-        });
+        check(2, &[push, push]);
+        check(3, &[push, push, push]);
     }
 
     #[test]
     fn who_only_looks_leaves_nothing_undone() {
-        check(2, |shared, i| {
-            if i == 0 {
-                shared.look(|_| (), work);
-            }
-            shared.push(());
-            shared.run(work);
-            shared.look(|_| (), work);
-        });
+        check(1, &[push, look]);
+        check(2, &[push, push, look]);
     }
 
     #[test]
     fn who_changes_leaves_nothing_undone() {
-        check(2, |shared, i| {
-            shared.push(());
-            match i {
-                0 => shared.change(|_| (), work),
-                _ => shared.run(work),
-            }
-        });
+        check(1, &[push, change]);
+        check(2, &[push, push, change]);
     }
 }

@@ -1,6 +1,7 @@
 //! The client's end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::Policy;
@@ -116,7 +117,7 @@ impl ChannelBuilder {
         let address: Address = address.parse()?;
         let config = self.config.resolve(Some(&address))?;
         let settings = config.settings();
-        let connector = Dial { address, config };
+        let connector = Dial { address, config, next: Arc::default() };
         Ok(Channel { caller: Caller::new(connector, settings) })
     }
 }
@@ -132,16 +133,23 @@ pub(crate) fn invalid(error: ConfigError) -> Status {
 struct Dial {
     address: Address,
     config: Config,
+    /// Counts the hosts that have been dialled.
+    next: Arc<AtomicUsize>,
 }
 
 impl Connector for Dial {
     fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let hosts = self.address.hosts().to_vec();
+        // The host after the one that was dialled last: that one may take connections and not answer.
+        let mut hosts = self.address.hosts().to_vec();
+        let count = hosts.len();
+        hosts.rotate_left(self.next.load(Ordering::Relaxed) % count);
+        let next = self.next.clone();
         let patience = self.config.liveness.connect();
         let tcp: TcpConfig = self.config.tcp.clone();
         Box::pin(async move {
             let mut failures: Vec<Status> = Vec::new();
             for host in &hosts {
+                next.fetch_add(1, Ordering::Relaxed);
                 match farcall_tcp::connect(host, &tcp, patience).await {
                     Ok(link) => return Ok(link as Arc<dyn Link>),
                     Err(status) => failures.push(status),
@@ -152,6 +160,10 @@ impl Connector for Dial {
                 .with_executed(Executed::No)
                 .with_blame(Blame::Environment))
         })
+    }
+
+    fn attempts(&self) -> usize {
+        self.address.hosts().len()
     }
 
     fn target(&self) -> String {

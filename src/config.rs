@@ -76,14 +76,33 @@ impl Config {
     ///
     /// What is wrong, with its line: syntax, an unknown key, a value that can't be.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        let config: Self =
-            toml::from_str(text).map_err(|e| ConfigError::new(format!("configuration: {e}")))?;
+        let config: Self = toml::from_str(text)
+            .map_err(|e| ConfigError::new(format!("configuration: {}", e.to_string().trim_end())))?;
         config.check()?;
         Ok(config)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        self.limits.check().map_err(|why| ConfigError::new(format!("configuration: {why}")))
+        let wrong = |why: String| ConfigError::new(format!("configuration: {why}"));
+        self.limits.check().map_err(wrong)?;
+        self.liveness.check().map_err(wrong)?;
+        #[cfg(feature = "tcp")]
+        if self.tcp.keepalive_s > 32_767 {
+            return Err(wrong("tcp.keepalive_s must be at most 32767 seconds".into()));
+        }
+        #[cfg(feature = "rdma")]
+        {
+            let sizes = [("connections", self.rdma.connections), ("window", self.rdma.window)];
+            for (name, value) in sizes {
+                if value == 0 {
+                    return Err(wrong(format!("rdma.{name} must be at least 1")));
+                }
+            }
+            if self.rdma.port == Some(0) {
+                return Err(wrong("rdma.port is counted from 1".into()));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -111,7 +130,9 @@ impl Config {
         if settings.is_empty() {
             return Ok(self);
         }
-        let wrong = |why: &dyn fmt::Display| ConfigError::new(format!("setting in the address: {why}"));
+        let wrong = |why: &dyn fmt::Display| {
+            ConfigError::new(format!("setting in the address: {}", why.to_string().trim_end()))
+        };
         let mut whole = toml::Table::try_from(self).map_err(|e| wrong(&e))?;
         for (path, text) in settings {
             // A number or a truth value if it reads as one, else a string.

@@ -13,7 +13,7 @@ use farcall_core::service::Service;
 use farcall_tcp::Acceptor;
 use tokio::sync::watch;
 
-use crate::{Config, ConfigError};
+use crate::{Config, ConfigError, Policy};
 
 /// How long a server that is told to stop waits for the calls in progress, unless it is told otherwise.
 const GRACE: Duration = Duration::from_secs(30);
@@ -94,10 +94,20 @@ impl ServerBuilder {
     ///
     /// # Errors
     ///
-    /// If the configuration is wrong, two services have the same name, or the system refuses.
+    /// If the configuration is wrong, two services have the same name, RDMA is required and can't be had, or the system
+    /// refuses.
     pub async fn bind(self, address: &str) -> Result<Server, BindError> {
         let config = self.config.resolve(None)?;
-        let host = Host::new(self.services, config.settings()).map_err(ConfigError::new)?;
+        let settings = config.settings();
+        if config.transport == Policy::Rdma {
+            let able = match &settings.upgrade {
+                Ok(upgrade) => upgrade.announce().await.map(drop),
+                Err(why) => Err(why.clone()),
+            };
+            let required = |why| format!("transport = \"rdma\" is required and can't be had: {why}");
+            able.map_err(|why| ConfigError::new(required(why)))?;
+        }
+        let host = Host::new(self.services, settings).map_err(ConfigError::new)?;
         let acceptor = Acceptor::bind(address, config.tcp).await?;
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);

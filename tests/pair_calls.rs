@@ -41,6 +41,8 @@ fn is_server() -> bool {
 fn config() -> Config {
     let mut config = Config::default();
     config.rdma.strict_credits = true;
+    // An emulated machine on a busy host is slow.
+    config.liveness.connect_ms = 60_000;
     config
 }
 

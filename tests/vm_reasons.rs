@@ -8,7 +8,7 @@
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use farcall::{Channel, Server};
+use farcall::{Channel, Config, Server};
 
 #[farcall::service(package = "test")]
 trait Hello {
@@ -27,8 +27,11 @@ impl Hello for Polite {
 #[tokio::test]
 async fn process_reason() {
     let Ok(scheme) = std::env::var("TEST_SCHEME") else { return };
-    let server = Server::builder().add(HelloServer::new(Polite)).bind("127.0.0.1:0").await.unwrap();
-    let address = format!("{scheme}://{}", server.local_addr());
+    // An emulated machine on a busy host is slow.
+    let config = Config::from_toml("[liveness]\nconnect_ms = 60000").unwrap();
+    let server = Server::builder().add(HelloServer::new(Polite)).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("{scheme}://{}?liveness.connect_ms=60000", server.local_addr());
     tokio::spawn(server.serve());
     match Channel::connect(&address).await {
         Ok(channel) => {

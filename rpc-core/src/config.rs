@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The longest message (arguments or result) that is accepted, in bytes. Default 64 MiB; at most 4 GiB.
+    /// The longest message (arguments or result) that is accepted, in bytes. Default 64 MiB; from 1024 to 4294967295.
     pub max_message: u64,
     /// How many bytes of messages may be arriving at once in fragments, on one connection. Default 256 MiB; at
     /// least `max_message`.
@@ -37,7 +37,7 @@ impl Limits {
     /// Says what is wrong with them, if anything is.
     pub fn check(&self) -> Result<(), String> {
         if self.max_message < 1024 || self.max_message > u64::from(u32::MAX) {
-            return Err("limits.max_message must be from 1024 bytes to 4 GiB".into());
+            return Err("limits.max_message must be from 1024 to 4294967295 bytes".into());
         }
         if self.max_assembly < self.max_message {
             return Err("limits.max_assembly must be at least limits.max_message".into());
@@ -70,6 +70,16 @@ impl Default for Liveness {
 }
 
 impl Liveness {
+    /// Says what is wrong with them, if anything is.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, value) in [("connect_ms", self.connect_ms), ("ping_ms", self.ping_ms)] {
+            if !(1..=86_400_000).contains(&value) {
+                return Err(format!("liveness.{name} must be from 1 ms to a day"));
+            }
+        }
+        Ok(())
+    }
+
     /// How long connecting may take.
     pub fn connect(&self) -> Duration {
         Duration::from_millis(self.connect_ms)

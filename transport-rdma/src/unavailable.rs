@@ -150,10 +150,12 @@ impl From<DeviceError> for Unavailable {
 
 impl Memlock {
     fn remedy(&self) -> String {
-        let need = self.in_use.saturating_add(self.asked).div_ceil(1024);
+        // This registration is one of several, and the pool grows: the default of rdma.memory, for all of them.
+        let need = self.in_use.saturating_add(self.asked).saturating_add(64 << 20).div_ceil(1024);
         format!(
-            "raise the limit to {need} KiB or more: `ulimit -l {need}` (the hard limit is {}), \
-             LimitMEMLOCK=infinity in a systemd unit, `docker run --ulimit memlock=-1`",
+            "raise the limit to {need} KiB or more: `ulimit -l {need}` up to the hard limit, which is {}; above it a \
+             `memlock` line in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit, or \
+             `docker run --ulimit memlock=-1`",
             Limit(self.hard)
         )
     }

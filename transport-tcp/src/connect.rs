@@ -27,6 +27,7 @@ pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Re
                     return TcpLink::new(socket, config)
                         .map_err(|e| unavailable(target, &format!("{address}: {e}")));
                 }
+                Err(e) if address.to_string() == target => tried.push(e.to_string()),
                 Err(e) => tried.push(format!("{address}: {e}")),
             }
         }

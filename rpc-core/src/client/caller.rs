@@ -16,6 +16,12 @@ pub trait Connector: Send + Sync + 'static {
     /// Makes a link. The status of a failure says what was tried; it counts as not executed.
     fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>>;
 
+    /// How many links to try for one connection before that counts as failed: as many as there are peers to choose
+    /// from, if [`connect`](Self::connect) takes them in turn.
+    fn attempts(&self) -> usize {
+        1
+    }
+
     /// Whom it connects to, for messages.
     fn target(&self) -> String;
 }
@@ -59,8 +65,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// A connection that ends sooner than this counts as a failed attempt, but for the first one, of a server that was
-/// about to go: a server that takes connections and closes them must not be tried without a pause.
+/// A connection that ends sooner than this and has answered no call counts as a failed attempt, but for the first one,
+/// of a server that was about to go: a server that takes connections and closes them must not be tried without a pause.
 const EARLY: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Caller {
@@ -126,7 +132,7 @@ impl Caller {
             if connection.is_open() {
                 return Look::Connected(connection.clone());
             }
-            if since.elapsed() < EARLY {
+            if since.elapsed() < EARLY && !connection.was_of_use() {
                 let (until, pause, status) = (*since + *pause, *pause, connection.why_not_open());
                 *state = State::Failed { until, pause, status };
             }
@@ -149,13 +155,21 @@ impl Caller {
 
 /// Makes a connection. `pause`: how long to wait before the next attempt if it ends early.
 async fn connect(shared: Weak<Shared>, pause: Duration, sender: watch::Sender<Outcome>) {
-    let Some((link, settings)) = shared.upgrade().map(|s| (s.connector.connect(), s.settings.clone())) else {
-        return;
-    };
-    let outcome = match link.await {
-        Ok(link) => Connection::connect(link, settings).await,
-        Err(status) => Err(status),
-    };
+    let attempts = shared.upgrade().map_or(0, |s| s.connector.attempts());
+    let mut outcome = Err(gone());
+    for _ in 0..attempts.max(1) {
+        let Some((link, settings)) = shared.upgrade().map(|s| (s.connector.connect(), s.settings.clone()))
+        else {
+            return;
+        };
+        outcome = match link.await {
+            Ok(link) => Connection::connect(link, settings).await,
+            Err(status) => Err(status),
+        };
+        if outcome.is_ok() {
+            break;
+        }
+    }
     // However it went wrong, no call had been sent.
     let outcome = outcome.map_err(|status| status.with_executed(Executed::No));
     let Some(shared) = shared.upgrade() else {

@@ -6,7 +6,7 @@
 //! | [`Prost`] | one `prost::Message` | `bytes` fields generated as [`Bytes`](bytes::Bytes) | as protobuf allows |
 //! | [`Raw`] | one [`Bytes`](bytes::Bytes) | all of it | as the application allows |
 //!
-//! Byte strings up to [`BY_REFERENCE`](crate::payload::BY_REFERENCE) are copied all the same where that is cheaper.
+//! Byte strings up to [`BY_REFERENCE`] are copied all the same where that is cheaper.
 //!
 //! A service chooses one with `#[farcall::service(codec = ..)]`; [`Codec`] shows how to write another.
 
@@ -24,7 +24,7 @@ pub use self::postcard::Postcard;
 pub use self::prost::Prost;
 pub use self::raw::Raw;
 pub use self::shape::Shape;
-use crate::payload::{Decoder, Encoder, Payload};
+pub use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
 
 /// A way to turn values into messages: a type without values that implements [`Encode`] and [`Decode`] for what it
 /// can carry.

@@ -50,6 +50,8 @@ pub(super) type ByCall<T> = HashMap<u64, T, BuildHasherDefault<Counted>>;
 struct Table {
     waiting: ByCall<oneshot::Sender<Answered>>,
     next: u64,
+    /// A call has been answered.
+    answered: bool,
     /// Why no more calls are made, once that is so.
     refusing: Option<Status>,
 }
@@ -202,6 +204,7 @@ impl Connection {
             if call > table.next {
                 return Err(WireError::new("response.call", "was never made"));
             }
+            table.answered = true;
             table.waiting.remove(&call)
         };
         let Some(waiting) = waiting else {
@@ -246,7 +249,8 @@ impl Connection {
         let unsent = self.change_sending(|sending| sending.outbox.close(FrameType::REQUEST));
         let unsent: HashSet<u64> = unsent.into_iter().collect();
         for (id, call) in waiting {
-            let executed = if unsent.contains(&id) { Executed::No } else { Executed::Maybe };
+            let certain = unsent.contains(&id) || status.executed() == Executed::No;
+            let executed = if certain { Executed::No } else { Executed::Maybe };
             let _ = call.send(Err(status.clone().with_executed(executed)));
         }
     }
@@ -256,6 +260,11 @@ impl Connection {
             self.send_cancel(call, reason);
         }
         self.close_if_drained();
+    }
+
+    /// Whether any call has been answered.
+    pub(crate) fn was_of_use(&self) -> bool {
+        lock(&self.calls.table).answered
     }
 
     /// Whether no call waits for its answer.

@@ -79,13 +79,19 @@ impl Connection {
 
     /// The peer ends the session; `None`: for a reason that can't be read.
     fn on_close(&self, close: Option<Close>) {
-        let blame = match close.as_ref().map(|close| close.code) {
+        let close_code = close.as_ref().map(|close| close.code);
+        let blame = match close_code {
             Some(CloseCode::Protocol) => Blame::Bug,
             Some(CloseCode::Done | CloseCode::Overloaded | CloseCode::Required) => Blame::Environment,
             _ => Blame::Peer,
         };
         let reason = close.map_or_else(|| "for a reason that can't be read".into(), |close| close.reason);
-        self.end(self.status(format!("closed by the peer: {reason}"), Executed::Maybe, blame));
+        // Who closes for these has served nothing.
+        let executed = match close_code {
+            Some(CloseCode::Required | CloseCode::Version) => Executed::No,
+            _ => Executed::Maybe,
+        };
+        self.end(self.status(format!("closed by the peer: {reason}"), executed, blame));
         self.stream.close();
     }
 }

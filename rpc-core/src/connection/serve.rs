@@ -189,6 +189,11 @@ impl Connection {
             );
             return Err(refusal(Code::ResourceExhausted, message));
         }
+        if self.settings.policy == Policy::Rdma && !self.retaining.load(Ordering::Relaxed) {
+            // It is about to be closed for that; until then nothing is executed.
+            let message = "the server requires RDMA, which this connection does not have";
+            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
+        }
         if !self.is_open() {
             let message = "the server is draining and takes no new calls";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));

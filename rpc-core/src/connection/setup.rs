@@ -84,7 +84,7 @@ impl Connection {
             Ok(upgrade) => {
                 // The peer's patience ends with ours: half of it is left for all the rest.
                 let announced = tokio::time::timeout(self.patience() / 2, upgrade.announce()).await;
-                match announced.unwrap_or_else(|_| Err(self.too_slow())) {
+                match announced.unwrap_or_else(|_| Err(self.too_slow(self.patience() / 2))) {
                     Ok(data) => return wire::Upgrade { name: upgrade.name().into(), reason: 0, data },
                     Err(why) => (upgrade.name(), why),
                 }

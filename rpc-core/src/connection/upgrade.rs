@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
@@ -73,7 +74,7 @@ impl Connection {
     async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
         let prepared = upgrade.offer(announced, self.stream.description());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
-        let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow())) {
+        let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
             Ok(prepared) => prepared,
             // The peer knows of no attempt, so there is none to say DOWN to.
             Err(why) => return self.stay_on_stream(why),
@@ -93,7 +94,7 @@ impl Connection {
             let answer = answer.await.map_err(|_| gone())?;
             candidate.complete(epoch, Some(answer)).await
         });
-        self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow())));
+        self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow(self.patience()))));
     }
 
     pub(super) fn on_offer(&self, offer: Offer) -> Result<(), WireError> {
@@ -129,15 +130,15 @@ impl Connection {
             self.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
             candidate.complete(epoch, None).await
         });
-        self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow())));
+        self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow(self.patience()))));
         self.close_if_required();
     }
 
-    pub(super) fn too_slow(&self) -> Unavailable {
-        Unavailable::new(
-            Reason::TimedOut,
-            format!("setting up took longer than {:?} (liveness.connect_ms)", self.patience()),
-        )
+    pub(super) fn too_slow(&self, limit: Duration) -> Unavailable {
+        let whole = self.patience();
+        let detail =
+            format!("a step took longer than {limit:?}; liveness.connect_ms is {}", whole.as_millis());
+        Unavailable::new(Reason::TimedOut, detail)
     }
 
     pub(super) fn on_answer(&self, answer: Answer) -> Result<(), WireError> {

@@ -39,7 +39,7 @@ pub enum Reason {
     QueuePair = 15,
     /// This side is shutting down.
     ShuttingDown = 16,
-    /// The peer did not answer in time.
+    /// Setting it up took too long, on this side or the peer's.
     TimedOut = 17,
     /// Something that this version has no name for.
     Other = 255,
@@ -90,7 +90,7 @@ impl Reason {
             Self::Device => "the RDMA device refused",
             Self::QueuePair => "the queue pair failed",
             Self::ShuttingDown => "shutting down",
-            Self::TimedOut => "the peer did not answer in time",
+            Self::TimedOut => "setting RDMA up took too long",
             Self::Other => "for a reason that this version does not know",
         }
     }

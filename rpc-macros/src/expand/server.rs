@@ -1,7 +1,7 @@
 //! The server: what turns a request into a call of the implementation.
 
-use proc_macro2::{Ident, Span, TokenStream};
-use quote::{format_ident, quote, quote_spanned};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Generics, parse_quote};
 
@@ -17,6 +17,15 @@ pub(crate) fn expand(service: &Service) -> (TokenStream, TokenStream) {
     )
 }
 
+/// Whether an identifier appears anywhere in these tokens.
+fn mentions(tokens: TokenStream, ident: &Ident) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(other) => other == *ident,
+        TokenTree::Group(group) => mentions(group.stream(), ident),
+        _ => false,
+    })
+}
+
 struct Parts<'s> {
     service: &'s Service,
     private: TokenStream,
@@ -30,7 +39,8 @@ struct Parts<'s> {
 impl<'s> Parts<'s> {
     fn new(service: &'s Service) -> Self {
         let mut implementation = Ident::new("S", Span::mixed_site());
-        while service.generics().type_params().any(|p| p.ident == implementation) {
+        // The user's own types and traits may have any name.
+        while mentions(service.item.to_token_stream(), &implementation) {
             implementation = format_ident!("{implementation}_");
         }
         let mut generics = service.generics().clone();

@@ -2,7 +2,7 @@
 //!
 //! What makes it sound, and what would break it:
 //!
-//! - **Memory.** A device writes only to receive slots and reads only from sends. [`inflight::InFlight`] owns the former
+//! - **Memory.** A device writes only to receive slots and reads only from sends. `inflight::InFlight` owns the former
 //!   and holds clones of the latter from before the work request is posted until its completion was polled, or until the
 //!   queue that had it is destroyed. Completions are believed: a device that reports a request as done and goes on using
 //!   its memory cannot be defended against.
@@ -12,10 +12,10 @@
 //!   logged, never a panic.
 //! - **Threads.** libibverbs' functions may be called from any thread on any object; wrappers are `Send` and `Sync` for
 //!   that reason. What the library leaves to the caller, such as acknowledging events before a destroy, is done here.
-//! - **Structures.** [`sys`] is compared with the C header by a test. Objects are allocated by the library; only fields that
+//! - **Structures.** `sys` is compared with the C header by a test. Objects are allocated by the library; only fields that
 //!   all versions have are read.
 //!
-//! Safe modules that others rely on for soundness stand here too: [`inflight`] and the free list of [`memory`].
+//! Safe modules that others rely on for soundness stand here too: `inflight` and the free list of [`memory`].
 
 #![expect(unsafe_code, reason = "calls a C library and maps memory for devices; see the argument above")]
 

@@ -29,11 +29,12 @@ impl Channel {
         Self::builder().connect(address).await
     }
 
-    /// A channel that connects when the first call needs it, with the default configuration.
+    /// A channel that connects when the first call needs it, with the default configuration. Must be called within a
+    /// tokio runtime, which its connections run on.
     ///
     /// # Errors
     ///
-    /// If the address is not one.
+    /// If the address, or `FARCALL_TRANSPORT`, is wrong.
     pub fn connect_lazy(address: &str) -> Result<Self, ConfigError> {
         Self::builder().connect_lazy(address)
     }

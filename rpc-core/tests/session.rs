@@ -1,134 +1,23 @@
-//! Sessions over the in-memory link: calls, and moving between links. Services are written by hand here; what the
-//! macro makes of traits is tested through the facade.
+//! Sessions over the in-memory link: calls, and moving between links.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::collections::HashMap;
-use std::future::pending;
+mod support;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use farcall_core::client::{Call, Caller, Connector};
-use farcall_core::codec::Raw;
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Limits, Policy};
 use farcall_core::connection::Settings;
-use farcall_core::payload::{Encoder, Payload};
-use farcall_core::server::Host;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::payload::Payload;
+use farcall_core::service::{Method, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
-use farcall_core::transport::{
-    BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory,
-};
-use tokio::sync::Notify;
+use farcall_core::transport::{BoxFuture, Link, Reason, memory};
 
-type Echo = Call<Result<Bytes>, Raw>;
-
-const ECHO: usize = 0;
-const HANG: usize = 1;
-const PANIC: usize = 2;
-const BIG: usize = 3;
-
-/// echo(x) -> x; hang() for ever, saying when it starts and when it is dropped; panic(); big(n) -> n bytes.
-struct Test {
-    info: Arc<ServiceInfo>,
-    started: Arc<Notify>,
-    dropped: Arc<Notify>,
-    runs: Arc<AtomicU32>,
-}
-
-impl Test {
-    fn new() -> Self {
-        let methods = ["echo", "hang", "panic", "big"].map(|name| Method::unary(name, name)).to_vec();
-        let info = ServiceInfo { name: "test".into(), codec: "raw", methods };
-        Self { info: Arc::new(info), started: Arc::default(), dropped: Arc::default(), runs: Arc::default() }
-    }
-}
-
-struct NotifyOnDrop(Arc<Notify>);
-
-impl Drop for NotifyOnDrop {
-    fn drop(&mut self) {
-        self.0.notify_one();
-    }
-}
-
-impl Service for Test {
-    fn info(&self) -> &ServiceInfo {
-        &self.info
-    }
-
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
-        self.runs.fetch_add(1, Ordering::Relaxed);
-        let (started, dropped) = (self.started.clone(), self.dropped.clone());
-        Box::pin(async move {
-            match method {
-                ECHO => Reply::Ok(request.payload),
-                HANG => {
-                    let _guard = NotifyOnDrop(dropped);
-                    started.notify_one();
-                    pending().await
-                }
-                PANIC => panic!("as it was told to"),
-                _ => Reply::Ok(Payload::from_body(vec![7; 100_000].into())),
-            }
-        })
-    }
-}
-
-/// Connects callers to a host in this process.
-struct Near(Arc<Host>);
-
-impl Connector for Near {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.serve(far);
-        Box::pin(async { Ok(near) })
-    }
-
-    fn target(&self) -> String {
-        "here".into()
-    }
-}
-
-fn plain(limits: Limits) -> Settings {
-    Settings::plain(limits, Liveness::default(), Unavailable::new(Reason::NoDevice, "none in this test"))
-}
-
-struct Setup {
-    caller: Caller,
-    host: Arc<Host>,
-    info: Arc<ServiceInfo>,
-    started: Arc<Notify>,
-    dropped: Arc<Notify>,
-    runs: Arc<AtomicU32>,
-}
-
-fn setup(client: Settings, server: Settings) -> Setup {
-    let service = Test::new();
-    let (info, started) = (service.info.clone(), service.started.clone());
-    let (dropped, runs) = (service.dropped.clone(), service.runs.clone());
-    let host = Host::new(vec![Arc::new(service)], server).unwrap();
-    let caller = Caller::new(Near(host.clone()), client);
-    Setup { caller, host, info, started, dropped, runs }
-}
-
-impl Setup {
-    fn call(&self, method: usize, argument: impl Into<Bytes>) -> Echo {
-        let mut arguments = Encoder::new();
-        arguments.put_bytes(&argument.into());
-        Call::new(&self.caller, &self.info, method, Ok(arguments.finish()))
-    }
-}
-
-fn default() -> Setup {
-    setup(plain(Limits::default()), plain(Limits::default()))
-}
-
-fn bytes(len: usize, seed: usize) -> Bytes {
-    (0..len).map(|i| (i * 31 + seed) as u8).collect()
-}
+use support::fabric::{Fabric, ToFabric, with_fabric};
+use support::{BIG, ECHO, Echo, HANG, PANIC, bytes, default, plain, setup};
 
 #[tokio::test]
 async fn calls_of_all_sizes_come_back_unchanged() {
@@ -157,7 +46,7 @@ async fn a_deadline_ends_the_call_and_the_handler() {
     let error = t.call(HANG, "").deadline(Duration::from_millis(50)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
     assert!(error.message().contains("test/hang"), "{error}");
-    t.dropped.notified().await;
+    t.seen.dropped.notified().await;
 }
 
 #[tokio::test]
@@ -167,9 +56,9 @@ async fn dropping_a_call_drops_its_handler() {
         let call = t.call(HANG, "");
         async move { call.await }
     });
-    t.started.notified().await;
+    t.seen.started.notified().await;
     call.abort();
-    t.dropped.notified().await;
+    t.seen.dropped.notified().await;
     // The connection is none the worse.
     assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
 }
@@ -190,10 +79,10 @@ async fn a_message_over_the_limit_names_the_setting() {
     let error = t.call(ECHO, bytes(60_000, 0)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::No));
     assert!(error.message().contains("the server's limits.max_message is 50000"), "{error}");
-    assert_eq!(t.runs.load(Ordering::Relaxed), 0);
+    assert_eq!(t.seen.runs(), 0);
 
     let t = setup(plain(small), plain(Limits::default()));
-    let error = t.call(BIG, "").await.unwrap_err();
+    let error = t.call(BIG, "100000").await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::Yes));
     assert!(error.message().contains("the client's limits.max_message is 50000"), "{error}");
     assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
@@ -210,7 +99,7 @@ async fn calls_wait_for_a_place_and_say_so() {
             tokio::spawn(async move { call.await })
         })
         .collect();
-    t.started.notified().await;
+    t.seen.started.notified().await;
     let error = t.call(ECHO, "").deadline(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("limits.concurrent_calls"), "{error}");
@@ -254,7 +143,7 @@ async fn a_changed_signature_fails_with_both_fingerprints() {
     for method in [&changed.methods[ECHO], &t.info.methods[ECHO]] {
         assert!(error.message().contains(&format!("{:016x}", method.fingerprint)), "{error}");
     }
-    assert_eq!(t.runs.load(Ordering::Relaxed), 0);
+    assert_eq!(t.seen.runs(), 0);
 }
 
 #[tokio::test]
@@ -264,11 +153,11 @@ async fn a_closed_server_says_of_each_call_that_it_may_have_run() {
         let call = t.call(HANG, "");
         async move { call.await }
     });
-    t.started.notified().await;
+    t.seen.started.notified().await;
     t.host.close();
     let error = call.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe));
-    t.dropped.notified().await;
+    t.seen.dropped.notified().await;
 }
 
 #[tokio::test]
@@ -278,7 +167,7 @@ async fn a_drain_finishes_what_runs_and_takes_no_more() {
         let call = t.call(HANG, "").deadline(Duration::from_millis(300));
         async move { call.await }
     });
-    t.started.notified().await;
+    t.seen.started.notified().await;
     let host = t.host.clone();
     let drained = tokio::spawn(async move { host.drain(Duration::from_secs(60)).await });
     let error = hanging.await.unwrap().unwrap_err();
@@ -294,88 +183,11 @@ async fn a_drain_that_takes_too_long_closes() {
         let call = t.call(HANG, "");
         async move { call.await }
     });
-    t.started.notified().await;
+    t.seen.started.notified().await;
     t.host.drain(Duration::from_secs(5)).await;
     let error = hanging.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe));
-    t.dropped.notified().await;
-}
-
-/// An upgrade to further in-memory links, which can be made to fail at any step.
-#[derive(Debug, Default)]
-struct Fabric {
-    waiting: Mutex<HashMap<u32, Arc<dyn Link>>>,
-    current: Mutex<Vec<Arc<dyn Link>>>,
-    next: AtomicU32,
-    refuse_offer: AtomicBool,
-    refuse_answer: AtomicBool,
-    lose_probe: AtomicBool,
-}
-
-#[derive(Debug)]
-struct ToFabric(Arc<Fabric>);
-
-struct Proven(Arc<Fabric>, Arc<dyn Link>);
-
-impl Candidate for Proven {
-    fn complete(self: Box<Self>, _: u32, _: Option<Bytes>) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>> {
-        Box::pin(async move {
-            if self.0.lose_probe.load(Ordering::Relaxed) {
-                return Err(Unavailable::new(Reason::ProbeLost, "as the test wants it"));
-            }
-            Ok(self.1)
-        })
-    }
-}
-
-type Prepared = BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
-
-impl Upgrade for ToFabric {
-    fn name(&self) -> &'static str {
-        "fabric"
-    }
-
-    fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>> {
-        Box::pin(async { Ok(Bytes::new()) })
-    }
-
-    fn offer(&self, _: Bytes, _: &Description) -> Prepared {
-        let fabric = self.0.clone();
-        Box::pin(async move {
-            if fabric.refuse_offer.load(Ordering::Relaxed) {
-                return Err(Unavailable::new(Reason::Memlock, "as the test wants it"));
-            }
-            let (near, far) = memory::pair();
-            let key = fabric.next.fetch_add(1, Ordering::Relaxed);
-            fabric.current.lock().unwrap().push(near.clone());
-            fabric.waiting.lock().unwrap().insert(key, far);
-            let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), near));
-            Ok((proven, key.to_le_bytes().to_vec().into()))
-        })
-    }
-
-    fn answer(&self, offer: Bytes, _: &Description) -> Prepared {
-        let fabric = self.0.clone();
-        Box::pin(async move {
-            if fabric.refuse_answer.load(Ordering::Relaxed) {
-                return Err(Unavailable::new(Reason::NoCredit, "as the test wants it"));
-            }
-            let key = u32::from_le_bytes(offer[..4].try_into().unwrap());
-            let far = fabric.waiting.lock().unwrap().remove(&key).unwrap();
-            let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), far));
-            Ok((proven, Bytes::new()))
-        })
-    }
-}
-
-fn with_fabric(fabric: &Arc<Fabric>, policy: Policy) -> Setup {
-    let settings = |policy| Settings {
-        limits: Limits::default(),
-        liveness: Liveness::default(),
-        policy,
-        upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
-    };
-    setup(settings(policy), settings(Policy::Auto))
+    t.seen.dropped.notified().await;
 }
 
 #[tokio::test]
@@ -439,7 +251,7 @@ async fn the_death_of_the_better_link_under_load_fails_and_repeats_no_call() {
                 for i in 0..CALLS / 8 {
                     if task == 0 && i == 20 {
                         // Whatever is on its way by it is lost.
-                        fabric.current.lock().unwrap().pop().unwrap().close();
+                        fabric.links.lock().unwrap().pop().unwrap().cut();
                     }
                     let content = bytes((i * 977) % 50_000, task);
                     assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);
@@ -450,7 +262,7 @@ async fn the_death_of_the_better_link_under_load_fails_and_repeats_no_call() {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!(t.runs.load(Ordering::Relaxed) as usize, CALLS, "each handler ran once");
+    assert_eq!(t.seen.runs() as usize, CALLS, "each handler ran once");
     let why = t.caller.connection().await.unwrap().transport().why_not_rdma.unwrap();
     assert_eq!(why.reason, Reason::QueuePair);
 }
@@ -512,5 +324,5 @@ async fn a_failed_argument_sends_nothing() {
     let refused = Status::new(Code::Internal, "can't be encoded");
     let call: Echo = Call::new(&t.caller, &t.info, ECHO, Err(refused.clone()));
     assert_eq!(call.await.unwrap_err(), refused);
-    assert_eq!(t.runs.load(Ordering::Relaxed), 0);
+    assert_eq!(t.seen.runs(), 0);
 }

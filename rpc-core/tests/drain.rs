@@ -1,0 +1,276 @@
+//! Servers that go: what has begun is answered, what has not goes elsewhere.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod support;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::client::{Caller, Connector};
+use farcall_core::config::{Limits, Policy};
+use farcall_core::proto::wire::{CloseCode, FrameType, Goaway, Hello, RequestHead};
+use farcall_core::status::{Code, Executed, Result};
+use farcall_core::transport::{BoxFuture, Link, memory};
+use tokio::sync::mpsc;
+
+use support::fabric::{Fabric, with_fabric};
+use support::peer::{Peer, hello};
+use support::tap::Tap;
+use support::{BIG, ECHO, HANG, Setup, WAIT, bytes, call, default, host, info, plain, until};
+
+const GRACE: Duration = Duration::from_secs(60);
+
+/// 60 MiB, longer than all buffers on its way.
+const LONG: usize = 60 << 20;
+
+async fn a_long_answer_is_delivered(t: Setup) {
+    t.caller.connection().await.unwrap();
+    let answer = t.spawn(BIG, LONG.to_string());
+    until("the handler has run", || t.seen.runs() == 1).await;
+    t.host.drain(GRACE).await;
+    assert_eq!(answer.await.unwrap().unwrap().len(), LONG);
+    assert!(t.host.connections().is_empty());
+}
+
+#[tokio::test]
+async fn a_long_answer_is_delivered_while_the_server_drains() {
+    a_long_answer_is_delivered(default()).await;
+}
+
+#[tokio::test]
+async fn a_long_answer_by_an_upgraded_link_is_delivered_before_the_close() {
+    let fabric = Arc::new(Fabric::default());
+    a_long_answer_is_delivered(with_fabric(&fabric, Policy::Auto)).await;
+}
+
+#[tokio::test]
+async fn a_long_request_that_has_begun_is_answered_before_the_close() {
+    let t = default();
+    t.caller.connection().await.unwrap();
+    let argument = Bytes::from(vec![3; LONG]);
+    let answer = t.spawn(ECHO, argument.clone());
+    until("it has begun", || t.tap().count(FrameType::FRAGMENT) > 0).await;
+    assert_eq!(t.seen.runs(), 0);
+    // It comes when the server takes no more calls, so it is refused: but it has its answer, and is made again.
+    let (second, seen) = host(plain(Limits::default()));
+    t.near.hosts.lock().unwrap().push(second);
+    t.host.drain(GRACE).await;
+    assert_eq!(answer.await.unwrap().unwrap(), argument);
+    assert_eq!(t.seen.runs() + seen.runs(), 1);
+}
+
+/// Many callers, and a server that is replaced under them again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_fails_and_repeats_no_call() {
+    const CALLS: u32 = 3000;
+    let t = Arc::new(default());
+    let begun = Arc::new(AtomicU32::new(0));
+    let callers: Vec<_> = (0..8)
+        .map(|i| {
+            let (t, begun) = (t.clone(), begun.clone());
+            tokio::spawn(async move {
+                let argument = bytes(i * 40_000, i);
+                while begun.fetch_add(1, Ordering::Relaxed) < CALLS {
+                    assert_eq!(t.call(ECHO, argument.clone()).await.unwrap(), argument);
+                }
+            })
+        })
+        .collect();
+    let mut runs = vec![t.seen.clone()];
+    for restart in 1..=5 {
+        until("some more calls", || begun.load(Ordering::Relaxed) > restart * CALLS / 6).await;
+        let (next, seen) = host(plain(Limits::default()));
+        runs.push(seen);
+        let last = {
+            let mut hosts = t.near.hosts.lock().unwrap();
+            hosts.push(next);
+            hosts[hosts.len() - 2].clone()
+        };
+        last.drain(GRACE).await;
+    }
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    assert_eq!(runs.iter().map(|seen| seen.runs()).sum::<u32>(), CALLS);
+}
+
+/// A server that the test plays, on as many connections as it is asked for.
+struct Played(mpsc::UnboundedSender<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+
+impl Connector for Played {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.0.send(far).unwrap();
+        let tap = Tap::new(near);
+        self.1.lock().unwrap().push(tap.clone());
+        Box::pin(async { Ok(tap as Arc<dyn Link>) })
+    }
+
+    fn target(&self) -> String {
+        "a server of this test".into()
+    }
+}
+
+fn played() -> (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>) {
+    let (sender, links) = mpsc::unbounded_channel();
+    let taps = Arc::<Mutex<Vec<_>>>::default();
+    (Caller::new(Played(sender, taps.clone()), plain(Limits::default())), links, taps)
+}
+
+fn go_away(peer: &mut Peer, last_call: u64) {
+    let mut payload = BytesMut::new();
+    Goaway { last_call, reason: "upgrade".into() }.encode(&mut payload);
+    peer.session_frame(FrameType::GOAWAY, 0, 0, payload);
+}
+
+#[tokio::test]
+async fn calls_above_the_last_one_go_elsewhere_and_the_others_finish() {
+    let (caller, mut links, _) = played();
+    let ask =
+        |argument: &'static str| tokio::spawn(call(&caller, &info("test"), ECHO, argument).into_future());
+    let first = ask("first");
+    let mut old = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    assert_eq!(old.expect(FrameType::REQUEST).await.0.call, 1);
+    let second = ask("second");
+    assert_eq!(old.expect(FrameType::REQUEST).await.0.call, 2);
+    let third = ask("third");
+    assert_eq!(old.expect(FrameType::REQUEST).await.0.call, 3);
+
+    // No more calls here.
+    go_away(&mut old, u64::MAX >> 1);
+    tokio::task::yield_now().await;
+    let fourth = ask("fourth");
+    let mut new = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    let (header, payload) = new.expect(FrameType::REQUEST).await;
+    assert_eq!(RequestHead::decode(payload).unwrap().0.attempt, 1);
+    new.respond(header.call, b"4");
+    assert_eq!(fourth.await.unwrap().unwrap(), "4");
+
+    // The third is not executed here.
+    go_away(&mut old, 2);
+    let (header, payload) = new.expect(FrameType::REQUEST).await;
+    let (head, content) = RequestHead::decode(payload).unwrap();
+    assert_eq!((head.attempt, content.payload.len()), (2, "third".len()));
+    new.respond(header.call, b"3");
+    assert_eq!(third.await.unwrap().unwrap(), "3");
+    assert!(!first.is_finished() && !second.is_finished());
+
+    old.respond(2, b"2");
+    assert_eq!(second.await.unwrap().unwrap(), "2");
+    old.respond(1, b"1");
+    assert_eq!(first.await.unwrap().unwrap(), "1");
+    old.expect_close(CloseCode::Done, "drained").await;
+    let last = ask("last");
+    let (header, _) = new.expect(FrameType::REQUEST).await;
+    new.respond(header.call, b"5");
+    assert_eq!(last.await.unwrap().unwrap(), "5");
+}
+
+#[tokio::test]
+async fn what_has_not_begun_is_taken_back_and_what_has_goes_on() {
+    let (caller, mut links, taps) = played();
+    let ask = |argument: Bytes| tokio::spawn(call(&caller, &info("test"), ECHO, argument).into_future());
+    let long = ask(bytes(2 << 20, 1));
+    let mut old = Peer::new(links.recv().await.unwrap());
+    old.hello(&hello());
+    // The link holds a part of the long one; nobody reads. The short ones wait behind.
+    let left = |kind| taps.lock().unwrap()[0].count(kind);
+    until("a part has left", || left(FrameType::FRAGMENT) > 0).await;
+    let short: Vec<_> = (0..100).map(|_| ask(bytes(10_000, 2))).collect();
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+    go_away(&mut old, u64::MAX >> 1);
+    let mut new = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    old.read();
+    // Each comes once, here or there; the long one where it had begun.
+    let (mut here, mut there) = (0, 0);
+    let mut arrived = 0;
+    while arrived < 2 << 20 {
+        let (header, payload) = old.next().await.unwrap();
+        match header.kind {
+            FrameType::REQUEST if header.flags == 0 => {
+                old.respond(header.call, b"");
+                here += 1;
+            }
+            FrameType::REQUEST | FrameType::FRAGMENT => arrived += payload.len(),
+            _ => {}
+        }
+    }
+    while here + there < 100 {
+        let (header, _) = new.expect(FrameType::REQUEST).await;
+        new.respond(header.call, b"");
+        there += 1;
+    }
+    assert!(there > 0, "all had begun: the test shows nothing");
+    for call in short {
+        call.await.unwrap().unwrap();
+    }
+    assert!(!long.is_finished());
+    old.respond(1, b"done");
+    assert_eq!(long.await.unwrap().unwrap(), "done");
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_its_turn_does_not_wait_for_a_server_that_goes() {
+    let (caller, mut links, _) = played();
+    let ask =
+        |argument: &'static str| tokio::spawn(call(&caller, &info("test"), ECHO, argument).into_future());
+    let first = ask("first");
+    let mut old = Peer::greeted(links.recv().await.unwrap(), Hello { max_calls: 1, ..hello() }).await;
+    old.expect(FrameType::REQUEST).await;
+    let second = ask("second");
+    tokio::task::yield_now().await;
+    go_away(&mut old, u64::MAX >> 1);
+    let mut new = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    let (header, _) = new.expect(FrameType::REQUEST).await;
+    new.respond(header.call, b"2");
+    assert_eq!(second.await.unwrap().unwrap(), "2");
+    old.respond(1, b"1");
+    assert_eq!(first.await.unwrap().unwrap(), "1");
+}
+
+#[tokio::test]
+async fn a_session_that_comes_after_the_close_is_closed() {
+    let t = default();
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    t.host.close();
+    let mut peer = Peer::new(near);
+    peer.read();
+    peer.hello(&hello());
+    peer.expect_close(CloseCode::Done, "the server was closed").await;
+}
+
+#[tokio::test]
+async fn a_handler_that_is_polled_for_the_first_time_counts_as_running() {
+    // It waits for the test, on the spot where the request is taken in: the drain finds it neither among the tasks nor
+    // among the answers.
+    let t = default();
+    let waiting = t.spawn(WAIT, "x");
+    t.seen.started.notified().await;
+    let host = t.host.clone();
+    let drained = tokio::spawn(async move { host.drain(GRACE).await });
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!drained.is_finished());
+    t.seen.go.notify_one();
+    assert_eq!(waiting.await.unwrap().unwrap(), "x");
+    drained.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drained_server_is_not_executed_and_says_so() {
+    let t = default();
+    let hanging = t.spawn(HANG, "");
+    t.seen.started.notified().await;
+    t.host.drain(Duration::ZERO).await;
+    assert_eq!(hanging.await.unwrap().unwrap_err().executed(), Executed::Maybe);
+    // The host that connections go to is closed for good.
+    let error = t.call(ECHO, "").await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+}

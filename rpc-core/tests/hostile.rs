@@ -1,0 +1,400 @@
+//! Peers that break the rules: each loses its own connection, hears why, and harms nobody else.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod support;
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::client::{Caller, Connector};
+use farcall_core::config::Limits;
+use farcall_core::proto::wire::{
+    Answer, Close, CloseCode, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Up, flags,
+};
+use farcall_core::status::{Code, Executed, Result};
+use farcall_core::transport::{BoxFuture, Link, memory};
+use tokio::sync::mpsc;
+
+use support::peer::{Peer, hello, request};
+use support::{ECHO, HANG, Setup, call, default, info, plain, setup, until};
+
+/// A raw client of the server.
+fn intruder(t: &Setup) -> Peer {
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    Peer::new(near)
+}
+
+async fn greeted(t: &Setup) -> Peer {
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    Peer::greeted(near, hello()).await
+}
+
+fn encoded(encode: impl FnOnce(&mut BytesMut)) -> BytesMut {
+    let mut out = BytesMut::new();
+    encode(&mut out);
+    out
+}
+
+fn offer(epoch: u32) -> BytesMut {
+    encoded(|out| Offer { epoch, name: "rdma".into(), data: Bytes::new() }.encode(out))
+}
+
+fn down(epoch: u32, rx_seq: u32) -> BytesMut {
+    encoded(|out| Down { epoch, rx_seq, reason: 1, pulls: Vec::new(), detail: String::new() }.encode(out))
+}
+
+type Offence = fn(&mut Peer);
+
+/// Each is one thing too many for a server, with words that the reason has.
+const OF_CLIENTS: &[(&str, Offence)] = &[
+    ("comes again", |p| p.hello(&hello())),
+    ("is not the next number", |p| {
+        let header = Header { seq: 7, ..Header::new(FrameType::BIND, 0) };
+        p.send(header, Bytes::new());
+    }),
+    ("was not begun", |p| p.session_frame(FrameType::FRAGMENT, 1, 0, "x")),
+    ("gives up a message that was not begun", |p| {
+        p.session_frame(FrameType::FRAGMENT, 1, flags::ABANDONED, "");
+    }),
+    ("longer than HELLO's max_message", |p| p.begin(FrameType::REQUEST, 1, (1 << 20) + 1, b"x")),
+    ("exceeds HELLO's max_assembly", |p| {
+        (1..=5).for_each(|call| p.begin(FrameType::REQUEST, call, 1 << 20, b"x"));
+    }),
+    ("one of too many at once", |p| {
+        (1..=(4 << 10) + 1).for_each(|call| p.begin(FrameType::REQUEST, call, 2, b"x"));
+    }),
+    ("total: is missing", |p| p.session_frame(FrameType::REQUEST, 1, flags::FRAGMENTED, "abc")),
+    ("no longer than its first frame", |p| p.begin(FrameType::REQUEST, 1, 1, b"x")),
+    ("the second at once of its call", |p| {
+        p.begin(FrameType::REQUEST, 1, 10, b"x");
+        p.begin(FrameType::REQUEST, 1, 10, b"x");
+    }),
+    ("goes past the end", |p| {
+        p.begin(FrameType::REQUEST, 1, 3, b"x");
+        p.session_frame(FrameType::FRAGMENT, 1, 0, "yyy");
+    }),
+    ("before another of its call is finished", |p| {
+        p.begin(FrameType::REQUEST, 1, 10, b"x");
+        p.request(1, ECHO, b"");
+    }),
+    ("is in use", |p| {
+        p.bind();
+        p.request(1, HANG, b"");
+        p.request(1, HANG, b"");
+    }),
+    ("is in use, or not a client's", |p| p.request(1 << 63, ECHO, b"")),
+    ("is not the next index", |p| {
+        p.bind();
+        p.bind();
+    }),
+    ("was never made", |p| p.respond(1, b"")),
+    ("comes from a client", |p| {
+        let goaway = encoded(|out| Goaway { last_call: 1, reason: String::new() }.encode(out));
+        p.session_frame(FrameType::GOAWAY, 0, 0, goaway);
+    }),
+    ("answer: comes from a client", |p| {
+        p.link_frame(FrameType::ANSWER, encoded(|out| Answer { epoch: 1, data: Bytes::new() }.encode(out)));
+    }),
+    ("up.epoch: was never offered", |p| {
+        p.link_frame(FrameType::UP, encoded(|out| Up { epoch: 1, first_seq: 1 }.encode(out)));
+    }),
+    ("down.epoch: was never offered", |p| p.link_frame(FrameType::DOWN, down(1, 0))),
+    ("acknowledges what was never sent", |p| {
+        p.link_frame(FrameType::OFFER, offer(1));
+        p.link_frame(FrameType::DOWN, down(1, 5));
+    }),
+    ("offer.epoch: has been used", |p| {
+        p.link_frame(FrameType::OFFER, offer(2));
+        p.link_frame(FrameType::DOWN, down(2, 0));
+        p.link_frame(FrameType::OFFER, offer(1));
+    }),
+    ("before the last attempt is over", |p| {
+        p.link_frame(FrameType::OFFER, offer(1));
+        p.link_frame(FrameType::OFFER, offer(2));
+    }),
+    ("acknowledges what was never sent", |p| {
+        p.send(Header { rx_seq: 3, ..Header::new(FrameType::ACK, 0) }, Bytes::new());
+    }),
+    ("not one that was agreed on", |p| p.session_frame(FrameType::ITEM, 1, 0, "x")),
+    ("not one that was agreed on", |p| p.session_frame(FrameType(0x3f), 1, 0, "x")),
+    ("not one that was agreed on", |p| p.link_frame(FrameType::PROBE, "x")),
+    ("request.service", |p| p.session_frame(FrameType::REQUEST, 1, 0, "")),
+    ("cancel", |p| p.session_frame(FrameType::CANCEL, 1, 0, "")),
+];
+
+#[tokio::test]
+async fn a_client_that_breaks_a_rule_is_told_which_and_harms_nobody_else() {
+    let mut limits = Limits::default();
+    (limits.max_message, limits.max_assembly) = (1 << 20, 4 << 20);
+    let t = setup(plain(Limits::default()), plain(limits));
+    let hanging = t.spawn(HANG, "");
+    t.seen.started.notified().await;
+    for (words, offend) in OF_CLIENTS {
+        let mut peer = greeted(&t).await;
+        offend(&mut peer);
+        peer.expect_close(CloseCode::Protocol, words).await;
+        assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
+    }
+    until("only the honest connection is left", || t.host.connections().len() == 1).await;
+    assert!(!hanging.is_finished());
+}
+
+#[tokio::test]
+async fn what_comes_before_hello_closes() {
+    let t = default();
+    let mut peer = intruder(&t);
+    peer.read();
+    peer.request(1, ECHO, b"");
+    peer.expect_close(CloseCode::Protocol, "is not the first frame").await;
+    let mut peer = intruder(&t);
+    peer.read();
+    peer.link_frame(FrameType::PING, encoded(|out| Ping { token: 1 }.encode(out)));
+    peer.expect_close(CloseCode::Protocol, "is not the first frame").await;
+}
+
+#[tokio::test]
+async fn absurd_hellos_are_refused_and_strict_ones_are_kept_to() {
+    let t = default();
+    let absurd: [(CloseCode, &str, fn(&mut Hello)); 6] = [
+        (CloseCode::Version, "upgrade the older side", |h| (h.version_min, h.version_max) = (2, 9)),
+        (CloseCode::Required, "secured", |h| h.security = 3),
+        (CloseCode::Protocol, "max_frame", |h| h.max_frame = 1023),
+        (CloseCode::Protocol, "max_message", |h| h.max_message = 0),
+        (CloseCode::Protocol, "max_assembly", |h| h.max_assembly = 1024),
+        (CloseCode::Protocol, "version_min", |h| h.version_min = 2),
+    ];
+    for (code, words, spoil) in absurd {
+        let mut peer = intruder(&t);
+        peer.read();
+        let mut said = hello();
+        spoil(&mut said);
+        peer.hello(&said);
+        peer.expect_close(code, words).await;
+    }
+
+    let mut peer = intruder(&t);
+    peer.read();
+    peer.hello(&Hello { max_frame: 1024, max_message: 1024, max_assembly: 1024, ..hello() });
+    peer.expect(FrameType::HELLO).await;
+    peer.bind();
+    peer.request(1, ECHO, &[5; 1015]);
+    let (header, _) = peer.expect(FrameType::RESPONSE).await;
+    assert_eq!((header.flags, header.len), (0, 1024), "what fits comes whole");
+    peer.request(2, ECHO, &[5; 1016]);
+    let (_, payload) = peer.expect(FrameType::RESPONSE).await;
+    assert!(payload.len() <= 1024);
+    let text = String::from_utf8_lossy(&payload);
+    assert!(text.contains("the client's limits.max_message is 1024"), "{text}");
+
+    let mut peer = intruder(&t);
+    peer.read();
+    peer.hello(&Hello { max_frame: 1024, ..hello() });
+    peer.expect(FrameType::HELLO).await;
+    peer.bind();
+    peer.request(1, ECHO, &[5; 5000]);
+    let (first, _) = peer.expect(FrameType::RESPONSE).await;
+    assert_eq!((first.flags, first.len), (flags::FRAGMENTED, 1024));
+    let (next, _) = peer.expect(FrameType::FRAGMENT).await;
+    assert_eq!(next.len, 1024);
+}
+
+/// A peer that asks and asks and does not read what it is told is answered once, or closed; it is not kept for.
+#[tokio::test]
+async fn floods_do_not_fill_memory() {
+    let t = default();
+
+    // Of PINGs only the last one is answered. The peer begins to read when the server has taken all of them.
+    let mut peer = intruder(&t);
+    peer.hello(&hello());
+    for token in 1..=200_000 {
+        peer.link_frame(FrameType::PING, encoded(|out| Ping { token }.encode(out)));
+        if token % 1000 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    peer.read();
+    let mut pongs = 0;
+    loop {
+        let (_, payload) = peer.expect(FrameType::PONG).await;
+        pongs += 1;
+        if Ping::decode(payload).unwrap().token == 200_000 {
+            break;
+        }
+    }
+    // As many as the link holds, and the one that waited.
+    assert!(pongs < 20_000, "{pongs} answers were kept");
+
+    let mut peer = greeted(&t).await;
+    for i in 0..200_000_u32 {
+        peer.session_frame(FrameType::BIND, 0, 0, bind(i as u16));
+        if i % 1000 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    peer.expect_close(CloseCode::Protocol, "1 MiB").await;
+    assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
+}
+
+fn bind(service: u16) -> BytesMut {
+    let bind = farcall_core::proto::wire::Bind {
+        service,
+        name: "a service that nobody has".into(),
+        codec: "raw".into(),
+        methods: Vec::new(),
+    };
+    encoded(|out| bind.encode(out))
+}
+
+#[tokio::test]
+async fn offers_whose_answers_are_not_read_end_the_connection() {
+    let t = default();
+    let mut peer = intruder(&t);
+    peer.hello(&hello());
+    // Fill what the link holds first.
+    peer.bind();
+    (1..=9).for_each(|call| peer.request(call, support::BIG, b"100000"));
+    tokio::task::yield_now().await;
+    for epoch in 1..=1000 {
+        peer.link_frame(FrameType::OFFER, offer(epoch));
+        peer.link_frame(FrameType::DOWN, down(epoch, 0));
+    }
+    until("the connection is closed", || t.host.connections().is_empty()).await;
+}
+
+#[tokio::test]
+async fn requests_whose_answers_are_not_read_are_refused_and_then_end_the_connection() {
+    let mut few = Limits::default();
+    few.concurrent_calls = 10;
+    let t = setup(plain(Limits::default()), plain(few));
+    let mut peer = intruder(&t);
+    peer.hello(&hello());
+    peer.bind();
+    for call in 1..=5000 {
+        peer.request(call, support::BIG, b"100000");
+        if call % 100 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    until("the connection is closed", || t.host.connections().is_empty()).await;
+    // What the link holds, and ten; not thousands.
+    let runs = t.seen.runs();
+    assert!((10..=100).contains(&runs), "{runs} answers of 100 KB were made");
+}
+
+/// Connects callers to peers that the test plays.
+struct ToPeer(mpsc::UnboundedSender<Arc<dyn Link>>);
+
+impl Connector for ToPeer {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.0.send(far).unwrap();
+        Box::pin(async { Ok(near) })
+    }
+
+    fn target(&self) -> String {
+        "a peer of this test".into()
+    }
+}
+
+fn caller() -> (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>) {
+    let (sender, links) = mpsc::unbounded_channel();
+    (Caller::new(ToPeer(sender), plain(Limits::default())), links)
+}
+
+/// Each is one thing too many for a client that waits for the answer to call 1.
+const OF_SERVERS: &[(&str, Offence)] = &[
+    ("was never made", |p| p.respond(2, b"")),
+    ("goes to a side that serves nothing", |p| p.bind()),
+    ("goes to a side that serves nothing", |p| {
+        let payload = request(ECHO, b"");
+        p.session_frame(FrameType::REQUEST, 1, 0, payload);
+    }),
+    ("offer: comes from a server", |p| p.link_frame(FrameType::OFFER, offer(1))),
+    ("answer.epoch: was never offered", |p| {
+        p.link_frame(FrameType::ANSWER, encoded(|out| Answer { epoch: 1, data: Bytes::new() }.encode(out)));
+    }),
+    ("response", |p| p.session_frame(FrameType::RESPONSE, 1, 0, "x")),
+    ("longer than HELLO's max_message", |p| p.begin(FrameType::RESPONSE, 1, u32::MAX, b"x")),
+    ("is not the next number", |p| {
+        let header = Header { seq: 2, ..Header::new(FrameType::GOAWAY, 0) };
+        p.send(header, Bytes::new());
+    }),
+];
+
+#[tokio::test]
+async fn a_server_that_breaks_a_rule_costs_its_callers_one_connection() {
+    for (words, offend) in OF_SERVERS {
+        let (caller, mut links) = caller();
+        let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+        let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+        peer.expect(FrameType::REQUEST).await;
+        offend(&mut peer);
+        peer.expect_close(CloseCode::Protocol, words).await;
+        let error = answer.await.unwrap().unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+        assert!(error.message().contains(words), "{error}");
+
+        let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+        let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+        let (header, _) = peer.expect(FrameType::REQUEST).await;
+        peer.respond(header.call, b"well");
+        assert_eq!(answer.await.unwrap().unwrap(), "well");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_takes_no_calls_is_an_error_and_no_eternal_wait() {
+    let (caller, mut links) = caller();
+    let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+    let mut peer = Peer::new(links.recv().await.unwrap());
+    peer.read();
+    peer.hello(&Hello { max_calls: 0, ..hello() });
+    let error = answer.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+    assert!(error.message().contains("max_calls 0"), "{error}");
+    peer.expect_close(CloseCode::Required, "max_calls 0").await;
+}
+
+#[tokio::test]
+async fn a_server_with_small_limits_is_kept_to() {
+    let (caller, mut links) = caller();
+    let caller = &caller;
+    let ask =
+        |method, argument: Bytes| tokio::spawn(call(caller, &info("test"), method, argument).into_future());
+    let answer = ask(ECHO, vec![1; 1003].into());
+    let mut peer = Peer::new(links.recv().await.unwrap());
+    peer.read();
+    peer.hello(&Hello { max_frame: 1024, max_message: 1024, max_assembly: 1024, ..hello() });
+    let (header, _) = peer.expect(FrameType::REQUEST).await;
+    assert_eq!((header.flags, header.len), (0, 1024));
+    peer.respond(header.call, b"");
+    answer.await.unwrap().unwrap();
+    let error = ask(ECHO, vec![1; 1004].into()).await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::No), "{error}");
+
+    // A service whose BIND is too long for this server.
+    let mut long = (*info("long")).clone();
+    let method = long.methods[0].clone();
+    long.methods.resize(100, method);
+    let error = call(caller, &Arc::new(long), ECHO, "").await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::No), "{error}");
+    assert!(error.message().contains("`long`"), "{error}");
+}
+
+#[tokio::test]
+async fn the_reason_of_a_close_reaches_the_caller() {
+    let (caller, mut links) = caller();
+    let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+    let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    peer.expect(FrameType::REQUEST).await;
+    let close = Close { code: CloseCode::Internal, reason: "out of paper".into() };
+    peer.link_frame(FrameType::CLOSE, encoded(|out| close.encode(out)));
+    let error = answer.await.unwrap().unwrap_err();
+    assert!(error.message().contains("out of paper"), "{error}");
+    while let Some((header, _)) = peer.next().await {
+        assert_ne!(header.kind, FrameType::CLOSE, "no CLOSE answers a CLOSE");
+    }
+}

@@ -1,0 +1,97 @@
+//! An upgrade to further in-memory links, which can be made to fail at any step.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::connection::Settings;
+use farcall_core::transport::{
+    BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory,
+};
+
+use super::tap::Tap;
+use super::{Setup, setup};
+
+#[derive(Debug, Default)]
+pub(crate) struct Fabric {
+    waiting: Mutex<HashMap<u32, Arc<dyn Link>>>,
+    /// The client's ends.
+    pub(crate) links: Mutex<Vec<Arc<Tap>>>,
+    next: AtomicU32,
+    pub(crate) refuse_offer: AtomicBool,
+    pub(crate) refuse_answer: AtomicBool,
+    pub(crate) lose_probe: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(crate) struct ToFabric(pub(crate) Arc<Fabric>);
+
+struct Proven(Arc<Fabric>, Arc<dyn Link>);
+
+impl Candidate for Proven {
+    fn complete(self: Box<Self>, _: u32, _: Option<Bytes>) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>> {
+        Box::pin(async move {
+            if self.0.lose_probe.load(Ordering::Relaxed) {
+                return Err(Unavailable::new(Reason::ProbeLost, "as the test wants it"));
+            }
+            Ok(self.1)
+        })
+    }
+}
+
+type Prepared = BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+
+impl Upgrade for ToFabric {
+    fn name(&self) -> &'static str {
+        "fabric"
+    }
+
+    fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>> {
+        Box::pin(async { Ok(Bytes::new()) })
+    }
+
+    fn offer(&self, _: Bytes, _: &Description) -> Prepared {
+        let fabric = self.0.clone();
+        Box::pin(async move {
+            if fabric.refuse_offer.load(Ordering::Relaxed) {
+                return Err(Unavailable::new(Reason::Memlock, "as the test wants it"));
+            }
+            let (near, far) = memory::pair();
+            let near = Tap::new(near);
+            let key = fabric.next.fetch_add(1, Ordering::Relaxed);
+            fabric.links.lock().unwrap().push(near.clone());
+            fabric.waiting.lock().unwrap().insert(key, far);
+            let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), near));
+            Ok((proven, key.to_le_bytes().to_vec().into()))
+        })
+    }
+
+    fn answer(&self, offer: Bytes, _: &Description) -> Prepared {
+        let fabric = self.0.clone();
+        Box::pin(async move {
+            if fabric.refuse_answer.load(Ordering::Relaxed) {
+                return Err(Unavailable::new(Reason::NoCredit, "as the test wants it"));
+            }
+            let key = u32::from_le_bytes(offer[..4].try_into().unwrap());
+            let far = fabric.waiting.lock().unwrap().remove(&key).unwrap();
+            let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), far));
+            Ok((proven, Bytes::new()))
+        })
+    }
+}
+
+pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
+    Settings {
+        limits: Limits::default(),
+        liveness: Liveness::default(),
+        policy,
+        upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
+    }
+}
+
+/// A client of this policy and a server that takes what it gets.
+pub(crate) fn with_fabric(fabric: &Arc<Fabric>, policy: Policy) -> Setup {
+    setup(settings(fabric, policy), settings(fabric, Policy::Auto))
+}

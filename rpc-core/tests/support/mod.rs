@@ -1,0 +1,227 @@
+//! What the tests of sessions share: a service, callers and hosts in one process, links that can be interfered with,
+//! and a peer that says what a test wants. Services are written by hand here; what the macro makes of traits is tested
+//! through the facade.
+
+#![expect(dead_code, reason = "each test uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+pub(crate) mod fabric;
+pub(crate) mod peer;
+pub(crate) mod tap;
+
+use std::future::pending;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::codec::Raw;
+use farcall_core::config::{Limits, Liveness};
+use farcall_core::connection::Settings;
+use farcall_core::payload::{Encoder, Payload};
+use farcall_core::server::Host;
+use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::status::{Code, Result, Status};
+use farcall_core::transport::{BoxFuture, Link, Reason, Unavailable, memory};
+use tokio::sync::Notify;
+
+use tap::Tap;
+
+pub(crate) type Echo = Call<Result<Bytes>, Raw>;
+
+pub(crate) const ECHO: usize = 0;
+pub(crate) const HANG: usize = 1;
+pub(crate) const PANIC: usize = 2;
+pub(crate) const BIG: usize = 3;
+pub(crate) const NOTE: usize = 4;
+pub(crate) const WAIT: usize = 5;
+
+const METHODS: [&str; 6] = ["echo", "hang", "panic", "big", "note", "wait"];
+
+/// echo(x) -> x; hang() for ever, saying when it starts and when it is dropped; panic(); big(n) -> n times 7; note(x) ->
+/// x, which is written down before and after it has yielded; wait() until `go` is notified, then x.
+pub(crate) struct Test {
+    pub(crate) info: Arc<ServiceInfo>,
+    pub(crate) seen: Arc<Seen>,
+}
+
+/// What a service has seen.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) started: Notify,
+    pub(crate) dropped: Notify,
+    pub(crate) go: Notify,
+    pub(crate) runs: AtomicU32,
+    pub(crate) notes: Mutex<Vec<Bytes>>,
+    /// How long the callers still waited, in milliseconds.
+    pub(crate) remaining: Mutex<Vec<Option<u64>>>,
+}
+
+impl Seen {
+    pub(crate) fn runs(&self) -> u32 {
+        self.runs.load(Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn info(name: &'static str) -> Arc<ServiceInfo> {
+    let methods = METHODS.map(|name| Method::unary(name, name)).to_vec();
+    Arc::new(ServiceInfo { name: name.into(), codec: "raw", methods })
+}
+
+impl Test {
+    pub(crate) fn new() -> Self {
+        Self { info: info("test"), seen: Arc::default() }
+    }
+}
+
+struct NotifyOnDrop(Arc<Seen>);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        self.0.dropped.notify_one();
+    }
+}
+
+impl Service for Test {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+        let seen = self.seen.clone();
+        seen.runs.fetch_add(1, Ordering::Relaxed);
+        let remaining = request.context.remaining().map(|left| left.as_millis() as u64);
+        seen.remaining.lock().unwrap().push(remaining);
+        Box::pin(run(method, request.payload, seen))
+    }
+}
+
+async fn run(method: usize, payload: Payload, seen: Arc<Seen>) -> Reply {
+    match method {
+        ECHO => Reply::Ok(payload),
+        HANG => {
+            let _guard = NotifyOnDrop(seen.clone());
+            seen.started.notify_one();
+            pending().await
+        }
+        PANIC => panic!("as it was told to"),
+        BIG => match number(&payload) {
+            Some(len) => Reply::Ok(Payload::from_body(vec![7; len].into())),
+            None => Reply::Status(Status::new(Code::InvalidArgument, "not a number")),
+        },
+        NOTE => {
+            let id = text(&payload);
+            seen.notes.lock().unwrap().push(id);
+            tokio::task::yield_now().await;
+            Reply::Ok(payload)
+        }
+        _ => {
+            seen.started.notify_one();
+            seen.go.notified().await;
+            Reply::Ok(payload)
+        }
+    }
+}
+
+pub(crate) fn text(payload: &Payload) -> Bytes {
+    farcall_core::payload::Decoder::new(payload.clone()).rest().clone()
+}
+
+fn number(payload: &Payload) -> Option<usize> {
+    std::str::from_utf8(&text(payload)).ok()?.parse().ok()
+}
+
+pub(crate) fn plain(limits: Limits) -> Settings {
+    Settings::plain(limits, Liveness::default(), Unavailable::new(Reason::Disabled, "as the test wants it"))
+}
+
+/// Connects callers to hosts in this process, by links that the test can interfere with: those of the caller's side.
+#[derive(Clone)]
+pub(crate) struct Near {
+    /// Connections go to the last of them.
+    pub(crate) hosts: Arc<Mutex<Vec<Arc<Host>>>>,
+    pub(crate) taps: Arc<Mutex<Vec<Arc<Tap>>>>,
+}
+
+impl Connector for Near {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.hosts.lock().unwrap().last().unwrap().serve(far);
+        let tap = Tap::new(near);
+        self.taps.lock().unwrap().push(tap.clone());
+        Box::pin(async { Ok(tap as Arc<dyn Link>) })
+    }
+
+    fn target(&self) -> String {
+        "the host of this test".into()
+    }
+}
+
+pub(crate) struct Setup {
+    pub(crate) caller: Caller,
+    pub(crate) host: Arc<Host>,
+    pub(crate) info: Arc<ServiceInfo>,
+    pub(crate) seen: Arc<Seen>,
+    pub(crate) near: Near,
+}
+
+pub(crate) fn host(settings: Settings) -> (Arc<Host>, Arc<Seen>) {
+    let service = Test::new();
+    let seen = service.seen.clone();
+    (Host::new(vec![Arc::new(service)], settings).unwrap(), seen)
+}
+
+pub(crate) fn setup(client: Settings, server: Settings) -> Setup {
+    let (host, seen) = host(server);
+    let near = Near { hosts: Arc::new(Mutex::new(vec![host.clone()])), taps: Arc::default() };
+    Setup { caller: Caller::new(near.clone(), client), host, info: info("test"), seen, near }
+}
+
+pub(crate) fn default() -> Setup {
+    setup(plain(Limits::default()), plain(Limits::default()))
+}
+
+impl Setup {
+    pub(crate) fn call(&self, method: usize, argument: impl Into<Bytes>) -> Echo {
+        call(&self.caller, &self.info, method, argument)
+    }
+
+    /// A call in a task of its own.
+    pub(crate) fn spawn(
+        &self,
+        method: usize,
+        argument: impl Into<Bytes>,
+    ) -> tokio::task::JoinHandle<Result<Bytes>> {
+        tokio::spawn(self.call(method, argument).into_future())
+    }
+
+    /// This side of the last connection.
+    pub(crate) fn tap(&self) -> Arc<Tap> {
+        self.near.taps.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+pub(crate) fn call(
+    caller: &Caller,
+    info: &Arc<ServiceInfo>,
+    method: usize,
+    argument: impl Into<Bytes>,
+) -> Echo {
+    let mut arguments = Encoder::new();
+    arguments.put_bytes(&argument.into());
+    Call::new(caller, info, method, Ok(arguments.finish()))
+}
+
+pub(crate) fn bytes(len: usize, seed: usize) -> Bytes {
+    (0..len).map(|i| (i * 31 + seed) as u8).collect()
+}
+
+/// Yields until `condition` holds, for what happens in other tasks and has nothing to wait on. The time limit, which no
+/// pausing stops, guards against hangs.
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
+    let began = std::time::Instant::now();
+    while !condition() {
+        assert!(began.elapsed().as_secs() < 60, "this has not come about: {what}");
+        tokio::task::yield_now().await;
+    }
+}

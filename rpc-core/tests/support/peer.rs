@@ -1,0 +1,200 @@
+//! A peer that says what a test wants, frame by frame.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::codec::Raw;
+use farcall_core::payload::Payload;
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::{
+    Bind, BindMethod, Close, CloseCode, Content, FrameType, Header, Hello, RequestHead, ResponseHead,
+    VERSION, Verdict, WireError, flags,
+};
+use farcall_core::transport::{FrameSource, Link, LinkEnd, LinkHandler};
+use tokio::sync::mpsc;
+
+/// A guard against hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Peer {
+    pub(crate) link: Arc<dyn Link>,
+    arrived: Option<mpsc::UnboundedReceiver<(Header, Bytes)>>,
+    seq: u32,
+}
+
+struct Recorder(mpsc::UnboundedSender<(Header, Bytes)>);
+
+impl LinkHandler for Recorder {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        // The test may have seen enough.
+        let _ = self.0.send((header, payload));
+        Ok(())
+    }
+
+    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
+        Ok(None)
+    }
+
+    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
+        Ok(())
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {}
+
+    fn closed(&self, _: LinkEnd) {}
+}
+
+#[derive(Default)]
+struct Queue(VecDeque<Frame>);
+
+impl FrameSource for Queue {
+    fn next(&mut self, _: usize) -> Option<Frame> {
+        self.0.pop_front()
+    }
+}
+
+impl Peer {
+    /// A peer that does not read yet.
+    pub(crate) fn new(link: Arc<dyn Link>) -> Self {
+        Self { link, arrived: None, seq: 0 }
+    }
+
+    /// Reads from now on.
+    pub(crate) fn read(&mut self) {
+        let (sender, arrived) = mpsc::unbounded_channel();
+        self.link.clone().start(Arc::new(Recorder(sender)));
+        self.arrived = Some(arrived);
+    }
+
+    /// A peer that has said HELLO and heard the other's.
+    pub(crate) async fn greeted(link: Arc<dyn Link>, hello: Hello) -> Self {
+        let mut peer = Self::new(link);
+        peer.read();
+        peer.hello(&hello);
+        peer.expect(FrameType::HELLO).await;
+        peer
+    }
+
+    pub(crate) fn hello(&mut self, hello: &Hello) {
+        let mut payload = BytesMut::new();
+        hello.encode(&mut payload);
+        self.link_frame(FrameType::HELLO, payload);
+    }
+
+    /// Sends exactly this. It fits: no test sends without reading more than a link holds, or else it is lost.
+    pub(crate) fn send(&mut self, mut header: Header, payload: impl Into<Bytes>) {
+        let payload: Bytes = payload.into();
+        header.len = payload.len() as u32;
+        let frame = Frame { header, pieces: payload.into() };
+        self.link.send(&mut Queue([frame].into()));
+    }
+
+    pub(crate) fn link_frame(&mut self, kind: FrameType, payload: impl Into<Bytes>) {
+        self.send(Header::new(kind, 0), payload);
+    }
+
+    /// Sends a session frame with the next number.
+    pub(crate) fn session_frame(&mut self, kind: FrameType, call: u64, flags: u8, payload: impl Into<Bytes>) {
+        self.seq = self.seq.wrapping_add(1);
+        let header = Header { seq: self.seq, flags, ..Header::new(kind, call) };
+        self.send(header, payload);
+    }
+
+    /// Announces the service of the tests as number 0.
+    pub(crate) fn bind(&mut self) {
+        let info = super::info("test");
+        let methods = info.methods.iter();
+        let methods = methods.map(|m| BindMethod { hash: m.hash(), kind: 0, fingerprint: m.fingerprint });
+        let bind = Bind {
+            service: 0,
+            name: info.name.to_string(),
+            codec: <Raw as farcall_core::codec::Codec>::NAME.to_owned(),
+            methods: methods.collect(),
+        };
+        let mut payload = BytesMut::new();
+        bind.encode(&mut payload);
+        self.session_frame(FrameType::BIND, 0, 0, payload);
+    }
+
+    pub(crate) fn request(&mut self, call: u64, method: usize, argument: &[u8]) {
+        let payload = request(method, argument);
+        self.session_frame(FrameType::REQUEST, call, 0, payload);
+    }
+
+    /// The first frame of a message in fragments.
+    pub(crate) fn begin(&mut self, kind: FrameType, call: u64, total: u32, first: &[u8]) {
+        let payload = [&total.to_le_bytes(), first].concat();
+        self.session_frame(kind, call, flags::FRAGMENTED, payload);
+    }
+
+    pub(crate) fn respond(&mut self, call: u64, body: &[u8]) {
+        let content =
+            Content { metadata: Bytes::new(), payload: Payload::from_body(Bytes::copy_from_slice(body)) };
+        let mut payload = BytesMut::new();
+        ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut payload).unwrap();
+        payload.extend_from_slice(body);
+        self.session_frame(FrameType::RESPONSE, call, 0, payload);
+    }
+
+    /// The next frame; `None`: the link has ended.
+    pub(crate) async fn next(&mut self) -> Option<(Header, Bytes)> {
+        let arrived = self.arrived.as_mut().expect("this peer reads");
+        tokio::time::timeout(PATIENCE, arrived.recv()).await.expect("something must arrive")
+    }
+
+    /// The next frame of this type; others are passed over.
+    pub(crate) async fn expect(&mut self, kind: FrameType) -> (Header, Bytes) {
+        loop {
+            let (header, payload) = self.next().await.unwrap_or_else(|| panic!("ended before any {kind:?}"));
+            if header.kind == kind {
+                return (header, payload);
+            }
+            assert_ne!(header.kind, FrameType::CLOSE, "closed: {:?}", Close::decode(payload));
+        }
+    }
+
+    /// The other side closes, saying why.
+    pub(crate) async fn expect_close(&mut self, code: CloseCode, words: &str) {
+        while let Some((header, payload)) = self.next().await {
+            if header.kind == FrameType::CLOSE {
+                let close = Close::decode(payload).unwrap();
+                assert_eq!(close.code, code, "{}", close.reason);
+                assert!(close.reason.contains(words), "`{words}` is not in `{}`", close.reason);
+                return;
+            }
+        }
+        panic!("the link ended without a CLOSE about `{words}`");
+    }
+}
+
+pub(crate) fn request(method: usize, argument: &[u8]) -> Bytes {
+    let content =
+        Content { metadata: Bytes::new(), payload: Payload::from_body(Bytes::copy_from_slice(argument)) };
+    let head = RequestHead { service: 0, method: method as u16, attempt: 1, remaining_us: 0 };
+    let mut payload = BytesMut::new();
+    head.encode(&content, &mut payload).unwrap();
+    payload.extend_from_slice(argument);
+    payload.freeze()
+}
+
+pub(crate) fn hello() -> Hello {
+    Hello {
+        version_min: VERSION,
+        version_max: VERSION,
+        features: 0,
+        max_frame: 128 << 10,
+        max_message: 64 << 20,
+        max_assembly: 256 << 20,
+        max_calls: 4096,
+        max_metadata: 16 << 10,
+        class: 0,
+        security: 0,
+        instance: 1,
+        upgrades: Vec::new(),
+        auth: Bytes::new(),
+    }
+}

@@ -1,0 +1,126 @@
+//! A link that a test can look into and interfere with.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::{FrameType, Header, WireError};
+use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+
+/// One end of a link, with what has left by it.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    inner: Arc<dyn Link>,
+    /// What is sent is lost.
+    pub(crate) deaf: AtomicBool,
+    /// What arrives is lost.
+    pub(crate) mute: AtomicBool,
+    cut: AtomicBool,
+    sent: Mutex<Vec<(FrameType, u64, u32)>>,
+}
+
+impl Tap {
+    pub(crate) fn new(inner: Arc<dyn Link>) -> Arc<Self> {
+        let flag = || AtomicBool::new(false);
+        Arc::new(Self { inner, deaf: flag(), mute: flag(), cut: flag(), sent: Mutex::default() })
+    }
+
+    /// Both directions carry nothing any more, and nobody is told.
+    pub(crate) fn silence(&self) {
+        self.deaf.store(true, Ordering::Relaxed);
+        self.mute.store(true, Ordering::Relaxed);
+    }
+
+    /// The link fails; this side is told so, the other sees an end.
+    pub(crate) fn cut(&self) {
+        self.cut.store(true, Ordering::Relaxed);
+        self.inner.close();
+    }
+
+    /// Type, call and length of the frames that have left.
+    pub(crate) fn sent(&self) -> Vec<(FrameType, u64, u32)> {
+        self.sent.lock().unwrap().clone()
+    }
+
+    pub(crate) fn count(&self, kind: FrameType) -> usize {
+        self.sent().iter().filter(|frame| frame.0 == kind).count()
+    }
+}
+
+struct Source<'a>(&'a Tap, &'a mut dyn FrameSource);
+
+impl FrameSource for Source<'_> {
+    fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        let frame = self.1.next(max_payload)?;
+        let Header { kind, call, len, .. } = frame.header;
+        self.0.sent.lock().unwrap().push((kind, call, len));
+        Some(frame)
+    }
+}
+
+impl Link for Tap {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+
+    fn max_frame(&self) -> usize {
+        self.inner.max_frame()
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        self.inner.clone().start(Arc::new(Tapped(self, handler)));
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        let mut source = Source(self, source);
+        if self.deaf.load(Ordering::Relaxed) {
+            while source.next(self.max_frame()).is_some() {}
+        } else {
+            self.inner.send(&mut source);
+        }
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+}
+
+struct Tapped(Arc<Tap>, Arc<dyn LinkHandler>);
+
+impl Tapped {
+    fn is_mute(&self) -> bool {
+        self.0.mute.load(Ordering::Relaxed)
+    }
+}
+
+impl LinkHandler for Tapped {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        if self.is_mute() { Ok(()) } else { self.1.receive(header, payload) }
+    }
+
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        if self.is_mute() { Ok(None) } else { self.1.buffer(header) }
+    }
+
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.1.filled(header, buffer)
+    }
+
+    fn batch_end(&self) {
+        self.1.batch_end();
+    }
+
+    fn writable(&self) {
+        self.1.writable();
+    }
+
+    fn closed(&self, end: LinkEnd) {
+        let cut = self.0.cut.load(Ordering::Relaxed);
+        self.1.closed(if cut { LinkEnd::failed("cut by the test") } else { end });
+    }
+}

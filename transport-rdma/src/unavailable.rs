@@ -230,9 +230,12 @@ mod tests {
             "locked-memory limit: 8192 KiB asked, 1024 KiB in use, soft limit 64 KiB, hard limit unlimited"
         );
         let remedy = reason.remedy();
-        for part in
-            ["`ulimit -l 9216`", "LimitMEMLOCK=infinity", "--ulimit memlock=-1", "hard limit is unlimited"]
-        {
+        for part in [
+            "`ulimit -l 74752`",
+            "LimitMEMLOCK=infinity",
+            "--ulimit memlock=-1",
+            "hard limit, which is unlimited",
+        ] {
             assert!(remedy.contains(part), "{part}: {remedy}");
         }
     }

@@ -114,7 +114,9 @@ impl Connector for Played {
     }
 }
 
-fn played() -> (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>) {
+type Played = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+
+fn played() -> Played {
     let (sender, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();
     (Caller::new(Played(sender, taps.clone()), plain(Limits::default())), links, taps)

@@ -1,7 +1,5 @@
 //! Sessions over the in-memory link: calls, and moving between links.
 
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 mod support;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -52,6 +52,7 @@ pub(crate) struct Seen {
     pub(crate) dropped: Notify,
     pub(crate) go: Notify,
     pub(crate) runs: AtomicU32,
+    hanging: AtomicU32,
     pub(crate) notes: Mutex<Vec<Bytes>>,
     /// How long the callers still waited, in milliseconds.
     pub(crate) remaining: Mutex<Vec<Option<u64>>>,
@@ -60,6 +61,11 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn runs(&self) -> u32 {
         self.runs.load(Ordering::Relaxed)
+    }
+
+    /// How many handlers hang now.
+    pub(crate) fn hanging(&self) -> u32 {
+        self.hanging.load(Ordering::Relaxed)
     }
 }
 
@@ -74,10 +80,20 @@ impl Test {
     }
 }
 
-struct NotifyOnDrop(Arc<Seen>);
+/// A handler that hangs.
+struct Hanging(Arc<Seen>);
 
-impl Drop for NotifyOnDrop {
+impl Hanging {
+    fn new(seen: Arc<Seen>) -> Self {
+        seen.hanging.fetch_add(1, Ordering::Relaxed);
+        seen.started.notify_one();
+        Self(seen)
+    }
+}
+
+impl Drop for Hanging {
     fn drop(&mut self) {
+        self.0.hanging.fetch_sub(1, Ordering::Relaxed);
         self.0.dropped.notify_one();
     }
 }
@@ -100,8 +116,7 @@ async fn run(method: usize, payload: Payload, seen: Arc<Seen>) -> Reply {
     match method {
         ECHO => Reply::Ok(payload),
         HANG => {
-            let _guard = NotifyOnDrop(seen.clone());
-            seen.started.notify_one();
+            let _hanging = Hanging::new(seen);
             pending().await
         }
         PANIC => panic!("as it was told to"),

@@ -17,13 +17,24 @@ pub(crate) struct Tap {
     /// What arrives is lost.
     pub(crate) mute: AtomicBool,
     cut: AtomicBool,
-    sent: Mutex<Vec<(FrameType, u64, u32)>>,
+    sent: Mutex<Vec<Passed>>,
+    arrived: Mutex<Vec<Passed>>,
 }
+
+/// Type, call and length of a frame.
+pub(crate) type Passed = (FrameType, u64, u32);
 
 impl Tap {
     pub(crate) fn new(inner: Arc<dyn Link>) -> Arc<Self> {
         let flag = || AtomicBool::new(false);
-        Arc::new(Self { inner, deaf: flag(), mute: flag(), cut: flag(), sent: Mutex::default() })
+        Arc::new(Self {
+            inner,
+            deaf: flag(),
+            mute: flag(),
+            cut: flag(),
+            sent: Mutex::default(),
+            arrived: Mutex::default(),
+        })
     }
 
     /// Both directions carry nothing any more, and nobody is told.
@@ -38,9 +49,14 @@ impl Tap {
         self.inner.close();
     }
 
-    /// Type, call and length of the frames that have left.
-    pub(crate) fn sent(&self) -> Vec<(FrameType, u64, u32)> {
+    /// The frames that have left.
+    pub(crate) fn sent(&self) -> Vec<Passed> {
         self.sent.lock().unwrap().clone()
+    }
+
+    /// The frames that have arrived.
+    pub(crate) fn arrived(&self) -> Vec<Passed> {
+        self.arrived.lock().unwrap().clone()
     }
 
     pub(crate) fn count(&self, kind: FrameType) -> usize {
@@ -93,6 +109,10 @@ impl Link for Tap {
 struct Tapped(Arc<Tap>, Arc<dyn LinkHandler>);
 
 impl Tapped {
+    fn note(&self, header: &Header) {
+        self.0.arrived.lock().unwrap().push((header.kind, header.call, header.len));
+    }
+
     fn is_mute(&self) -> bool {
         self.0.mute.load(Ordering::Relaxed)
     }
@@ -100,6 +120,7 @@ impl Tapped {
 
 impl LinkHandler for Tapped {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        self.note(&header);
         if self.is_mute() { Ok(()) } else { self.1.receive(header, payload) }
     }
 
@@ -108,6 +129,7 @@ impl LinkHandler for Tapped {
     }
 
     fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.note(&header);
         self.1.filled(header, buffer)
     }
 

@@ -114,9 +114,10 @@ impl Connector for Played {
     }
 }
 
-type Played = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+/// A caller, the servers' ends of its links, and what went by them.
+type Play = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
 
-fn played() -> Played {
+fn played() -> Play {
     let (sender, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();
     (Caller::new(Played(sender, taps.clone()), plain(Limits::default())), links, taps)

@@ -158,7 +158,8 @@ async fn what_comes_before_hello_closes() {
 #[tokio::test]
 async fn absurd_hellos_are_refused_and_strict_ones_are_kept_to() {
     let t = default();
-    let absurd: [(CloseCode, &str, fn(&mut Hello)); 6] = [
+    type Absurdity = (CloseCode, &'static str, fn(&mut Hello));
+    let absurd: [Absurdity; 6] = [
         (CloseCode::Version, "upgrade the older side", |h| (h.version_min, h.version_max) = (2, 9)),
         (CloseCode::Required, "secured", |h| h.security = 3),
         (CloseCode::Protocol, "max_frame", |h| h.max_frame = 1023),

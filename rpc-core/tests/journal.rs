@@ -26,7 +26,7 @@ const LIFE: usize = 60;
 
 /// A call's argument: its number, and a length that is its own; every seventh goes in fragments.
 fn argument(id: usize) -> Bytes {
-    let len = if id % 7 == 0 { 150_000 } else { 16 + id % 500 };
+    let len = if id.is_multiple_of(7) { 150_000 } else { 16 + id % 500 };
     let mut argument = vec![0; len];
     argument[..8].copy_from_slice(&(id as u64).to_le_bytes());
     argument.into()
@@ -101,7 +101,10 @@ async fn every_outcome_agrees_with_the_journal(t: Setup) {
         *journal.entry(id(note)).or_insert(0) += 1;
     }
     let mut last = HashMap::new();
-    let refused = outcomes.iter().filter(|(id, outcome)| last.insert(*id, outcome).is_some()).count();
+    // The last outcome of each: before it are those that were certainly not executed.
+    for (id, outcome) in &outcomes {
+        last.insert(*id, outcome);
+    }
     assert_eq!(last.len(), CALLS, "each call has an outcome");
     let (mut answered, mut unknown) = (0, 0);
     for (id, outcome) in last {
@@ -119,7 +122,6 @@ async fn every_outcome_agrees_with_the_journal(t: Setup) {
             }
         }
     }
-    println!("{answered} answered, {unknown} unknown; {refused} times certainly not executed");
     assert!(answered > CALLS / 2 && unknown > 20, "{answered}, {unknown}: too easy to show anything");
 }
 

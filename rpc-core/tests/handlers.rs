@@ -193,12 +193,12 @@ fn a_server_whose_runtime_is_shut_down_ends_its_calls() {
     for make in runtimes() {
         let (here, there) = (make(), make());
         let (host, seen) = host(plain(Limits::default()));
-        let hanging = here.block_on(async {
-            let caller = caller_of(&host, there.handle().clone());
-            let hanging = tokio::spawn(call(&caller, &info("test"), HANG, "").into_future());
-            seen.started.notified().await;
-            hanging
-        });
+        let caller = {
+            let _here = here.enter();
+            caller_of(&host, there.handle().clone())
+        };
+        let hanging = here.spawn(call(&caller, &info("test"), HANG, "").into_future());
+        here.block_on(seen.started.notified());
         drop(there);
         let error = here.block_on(hanging).unwrap().unwrap_err();
         assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");

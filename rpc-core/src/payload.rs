@@ -15,7 +15,7 @@ pub const COPY_OUT: usize = 1024;
 ///
 /// The body may be in several pieces when the codec put references to large byte strings in its middle; on the
 /// wire, and so on arrival, it is one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Payload {
     pub(crate) body: Bytes,
     pub(crate) more: Vec<Bytes>,

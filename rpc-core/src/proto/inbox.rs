@@ -1,6 +1,6 @@
 //! What a session takes in: the order of frames, whichever link they come by, and putting fragments together.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 
@@ -34,7 +34,7 @@ pub struct Arrived {
 }
 
 /// Limits this side has told its peer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct Limits {
     /// The longest message.
     pub max_message: u64,
@@ -45,7 +45,7 @@ pub struct Limits {
 /// The receiving half of a session.
 ///
 /// Ask [`order`](Self::order) about every session frame, then give the next one to [`take`](Self::take).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub struct Inbox {
     rx_seq: u32,
     route: Route,
@@ -53,12 +53,12 @@ pub struct Inbox {
     pending: Option<u32>,
     held: VecDeque<(Header, Bytes)>,
     held_bytes: usize,
-    assembling: HashMap<u64, Assembly>,
+    assembling: BTreeMap<u64, Assembly>,
     assembling_bytes: u64,
     limits: Limits,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 struct Assembly {
     kind: FrameType,
     total: usize,
@@ -76,7 +76,7 @@ impl Inbox {
             pending: None,
             held: VecDeque::new(),
             held_bytes: 0,
-            assembling: HashMap::new(),
+            assembling: BTreeMap::new(),
             assembling_bytes: 0,
             limits,
         }

@@ -8,7 +8,7 @@ use super::wire::{FrameType, Header, flags};
 use crate::payload::Payload;
 
 /// A message: what goes before the body, already encoded, and the payload by reference.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
     /// Its frame type.
     pub kind: FrameType,
@@ -47,7 +47,7 @@ impl Message {
 }
 
 /// The bytes of a frame's payload, by reference. Two pieces cost no allocation; most frames have no more.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pieces {
     first: Bytes,
     second: Bytes,
@@ -78,7 +78,7 @@ impl From<Bytes> for Pieces {
 }
 
 /// A frame: `header.len` bytes in pieces.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// Its header; `rx_seq` and `grant` are stamped when it is sent.
     pub header: Header,
@@ -100,7 +100,7 @@ impl Frame {
 const FIRST_FRAGMENT: usize = 4096;
 
 /// A message that is being sent in fragments.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Cutting {
     kind: FrameType,
     pub(crate) call: u64,

@@ -138,7 +138,7 @@ impl std::fmt::Debug for FrameType {
 }
 
 /// What stands before every payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
     /// What the payload is.
     pub kind: FrameType,

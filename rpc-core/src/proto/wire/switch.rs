@@ -95,7 +95,7 @@ impl Probe {
 }
 
 /// UP: no session frame follows on this link; the next is on the new one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Up {
     /// The epoch of the new link.
     pub epoch: u32,
@@ -120,14 +120,14 @@ impl Up {
 }
 
 /// A message whose described part was not read before the link died.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pull {
     /// The number of the message.
     pub seq: u32,
 }
 
 /// DOWN: the sender has stopped using the link of this epoch, for good.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Down {
     /// The epoch.
     pub epoch: u32,

@@ -253,6 +253,41 @@ async fn a_drain_loses_no_call() {
 }
 
 #[tokio::test]
+async fn a_drain_delivers_a_long_answer() {
+    const LEN: u32 = 60 << 20;
+    let (address, server) = serve(Shelf::default()).await;
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    let answer = tokio::spawn(async move { store.get("key", LEN).await });
+    // It has begun to leave when the server has sent more than a HELLO.
+    while server.connections()[0].traffic().stream.bytes_sent < 100_000 {
+        tokio::task::yield_now().await;
+    }
+    server.drain(Duration::from_secs(60)).await;
+    assert_eq!(answer.await.unwrap().unwrap().unwrap().len(), LEN as usize);
+    assert!(server.connections().is_empty());
+}
+
+/// Both ends are gone with their runtimes, and the answer is there all the same.
+#[test]
+fn what_a_drained_server_has_sent_survives_it() {
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (here, there) = (runtime(), runtime());
+    let (address, server) = there.block_on(serve(Shelf::default()));
+    let answer = here.block_on(async {
+        let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+        let answer = tokio::spawn(async move { store.get("key", 30 << 20).await });
+        while server.connections()[0].traffic().stream.bytes_sent < 100_000 {
+            tokio::task::yield_now().await;
+        }
+        answer
+    });
+    there.block_on(server.drain(Duration::from_secs(60)));
+    drop(there);
+    assert_eq!(here.block_on(answer).unwrap().unwrap().unwrap().len(), 30 << 20);
+}
+
+#[tokio::test]
 async fn the_transport_says_what_it_is_and_why() {
     let (address, _server) = serve(Shelf::default()).await;
     let channel = Channel::connect(&address).await.unwrap();

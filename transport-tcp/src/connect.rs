@@ -7,43 +7,41 @@ use std::time::Duration;
 
 use farcall_core::status::{Blame, Code, Executed, Status};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{TcpConfig, TcpLink};
 
-/// Connects to `host:port`, trying each address that the name has, for at most `patience` in all.
+/// Connects to `host:port`, trying each address that the name has, for at most `patience` in all: each gets an equal
+/// share of what is left, so that one that does not answer is passed over.
 ///
 /// # Errors
 ///
 /// UNAVAILABLE, not executed, naming every address that was tried and what it said.
 pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Result<Arc<TcpLink>, Status> {
-    let attempt = async {
-        let addresses =
-            lookup_host(target).await.map_err(|e| unavailable(target, &format!("the name: {e}")))?;
-        let mut tried = Vec::new();
-        for address in addresses {
-            match TcpStream::connect(address).await {
-                Ok(socket) => {
-                    return TcpLink::new(socket, config)
-                        .map_err(|e| unavailable(target, &format!("{address}: {e}")));
-                }
-                Err(e) if address.to_string() == target => tried.push(e.to_string()),
-                Err(e) => tried.push(format!("{address}: {e}")),
-            }
-        }
-        if tried.is_empty() {
-            tried.push("the name has no address".into());
-        }
-        Err(unavailable(target, &tried.join("; ")))
+    let until = Instant::now() + patience;
+    let silent = || format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
+    let addresses: Vec<SocketAddr> = match timeout_at(until, lookup_host(target)).await {
+        Ok(Ok(addresses)) => addresses.collect(),
+        Ok(Err(error)) => return Err(unavailable(target, &format!("the name: {error}"))),
+        Err(_) => return Err(unavailable(target, "the name: nobody could be asked in time")),
     };
-    match timeout(patience, attempt).await {
-        Ok(result) => result,
-        Err(_) => {
-            let why =
-                format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
-            Err(unavailable(target, &why))
-        }
+    let mut tried = Vec::new();
+    for (i, address) in addresses.iter().enumerate() {
+        let share = until.saturating_duration_since(Instant::now()) / (addresses.len() - i) as u32;
+        let why = match timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(socket)) => match TcpLink::new(socket, config) {
+                Ok(link) => return Ok(link),
+                Err(error) => error.to_string(),
+            },
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => silent(),
+        };
+        tried.push(if address.to_string() == target { why } else { format!("{address}: {why}") });
     }
+    if tried.is_empty() {
+        tried.push("the name has no address".into());
+    }
+    Err(unavailable(target, &tried.join("; ")))
 }
 
 fn unavailable(target: &str, why: &str) -> Status {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::calls::{ByCall, too_large};
 use super::registry::{Announced, refusal};
-use super::{Connection, Upgrading, lock};
+use super::{Connection, lock};
 use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
@@ -204,12 +204,6 @@ impl Connection {
                 limits.concurrent_calls
             );
             return Err(refusal(Code::ResourceExhausted, message).with_blame(Blame::Peer));
-        }
-        let undecided = matches!(*self.upgrading.borrow(), Upgrading::Undecided);
-        if undecided && self.settings.policy == Policy::Rdma {
-            let message =
-                "the server requires RDMA (transport = \"rdma\"), and the client has not moved to it";
-            return Err(refusal(Code::FailedPrecondition, message).with_blame(Blame::Environment));
         }
         Ok(())
     }

@@ -66,7 +66,9 @@ impl Connection {
     /// Under policy `rdma` a server does not serve without.
     fn close_if_required(&self) {
         let upgrading = self.upgrading.borrow().clone();
-        if let (Policy::Rdma, Upgrading::Stream(why)) = (self.settings.policy, upgrading) {
+        // One that has moved has served; it goes on.
+        let moved = self.retaining.load(Ordering::Relaxed);
+        if let (Policy::Rdma, Upgrading::Stream(why), false) = (self.settings.policy, upgrading, moved) {
             self.close(CloseCode::Required, required(&why));
         }
     }

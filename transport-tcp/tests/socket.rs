@@ -1,0 +1,265 @@
+//! The link against a bare socket: what arrives in pieces, what is cut off, and peers that read slowly or not at all.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::message::Frame;
+use farcall_core::proto::wire::{FrameType, Header, PREFACE, WireError};
+use farcall_core::transport::{FrameSource, Link, LinkEnd, LinkHandler};
+use farcall_tcp::{Acceptor, TcpConfig, TcpLink};
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+/// A guard against hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+enum Event {
+    Frame(Header, Bytes),
+    Writable,
+    End(LinkEnd),
+}
+
+struct Recorder(mpsc::UnboundedSender<Event>);
+
+impl Recorder {
+    fn note(&self, event: Event) {
+        // The test may have seen enough.
+        let _ = self.0.send(event);
+    }
+}
+
+impl LinkHandler for Recorder {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        self.note(Event::Frame(header, payload));
+        Ok(())
+    }
+
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        let bulk = header.kind == FrameType::FRAGMENT;
+        Ok(bulk.then(|| BytesMut::with_capacity(header.len as usize)))
+    }
+
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.receive(header, buffer.freeze())
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {
+        self.note(Event::Writable);
+    }
+
+    fn closed(&self, end: LinkEnd) {
+        self.note(Event::End(end));
+    }
+}
+
+/// A bare socket, connected to a link that is started.
+struct Pair {
+    socket: TcpStream,
+    link: Arc<TcpLink>,
+    events: mpsc::UnboundedReceiver<Event>,
+}
+
+impl Pair {
+    async fn new() -> Self {
+        let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+        let address = acceptor.local_addr().unwrap();
+        let (socket, link) = tokio::join!(TcpStream::connect(address), acceptor.accept());
+        let (sender, events) = mpsc::unbounded_channel();
+        link.clone().start(Arc::new(Recorder(sender)));
+        let socket = socket.unwrap();
+        socket.set_nodelay(true).unwrap();
+        Self { socket, link, events }
+    }
+
+    async fn frame(&mut self) -> (u32, Bytes) {
+        match next(&mut self.events).await {
+            Event::Frame(header, payload) => (header.seq, payload),
+            Event::Writable => panic!("nothing waits to be written"),
+            Event::End(end) => panic!("ended early: {end}"),
+        }
+    }
+}
+
+async fn next(events: &mut mpsc::UnboundedReceiver<Event>) -> Event {
+    tokio::time::timeout(PATIENCE, events.recv()).await.expect("something must happen").unwrap()
+}
+
+async fn end(events: &mut mpsc::UnboundedReceiver<Event>) -> LinkEnd {
+    loop {
+        if let Event::End(end) = next(events).await {
+            return end;
+        }
+    }
+}
+
+fn encoded(kind: FrameType, seq: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header { seq, len: payload.len() as u32, ..Header::new(kind, 1) };
+    [&header.encode(), payload].concat()
+}
+
+/// An endless supply of frames.
+struct Endless {
+    next: u32,
+    payload: Bytes,
+}
+
+impl Endless {
+    fn new(len: usize) -> Self {
+        Self { next: 1, payload: vec![7; len].into() }
+    }
+
+    fn taken(&self) -> u32 {
+        self.next - 1
+    }
+}
+
+impl FrameSource for Endless {
+    fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        assert!(self.payload.len() <= max_payload);
+        let header =
+            Header { seq: self.next, len: self.payload.len() as u32, ..Header::new(FrameType::REQUEST, 1) };
+        self.next += 1;
+        Some(Frame { header, pieces: self.payload.clone().into() })
+    }
+}
+
+#[tokio::test]
+async fn frames_arrive_whole_however_they_are_cut() {
+    let mut pair = Pair::new().await;
+    let long = vec![9; 100_000];
+    let mut bytes = PREFACE.to_vec();
+    bytes.extend(encoded(FrameType::REQUEST, 1, b"abc"));
+    bytes.extend(encoded(FrameType::REQUEST, 2, b""));
+    for byte in bytes {
+        pair.socket.write_all(&[byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(pair.frame().await, (1, "abc".into()));
+    assert_eq!(pair.frame().await, (2, Bytes::new()));
+    // In one piece with the end of a header; straight to its place and not.
+    for kind in [FrameType::REQUEST, FrameType::FRAGMENT] {
+        let bytes = encoded(kind, 3, &long);
+        for piece in [&bytes[..31], &bytes[31..40], &bytes[40..5000], &bytes[5000..]] {
+            pair.socket.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(pair.frame().await, (3, long.clone().into()));
+    }
+}
+
+#[tokio::test]
+async fn thousands_of_short_frames_in_one_write_keep_their_order() {
+    let mut pair = Pair::new().await;
+    let mut bytes = PREFACE.to_vec();
+    for seq in 1..=20_000 {
+        bytes.extend(encoded(FrameType::REQUEST, seq, &seq.to_le_bytes()));
+    }
+    pair.socket.write_all(&bytes).await.unwrap();
+    for seq in 1..=20_000_u32 {
+        assert_eq!(pair.frame().await, (seq, seq.to_le_bytes().to_vec().into()));
+    }
+    assert!(pair.link.counters().bytes_copied < bytes.len() as u64 / 4, "{:?}", pair.link.counters());
+}
+
+#[tokio::test]
+async fn an_end_between_frames_is_told_from_one_in_the_middle() {
+    let whole = [PREFACE.to_vec(), encoded(FrameType::REQUEST, 1, b"abc")].concat();
+    let bulk = [PREFACE.to_vec(), encoded(FrameType::FRAGMENT, 1, &[1; 50_000])].concat();
+    for (bytes, words) in [
+        (&whole[..], None),
+        (&whole[..20], Some("in the middle of a frame")),
+        (&whole[..41], Some("in the middle of a frame")),
+        (&bulk[..40_000], Some("in the middle of a frame")),
+        (&whole[..5], Some("before it said HELLO")),
+        (b"", Some("before it said HELLO")),
+    ] {
+        let mut pair = Pair::new().await;
+        pair.socket.write_all(bytes).await.unwrap();
+        pair.socket.shutdown().await.unwrap();
+        let end = end(&mut pair.events).await;
+        assert_eq!(end.failed, words.is_some(), "{end}");
+        assert!(end.detail.contains(words.unwrap_or("the peer closed the connection")), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_in_the_middle_of_a_frame_is_a_failure() {
+    for len in [20, 5000] {
+        let mut pair = Pair::new().await;
+        let bytes = [PREFACE.to_vec(), encoded(FrameType::FRAGMENT, 1, &[1; 50_000])].concat();
+        pair.socket.write_all(&bytes[..len]).await.unwrap();
+        SockRef::from(&pair.socket).set_linger(Some(Duration::ZERO)).unwrap();
+        let Pair { socket, mut events, .. } = pair;
+        drop(socket);
+        let end = end(&mut events).await;
+        assert!(end.failed && !end.malformed, "{end}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_frame_is_malformed() {
+    let mut too_long = encoded(FrameType::REQUEST, 1, b"");
+    too_long[4..8].copy_from_slice(&(128 * 1024 + 1_u32).to_le_bytes());
+    let mut unknown_flag = encoded(FrameType::REQUEST, 1, b"");
+    unknown_flag[1] = 0x80;
+    for (bytes, words) in [(too_long, "131072 is the limit"), (unknown_flag, "header.flags")] {
+        let mut pair = Pair::new().await;
+        pair.socket.write_all(&[PREFACE.to_vec(), bytes].concat()).await.unwrap();
+        let end = end(&mut pair.events).await;
+        assert!(end.malformed && end.detail.contains(words), "{end}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_read_stops_the_sender_and_one_that_reads_lets_it_go_on() {
+    let mut pair = Pair::new().await;
+    pair.socket.write_all(PREFACE).await.unwrap();
+    let mut source = Endless::new(64 << 10);
+    pair.link.send(&mut source);
+    let taken = source.taken();
+    // What the kernel holds for both sides, and a batch. Nothing more is taken, however often it is asked.
+    assert!(taken < 512, "{taken} frames of 64 KiB were taken");
+    for _ in 0..100 {
+        pair.link.send(&mut source);
+    }
+    assert_eq!(source.taken(), taken);
+
+    let mut left = PREFACE.len() + taken as usize * (32 + (64 << 10));
+    let mut buffer = vec![0; 1 << 20];
+    let mut told = false;
+    while left > 0 {
+        left -= pair.socket.read(&mut buffer).await.unwrap();
+        told |= matches!(pair.events.try_recv(), Ok(Event::Writable));
+    }
+    if !told {
+        assert!(matches!(next(&mut pair.events).await, Event::Writable));
+    }
+    pair.link.send(&mut source);
+    assert!(source.taken() > taken, "there is room again");
+}
+
+#[tokio::test]
+async fn all_that_was_taken_arrives_before_a_closed_link_says_so() {
+    let mut pair = Pair::new().await;
+    pair.socket.write_all(PREFACE).await.unwrap();
+    let mut source = Endless::new(64 << 10);
+    pair.link.send(&mut source);
+    pair.link.close();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(pair.events.try_recv().is_err(), "not while there is something to send");
+    let mut arrived = Vec::new();
+    pair.socket.read_to_end(&mut arrived).await.unwrap();
+    assert_eq!(arrived.len(), PREFACE.len() + source.taken() as usize * (32 + (64 << 10)));
+    let Pair { socket, mut events, .. } = pair;
+    drop(socket);
+    assert!(!end(&mut events).await.failed);
+}

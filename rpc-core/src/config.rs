@@ -4,19 +4,32 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What one side accepts from the other. Each side tells its peer; a message over a limit fails with an error that
-/// names the setting.
+/// What one side accepts from the other. Each side tells its peer, which keeps to it: a message over a limit is not sent,
+/// and its call fails with RESOURCE_EXHAUSTED and a message that names the setting and the side. All limits are per
+/// connection. Results are held against the client's limits, arguments against the server's.
+///
+/// A peer that does not keep to them loses its connection. What one can make this side keep is bounded by `max_assembly`
+/// for what arrives and, for answers that it does not read, by `concurrent_calls` of them.
+///
+/// ```
+/// # use farcall_core::config::Limits;
+/// let mut limits = Limits::default();
+/// limits.max_message = 256 << 20;
+/// assert!(limits.check().is_ok());
+/// limits.max_assembly = 1 << 20;
+/// assert!(limits.check().unwrap_err().contains("limits.max_assembly"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The longest message (arguments or result) that is accepted, in bytes. Default 64 MiB; from 1024 to 4294967295.
+    /// The longest message (arguments or result, and about 20 bytes more) that is accepted, in bytes. Default 64 MiB; from 1024 to 4294967295.
     pub max_message: u64,
     /// How many bytes of messages may be arriving at once in fragments, on one connection. Default 256 MiB; at
     /// least `max_message`.
     pub max_assembly: u64,
-    /// How many calls one connection may have in progress at once. Default 4096. A client waits for a free place, as
-    /// long as its deadline allows.
+    /// How many calls of the client one connection may have in progress at once, from the request until its answer has
+    /// left. Default 4096; at least 1. A client waits for a free place, as long as its deadline allows.
     pub concurrent_calls: u32,
     /// The longest metadata block, in bytes. Default 16 KiB.
     pub max_metadata: u32,
@@ -50,6 +63,11 @@ impl Limits {
 }
 
 /// How long to wait for a peer.
+///
+/// A server that falls silent while calls wait (its process is stopped, its host is gone) is found after at most
+/// `ping_ms * (missed_pings + 2)`, 10 s by default; its calls end UNAVAILABLE, perhaps executed. A handler that takes
+/// long is not taken for that: its process answers. While no call waits nothing is sent; an idle connection is looked
+/// after by the transport (TCP's keepalive).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

@@ -14,6 +14,21 @@ use tokio::time::Instant;
 ///
 /// While a handler is polled its context is *current*: calls that it makes inherit the deadline. A task that the
 /// handler spawns leaves the context; [`scope`](Self::scope) takes it along. Cheap to clone.
+///
+/// ```
+/// use std::time::Duration;
+/// use farcall_core::context::Context;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let cx = Context::background().with_timeout(Duration::from_secs(5));
+/// let task = tokio::spawn(cx.scope(async {
+///     // A call made here has five seconds at most.
+///     Context::current().and_then(|cx| cx.remaining())
+/// }));
+/// assert!(task.await.unwrap().unwrap() <= Duration::from_secs(5));
+/// assert!(Context::current().is_none());
+/// # });
+/// ```
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Inner>);
 

@@ -97,11 +97,18 @@ pub enum Reply {
     Ok(Payload),
     /// The application's own error.
     Err(Payload),
-    /// A status.
+    /// A status. Of a handler that ran, UNAVAILABLE never counts as not executed: it may be passed on from a call that
+    /// the handler made.
     Status(Status),
 }
 
 /// A handler at work. Boxed once, when the request is decoded, because it may outlive that moment.
+///
+/// It is polled the first time where its request was taken in, by the task that reads the connection, with a waker that
+/// wakes nobody; if it is not done at that, it becomes a task of its own and is polled again. So a handler that
+/// computes for long, or blocks, holds up the other calls of its connection, as it would hold up a thread of the runtime:
+/// `tokio::task::spawn_blocking` is for that, or a `tokio::task::yield_now().await` before. It is dropped where it waits
+/// when its caller gives up, its deadline passes or its connection ends.
 pub type HandlerFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// A service that can be added to a server. `#[farcall::service]` implements it for the generated `…Server` types.

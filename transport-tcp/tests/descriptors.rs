@@ -1,8 +1,6 @@
 //! A process that has no more file descriptors. Alone in its program, because the limit is the process's.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 use std::fs::File;
 use std::process::Command;
 use std::time::Duration;

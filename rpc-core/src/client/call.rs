@@ -27,12 +27,58 @@ const TRANSPARENT_ATTEMPTS: u8 = 4;
 
 /// A call that has not begun: set its options, then `.await` it.
 ///
-/// `O` is what the method returns, `C` its codec. Nothing is sent before it is awaited. Dropping the future cancels
-/// the call: the server drops the handler's future too.
+/// `O` is what the method returns, `C` its codec. Nothing is sent before it is awaited, which must happen within a tokio
+/// runtime.
 ///
-/// ```ignore
-/// let value = kv.get("key").deadline(Duration::from_millis(5)).await?;
 /// ```
+/// use std::time::Duration;
+/// use farcall_core::client::{Call, in_process};
+/// use farcall_core::codec::Raw;
+/// use farcall_core::payload::Payload;
+/// # use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+/// # use farcall_core::status::{Code, Executed, Status};
+/// # use std::sync::Arc;
+/// # struct Echo(Arc<ServiceInfo>);
+/// # impl Service for Echo {
+/// #     fn info(&self) -> &ServiceInfo { &self.0 }
+/// #     fn call(&self, method: usize, request: Request) -> HandlerFuture {
+/// #         Box::pin(async move {
+/// #             if method == 1 { std::future::pending::<()>().await }
+/// #             Reply::Ok(request.payload)
+/// #         })
+/// #     }
+/// # }
+/// # let methods = ["echo", "hang"].map(|name| Method::unary(name, name)).to_vec();
+/// # let info = Arc::new(ServiceInfo { name: "Echo".into(), codec: "raw", methods });
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let caller = in_process(Echo(info.clone()));
+/// // Generated clients make a call so: `client.echo("hello")`.
+/// let call = |method, argument: &'static str| -> Call<Result<bytes::Bytes, Status>, Raw> {
+///     Call::new(&caller, &info, method, Ok(Payload::from_body(argument.into())))
+/// };
+/// assert_eq!(call(0, "hello").deadline(Duration::from_secs(5)).await?, "hello");
+///
+/// let late = call(1, "for ever").deadline(Duration::from_millis(5)).await.unwrap_err();
+/// assert_eq!((late.code(), late.executed()), (Code::DeadlineExceeded, Executed::Maybe));
+/// # Ok::<(), Status>(()) }).unwrap();
+/// ```
+///
+/// # Cancel safety
+///
+/// Dropping the future cancels the call: what has not been sent is taken back, and the server drops the handler's future.
+/// What the handler had done by then is done.
+///
+/// # Errors
+///
+/// Besides what the handler returns, with [`Executed`] saying whether the handler may have run:
+///
+/// - DEADLINE_EXCEEDED, naming what the call waited for: a connection, a place among the server's
+///   `limits.concurrent_calls`, or the answer.
+/// - UNAVAILABLE, if there is no connection or it was lost. A call that was certainly not executed is sent again, up to
+///   four times in all, before its caller hears of it; one that may have been is not.
+/// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`.
+/// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server does not have the method, or has it with another signature.
+/// - INTERNAL, if the handler panicked or a message can't be decoded.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
     caller: Caller,
@@ -90,7 +136,7 @@ impl<O, C> Call<O, C> {
         self
     }
 
-    /// Gives, with the result, what is known of how it came.
+    /// Gives, with the result, what is known of how it came: the connection and the number of attempts.
     pub fn with_response(self) -> ResponseFuture<O, C> {
         ResponseFuture { call: self.begin(), returns: PhantomData }
     }

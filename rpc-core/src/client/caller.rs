@@ -28,6 +28,10 @@ pub trait Connector: Send + Sync + 'static {
 
 /// What clients make calls on. Cheap to clone; the connection is closed when the last clone and the last call on it
 /// are gone.
+///
+/// The connection is made when the first call needs it, and made again when it is lost. Calls that need one while it is
+/// being made wait for it, as long as their deadlines allow. After a failed attempt calls fail at once, for 50 ms at
+/// first and twice as long after each further failure, up to 10 s; then the next call begins another attempt.
 #[derive(Clone)]
 pub struct Caller(Arc<Shared>);
 

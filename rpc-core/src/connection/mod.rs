@@ -118,8 +118,8 @@ enum Upgrading {
 
 /// A session with one peer: what calls travel by.
 ///
-/// For looking at: calls are made on a channel, which makes connections as it needs them, and end with their
-/// connection, each saying whether it may have been executed. Keeping one of these does not keep it open.
+/// For looking at: calls are made on a channel, which makes connections as it needs them. When a connection ends, so do
+/// its calls, each saying whether it may have been executed. Keeping one of these does not keep it open, only in memory.
 pub struct Connection {
     me: Weak<Self>,
     role: Role,

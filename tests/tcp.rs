@@ -252,16 +252,20 @@ async fn a_drain_loses_no_call() {
     assert_eq!(refused.load(Ordering::Relaxed), 16);
 }
 
+/// Resolves when a long answer has begun to leave: when more has than a HELLO.
+async fn answering(server: &Handle) {
+    while server.connections().first().is_none_or(|c| c.traffic().stream.bytes_sent < 100_000) {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test]
 async fn a_drain_delivers_a_long_answer() {
     const LEN: u32 = 60 << 20;
     let (address, server) = serve(Shelf::default()).await;
     let store = StoreClient::new(Channel::connect(&address).await.unwrap());
     let answer = tokio::spawn(async move { store.get("key", LEN).await });
-    // It has begun to leave when the server has sent more than a HELLO.
-    while server.connections()[0].traffic().stream.bytes_sent < 100_000 {
-        tokio::task::yield_now().await;
-    }
+    answering(&server).await;
     server.drain(Duration::from_secs(60)).await;
     assert_eq!(answer.await.unwrap().unwrap().unwrap().len(), LEN as usize);
     assert!(server.connections().is_empty());
@@ -277,9 +281,7 @@ fn what_a_drained_server_has_sent_survives_it() {
     let answer = here.block_on(async {
         let store = StoreClient::new(Channel::connect(&address).await.unwrap());
         let answer = tokio::spawn(async move { store.get("key", 30 << 20).await });
-        while server.connections()[0].traffic().stream.bytes_sent < 100_000 {
-            tokio::task::yield_now().await;
-        }
+        answering(&server).await;
         answer
     });
     there.block_on(server.drain(Duration::from_secs(60)));

@@ -278,12 +278,9 @@ fn what_a_drained_server_has_sent_survives_it() {
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (here, there) = (runtime(), runtime());
     let (address, server) = there.block_on(serve(Shelf::default()));
-    let answer = here.block_on(async {
-        let store = StoreClient::new(Channel::connect(&address).await.unwrap());
-        let answer = tokio::spawn(async move { store.get("key", 30 << 20).await });
-        answering(&server).await;
-        answer
-    });
+    let store = StoreClient::new(here.block_on(Channel::connect(&address)).unwrap());
+    let answer = here.spawn(async move { store.get("key", 30 << 20).await });
+    here.block_on(answering(&server));
     there.block_on(server.drain(Duration::from_secs(60)));
     drop(there);
     assert_eq!(here.block_on(answer).unwrap().unwrap().unwrap().len(), 30 << 20);

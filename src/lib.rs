@@ -53,6 +53,7 @@
 mod address;
 #[cfg(feature = "tcp")]
 mod channel;
+pub mod codec;
 mod config;
 #[cfg(feature = "tcp")]
 mod server;
@@ -63,7 +64,7 @@ pub use bytes::Bytes;
 pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
 pub use farcall_core::client::{Call, CallFuture, Caller, Response, ResponseFuture};
-pub use farcall_core::codec::{self, Codec, Postcard, Prost, Raw, attachment};
+pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::config::{Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};

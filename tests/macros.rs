@@ -159,8 +159,8 @@ async fn a_status_that_a_handler_passes_on_says_that_the_handler_ran() {
 #[farcall::service]
 trait Cache<K, V, const SIZE: usize>
 where
-    K: Serialize + DeserializeOwned + Send + Sync + 'static,
-    V: Serialize + DeserializeOwned + Send + Sync + Clone + 'static,
+    K: Serialize + DeserializeOwned + Send + 'static,
+    V: Serialize + DeserializeOwned + Send + 'static,
 {
     async fn fill(&self, key: K) -> Result<Vec<(K, V)>>;
     async fn size(&self) -> Result<usize>;
@@ -170,7 +170,7 @@ struct Filled<V>(V);
 
 impl<K, V, const SIZE: usize> Cache<K, V, SIZE> for Filled<V>
 where
-    K: Serialize + DeserializeOwned + Send + Sync + Clone + 'static,
+    K: Serialize + DeserializeOwned + Send + Clone + 'static,
     V: Serialize + DeserializeOwned + Send + Sync + Clone + 'static,
 {
     async fn fill(&self, key: K) -> Result<Vec<(K, V)>> {

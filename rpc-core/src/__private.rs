@@ -4,18 +4,77 @@
 
 use std::any::{Any, TypeId};
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 
 pub use crate::client::{Call, Caller, in_process};
-pub use crate::codec::{Codec, Decode, Encode, Postcard};
+pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
 pub use crate::status::Status;
 
-use crate::codec::{CodecError, Shape, all_read};
+use crate::client::Answered;
+use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
 use crate::payload::{Decoder, Encoder};
+use crate::service::Failure;
 use crate::status::{Blame, Code, Executed};
+
+/// What a codec does with a type of argument.
+///
+/// The bounds are on [`argument`] alone, and the functions that need them take this instead: what a type lacks is
+/// then said in the same words wherever the argument is used, which the compiler prints once.
+#[derive(Debug)]
+pub struct Argument<T> {
+    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
+    decode: fn(&mut Decoder) -> Result<T, CodecError>,
+    shape: fn(&mut Shape),
+    /// Whether the codec tells arguments apart by their order, so that their names are part of a signature.
+    named: bool,
+}
+
+/// An argument of type `T`.
+pub fn argument<C: Carry<T>, T: Send>() -> Argument<T> {
+    Argument {
+        encode: <C as Encode<T>>::encode,
+        decode: <C as Decode<T>>::decode,
+        shape: <C as Decode<T>>::shape,
+        named: C::ARGUMENTS > 1,
+    }
+}
+
+/// What a codec does with what a method returns; for the same reason.
+#[derive(Debug)]
+pub struct Returned<O> {
+    shape: fn(&mut Shape),
+    reply: fn(&ServiceInfo, usize, O) -> Reply,
+    finish: fn(Answered) -> O,
+}
+
+/// A method that returns `O`. `C` and `D` are the codec and `E` the error type: the compiler complains at the tokens of
+/// these three of the result, the error, and the error's lack of `From<Status>`.
+pub fn returned<O, C, D, E>() -> Returned<O>
+where
+    O: Outcome<Err = E>,
+    C: Carry<O::Ok>,
+    D: Carry<E>,
+    E: Failure + 'static,
+{
+    Returned {
+        shape: |result| {
+            <C as Decode<O::Ok>>::shape(result);
+            result.opaque(" | ");
+            if TypeId::of::<E>() == TypeId::of::<Status>() {
+                // It does not go through the codec.
+                result.opaque("Status");
+            } else {
+                <D as Decode<E>>::shape(result);
+            }
+        },
+        reply: reply::<O, C, D, E>,
+        finish: |answered| O::from_result(answered.decode::<O::Ok, C, E, D>().map(|r| r.value)),
+    }
+}
 
 /// The signature of a method, in the making.
 #[derive(Debug)]
@@ -27,46 +86,33 @@ pub struct Signature {
     defaults: usize,
 }
 
-// Here and below the codec is a parameter of the functions, beside the type that it has to carry, so that the compiler
-// complains at the tokens of that type.
 impl Signature {
     pub fn new(method: &'static str) -> Self {
         Self { method, arguments: Vec::new(), defaults: 0 }
     }
 
     /// Adds an argument.
-    pub fn argument<C: Decode<T>, T: Send>(&mut self, name: &str) {
+    pub fn argument<T>(&mut self, argument: Argument<T>, name: &str) {
         let mut shape = Shape::default();
-        if C::ARGUMENTS > 1 {
+        if argument.named {
             shape.opaque(&format!("{name}: "));
         }
-        C::shape(&mut shape);
+        (argument.shape)(&mut shape);
         self.arguments.push(shape.text().to_owned());
         self.defaults = 0;
     }
 
     /// Adds an argument that may be missing.
-    pub fn default_argument<C: Decode<T>, T: Send>(&mut self, name: &str) {
+    pub fn default_argument<T>(&mut self, argument: Argument<T>, name: &str) {
         let defaults = self.defaults + 1;
-        self.argument::<C, T>(name);
+        self.argument(argument, name);
         self.defaults = defaults;
     }
 
     /// Adds what the method returns.
-    pub fn returns<C, O>(self) -> Method
-    where
-        O: Outcome<Err: 'static>,
-        C: Decode<O::Ok> + Decode<O::Err>,
-    {
+    pub fn returns<O>(self, returned: Returned<O>) -> Method {
         let mut result = Shape::default();
-        <C as Decode<O::Ok>>::shape(&mut result);
-        result.opaque(" | ");
-        if TypeId::of::<O::Err>() == TypeId::of::<Status>() {
-            // It does not go through the codec.
-            result.opaque("Status");
-        } else {
-            <C as Decode<O::Err>>::shape(&mut result);
-        }
+        (returned.shape)(&mut result);
         let signature = |count: usize| {
             let text =
                 format!("{}({}) -> {}", self.method, self.arguments[..count].join(", "), result.text());
@@ -99,9 +145,9 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Adds an argument.
-    pub fn put<C: Encode<T>, T>(&mut self, name: &str, value: &T) {
+    pub fn put<T>(&mut self, argument: Argument<T>, name: &str, value: &T) {
         if let Ok(out) = &mut self.arguments
-            && let Err(e) = C::encode(value, out)
+            && let Err(e) = (argument.encode)(value, out)
         {
             let message = format!("{}: the argument `{name}` can't be encoded: {e}", self.call);
             self.arguments = Err(Status::new(Code::Internal, message)
@@ -115,13 +161,10 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Begins a call. Unlike `into_future`, it makes the compiler say which type lacks which trait.
-pub fn begin<O, C>(call: Call<O, C>) -> impl Future<Output = O> + Send + use<O, C>
-where
-    O: Outcome<Err: From<Status>>,
-    C: Decode<O::Ok> + Decode<O::Err>,
-{
-    call.into_future()
+/// Begins a call. Unlike `into_future` it has no bounds.
+pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> impl Future<Output = O> + Send + use<O, C> {
+    let answered = call.answered();
+    async move { (returned.finish)(answered.await) }
 }
 
 /// The arguments of a call as they came. What is wrong with them is answered without running the handler.
@@ -137,14 +180,14 @@ impl<'a> Incoming<'a> {
     }
 
     /// Takes the next argument.
-    pub fn next<C: Decode<T>, T>(&mut self, name: &str) -> Result<T, Reply> {
-        C::decode(&mut self.input)
+    pub fn next<T>(&mut self, argument: Argument<T>, name: &str) -> Result<T, Reply> {
+        (argument.decode)(&mut self.input)
             .map_err(|e| self.malformed(format_args!("the argument `{name}` can't be decoded"), e))
     }
 
     /// Takes the next argument, or makes its default if the caller is too old to know of it.
-    pub fn next_or_default<C: Decode<T>, T: Default>(&mut self, name: &str) -> Result<T, Reply> {
-        if self.input.is_finished() { Ok(T::default()) } else { self.next::<C, T>(name) }
+    pub fn next_or_default<T: Default>(&mut self, argument: Argument<T>, name: &str) -> Result<T, Reply> {
+        if self.input.is_finished() { Ok(T::default()) } else { self.next(argument, name) }
     }
 
     /// Refuses more than there are arguments for.
@@ -161,10 +204,16 @@ impl<'a> Incoming<'a> {
 }
 
 /// Encodes what a handler returned.
-pub fn reply<C, O>(service: &ServiceInfo, method: usize, outcome: O) -> Reply
+pub fn finish<O>(service: &ServiceInfo, method: usize, outcome: O, returned: Returned<O>) -> Reply {
+    (returned.reply)(service, method, outcome)
+}
+
+fn reply<O, C, D, E>(service: &ServiceInfo, method: usize, outcome: O) -> Reply
 where
-    O: Outcome<Err: 'static>,
-    C: Encode<O::Ok> + Encode<O::Err>,
+    O: Outcome<Err = E>,
+    C: Encode<O::Ok>,
+    D: Encode<E>,
+    E: 'static,
 {
     let mut out = Encoder::new();
     let encoded = match outcome.into_result() {
@@ -173,7 +222,7 @@ where
             // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make
             // the caller's side repeat this one.
             Some(status) => return Reply::Status(status.clone().with_executed(Executed::Yes)),
-            None => C::encode(&error, &mut out).map(|()| Reply::Err(out.finish())),
+            None => D::encode(&error, &mut out).map(|()| Reply::Err(out.finish())),
         },
     };
     encoded.unwrap_or_else(|e| {

@@ -154,6 +154,18 @@ impl<T, E> Outcome for Result<T, E> {
     }
 }
 
+/// What the error type of a method is: `From<Status>`, because any call can fail on its way.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be the error type of a method, for it is not `From<farcall::Status>`",
+    label = "not `From<farcall::Status>`",
+    note = "any call can fail for reasons of farcall's own, such as its deadline: write `impl From<farcall::Status> for \
+            {Self}`, or return `farcall::Result<..>`"
+)]
+pub trait Failure: From<Status> {}
+
+#[diagnostic::do_not_recommend]
+impl<E: From<Status>> Failure for E {}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -51,14 +51,33 @@ use proc_macro::TokenStream;
 ///
 /// - `package = "shop.v1"`: what comes before the service's name on the wire.
 /// - `name = "Kv"`: the service's name on the wire, if that is not the trait's.
-/// - `codec = path`: the codec of all methods; `farcall::Postcard` unless given.
+/// - `codec = farcall::Prost`: the codec of all methods, a type; `farcall::Postcard` unless given. The module
+///   `farcall::codec` compares those there are and shows how to write another.
 /// - `crate = "path"`: where farcall is, if not at `::farcall`.
 ///
 /// # Generic traits
 ///
-/// The trait may be generic over types and constants (`trait Cache<K: .., V: ..>`). Each instance then is a service
-/// with a wire name of its own, which is given where server and client are made: `CacheServer::named("cache.users",
-/// ..)`, `CacheClient::named("cache.users", channel)`. A generic *method* is refused, since the other side could not
+/// The trait may be generic over types and constants. Each instance then is a service with a wire name of its own,
+/// which is given where server and client are made:
+///
+/// ```ignore
+/// #[farcall::service]
+/// pub trait Cache<K, V>
+/// where
+///     K: Serialize + DeserializeOwned + Send + 'static,
+///     V: Serialize + DeserializeOwned + Send + 'static,
+/// {
+///     async fn fill(&self, key: K, value: V) -> farcall::Result<()>;
+/// }
+///
+/// let server = Server::builder().add(CacheServer::named("cache.users", Users::default()));
+/// let client = CacheClient::<u64, User>::named("cache.users", &channel);
+/// let alone = CacheClient::<u64, User>::in_process("cache.users", Users::default());
+/// ```
+///
+/// A type parameter that travels needs what the codec asks of a type (`Serialize + DeserializeOwned` with the default,
+/// `prost::Message + Default` with `Prost`), and `Send + 'static`, because the futures of the methods hold it. `package` and
+/// `name` are not given, since the instances would share them. A generic *method* is refused: the other side could not
 /// know which instances there are.
 #[proc_macro_attribute]
 pub fn service(options: TokenStream, item: TokenStream) -> TokenStream {

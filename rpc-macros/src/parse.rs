@@ -2,7 +2,7 @@
 
 use proc_macro2::{Span, TokenStream};
 use syn::meta::ParseNestedMeta;
-use syn::parse::Parser;
+use syn::parse::{ParseStream, Parser};
 use syn::{Attribute, Error, Item, ItemTrait, LitStr, Path, Result};
 
 /// What `#[service(..)]` was given.
@@ -29,7 +29,7 @@ pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
         } else if meta.path.is_ident("name") {
             once(&meta, &mut options.name, meta.value()?.parse()?)
         } else if meta.path.is_ident("codec") {
-            once(&meta, &mut options.codec, meta.value()?.parse()?)
+            once(&meta, &mut options.codec, codec(meta.value()?)?)
         } else if meta.path.is_ident("crate") {
             let path: LitStr = meta.value()?.parse()?;
             once(&meta, &mut options.farcall, path.parse_with(Path::parse_mod_style)?)
@@ -41,6 +41,21 @@ pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
     });
     parser.parse2(tokens)?;
     Ok(options)
+}
+
+/// A codec is a type; its name on the wire, or its path in quotes, is what one may think of first.
+fn codec(input: ParseStream<'_>) -> Result<Path> {
+    let Some(text) = input.peek(LitStr).then(|| input.parse::<LitStr>()).transpose()? else {
+        return input.parse();
+    };
+    let value = text.value();
+    let known = ["Postcard", "Prost", "Raw"].into_iter().find(|name| name.eq_ignore_ascii_case(&value));
+    let write = match known {
+        Some(name) => format!("farcall::{name}"),
+        None if text.parse::<Path>().is_ok() => value,
+        None => "farcall::Prost".to_owned(),
+    };
+    Err(Error::new_spanned(text, format!("a codec is a type, not a string: write `codec = {write}`")))
 }
 
 pub(crate) fn item(tokens: TokenStream) -> Result<ItemTrait> {

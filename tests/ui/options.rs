@@ -17,4 +17,19 @@ pub trait C {
     async fn put(&self) -> farcall::Result<()>;
 }
 
+#[farcall::service(codec = "prost")]
+pub trait D {
+    async fn get(&self) -> farcall::Result<()>;
+}
+
+#[farcall::service(codec = "my::Json")]
+pub trait E {
+    async fn get(&self) -> farcall::Result<()>;
+}
+
+#[farcall::service(codec = "application/json")]
+pub trait F {
+    async fn get(&self) -> farcall::Result<()>;
+}
+
 fn main() {}

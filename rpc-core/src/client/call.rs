@@ -141,6 +141,11 @@ impl<O, C> Call<O, C> {
         ResponseFuture { call: self.begin(), returns: PhantomData }
     }
 
+    /// The call under way, before its answer is decoded.
+    pub(crate) fn answered(self) -> impl Future<Output = Answered> + Send + use<O, C> {
+        self.begin()
+    }
+
     fn begin(self) -> Raw {
         let inherited = match self.context {
             Inherit::Current => Context::current().and_then(|c| c.deadline()),
@@ -208,7 +213,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
         let answered = ready!(self.project().call.poll(cx));
-        Poll::Ready(O::from_result(decode::<O, C>(answered).map(|r| r.value)))
+        Poll::Ready(O::from_result(answered.decode::<O::Ok, C, O::Err, C>().map(|r| r.value)))
     }
 }
 
@@ -232,7 +237,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let answered = ready!(self.project().call.poll(cx));
-        Poll::Ready(decode::<O, C>(answered))
+        Poll::Ready(answered.decode::<O::Ok, C, O::Err, C>())
     }
 }
 
@@ -249,7 +254,6 @@ impl<O, C> fmt::Debug for ResponseFuture<O, C> {
 }
 
 /// A result, and how it came.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct Response<T> {
     /// The result.
@@ -260,26 +264,36 @@ pub struct Response<T> {
     pub attempts: u8,
 }
 
-fn decode<O, C>(answered: Result<Answer, Status>) -> Result<Response<O::Ok>, O::Err>
-where
-    O: Outcome,
-    O::Err: From<Status>,
-    C: Decode<O::Ok> + Decode<O::Err>,
-{
-    let Answer { verdict, payload, connection, attempts, call } = answered?;
-    let malformed = |what: &str, why: &CodecError| {
-        let message =
-            format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
-        Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
-    };
-    match verdict {
-        Verdict::Ok => {
-            let value = from_payload::<C, O::Ok>(payload).map_err(|e| malformed("result", &e))?;
-            Ok(Response { value, connection, attempts })
-        }
-        _ => {
-            let error = from_payload::<C, O::Err>(payload).map_err(|e| malformed("error", &e))?;
-            Err(error)
+/// The value, and of the connection what tells it from others.
+impl<T: fmt::Debug> fmt::Debug for Response<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("value", &self.value)
+            .field("peer", &self.connection.peer())
+            .field("transport", &format_args!("{}", self.connection.transport()))
+            .field("attempts", &self.attempts)
+            .finish()
+    }
+}
+
+/// The answer to a call, or why there is none.
+pub(crate) struct Answered(Result<Answer, Status>);
+
+impl Answered {
+    /// What it says: a `T` as `C` reads it, or an `E` as `D` does.
+    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(self) -> Result<Response<T>, E> {
+        let Answer { verdict, payload, connection, attempts, call } = self.0?;
+        let malformed = |what: &str, why: &CodecError| {
+            let message =
+                format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
+            Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
+        };
+        match verdict {
+            Verdict::Ok => {
+                let value = from_payload::<C, T>(payload).map_err(|e| malformed("result", &e))?;
+                Ok(Response { value, connection, attempts })
+            }
+            _ => Err(from_payload::<D, E>(payload).map_err(|e| malformed("error", &e))?),
         }
     }
 }
@@ -314,7 +328,7 @@ enum State {
 }
 
 impl Future for Raw {
-    type Output = Result<Answer, Status>;
+    type Output = Answered;
 
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -324,10 +338,10 @@ impl Future for Raw {
                 return Poll::Pending;
             }
             let state = std::mem::replace(this.state, State::Done);
-            return Poll::Ready(Err(expire(this.caller, state, this.began.elapsed())));
+            return Poll::Ready(Answered(Err(expire(this.caller, state, this.began.elapsed()))));
         };
         *this.state = State::Done;
-        Poll::Ready(answer)
+        Poll::Ready(Answered(answer))
     }
 }
 

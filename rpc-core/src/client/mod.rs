@@ -3,6 +3,7 @@
 mod call;
 mod caller;
 
+pub(crate) use call::Answered;
 pub use call::{Call, CallFuture, Response, ResponseFuture};
 pub use caller::{Caller, Connector};
 

@@ -1,14 +1,7 @@
 //! Codecs: how arguments, results and errors become bytes.
 //!
-//! | codec | carries | sent and received without a copy | its types may change |
-//! |---|---|---|---|
-//! | [`Postcard`] (default) | any serde type, any number of arguments | arguments and results that are [`Bytes`](bytes::Bytes); fields marked with [`attachment`] | as `docs/EVOLUTION.md` says |
-//! | [`Prost`] | one `prost::Message` | `bytes` fields generated as [`Bytes`](bytes::Bytes) | as protobuf allows |
-//! | [`Raw`] | one [`Bytes`](bytes::Bytes) | all of it | as the application allows |
-//!
-//! Byte strings up to [`BY_REFERENCE`] are copied all the same where that is cheaper.
-//!
-//! A service chooses one with `#[farcall::service(codec = ..)]`; [`Codec`] shows how to write another.
+//! Applications know this module as `farcall::codec`, whose documentation compares the codecs and shows how to write
+//! another.
 
 pub mod attachment;
 mod postcard;
@@ -29,48 +22,9 @@ pub use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
 /// A way to turn values into messages: a type without values that implements [`Encode`] and [`Decode`] for what it
 /// can carry.
 ///
-/// Every codec must carry [`Status`](crate::status::Status), the error type of methods that have none of their own,
-/// although a status that ends a call travels outside the codec.
-///
-/// ```
-/// use std::fmt::Display;
-/// use std::str::FromStr;
-///
-/// use farcall_core::codec::{Codec, CodecError, Decode, Encode, Shape, from_payload, to_payload};
-/// use farcall_core::payload::{Decoder, Encoder};
-///
-/// /// One argument, as text.
-/// pub enum Text {}
-///
-/// impl Codec for Text {
-///     const NAME: &'static str = "text";
-///     const ARGUMENTS: usize = 1;
-/// }
-///
-/// impl<T: Display> Encode<T> for Text {
-///     fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
-///         out.put_slice(value.to_string().as_bytes());
-///         Ok(())
-///     }
-/// }
-///
-/// impl<T: FromStr<Err: Display>> Decode<T> for Text {
-///     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
-///         let text = str::from_utf8(input.rest()).map_err(|e| CodecError::new(e.to_string()))?;
-///         let value = text.parse().map_err(|e: T::Err| CodecError::new(e.to_string()))?;
-///         input.advance(input.rest().len());
-///         Ok(value)
-///     }
-///
-///     fn shape(shape: &mut Shape) {
-///         shape.opaque("text");
-///     }
-/// }
-///
-/// let message = to_payload::<Text, _>(&1.5)?;
-/// assert_eq!(from_payload::<Text, f64>(message)?, 1.5);
-/// # Ok::<(), CodecError>(())
-/// ```
+/// A service's codec [carries](Carry) every argument, result and error type of the service, and
+/// [`Status`](crate::status::Status), the error type of methods that have none of their own; although a status that
+/// ends a call travels outside the codec. The module `farcall::codec` shows a complete one.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a codec",
     label = "not a codec",
@@ -89,9 +43,7 @@ pub trait Codec: Send + Sync + 'static {
 /// A codec that can send a `T`.
 #[diagnostic::on_unimplemented(
     message = "the codec `{Self}` can't send `{T}`",
-    label = "can't be sent with this codec",
-    note = "`Prost` carries one `prost::Message`, `Raw` one `Bytes`; the default, `Postcard`, carries any number of \
-            values that derive serde's `Serialize` and `Deserialize`"
+    label = "can't be sent with this codec"
 )]
 pub trait Encode<T>: Codec {
     /// Appends `value` to a message. An error ends the call with INTERNAL before anything is sent.
@@ -101,9 +53,7 @@ pub trait Encode<T>: Codec {
 /// A codec that can receive a `T`.
 #[diagnostic::on_unimplemented(
     message = "the codec `{Self}` can't receive `{T}`",
-    label = "can't be received with this codec",
-    note = "`Prost` carries one `prost::Message`, `Raw` one `Bytes`; the default, `Postcard`, carries any number of \
-            values that derive serde's `Serialize` and `Deserialize`"
+    label = "can't be received with this codec"
 )]
 pub trait Decode<T>: Codec {
     /// Takes the next value from a message. The message may be anything: it must not panic, nor reserve more memory
@@ -114,6 +64,21 @@ pub trait Decode<T>: Codec {
     /// wrote, and be the same on every machine and in every build.
     fn shape(shape: &mut Shape);
 }
+
+/// A codec that can send and receive a `T`, as the codec of a service can with each type in it. Every codec is that is
+/// [`Encode<T>`](Encode) and [`Decode<T>`](Decode).
+#[diagnostic::on_unimplemented(
+    message = "the codec `{Self}` can't carry `{T}`",
+    label = "can't travel with this codec",
+    note = "`Postcard`, the default, carries what has serde's traits, as all that is in it must: write \
+            `#[derive(serde::Serialize, serde::Deserialize)]` above a type of your own; for a type of another crate look \
+            for its feature `serde`",
+    note = "`Prost` carries one `prost::Message`, `Raw` one `farcall::Bytes`"
+)]
+pub trait Carry<T>: Encode<T> + Decode<T> {}
+
+#[diagnostic::do_not_recommend]
+impl<T, C: Encode<T> + Decode<T>> Carry<T> for C {}
 
 /// A message of one value.
 pub fn to_payload<C: Encode<T>, T>(value: &T) -> Result<Payload, CodecError> {

@@ -125,16 +125,12 @@ impl Parts<'_> {
         let put = method.arguments.iter().map(|Argument { ident, wire_name, ty, .. }| {
             let value =
                 if is_converted(ty) { quote!(::core::convert::Into::into(#ident)) } else { quote!(#ident) };
-            let (private, codec) =
-                (names::private_at(service, ty.span()), names::codec_at(service, ty.span()));
-            let arguments = names::local("arguments", ty.span());
-            quote_spanned! { ty.span() =>
-                #private::Outgoing::put::<#codec, #ty>(&mut #arguments, #wire_name, &#value);
-            }
+            let argument = names::argument(service, ty);
+            let arguments = names::local("arguments", Span::mixed_site());
+            quote! { #arguments.put(#argument, #wire_name, &#value); }
         });
-        let (at_output, codec) =
-            (names::private_at(service, output.span()), names::codec_at(service, output.span()));
-        let call = quote_spanned! { output.span() => #at_output::Call::<#output, #codec> };
+        let codec = &service.codec;
+        let call = quote! { #private::Call::<#output, #codec> };
         let outgoing = names::local("arguments", Span::mixed_site());
         let separator = (!attributes.is_empty()).then(|| quote!(#[doc = ""]));
         let docs = doc(&format!("Calls `{}`.", service.full_name(method)));
@@ -192,20 +188,16 @@ impl Parts<'_> {
                 true => (quote!(#cx: &#private::Context,), quote!(.context(#cx))),
                 false => (quote!(), quote!()),
             };
-            let (at_output, codec) =
-                (names::private_at(service, output.span()), names::codec_at(service, output.span()));
-            let call = names::local("call", output.span());
-            let future = quote!(impl ::core::future::Future<Output = #output> + ::core::marker::Send);
-            let future = names::located_at(output.span(), &future);
-            let begin = quote_spanned! { output.span() => #at_output::begin::<#output, #codec>(#call) };
+            let call = names::local("call", Span::mixed_site());
+            let returned = names::returned(service, output);
             quote! {
                 fn #ident(
                     &self,
                     #cx
                     #(#idents: #types),*
-                ) -> #future {
+                ) -> impl ::core::future::Future<Output = #output> + ::core::marker::Send {
                     let #call = Self::#ident(self, #(#idents),*) #set_cx;
-                    #begin
+                    #private::begin(#call, #returned)
                 }
             }
         });

@@ -2,8 +2,8 @@
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
-use syn::Ident;
 use syn::spanned::Spanned;
+use syn::{Ident, PathArguments, Type};
 
 use crate::model::{Argument, Method, Service};
 
@@ -40,7 +40,17 @@ pub(crate) fn expand(service: &Service) -> TokenStream {
             }
         }
     };
-    quote! { #info #(#checks)* }
+    let (alias, codec_path) = (codec_alias(), &service.codec);
+    quote! {
+        // In one place: a path that leads nowhere is reported once.
+        type #alias = #codec_path;
+        #info
+        #(#checks)*
+    }
+}
+
+fn codec_alias() -> Ident {
+    format_ident!("__ServiceCodec", span = Span::mixed_site())
 }
 
 /// The path of what generated code may refer to.
@@ -55,9 +65,34 @@ pub(crate) fn private_at(service: &Service, span: Span) -> TokenStream {
     located_at(span, &quote_spanned!(span => #farcall::__private))
 }
 
-/// The codec's path with a span, likewise.
-pub(crate) fn codec_at(service: &Service, span: Span) -> TokenStream {
-    located_at(span, &service.codec)
+/// The codec with a span, likewise.
+fn codec_at(span: Span) -> TokenStream {
+    located_at(span, &codec_alias())
+}
+
+/// An expression for what the codec does with an argument.
+pub(crate) fn argument(service: &Service, ty: &Type) -> TokenStream {
+    let (private, codec) = (private_at(service, ty.span()), codec_at(ty.span()));
+    quote_spanned! { ty.span() => #private::argument::<#codec, #ty>() }
+}
+
+/// An expression for what the codec does with what a method returns. Its result and its error are found by the
+/// compiler, for the type may be an alias; where they stand in the text is known for something like `Result<T, E>`.
+pub(crate) fn returned(service: &Service, output: &Type) -> TokenStream {
+    let span = output.span();
+    let (result, error) = result_spans(output).unwrap_or((span, span));
+    let private = private_at(service, span);
+    let (for_result, for_error) = (codec_at(result), codec_at(error));
+    let error = located_at(error, &quote!(<#output as #private::Outcome>::Err));
+    quote_spanned! { span => #private::returned::<#output, #for_result, #for_error, #error>() }
+}
+
+fn result_spans(output: &Type) -> Option<(Span, Span)> {
+    let Type::Path(path) = output else { return None };
+    let last = path.path.segments.last().filter(|last| last.ident.to_string().ends_with("Result"))?;
+    let PathArguments::AngleBracketed(arguments) = &last.arguments else { return None };
+    let result = arguments.args.first()?.span();
+    Some((result, arguments.args.get(1).map_or(result, Spanned::span)))
 }
 
 /// A local variable of generated code, with a span likewise.
@@ -96,22 +131,18 @@ fn signature(service: &Service, method: &Method) -> TokenStream {
     let private = private(service);
     let Method { wire_name, output, .. } = method;
     let arguments = method.arguments.iter().map(|Argument { wire_name, ty, default, .. }| {
-        let (private, codec) = (private_at(service, ty.span()), codec_at(service, ty.span()));
-        let signature = local("signature", ty.span());
-        let add = Ident::new(if *default { "default_argument" } else { "argument" }, ty.span());
-        quote_spanned! { ty.span() => #private::Signature::#add::<#codec, #ty>(&mut #signature, #wire_name); }
+        let argument = argument(service, ty);
+        let signature = local("signature", Span::mixed_site());
+        let add = format_ident!("{}", if *default { "default_argument" } else { "argument" });
+        quote! { #signature.#add(#argument, #wire_name); }
     });
     let signature = local("signature", Span::mixed_site());
-    let result = {
-        let (private, codec) = (private_at(service, output.span()), codec_at(service, output.span()));
-        let signature = local("signature", output.span());
-        quote_spanned! { output.span() => #private::Signature::returns::<#codec, #output>(#signature) }
-    };
+    let returned = returned(service, output);
     quote! {{
         #[allow(unused_mut)]
         let mut #signature = #private::Signature::new(#wire_name);
         #(#arguments)*
-        #result
+        #signature.returns(#returned)
     }}
 }
 

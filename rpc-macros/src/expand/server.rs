@@ -2,7 +2,6 @@
 
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
-use syn::spanned::Spanned;
 use syn::{Generics, parse_quote};
 
 use super::{doc, names, phantom};
@@ -191,24 +190,17 @@ impl<'s> Parts<'s> {
             .collect();
         let decode = method.arguments.iter().zip(&locals).map(|(argument, local)| {
             let Argument { wire_name, ty, default, .. } = argument;
-            let next = Ident::new(if *default { "next_or_default" } else { "next" }, ty.span());
-            let (private, codec) =
-                (names::private_at(service, ty.span()), names::codec_at(service, ty.span()));
-            let incoming = names::local("incoming", ty.span());
-            let decode = quote_spanned! { ty.span() =>
-                #private::Incoming::#next::<#codec, #ty>(&mut #incoming, #wire_name)
-            };
+            let next = Ident::new(if *default { "next_or_default" } else { "next" }, Span::mixed_site());
+            let argument = names::argument(service, ty);
             quote_spanned! { Span::mixed_site() =>
-                let #local = match #decode {
+                let #local = match incoming.#next::<#ty>(#argument, #wire_name) {
                     ::core::result::Result::Ok(value) => value,
                     ::core::result::Result::Err(reply) => return reply,
                 };
             }
         });
         let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &request.context, });
-        let at_output = names::private_at(service, output.span());
-        let codec = names::codec_at(service, output.span());
-        let reply = quote_spanned! { output.span() => #at_output::reply::<#codec, #output> };
+        let returned = names::returned(service, output);
         quote_spanned! { Span::mixed_site() =>
             #index => ::std::boxed::Box::pin(async move {
                 let mut incoming = #private::Incoming::new(&info, method, request.payload);
@@ -218,7 +210,7 @@ impl<'s> Parts<'s> {
                 }
                 let outcome =
                     <#implementation as #name #trait_arguments>::#ident(&service, #context #(#locals),*).await;
-                #reply(&info, method, outcome)
+                #private::finish(&info, method, outcome, #returned)
             }),
         }
     }

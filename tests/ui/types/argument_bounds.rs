@@ -7,6 +7,8 @@ pub struct NotSerialize {
     id: u64,
 }
 
+pub struct Neither;
+
 #[derive(Serialize, Deserialize)]
 pub struct NotSend {
     #[serde(skip)]
@@ -16,6 +18,7 @@ pub struct NotSend {
 #[farcall::service]
 pub trait Rows {
     async fn put(&self, row: NotSerialize) -> farcall::Result<()>;
+    async fn put_all(&self, table: String, rows: Vec<Neither>) -> farcall::Result<()>;
     async fn local(&self, value: NotSend) -> farcall::Result<()>;
 }
 

@@ -1,6 +1,8 @@
 pub struct Json;
 
 #[farcall::service(codec = Json)]
-pub trait Kv {}
+pub trait Kv {
+    async fn get(&self, key: String) -> farcall::Result<u64>;
+}
 
 fn main() {}

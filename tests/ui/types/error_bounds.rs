@@ -15,10 +15,16 @@ impl From<Status> for NotSerialize {
     }
 }
 
+#[derive(Debug)]
+pub enum Nothing {
+    Missing,
+}
+
 #[farcall::service]
 pub trait Kv {
     async fn get(&self) -> Result<(), NotFromStatus>;
     async fn put(&self) -> Result<(), NotSerialize>;
+    async fn delete(&self) -> Result<(), Nothing>;
 }
 
 fn main() {}

@@ -3,9 +3,12 @@ pub struct Row {
     id: u64,
 }
 
+pub struct Neither;
+
 #[farcall::service]
 pub trait Rows {
     async fn get(&self) -> farcall::Result<Row>;
+    async fn all(&self) -> farcall::Result<Vec<Neither>>;
 }
 
 fn main() {}

@@ -130,12 +130,18 @@ impl Machine {
     pub(super) fn console_tail(&self) -> String {
         let console = fs::read(&self.console).unwrap_or_default();
         let console = String::from_utf8_lossy(&console).replace('\r', "");
-        let lines: Vec<&str> = console.lines().collect();
-        match lines.len() {
-            0 => String::new(),
-            count => format!(". Its console:\n{}", lines[count.saturating_sub(CONSOLE_TAIL)..].join("\n")),
+        match tail(&console.lines().collect::<Vec<_>>()) {
+            [] => String::new(),
+            lines => format!(". Its console:\n{}", lines.join("\n")),
         }
     }
+}
+
+/// The last lines, and from a kernel's panic on all: its call trace can be longer than that.
+fn tail<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
+    let panic = lines.iter().position(|line| line.contains("Kernel panic"));
+    let last = lines.len().saturating_sub(CONSOLE_TAIL);
+    &lines[panic.map_or(last, |panic| panic.min(last))..]
 }
 
 /// Shares a directory with the guest over 9p. Files are read and written as the user that QEMU runs as.
@@ -147,4 +153,20 @@ fn share(command: &mut Command, tag: &str, path: &Path, more: &str) {
 /// An option of QEMU with a path in it, where a comma is written twice.
 pub(super) fn option(before: &str, path: &Path, after: &str) -> String {
     format!("{before}{}{after}", path.display().to_string().replace(',', ",,"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_of_a_console_reaches_back_to_a_panic() {
+        let mut lines = vec!["booting"; 100];
+        assert_eq!(tail(&lines).len(), CONSOLE_TAIL);
+        lines[10] = "[ 7.7] Kernel panic - not syncing: sysrq triggered crash";
+        assert_eq!(tail(&lines), &lines[10..]);
+        lines.swap(10, 99);
+        assert_eq!(tail(&lines).len(), CONSOLE_TAIL);
+        assert_eq!(tail(&["a"]), ["a"]);
+    }
 }

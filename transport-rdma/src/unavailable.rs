@@ -57,6 +57,13 @@ pub enum Unavailable {
     },
     /// The process may not lock as much memory as it needs to register.
     Memlock(Memlock),
+    /// The thread of `completion = "busy"` may not run on the CPU that is configured.
+    BusyCpu {
+        /// The setting `busy_cpu`.
+        cpu: u16,
+        /// The error number of sched_setaffinity(2).
+        errno: i32,
+    },
     /// The device or its driver refused a request.
     Device(DeviceError),
 }
@@ -115,6 +122,10 @@ impl Unavailable {
             ),
             Self::NoGid { .. } => "give the port's network interface an IP address, or set `gid_index`".to_owned(),
             Self::Memlock(memlock) => memlock.remedy(),
+            Self::BusyCpu { .. } => {
+                "set rdma.busy_cpu to one of the CPUs that this process may use (`taskset -cp PID`), or leave it out"
+                    .to_owned()
+            }
             Self::Device(_) => "see the kernel's log; check that driver, firmware and rdma-core go together".to_owned(),
         }
     }
@@ -135,6 +146,10 @@ impl fmt::Display for Unavailable {
                 write!(f, "port {port} of {device} has no usable address: {detail}")
             }
             Self::Memlock(memlock) => memlock.fmt(f),
+            Self::BusyCpu { cpu, errno } => {
+                let reason = std::io::Error::from_raw_os_error(*errno);
+                write!(f, "rdma.busy_cpu = {cpu}: no thread can be put there: {reason}")
+            }
             Self::Device(error) => error.fmt(f),
         }
     }
@@ -185,6 +200,7 @@ impl From<Unavailable> for transport::Unavailable {
             Unavailable::PortDown { .. } => Reason::PortDown,
             Unavailable::NoGid { .. } => Reason::NoGid,
             Unavailable::Memlock(_) => Reason::Memlock,
+            Unavailable::BusyCpu { .. } => Reason::Setting,
             Unavailable::Device(_) => Reason::Device,
         };
         // The reason's own words come first wherever this is shown.

@@ -19,7 +19,7 @@ use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, Serv
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Link, memory};
 use farcall_rdma::sim::Fabric;
-use farcall_rdma::{RdmaConfig, RdmaUpgrade};
+use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
 
 /// echo(x) -> x, counting how often each x was executed.
 struct Echo {
@@ -33,6 +33,8 @@ impl Service for Echo {
     }
 
     fn call(&self, _: usize, request: Request) -> HandlerFuture {
+        // Whichever thread polls it, a handler can use its runtime.
+        let _runtime = tokio::runtime::Handle::current();
         let executed = self.executed.clone();
         Box::pin(async move {
             let mut whole = Decoder::new(request.payload.clone()).rest().to_vec();
@@ -70,12 +72,17 @@ struct Setup {
 }
 
 fn setup(seed: u64) -> Setup {
+    setup_with(seed, Completion::Adaptive)
+}
+
+fn setup_with(seed: u64, completion: Completion) -> Setup {
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
     let [near, far] = [1, 2].map(|n| {
         let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
         let mut config = RdmaConfig::default();
         config.strict_credits = true;
+        config.completion = completion;
         let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
         let (limits, liveness) = (Limits::default(), Liveness::default());
         Settings { limits, liveness, policy: Policy::Auto, upgrade }
@@ -134,6 +141,15 @@ async fn calls_of_all_sizes_go_by_rdma() {
     assert_eq!(t.transport(), ("rdma", None));
     let traffic = t.host.connections()[0].traffic();
     assert!(traffic.upgraded.bytes_received > 1_000_000, "{traffic:?}");
+}
+
+#[tokio::test]
+async fn calls_are_the_same_whatever_waits_for_completions() {
+    for completion in [Completion::Event, Completion::Busy] {
+        let t = setup_with(2, completion);
+        t.load(0..300).await;
+        assert_eq!(t.transport(), ("rdma", None));
+    }
 }
 
 #[tokio::test]

@@ -41,6 +41,8 @@ pub enum Reason {
     ShuttingDown = 16,
     /// Setting it up took too long, on this side or the peer's.
     TimedOut = 17,
+    /// A setting can't be used on this machine.
+    Setting = 18,
     /// Something that this version has no name for.
     Other = 255,
 }
@@ -67,6 +69,7 @@ impl Reason {
             15 => Self::QueuePair,
             16 => Self::ShuttingDown,
             17 => Self::TimedOut,
+            18 => Self::Setting,
             _ => Self::Other,
         })
     }
@@ -91,6 +94,7 @@ impl Reason {
             Self::QueuePair => "the queue pair failed",
             Self::ShuttingDown => "shutting down",
             Self::TimedOut => "setting RDMA up took too long",
+            Self::Setting => "a setting can't be used on this machine",
             Self::Other => "for a reason that this version does not know",
         }
     }

@@ -1,18 +1,19 @@
-//! The driver: the task that takes completions, delivers what arrives, and sees links to their end.
+//! The driver: takes completions, delivers what arrives, and sees links to their end.
+//!
+//! It never waits. What lets it go on when there is something to do is a task ([`super::wait`]) or a thread
+//! ([`super::busy`]).
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farcall_core::transport::LinkEnd;
+use tokio::task::AbortHandle;
 
 use super::Shard;
 use super::endings::Endings;
-use super::spin::SpinWindow;
-use crate::config::Completion as Mode;
-use crate::device::{Channel, Completion, Cq, DeviceError, DeviceEvent, DeviceEvents, PostError, Slot};
+use crate::device::{Completion, Cq, DeviceError, DeviceEvent, PostError, Slot};
 use crate::link::{Arrival, LinkCore};
 
 /// Completions that are handled before other tasks get their turn.
@@ -22,43 +23,12 @@ const BATCH: usize = 64;
 /// peer that does not heed them.
 const MAX_ARRIVALS: usize = 4096;
 
-/// Runs until the last link and the last [`super::Endpoint`] are gone.
-pub(super) async fn drive(shard: Arc<Shard>) {
-    let (channel, events) = match (shard.queues.channel(), shard.device.device.events()) {
-        (Ok(channel), Ok(events)) => (channel, Some(events)),
-        (Err(error), _) | (_, Err(error)) => {
-            tracing::error!(device = shard.device.device.name(), %error, "cannot wait for RDMA completions");
-            shard.dead.store(true, Ordering::Release);
-            return;
-        }
-    };
-    let spin = match shard.config.completion {
-        Mode::Adaptive => SpinWindow::adaptive(),
-        Mode::Event => SpinWindow::none(),
-    };
-    let few_cpus = std::thread::available_parallelism().is_ok_and(|n| n.get() <= 2);
-    let driver = Driver {
-        shard,
-        channel,
-        events,
-        spin,
-        few_cpus,
-        endings: Endings::default(),
-        completions: Vec::with_capacity(BATCH),
-        slots: Vec::with_capacity(BATCH),
-        arrivals: VecDeque::with_capacity(BATCH),
-    };
-    driver.run().await;
-}
-
-struct Driver {
+/// Drives a shard from its beginning to its end. Dropping it leaves the links without a word to their handlers, unless it
+/// is a panic that drops it.
+pub(super) struct Driver {
     shard: Arc<Shard>,
-    channel: Box<dyn Channel>,
-    /// None after it has failed.
-    events: Option<Box<dyn DeviceEvents>>,
-    spin: SpinWindow,
-    /// Whether this thread may keep the peer, or the kernel's network code, from running.
-    few_cpus: bool,
+    /// What reads the device's events.
+    watch: AbortHandle,
     endings: Endings,
     // Empty between turns; kept for their memory.
     completions: Vec<Completion>,
@@ -67,88 +37,36 @@ struct Driver {
     arrivals: VecDeque<Arrival>,
 }
 
-/// What ended a sleep.
-enum Woken {
-    ByCompletion,
-    ByOther,
-}
-
 impl Driver {
-    async fn run(mut self) {
-        let mut idle_since = None;
-        loop {
-            match self.turn() {
-                Ok(0) => {}
-                Ok(_) => {
-                    idle_since = None;
-                    tokio::task::yield_now().await;
-                    continue;
-                }
-                Err(error) => return self.die(&error),
-            }
-            if self.endings.is_empty() && self.shard.mailbox.is_leaving() && self.shard.links().is_empty() {
-                return;
-            }
-            if idle_since.get_or_insert_with(Instant::now).elapsed() < self.spin.get() {
-                if self.few_cpus {
-                    std::thread::yield_now();
-                }
-                tokio::task::yield_now().await;
-                continue;
-            }
-            // What completes before this makes no event, so it has to be looked for once more after it. Without the
-            // second look a completion that comes between the first and the arming would wait for the next one.
-            let armed = [Cq::Receive, Cq::Send].iter().try_for_each(|&cq| self.shard.queues.arm(cq, false));
-            match armed.and_then(|()| self.turn()) {
-                Ok(0) => {}
-                Ok(_) => continue,
-                Err(error) => return self.die(&error),
-            }
-            let start = Instant::now();
-            if let Woken::ByCompletion = self.sleep().await {
-                self.spin.slept(start.elapsed());
-            }
-            idle_since = None;
+    pub(super) fn new(shard: Arc<Shard>, watch: AbortHandle) -> Self {
+        Self {
+            shard,
+            watch,
+            endings: Endings::default(),
+            completions: Vec::with_capacity(BATCH),
+            slots: Vec::with_capacity(BATCH),
+            arrivals: VecDeque::with_capacity(BATCH),
         }
     }
 
-    async fn sleep(&mut self) -> Woken {
-        let deadline = self.endings.deadline();
-        let timer = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        let (channel, events) = (&mut self.channel, &mut self.events);
-        let event = poll_fn(|cx| match events {
-            Some(events) => events.poll_next(cx),
-            None => std::task::Poll::Pending,
-        });
-        tokio::select! {
-            result = poll_fn(|cx| channel.poll_event(cx)) => {
-                if let Err(error) = result {
-                    // The next poll of the queues shows whether they are lost, too.
-                    tracing::error!(%error, "the completion channel failed");
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                return Woken::ByCompletion;
-            }
-            event = event => match event {
-                Ok(event) => self.shard.device.broadcast(event),
-                Err(error) => {
-                    tracing::warn!(%error, "the device's events can no longer be read");
-                    self.events = None;
-                }
-            },
-            () = self.shard.mailbox.arrived() => {}
-            () = timer => {}
-        }
-        Woken::ByOther
+    pub(super) fn shard(&self) -> &Arc<Shard> {
+        &self.shard
+    }
+
+    /// Whether the last link and the last [`super::Endpoint`] are gone, or the runtime is.
+    pub(super) fn is_done(&self) -> bool {
+        let mailbox = &self.shard.mailbox;
+        let unused = self.endings.is_empty() && mailbox.is_leaving() && self.shard.links().is_empty();
+        unused || mailbox.is_forsaken()
+    }
+
+    /// When the next turn is due, whether or not anything has come.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.endings.deadline()
     }
 
     /// Does what there is to do now and says whether there was anything.
-    fn turn(&mut self) -> Result<usize, DeviceError> {
+    pub(super) fn turn(&mut self) -> Result<usize, DeviceError> {
         let (polled, delivered) = self.receive()?;
         if polled < BATCH {
             self.finish_drained();
@@ -327,9 +245,9 @@ impl Driver {
     }
 
     /// The queues are lost, and all links with them. The next link gets an endpoint of its own.
-    fn die(&mut self, error: &DeviceError) {
-        tracing::error!(%error, "an RDMA endpoint is lost");
-        self.abandon(Some(&LinkEnd::failed(error.to_string())));
+    pub(super) fn die(&mut self, why: &str) {
+        tracing::error!(why, "an RDMA endpoint is lost");
+        self.abandon(Some(&LinkEnd::failed(why)));
     }
 
     fn abandon(&mut self, end: Option<&LinkEnd>) {
@@ -356,6 +274,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        self.watch.abort();
         // With the runtime go the connections: there is nobody to be told. But a panic here must not leave them waiting.
         let end = std::thread::panicking()
             .then(|| LinkEnd::failed("the RDMA driver has panicked; report this as a bug"));

@@ -17,6 +17,8 @@ pub(crate) struct Mailbox {
     slot_waiters: Mutex<Vec<u32>>,
     /// Nobody will ask for another link.
     leaving: AtomicBool,
+    /// The runtime is gone, and with it whoever could be told anything.
+    forsaken: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -61,6 +63,14 @@ impl Mailbox {
 
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
+    }
+
+    pub(super) fn forsake(&self) {
+        self.forsaken.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_forsaken(&self) -> bool {
+        self.forsaken.load(Ordering::Acquire)
     }
 
     pub(super) fn take(&self) -> Mail {

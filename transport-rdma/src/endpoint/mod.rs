@@ -1,8 +1,9 @@
 //! An endpoint: one runtime's share of a device, with all links that run there.
 //!
-//! The links share completion queues, a receive queue and memory; one task, the driver, takes what arrives on any of them
-//! and delivers it. Sending goes past the driver: whoever has something to send posts it.
+//! The links share completion queues, a receive queue and memory; the driver, a task or a thread, takes what arrives on any
+//! of them and delivers it. Sending goes past the driver: whoever has something to send posts it.
 
+mod busy;
 pub(crate) mod control;
 mod driver;
 mod endings;
@@ -10,19 +11,22 @@ mod machine;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod spin;
+mod wait;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 
 use self::control::Offload;
+use self::driver::Driver;
 use self::mailbox::Mailbox;
 use self::memory::{Memory, Promise};
-use crate::config::RdmaConfig;
+use crate::config::{Completion, RdmaConfig};
 use crate::device::{
-    CreateQpError, DeviceError, DeviceEvent, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
+    CreateQpError, DeviceEvent, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
 };
 use crate::link::LinkCore;
 
@@ -67,7 +71,7 @@ impl Endpoint {
         device: Arc<OpenDevice>,
         config: &RdmaConfig,
         runtime: &Handle,
-    ) -> Result<Arc<Self>, DeviceError> {
+    ) -> Result<Arc<Self>, Unavailable> {
         let limits = device.device.limits();
         let receives = Memory::max_receives(config).min(limits.max_srq_wr).min(limits.max_cqe);
         let sends = config.connections.saturating_mul(QP_SIZE.reserve()).min(limits.max_cqe);
@@ -83,7 +87,13 @@ impl Endpoint {
             device,
         });
         shard.device.join(&shard);
-        runtime.spawn(driver::drive(Arc::clone(&shard)));
+        match config.completion {
+            Completion::Busy => busy::start(&shard, runtime)?,
+            Completion::Adaptive | Completion::Event => {
+                let watch = runtime.spawn(watch::watch(Arc::clone(&shard))).abort_handle();
+                runtime.spawn(wait::drive(Driver::new(Arc::clone(&shard), watch)));
+            }
+        }
         Ok(Arc::new(Self { shard }))
     }
 
@@ -144,6 +154,18 @@ impl Shard {
 
     fn links(&self) -> MutexGuard<'_, HashMap<u32, Arc<LinkCore>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Between two looks at queues that were empty. With so few CPUs that a thread which only looks would keep the peer, or the
+/// kernel's network code, from running, others run first.
+fn relax() {
+    static FEW_CPUS: LazyLock<bool> =
+        LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|n| n.get() <= 2));
+    if *FEW_CPUS {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Links between simulated machines, seen from inside: what they hold, and how they fail.
 
+mod busy;
 mod hostile;
 
 use std::collections::VecDeque;

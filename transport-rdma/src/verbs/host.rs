@@ -74,6 +74,22 @@ fn interfaces() -> Vec<Interface> {
     found
 }
 
+/// Keeps the calling thread on one CPU.
+pub(crate) fn pin_to_cpu(cpu: u16) -> Result<(), i32> {
+    if usize::from(cpu) >= libc::CPU_SETSIZE as usize {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: a set of CPUs is plain bits; zero is the empty one.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set has this bit.
+    unsafe { libc::CPU_SET(usize::from(cpu), &mut set) };
+    // SAFETY: reads a set of this size; 0 is the calling thread.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
+        0 => Ok(()),
+        _ => Err(super::last_errno()),
+    }
+}
+
 /// The IP address in a socket address, if it is one.
 ///
 /// # Safety

@@ -35,6 +35,7 @@ mod sys;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use host::SystemHost;
+pub(crate) use host::pin_to_cpu;
 
 use crate::device::DeviceError;
 

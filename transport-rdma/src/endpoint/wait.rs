@@ -1,0 +1,86 @@
+//! What runs the driver as a task: it looks again and again while that pays, and then sleeps until there is something.
+
+use std::future::{pending, poll_fn};
+use std::time::{Duration, Instant};
+
+use super::driver::Driver;
+use super::spin::SpinWindow;
+use crate::config::Completion;
+use crate::device::{Channel, Cq, DeviceError};
+
+/// What ended a sleep.
+enum Woken {
+    ByCompletion,
+    ByOther,
+}
+
+/// Runs until the driver is done. Dropped, it leaves the links, as the driver does.
+pub(super) async fn drive(mut driver: Driver) {
+    let channel = match driver.shard().queues.channel() {
+        Ok(channel) => channel,
+        Err(error) => {
+            let device = driver.shard().device.device.name();
+            return driver.die(&format!("{device}: cannot wait for completions: {error}"));
+        }
+    };
+    if let Err(error) = run(&mut driver, channel).await {
+        driver.die(&error.to_string());
+    }
+}
+
+async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), DeviceError> {
+    let mut spin = match driver.shard().config.completion {
+        Completion::Adaptive => SpinWindow::adaptive(),
+        Completion::Event | Completion::Busy => SpinWindow::none(),
+    };
+    let mut idle_since = None;
+    loop {
+        if driver.turn()? > 0 {
+            idle_since = None;
+            tokio::task::yield_now().await;
+            continue;
+        }
+        if driver.is_done() {
+            return Ok(());
+        }
+        if idle_since.get_or_insert_with(Instant::now).elapsed() < spin.get() {
+            super::relax();
+            tokio::task::yield_now().await;
+            continue;
+        }
+        // What completes before this makes no event, so it has to be looked for once more after it. Without the second
+        // look a completion that comes between the first and the arming would wait for the next one.
+        for cq in [Cq::Receive, Cq::Send] {
+            driver.shard().queues.arm(cq, false)?;
+        }
+        if driver.turn()? > 0 {
+            continue;
+        }
+        let start = Instant::now();
+        if let Woken::ByCompletion = sleep(driver, &mut *channel).await {
+            spin.slept(start.elapsed());
+        }
+        idle_since = None;
+    }
+}
+
+async fn sleep(driver: &Driver, channel: &mut dyn Channel) -> Woken {
+    let timer = async {
+        match driver.deadline() {
+            Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+            None => pending().await,
+        }
+    };
+    tokio::select! {
+        result = poll_fn(|cx| channel.poll_event(cx)) => {
+            if let Err(error) = result {
+                // The next poll of the queues shows whether they are lost, too.
+                tracing::error!(%error, "the completion channel failed");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Woken::ByCompletion
+        }
+        () = driver.shard().mailbox.arrived() => Woken::ByOther,
+        () = timer => Woken::ByOther,
+    }
+}

@@ -1,0 +1,34 @@
+//! The task that reads a device's events for an endpoint. It lives as long as the endpoint's runtime does, which is how a
+//! thread that drives the endpoint learns of the runtime's end.
+
+use std::convert::Infallible;
+use std::future::{pending, poll_fn};
+use std::io;
+use std::sync::Arc;
+
+use super::Shard;
+
+pub(super) async fn watch(shard: Arc<Shard>) {
+    let last = Last(shard);
+    let Err(error) = pass_on(&last.0).await;
+    let device = last.0.device.device.name();
+    tracing::warn!(device, %error, "the device's events cannot be read");
+    pending::<()>().await;
+}
+
+/// Passes the device's events on to all endpoints on it.
+async fn pass_on(shard: &Shard) -> io::Result<Infallible> {
+    let mut events = shard.device.device.events()?;
+    loop {
+        let event = poll_fn(|cx| events.poll_next(cx)).await?;
+        shard.device.broadcast(event);
+    }
+}
+
+struct Last(Arc<Shard>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        self.0.mailbox.forsake();
+    }
+}

@@ -148,26 +148,28 @@ async fn channel(builder: farcall::ServerBuilder) -> Channel {
     Channel::connect(&address).await.expect("connect")
 }
 
-/// What a call of a method is refused with whose signature is another: the fingerprints of both are named.
+/// What a call of a method is refused with whose signature is another: the fingerprints and signatures of both are named.
 #[track_caller]
-fn assert_refused<T: std::fmt::Debug>(result: Result<T>, method: &str, fingerprints: [u64; 2]) {
+fn assert_refused<T: std::fmt::Debug>(result: Result<T>, method: &str, signatures: [(u64, String); 2]) {
     let status = result.expect_err(method);
     let seen = (status.code(), status.executed(), status.blame());
     assert_eq!(seen, (Code::FailedPrecondition, Executed::No, Blame::Caller), "{status}");
     assert!(status.message().contains(method), "{status}");
-    for fingerprint in fingerprints {
+    for (fingerprint, signature) in signatures {
         assert!(status.message().contains(&format!("{fingerprint:016x}")), "{status}");
+        assert!(status.message().contains(&format!("`{signature}`")), "{status}");
     }
 }
 
-/// The fingerprints of the method that has this name on the wire, of the old version and the new.
-fn fingerprints(method: &str) -> [u64; 2] {
+/// Fingerprint and signature of the method that has this name on the wire, of the old version and the new.
+fn signatures(method: &str) -> [(u64, String); 2] {
     use farcall_core::service::Service;
 
     let old = old::KvServer::new(old::Store);
     let new = new::KvServer::new(new::Store);
     [old.info(), new.info()].map(|info| {
-        info.methods.iter().find(|m| m.name == method).map(|m| m.fingerprint).expect("a method of both")
+        let method = info.methods.iter().find(|m| m.name == method).expect("a method of both");
+        (method.fingerprint, method.signature.clone())
     })
 }
 
@@ -182,9 +184,9 @@ async fn an_old_client_calls_a_new_server() {
     assert_eq!(kv.put("key", vec![0; 10_000]).await.unwrap(), "key 10000 None []");
     kv.forget("key").await.unwrap();
 
-    assert_refused(kv.stat("key").await, "stat", fingerprints("stat"));
-    assert_refused(kv.sync(old::Level::Safe).await, "sync", fingerprints("sync"));
-    assert_refused(kv.rename("a", "b").await, "rename", fingerprints("rename"));
+    assert_refused(kv.stat("key").await, "stat", signatures("stat"));
+    assert_refused(kv.sync(old::Level::Safe).await, "sync", signatures("sync"));
+    assert_refused(kv.rename("a", "b").await, "rename", signatures("rename"));
     // The other methods go on, on the same connection.
     assert_eq!(kv.get("again").await.unwrap().unwrap(), "again");
 }
@@ -199,10 +201,10 @@ async fn a_new_client_calls_an_old_server() {
 
     // The server can't know what to do with the new arguments: servers are upgraded first.
     let call = kv.put("key", "12345", Some(9), vec!["tag".into()]);
-    assert_refused(call.await, "put", fingerprints("put"));
-    assert_refused(kv.stat("key").await, "stat", fingerprints("stat"));
-    assert_refused(kv.sync(new::Level::Safest).await, "sync", fingerprints("sync"));
-    assert_refused(kv.rename("a", "b").await, "rename", fingerprints("rename"));
+    assert_refused(call.await, "put", signatures("put"));
+    assert_refused(kv.stat("key").await, "stat", signatures("stat"));
+    assert_refused(kv.sync(new::Level::Safest).await, "sync", signatures("sync"));
+    assert_refused(kv.rename("a", "b").await, "rename", signatures("rename"));
 
     let status = kv.count().await.unwrap_err();
     assert_eq!((status.code(), status.executed()), (Code::Unimplemented, Executed::No), "{status}");

@@ -343,6 +343,39 @@ async fn strangers_are_told_apart() {
         error.message().contains("does not speak farcall") && error.message().contains("HTTP/1.1"),
         "{error}"
     );
+    assert_eq!(error.blame(), Blame::Peer);
+}
+
+#[tokio::test]
+async fn a_server_that_closes_and_one_that_is_gone_are_told_apart() {
+    let shelf = Shelf::default();
+    let (address, server) = serve(shelf.clone()).await;
+    // Between client and server, to be cut without a word.
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let there = format!("tcp://{}", between.local_addr().unwrap());
+    let host = address.trim_start_matches("tcp://").to_owned();
+    let wire = tokio::spawn(async move {
+        let (mut near, _) = between.accept().await.unwrap();
+        let mut far = TcpStream::connect(host).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+    });
+    let channel = Channel::connect(&there).await.unwrap();
+    let hanging = tokio::spawn(StoreClient::new(channel).hang().into_future());
+    shelf.started.notified().await;
+    wire.abort();
+    let gone = hanging.await.unwrap().unwrap_err();
+    assert_eq!((gone.code(), gone.blame()), (Code::Unavailable, Blame::Peer), "{gone}");
+
+    let channel = Channel::connect(&address).await.unwrap();
+    let hanging = tokio::spawn(StoreClient::new(channel).hang().into_future());
+    shelf.started.notified().await;
+    server.close();
+    let closed = hanging.await.unwrap().unwrap_err();
+    assert_eq!((closed.code(), closed.blame()), (Code::Unavailable, Blame::Environment), "{closed}");
+    // It names the server, and not the client as the server knows it.
+    let words = closed.message();
+    assert!(words.contains("closed by the peer, which says: the server was closed"), "{closed}");
+    assert_eq!(words.matches("connection with ").count(), 1, "{closed}");
 }
 
 #[tokio::test]

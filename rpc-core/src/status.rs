@@ -107,6 +107,11 @@ impl fmt::Display for Code {
 }
 
 /// Whose fault a failure is.
+///
+/// Of a connection that failed: one that ended in order, because a side drained, was closed or found no version or transport
+/// in common, and one that could not be made, are the [`Environment`](Self::Environment)'s; one that ended without a word, or
+/// with a broken protocol, is the [`Peer`](Self::Peer)'s. Killed, frozen and vanished processes are so alike, as are
+/// servers that are none of farcall's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -115,9 +120,9 @@ pub enum Blame {
     Application = 0,
     /// The caller asked for something that it could have known to be refused.
     Caller = 1,
-    /// The other process broke a promise, or is gone.
+    /// The other process broke a promise, is gone, or gives no sign of life.
     Peer = 2,
-    /// The network, the device, or this machine's configuration.
+    /// The network, a device, or how the two programs are configured and run.
     Environment = 3,
     /// farcall itself; please report it.
     Bug = 4,
@@ -145,7 +150,7 @@ pub enum Executed {
     No = 0,
     /// It may have run, wholly or in part, or may still run: repeat the call only if it is idempotent.
     Maybe = 1,
-    /// It ran and returned this.
+    /// It ran to its end: it returned this, or something that could not be brought to the caller.
     Yes = 2,
 }
 

@@ -12,7 +12,7 @@ use farcall_core::config::Limits;
 use farcall_core::proto::wire::{
     Answer, Close, CloseCode, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Up, flags,
 };
-use farcall_core::status::{Code, Executed, Result};
+use farcall_core::status::{Blame, Code, Executed, Result};
 use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::sync::mpsc;
 
@@ -395,6 +395,7 @@ async fn the_reason_of_a_close_reaches_the_caller() {
     peer.link_frame(FrameType::CLOSE, encoded(|out| close.encode(out)));
     let error = answer.await.unwrap().unwrap_err();
     assert!(error.message().contains("out of paper"), "{error}");
+    assert_eq!(error.blame(), Blame::Peer);
     while let Some((header, _)) = peer.next().await {
         assert_ne!(header.kind, FrameType::CLOSE, "no CLOSE answers a CLOSE");
     }

@@ -65,7 +65,7 @@ async fn dropping_a_call_drops_its_handler() {
 async fn a_panic_ends_its_call_only() {
     let t = default();
     let error = t.call(PANIC, "").await.unwrap_err();
-    assert_eq!((error.code(), error.executed()), (Code::Internal, Executed::Yes));
+    assert_eq!((error.code(), error.executed()), (Code::Internal, Executed::Maybe));
     assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
 }
 
@@ -76,13 +76,13 @@ async fn a_message_over_the_limit_names_the_setting() {
     let t = setup(plain(Limits::default()), plain(small.clone()));
     let error = t.call(ECHO, bytes(60_000, 0)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::No));
-    assert!(error.message().contains("the server's limits.max_message is 50000"), "{error}");
+    assert!(error.message().contains(" bytes, but the server's limits.max_message is 50000"), "{error}");
     assert_eq!(t.seen.runs(), 0);
 
     let t = setup(plain(small), plain(Limits::default()));
     let error = t.call(BIG, "100000").await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::Yes));
-    assert!(error.message().contains("the client's limits.max_message is 50000"), "{error}");
+    assert!(error.message().contains(" bytes, but the client's limits.max_message is 50000"), "{error}");
     assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
 }
 
@@ -155,6 +155,7 @@ async fn a_closed_server_says_of_each_call_that_it_may_have_run() {
     t.host.close();
     let error = call.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe));
+    assert_eq!(error.blame(), Blame::Environment);
     t.seen.dropped.notified().await;
 }
 

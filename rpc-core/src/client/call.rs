@@ -428,13 +428,20 @@ fn again(mut asked: Asked, status: Status) -> Result<State, Status> {
     Ok(State::Start(asked))
 }
 
-/// Puts the call's name before a status of farcall's own making.
+/// Puts the call's name before a status of farcall's own making, and behind one that names the fingerprint of this side's
+/// signature, the signature.
 fn named(asked: &Asked, status: Status) -> Status {
     if status.blame() == Blame::Application {
-        status
-    } else {
-        status.map_message(|m| format!("{asked}: {m}"))
+        return status;
     }
+    let refused = status.code() == Code::FailedPrecondition && status.executed() == Executed::No;
+    let method = asked
+        .service
+        .methods
+        .get(asked.method)
+        .filter(|m| refused && status.message().contains(&format!("{:016x}", m.fingerprint)));
+    let ours = method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
+    status.map_message(|m| format!("{asked}: {m}{ours}"))
 }
 
 /// The deadline has passed: says what the call was waiting for.

@@ -297,7 +297,7 @@ fn refused(code: Code, message: impl Into<String>) -> Status {
 /// The error of a message over a limit.
 pub(super) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status {
     let message =
-        format!("{what} take {len} bytes; {whose} limits.max_message is {max}: raise it there, or send less");
+        format!("{what}: {len} bytes, but {whose} limits.max_message is {max}; raise it there, or send less");
     refused(Code::ResourceExhausted, message)
 }
 

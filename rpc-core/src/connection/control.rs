@@ -82,8 +82,8 @@ impl Connection {
         let close_code = close.as_ref().map(|close| close.code);
         let blame = match close_code {
             Some(CloseCode::Protocol) => Blame::Bug,
-            Some(CloseCode::Done | CloseCode::Overloaded | CloseCode::Required) => Blame::Environment,
-            _ => Blame::Peer,
+            Some(CloseCode::Internal) | None => Blame::Peer,
+            Some(_) => Blame::Environment,
         };
         let reason = close.map_or_else(|| "for a reason that can't be read".into(), |close| close.reason);
         // Who closes for these has served nothing.
@@ -91,7 +91,7 @@ impl Connection {
             Some(CloseCode::Required | CloseCode::Version) => Executed::No,
             _ => Executed::Maybe,
         };
-        self.end(self.status(format!("closed by the peer: {reason}"), executed, blame));
+        self.end(self.status(format!("closed by the peer, which says: {reason}"), executed, blame));
         self.stream.close();
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Connection, Phase, Upgrading, lock};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::{Blame, Executed, Status};
 use crate::transport::{Reason, Unavailable};
 
 impl Connection {
@@ -45,7 +45,8 @@ impl Connection {
         let mut phase = self.phase.subscribe();
         match phase.wait_for(|p| matches!(p, Phase::Closed(_))).await.map(|p| p.clone()) {
             Ok(Phase::Closed(status)) => status,
-            _ => Status::new(Code::Unavailable, "the connection is gone"),
+            // It can't fail: the sender is in `self`.
+            _ => self.status("it is gone", Executed::Maybe, Blame::Environment),
         }
     }
 
@@ -133,7 +134,9 @@ impl Connection {
 
     /// Ends the connection: says why to the peer, fails the calls that wait, drops the handlers that run.
     pub(crate) fn close(&self, code: CloseCode, status: Status) {
-        let reason = status.message().to_owned();
+        // Whom it is with is for this side; the peer says it in its own way.
+        let reason = status.message();
+        let reason = reason.strip_prefix(&self.with_whom()).unwrap_or(reason).to_owned();
         if self.end(status) {
             self.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
         }

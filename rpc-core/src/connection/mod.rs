@@ -245,11 +245,13 @@ impl Connection {
 
     /// A status that says which connection it is about.
     fn status(&self, detail: impl fmt::Display, executed: Executed, blame: Blame) -> Status {
-        let message = match self.peer() {
-            Some(peer) => format!("connection with {peer}: {detail}"),
-            None => detail.to_string(),
-        };
+        let message = format!("{}{detail}", self.with_whom());
         Status::new(Code::Unavailable, message).with_executed(executed).with_blame(blame)
+    }
+
+    /// What such a status begins with.
+    fn with_whom(&self) -> String {
+        self.peer().map_or_else(String::new, |peer| format!("connection with {peer}: "))
     }
 
     fn me(&self) -> Option<Arc<Self>> {

@@ -279,8 +279,7 @@ impl Connection {
         if end.malformed {
             self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         } else {
-            let blame = if end.failed { Blame::Environment } else { Blame::Peer };
-            self.end(self.status(end, Executed::Maybe, blame));
+            self.end(self.status(end, Executed::Maybe, Blame::Peer));
             self.stream.close();
         }
         self.gone.send_replace(true);

@@ -123,7 +123,7 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     tracing::error!(panic = text.unwrap_or("(no text)"), "a handler panicked");
     Status::new(Code::Internal, "the handler panicked; the server's log says where")
-        .with_executed(Executed::Yes)
+        .with_executed(Executed::Maybe)
         .with_blame(Blame::Application)
 }
 
@@ -203,7 +203,7 @@ impl Connection {
                 "{unanswered} calls are in progress on this connection; the server's limits.concurrent_calls is {}",
                 limits.concurrent_calls
             );
-            return Err(refusal(Code::ResourceExhausted, message).with_blame(Blame::Peer));
+            return Err(refusal(Code::ResourceExhausted, message));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::Limits;
 use farcall_core::proto::wire::{
-    Answer, Close, CloseCode, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Up, flags,
+    Answer, Close, CloseCode, Done, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Pull, Up, flags,
 };
 use farcall_core::status::{Blame, Code, Executed, Result};
 use farcall_core::transport::{BoxFuture, Link, memory};
@@ -66,7 +66,21 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
     ("one of too many at once", |p| {
         (1..=(4 << 10) + 1).for_each(|call| p.begin(FrameType::REQUEST, call, 2, b"x"));
     }),
-    ("total: is missing", |p| p.session_frame(FrameType::REQUEST, 1, flags::FRAGMENTED, "abc")),
+    ("fragmented.total: the frame ends before it", |p| {
+        p.session_frame(FrameType::REQUEST, 1, flags::FRAGMENTED, "abc");
+    }),
+    ("DESCRIBED where nothing can be read", |p| {
+        p.session_frame(FrameType::REQUEST, 1, flags::FRAGMENTED | flags::DESCRIBED, "\x0a\0\0\0\0\0x");
+    }),
+    ("done.seq: is of nothing that was described", |p| {
+        p.session_frame(FrameType::DONE, 0, 0, encoded(|out| Done { seq: 1, outcome: 0 }.encode(out)));
+    }),
+    ("asks for it", |p| {
+        p.link_frame(FrameType::OFFER, offer(1));
+        let pulls = vec![Pull { seq: 1 }];
+        let down = Down { epoch: 1, rx_seq: 0, reason: 1, pulls, detail: String::new() };
+        p.link_frame(FrameType::DOWN, encoded(|out| down.encode(out)));
+    }),
     ("no longer than its first frame", |p| p.begin(FrameType::REQUEST, 1, 1, b"x")),
     ("the second at once of its call", |p| {
         p.begin(FrameType::REQUEST, 1, 10, b"x");

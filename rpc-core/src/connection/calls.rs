@@ -152,11 +152,12 @@ impl Connection {
         let content = Content { metadata: Bytes::new(), payload: asked.payload };
         let mut bytes = BytesMut::with_capacity(64);
         head.encode(&content, &mut bytes).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
-        let message =
-            Message { kind: FrameType::REQUEST, call: 0, head: bytes.freeze(), payload: content.payload };
+        let mut message = Message::new(FrameType::REQUEST, 0, bytes.freeze());
+        message.payload = content.payload;
         if message.len() as u64 > peer.max_message {
             return Err(too_large("the arguments", message.len(), peer.max_message, "the server's"));
         }
+        self.stage(&mut message);
         Ok(message)
     }
 

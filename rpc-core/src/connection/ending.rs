@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::send::Sending;
 use super::{Connection, Phase, Upgrading, lock};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
@@ -114,7 +115,9 @@ impl Connection {
     /// Whether everything that was to be sent has left, and what went by an upgraded link has arrived.
     fn has_left(&self) -> bool {
         self.sending.queued() == 0
-            && self.sending(|sending| sending.outbox.is_empty() && sending.outbox.retained() == 0)
+            && self.sending(|Sending { outbox, .. }| {
+                outbox.is_empty() && outbox.retained() == 0 && outbox.exposed() == 0
+            })
     }
 
     /// Whether no call is left to be answered. In the order in which calls move on, so that none is missed.
@@ -167,7 +170,11 @@ impl Connection {
         if !first {
             return false;
         }
-        if let Some((_, link)) = self.sending(|sending| sending.retire()) {
+        let gone = self.sending(|sending| {
+            self.set_better(None);
+            sending.retire()
+        });
+        if let Some((_, link)) = gone {
             link.close();
         }
         let attempt = lock(&self.receiving).attempt.take();

@@ -7,6 +7,7 @@
 //! services and the running handlers, of which none is taken with another or with `sending` held; then the queue of
 //! `sending`, a leaf. No user code runs under any of them.
 
+mod bulk;
 mod calls;
 mod control;
 mod ending;
@@ -130,6 +131,8 @@ pub struct Connection {
     peer_hello: OnceLock<Hello>,
 
     sending: handover::Handover<Message, send::Sending>,
+    /// The upgraded link, while it is in use. Written under the lock of `sending`, and a leaf as its queue is.
+    better: Mutex<Option<Arc<dyn Link>>>,
     receiving: Mutex<receive::Receiving>,
     /// The inbox's `rx_seq`, for the headers of what is sent meanwhile.
     rx_seq: AtomicU32,
@@ -185,6 +188,7 @@ impl Connection {
             stream,
             peer_hello: OnceLock::new(),
             sending: handover::Handover::new(send::Sending::new()),
+            better: Mutex::default(),
             receiving: Mutex::new(receive::Receiving::new(inbox::Limits { max_message, max_assembly })),
             rx_seq: AtomicU32::new(0),
             stamped: AtomicU32::new(0),

@@ -9,10 +9,10 @@ use tokio::task::AbortHandle;
 
 use super::registry::Announced;
 use super::{Connection, Role, lock};
-use crate::proto::inbox::{Arrived, Inbox, Limits, Order};
+use crate::proto::inbox::{Arrived, Described, Inbox, Limits, Order, Taken};
 use crate::proto::outbox::Route;
 use crate::proto::switch::Switch;
-use crate::proto::wire::{Cancel, CloseCode, FrameType, Goaway, Header, Up, WireError};
+use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Goaway, Header, Up, WireError};
 use crate::status::{Blame, Executed};
 use crate::transport::{LinkEnd, LinkHandler, Reason, Unavailable};
 
@@ -102,6 +102,11 @@ impl LinkHandler for Handler {
         self.check(self.connection.on_filled(header, buffer))
     }
 
+    fn pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
+        self.connection.heard.fetch_add(1, Ordering::Relaxed);
+        self.check(self.connection.on_pulled(seq, whole))
+    }
+
     fn batch_end(&self) {
         self.connection.flush();
         if self.route != Route::Stream {
@@ -131,8 +136,10 @@ impl Drop for Handler {
 }
 
 /// What a message asks for, decided under the lock and done outside of it.
-enum Action {
+pub(super) enum Action {
     Nothing,
+    Pull(Described),
+    Done(Done),
     Serve(super::serve::Job),
     Respond(u64, Bytes),
     Cancel(u64),
@@ -167,9 +174,13 @@ impl Connection {
 
     fn take(&self, receiving: &mut Receiving, header: &Header, payload: Bytes) -> Result<Action, WireError> {
         self.note_acknowledged(header)?;
-        let arrived = receiving.inbox.take(header, payload)?;
+        let taken = receiving.inbox.take(header, payload)?;
         self.rx_seq.store(header.seq, Ordering::Release);
-        self.interpret(receiving, arrived)
+        match taken {
+            Taken::Part => Ok(Action::Nothing),
+            Taken::Message(arrived) => self.interpret(receiving, Some(arrived)),
+            Taken::Described(described) => Ok(Action::Pull(described)),
+        }
     }
 
     /// The peer's UP: its frames come by the new link from now on, and some may have come already.
@@ -220,7 +231,11 @@ impl Connection {
         Ok(())
     }
 
-    fn interpret(&self, receiving: &mut Receiving, arrived: Option<Arrived>) -> Result<Action, WireError> {
+    pub(super) fn interpret(
+        &self,
+        receiving: &mut Receiving,
+        arrived: Option<Arrived>,
+    ) -> Result<Action, WireError> {
         let Some(Arrived { kind, call, bytes }) = arrived else { return Ok(Action::Nothing) };
         match kind {
             FrameType::REQUEST => {
@@ -244,8 +259,10 @@ impl Connection {
             }
             FrameType::CANCEL => {
                 Cancel::decode(bytes)?;
+                receiving.inbox.cancel(call);
                 Ok(Action::Cancel(call))
             }
+            FrameType::DONE => Done::decode(bytes).map(Action::Done),
             FrameType::GOAWAY if self.role == Role::Server => {
                 Err(WireError::new("goaway", "comes from a client"))
             }
@@ -255,9 +272,14 @@ impl Connection {
         }
     }
 
-    fn act(&self, action: Action) -> Result<(), WireError> {
+    pub(super) fn act(&self, action: Action) -> Result<(), WireError> {
         match action {
             Action::Nothing => Ok(()),
+            Action::Pull(described) => {
+                self.pull(described);
+                Ok(())
+            }
+            Action::Done(done) => self.on_done(done),
             Action::Serve(job) => {
                 self.serve(job);
                 Ok(())

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 
 use super::Connection;
-use crate::proto::message::{Frame, Message};
+use crate::proto::message::{Expose, ExposeNothing, Frame, Message};
 use crate::proto::outbox::{Abandoned, Outbox, Route};
 use crate::proto::wire::{Cancel, FrameType};
 use crate::transport::{Counters, FrameSource, Link};
@@ -26,6 +26,8 @@ pub(super) struct Sending {
     pub(super) retired: Counters,
     /// The most that the peer takes in one frame on the stream link.
     pub(super) peer_max_frame: usize,
+    /// Whether both sides have agreed on described messages.
+    pub(super) describes: bool,
 }
 
 impl Sending {
@@ -36,6 +38,7 @@ impl Sending {
             upgraded: None,
             retired: Counters::default(),
             peer_max_frame: usize::MAX,
+            describes: false,
         }
     }
 
@@ -64,7 +67,9 @@ impl FrameSource for StreamSource<'_> {
         let Sending { outbox, control, peer_max_frame, .. } = &mut *self.sending;
         let frame = match control.pop_front() {
             Some(frame) => frame,
-            None if outbox.route() == Route::Stream => outbox.next(max_payload.min(*peer_max_frame))?,
+            None if outbox.route() == Route::Stream => {
+                outbox.next(max_payload.min(*peer_max_frame), &mut ExposeNothing)?
+            }
             None => return None,
         };
         Some(self.connection.stamp(frame, outbox))
@@ -77,15 +82,25 @@ struct UpgradedSource<'a> {
     epoch: u32,
     /// They may have to go again by the stream link.
     most: usize,
+    describes: bool,
     connection: &'a Connection,
 }
 
 impl FrameSource for UpgradedSource<'_> {
     fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        self.next_exposing(max_payload, &mut ExposeNothing)
+    }
+
+    fn next_exposing(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
         if self.outbox.route() != Route::Upgraded(self.epoch) {
             return None;
         }
-        let frame = self.outbox.next(max_payload.min(self.most))?;
+        let max_payload = max_payload.min(self.most);
+        let frame = if self.describes {
+            self.outbox.next(max_payload, expose)?
+        } else {
+            self.outbox.next(max_payload, &mut ExposeNothing)?
+        };
         Some(self.connection.stamp(frame, self.outbox))
     }
 }
@@ -146,9 +161,9 @@ impl Connection {
     /// Feeds the links.
     fn feed(&self, sending: &mut Sending) {
         self.stream.send(&mut StreamSource { sending, connection: self });
-        if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, .. } = sending {
-            let (epoch, most) = (*epoch, *peer_max_frame);
-            link.send(&mut UpgradedSource { outbox, epoch, most, connection: self });
+        if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, describes, .. } = sending {
+            let (epoch, most, describes) = (*epoch, *peer_max_frame, *describes);
+            link.send(&mut UpgradedSource { outbox, epoch, most, describes, connection: self });
         }
         self.backlog.store(sending.outbox.waiting(), Ordering::Release);
         self.progressed();

@@ -284,7 +284,10 @@ impl Connection {
             Reply::Status(status) => return status_reply(call, status, max),
         };
         match response(call, verdict, payload) {
-            Ok(message) if message.len() as u64 <= max => message,
+            Ok(mut message) if message.len() as u64 <= max => {
+                self.stage(&mut message);
+                message
+            }
             Ok(message) => {
                 let status = too_large("the result", message.len(), max, "the client's");
                 status_reply(call, status.with_executed(Executed::Yes).with_blame(Blame::Peer), max)
@@ -298,7 +301,9 @@ fn response(call: u64, verdict: Verdict, payload: Payload) -> Result<Message, To
     let content = Content { metadata: Bytes::new(), payload };
     let mut head = BytesMut::with_capacity(16);
     (ResponseHead { verdict }).encode(&content, &mut head)?;
-    Ok(Message { kind: FrameType::RESPONSE, call, head: head.freeze(), payload: content.payload })
+    let mut message = Message::new(FrameType::RESPONSE, call, head.freeze());
+    message.payload = content.payload;
+    Ok(message)
 }
 
 /// A status as an answer; without its details, and with few of its words, where all of it is too long for the peer.

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, receive, required};
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, lock, receive, required};
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
@@ -51,7 +51,7 @@ impl Connection {
         let hello = Hello {
             version_min: VERSION,
             version_max: VERSION,
-            features: 0,
+            features: wire::features::DESCRIBED,
             max_frame: self.stream.max_frame() as u32,
             max_message: limits.max_message,
             max_assembly: limits.max_assembly,
@@ -130,10 +130,15 @@ impl Connection {
             self.close(if version { CloseCode::Version } else { CloseCode::Required }, status);
             return Ok(());
         }
+        let describes = hello.features & wire::features::DESCRIBED != 0;
         self.sending(|sending| {
             sending.outbox.set_max_assembly(hello.max_assembly);
             sending.peer_max_frame = hello.max_frame as usize;
+            sending.describes = describes;
         });
+        if describes {
+            lock(&self.receiving).inbox.allow_described();
+        }
         self.calls.admit(hello.max_calls);
         let upgrades = hello.upgrades.clone();
         if self.peer_hello.set(hello).is_err() {

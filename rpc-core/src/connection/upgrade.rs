@@ -14,7 +14,7 @@ use super::send::Sending;
 use super::{Connection, Upgrading, lock, required};
 use crate::config::Policy;
 use crate::proto::message::Frame;
-use crate::proto::session::{Fallen, Session};
+use crate::proto::session::{Fallen, Say, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
 
@@ -175,6 +175,7 @@ impl Connection {
                 up.encode(&mut payload);
                 sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
                 sending.upgraded = Some((epoch, link.clone()));
+                self.set_better(Some(link.clone()));
                 self.retaining.store(true, Ordering::Relaxed);
                 Some(up)
             })
@@ -225,10 +226,11 @@ impl Connection {
             let Receiving { switch, inbox, answer, attempt, .. } = &mut *receiving;
             let (fallen, gone) = self.change_sending(|sending| {
                 let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
-                Ok((fallen, sending.say_down(epoch, fallen, &why)))
+                let gone = sending.say_down(epoch, &fallen, &why).inspect(|_| self.set_better(None));
+                Ok((fallen, gone))
             })?;
             // The first to say DOWN ends the attempt; the second finds none.
-            let attempt = fallen.say.and_then(|_| {
+            let attempt = fallen.say.as_ref().and_then(|_| {
                 *answer = None;
                 attempt.take()
             });
@@ -253,11 +255,11 @@ impl Connection {
 
 impl Sending {
     /// Puts the DOWN where it must be, if one must be said, and gives the link that is used no more.
-    fn say_down(&mut self, epoch: u32, fallen: Fallen, why: &Unavailable) -> Option<Arc<dyn Link>> {
-        let rx_seq = fallen.say?;
+    fn say_down(&mut self, epoch: u32, fallen: &Fallen, why: &Unavailable) -> Option<Arc<dyn Link>> {
+        let Say { rx_seq, pulls } = fallen.say.clone()?;
         let (reason, detail) = (why.reason as u8, why.detail.clone());
         let mut payload = BytesMut::new();
-        Down { epoch, rx_seq, reason, pulls: Vec::new(), detail }.encode(&mut payload);
+        Down { epoch, rx_seq, reason, pulls, detail }.encode(&mut payload);
         self.control.push_back(Frame::link(FrameType::DOWN, payload.freeze()));
         self.retire().map(|(_, link)| link)
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::{Bytes, BytesMut};
 
 use super::outbox::Route;
-use super::wire::{FrameType, HEADER_LEN, Header, MIN_LIMIT, Up, WireError, flags};
+use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, Up, WireError, flags};
 
 /// What may be held back before an UP, headers included: twice what a sender keeps for an upgraded link, and so more
 /// than one sends that waits for acknowledgements.
@@ -33,6 +33,43 @@ pub struct Arrived {
     pub bytes: Bytes,
 }
 
+/// What a frame was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// A part of a message that is not whole.
+    Part,
+    /// A message, whole.
+    Message(Arrived),
+    /// The beginning of a message whose rest is to be read. [`Inbox::pulled`] must say what came of it.
+    Described(Described),
+}
+
+/// A message of which the peer has sent the beginning, and where the rest is to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// The number of its frame, which names it in DONE and DOWN.
+    pub seq: u32,
+    /// Its type.
+    pub kind: FrameType,
+    /// Where the rest is, in the link's own form.
+    pub descriptor: Bytes,
+    /// How the message begins.
+    pub begin: Bytes,
+    /// The length of the whole message.
+    pub total: usize,
+}
+
+/// What became of a described message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// It is whole. The peer must be told, by DONE.
+    Message(Arrived),
+    /// It is over: nobody wants the message, or the peer is asked to send the rest. It must be told so by DONE.
+    Nothing,
+    /// The link was given up meanwhile, and DOWN has said that the rest must be sent.
+    Stale,
+}
+
 /// Limits this side has told its peer.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Limits {
@@ -55,6 +92,10 @@ pub struct Inbox {
     held_bytes: usize,
     assembling: BTreeMap<u64, Assembly>,
     assembling_bytes: u64,
+    /// The calls of described messages that are being read, by the number of the frame.
+    pulling: BTreeMap<u32, u64>,
+    /// Whether both sides have agreed on described messages.
+    describes: bool,
     limits: Limits,
 }
 
@@ -62,9 +103,21 @@ pub struct Inbox {
 struct Assembly {
     kind: FrameType,
     total: usize,
-    /// `None` while a link reads into it.
-    buffer: Option<BytesMut>,
+    rest: Rest,
     have: usize,
+    /// It was cancelled before it was whole.
+    unwanted: bool,
+}
+
+/// How the rest of a message comes.
+#[derive(Clone, Debug, Hash)]
+enum Rest {
+    /// In FRAGMENTs, to the end of this.
+    Sent(BytesMut),
+    /// In FRAGMENTs, and a link has the buffer that they go to.
+    Lent,
+    /// It is read by the link. This is how the message begins.
+    Pulled(Bytes),
 }
 
 impl Inbox {
@@ -78,8 +131,15 @@ impl Inbox {
             held_bytes: 0,
             assembling: BTreeMap::new(),
             assembling_bytes: 0,
+            pulling: BTreeMap::new(),
+            describes: false,
             limits,
         }
+    }
+
+    /// Both sides' HELLO say that messages may be described.
+    pub fn allow_described(&mut self) {
+        self.describes = true;
     }
 
     /// The number of the last session frame that was taken in.
@@ -139,23 +199,33 @@ impl Inbox {
     }
 
     /// The link of this epoch is dead or given up: whatever else comes by it is discarded, also what was held. What
-    /// the peer sent before on the stream link, and what it sends again, comes by the stream.
-    pub fn freeze(&mut self) {
+    /// the peer sent before on the stream link, and what it sends again, comes by the stream. Gives the messages of
+    /// which the rest, which was being read, has to be sent.
+    #[must_use]
+    pub fn freeze(&mut self) -> Vec<Pull> {
         self.pending = None;
         self.held.clear();
         self.held_bytes = 0;
         self.route = Route::Stream;
+        let pulling = std::mem::take(&mut self.pulling);
+        for call in pulling.values() {
+            self.wait_for_rest(*call);
+        }
+        pulling.into_keys().map(|seq| Pull { seq }).collect()
     }
 
     /// Takes the next frame in; gives a message when one is whole.
-    pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
+    pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Taken, WireError> {
         self.rx_seq = header.seq;
         if header.kind == FrameType::FRAGMENT {
-            return self.fragment(header, payload);
+            return self.fragment(header, payload).map(|whole| whole.map_or(Taken::Part, Taken::Message));
+        }
+        if header.flags & flags::DESCRIBED != 0 {
+            return self.begin_described(header, payload).map(Taken::Described);
         }
         if header.flags & flags::FRAGMENTED != 0 {
             self.begin(header, payload)?;
-            return Ok(None);
+            return Ok(Taken::Part);
         }
         if payload.len() as u64 > self.limits.max_message {
             return Err(WireError::new("message", "is longer than HELLO's max_message"));
@@ -163,20 +233,48 @@ impl Inbox {
         if header.kind.is_message_of_call() && self.assembling.contains_key(&header.call) {
             return Err(WireError::new("message", "comes before another of its call is finished"));
         }
-        Ok(Some(Arrived { kind: header.kind, call: header.call, bytes: payload }))
+        Ok(Taken::Message(Arrived { kind: header.kind, call: header.call, bytes: payload }))
     }
 
-    fn begin(&mut self, header: &Header, mut payload: Bytes) -> Result<(), WireError> {
-        let Ok(total) = bytes::Buf::try_get_u32_le(&mut payload) else {
-            return Err(WireError::new("fragmented.total", "is missing"));
-        };
+    fn begin(&mut self, header: &Header, payload: Bytes) -> Result<(), WireError> {
+        let mut r = Reader::new(payload);
+        let total = r.u32("fragmented.total")?;
+        let begin = r.rest();
+        self.make_room(header, total, &begin)?;
+        // The allocator hands out address space here; memory follows only as bytes arrive.
+        let mut buffer = BytesMut::with_capacity(total as usize);
+        buffer.extend_from_slice(&begin);
+        self.assemble(header, total, begin.len(), Rest::Sent(buffer));
+        Ok(())
+    }
+
+    fn begin_described(&mut self, header: &Header, payload: Bytes) -> Result<Described, WireError> {
+        if !self.describes || self.route == Route::Stream {
+            return Err(WireError::new("header.flags", "has DESCRIBED where nothing can be read"));
+        }
+        if self.pulling.len() >= Down::MAX_PULLS {
+            return Err(WireError::new("described", "is one of too many at once"));
+        }
+        let mut r = Reader::new(payload);
+        let total = r.u32("fragmented.total")?;
+        let len = usize::from(r.u16("described.descriptor")?);
+        let descriptor = r.bytes(len, "described.descriptor")?;
+        let begin = r.rest();
+        self.make_room(header, total, &begin)?;
+        self.pulling.insert(header.seq, header.call);
+        self.assemble(header, total, begin.len(), Rest::Pulled(begin.clone()));
+        Ok(Described { seq: header.seq, kind: header.kind, descriptor, begin, total: total as usize })
+    }
+
+    /// Whether a message of this length that begins like this may be begun now.
+    fn make_room(&self, header: &Header, total: u32, begin: &Bytes) -> Result<(), WireError> {
         if u64::from(total) > self.limits.max_message {
             return Err(WireError::new("fragmented.total", "is longer than HELLO's max_message"));
         }
         if self.assembling_bytes > 0 && self.assembling_bytes + u64::from(total) > self.limits.max_assembly {
             return Err(WireError::new("fragmented.total", "exceeds HELLO's max_assembly"));
         }
-        if payload.len() >= total as usize {
+        if begin.len() >= total as usize {
             return Err(WireError::new("fragmented.total", "is no longer than its first frame"));
         }
         // What is sent in fragments is longer than the shortest limit there is, so no sender needs more of them; and
@@ -187,14 +285,46 @@ impl Inbox {
         if self.assembling.contains_key(&header.call) {
             return Err(WireError::new("fragmented", "is the second at once of its call"));
         }
-        // The allocator hands out address space here; memory follows only as bytes arrive.
-        let mut buffer = BytesMut::with_capacity(total as usize);
-        buffer.extend_from_slice(&payload);
-        let have = buffer.len();
-        self.assembling_bytes += u64::from(total);
-        let assembly = Assembly { kind: header.kind, total: total as usize, buffer: Some(buffer), have };
-        self.assembling.insert(header.call, assembly);
         Ok(())
+    }
+
+    fn assemble(&mut self, header: &Header, total: u32, have: usize, rest: Rest) {
+        self.assembling_bytes += u64::from(total);
+        let (kind, total) = (header.kind, total as usize);
+        self.assembling.insert(header.call, Assembly { kind, total, rest, have, unwanted: false });
+    }
+
+    /// A described message is whole, with these bytes; `None`: it can't be read, and has to be sent.
+    pub fn pulled(&mut self, seq: u32, whole: Option<Bytes>) -> Pulled {
+        let Some(call) = self.pulling.remove(&seq) else { return Pulled::Stale };
+        let Some(bytes) = whole else {
+            self.wait_for_rest(call);
+            return Pulled::Nothing;
+        };
+        let Some(assembly) = self.assembling.remove(&call) else { return Pulled::Nothing };
+        self.assembling_bytes -= assembly.total as u64;
+        if assembly.unwanted {
+            return Pulled::Nothing;
+        }
+        Pulled::Message(Arrived { kind: assembly.kind, call, bytes })
+    }
+
+    /// The rest of a described message comes in FRAGMENTs.
+    fn wait_for_rest(&mut self, call: u64) {
+        if let Some(assembly) = self.assembling.get_mut(&call)
+            && let Rest::Pulled(begin) = &assembly.rest
+        {
+            let mut buffer = BytesMut::with_capacity(assembly.total);
+            buffer.extend_from_slice(begin);
+            assembly.rest = Rest::Sent(buffer);
+        }
+    }
+
+    /// The peer has cancelled a call. If its REQUEST has begun and is not whole, it comes to nothing.
+    pub fn cancel(&mut self, call: u64) {
+        if let Some(assembly) = self.assembling.get_mut(&call) {
+            assembly.unwanted = true;
+        }
     }
 
     fn fragment(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
@@ -220,7 +350,11 @@ impl Inbox {
         if header.len as usize > assembly.total - assembly.have || header.len == 0 {
             return Err(WireError::new("fragment", "goes past the end of its message"));
         }
-        assembly.buffer.take().ok_or(WireError::new("fragment", "comes while another is being read"))
+        match std::mem::replace(&mut assembly.rest, Rest::Lent) {
+            Rest::Sent(buffer) => Ok(buffer),
+            Rest::Lent => Err(WireError::new("fragment", "comes while another is being read")),
+            Rest::Pulled(_) => Err(WireError::new("fragment", "goes on with a message that is described")),
+        }
     }
 
     /// Takes back a [`buffer`](Self::buffer) with the payload of this FRAGMENT read to its end.
@@ -235,12 +369,15 @@ impl Inbox {
         };
         assembly.have = buffer.len();
         if assembly.have < assembly.total {
-            assembly.buffer = Some(buffer);
+            assembly.rest = Rest::Sent(buffer);
             return Ok(None);
         }
-        let kind = assembly.kind;
+        let (kind, unwanted) = (assembly.kind, assembly.unwanted);
         self.assembling_bytes -= assembly.total as u64;
         self.assembling.remove(&header.call);
+        if unwanted {
+            return Ok(None);
+        }
         Ok(Some(Arrived { kind, call: header.call, bytes: buffer.freeze() }))
     }
 }

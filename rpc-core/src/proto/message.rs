@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::wire::{FrameType, Header, flags};
 use crate::payload::Payload;
@@ -18,17 +18,19 @@ pub struct Message {
     pub head: Bytes,
     /// Body and attachments.
     pub payload: Payload,
+    /// How it ends, after the payload: bytes that a link may let its peer read, instead of sending them. Mostly empty.
+    pub bulk: Bytes,
 }
 
 impl Message {
     /// A message without a payload.
     pub fn new(kind: FrameType, call: u64, head: Bytes) -> Self {
-        Self { kind, call, head, payload: Payload::default() }
+        Self { kind, call, head, payload: Payload::default(), bulk: Bytes::new() }
     }
 
     /// Its length in bytes.
     pub fn len(&self) -> usize {
-        self.head.len() + self.payload.len()
+        self.head.len() + self.payload.len() + self.bulk.len()
     }
 
     /// Whether it is empty; a message may be.
@@ -42,6 +44,9 @@ impl Message {
 
         let mut rest = self.payload.more;
         rest.extend(self.payload.attachments);
+        if !self.bulk.is_empty() {
+            rest.push(self.bulk);
+        }
         Frame { header, pieces: Pieces { first: self.head, second: self.payload.body, rest } }
     }
 }
@@ -93,11 +98,50 @@ impl Frame {
         header.len = payload.len() as u32;
         Self { header, pieces: payload.into() }
     }
+
+    /// The frame that begins a [described](flags::DESCRIBED) message as it goes by a link that describes nothing.
+    pub(crate) fn undescribe(&mut self) {
+        self.header.flags &= !flags::DESCRIBED;
+        // `Cutting::describe` puts the descriptor there, with its length.
+        self.header.len -= self.pieces.second.len() as u32;
+        self.pieces.second = Bytes::new();
+    }
+}
+
+/// Lets the peer read memory.
+pub trait Expose {
+    /// Lets it read exactly these bytes, until it says that it has (DONE), the link is given up, or its lease ends.
+    /// `seq` is the number of the frame that will tell the peer, which must be the next to be sent.
+    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing;
+}
+
+/// Whether memory was exposed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exposing {
+    /// It is; these bytes tell the peer where.
+    Described(Bytes),
+    /// Not now: the link asks for frames again when it can.
+    Later,
+    /// Not this: it has to be sent.
+    Never,
+}
+
+/// Links that send everything.
+#[derive(Clone, Copy, Debug)]
+pub struct ExposeNothing;
+
+impl Expose for ExposeNothing {
+    fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+        Exposing::Never
+    }
 }
 
 /// The first frame of a message in fragments carries at most this much of it, so that the receiver knows the total
 /// before the bulk arrives and can read that straight to where it belongs.
 const FIRST_FRAGMENT: usize = 4096;
+
+/// The longest descriptor of a link.
+pub const MAX_DESCRIPTOR: usize = 64;
 
 /// A message that is being sent in fragments.
 #[derive(Clone, Debug, Hash)]
@@ -107,18 +151,51 @@ pub(crate) struct Cutting {
     total: usize,
     left: usize,
     pieces: VecDeque<Bytes>,
+    /// How many bytes of the last piece may be exposed.
+    bulk: usize,
     abandoned: bool,
 }
 
 impl Cutting {
     pub(crate) fn new(message: Message) -> Self {
         let total = message.len();
-        let Message { kind, call, head, payload } = message;
-        let mut pieces = VecDeque::with_capacity(2 + payload.more.len() + payload.attachments.len());
+        let Message { kind, call, head, payload, bulk } = message;
+        let mut pieces = VecDeque::with_capacity(3 + payload.more.len() + payload.attachments.len());
         pieces.extend([head, payload.body]);
         pieces.extend(payload.more);
         pieces.extend(payload.attachments);
-        Self { kind, call, total, left: total, pieces, abandoned: false }
+        let bulk_len = bulk.len();
+        pieces.push_back(bulk);
+        Self { kind, call, total, left: total, pieces, bulk: bulk_len, abandoned: false }
+    }
+
+    /// The one frame that describes where the end of the message is to be read, if that can be exposed and all before it
+    /// fits. What is left then is what was exposed: should the peer not read it, it is cut like any other.
+    pub(crate) fn describe(&mut self, max: usize, seq: u32, to: &mut dyn Expose) -> Result<Frame, Exposing> {
+        let begins_with = self.total - self.bulk;
+        if self.bulk == 0 || self.has_begun() || begins_with + 6 + MAX_DESCRIPTOR > max {
+            return Err(Exposing::Never);
+        }
+        let Some(bulk) = self.pieces.back() else { return Err(Exposing::Never) };
+        let descriptor = match to.expose(seq, bulk) {
+            Exposing::Described(descriptor) => descriptor,
+            not => return Err(not),
+        };
+        debug_assert!(descriptor.len() <= MAX_DESCRIPTOR);
+        let mut header = Header::new(self.kind, self.call);
+        header.flags = flags::FRAGMENTED | flags::DESCRIBED;
+        let mut second = BytesMut::with_capacity(2 + descriptor.len());
+        second.put_u16_le(descriptor.len() as u16);
+        second.put_slice(&descriptor);
+        header.len = (4 + second.len() + begins_with) as u32;
+        let last = self.pieces.len() - 1;
+        let pieces = Pieces {
+            first: Bytes::copy_from_slice(&(self.total as u32).to_le_bytes()),
+            second: second.freeze(),
+            rest: self.pieces.drain(..last).filter(|piece| !piece.is_empty()).collect(),
+        };
+        self.left = self.bulk;
+        Ok(Frame { header, pieces })
     }
 
     /// Cuts the next frame, with a payload of at most `max` bytes.

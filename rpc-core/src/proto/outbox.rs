@@ -1,9 +1,9 @@
 //! What a session sends: numbering, fragments, acknowledgement, and which link it goes by.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use super::message::{Cutting, Frame, Message};
-use super::wire::{FrameType, HEADER_LEN, Up};
+use super::message::{Cutting, Expose, Exposing, Frame, Message};
+use super::wire::{Done, Down, FrameType, HEADER_LEN, Pull, Up, flags};
 
 /// Which of a session's links something travels by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +29,9 @@ pub struct Outbox {
     /// Too long for a frame, not begun: the assembly budget is used up.
     large: VecDeque<Message>,
     cutting: VecDeque<Cutting>,
+    /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
+    /// what was exposed.
+    exposed: BTreeMap<u32, Cutting>,
     /// How many of `cutting` are given up.
     abandoned: usize,
     /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
@@ -58,6 +61,7 @@ impl Outbox {
             queue: VecDeque::new(),
             large: VecDeque::new(),
             cutting: VecDeque::new(),
+            exposed: BTreeMap::new(),
             abandoned: 0,
             barriers: 0,
             small_run: 0,
@@ -96,8 +100,9 @@ impl Outbox {
         self.route
     }
 
-    /// The next session frame for the link that [`route`](Self::route) names, with at most `max_payload` bytes.
-    pub fn next(&mut self, max_payload: usize) -> Option<Frame> {
+    /// The next session frame for the link that [`route`](Self::route) names, with at most `max_payload` bytes. `expose`
+    /// is that link's.
+    pub fn next(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
         if self.frozen || self.closed {
             return None;
         }
@@ -107,7 +112,7 @@ impl Outbox {
         if self.route != Route::Stream && self.retained_bytes >= self.max_retained {
             return None;
         }
-        let mut frame = self.next_new(max_payload)?;
+        let mut frame = self.next_new(max_payload, expose)?;
         frame.header.seq = self.next_seq;
         self.next_seq = self.next_seq.wrapping_add(1);
         if self.route != Route::Stream {
@@ -122,7 +127,7 @@ impl Outbox {
         self.next_seq.wrapping_sub(1)
     }
 
-    fn next_new(&mut self, max_payload: usize) -> Option<Frame> {
+    fn next_new(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
         self.begin_large();
         if self.cutting.is_empty() || self.small_run < SMALL_RUN {
             while self.barriers == 0
@@ -138,7 +143,36 @@ impl Outbox {
             }
         }
         self.small_run = 0;
-        let mut message = self.cutting.pop_front()?;
+        for _ in 0..self.cutting.len() {
+            let mut message = self.cutting.pop_front()?;
+            match self.describe(&mut message, max_payload, expose) {
+                Ok(frame) => {
+                    self.exposed.insert(self.next_seq, message);
+                    return Some(frame);
+                }
+                Err(Exposing::Later) => self.cutting.push_back(message),
+                Err(_) => return Some(self.cut(message, max_payload)),
+            }
+        }
+        None
+    }
+
+    fn describe(
+        &self,
+        message: &mut Cutting,
+        max_payload: usize,
+        expose: &mut dyn Expose,
+    ) -> Result<Frame, Exposing> {
+        if self.route == Route::Stream {
+            return Err(Exposing::Never);
+        }
+        if self.exposed.len() >= Down::MAX_PULLS {
+            return Err(Exposing::Later);
+        }
+        message.describe(max_payload, self.next_seq, expose)
+    }
+
+    fn cut(&mut self, mut message: Cutting, max_payload: usize) -> Frame {
         let frame = message.next(max_payload);
         if message.is_done() {
             self.assembling -= message.total();
@@ -147,7 +181,24 @@ impl Outbox {
         } else {
             self.cutting.push_back(message);
         }
-        Some(frame)
+        frame
+    }
+
+    /// The peer has read what the frame of this number described, or wants it sent.
+    pub fn done(&mut self, done: &Done) -> Result<(), NotSent> {
+        let message = self.exposed.remove(&done.seq).ok_or(NotSent)?;
+        if done.outcome == Done::READ {
+            self.assembling -= message.total();
+        } else {
+            self.send_rest(message);
+        }
+        Ok(())
+    }
+
+    /// What was exposed of a message goes in fragments after all.
+    fn send_rest(&mut self, message: Cutting) {
+        self.abandoned += usize::from(message.is_abandoned());
+        self.cutting.push_back(message);
     }
 
     /// Begins large messages in order, as far as the peer's budget goes. One fits always: the peer's longest message
@@ -186,7 +237,12 @@ impl Outbox {
                 return Abandoned::Unsent;
             }
         }
-        let Some(i) = self.cutting.iter().position(|m| m.call == call) else { return Abandoned::Sent };
+        let Some(i) = self.cutting.iter().position(|m| m.call == call) else {
+            // The peer may be reading it, and says DONE in any case. If that is that it could not, the rest need not go.
+            let exposed = self.exposed.values_mut().find(|m| m.call == call && m.is_of(kind));
+            exposed.into_iter().for_each(Cutting::abandon);
+            return Abandoned::Sent;
+        };
         if self.cutting[i].has_begun() {
             // It keeps its part of the peer's budget until the frame that gives it up has left.
             self.abandoned += usize::from(!self.cutting[i].is_abandoned());
@@ -264,20 +320,41 @@ impl Outbox {
         self.queue.clear();
         self.large.clear();
         self.cutting.clear();
+        self.exposed.clear();
         self.retained.clear();
         (self.abandoned, self.barriers, self.resend) = (0, 0, 0);
         (self.assembling, self.retained_bytes) = (0, 0);
         calls
     }
 
-    /// Both sides have said DOWN: goes on by the stream link, with what the peer does not have.
-    pub fn resume(&mut self, peer_rx_seq: u32) -> Result<(), NotSent> {
+    /// Both sides have said DOWN: goes on by the stream link, with what the peer does not have. `pulls` are the messages
+    /// whose beginning it has, and of which it has not read what was exposed.
+    pub fn resume(&mut self, peer_rx_seq: u32, pulls: &[Pull]) -> Result<(), NotSent> {
         self.frozen = false;
         self.route = Route::Stream;
         self.resend = 0;
         self.acknowledged(peer_rx_seq)?;
         self.resend = self.retained.len();
+        for frame in &mut self.retained {
+            if frame.header.flags & flags::DESCRIBED != 0 {
+                self.retained_bytes -= size(frame);
+                frame.undescribe();
+                self.retained_bytes += size(frame);
+                let rest = self.exposed.remove(&frame.header.seq);
+                self.cutting.extend(rest.inspect(|m| self.abandoned += usize::from(m.is_abandoned())));
+            }
+        }
+        // Of the others a DONE is on its way.
+        for pull in pulls {
+            let rest = self.exposed.remove(&pull.seq).ok_or(NotSent)?;
+            self.send_rest(rest);
+        }
         Ok(())
+    }
+
+    /// How many messages are described to the peer, which has not said DONE.
+    pub fn exposed(&self) -> usize {
+        self.exposed.len()
     }
 
     /// The sum of the messages that are under way in fragments.
@@ -317,7 +394,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::proto::wire::flags;
+    use crate::proto::message::ExposeNothing;
 
     const MAX_FRAME: usize = 2048;
 
@@ -333,7 +410,9 @@ mod tests {
 
     /// Call, flags and length of the next frame.
     fn next(outbox: &mut Outbox) -> Option<(u64, u8, u32)> {
-        outbox.next(MAX_FRAME).map(|frame| (frame.header.call, frame.header.flags, frame.header.len))
+        outbox
+            .next(MAX_FRAME, &mut ExposeNothing)
+            .map(|frame| (frame.header.call, frame.header.flags, frame.header.len))
     }
 
     #[test]

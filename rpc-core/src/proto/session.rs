@@ -3,7 +3,7 @@
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Route};
 use super::switch::Switch;
-use super::wire::{Down, Up, WireError};
+use super::wire::{Down, Pull, Up, WireError};
 
 /// Both halves of a session and who has said what; borrowed, because elsewhere they are used apart.
 #[derive(Debug)]
@@ -17,12 +17,21 @@ pub struct Session<'a> {
 }
 
 /// What giving a link up asks of who runs the session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fallen {
-    /// Say DOWN on the stream link, before any session frame, with this as its `rx_seq`.
-    pub say: Option<u32>,
+    /// Say DOWN on the stream link, before any session frame, with this.
+    pub say: Option<Say>,
     /// Session frames go by the stream link from now on.
     pub resumed: bool,
+}
+
+/// What a DOWN says of the session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Say {
+    /// The last session frame that was taken in.
+    pub rx_seq: u32,
+    /// The described messages that have to be sent.
+    pub pulls: Vec<Pull>,
 }
 
 impl Session<'_> {
@@ -35,30 +44,29 @@ impl Session<'_> {
     /// The link of `epoch` failed, or the attempt is given up on this side. Nothing of it is used from now on:
     /// frames and completions that still come of it are discarded.
     pub fn fail(&mut self, epoch: u32) -> Fallen {
-        let fall = self.switch.fail(epoch);
-        let say = fall.say_down.then(|| self.freeze());
-        // Without a DOWN of the peer there is no number that could be wrong.
-        let resumed = fall.resume.is_some_and(|rx_seq| self.outbox.resume(rx_seq).is_ok());
-        Fallen { say, resumed }
+        let say = self.switch.fail(epoch).then(|| self.freeze());
+        // The peer's DOWN is to come: had it come before, this side would have answered it.
+        Fallen { say, resumed: false }
     }
 
     /// The peer said DOWN.
     pub fn on_down(&mut self, down: &Down) -> Result<Fallen, WireError> {
         let fall = self.switch.on_down(down)?;
         let say = fall.say_down.then(|| self.freeze());
-        let Some(rx_seq) = fall.resume else { return Ok(Fallen { say, resumed: false }) };
-        match self.outbox.resume(rx_seq) {
-            Ok(()) => Ok(Fallen { say, resumed: true }),
-            Err(_) => Err(WireError::new("down.rx_seq", "acknowledges what was never sent")),
+        if fall.resume {
+            let resumed = self.outbox.resume(down.rx_seq, &down.pulls);
+            resumed
+                .map_err(|_| WireError::new("down", "acknowledges what was never sent, or asks for it"))?;
         }
+        Ok(Fallen { say, resumed: fall.resume })
     }
 
-    fn freeze(&mut self) -> u32 {
-        self.inbox.freeze();
+    fn freeze(&mut self) -> Say {
+        let pulls = self.inbox.freeze();
         // What never left the stream link need not wait for the peer's DOWN.
         if self.outbox.route() != Route::Stream {
             self.outbox.freeze();
         }
-        self.inbox.rx_seq()
+        Say { rx_seq: self.inbox.rx_seq(), pulls }
     }
 }

@@ -3,17 +3,17 @@
 //! Small worlds are explored exhaustively, every order of every event; large ones by seeded random walks. In all of
 //! them each message must arrive once, unchanged, and nobody may accuse the other of breaking the protocol.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::{Bytes, BytesMut};
 
-use super::inbox::{Inbox, Limits, Order};
-use super::message::{Frame, Message};
+use super::inbox::{Arrived, Described, Inbox, Limits, Order, Pulled, Taken};
+use super::message::{Expose, ExposeNothing, Exposing, Frame, Message};
 use super::outbox::{Abandoned, Outbox, Route};
-use super::session::{Fallen, Session};
+use super::session::{Fallen, Say, Session};
 use super::switch::Switch;
-use super::wire::{Down, FrameType, Header, Up};
+use super::wire::{Done, Down, FrameType, Header, Up};
 
 /// What is on its way by the stream.
 #[derive(Clone, Debug, Hash)]
@@ -46,7 +46,36 @@ struct Peer {
     /// The link's epoch, from when this side has set it up until it has given it up.
     linked: Option<u32>,
     probed: bool,
+    /// Messages that this side is to read of the other.
+    pulling: Vec<Pulling>,
+    /// What the other may read of this side by the link, by the number of the frame.
+    exposed: BTreeMap<u32, Bytes>,
 }
+
+/// A message that is being read.
+#[derive(Clone, Debug, Hash)]
+struct Pulling {
+    epoch: u32,
+    seq: u32,
+    begin: Bytes,
+    total: usize,
+}
+
+/// The memory of a peer, as its link lets the other read it.
+struct Memory<'a>(&'a mut BTreeMap<u32, Bytes>);
+
+impl Expose for Memory<'_> {
+    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
+        if self.0.len() >= MAX_EXPOSED {
+            return Exposing::Later;
+        }
+        self.0.insert(seq, bytes.clone());
+        Exposing::Described(Bytes::copy_from_slice(&seq.to_le_bytes()))
+    }
+}
+
+/// How much a link exposes at once, in messages.
+const MAX_EXPOSED: usize = 2;
 
 /// Two peers; 0 is the client.
 #[derive(Clone, Debug, Hash)]
@@ -68,6 +97,8 @@ struct Rules {
     longest: u64,
     /// Senders may change their minds about their last message.
     abandon: bool,
+    /// So many bytes at the end of longer messages may be read by the peer.
+    bulk: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,15 +114,42 @@ enum Event {
     Kill(usize, usize),
     Notice(usize),
     Ack(usize),
+    /// A described message has been read, this one of those that are being read; or can't be.
+    Pull(usize, usize, bool),
+}
+
+impl Rules {
+    fn next_frame(&self, outbox: &mut Outbox, exposed: &mut BTreeMap<u32, Bytes>) -> Option<Frame> {
+        match outbox.route() {
+            Route::Stream => outbox.next(self.stream_frame, &mut ExposeNothing),
+            Route::Upgraded(_) => outbox.next(self.link_frame, &mut Memory(exposed)),
+        }
+    }
+
+    fn length(&self, side: usize, call: u64) -> u64 {
+        let spread = if self.bulk > 0 { 113 } else { 37 };
+        (call * spread + side as u64 * 11) % self.longest
+    }
+
+    /// A message, of which the end may be read if it is longer than that.
+    fn message(&self, call: u64, len: usize) -> Message {
+        let whole = content(call, len);
+        let bulk = if len > self.bulk { self.bulk } else { 0 };
+        let mut message = Message::new(FrameType::REQUEST, call, whole.slice(..len - bulk));
+        message.bulk = whole.slice(len - bulk..);
+        message
+    }
 }
 
 const LIMITS: Limits = Limits { max_message: 1 << 16, max_assembly: 1 << 16 };
 
 impl Peer {
     fn new() -> Self {
+        let mut inbox = Inbox::new(LIMITS);
+        inbox.allow_described();
         Self {
             switch: Switch::default(),
-            inbox: Inbox::new(LIMITS),
+            inbox,
             outbox: Outbox::new(LIMITS.max_assembly, 1 << 20),
             sent: 0,
             given_up: Vec::new(),
@@ -100,6 +158,8 @@ impl Peer {
             link: VecDeque::new(),
             linked: None,
             probed: false,
+            pulling: Vec::new(),
+            exposed: BTreeMap::new(),
         }
     }
 
@@ -115,15 +175,12 @@ impl Peer {
     }
 
     fn fall(&mut self, epoch: u32, fallen: Fallen) {
-        if let Some(rx_seq) = fallen.say {
-            self.stream.push_back(OnStream::Down(Down {
-                epoch,
-                rx_seq,
-                reason: 0,
-                pulls: Vec::new(),
-                detail: String::new(),
-            }));
+        if let Some(Say { rx_seq, pulls }) = fallen.say {
+            let down = Down { epoch, rx_seq, reason: 0, pulls, detail: String::new() };
+            self.stream.push_back(OnStream::Down(down));
             self.linked = None;
+            // The queue pair is gone, and its windows with it.
+            self.exposed.clear();
         }
     }
 
@@ -143,10 +200,44 @@ impl Peer {
     }
 
     fn deliver(&mut self, header: &Header, payload: Bytes) {
-        if let Some(message) = self.inbox.take(header, payload).expect("well-formed frames") {
-            assert_eq!(message.bytes, content(message.call, message.bytes.len()), "unchanged");
-            self.arrived.push(message.call);
+        match self.inbox.take(header, payload).expect("well-formed frames") {
+            Taken::Part => {}
+            Taken::Message(message) => self.arrive(&message),
+            Taken::Described(Described { seq, begin, total, descriptor, .. }) => {
+                assert_eq!(descriptor, seq.to_le_bytes()[..], "the descriptor arrives as it was made");
+                let epoch = self.linked.expect("only a link describes");
+                self.pulling.push(Pulling { epoch, seq, begin, total });
+            }
         }
+    }
+
+    fn arrive(&mut self, message: &Arrived) {
+        if message.kind == FrameType::DONE {
+            let done = Done::decode(message.bytes.clone()).expect("a DONE");
+            self.outbox.done(&done).expect("a DONE of what was described");
+            self.exposed.remove(&done.seq);
+            return;
+        }
+        assert_eq!(message.bytes, content(message.call, message.bytes.len()), "unchanged");
+        self.arrived.push(message.call);
+    }
+
+    /// The link has read a message, or says that it can't.
+    fn pull(&mut self, pulling: &Pulling, rest: Option<Bytes>) {
+        let whole = rest.map(|rest| {
+            let whole = [&pulling.begin[..], &rest].concat();
+            assert_eq!(whole.len(), pulling.total, "as long as was said");
+            Bytes::from(whole)
+        });
+        let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
+        match self.inbox.pulled(pulling.seq, whole) {
+            Pulled::Stale => return,
+            Pulled::Nothing => {}
+            Pulled::Message(message) => self.arrive(&message),
+        }
+        let mut payload = BytesMut::new();
+        Done { seq: pulling.seq, outcome }.encode(&mut payload);
+        self.outbox.push(Message::new(FrameType::DONE, 0, payload.freeze()));
     }
 }
 
@@ -183,6 +274,17 @@ impl World {
             if self.dead && me.linked.is_some_and(|epoch| me.switch.is_usable(epoch)) {
                 events.push(Event::Notice(side));
             }
+            for (i, pulling) in me.pulling.iter().enumerate() {
+                // A read that was under way may complete after the link was given up, and means nothing then. By a
+                // dead link nothing is read any more, nor what the other exposes no longer.
+                let stale = me.linked != Some(pulling.epoch);
+                if stale || !self.dead && other.exposed.contains_key(&pulling.seq) {
+                    events.push(Event::Pull(side, i, true));
+                }
+                if !stale {
+                    events.push(Event::Pull(side, i, false));
+                }
+            }
         }
         if self.attempts < self.rules.attempts && !self.peers[0].switch.is_open() {
             events.push(Event::Begin);
@@ -198,10 +300,8 @@ impl World {
     }
 
     fn next_frame(&self, side: usize) -> Option<Frame> {
-        let outbox = &self.peers[side].outbox;
-        let max =
-            if outbox.route() == Route::Stream { self.rules.stream_frame } else { self.rules.link_frame };
-        outbox.clone().next(max)
+        let Peer { mut outbox, mut exposed, .. } = self.peers[side].clone();
+        self.rules.next_frame(&mut outbox, &mut exposed)
     }
 
     fn happen(&mut self, event: Event) {
@@ -209,8 +309,8 @@ impl World {
             Event::Send(side) => {
                 let me = &mut self.peers[side];
                 me.sent += 1;
-                let len = (me.sent * 37 + side as u64 * 11) % self.rules.longest;
-                me.outbox.push(Message::new(FrameType::REQUEST, me.sent, content(me.sent, len as usize)));
+                let len = self.rules.length(side, me.sent);
+                me.outbox.push(self.rules.message(me.sent, len as usize));
             }
             Event::Abandon(side) => {
                 let me = &mut self.peers[side];
@@ -246,16 +346,21 @@ impl World {
                 let rx_seq = me.inbox.rx_seq();
                 me.stream.push_back(OnStream::Ack(rx_seq));
             }
+            Event::Pull(side, i, works) => {
+                let pulling = self.peers[side].pulling.remove(i);
+                let rest = self.peers[1 - side].exposed.get(&pulling.seq).cloned();
+                // A read that means nothing any more may have found anything.
+                let rest = rest.unwrap_or_else(|| vec![0; pulling.total - pulling.begin.len()].into());
+                self.peers[side].pull(&pulling, works.then_some(rest));
+            }
         }
     }
 
     fn feed(&mut self, side: usize) {
-        let Rules { stream_frame, link_frame, .. } = self.rules;
-        let dead = self.dead;
+        let (rules, dead) = (self.rules, self.dead);
         let me = &mut self.peers[side];
         let route = me.outbox.route();
-        let max = if route == Route::Stream { stream_frame } else { link_frame };
-        let Some(mut frame) = me.outbox.next(max) else { return };
+        let Some(mut frame) = rules.next_frame(&mut me.outbox, &mut me.exposed) else { return };
         frame.header.rx_seq = me.inbox.rx_seq();
         match route {
             Route::Stream => me.stream.push_back(OnStream::Session(frame)),
@@ -329,10 +434,10 @@ impl World {
             let mut arrived = me.arrived.clone();
             arrived.sort_unstable();
             assert!(arrived.windows(2).all(|w| w[0] != w[1]), "a message arrived twice: {arrived:?}");
-            let on_its_way = !other.stream.is_empty()
-                || !me.stream.is_empty()
-                || !other.link.is_empty()
-                || !other.outbox.is_empty();
+            let busy = |p: &Peer| {
+                !p.stream.is_empty() || !p.link.is_empty() || !p.outbox.is_empty() || !p.pulling.is_empty()
+            };
+            let on_its_way = self.peers.iter().any(busy);
             let to_be_noticed = self.dead && self.peers.iter().any(|p| p.linked.is_some());
             if !on_its_way && !to_be_noticed {
                 let expected: Vec<u64> =
@@ -342,6 +447,7 @@ impl World {
                     "a message was lost on its way to {side}, or came though given up"
                 );
                 assert!(!me.inbox.is_assembling(), "nothing waits for what does not come");
+                assert_eq!(other.outbox.exposed(), 0, "a DONE has come for all that was described");
                 assert_eq!(other.outbox.assembling(), 0, "the peer's budget is given back");
             }
         }
@@ -415,8 +521,15 @@ fn walk(seed: u64, rules: Rules) {
     }
 }
 
-const SMALL: Rules =
-    Rules { messages: 1, attempts: 1, stream_frame: 1 << 12, link_frame: 1 << 12, longest: 9, abandon: true };
+const SMALL: Rules = Rules {
+    messages: 1,
+    attempts: 1,
+    stream_frame: 1 << 12,
+    link_frame: 1 << 12,
+    longest: 9,
+    abandon: true,
+    bulk: 0,
+};
 
 #[test]
 fn every_order_of_events_in_small_worlds_loses_and_repeats_nothing() {
@@ -428,6 +541,13 @@ fn every_order_of_events_in_small_worlds_loses_and_repeats_nothing() {
 #[test]
 fn a_message_in_fragments_may_be_given_up_at_any_moment() {
     let states = explore(Rules { stream_frame: 8, link_frame: 7, longest: 14, ..SMALL });
+    assert!(states > 10_000, "only {states} states: the world is too small to show anything");
+}
+
+/// Each side's message is longer than a frame, and described where the link lets it be; reads complete, late or never.
+#[test]
+fn a_described_message_survives_the_link_it_was_to_be_read_by() {
+    let states = explore(Rules { link_frame: 100, longest: 130, bulk: 100, abandon: false, ..SMALL });
     assert!(states > 10_000, "only {states} states: the world is too small to show anything");
 }
 
@@ -446,6 +566,7 @@ fn long_lives_with_fragments_and_many_deaths_lose_and_repeat_nothing() {
         link_frame: 1024,
         longest: 9000,
         abandon: true,
+        bulk: 2000,
     };
     let walks = if std::env::var_os("FARCALL_LONG").is_some() { 3000 } else { 100 };
     for seed in 0..walks {

@@ -11,16 +11,15 @@ pub struct Switch {
     epoch: u32,
     open: bool,
     sent_down: bool,
-    peer_down: Option<u32>,
 }
 
-/// What follows from a DOWN that was sent or received.
+/// What follows from a DOWN that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fall {
     /// Freeze both halves of the session and say DOWN.
     pub say_down: bool,
-    /// Both have said it: go on by the stream link after this number.
-    pub resume: Option<u32>,
+    /// Both have said it: go on by the stream link after its number.
+    pub resume: bool,
 }
 
 impl Switch {
@@ -54,17 +53,16 @@ impl Switch {
         if epoch <= self.epoch {
             return Err(WireError::new("offer.epoch", "has been used"));
         }
-        *self = Self { epoch, open: true, sent_down: false, peer_down: None };
+        *self = Self { epoch, open: true, sent_down: false };
         Ok(())
     }
 
-    /// The link of `epoch` failed, or the attempt is given up on this side.
-    pub fn fail(&mut self, epoch: u32) -> Fall {
-        if !self.is_usable(epoch) {
-            return Fall { say_down: false, resume: None };
-        }
-        self.sent_down = true;
-        Fall { say_down: true, resume: self.finish() }
+    /// The link of `epoch` failed, or the attempt is given up on this side. True: freeze both halves of the session and
+    /// say DOWN.
+    pub fn fail(&mut self, epoch: u32) -> bool {
+        let first = self.is_usable(epoch);
+        self.sent_down |= first;
+        first
     }
 
     /// The peer said DOWN. One of an older epoch is an echo; one of an epoch that never was is a lie.
@@ -72,20 +70,14 @@ impl Switch {
         if down.epoch > self.epoch {
             return Err(WireError::new("down.epoch", "was never offered"));
         }
-        if !self.open || down.epoch < self.epoch {
-            return Ok(Fall { say_down: false, resume: None });
+        if down.epoch < self.epoch {
+            return Ok(Fall { say_down: false, resume: false });
         }
-        if self.peer_down.is_some() {
+        if !self.open {
             return Err(WireError::new("down", "was said before"));
         }
-        self.peer_down = Some(down.rx_seq);
-        let say_down = !std::mem::replace(&mut self.sent_down, true);
-        Ok(Fall { say_down, resume: self.finish() })
-    }
-
-    fn finish(&mut self) -> Option<u32> {
-        let resume = self.peer_down?;
+        // The attempt ends here, whoever was first: what this side has not said it says now.
         self.open = false;
-        Some(resume)
+        Ok(Fall { say_down: !std::mem::replace(&mut self.sent_down, true), resume: true })
     }
 }

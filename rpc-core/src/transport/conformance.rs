@@ -136,6 +136,7 @@ fn frame(seq: u32, len: usize) -> Frame {
         call: 1,
         head: whole.slice(..a),
         payload: Payload::new(whole.slice(a..b), vec![whole.slice(b..)]),
+        bulk: Bytes::new(),
     };
     let mut frame = message.into_frame();
     frame.header.seq = seq;

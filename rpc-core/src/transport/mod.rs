@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::proto::message::Frame;
+use crate::proto::inbox::Described;
+use crate::proto::message::{Expose, Frame};
 use crate::proto::wire::{Header, WireError};
 
 #[cfg(any(test, feature = "testing"))]
@@ -48,10 +49,38 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// What it has moved so far.
     fn counters(&self) -> Counters;
 
+    /// Readies the end of a long message, so that the peer can read it there instead of having it sent: memory that
+    /// it can [expose](crate::proto::message::Expose), with the bytes of `pieces` one after the other. A piece that
+    /// lies in such memory already is given back as it is if it is the only one; else they are copied. `None`: they are
+    /// too few to be worth it, or there is no memory, and they are to be sent. Called from any thread, without a lock.
+    fn stage(&self, _: Direction, _pieces: &[Bytes]) -> Option<Bytes> {
+        None
+    }
+
+    /// Reads the rest of a message that the peer has described, and says so to [`LinkHandler::pulled`], unless the
+    /// link ends before. Never blocks.
+    fn pull(&self, _: Direction, described: Described) {
+        // A link that exposes nothing is described nothing: the connection has closed before this.
+        drop(described);
+    }
+
+    /// The peer has read what the frame of this number described, or does not want to: it may be exposed no longer.
+    fn conceal(&self, _seq: u32) {}
+
     /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
     fn is_encrypted(&self) -> bool {
         false
     }
+}
+
+/// Which way a message goes. Memory for the two is budgeted apart, so that requests that wait for answers do not keep
+/// these from arriving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From client to server.
+    Request,
+    /// From server to client.
+    Response,
 }
 
 /// What a link has moved since it began, headers included.
@@ -92,6 +121,13 @@ impl std::ops::AddAssign for Counters {
 pub trait FrameSource {
     /// The next frame, with a payload of at most `max_payload` bytes; its header is complete but for `grant`.
     fn next(&mut self, max_payload: usize) -> Option<Frame>;
+
+    /// The same for a link whose peer can read this side's memory: the frame may describe what `expose` has exposed just
+    /// before.
+    fn next_exposing(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
+        let _ = expose;
+        self.next(max_payload)
+    }
 }
 
 /// What a link delivers to. Calls come one at a time, from the link's own task. A link keeps it until it has said
@@ -107,6 +143,13 @@ pub trait LinkHandler: Send + Sync {
 
     /// Takes back what [`buffer`](Self::buffer) gave, with the payload appended.
     fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError>;
+
+    /// A message that was to be [pulled](Link::pull) is whole, with these bytes; `None`: there is no memory for it, and
+    /// the peer has to send it.
+    fn pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
+        let _ = (seq, whole);
+        Ok(())
+    }
 
     /// All that had arrived has been delivered: answers to it can leave together now.
     fn batch_end(&self);

@@ -129,16 +129,22 @@ impl Goaway {
     }
 }
 
-/// DONE: the described attachment of a message has been read, or never will be.
+/// DONE: the described end of a message has been read, or will not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// The number of the message that described it.
     pub seq: u32,
-    /// 0: read whole; 1: given up.
+    /// [`READ`](Self::READ), or that it must be sent in fragments.
     pub outcome: u8,
 }
 
 impl Done {
+    /// It was read whole.
+    pub const READ: u8 = 0;
+
+    /// It was not, and must be sent.
+    pub const SEND: u8 = 1;
+
     /// Appends the payload.
     pub fn encode(&self, out: &mut BytesMut) {
         out.put_u32_le(self.seq);
@@ -150,6 +156,9 @@ impl Done {
         let mut r = Reader::new(payload);
         let done = Self { seq: r.u32("done.seq")?, outcome: r.u8("done.outcome")? };
         r.finish("done")?;
+        if done.outcome > Self::SEND {
+            return Err(WireError::new("done.outcome", "is unknown"));
+        }
         Ok(done)
     }
 }

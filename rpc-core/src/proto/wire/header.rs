@@ -16,12 +16,12 @@ pub mod flags {
     pub const COMPRESSED: u8 = 0x04;
     /// Reserved: the header's checksum field holds the CRC32C of the payload.
     pub const CHECKSUM: u8 = 0x08;
-    /// Reserved: attachments are not in the frame but described for the receiver to READ.
+    /// With FRAGMENTED: the payload says where the rest of the message is to be read.
     pub const DESCRIBED: u8 = 0x10;
     /// In an empty FRAGMENT: the message is given up, this is its last frame.
     pub const ABANDONED: u8 = 0x20;
     /// What this version understands.
-    pub const KNOWN: u8 = FRAGMENTED | STARVED | ABANDONED;
+    pub const KNOWN: u8 = FRAGMENTED | STARVED | DESCRIBED | ABANDONED;
 }
 
 /// The type of a frame. Bit 0x40 marks link frames, which are unnumbered and die with their link; all others are
@@ -48,7 +48,7 @@ impl FrameType {
     pub const WINDOW: Self = Self(0x08);
     /// No calls after this one (session).
     pub const GOAWAY: Self = Self(0x09);
-    /// A described attachment has been read (session).
+    /// The described end of a message has been read (session).
     pub const DONE: Self = Self(0x0a);
 
     /// The first frame on a connection (link).
@@ -211,6 +211,12 @@ impl Header {
         }
         if has(flags::FRAGMENTED) && (kind.is_link() || kind == FrameType::FRAGMENT) {
             return Err(WireError::new("header.flags", "has FRAGMENTED where no message begins"));
+        }
+        if has(flags::DESCRIBED) && !(has(flags::FRAGMENTED) && kind.is_message_of_call()) {
+            return Err(WireError::new(
+                "header.flags",
+                "has DESCRIBED where no long message of a call begins",
+            ));
         }
         if has(flags::ABANDONED) && (kind != FrameType::FRAGMENT || self.len != 0) {
             return Err(WireError::new("header.flags", "has ABANDONED elsewhere than in an empty FRAGMENT"));

@@ -24,7 +24,7 @@ pub mod features {
     pub const CHECKSUM: u64 = 1 << 0;
     /// Reserved: payloads may be compressed.
     pub const COMPRESSION: u64 = 1 << 1;
-    /// Reserved: attachments may be described for the receiver to READ.
+    /// Long messages may be described, for the receiver to read.
     pub const DESCRIBED: u64 = 1 << 2;
     /// Reserved: streams.
     pub const STREAMS: u64 = 1 << 3;

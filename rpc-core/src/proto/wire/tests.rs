@@ -198,6 +198,9 @@ fn a_header_is_held_against_its_type() {
     refused(Header { seq: 1, ..ping }, "header.seq");
     refused(Header { flags: flags::FRAGMENTED, ..ping }, "header.flags");
     refused(Header { flags: flags::FRAGMENTED, ..fragment }, "header.flags");
+    let described = Header { flags: flags::FRAGMENTED | flags::DESCRIBED, ..request };
+    assert_eq!(Header::decode(&described.encode()), Ok(described));
+    refused(Header { kind: FrameType::BIND, call: 0, ..described }, "header.flags");
     refused(Header { flags: flags::ABANDONED, ..request }, "header.flags");
     refused(Header { flags: flags::ABANDONED, ..fragment }, "header.flags");
     refused(Header { len: 0, ..fragment }, "header.len");

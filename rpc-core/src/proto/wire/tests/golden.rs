@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::super::*;
 use super::forms::{Form, Item, Request, Response};
 use crate::payload::Payload;
+use crate::proto::message::{Cutting, Expose, Exposing, Message};
 use crate::status::{Code, Status};
 
 /// Reads hexadecimal bytes. `0c*255` is 255 times the same one; a remark goes from `;` to the end of its line.
@@ -182,6 +183,30 @@ fn fragments(v: &mut Vectors) {
     v.payload("FRAGMENT, the last", session(FrameType::FRAGMENT, 4, 8, 1), &whole[26..]);
     let abandoned = Header { flags: flags::ABANDONED, ..session(FrameType::FRAGMENT, 5, 9, 1) };
     v.payload("FRAGMENT, abandoned", abandoned, b"");
+    described(v);
+}
+
+/// A REQUEST with a body of 1 KiB that is not sent, in the form of RDMA's descriptor.
+fn described(v: &mut Vectors) {
+    struct Window;
+    impl Expose for Window {
+        fn expose(&mut self, _: u32, bytes: &Bytes) -> Exposing {
+            let mut descriptor = BytesMut::new();
+            descriptor.put_u64_le(0x5555_5500_0000);
+            descriptor.put_u32_le(0x801);
+            descriptor.put_u32_le(bytes.len() as u32);
+            Exposing::Described(descriptor.freeze())
+        }
+    }
+    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let content = Content { metadata: Bytes::new(), payload: Payload::from_body(vec![0; 1024].into()) };
+    let mut prefix = BytesMut::new();
+    head.encode(&content, &mut prefix).unwrap();
+    let mut message = Message::new(FrameType::REQUEST, 7, prefix.freeze());
+    message.bulk = content.payload.body;
+    let frame = Cutting::new(message).describe(8160, 10, &mut Window).unwrap();
+    let payload: Vec<u8> = frame.pieces.iter().flat_map(|piece| piece.to_vec()).collect();
+    v.payload("REQUEST, described", Header { seq: 10, rx_seq: 1, ..frame.header }, &payload);
 }
 
 fn reserved_for_streams(v: &mut Vectors) {

@@ -1,0 +1,90 @@
+//! Long messages that are not sent but read: the sender describes where they are, the receiver's link reads them and
+//! says DONE (WIRE.md section 3.6).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Connection, lock};
+use crate::payload::BY_REFERENCE;
+use crate::proto::inbox::{Described, Pulled};
+use crate::proto::message::Message;
+use crate::proto::wire::{Done, FrameType, WireError};
+use crate::transport::{Direction, Link};
+
+/// A message is described only if what is sent of it, all but its bulk, is at most so long.
+const MAX_BEGIN: usize = 4096;
+
+fn direction(kind: FrameType) -> Direction {
+    if kind == FrameType::REQUEST { Direction::Request } else { Direction::Response }
+}
+
+impl Connection {
+    /// The link whose peer may read this side's memory, if there is one.
+    pub(super) fn set_better(&self, link: Option<Arc<dyn Link>>) {
+        *lock(&self.better) = link;
+    }
+
+    fn better(&self) -> Option<Arc<dyn Link>> {
+        lock(&self.better).clone()
+    }
+
+    /// Puts the end of a long message where the peer can read it, before the message is queued: a copy, if one must be
+    /// made, is made by who sends it, and holds up nobody else.
+    pub(super) fn stage(&self, message: &mut Message) {
+        if message.payload.len() <= BY_REFERENCE {
+            return;
+        }
+        let Some(link) = self.better() else { return };
+        let direction = direction(message.kind);
+        let (len, payload) = (message.len(), &mut message.payload);
+        if let Some(last) = payload.attachments.last()
+            && len - last.len() <= MAX_BEGIN
+        {
+            if let Some(bulk) = link.stage(direction, std::slice::from_ref(last)) {
+                payload.attachments.pop();
+                message.bulk = bulk;
+            }
+        } else if message.head.len() <= MAX_BEGIN {
+            let body = std::iter::once(&payload.body);
+            let pieces: Vec<Bytes> = body.chain(&payload.more).chain(&payload.attachments).cloned().collect();
+            if let Some(bulk) = link.stage(direction, &pieces) {
+                message.payload = Default::default();
+                message.bulk = bulk;
+            }
+        }
+    }
+
+    /// Has the link read the rest of a message. If the link is gone, DOWN has said that the rest must be sent.
+    pub(super) fn pull(&self, described: Described) {
+        if let Some(link) = self.better() {
+            link.pull(direction(described.kind), described);
+        }
+    }
+
+    /// A message that was to be read is whole, or can't be read.
+    pub(super) fn on_pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
+        let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
+        let mut receiving = lock(&self.receiving);
+        let arrived = match receiving.inbox.pulled(seq, whole) {
+            Pulled::Stale => return Ok(()),
+            Pulled::Nothing => None,
+            Pulled::Message(arrived) => Some(arrived),
+        };
+        // Before what the message asks for: an answer must not leave the peer waiting to reuse its memory.
+        self.send_message(FrameType::DONE, 0, |out| Done { seq, outcome }.encode(out));
+        let action = self.interpret(&mut receiving, arrived)?;
+        drop(receiving);
+        self.act(action)
+    }
+
+    /// The peer has read what a frame described, or wants it sent.
+    pub(super) fn on_done(&self, done: Done) -> Result<(), WireError> {
+        let known = self.change_sending(|sending| sending.outbox.done(&done));
+        known.map_err(|_| WireError::new("done.seq", "is of nothing that was described"))?;
+        if let Some(link) = self.better() {
+            link.conceal(done.seq);
+        }
+        Ok(())
+    }
+}

@@ -11,6 +11,7 @@ mod service;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -77,7 +78,18 @@ impl Kv for Store {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing can be done about a closed standard error.
+            let _ = writeln!(std::io::stderr(), "{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let Some(address) = arguments.next() else {
         return Err("usage: kv-server HOST:PORT [CONFIG.toml]".into());

@@ -1,5 +1,6 @@
 //! Making connections, and taking them.
 
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -50,6 +51,10 @@ fn unavailable(target: &str, why: &str) -> Status {
         .with_blame(Blame::Environment)
 }
 
+fn cannot_listen(at: impl Display, why: &io::Error) -> io::Error {
+    io::Error::new(why.kind(), format!("can't listen on {at}: {why}"))
+}
+
 /// A listening port.
 #[derive(Debug)]
 pub struct Acceptor {
@@ -69,10 +74,10 @@ impl Acceptor {
     /// The system's, with the address.
     pub async fn bind(target: &str, config: TcpConfig) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("`{target}` has no address"));
-        for address in lookup_host(target).await? {
+        for address in lookup_host(target).await.map_err(|e| cannot_listen(target, &e))? {
             match listen(address) {
                 Ok(listener) => return Ok(Self { listener, config }),
-                Err(e) => last = io::Error::new(e.kind(), format!("can't listen on {address}: {e}")),
+                Err(e) => last = cannot_listen(address, &e),
             }
         }
         Err(last)

@@ -35,3 +35,12 @@ async fn a_port_that_nobody_listens_on_is_named() {
     assert!(error.message().contains(&target) && error.message().contains("refused"), "{error}");
     assert_eq!(error.executed(), farcall_core::status::Executed::No);
 }
+
+#[tokio::test]
+async fn an_address_that_cannot_be_listened_on_is_named() {
+    let taken = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+    for target in ["nonsense".to_owned(), taken.local_addr().unwrap().to_string()] {
+        let error = Acceptor::bind(&target, TcpConfig::default()).await.unwrap_err();
+        assert!(error.to_string().contains(&format!("can't listen on {target}: ")), "{error}");
+    }
+}

@@ -44,21 +44,44 @@ fn main() -> ExitCode {
 
 /// Runs the chore that `args` name and returns its exit status.
 fn run(args: Vec<OsString>) -> Result<u8> {
-    let mut args = args
+    let args = args
         .into_iter()
         .map(|arg| arg.into_string().map_err(|arg| Failure::usage(format!("not UTF-8: {arg:?}"))))
-        .collect::<Result<Vec<String>>>()?
-        .into_iter();
+        .collect::<Result<Vec<String>>>()?;
+    if asks_for_help(&args) {
+        println!("{USAGE}");
+        return Ok(0);
+    }
     host::catch_signals()?;
+    let mut args = args.into_iter();
     match args.next().as_deref() {
         Some("vm") => vm::command(args),
         Some("demo") => demo::command(args),
         Some("test") => test::command(args),
-        Some("help" | "--help" | "-h") => {
-            println!("{USAGE}");
-            Ok(0)
-        }
         Some(other) => Err(Failure::usage(format!("no such chore: {other}\n{USAGE}"))),
         None => Err(Failure::usage(USAGE)),
+    }
+}
+
+/// Of a chore, too, as in `vm --help`. What comes after `--` is for somebody else.
+fn asks_for_help(args: &[String]) -> bool {
+    args.first().is_some_and(|first| first == "help")
+        || args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--help" || arg == "-h")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_is_asked_for_anywhere_but_in_the_command_to_run() {
+        let asks = |line: &str| asks_for_help(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        for line in ["help", "-h", "--help", "vm --help", "demo --help", "test --long -h", "vm --help -- ls"]
+        {
+            assert!(asks(line), "{line}");
+        }
+        for line in ["vm -- ls --help", "test vm -- --help", "vm help"] {
+            assert!(!asks(line), "{line}");
+        }
     }
 }

@@ -62,7 +62,11 @@ impl FromStr for Address {
             Some((hosts, query)) => (hosts, Some(query)),
             None => (rest, None),
         };
-        let hosts = hosts.split(',').map(|h| check_host(h).map_err(wrong)).collect::<Result<_, _>>()?;
+        let host = |host: &str| match check_host(host)? {
+            0 => Err("no server is at port 0"),
+            _ => Ok(host.to_owned()),
+        };
+        let hosts = hosts.split(',').map(|h| host(h).map_err(wrong)).collect::<Result<_, _>>()?;
         let mut settings = Vec::new();
         for setting in query.unwrap_or("").split('&').filter(|s| !s.is_empty()) {
             let Some((key, value)) = setting.split_once('=') else {
@@ -74,7 +78,22 @@ impl FromStr for Address {
     }
 }
 
-fn check_host(host: &str) -> Result<String, &'static str> {
+/// Refuses what is no address to listen on.
+#[cfg(feature = "tcp")]
+pub(crate) fn check_listen(address: &str) -> Result<(), ConfigError> {
+    let why = match check_host(address) {
+        Ok(_) => return Ok(()),
+        Err(_) if address.contains("://") => "a server listens for every transport, so there is no scheme",
+        Err(why) => why,
+    };
+    Err(ConfigError::new(format!(
+        "can't listen on `{address}`: {why}; write HOST:PORT, as in `0.0.0.0:7400`, `[::]:7400` or, for a free port, \
+         `127.0.0.1:0`"
+    )))
+}
+
+/// The port of `HOST:PORT`.
+fn check_host(host: &str) -> Result<u16, &'static str> {
     let Some((name, port)) = host.rsplit_once(':') else {
         return Err("a host has no port; write `HOST:PORT`");
     };
@@ -84,10 +103,7 @@ fn check_host(host: &str) -> Result<String, &'static str> {
     if name.contains(':') && !(name.starts_with('[') && name.ends_with(']')) {
         return Err("an IPv6 address stands in brackets, as in `[fd00::7]:7400`");
     }
-    match port.parse::<u16>() {
-        Ok(port) if port != 0 => Ok(host.to_owned()),
-        _ => Err("a port is not a number from 1 to 65535"),
-    }
+    port.parse().map_err(|_| "a port is not a number up to 65535")
 }
 
 impl fmt::Display for Address {
@@ -118,6 +134,26 @@ mod tests {
         assert_eq!(a.to_string().parse::<Address>().unwrap(), a);
         assert_eq!("rdma://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Rdma));
         assert_eq!("tcp://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Tcp));
+    }
+
+    #[cfg(feature = "tcp")]
+    #[test]
+    fn what_can_not_be_listened_on_is_told_the_form() {
+        for address in ["127.0.0.1:0", "localhost:7400", "[::]:7400"] {
+            assert_eq!(check_listen(address), Ok(()));
+        }
+        for (address, why) in [
+            ("127.0.0.1", "no port"),
+            ("farcall://0.0.0.0:7400", "no scheme"),
+            ("farcall://0.0.0.0", "no scheme"),
+            (":7400", "no name"),
+            ("::1:7400", "brackets"),
+            ("db1:http", "port"),
+        ] {
+            let error = check_listen(address).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{address}`: ")) && error.contains(why), "{address}: {error}");
+            assert!(error.contains("HOST:PORT, as in `0.0.0.0:7400`"), "{error}");
+        }
     }
 
     #[test]

@@ -91,17 +91,7 @@ impl Config {
             return Err(wrong("tcp.keepalive_s must be at most 32767 seconds".into()));
         }
         #[cfg(feature = "rdma")]
-        {
-            let sizes = [("connections", self.rdma.connections), ("window", self.rdma.window)];
-            for (name, value) in sizes {
-                if value == 0 {
-                    return Err(wrong(format!("rdma.{name} must be at least 1")));
-                }
-            }
-            if self.rdma.port == Some(0) {
-                return Err(wrong("rdma.port is counted from 1".into()));
-            }
-        }
+        self.rdma.check().map_err(wrong)?;
         Ok(())
     }
 }
@@ -199,6 +189,21 @@ mod tests {
     fn limits_that_contradict_each_other_are_errors() {
         let error = Config::from_toml("[limits]\nmax_message = 10000000\nmax_assembly = 1000").unwrap_err();
         assert!(error.to_string().contains("limits.max_assembly"), "{error}");
+    }
+
+    #[cfg(feature = "rdma")]
+    #[test]
+    fn what_no_peer_could_be_served_with_is_an_error() {
+        for (text, why) in [
+            ("memory = 1_000_000", "rdma.memory must be at least 2621440 bytes"),
+            ("window = 0", "rdma.window must be at least 1"),
+            ("connections = 0", "rdma.connections must be at least 1"),
+            ("port = 0", "rdma.port is counted from 1"),
+        ] {
+            let error = Config::from_toml(&format!("[rdma]\n{text}")).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(Config::from_toml("[rdma]\nmemory = 2_621_440").is_ok());
     }
 
     #[test]

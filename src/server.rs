@@ -13,6 +13,7 @@ use farcall_core::service::Service;
 use farcall_tcp::Acceptor;
 use tokio::sync::watch;
 
+use crate::address::check_listen;
 use crate::{Config, ConfigError, Policy};
 
 /// How long a server that is told to stop waits for the calls in progress, unless it is told otherwise.
@@ -46,7 +47,7 @@ impl fmt::Debug for ServerBuilder {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The configuration is wrong, or two services have the same name.
+    /// The address or the configuration is wrong, two services have the same name, or RDMA is required and can't be had.
     Config(ConfigError),
     /// The system refused to listen.
     Io(io::Error),
@@ -89,14 +90,15 @@ impl ServerBuilder {
         self
     }
 
-    /// Listens on `host:port`; port 0 chooses a free one, which [`Server::local_addr`] tells. Connections are taken
+    /// Listens on `HOST:PORT`, as in `0.0.0.0:7400` or `[::]:7400`; port 0 chooses a free one, which [`Server::local_addr`] tells. Connections are taken
     /// from now on and served once [`Server::serve`] runs.
     ///
     /// # Errors
     ///
-    /// If the configuration is wrong, two services have the same name, RDMA is required and can't be had, or the system
-    /// refuses.
+    /// If the address or the configuration is wrong, two services have the same name, RDMA is required and can't be had, or
+    /// the system refuses.
     pub async fn bind(self, address: &str) -> Result<Server, BindError> {
+        check_listen(address)?;
         let config = self.config.resolve(None)?;
         let settings = config.settings();
         if config.transport == Policy::Rdma {

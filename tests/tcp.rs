@@ -418,6 +418,10 @@ async fn wrong_addresses_and_settings_are_errors_at_once() {
         let error = Channel::connect(address).await.unwrap_err();
         assert_eq!((error.code(), error.blame()), (Code::InvalidArgument, Blame::Caller), "{error}");
     }
+    for address in ["127.0.0.1", "farcall://127.0.0.1:0"] {
+        let error = Server::builder().bind(address).await.unwrap_err().to_string();
+        assert!(error.contains("write HOST:PORT, as in"), "{error}");
+    }
     let twice = Server::builder().add(StoreServer::new(Shelf::default()));
     let twice = twice.add(StoreServer::new(Shelf::default())).bind("127.0.0.1:0").await;
     assert!(twice.unwrap_err().to_string().contains("`test.Store`"));

@@ -33,7 +33,8 @@ pub struct RdmaConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy_cpu: Option<u16>,
     /// The most memory that is registered per device and runtime, in bytes. It grows with the number of peers, by some
-    /// 560 KiB each; a peer for which none is left stays on TCP. Default 64 MiB.
+    /// 560 KiB each, in steps of [`LEAST_MEMORY`](Self::LEAST_MEMORY); a peer for which none is left stays on TCP.
+    /// Default 64 MiB.
     pub memory: u64,
     /// How many peers per device and runtime at most. Default 256.
     pub connections: u32,
@@ -58,6 +59,31 @@ pub enum Completion {
     /// there is anything to do. Handlers run on that thread until they first wait, so they should not be long. With two
     /// CPUs or fewer the thread lets others go first, and little is left of the advantage.
     Busy,
+}
+
+impl RdmaConfig {
+    /// What the first peer needs of [`memory`](Self::memory), in bytes: 2.5 MiB.
+    pub const LEAST_MEMORY: u64 = 2_621_440;
+
+    /// Whether anything can be done with it.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that is wrong, by its name in a configuration, with what it may be.
+    pub fn check(&self) -> Result<(), String> {
+        if self.memory < Self::LEAST_MEMORY {
+            return Err(format!("rdma.memory must be at least {} bytes", Self::LEAST_MEMORY));
+        }
+        for (name, value) in [("connections", self.connections), ("window", self.window)] {
+            if value == 0 {
+                return Err(format!("rdma.{name} must be at least 1"));
+            }
+        }
+        if self.port == Some(0) {
+            return Err("rdma.port is counted from 1".to_owned());
+        }
+        Ok(())
+    }
 }
 
 impl Default for RdmaConfig {

@@ -27,10 +27,17 @@ pub enum Unavailable {
         /// The function it lacks.
         symbol: String,
     },
-    /// The machine has no RDMA device, or not the one that is configured.
+    /// The machine has no RDMA device.
     NoDevice {
         /// What was looked for, and where.
         detail: String,
+    },
+    /// The machine has not the device or port that is configured.
+    NoSuchDevice {
+        /// What is configured.
+        configured: String,
+        /// The names of the devices that there are.
+        present: Vec<String>,
     },
     /// The device's node may not be opened.
     NoPermission {
@@ -109,6 +116,9 @@ impl Unavailable {
                  without RDMA hardware try Soft-RoCE: rdma link add rxe0 type rxe netdev NAME"
                     .to_owned()
             }
+            Self::NoSuchDevice { .. } => {
+                "set `rdma.device` to one of these, and `rdma.port` to one of its ports, or leave both out".to_owned()
+            }
             Self::NoPermission { path } => {
                 format!(
                     "give this user read and write access to {} (group or udev rule), or pass it into the container \
@@ -120,7 +130,11 @@ impl Unavailable {
                 "bring the link up: on Ethernet `ip link set NETDEV up`, on InfiniBand check cable and subnet manager \
                  (`rdma link show {device}`)"
             ),
-            Self::NoGid { .. } => "give the port's network interface an IP address, or set `gid_index`".to_owned(),
+            Self::NoGid { .. } => {
+                "give the port's network interface an IP address; set `rdma.gid_index` to an entry that is in use, or leave \
+                 it out"
+                    .to_owned()
+            },
             Self::Memlock(memlock) => memlock.remedy(),
             Self::BusyCpu { .. } => {
                 "set rdma.busy_cpu to one of the CPUs that this process may use (`taskset -cp PID`), or leave it out"
@@ -138,6 +152,9 @@ impl fmt::Display for Unavailable {
             Self::LibraryAbsent { library, detail } => write!(f, "{library} cannot be loaded: {detail}"),
             Self::LibraryTooOld { library, symbol } => write!(f, "{library} is too old: it lacks {symbol}"),
             Self::NoDevice { detail } => write!(f, "no RDMA device: {detail}"),
+            Self::NoSuchDevice { configured, present } => {
+                write!(f, "{configured} is configured, the machine has {}", present.join(", "))
+            }
             Self::NoPermission { path } => write!(f, "no permission to open {}", path.display()),
             Self::PortDown { device, port, state } => {
                 write!(f, "port {port} of {device} is {state}, not ACTIVE")
@@ -195,7 +212,7 @@ impl From<Unavailable> for transport::Unavailable {
             Unavailable::UnsupportedPlatform => Reason::UnsupportedPlatform,
             Unavailable::LibraryAbsent { .. } => Reason::LibraryAbsent,
             Unavailable::LibraryTooOld { .. } => Reason::LibraryTooOld,
-            Unavailable::NoDevice { .. } => Reason::NoDevice,
+            Unavailable::NoDevice { .. } | Unavailable::NoSuchDevice { .. } => Reason::NoDevice,
             Unavailable::NoPermission { .. } => Reason::NoPermission,
             Unavailable::PortDown { .. } => Reason::PortDown,
             Unavailable::NoGid { .. } => Reason::NoGid,

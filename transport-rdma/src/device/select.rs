@@ -74,8 +74,12 @@ pub fn choose(
     match (best, reason) {
         (Some((.., selection)), _) => Ok(selection),
         (None, Some(reason)) => Err(reason),
-        (None, None) => Err(Unavailable::NoDevice { detail: "no device has a port".to_owned() }),
+        (None, None) => Err(no_port()),
     }
+}
+
+fn no_port() -> Unavailable {
+    Unavailable::NoDevice { detail: "no device has a port".to_owned() }
 }
 
 /// The ports that the configuration allows.
@@ -91,15 +95,17 @@ fn candidates<'a>(
         .flat_map(|device| device.ports.iter().filter(numbered).map(move |port| (device, port)))
         .collect();
     if ports.is_empty() {
-        let names: Vec<_> = devices.iter().map(|d| d.name.as_str()).collect();
-        let wanted = match (&config.device, config.port) {
-            (Some(device), Some(port)) => format!("port {port} of {device} is configured"),
-            (Some(device), None) => format!("{device} is configured"),
-            (None, Some(port)) => format!("port {port} is configured"),
-            (None, None) => "any would do".to_owned(),
+        let configured = match (&config.device, config.port) {
+            (Some(device), Some(port)) => format!("port {port} of {device}"),
+            (Some(device), None) => device.clone(),
+            (None, Some(port)) => format!("port {port}"),
+            (None, None) => return Err(no_port()),
         };
-        let detail = format!("{wanted}, the machine has [{}]", names.join(", "));
-        return Err(Unavailable::NoDevice { detail });
+        let present = devices.iter().map(|d| match d.ports.len() {
+            1 => d.name.clone(),
+            n => format!("{} with {n} ports", d.name),
+        });
+        return Err(Unavailable::NoSuchDevice { configured, present: present.collect() });
     }
     Ok(ports)
 }
@@ -118,8 +124,11 @@ fn usable<'a>(
         port.gids.iter().filter(|g| config.gid_index.is_none_or(|index| index == g.index)).collect();
     if gids.is_empty() {
         let detail = match config.gid_index {
-            Some(index) => format!("entry {index} of its GID table is empty"),
-            None => "its GID table is empty".to_owned(),
+            Some(index) if !port.gids.is_empty() => {
+                let there: Vec<_> = port.gids.iter().map(|g| g.index.to_string()).collect();
+                format!("entry {index} of its GID table is configured, those in use are {}", there.join(", "))
+            }
+            _ => "its GID table is empty".to_owned(),
         };
         return Err(Unavailable::NoGid { device: device.name.clone(), port: port.number, detail });
     }
@@ -224,11 +233,25 @@ mod tests {
         let (devices, interfaces) = machine();
         let config = RdmaConfig { device: Some("rxe0".into()), ..RdmaConfig::default() };
         let error = choose(&devices, &interfaces, &config, None).unwrap_err();
-        assert_eq!(error.to_string(), "no RDMA device: rxe0 is configured, the machine has [mlx5_0, mlx5_1]");
+        assert_eq!(error.to_string(), "rxe0 is configured, the machine has mlx5_0, mlx5_1");
+        assert!(error.remedy().contains("set `rdma.device` to one of these"), "{}", error.remedy());
         let config = RdmaConfig { port: Some(2), ..RdmaConfig::default() };
-        assert!(matches!(choose(&devices, &interfaces, &config, None), Err(Unavailable::NoDevice { .. })));
+        let error = choose(&devices, &interfaces, &config, None).unwrap_err();
+        assert_eq!(error.to_string(), "port 2 is configured, the machine has mlx5_0, mlx5_1");
         let none = choose(&[], &interfaces, &RdmaConfig::default(), None);
         assert!(matches!(none, Err(Unavailable::NoDevice { .. })));
+    }
+
+    #[test]
+    fn missing_gid_is_named_with_what_there_is() {
+        let (devices, interfaces) = machine();
+        let config =
+            RdmaConfig { device: Some("mlx5_0".into()), gid_index: Some(9), ..RdmaConfig::default() };
+        let error = choose(&devices, &interfaces, &config, None).unwrap_err();
+        let there: Vec<_> = devices[0].ports[0].gids.iter().map(|g| g.index.to_string()).collect();
+        let words = format!("entry 9 of its GID table is configured, those in use are {}", there.join(", "));
+        assert!(error.to_string().ends_with(&words), "{error}");
+        assert!(error.remedy().contains("`rdma.gid_index`"), "{}", error.remedy());
     }
 
     #[test]

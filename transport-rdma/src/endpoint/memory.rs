@@ -25,6 +25,7 @@ const POSTED: u32 = 192;
 const PROMISED: u32 = POSTED * 95 / 100;
 
 const STEP_BYTES: u64 = (RECEIVE_SLOTS + SEND_SLOTS) as u64 * SLOT as u64;
+const _: () = assert!(STEP_BYTES == RdmaConfig::LEAST_MEMORY, "the least that may be configured is one step");
 
 /// Slabs and the promises that were made of them.
 #[derive(Debug)]

@@ -79,11 +79,14 @@ pub struct Liveness {
     pub ping_ms: u64,
     /// After so many unanswered questions the connection is given up. Default 3.
     pub missed_pings: u32,
+    /// When RDMA could not be had, or was lost, the client tries again: after 100 ms, then after twice as long each time,
+    /// up to this, in milliseconds. Calls go by TCP meanwhile. 0: it does not try again. Default 30,000.
+    pub retry_ms: u64,
 }
 
 impl Default for Liveness {
     fn default() -> Self {
-        Self { connect_ms: 3000, ping_ms: 2000, missed_pings: 3 }
+        Self { connect_ms: 3000, ping_ms: 2000, missed_pings: 3, retry_ms: 30_000 }
     }
 }
 
@@ -101,6 +104,11 @@ impl Liveness {
     /// How long connecting may take.
     pub fn connect(&self) -> Duration {
         Duration::from_millis(self.connect_ms)
+    }
+
+    /// The longest pause before RDMA is tried again; zero: it is not.
+    pub fn retry(&self) -> Duration {
+        Duration::from_millis(self.retry_ms)
     }
 
     /// How long a silence is before it is looked into.

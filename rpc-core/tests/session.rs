@@ -237,35 +237,6 @@ async fn a_peer_that_can_not_is_a_reason_too() {
     assert_eq!((why.reason, why.at_peer), (Reason::PeerWithout, true));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_death_of_the_better_link_under_load_fails_and_repeats_no_call() {
-    let fabric = Arc::new(Fabric::default());
-    let t = Arc::new(with_fabric(&fabric, Policy::Auto));
-    t.caller.connection().await.unwrap();
-    const CALLS: usize = 400;
-    let tasks: Vec<_> = (0..8)
-        .map(|task| {
-            let (t, fabric) = (t.clone(), fabric.clone());
-            tokio::spawn(async move {
-                for i in 0..CALLS / 8 {
-                    if task == 0 && i == 20 {
-                        // Whatever is on its way by it is lost.
-                        fabric.links.lock().unwrap().pop().unwrap().cut();
-                    }
-                    let content = bytes((i * 977) % 50_000, task);
-                    assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);
-                }
-            })
-        })
-        .collect();
-    for task in tasks {
-        task.await.unwrap();
-    }
-    assert_eq!(t.seen.runs() as usize, CALLS, "each handler ran once");
-    let why = t.caller.connection().await.unwrap().transport().why_not_rdma.unwrap();
-    assert_eq!(why.reason, Reason::QueuePair);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_silent_peer_is_given_up() {
     /// A link whose other end is never served.

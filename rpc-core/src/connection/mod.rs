@@ -15,6 +15,7 @@ mod handover;
 mod keeper;
 mod receive;
 mod registry;
+mod retry;
 mod send;
 mod serve;
 mod setup;
@@ -153,6 +154,7 @@ pub struct Connection {
     running: serve::Running,
     phase: watch::Sender<Phase>,
     upgrading: watch::Sender<Upgrading>,
+    retry: retry::Retry,
     /// The stream link has ended.
     gone: watch::Sender<bool>,
     /// A call has begun.
@@ -201,6 +203,7 @@ impl Connection {
             running: serve::Running::default(),
             phase: watch::Sender::new(Phase::Greeting),
             upgrading: watch::Sender::new(Upgrading::Undecided),
+            retry: retry::Retry::default(),
             gone: watch::Sender::new(false),
             keeper: Notify::new(),
             watched: AtomicBool::new(false),

@@ -43,7 +43,7 @@ impl Connection {
     }
 
     /// Prepares a link in a task, which ends with the attempt.
-    fn attempt(&self, prepare: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn attempt(&self, prepare: impl Future<Output = ()> + Send + 'static) {
         let task = self.runtime.spawn(prepare).abort_handle();
         let former = lock(&self.receiving).attempt.replace(task);
         former.inspect(AbortHandle::abort);
@@ -73,13 +73,16 @@ impl Connection {
         }
     }
 
-    async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
+    pub(super) async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
         let prepared = upgrade.offer(announced, self.stream.description());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
         let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
             Ok(prepared) => prepared,
             // The peer knows of no attempt, so there is none to say DOWN to.
-            Err(why) => return self.stay_on_stream(why),
+            Err(why) => {
+                self.stay_on_stream(why);
+                return self.move_up_later();
+            }
         };
         let (sender, answer) = oneshot::channel();
         let epoch = {
@@ -184,6 +187,7 @@ impl Connection {
             return link.close(); // The attempt was given up meanwhile.
         }
         self.upgrading.send_replace(Upgrading::Upgraded);
+        self.retry.note_up();
         tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");
         link.start(Arc::new(Handler::upgraded(connection, epoch)));
     }
@@ -249,6 +253,9 @@ impl Connection {
         // The first to say DOWN knows why; the other's answer says nothing new.
         if fallen.say.is_some() {
             self.stay_on_stream(why);
+        }
+        if fallen.resumed {
+            self.move_up_later();
         }
     }
 }

@@ -12,7 +12,7 @@ use farcall_core::transport::{
 };
 
 use super::tap::Tap;
-use super::{Setup, setup};
+use super::{Setup, reading, setup};
 
 #[derive(Debug, Default)]
 pub(crate) struct Fabric {
@@ -23,6 +23,15 @@ pub(crate) struct Fabric {
     pub(crate) refuse_offer: AtomicBool,
     pub(crate) refuse_answer: AtomicBool,
     pub(crate) lose_probe: AtomicBool,
+    /// Its links can be read through.
+    pub(crate) memory: Option<Arc<reading::Shared>>,
+}
+
+impl Fabric {
+    /// One whose links' ends can read each other's memory.
+    pub(crate) fn readable(memory: &Arc<reading::Shared>) -> Self {
+        Self { memory: Some(memory.clone()), ..Self::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -62,6 +71,11 @@ impl Upgrade for ToFabric {
             let near = Tap::new(near);
             let key = fabric.next.fetch_add(1, Ordering::Relaxed);
             fabric.links.lock().unwrap().push(near.clone());
+            let ends: [Arc<dyn Link>; 2] = [near, far];
+            let [near, far] = match &fabric.memory {
+                Some(shared) => reading::over(ends, shared),
+                None => ends,
+            };
             fabric.waiting.lock().unwrap().insert(key, far);
             let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), near));
             Ok((proven, key.to_le_bytes().to_vec().into()))

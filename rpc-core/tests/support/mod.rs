@@ -7,6 +7,7 @@
 
 pub(crate) mod fabric;
 pub(crate) mod peer;
+pub(crate) mod reading;
 pub(crate) mod tap;
 
 use std::future::pending;

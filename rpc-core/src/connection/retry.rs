@@ -1,0 +1,75 @@
+//! Trying to move up again, after it failed or after the better link was lost.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Connection, Phase, Role, Upgrading, lock};
+use crate::proto::wire;
+
+/// The pause before the first further attempt; each one after it is twice as long, up to `liveness.retry_ms`.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// A link that has lived so long was none that fails again and again.
+const PROVEN: Duration = Duration::from_secs(60);
+
+/// How often the better link has failed of late.
+#[derive(Debug, Default)]
+pub(super) struct Retry(Mutex<Failures>);
+
+#[derive(Debug, Default)]
+struct Failures {
+    count: u32,
+    up_since: Option<Instant>,
+}
+
+impl Retry {
+    /// The session has moved up.
+    pub(super) fn note_up(&self) {
+        lock(&self.0).up_since = Some(Instant::now());
+    }
+
+    /// How long to wait now that it has failed.
+    fn pause(&self, longest: Duration) -> Duration {
+        let mut failures = lock(&self.0);
+        if failures.up_since.take().is_some_and(|since| since.elapsed() >= PROVEN) {
+            failures.count = 0;
+        }
+        let pause = FIRST_PAUSE.saturating_mul(1 << failures.count.min(20)).min(longest);
+        failures.count += 1;
+        // A quarter less or more: the peers of a device that was lost do not come back all at once.
+        let part = RandomState::new().hash_one(failures.count) % 512;
+        pause.mul_f64(0.75 + part as f64 / 1024.0)
+    }
+}
+
+impl Connection {
+    /// Client: there is no better link, and no attempt is under way. Makes another after a while.
+    pub(super) fn move_up_later(&self) {
+        let longest = self.settings.liveness.retry();
+        if self.role != Role::Client || longest.is_zero() || self.is_closed() {
+            return;
+        }
+        let pause = self.retry.pause(longest);
+        let connection = self.me.clone();
+        self.runtime.spawn(async move {
+            tokio::time::sleep(pause).await;
+            if let Some(this) = connection.upgrade() {
+                this.move_up_again();
+            }
+        });
+    }
+
+    fn move_up_again(&self) {
+        let wanted = matches!(*self.phase.borrow(), Phase::Open)
+            && matches!(*self.upgrading.borrow(), Upgrading::Stream(_));
+        if let (true, Ok(upgrade), Some(hello)) = (wanted, &self.settings.upgrade, self.peer_hello.get()) {
+            let theirs = hello.upgrades.iter().find(|theirs: &&wire::Upgrade| theirs.name == upgrade.name());
+            if let (Some(theirs), Some(connection)) = (theirs, self.me()) {
+                self.attempt(connection.offer(upgrade.clone(), theirs.data.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Losing the better link, getting it back, and long messages that were to be read by it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use farcall_core::config::Policy;
+use farcall_core::transport::Reason;
+use tokio::time::{Instant, sleep};
+
+use support::fabric::{Fabric, with_fabric};
+use support::reading::Shared;
+use support::{ECHO, HANG, NOTE, Setup, WAIT, bytes};
+
+/// A fabric whose links can be read through.
+fn readable() -> (Arc<Fabric>, Arc<Shared>) {
+    let memory = Arc::new(Shared::default());
+    (Arc::new(Fabric::readable(&memory)), memory)
+}
+
+async fn is_up(t: &Setup) -> bool {
+    t.caller.connection().await.unwrap().transport().why_not_rdma.is_none()
+}
+
+/// Waits, in virtual time, until calls travel by the better link again.
+async fn up_again(t: &Setup) {
+    while !is_up(t).await {
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn cut_last(fabric: &Fabric) {
+    fabric.links.lock().unwrap().last().unwrap().cut();
+}
+
+/// Waits, in virtual time, until the last link is no longer used.
+async fn lose(fabric: &Fabric, t: &Setup) {
+    cut_last(fabric);
+    while is_up(t).await {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_moves_up_again_and_calls_use_the_new_link() {
+    let fabric = Arc::new(Fabric::default());
+    let t = with_fabric(&fabric, Policy::Auto);
+    t.caller.connection().await.unwrap();
+    lose(&fabric, &t).await;
+    assert_eq!(t.call(ECHO, "by the stream").await.unwrap(), "by the stream");
+    up_again(&t).await;
+    let connection = t.caller.connection().await.unwrap();
+    let before = connection.traffic();
+    assert_eq!(t.call(ECHO, bytes(100_000, 1)).await.unwrap(), bytes(100_000, 1));
+    let after = connection.traffic();
+    assert!(after.upgraded.bytes_sent - before.upgraded.bytes_sent > 100_000, "{after:?}");
+    assert_eq!(fabric.links.lock().unwrap().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_grow_while_links_fail_and_begin_anew_after_one_that_lasted() {
+    let fabric = Arc::new(Fabric::default());
+    let t = with_fabric(&fabric, Policy::Auto);
+    t.caller.connection().await.unwrap();
+    let mut pauses = Vec::new();
+    for _ in 0..12 {
+        lose(&fabric, &t).await;
+        let lost = Instant::now();
+        up_again(&t).await;
+        pauses.push(lost.elapsed().as_millis());
+    }
+    for (i, pause) in pauses.iter().enumerate() {
+        let nominal = (100 << i).min(30_000);
+        assert!((nominal * 7 / 10..=nominal * 13 / 10 + 20).contains(pause), "{pauses:?}");
+    }
+    sleep(Duration::from_secs(61)).await;
+    lose(&fabric, &t).await;
+    let lost = Instant::now();
+    up_again(&t).await;
+    assert!(lost.elapsed() < Duration::from_millis(200), "{:?}", lost.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_prevents_a_link_is_tried_again_too() {
+    let fabric = Arc::new(Fabric::default());
+    for fault in [&fabric.refuse_offer, &fabric.refuse_answer, &fabric.lose_probe] {
+        fault.store(true, Ordering::Relaxed);
+        let t = with_fabric(&fabric, Policy::Auto);
+        assert!(!is_up(&t).await);
+        sleep(Duration::from_secs(5)).await;
+        assert!(!is_up(&t).await);
+        fault.store(false, Ordering::Relaxed);
+        up_again(&t).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_further_attempt_is_made_where_none_is_wanted() {
+    let fabric = Arc::new(Fabric::default());
+    let mut settings = support::fabric::settings(&fabric, Policy::Auto);
+    settings.liveness.retry_ms = 0;
+    let t = support::setup(settings, support::fabric::settings(&fabric, Policy::Auto));
+    t.caller.connection().await.unwrap();
+    lose(&fabric, &t).await;
+    sleep(Duration::from_secs(3600)).await;
+    let why = t.caller.connection().await.unwrap().transport().why_not_rdma;
+    assert_eq!(why.map(|why| why.reason), Some(Reason::QueuePair));
+}
+
+#[tokio::test]
+async fn long_messages_are_read_and_not_sent() {
+    let (fabric, memory) = readable();
+    let t = with_fabric(&fabric, Policy::Auto);
+    let connection = t.caller.connection().await.unwrap();
+    for len in [200_000, 1 << 20, 5 << 20] {
+        assert_eq!(t.call(ECHO, bytes(len, 3)).await.unwrap(), bytes(len, 3));
+    }
+    assert_eq!(memory.reads.load(Ordering::Relaxed), 6, "three each way");
+    let traffic = connection.traffic();
+    assert!(traffic.stream.bytes_sent + traffic.upgraded.bytes_sent < 4000, "{traffic:?}");
+    // The last DONE follows the answer it is for.
+    while memory.exposed() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn what_there_is_no_memory_to_read_into_is_sent() {
+    let (fabric, memory) = readable();
+    memory.full.store(true, Ordering::Relaxed);
+    let t = with_fabric(&fabric, Policy::Auto);
+    for len in [200_000, 1 << 20] {
+        assert_eq!(t.call(ECHO, bytes(len, 3)).await.unwrap(), bytes(len, 3));
+    }
+    let traffic = t.caller.connection().await.unwrap().traffic();
+    assert!(traffic.upgraded.bytes_sent > 1_200_000, "{traffic:?}");
+    assert_eq!((memory.exposed(), is_up(&t).await), (0, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_being_read_when_the_link_was_lost_is_sent_and_runs_once() {
+    let (fabric, memory) = readable();
+    let t = with_fabric(&fabric, Policy::Auto);
+    t.caller.connection().await.unwrap();
+    memory.stall.store(true, Ordering::Relaxed);
+    let call = t.call(ECHO, bytes(300_000, 1));
+    let call = tokio::spawn(async move { call.await });
+    while memory.exposed() == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
+    assert_eq!(t.seen.runs(), 1);
+    cut_last(&fabric);
+    assert_eq!(call.await.unwrap().unwrap(), bytes(300_000, 1));
+    assert_eq!(t.seen.runs(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_was_being_read_when_the_link_was_lost_is_sent() {
+    let (fabric, memory) = readable();
+    let t = with_fabric(&fabric, Policy::Auto);
+    let call = t.call(WAIT, bytes(300_000, 2));
+    let call = tokio::spawn(async move { call.await });
+    t.seen.started.notified().await;
+    memory.stall.store(true, Ordering::Relaxed);
+    t.seen.go.notify_one();
+    while memory.exposed() == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    cut_last(&fabric);
+    assert_eq!(call.await.unwrap().unwrap(), bytes(300_000, 2));
+    assert_eq!(t.seen.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_cancelled_while_its_request_is_read_is_not_executed() {
+    let (fabric, memory) = readable();
+    let t = with_fabric(&fabric, Policy::Auto);
+    t.caller.connection().await.unwrap();
+    memory.stall.store(true, Ordering::Relaxed);
+    let call = t.call(NOTE, bytes(300_000, 1)).deadline(Duration::from_millis(50));
+    assert!(call.await.is_err());
+    assert_eq!(memory.exposed(), 1, "the server may be reading it");
+    memory.stall.store(false, Ordering::Relaxed);
+    // What arrives makes it read.
+    assert_eq!(t.call(ECHO, "x").await.unwrap(), "x");
+    while memory.exposed() > 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!((t.seen.runs(), t.seen.notes.lock().unwrap().len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_until_the_answers_are_read() {
+    let (fabric, memory) = readable();
+    let t = with_fabric(&fabric, Policy::Auto);
+    let call = t.call(WAIT, bytes(300_000, 2));
+    let call = tokio::spawn(async move { call.await });
+    t.seen.started.notified().await;
+    memory.stall.store(true, Ordering::Relaxed);
+    t.seen.go.notify_one();
+    let drained = t.host.drain(Duration::from_secs(60));
+    tokio::pin!(drained);
+    while memory.exposed() == 0 {
+        tokio::select! {
+            () = &mut drained => panic!("an answer has not been read"),
+            () = sleep(Duration::from_millis(1)) => {}
+        }
+    }
+    let soon = tokio::time::timeout(Duration::from_secs(1), &mut drained).await;
+    assert!(soon.is_err(), "an answer has not been read");
+    cut_last(&fabric);
+    assert_eq!(call.await.unwrap().unwrap(), bytes(300_000, 2));
+    drained.await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_dies_again_and_again_under_load_loses_and_repeats_nothing() {
+    let (fabric, _) = readable();
+    let mut settings = support::fabric::settings(&fabric, Policy::Auto);
+    settings.liveness.retry_ms = 1;
+    let t = Arc::new(support::setup(settings, support::fabric::settings(&fabric, Policy::Auto)));
+    t.caller.connection().await.unwrap();
+    let deaths = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 20 };
+    let callers: Vec<_> = (0..8)
+        .map(|task| {
+            let (t, fabric) = (t.clone(), fabric.clone());
+            tokio::spawn(async move {
+                let mut calls = 0;
+                while fabric.links.lock().unwrap().len() <= deaths {
+                    let content = bytes([10, 3000, 150_000, 700_000][calls % 4], task + calls);
+                    assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);
+                    if task == 0 && is_up(&t).await {
+                        cut_last(&fabric);
+                    }
+                    calls += 1;
+                }
+                calls
+            })
+        })
+        .collect();
+    let mut calls = 0;
+    for caller in callers {
+        calls += caller.await.unwrap();
+    }
+    assert_eq!(t.seen.runs() as usize, calls, "each handler ran once");
+}
+
+#[tokio::test]
+async fn a_hung_reader_harms_nobody_else() {
+    let (fabric, memory) = readable();
+    let t = with_fabric(&fabric, Policy::Auto);
+    t.caller.connection().await.unwrap();
+    memory.stall.store(true, Ordering::Relaxed);
+    let stuck = t.call(HANG, bytes(300_000, 1));
+    let stuck = tokio::spawn(async move { stuck.await });
+    for i in 0..1000 {
+        let content = bytes(i * 100, i);
+        assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);
+    }
+    stuck.abort();
+}

@@ -1,0 +1,149 @@
+//! A link whose peer can read this side's memory, as RDMA's can.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::inbox::Described;
+use farcall_core::proto::message::{Expose, Exposing, Frame};
+use farcall_core::proto::wire::{Header, WireError};
+use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler};
+
+/// What both ends see.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    exposed: Mutex<HashMap<(usize, u32), Bytes>>,
+    /// Reads are asked for and not made.
+    pub(crate) stall: AtomicBool,
+    /// There is no memory to read into.
+    pub(crate) full: AtomicBool,
+    /// How many messages were read.
+    pub(crate) reads: AtomicUsize,
+}
+
+impl Shared {
+    /// How many messages are exposed.
+    pub(crate) fn exposed(&self) -> usize {
+        lock(&self.exposed).len()
+    }
+}
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    side: usize,
+    inner: Arc<dyn Link>,
+    shared: Arc<Shared>,
+    asked: Mutex<Vec<Described>>,
+}
+
+/// The two ends of a link, with each able to read what the other exposes.
+pub(crate) fn over(ends: [Arc<dyn Link>; 2], shared: &Arc<Shared>) -> [Arc<dyn Link>; 2] {
+    let mut side = 0;
+    ends.map(|inner| {
+        side += 1;
+        Arc::new(Reading { side, inner, shared: shared.clone(), asked: Mutex::default() }) as Arc<dyn Link>
+    })
+}
+
+struct Source<'a>(&'a Reading, &'a mut dyn FrameSource);
+
+impl FrameSource for Source<'_> {
+    fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        self.1.next_exposing(max_payload, &mut Window(self.0))
+    }
+}
+
+struct Window<'a>(&'a Reading);
+
+impl Expose for Window<'_> {
+    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
+        lock(&self.0.shared.exposed).insert((self.0.side, seq), bytes.clone());
+        Exposing::Described(Bytes::copy_from_slice(&(self.0.side as u64).to_le_bytes()))
+    }
+}
+
+impl Link for Reading {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+
+    fn max_frame(&self) -> usize {
+        self.inner.max_frame()
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        self.inner.clone().start(Arc::new(Reader(self, handler)));
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        self.inner.send(&mut Source(self, source));
+    }
+
+    fn close(&self) {
+        self.inner.close();
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    fn stage(&self, _: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+        Some(pieces.concat().into())
+    }
+
+    fn pull(&self, _: Direction, described: Described) {
+        lock(&self.asked).push(described);
+    }
+
+    fn conceal(&self, seq: u32) {
+        lock(&self.shared.exposed).remove(&(self.side, seq)).expect("concealed once, when it was exposed");
+    }
+}
+
+/// What arrives is delivered, then what it asks for is read.
+struct Reader(Arc<Reading>, Arc<dyn LinkHandler>);
+
+impl LinkHandler for Reader {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        self.1.receive(header, payload)
+    }
+
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        self.1.buffer(header)
+    }
+
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.1.filled(header, buffer)
+    }
+
+    fn batch_end(&self) {
+        let shared = &self.0.shared;
+        if !shared.stall.load(Ordering::Relaxed) {
+            let asked = std::mem::take(&mut *lock(&self.0.asked));
+            for Described { seq, begin, total, descriptor, .. } in asked {
+                assert_eq!(usize::from(descriptor[0]), 3 - self.0.side, "the peer's memory");
+                let rest = lock(&shared.exposed).get(&(3 - self.0.side, seq)).cloned();
+                let whole: Bytes = [begin, rest.expect("exposed until DONE")].concat().into();
+                assert_eq!(whole.len(), total);
+                shared.reads.fetch_add(1, Ordering::Relaxed);
+                let room = !shared.full.load(Ordering::Relaxed);
+                self.1.pulled(seq, room.then_some(whole)).expect("an honest peer");
+            }
+        }
+        self.1.batch_end();
+    }
+
+    fn writable(&self) {
+        self.1.writable();
+    }
+
+    fn closed(&self, end: LinkEnd) {
+        self.1.closed(end);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -66,7 +66,8 @@ impl FromStr for Address {
             0 => Err("no server is at port 0"),
             _ => Ok(host.to_owned()),
         };
-        let hosts = hosts.split(',').map(|h| host(h).map_err(wrong)).collect::<Result<_, _>>()?;
+        let wrong_host = |why| wrong(&format!("{why}; write HOST:PORT, as in `farcall://db1:7400`"));
+        let hosts = hosts.split(',').map(|h| host(h).map_err(wrong_host)).collect::<Result<_, _>>()?;
         let mut settings = Vec::new();
         for setting in query.unwrap_or("").split('&').filter(|s| !s.is_empty()) {
             let Some((key, value)) = setting.split_once('=') else {
@@ -95,7 +96,7 @@ pub(crate) fn check_listen(address: &str) -> Result<(), ConfigError> {
 /// The port of `HOST:PORT`.
 fn check_host(host: &str) -> Result<u16, &'static str> {
     let Some((name, port)) = host.rsplit_once(':') else {
-        return Err("a host has no port; write `HOST:PORT`");
+        return Err("a host has no port");
     };
     if name.is_empty() {
         return Err("a host has no name");

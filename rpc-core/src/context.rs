@@ -17,7 +17,8 @@ use tokio::time::Instant;
 ///
 /// ```
 /// use std::time::Duration;
-/// use farcall_core::context::Context;
+/// # mod farcall { pub use farcall_core::context::Context; }
+/// use farcall::Context;
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// let cx = Context::background().with_timeout(Duration::from_secs(5));

@@ -32,12 +32,12 @@ const TRANSPARENT_ATTEMPTS: u8 = 4;
 ///
 /// ```
 /// use std::time::Duration;
-/// use farcall_core::client::{Call, in_process};
-/// use farcall_core::codec::Raw;
-/// use farcall_core::payload::Payload;
+/// # use std::sync::Arc;
+/// # use farcall_core::client::{Call, Caller, in_process};
+/// # use farcall_core::codec::Raw;
+/// # use farcall_core::payload::Payload;
 /// # use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 /// # use farcall_core::status::{Code, Executed, Status};
-/// # use std::sync::Arc;
 /// # struct Echo(Arc<ServiceInfo>);
 /// # impl Service for Echo {
 /// #     fn info(&self) -> &ServiceInfo { &self.0 }
@@ -48,18 +48,31 @@ const TRANSPARENT_ATTEMPTS: u8 = 4;
 /// #         })
 /// #     }
 /// # }
+/// # struct Client(Caller, Arc<ServiceInfo>);
+/// # impl Client {
+/// #     fn call(&self, method: usize, text: &'static str) -> Call<Result<bytes::Bytes, Status>, Raw> {
+/// #         Call::new(&self.0, &self.1, method, Ok(Payload::from_body(text.into())))
+/// #     }
+/// #     fn echo(&self, text: &'static str) -> Call<Result<bytes::Bytes, Status>, Raw> { self.call(0, text) }
+/// #     fn hang(&self) -> Call<Result<bytes::Bytes, Status>, Raw> { self.call(1, "") }
+/// # }
 /// # let methods = ["echo", "hang"].map(|name| Method::unary(name, name)).to_vec();
 /// # let info = Arc::new(ServiceInfo { name: "Echo".into(), codec: "raw", methods });
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// let caller = in_process(Echo(info.clone()));
-/// // Generated clients make a call so: `client.echo("hello")`.
-/// let call = |method, argument: &'static str| -> Call<Result<bytes::Bytes, Status>, Raw> {
-///     Call::new(&caller, &info, method, Ok(Payload::from_body(argument.into())))
-/// };
-/// assert_eq!(call(0, "hello").deadline(Duration::from_secs(5)).await?, "hello");
+/// # let client = Client(in_process(Echo(info.clone())), info);
 ///
-/// let late = call(1, "for ever").deadline(Duration::from_millis(5)).await.unwrap_err();
+/// assert_eq!(client.echo("hello").await?, "hello");
+/// assert_eq!(client.echo("hello").deadline(Duration::from_secs(5)).await?, "hello");
+///
+/// let late = client.hang().deadline(Duration::from_millis(5)).await.unwrap_err();
 /// assert_eq!((late.code(), late.executed()), (Code::DeadlineExceeded, Executed::Maybe));
+///
+/// let response = client.echo("hello").with_response().await?;
+/// assert_eq!((&response.value[..], response.attempts), (&b"hello"[..], 1));
+/// assert_eq!(
+///     format!("{response:?}"),
+///     r#"Response { value: b"hello", peer: None, transport: "memory", attempts: 1 }"#
+/// );
 /// # Ok::<(), Status>(()) }).unwrap();
 /// ```
 ///
@@ -270,7 +283,7 @@ impl<T: fmt::Debug> fmt::Debug for Response<T> {
         f.debug_struct("Response")
             .field("value", &self.value)
             .field("peer", &self.connection.peer())
-            .field("transport", &format_args!("{}", self.connection.transport()))
+            .field("transport", &self.connection.transport().name)
             .field("attempts", &self.attempts)
             .finish()
     }

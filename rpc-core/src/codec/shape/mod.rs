@@ -17,7 +17,8 @@ use serde::de::DeserializeOwned;
 /// it in the same struct is not seen and appears as `?`. Field names and their order are known all the same.
 ///
 /// ```
-/// use farcall_core::codec::{Decode, Postcard, Shape};
+/// # mod farcall { pub use farcall_core::codec; }
+/// use farcall::codec::{Decode, Postcard, Shape};
 ///
 /// #[derive(serde::Serialize, serde::Deserialize)]
 /// struct Entry {

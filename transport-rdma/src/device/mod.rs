@@ -1,12 +1,13 @@
 //! What the transport needs of RDMA hardware: the traits that libibverbs ([`crate::verbs`]) and the simulated device
 //! ([`crate::sim`]) implement, and the safe, hardware-free parts around them.
 //!
-//! Ownership is the point of these traits. Memory that a device may write is a [`Slot`] that was moved into a queue;
-//! memory that a device may read is a [`Bytes`] of which the queue holds a clone. A completion is the only way back, so
-//! code above these traits cannot race with a device.
+//! Ownership is the point of these traits. Memory that a device may write is a [`Slot`] that was moved into a queue, or a
+//! [`Landing`] that nobody can look into; memory that a device may read, for itself or for a peer, is a [`Bytes`] of which
+//! the queue pair holds a clone. A completion is the only way back, so code above these traits cannot race with a device.
 //!
-//! What is absent: one-sided operations, memory windows, receive queues of one queue pair (there is the shared one only),
-//! and the opcode of completions, which devices leave undefined when they fail.
+//! What is absent: anything by which a peer could write to memory it was not sent to (WRITE, atomics), receive queues of
+//! one queue pair (there is the shared one only), and the opcode of completions, which devices leave undefined when they
+//! fail.
 
 mod address;
 mod memlock;
@@ -32,7 +33,8 @@ pub use sysfs::{Roots, check_access};
 
 pub use crate::config::RdmaConfig;
 pub use crate::unavailable::{DeviceError, Unavailable};
-pub use crate::verbs::memory::{Slab, SlabLayout, Slot};
+pub use crate::verbs::inflight::Exposure;
+pub use crate::verbs::memory::{Arena, Extent, Landing, Slab, SlabLayout, Slot};
 
 /// A machine with its RDMA devices.
 pub trait Host: Debug + Send + Sync {
@@ -94,6 +96,12 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Queue pairs.
     pub max_qp: u32,
+    /// Memory windows. Zero if the device has none that are bound to a queue pair (type 2B): nothing can be exposed.
+    pub windows: u32,
+    /// READs that a queue pair can have outstanding, at most 16; zero if it cannot READ.
+    pub reads: u8,
+    /// READs of the peer that a queue pair can serve at a time, at most 16.
+    pub reads_served: u8,
 }
 
 /// An open device: one context, one protection domain, and the memory that is registered with it.
@@ -113,6 +121,10 @@ pub trait Device: Debug + Send + Sync {
     /// as the device is open; its memory is there until the last slot and view.
     fn add_slab(&self, layout: SlabLayout) -> Result<Arc<Slab>, Unavailable>;
 
+    /// Maps and registers an arena of at least this many bytes, without any remote access to it: that takes a window. It
+    /// stays registered as long as the device is open; its memory is there until the last extent and view.
+    fn add_arena(&self, bytes: usize) -> Result<Arc<Arena>, Unavailable>;
+
     /// Creates the queues that one shard's queue pairs share.
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError>;
 
@@ -126,7 +138,7 @@ pub trait Device: Debug + Send + Sync {
 pub struct QueueSize {
     /// Receives that can be posted; also the receive completion queue's size.
     pub receives: u32,
-    /// Completions of sends that can be outstanding: the sum of the queue pairs' [`QpSize::reserve`].
+    /// Completions of other requests that can be outstanding: the sum of the queue pairs' [`QpSize::reserve`].
     pub sends: u32,
 }
 
@@ -135,7 +147,7 @@ pub struct QueueSize {
 pub enum Cq {
     /// Completions of receives.
     Receive,
-    /// Completions of sends.
+    /// Completions of everything else.
     Send,
 }
 
@@ -234,9 +246,9 @@ pub enum DeviceEvent {
 /// How large a queue pair is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpSize {
-    /// Sends that can be outstanding, at most 16384. One more is kept for the marker.
+    /// Requests of any kind that can be outstanding, at most 16384. One more is kept for the marker.
     pub sends: u16,
-    /// Every how many sends a completion is asked for, at most half of `sends`. It bounds how long buffers of completed
+    /// Every how many requests a completion is asked for, at most half of `sends`. It bounds how long buffers of completed
     /// sends stay with the queue.
     pub signal_every: u16,
     /// Bytes that are wanted to fit into a work request itself; the device may give less.
@@ -244,14 +256,14 @@ pub struct QpSize {
 }
 
 impl QpSize {
-    /// What it takes of the send completion queue: a failing queue pair completes every send, asked for or not.
+    /// What it takes of the send completion queue: a failing queue pair completes every request, asked for or not.
     pub fn reserve(self) -> u32 {
         u32::from(self.sends) + 1
     }
 }
 
-/// A reliable connected queue pair on a shard's queues. Dropping the last reference destroys it and blocks for
-/// milliseconds: leave that to a control thread, after it was drained.
+/// A reliable connected queue pair on a shard's queues. Dropping the last reference destroys it, its windows first, and
+/// blocks for milliseconds: leave that to a control thread, after it was drained. What was still exposed is kept until then.
 ///
 /// To drain: [`to_err`](Self::to_err), [`post_marker`](Self::post_marker), poll until [`Completion::Drained`], then poll the
 /// receive queue until it is empty. Completions not polled before the queue pair is destroyed are lost.
@@ -271,18 +283,28 @@ pub trait QueuePair: Debug + Send + Sync {
     /// RTR to RTS: sends are allowed, the first with packet number `psn` (24 bits).
     fn to_rts(&self, psn: u32, tuning: &QpTuning) -> Result<(), DeviceError>;
 
-    /// Any state to ERR: outstanding sends fail, and the peer is no longer listened to.
+    /// Any state to ERR: outstanding requests fail, and the peer is no longer listened to.
     fn to_err(&self) -> Result<(), DeviceError>;
 
+    /// Allocates this many more memory windows. Blocks for milliseconds. After an error there may be some more than before.
+    fn alloc_windows(&self, count: usize) -> Result<(), DeviceError>;
+
+    /// Takes a window for exactly these bytes, and keeps a clone of them until the exposure is over: when the completion of
+    /// its [`Work::Invalidate`] was polled, or the queue pair was destroyed. `None` if no window is free, the bytes do not
+    /// lie in an arena of this device, or there are none.
+    ///
+    /// The peer can read them from when [`Work::Bind`] has run.
+    fn expose(&self, bytes: &Bytes) -> Option<Exposure>;
+
     /// Posts requests from the front of the queue, up to [`MAX_BATCH`] at a time and as many as there is room for, with one
-    /// call of the device, and says how many; zero means that the send queue is full. What is left was not posted, after an
-    /// error too.
-    fn post_sends(&self, requests: &mut VecDeque<SendRequest>) -> Result<usize, PostError>;
+    /// call of the device, and says how many it has taken from the queue; zero means that the send queue is full. What is
+    /// left was not posted, after an error too.
+    fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError>;
 
     /// After [`to_err`](Self::to_err): posts the request whose completion comes after all others. Once only.
     fn post_marker(&self) -> Result<(), PostError>;
 
-    /// Sends that were posted and have not completed, as far as completions have been asked for and polled.
+    /// Requests that were posted and have not completed, as far as completions have been asked for and polled.
     fn sends_outstanding(&self) -> usize;
 }
 
@@ -304,46 +326,94 @@ pub struct QpTuning {
     pub min_rnr_timer: u8,
     /// How many routers packets may pass.
     pub hop_limit: u8,
+    /// READs that may be outstanding: at most what the peer serves. More than the device's own limit counts as that.
+    pub reads: u8,
+    /// READs of the peer that are served at a time. More than the device's own limit counts as that.
+    pub reads_served: u8,
 }
 
 impl QpTuning {
-    /// The values for production: a dead peer is noticed in about half a second.
+    /// The values for production: a dead peer is noticed in about half a second. As many READs as there may be, which is
+    /// more than a peer with a lesser device can serve.
     pub fn new(mtu: Mtu) -> Self {
-        Self { mtu, timeout: 14, retry_cnt: 6, rnr_retry: 6, min_rnr_timer: 12, hop_limit: 64 }
+        Self {
+            mtu,
+            timeout: 14,
+            retry_cnt: 6,
+            rnr_retry: 6,
+            min_rnr_timer: 12,
+            hop_limit: 64,
+            reads: MAX_READS,
+            reads_served: MAX_READS,
+        }
     }
 }
 
-/// A message to send.
+/// The largest number of READs that are outstanding on a queue pair, each way. More keep no device busier.
+pub const MAX_READS: u8 = 16;
+
+/// What a queue pair is to do. Requests begin in the order in which they were posted, and complete in it.
 #[derive(Debug, Clone)]
-pub struct SendRequest {
-    /// The message in up to two parts, sent one after the other. Parts that do not fit inline must lie in a slab of this
-    /// device; empty parts are skipped.
-    pub parts: [Bytes; 2],
-    /// Ask for a completion of this request, whatever the queue pair's rule says.
-    pub signaled: bool,
-    /// Wake a peer that waits for solicited completions only.
-    pub solicited: bool,
+pub enum Work {
+    /// Send a message.
+    Send {
+        /// The message in up to two parts, sent one after the other. Parts that do not fit inline must lie in memory that is
+        /// registered with this device; empty parts are skipped.
+        parts: [Bytes; 2],
+        /// Ask for a completion of this request, whatever the queue pair's rule says.
+        signaled: bool,
+        /// Wake a peer that waits for solicited completions only.
+        solicited: bool,
+    },
+    /// Let the peer read what was exposed. Belongs in front of the message that tells it so.
+    Bind(Exposure),
+    /// End an exposure; always with a completion. One that was not bound ends without a request. After an exposure has
+    /// ended, this and a bind are taken from the queue and come to nothing.
+    Invalidate(Exposure),
+    /// Read from the peer's memory; always with a completion.
+    Read {
+        /// Where the bytes go.
+        into: Arc<Landing>,
+        /// Where in it.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// Where they come from.
+        from: RemoteRange,
+        /// Comes back with the completion.
+        tag: u64,
+    },
 }
 
-impl SendRequest {
-    /// The message's length.
-    pub fn len(&self) -> usize {
-        self.parts.iter().map(Bytes::len).sum()
+impl Work {
+    /// The length of a message to send, or of what is read.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Send { parts, .. } => parts.iter().map(Bytes::len).sum(),
+            Self::Read { len, .. } => *len,
+            Self::Bind(_) | Self::Invalidate(_) => 0,
+        }
     }
+}
 
-    /// Whether the message has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+/// Where memory of the peer begins, as the peer tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteRange {
+    /// The address of the first byte.
+    pub addr: u64,
+    /// The key that was granted for it.
+    pub rkey: u32,
 }
 
 /// Why a work request was not posted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PostError {
-    /// A buffer does not lie in a slab of this device.
+    /// A buffer does not lie in memory that is registered with this device.
     NotRegistered,
-    /// A message of more than 2 GiB, which no device takes.
+    /// A message or a READ of more than 2 GiB, which no device takes.
     TooLong,
+    /// A READ beyond the end of its landing.
+    OutOfBounds,
     /// A marker for a queue pair that was not set to ERR, or has one already.
     Misplaced,
     /// The device refused, as it does in states that do not allow it.
@@ -371,27 +441,38 @@ pub enum Completion {
         /// Why.
         error: WcError,
     },
-    /// Sends have completed: the peer's device has them, which does not say that its program does.
+    /// Sends, binds or invalidations have completed: the peer's device has the messages, which does not say that its program
+    /// does.
     Sent {
         /// The queue pair they were posted on.
         qp_num: u32,
         /// How many, counting those for which no completion was asked.
         count: usize,
     },
-    /// A send has failed, and so has its queue pair. It does not say that the peer has not received the message.
+    /// A READ has completed: the bytes are there.
+    Read {
+        /// The queue pair it was posted on.
+        qp_num: u32,
+        /// How many requests this completes, the READ included.
+        count: usize,
+        /// The READ's own.
+        tag: u64,
+    },
+    /// A request has failed, and so has its queue pair. If it was a message, that does not say that the peer has not
+    /// received it.
     SendFailed {
         /// The queue pair it was posted on.
         qp_num: u32,
-        /// How many sends this completes, the failed one included.
+        /// How many requests this completes, the failed one included.
         count: usize,
         /// Why.
         error: WcError,
     },
-    /// The marker: every send of the queue pair has completed.
+    /// The marker: every request of the queue pair has completed.
     Drained {
         /// The queue pair it was posted on.
         qp_num: u32,
-        /// How many sends this completes beside the marker.
+        /// How many requests this completes beside the marker.
         count: usize,
     },
 }

@@ -153,7 +153,7 @@ impl Driver {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
             match completion {
-                Completion::Sent { qp_num, .. } => {
+                Completion::Sent { qp_num, .. } | Completion::Read { qp_num, .. } => {
                     if let Some(link) = self.link(qp_num) {
                         link.on_room();
                     }

@@ -11,7 +11,7 @@ use farcall_core::transport::{FrameSource, LinkEnd};
 
 use super::LinkCore;
 use super::credit::{Received, Reports, SendCredits};
-use crate::device::{MAX_BATCH, PostError, QueuePair, SendRequest, Slot};
+use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
 use crate::endpoint::DATA_SENDS;
 use crate::endpoint::control::Offload;
 
@@ -28,7 +28,7 @@ pub(super) struct Sending {
     credits: SendCredits,
     pub(super) reports: Reports,
     /// Encoded and not with the device yet.
-    requests: VecDeque<SendRequest>,
+    requests: VecDeque<Work>,
     /// Frames were left with their source for lack of room.
     blocked: bool,
     /// Control frames to be sent.
@@ -125,7 +125,7 @@ impl Sending {
         header: &Header,
         pieces: impl Iterator<Item = &'a [u8]>,
         slot: &mut Option<Slot>,
-    ) -> Option<SendRequest> {
+    ) -> Option<Work> {
         let len = HEADER_LEN + header.len as usize;
         let whole = if len <= self.inline {
             let mut whole = BytesMut::with_capacity(len);
@@ -139,7 +139,7 @@ impl Sending {
             pieces.for_each(|piece| rest.put_slice(piece));
             slot.freeze(0..len)
         };
-        Some(SendRequest { parts: [whole, Bytes::new()], signaled: false, solicited: false })
+        Some(Work::Send { parts: [whole, Bytes::new()], signaled: false, solicited: false })
     }
 
     /// Whether the link's own short frames fit into a work request, as they do on most devices.
@@ -294,7 +294,9 @@ impl LinkCore {
         header.rx_seq = sending.rx_seq;
         header.grant = self.stamp(sending);
         let Some(mut request) = sending.encode(&header, std::iter::once(payload), &mut slot) else { return };
-        request.signaled = kind == FrameType::CLOSE;
+        if let Work::Send { signaled, .. } = &mut request {
+            *signaled = kind == FrameType::CLOSE;
+        }
         self.sent.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Relaxed);
         sending.requests.push_back(request);
         self.post(sending);
@@ -304,12 +306,12 @@ impl LinkCore {
     fn post(&self, sending: &mut Sending) {
         let Sending { qp: Some(qp), requests, inline, .. } = sending else { return };
         // Slots are few: the last that is used is asked after, so that they come back without waiting for more sends.
-        let last = requests.iter_mut().rev().find(|request| request.len() > *inline);
-        if let Some(last) = last {
-            last.signaled = true;
+        let last = requests.iter_mut().rev().find(|request| request.bytes() > *inline);
+        if let Some(Work::Send { signaled, .. }) = last {
+            *signaled = true;
         }
         while !requests.is_empty() {
-            match qp.post_sends(requests) {
+            match qp.post(requests) {
                 // Not for long: what is outstanding completes, and then this is tried again.
                 Ok(0) => return,
                 Ok(_) => {}
@@ -326,7 +328,7 @@ impl LinkCore {
 fn describe(error: &PostError) -> String {
     match error {
         PostError::Device(error) => error.to_string(),
-        PostError::NotRegistered | PostError::TooLong | PostError::Misplaced => {
+        PostError::NotRegistered | PostError::TooLong | PostError::OutOfBounds | PostError::Misplaced => {
             format!("a send was refused ({error:?}); report this as a bug")
         }
     }

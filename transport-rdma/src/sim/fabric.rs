@@ -6,7 +6,10 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
-use crate::device::{Cq, DeviceEvent, Gid, PostError, QpTuning, RemoteQp, Slot, WcStatus};
+use super::windows::{Grant, SimWindow};
+use crate::device::{
+    Cq, DeviceEvent, Gid, Landing, PostError, QpTuning, RemoteQp, RemoteRange, Slot, WcStatus,
+};
 use crate::verbs::inflight::{InFlight, RawCompletion};
 
 /// Everything on the fabric.
@@ -19,6 +22,12 @@ pub(super) struct State {
     pub(super) ports: BTreeMap<Gid, Port>,
     pub(super) shards: BTreeMap<u64, Shard>,
     pub(super) qps: BTreeMap<u32, Qp>,
+    /// By the upper 24 bits of their keys.
+    pub(super) windows: BTreeMap<u32, SimWindow>,
+    /// Whether what READs ask for comes.
+    pub(super) reads: bool,
+    /// How the next READ fails.
+    pub(super) read_failure: Option<WcStatus>,
     /// To be woken when the lock is free.
     pub(super) wakers: Vec<Waker>,
 }
@@ -60,10 +69,10 @@ pub(super) struct Qp {
     pub(super) remote: Option<RemoteQp>,
     pub(super) psn: u32,
     pub(super) tuning: Option<QpTuning>,
-    /// Posted and not delivered.
-    pub(super) waiting: VecDeque<Send>,
-    /// Delivered and not acknowledged.
-    pub(super) delivered: VecDeque<Send>,
+    /// Posted and not begun.
+    pub(super) waiting: VecDeque<Posted>,
+    /// Delivered and not acknowledged, asked for and not read, or done here behind such.
+    pub(super) delivered: VecDeque<Posted>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,11 +85,29 @@ pub(super) enum QpState {
 }
 
 #[derive(Debug)]
-pub(super) struct Send {
+pub(super) struct Posted {
     pub(super) wr_id: u64,
-    pub(super) parts: [Bytes; 2],
     pub(super) signaled: bool,
-    pub(super) solicited: bool,
+    pub(super) request: Request,
+}
+
+#[derive(Debug)]
+pub(super) enum Request {
+    Send { parts: [Bytes; 2], solicited: bool },
+    Bind(Grant),
+    Invalidate(u32),
+    Read { into: Arc<Landing>, at: usize, len: usize, from: RemoteRange },
+}
+
+impl Request {
+    /// Whether it is done without the peer.
+    fn is_local(&self) -> bool {
+        matches!(self, Self::Bind(_) | Self::Invalidate(_))
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. })
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,9 +116,13 @@ enum Step {
     Acknowledge(u32),
 }
 
-/// What becomes of the first message that waits on a queue pair.
+/// What becomes of the first request that waits on a queue pair.
 enum Outlook {
+    /// It is done here.
+    Local,
     Arrives(u32),
+    /// Until READs before it are done.
+    Queues,
     /// Until something changes, or retries run out.
     Waits(WcStatus),
     Fails(WcStatus),
@@ -107,6 +138,9 @@ impl State {
             ports: BTreeMap::new(),
             shards: BTreeMap::new(),
             qps: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            reads: true,
+            read_failure: None,
             wakers: Vec::new(),
         }
     }
@@ -165,7 +199,7 @@ impl State {
         let Some(qp) = self.qps.get_mut(&num) else { return };
         qp.state = QpState::Err;
         let shard = qp.shard;
-        let sends: Vec<Send> = qp.delivered.drain(..).chain(qp.waiting.drain(..)).collect();
+        let sends: Vec<Posted> = qp.delivered.drain(..).chain(qp.waiting.drain(..)).collect();
         for (i, send) in sends.into_iter().enumerate() {
             let status = if i == 0 { status } else { WcStatus::WR_FLUSH_ERR };
             self.complete(shard, Cq::Send, raw(send.wr_id, status, num, 0), true);
@@ -173,7 +207,7 @@ impl State {
     }
 
     /// Takes a send; in ERR it fails at once.
-    pub(super) fn post(&mut self, num: u32, send: Send) -> Result<(), i32> {
+    pub(super) fn post(&mut self, num: u32, send: Posted) -> Result<(), i32> {
         let Some(qp) = self.qps.get_mut(&num) else { return Err(libc::EINVAL) };
         match qp.state {
             QpState::Rts => qp.waiting.push_back(send),
@@ -204,12 +238,21 @@ impl State {
         Ok(count)
     }
 
-    /// Forgets a queue pair. Its completions vanish; receives that they stand for never come back.
-    pub(super) fn destroy(&mut self, num: u32) {
-        let Some(qp) = self.qps.remove(&num) else { return };
+    /// Forgets a queue pair. Its completions vanish; receives that they stand for never come back. Refused, as long as it has
+    /// a window that is bound: a real device would hang.
+    pub(super) fn destroy(&mut self, num: u32) -> Result<(), i32> {
+        if self.windows.values().any(|window| window.qp == num && window.grant.is_some()) {
+            return Err(libc::EBUSY);
+        }
+        let Some(qp) = self.qps.remove(&num) else { return Ok(()) };
         if let Some(shard) = self.shards.get_mut(&qp.shard) {
             shard.cqs.iter_mut().for_each(|cq| cq.entries.retain(|entry| entry.qp_num != num));
         }
+        Ok(())
+    }
+
+    pub(super) fn port_of(&self, num: u32) -> Option<Gid> {
+        self.qps.get(&num).map(|qp| qp.port)
     }
 
     pub(super) fn event(&mut self, port: Gid, event: DeviceEvent) {
@@ -221,7 +264,12 @@ impl State {
 
     /// Whether what a step completes is asked for.
     fn is_expected(&self, step: Step, arming: Option<u64>) -> bool {
+        let first = |num| self.qps.get(&num).and_then(|qp: &Qp| qp.waiting.front());
         let (num, cq) = match step {
+            // What puts nothing into the peer's queues is not waited for there.
+            Step::Deliver(num) if first(num).is_none_or(|p| !matches!(p.request, Request::Send { .. })) => {
+                return true;
+            }
             Step::Deliver(num) => {
                 (self.qps.get(&num).and_then(|qp| qp.remote).map(|remote| remote.qp_num), Cq::Receive)
             }
@@ -235,12 +283,17 @@ impl State {
 
     fn steps(&self, num: u32) -> impl Iterator<Item = Step> + use<> {
         let deliver = match self.outlook(num) {
-            Some(Outlook::Arrives(_) | Outlook::Fails(_)) => Some(Step::Deliver(num)),
-            Some(Outlook::Waits(_)) | None => None,
+            Some(Outlook::Local | Outlook::Arrives(_) | Outlook::Fails(_)) => Some(Step::Deliver(num)),
+            Some(Outlook::Waits(_) | Outlook::Queues) | None => None,
         };
-        let open = self.acknowledgements && self.qps.get(&num).is_some_and(|qp| self.path(qp));
-        let unacknowledged = open && self.qps.get(&num).is_some_and(|qp| !qp.delivered.is_empty());
-        deliver.into_iter().chain(unacknowledged.then_some(Step::Acknowledge(num)))
+        let qp = self.qps.get(&num);
+        let first = qp.and_then(|qp| Some((qp, &qp.delivered.front()?.request)));
+        let acknowledged = first.is_some_and(|(qp, request)| match request {
+            Request::Bind(_) | Request::Invalidate(_) => true,
+            Request::Send { .. } => self.acknowledgements && self.path(qp),
+            Request::Read { .. } => self.acknowledgements && self.reads && self.path(qp),
+        });
+        deliver.into_iter().chain(acknowledged.then_some(Step::Acknowledge(num)))
     }
 
     /// Whether packets get through between a queue pair and its peer.
@@ -251,8 +304,15 @@ impl State {
 
     fn outlook(&self, num: u32) -> Option<Outlook> {
         let qp = self.qps.get(&num).filter(|qp| qp.state == QpState::Rts)?;
-        qp.waiting.front()?;
+        let first = &qp.waiting.front()?.request;
+        if first.is_local() {
+            return Some(Outlook::Local);
+        }
         let (remote, tuning) = (qp.remote?, qp.tuning?);
+        let reads = qp.delivered.iter().filter(|posted| posted.request.is_read()).count();
+        if first.is_read() && reads >= usize::from(tuning.reads) {
+            return Some(if reads == 0 { Outlook::Fails(WcStatus::LOC_QP_OP_ERR) } else { Outlook::Queues });
+        }
         if !self.path(qp) {
             return Some(Outlook::Waits(WcStatus::RETRY_EXC_ERR));
         }
@@ -269,6 +329,14 @@ impl State {
         if !expects || peer.tuning.is_none_or(|theirs| theirs.mtu != tuning.mtu) {
             return Some(Outlook::Fails(WcStatus::RETRY_EXC_ERR));
         }
+        if first.is_read() {
+            let served = peer.tuning.map_or(0, |theirs| usize::from(theirs.reads_served));
+            return Some(if reads < served {
+                Outlook::Arrives(remote.qp_num)
+            } else {
+                Outlook::Fails(REM_INV_REQ_ERR)
+            });
+        }
         let empty = self.shards.get(&peer.shard).is_none_or(|shard| shard.posted.is_empty());
         Some(match (empty, tuning.rnr_retry) {
             (false, _) => Outlook::Arrives(remote.qp_num),
@@ -277,47 +345,97 @@ impl State {
         })
     }
 
-    /// Moves the first message that waits on a queue pair.
+    /// Begins the first request that waits on a queue pair.
     fn deliver(&mut self, num: u32) {
         let peer = match self.outlook(num) {
-            Some(Outlook::Arrives(peer)) => peer,
+            Some(Outlook::Local) => None,
+            Some(Outlook::Arrives(peer)) => Some(peer),
             Some(Outlook::Fails(status)) => return self.fail(num, status),
-            Some(Outlook::Waits(_)) | None => return,
+            Some(Outlook::Waits(_) | Outlook::Queues) | None => return,
         };
-        let Some(send) = self.qps.get_mut(&num).and_then(|qp| qp.waiting.pop_front()) else { return };
-        let Some(shard_id) = self.qps.get(&peer).map(|qp| qp.shard) else { return };
-        let Some(shard) = self.shards.get_mut(&shard_id) else { return };
-        let Some(wr_id) = shard.posted.pop_front() else { return };
-        let len = send.parts.iter().map(Bytes::len).sum::<usize>();
-        let fits = match shard.in_flight.receives().slot_mut(wr_id) {
-            Some(slot) if len <= slot.len() => {
-                let (head, body) = slot[..len].split_at_mut(send.parts[0].len());
-                head.copy_from_slice(&send.parts[0]);
-                body.copy_from_slice(&send.parts[1]);
-                true
-            }
-            _ => false,
+        let Some(posted) = self.qps.get_mut(&num).and_then(|qp| qp.waiting.pop_front()) else { return };
+        let (done, solicited) = match (&posted.request, peer) {
+            (Request::Send { parts, solicited }, Some(peer)) => (self.land(peer, parts), *solicited),
+            (Request::Read { len, from, .. }, Some(peer)) => (self.ask(peer, *from, *len), false),
+            (Request::Bind(grant), _) => (self.bind(num, grant.clone()).map(|()| Arrival::Nothing), false),
+            (Request::Invalidate(rkey), _) => (self.invalidate(num, *rkey).map(|()| Arrival::Nothing), false),
+            (_, None) => return,
         };
-        let solicited = send.solicited;
         if let Some(qp) = self.qps.get_mut(&num) {
-            qp.delivered.push_back(send);
+            qp.delivered.push_back(posted);
         }
-        if fits {
-            let len = u32::try_from(len).unwrap_or(u32::MAX);
-            self.complete(shard_id, Cq::Receive, raw(wr_id, WcStatus::SUCCESS, peer, len), solicited);
-        } else {
-            self.complete(shard_id, Cq::Receive, raw(wr_id, WcStatus::LOC_QP_OP_ERR, peer, 0), true);
-            self.fail(peer, WcStatus::WR_FLUSH_ERR);
-            self.fail(num, WcStatus::REM_OP_ERR);
+        match (done, peer) {
+            (Ok(Arrival::Message(wr_id, len)), Some(peer)) => {
+                let Some(shard) = self.qps.get(&peer).map(|qp| qp.shard) else { return };
+                self.complete(shard, Cq::Receive, raw(wr_id, WcStatus::SUCCESS, peer, len), solicited);
+            }
+            (Ok(_), _) => {}
+            (Err(status), peer) => self.fail_last(num, peer, status),
         }
     }
 
-    /// Completes the oldest message that was delivered.
+    /// What was begun last has failed, and both ends with it.
+    fn fail_last(&mut self, num: u32, peer: Option<u32>, status: WcStatus) {
+        if let Some(peer) = peer {
+            self.fail(peer, WcStatus::WR_FLUSH_ERR);
+        }
+        // What came before it and was not acknowledged yet has completed.
+        while self.qps.get(&num).is_some_and(|qp| qp.delivered.len() > 1) {
+            self.acknowledge(num);
+        }
+        self.fail(num, status);
+    }
+
+    /// Puts a message into the peer's first receive.
+    fn land(&mut self, peer: u32, parts: &[Bytes; 2]) -> Result<Arrival, WcStatus> {
+        let shard_id = self.qps.get(&peer).map(|qp| qp.shard).ok_or(WcStatus::RETRY_EXC_ERR)?;
+        let shard = self.shards.get_mut(&shard_id).ok_or(WcStatus::RETRY_EXC_ERR)?;
+        let wr_id = shard.posted.pop_front().ok_or(WcStatus::RNR_RETRY_EXC_ERR)?;
+        let len = parts.iter().map(Bytes::len).sum::<usize>();
+        match shard.in_flight.receives().slot_mut(wr_id) {
+            Some(slot) if len <= slot.len() => {
+                let (head, body) = slot[..len].split_at_mut(parts[0].len());
+                head.copy_from_slice(&parts[0]);
+                body.copy_from_slice(&parts[1]);
+                return Ok(Arrival::Message(wr_id, u32::try_from(len).unwrap_or(u32::MAX)));
+            }
+            _ => {}
+        }
+        self.complete(shard_id, Cq::Receive, raw(wr_id, WcStatus::LOC_QP_OP_ERR, peer, 0), true);
+        Err(WcStatus::REM_OP_ERR)
+    }
+
+    /// Asks the peer for what a READ wants; the bytes come later.
+    fn ask(&mut self, peer: u32, from: RemoteRange, len: usize) -> Result<Arrival, WcStatus> {
+        if let Some(status) = self.read_failure.take() {
+            return Err(status);
+        }
+        self.granted(peer, from, len).map(|_| Arrival::Nothing)
+    }
+
+    /// Completes the oldest request that was begun. A READ's bytes are looked up and copied only now, so that one whose
+    /// grant has ended since gets none.
     fn acknowledge(&mut self, num: u32) {
-        let Some(qp) = self.qps.get_mut(&num) else { return };
-        let shard = qp.shard;
-        if let Some(send) = qp.delivered.pop_front().filter(|send| send.signaled) {
-            self.complete(shard, Cq::Send, raw(send.wr_id, WcStatus::SUCCESS, num, 0), false);
+        let Some(qp) = self.qps.get(&num) else { return };
+        let (shard, peer) = (qp.shard, qp.remote.map(|remote| remote.qp_num));
+        let read = match qp.delivered.front().map(|posted| &posted.request) {
+            Some(Request::Read { into, at, len, from }) => Some((Arc::clone(into), *at, *len, *from)),
+            _ => None,
+        };
+        if let Some((into, at, len, from)) = read {
+            match peer.ok_or(WcStatus::RETRY_EXC_ERR).and_then(|peer| self.granted(peer, from, len)) {
+                Ok(bytes) => into.write(at, &bytes),
+                Err(status) => {
+                    if let Some(peer) = peer {
+                        self.fail(peer, WcStatus::WR_FLUSH_ERR);
+                    }
+                    return self.fail(num, status);
+                }
+            }
+        }
+        let Some(done) = self.qps.get_mut(&num).and_then(|qp| qp.delivered.pop_front()) else { return };
+        if done.signaled {
+            self.complete(shard, Cq::Send, raw(done.wr_id, WcStatus::SUCCESS, num, 0), false);
         }
     }
 
@@ -344,7 +462,7 @@ impl State {
     }
 
     /// SplitMix64.
-    fn random(&mut self) -> u64 {
+    pub(super) fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -352,6 +470,16 @@ impl State {
         z ^ (z >> 31)
     }
 }
+
+/// What has come to the peer.
+enum Arrival {
+    /// A message, into this receive, of this length.
+    Message(u64, u32),
+    Nothing,
+}
+
+/// The peer's device refuses a request, as it does when there are too many.
+const REM_INV_REQ_ERR: WcStatus = WcStatus(9);
 
 fn raw(wr_id: u64, status: WcStatus, qp_num: u32, len: u32) -> RawCompletion {
     RawCompletion { wr_id, status, vendor: 0, qp_num, len }

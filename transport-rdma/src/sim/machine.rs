@@ -10,11 +10,12 @@ use super::Fabric;
 use super::fabric::Port;
 use super::queues::SimQueues;
 use crate::device::{
-    Device, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind, Host, Interface,
-    Limits, LinkLayer, Mtu, PortStatus, PortSummary, QueueSize, Queues, RdmaConfig, Slab, SlabLayout,
-    Unavailable,
+    Arena, Device, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind, Host,
+    Interface, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, PortSummary, QueueSize, Queues, RdmaConfig,
+    Slab, SlabLayout, Unavailable,
 };
 use crate::unavailable::Memlock;
+use crate::verbs::memory::Mapping;
 
 const DEVICE: &str = "sim0";
 
@@ -38,6 +39,7 @@ struct Faults {
     memory: Option<u64>,
     registered: u64,
     cqe: u32,
+    windows: u32,
     calls_until_failure: Option<u32>,
 }
 
@@ -54,6 +56,7 @@ impl SimHost {
             memory: None,
             registered: 0,
             cqe: u32::MAX,
+            windows: 4096,
             calls_until_failure: None,
         };
         Self(Arc::new(Machine { fabric, gid, faults: Mutex::new(faults) }))
@@ -106,6 +109,15 @@ impl SimHost {
     /// Makes completion queues smaller than was asked for, so that they overflow.
     pub fn limit_completion_queues(&self, entries: u32) {
         self.faults().cqe = entries;
+    }
+
+    /// Limits the windows of a device; zero makes it one without.
+    pub fn limit_windows(&self, windows: u32) {
+        self.faults().windows = windows;
+    }
+
+    pub(super) fn windows(&self) -> usize {
+        self.faults().windows as usize
     }
 
     /// Lets the call fail that comes after this many of the device, its queues and its queue pairs, and no other.
@@ -162,6 +174,10 @@ pub(super) fn error(operation: &'static str, errno: i32) -> DeviceError {
     DeviceError { device: DEVICE.to_owned(), operation, errno }
 }
 
+fn map_error(error: &io::Error) -> DeviceError {
+    self::error("mmap", error.raw_os_error().unwrap_or(libc::EINVAL))
+}
+
 impl Host for SimHost {
     fn devices(&self) -> Result<Vec<DeviceSummary>, Unavailable> {
         let active = self.link();
@@ -194,7 +210,7 @@ impl Host for SimHost {
             return Err(Unavailable::NoDevice { detail: format!("{} is not simulated", device.name) });
         }
         self.call("ibv_open_device")?;
-        Ok(Arc::new(SimDevice(Arc::new(Hca { host: self.clone(), slabs: Mutex::default() }))))
+        Ok(Arc::new(SimDevice(Arc::new(Hca { host: self.clone(), regions: Mutex::default() }))))
     }
 }
 
@@ -206,22 +222,48 @@ struct SimDevice(Arc<Hca>);
 #[derive(Debug)]
 pub(super) struct Hca {
     pub(super) host: SimHost,
-    slabs: Mutex<Vec<Arc<Slab>>>,
+    regions: Mutex<Vec<Region>>,
+}
+
+#[derive(Debug)]
+struct Region {
+    mapping: Arc<Mapping>,
+    /// Windows can be bound to it.
+    arena: bool,
 }
 
 impl Hca {
     /// Whether a buffer lies in registered memory.
-    pub(super) fn is_registered(&self, buffer: &[u8]) -> bool {
-        let (start, len) = (buffer.as_ptr() as usize, buffer.len());
-        let slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        slabs.iter().map(|slab| slab.range()).any(|range| range.start <= start && start + len <= range.end)
+    pub(super) fn is_registered(&self, start: usize, len: usize) -> bool {
+        self.regions().iter().any(|region| region.has(start, len))
+    }
+
+    /// Whether it lies in memory that can be exposed.
+    pub(super) fn is_in_arena(&self, start: usize, len: usize) -> bool {
+        self.regions().iter().any(|region| region.arena && region.has(start, len))
+    }
+
+    fn register(&self, mapping: &Arc<Mapping>, arena: bool) -> Result<(), Unavailable> {
+        self.host.register(mapping.range().len() as u64)?;
+        self.regions().push(Region { mapping: Arc::clone(mapping), arena });
+        Ok(())
+    }
+
+    fn regions(&self) -> MutexGuard<'_, Vec<Region>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Region {
+    fn has(&self, start: usize, len: usize) -> bool {
+        let range = self.mapping.range();
+        range.start <= start && start.checked_add(len).is_some_and(|end| end <= range.end)
     }
 }
 
 impl Drop for Hca {
     fn drop(&mut self) {
-        let slabs = self.slabs.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let bytes: u64 = slabs.iter().map(|slab| slab.range().len() as u64).sum();
+        let bytes: u64 = self.regions().iter().map(|region| region.mapping.range().len() as u64).sum();
         self.host.faults().registered -= bytes;
     }
 }
@@ -232,7 +274,15 @@ impl Device for SimDevice {
     }
 
     fn limits(&self) -> Limits {
-        Limits { max_cqe: 32767, max_srq_wr: 32767, max_qp_wr: 16384, max_qp: 4096 }
+        Limits {
+            max_cqe: 32767,
+            max_srq_wr: 32767,
+            max_qp_wr: 16384,
+            max_qp: 4096,
+            windows: self.0.host.faults().windows,
+            reads: MAX_READS,
+            reads_served: MAX_READS,
+        }
     }
 
     fn port(&self, number: u8) -> Result<PortStatus, DeviceError> {
@@ -244,10 +294,16 @@ impl Device for SimDevice {
 
     fn add_slab(&self, layout: SlabLayout) -> Result<Arc<Slab>, Unavailable> {
         self.0.host.call("ibv_reg_mr")?;
-        let slab = Slab::map(layout).map_err(|e| error("mmap", e.raw_os_error().unwrap_or(libc::EINVAL)))?;
-        self.0.host.register(slab.range().len() as u64)?;
-        self.0.slabs.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&slab));
+        let slab = Slab::map(layout, None).map_err(|e| map_error(&e))?;
+        self.0.register(slab.mapping(), false)?;
         Ok(slab)
+    }
+
+    fn add_arena(&self, bytes: usize) -> Result<Arc<Arena>, Unavailable> {
+        self.0.host.call("ibv_reg_mr")?;
+        let arena = Arena::map(bytes, None).map_err(|e| map_error(&e))?;
+        self.0.register(arena.mapping(), true)?;
+        Ok(arena)
     }
 
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {

@@ -9,7 +9,10 @@
 //!   with the queue for good. Its number is given to the next one.
 //! - A queue pair in ERR flushes its sends; of a shared receive queue it flushes nothing.
 //! - A completion queue that overflows is lost, with everything that uses it.
-//! - A posted receive slot is overwritten at once.
+//! - A posted receive slot is overwritten at once, and so is what a READ will write.
+//! - A READ fails both ends if its key is not exactly that of a window which is bound now, on the queue pair it is asked of,
+//!   or its range not within what that exposes: when it arrives, and again when its answer does. Its bytes are copied then.
+//! - A queue pair with bound windows is not destroyed; it would hang a real device.
 //!
 //! Time does not pass: what waits for a receive, a lost packet or an acknowledgement waits until it comes, or until
 //! [`Fabric::expire`]. A peer's queue pair that is gone is noticed at once.
@@ -17,6 +20,7 @@
 mod fabric;
 mod machine;
 mod queues;
+mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -60,6 +64,22 @@ impl Fabric {
     /// Loses acknowledgements only: messages arrive, and their senders don't learn it.
     pub fn set_acknowledgements(&self, flow: bool) {
         self.with(|state| state.acknowledgements = flow);
+    }
+
+    /// Holds back what READs ask for from now on, or no longer. Meanwhile [`expire`](Self::expire) lets them fail.
+    pub fn set_reads(&self, flow: bool) {
+        self.with(|state| state.reads = flow);
+    }
+
+    /// Lets the next READ fail that arrives at its peer.
+    pub fn fail_read(&self, status: WcStatus) {
+        self.with(|state| state.read_failure = Some(status));
+    }
+
+    /// How many windows there are on all machines, and how many of them are bound.
+    pub fn windows(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.windows.len(), state.windows.values().filter(|window| window.grant.is_some()).count())
     }
 
     /// Lets as much time pass as it takes for every send that waits now to run out of retries.

@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-use super::fabric::{CompletionQueue, Qp, QpState, Send, Shard};
+use super::fabric::{CompletionQueue, Posted, Qp, QpState, Request, Shard};
 use super::machine::{Hca, error};
+use super::windows::Grant;
 use crate::device::{
-    Channel, Completion, Cq, CreateQpError, DeviceError, LocalPath, MAX_BATCH, PostError, QpSize, QpTuning,
-    QueuePair, QueueSize, Queues, RemoteQp, SendRequest, Slot, WcStatus,
+    Channel, Completion, Cq, CreateQpError, DeviceError, Exposure, LocalPath, MAX_BATCH, MAX_READS,
+    PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, Slot, WcStatus, Work,
 };
-use crate::verbs::inflight::{InFlight, SendRing};
+use crate::verbs::inflight::{InFlight, Kept, SendRing, Step, Ticket};
 
 /// The largest message that fits into a work request itself.
 const MAX_INLINE: u32 = 220;
@@ -73,7 +74,7 @@ impl Drop for Inner {
 impl Queues for SimQueues {
     fn post_receives(&self, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
         self.0.hca.host.call("ibv_post_srq_recv").map_err(PostError::Device)?;
-        if slots.iter().any(|slot| !self.0.hca.is_registered(slot)) {
+        if slots.iter().any(|slot| !self.0.hca.is_registered(slot.as_ptr() as usize, slot.len())) {
             return Err(PostError::NotRegistered);
         }
         self.0.hca.host.fabric().with(|state| state.post_receives(self.0.shard, slots))
@@ -186,16 +187,54 @@ impl SimQp {
         })
     }
 
-    /// Posts one request with its place in the ring.
-    fn post(&self, parts: [Bytes; 2], request: Option<&SendRequest>) -> Result<(), PostError> {
-        let kept = if self.is_inline(&parts) { Default::default() } else { parts.clone() };
-        let ticket = match request {
-            Some(request) => self.ring.push(kept, request.signaled),
-            None => self.ring.push_marker().ok_or(PostError::Misplaced)?,
+    /// Posts one request. One whose exposure is over comes to nothing.
+    fn post_one(&self, work: &Work) -> Result<(), PostError> {
+        if work.bytes() > i32::MAX as usize {
+            return Err(PostError::TooLong);
+        }
+        let (hca, windows) = (&self.queues.hca, self.ring.windows());
+        let mut asked = false;
+        let (kept, request) = match work {
+            Work::Send { parts, signaled, solicited } => {
+                let inline = work.bytes() <= self.inline() as usize;
+                let registered = |part: &Bytes| hca.is_registered(part.as_ptr() as usize, part.len());
+                if !inline && !parts.iter().all(|part| part.is_empty() || registered(part)) {
+                    return Err(PostError::NotRegistered);
+                }
+                asked = *signaled;
+                let kept = Kept::Message(if inline { Default::default() } else { parts.clone() });
+                (kept, Request::Send { parts: parts.clone(), solicited: *solicited })
+            }
+            Work::Bind(exposure) => {
+                let Some(bytes) = windows.bytes(exposure) else { return Ok(()) };
+                if windows.bind(exposure) == Step::Skip {
+                    return Ok(());
+                }
+                (Kept::Bind(*exposure), Request::Bind(Grant { rkey: exposure.rkey(), bytes }))
+            }
+            Work::Invalidate(exposure) => {
+                if windows.invalidate(exposure) == Step::Skip {
+                    return Ok(());
+                }
+                (Kept::Invalidate(*exposure), Request::Invalidate(exposure.rkey()))
+            }
+            Work::Read { into, at, len, from, tag } => {
+                let start = into.address(*at, *len).ok_or(PostError::OutOfBounds)?;
+                if !hca.is_registered(start, *len) {
+                    return Err(PostError::NotRegistered);
+                }
+                into.write(*at, &vec![0xdd; *len]);
+                let request = Request::Read { into: Arc::clone(into), at: *at, len: *len, from: *from };
+                (Kept::Landing(Arc::clone(into), *tag), request)
+            }
         };
-        let solicited = request.is_some_and(|request| request.solicited);
-        let send = Send { wr_id: ticket.wr_id, parts, signaled: ticket.signaled, solicited };
-        let posted = self.queues.hca.host.fabric().with(|state| state.post(self.number, send));
+        self.give(self.ring.push(kept, asked), request)
+    }
+
+    /// Gives a request to the device that the ring has.
+    fn give(&self, ticket: Ticket, request: Request) -> Result<(), PostError> {
+        let posted = Posted { wr_id: ticket.wr_id, signaled: ticket.signaled, request };
+        let posted = self.queues.hca.host.fabric().with(|state| state.post(self.number, posted));
         posted.map_err(|errno| {
             self.ring.withdraw(1);
             PostError::Device(error("ibv_post_send", errno))
@@ -205,10 +244,11 @@ impl SimQp {
     fn posting(&self) -> MutexGuard<'_, ()> {
         self.posting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn is_inline(&self, parts: &[Bytes; 2]) -> bool {
-        parts.iter().map(Bytes::len).sum::<usize>() <= self.inline() as usize
-    }
+fn within_limits(tuning: &QpTuning) -> QpTuning {
+    let (reads, reads_served) = (tuning.reads.min(MAX_READS), tuning.reads_served.min(MAX_READS));
+    QpTuning { reads, reads_served, ..*tuning }
 }
 
 impl QueuePair for SimQp {
@@ -228,7 +268,7 @@ impl QueuePair for SimQp {
         self.modify(&[QpState::Init], |qp| {
             qp.state = QpState::Rtr;
             qp.remote = Some(*remote);
-            qp.tuning = Some(*tuning);
+            qp.tuning = Some(within_limits(tuning));
         })
     }
 
@@ -236,7 +276,7 @@ impl QueuePair for SimQp {
         self.modify(&[QpState::Rtr], |qp| {
             qp.state = QpState::Rts;
             qp.psn = psn;
-            qp.tuning = Some(*tuning);
+            qp.tuning = Some(within_limits(tuning));
         })
     }
 
@@ -247,22 +287,35 @@ impl QueuePair for SimQp {
         Ok(())
     }
 
-    fn post_sends(&self, requests: &mut VecDeque<SendRequest>) -> Result<usize, PostError> {
+    fn alloc_windows(&self, count: usize) -> Result<(), DeviceError> {
+        let host = &self.queues.hca.host;
+        for _ in 0..count {
+            host.call("ibv_alloc_mw")?;
+            let limit = host.windows();
+            let rkey = host.fabric().with(|state| {
+                let there =
+                    state.windows.values().filter(|window| state.port_of(window.qp) == Some(host.gid()));
+                (there.count() < limit).then(|| state.alloc_window(self.number))
+            });
+            self.ring.windows().add(rkey.ok_or_else(|| error("ibv_alloc_mw", libc::ENOMEM))?);
+        }
+        Ok(())
+    }
+
+    fn expose(&self, bytes: &Bytes) -> Option<Exposure> {
+        let arena = self.queues.hca.is_in_arena(bytes.as_ptr() as usize, bytes.len());
+        arena.then(|| self.ring.windows().take(bytes)).flatten()
+    }
+
+    fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {
         self.queues.hca.host.call("ibv_post_send").map_err(PostError::Device)?;
         let _posting = self.posting();
-        let count = requests.len().min(MAX_BATCH).min(self.ring.room());
-        for posted in 0..count {
-            let Some(request) = requests.front() else { return Ok(posted) };
-            let registered =
-                request.parts.iter().all(|part| part.is_empty() || self.queues.hca.is_registered(part));
-            let result = if registered || self.is_inline(&request.parts) {
-                self.post(request.parts.clone(), Some(request))
-            } else {
-                Err(PostError::NotRegistered)
-            };
-            match result {
-                Ok(()) => drop(requests.pop_front()),
-                Err(_) if posted > 0 => return Ok(posted),
+        let count = works.len().min(MAX_BATCH).min(self.ring.room());
+        for taken in 0..count {
+            let Some(work) = works.front() else { return Ok(taken) };
+            match self.post_one(work) {
+                Ok(()) => drop(works.pop_front()),
+                Err(_) if taken > 0 => return Ok(taken),
                 Err(error) => return Err(error),
             }
         }
@@ -275,7 +328,8 @@ impl QueuePair for SimQp {
             return Err(PostError::Misplaced);
         }
         let _posting = self.posting();
-        self.post(Default::default(), None)
+        let ticket = self.ring.push_marker().ok_or(PostError::Misplaced)?;
+        self.give(ticket, Request::Send { parts: Default::default(), solicited: false })
     }
 
     fn sends_outstanding(&self) -> usize {
@@ -285,7 +339,15 @@ impl QueuePair for SimQp {
 
 impl Drop for SimQp {
     fn drop(&mut self) {
-        self.queues.hca.host.fabric().with(|state| state.destroy(self.number));
+        let destroyed = self.queues.hca.host.fabric().with(|state| {
+            state.dealloc_windows(self.number);
+            state.destroy(self.number)
+        });
+        if let Err(errno) = destroyed {
+            crate::verbs::leaked("ibv_destroy_qp", errno);
+            self.ring.leak();
+            return;
+        }
         self.queues.in_flight.remove_ring(&self.ring);
         *self.queues.reserved() -= self.size.reserve();
     }

@@ -51,7 +51,7 @@ impl End {
 
     fn try_send(&self, byte: u8) -> Result<usize, PostError> {
         let parts = [self.message(byte), Bytes::new()];
-        self.qp.post_sends(&mut VecDeque::from([SendRequest { parts, signaled: true, solicited: false }]))
+        self.qp.post(&mut VecDeque::from([Work::Send { parts, signaled: true, solicited: false }]))
     }
 
     fn send(&self, byte: u8) {
@@ -303,7 +303,7 @@ fn solicited_only_arming_sleeps_through_the_rest() {
     a.send(1);
     assert!(channel.poll_event(&mut cx).is_pending());
     let parts = [a.message(2), Bytes::new()];
-    a.qp.post_sends(&mut VecDeque::from([SendRequest { parts, signaled: false, solicited: true }])).unwrap();
+    a.qp.post(&mut VecDeque::from([Work::Send { parts, signaled: false, solicited: true }])).unwrap();
     assert!(channel.poll_event(&mut cx).is_ready());
     assert_eq!(b.received(), [1, 2]);
     a.send(3);

@@ -9,13 +9,14 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::events::VerbsDeviceEvents;
 use super::load::Verbs;
-use super::memory::{Slab, SlabLayout};
+use super::memory::{Arena, Mapping, Slab, SlabLayout};
 use super::queues::VerbsQueues;
 use super::sys::{self, Plain, ibv_context, ibv_context_ops, ibv_mr, ibv_pd};
+use super::window::Window;
 use super::{device_error, last_errno, leaked, returned_errno};
 use crate::device::{
-    Device, DeviceError, DeviceEvents, Limits, LinkLayer, Mtu, PortStatus, QueueSize, Queues, RdmaConfig,
-    Unavailable, memlock,
+    Device, DeviceError, DeviceEvents, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, QueueSize, Queues,
+    RdmaConfig, Unavailable, memlock,
 };
 
 /// A device through libibverbs.
@@ -27,17 +28,44 @@ pub(super) struct VerbsDevice(Arc<Hca>);
 pub(super) struct Hca {
     regions: RwLock<Vec<Region>>,
     pd: Pd,
+    numa_node: Option<u32>,
     relaxed_ordering: bool,
     limits: Limits,
+    /// See [`Hca::has_loose_windows`].
+    loose_windows: bool,
 }
 
 impl VerbsDevice {
-    pub(super) fn new(context: Context, config: &RdmaConfig) -> Result<Self, DeviceError> {
-        let limits = context.limits()?;
+    pub(super) fn new(
+        context: Context,
+        numa_node: Option<u32>,
+        config: &RdmaConfig,
+    ) -> Result<Self, DeviceError> {
+        let attr = context.query()?;
         let pd = Pd::new(context)?;
+        let windows = if pd.has_windows(&attr) { limit(attr.max_mw) } else { 0 };
+        let reads = |max| u8::try_from(limit(max)).unwrap_or(u8::MAX).min(MAX_READS);
+        let limits = Limits {
+            max_cqe: limit(attr.max_cqe),
+            max_srq_wr: limit(attr.max_srq_wr),
+            max_qp_wr: limit(attr.max_qp_wr),
+            max_qp: limit(attr.max_qp),
+            windows,
+            reads: reads(attr.max_qp_init_rd_atom),
+            reads_served: reads(attr.max_qp_rd_atom),
+        };
         let relaxed_ordering = config.relaxed_ordering;
-        Ok(Self(Arc::new(Hca { regions: RwLock::default(), pd, relaxed_ordering, limits })))
+        let loose_windows = attr.vendor_id == SOFT_ROCE;
+        let regions = RwLock::default();
+        Ok(Self(Arc::new(Hca { regions, pd, numa_node, relaxed_ordering, limits, loose_windows })))
     }
+}
+
+/// What Soft-RoCE says its vendor is.
+const SOFT_ROCE: u32 = 0xff_ffff;
+
+fn limit(value: c_int) -> u32 {
+    u32::try_from(value).unwrap_or(0)
 }
 
 impl Device for VerbsDevice {
@@ -54,10 +82,15 @@ impl Device for VerbsDevice {
     }
 
     fn add_slab(&self, layout: SlabLayout) -> Result<Arc<Slab>, Unavailable> {
-        let slab =
-            Slab::map(layout).map_err(|e| self.0.error("mmap", e.raw_os_error().unwrap_or(libc::EINVAL)))?;
-        self.0.register(&slab)?;
+        let slab = Slab::map(layout, self.0.numa_node).map_err(|e| self.0.map_error(&e))?;
+        self.0.register(slab.mapping(), sys::IBV_ACCESS_LOCAL_WRITE)?;
         Ok(slab)
+    }
+
+    fn add_arena(&self, bytes: usize) -> Result<Arc<Arena>, Unavailable> {
+        let arena = Arena::map(bytes, self.0.numa_node).map_err(|e| self.0.map_error(&e))?;
+        self.0.register(arena.mapping(), ARENA_ACCESS)?;
+        Ok(arena)
     }
 
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {
@@ -80,8 +113,7 @@ impl Hca {
 
     /// What the header's inline functions call through.
     pub(super) fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: an open context; providers set its functions before it is given out.
-        unsafe { &(*self.context()).ops }
+        self.pd.context.ops()
     }
 
     pub(super) fn pd(&self) -> *mut ibv_pd {
@@ -96,14 +128,30 @@ impl Hca {
         device_error(self.name(), operation, errno)
     }
 
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Whether the device compares a READ through a window with the bounds of the window's region only, as Soft-RoCE does:
+    /// its windows guard against other queue pairs and stale keys, but only a region guards what is beside the window.
+    pub(super) fn has_loose_windows(&self) -> bool {
+        self.loose_windows
+    }
+
     /// What is registered, for looking up the keys of a batch of buffers.
     pub(super) fn regions(&self) -> Regions<'_> {
         Regions(self.regions.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn register(&self, slab: &Arc<Slab>) -> Result<(), Unavailable> {
-        let region = Region::new(self, slab).map_err(|errno| match errno {
-            libc::ENOMEM => Unavailable::Memlock(memlock(slab.range().len() as u64)),
+    fn map_error(&self, error: &io::Error) -> DeviceError {
+        self.error("mmap", error.raw_os_error().unwrap_or(libc::EINVAL))
+    }
+
+    fn register(&self, mapping: &Arc<Mapping>, access: c_int) -> Result<(), Unavailable> {
+        mapping.prefault();
+        let range = mapping.range();
+        let region = Region::new(self, mapping, range.clone(), access).map_err(|errno| match errno {
+            libc::ENOMEM => Unavailable::Memlock(memlock(range.len() as u64)),
             errno => self.error("ibv_reg_mr", errno).into(),
         })?;
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
@@ -119,21 +167,38 @@ pub(super) struct Regions<'a>(RwLockReadGuard<'a, Vec<Region>>);
 impl Regions<'_> {
     /// The key of the region in which the buffer lies as a whole.
     pub(super) fn lkey(&self, buffer: &[u8]) -> Option<u32> {
-        let start = buffer.as_ptr() as usize;
-        let end = start.checked_add(buffer.len())?;
+        self.lkey_at(buffer.as_ptr() as usize, buffer.len())
+    }
+
+    /// As [`lkey`](Self::lkey), for memory to which no reference may exist.
+    pub(super) fn lkey_at(&self, start: usize, len: usize) -> Option<u32> {
+        Some(self.find(start, len)?.lkey)
+    }
+
+    /// The region in which the buffer lies as a whole, if windows can be bound to it.
+    pub(super) fn arena(&self, start: usize, len: usize) -> Option<&Region> {
+        self.find(start, len).filter(|region| region.access & sys::IBV_ACCESS_MW_BIND != 0)
+    }
+
+    fn find(&self, start: usize, len: usize) -> Option<&Region> {
+        let end = start.checked_add(len)?;
         let after = self.0.partition_point(|region| region.range.start <= start);
         let region = self.0.get(after.checked_sub(1)?)?;
-        (end <= region.range.end).then_some(region.lkey)
+        (end <= region.range.end).then_some(region)
     }
 }
 
-/// A registered slab. Deregistered on drop; the slab's mapping may live on.
-struct Region {
+/// What windows may be bound to. No remote access of its own: that is for the window to give.
+const ARENA_ACCESS: c_int = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_MW_BIND;
+
+/// A registered part of a mapping. Deregistered on drop; the mapping may live on.
+pub(super) struct Region {
     raw: NonNull<ibv_mr>,
     verbs: &'static Verbs,
     range: Range<usize>,
+    access: c_int,
     lkey: u32,
-    slab: Arc<Slab>,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: the library allows its objects to be used and destroyed on any thread.
@@ -142,38 +207,50 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn new(hca: &Hca, slab: &Arc<Slab>) -> Result<Self, i32> {
-        let (verbs, range, start) = (hca.verbs(), slab.range(), slab.base().cast());
+    fn new(hca: &Hca, mapping: &Arc<Mapping>, range: Range<usize>, access: c_int) -> Result<Self, i32> {
+        let verbs = hca.verbs();
+        let whole = mapping.range();
+        assert!(whole.start <= range.start && range.end <= whole.end, "{range:?} is not within {mapping:?}");
+        let start = mapping.base().wrapping_add(range.start - whole.start).cast();
         let raw = match verbs.ibv_reg_mr_iova2 {
             Some(reg_mr_iova2) if hca.relaxed_ordering => {
-                let access = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: the range is mapped, and stays so while the region exists, because that keeps the slab.
+                let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
+                // SAFETY: the range is mapped, and stays so while the region exists, because that keeps the mapping.
                 unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
             }
             // SAFETY: as above.
-            _ => unsafe { (verbs.ibv_reg_mr)(hca.pd(), start, range.len(), sys::IBV_ACCESS_LOCAL_WRITE) },
+            _ => unsafe { (verbs.ibv_reg_mr)(hca.pd(), start, range.len(), access) },
         };
         let raw = NonNull::new(raw).ok_or_else(last_errno)?;
         // SAFETY: a region that the library has just made.
         let lkey = unsafe { raw.as_ref() }.lkey;
-        Ok(Self { raw, verbs, range, lkey, slab: Arc::clone(slab) })
+        Ok(Self { raw, verbs, range, access, lkey, mapping: Arc::clone(mapping) })
+    }
+
+    /// A region of these bytes of an arena alone. A system call, and the kernel pins the pages once more.
+    pub(super) fn of_part(&self, hca: &Hca, range: Range<usize>) -> Result<Self, i32> {
+        Self::new(hca, &self.mapping, range, ARENA_ACCESS)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut ibv_mr {
+        self.raw.as_ptr()
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this region, once. All queues that could use it are gone, because they keep the device.
+        // SAFETY: this region, once. What could use it is gone: queues keep the device, and windows go before their region.
         let result = returned_errno(unsafe { (self.verbs.ibv_dereg_mr)(self.raw.as_ptr()) });
         if let Err(errno) = result {
             leaked("ibv_dereg_mr", errno);
-            std::mem::forget(Arc::clone(&self.slab));
+            std::mem::forget(Arc::clone(&self.mapping));
         }
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("slab", &self.slab).finish_non_exhaustive()
+        f.debug_struct("Region").field("mapping", &self.mapping).finish_non_exhaustive()
     }
 }
 
@@ -197,6 +274,13 @@ impl Pd {
             Some(raw) => Ok(Self { raw, context }),
             None => Err(device_error(&context.name, "ibv_alloc_pd", last_errno())),
         }
+    }
+
+    /// Whether windows can be had that are bound to a queue pair: the device says so, and gives one.
+    fn has_windows(&self, attr: &sys::ibv_device_attr) -> bool {
+        attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0
+            // SAFETY: a domain of this context.
+            && unsafe { Window::alloc(self.context.ops(), self.raw.as_ptr()) }.and_then(Window::dealloc).is_ok()
     }
 }
 
@@ -255,18 +339,17 @@ impl Context {
         }
     }
 
-    fn limits(&self) -> Result<Limits, DeviceError> {
+    fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: an open context; providers set its functions before it is given out.
+        unsafe { &(*self.raw.as_ptr()).ops }
+    }
+
+    fn query(&self) -> Result<sys::ibv_device_attr, DeviceError> {
         let mut attr = sys::ibv_device_attr::zeroed();
         // SAFETY: an open context, and a structure of the size that the function fills.
         let result = unsafe { (self.verbs.ibv_query_device)(self.raw.as_ptr(), &raw mut attr) };
         returned_errno(result).map_err(|errno| device_error(&self.name, "ibv_query_device", errno))?;
-        let limit = |value: c_int| u32::try_from(value).unwrap_or(0);
-        Ok(Limits {
-            max_cqe: limit(attr.max_cqe),
-            max_srq_wr: limit(attr.max_srq_wr),
-            max_qp_wr: limit(attr.max_qp_wr),
-            max_qp: limit(attr.max_qp),
-        })
+        Ok(attr)
     }
 
     fn port(&self, number: u8) -> Result<PortStatus, DeviceError> {

@@ -46,7 +46,7 @@ impl Host for SystemHost {
         let verbs = self.verbs()?;
         check_access(device)?;
         let context = Context::open(verbs, &device.name)?;
-        Ok(Arc::new(VerbsDevice::new(context, config)?))
+        Ok(Arc::new(VerbsDevice::new(context, device.numa_node, config)?))
     }
 }
 

@@ -1,23 +1,28 @@
 //! The work request table: what a device has of our memory, and which completion gives it back. Safe code; it stands here
 //! because the verbs' safety rests on it, and the simulated device uses it too.
 //!
-//! A receive owns its [`Slot`]. A send holds clones of its [`Bytes`], which keep the memory from being reused or written.
-//! `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
+//! A receive owns its [`Slot`]. A send holds clones of its [`Bytes`](bytes::Bytes), which keep the memory from being reused
+//! or written; so does a window, for as long as the peer may read through it. A READ holds its
+//! [`Landing`](super::memory::Landing). `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
 //! is gone, finds nothing.
 
-use std::collections::VecDeque;
+mod sends;
+mod windows;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use bytes::Bytes;
+pub(crate) use sends::{Kept, SendRing, Ticket};
+pub use windows::Exposure;
+pub(crate) use windows::Step;
 
 use super::memory::Slot;
 use crate::device::{Completion, QpSize, WcError, WcStatus};
 
 /// What a `wr_id` says: kind, entry, generation.
 ///
-/// Receive: `01`, 22 bits of index, 40 of generation. Send: `10`, 22 bits of ring, 24 of the ring's generation, 16 of
-/// sequence number.
+/// Receive: `01`, 22 bits of index, 40 of generation. Whatever goes to a send queue: `10`, 22 bits of ring, 24 of the
+/// ring's generation, 16 of sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WrId {
     Receive { index: u32, generation: u64 },
@@ -106,7 +111,7 @@ impl InFlight {
         let entry = &mut rings[index];
         entry.generation = (entry.generation + 1) & RING_GENERATION;
         let key = RingKey { index: index as u32 & MAX_INDEX, generation: entry.generation };
-        let ring = Arc::new(SendRing { key, size, sends: Mutex::default() });
+        let ring = Arc::new(SendRing::new(key, size));
         entry.ring = Some(Arc::clone(&ring));
         ring
     }
@@ -114,8 +119,9 @@ impl InFlight {
     /// Forgets the ring of a destroyed queue pair; its buffers are released when the queue pair lets go of it, too.
     pub(crate) fn remove_ring(&self, ring: &SendRing) {
         let mut rings = self.rings.write().unwrap_or_else(PoisonError::into_inner);
-        let entry =
-            rings.get_mut(ring.key.index as usize).filter(|entry| entry.generation == ring.key.generation);
+        let entry = rings
+            .get_mut(ring.key().index as usize)
+            .filter(|entry| entry.generation == ring.key().generation);
         if let Some(entry) = entry {
             entry.ring = None;
         }
@@ -231,116 +237,6 @@ impl Receives {
         let slot = entry.slot.take()?;
         self.vacant.push(index);
         Some(slot)
-    }
-}
-
-/// The sends of one queue pair, in the order in which they were posted, which is that of their completions.
-#[derive(Debug)]
-pub(crate) struct SendRing {
-    key: RingKey,
-    size: QpSize,
-    sends: Mutex<Sends>,
-}
-
-#[derive(Debug, Default)]
-struct Sends {
-    queue: VecDeque<Sent>,
-    /// The sequence number of the first in the queue.
-    first: u16,
-    /// How many at the queue's end were posted without asking for a completion.
-    silent: u16,
-    marked: bool,
-}
-
-#[derive(Debug)]
-struct Sent {
-    /// Empty if the device copied the message when it was posted.
-    _parts: [Bytes; 2],
-    signaled: bool,
-    marker: bool,
-}
-
-/// What the ring says about a send that is about to be posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ticket {
-    pub(crate) wr_id: u64,
-    /// Whether a completion is to be asked for.
-    pub(crate) signaled: bool,
-}
-
-impl SendRing {
-    /// How many more sends can be pushed: none after the marker, for which there is always room.
-    pub(crate) fn room(&self) -> usize {
-        let sends = lock(&self.sends);
-        if sends.marked { 0 } else { usize::from(self.size.sends).saturating_sub(sends.queue.len()) }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        lock(&self.sends).queue.len()
-    }
-
-    /// Takes a send into the table; the caller has looked at [`room`](Self::room) and posts in the order of the pushes.
-    ///
-    /// Every `signal_every`-th is signalled, so that the ring cannot fill up without a completion under way.
-    pub(crate) fn push(&self, parts: [Bytes; 2], signaled: bool) -> Ticket {
-        let mut sends = lock(&self.sends);
-        let signaled =
-            signaled || sends.silent + 1 >= self.size.signal_every.clamp(1, self.size.sends / 2 + 1);
-        self.append(&mut sends, Sent { _parts: parts, signaled, marker: false })
-    }
-
-    /// Takes the marker into the table; `None` if it is there already.
-    pub(crate) fn push_marker(&self) -> Option<Ticket> {
-        let mut sends = lock(&self.sends);
-        if std::mem::replace(&mut sends.marked, true) {
-            return None;
-        }
-        Some(self.append(&mut sends, Sent { _parts: Default::default(), signaled: true, marker: true }))
-    }
-
-    fn append(&self, sends: &mut Sends, sent: Sent) -> Ticket {
-        let seq = sends.first.wrapping_add(sends.queue.len() as u16);
-        let signaled = sent.signaled;
-        sends.silent = if signaled { 0 } else { sends.silent + 1 };
-        sends.queue.push_back(sent);
-        Ticket { wr_id: WrId::Send { ring: self.key, seq }.encode(), signaled }
-    }
-
-    /// Takes back the last `count`, which were pushed and not posted.
-    pub(crate) fn withdraw(&self, count: usize) {
-        let mut sends = lock(&self.sends);
-        for _ in 0..count {
-            let withdrawn = sends.queue.pop_back();
-            if withdrawn.is_some_and(|sent| sent.marker) {
-                sends.marked = false;
-            }
-        }
-        let silent = sends.queue.iter().rev().take_while(|sent| !sent.signaled).count();
-        sends.silent = silent as u16;
-    }
-
-    /// Gives up all buffers for good, because a device may still read them.
-    pub(crate) fn leak(&self) {
-        std::mem::forget(std::mem::take(&mut lock(&self.sends).queue));
-    }
-
-    /// The request with this sequence number has completed, and so has every one before it.
-    fn complete(&self, seq: u16, raw: &RawCompletion) -> Option<Completion> {
-        let mut sends = lock(&self.sends);
-        let count = usize::from(seq.wrapping_sub(sends.first)) + 1;
-        let marker = sends.queue.get(count - 1)?.marker;
-        sends.queue.drain(..count);
-        sends.first = seq.wrapping_add(1);
-        sends.silent = sends.silent.min(sends.queue.len() as u16);
-        let qp_num = raw.qp_num;
-        Some(if marker {
-            Completion::Drained { qp_num, count: count - 1 }
-        } else if raw.status == WcStatus::SUCCESS {
-            Completion::Sent { qp_num, count }
-        } else {
-            let error = WcError { status: raw.status, vendor: raw.vendor };
-            Completion::SendFailed { qp_num, count, error }
-        })
     }
 }
 

@@ -2,12 +2,15 @@
 //!
 //! What makes it sound, and what would break it:
 //!
-//! - **Memory.** A device writes only to receive slots and reads only from sends. `inflight::InFlight` owns the former
-//!   and holds clones of the latter from before the work request is posted until its completion was polled, or until the
-//!   queue that had it is destroyed. Completions are believed: a device that reports a request as done and goes on using
-//!   its memory cannot be defended against.
+//! - **Memory.** A device writes only to receive slots and landings, and reads only from sends and, for the peer, from what
+//!   is exposed. `inflight` owns slots, and holds clones of the others from before the work request is posted until its
+//!   completion was polled (for what is exposed: that of the invalidation), or until the queue or window that had it is
+//!   destroyed. Completions are believed: a device that reports a request as done and goes on using its memory cannot be
+//!   defended against.
+//! - **Peers.** They read what a bound window exposes, and write nothing: no remote right but READ is ever given. A Rust
+//!   reference to memory that a peer may write to would be undefined behaviour.
 //! - **Objects.** Every wrapper owns its C object and keeps its parents by `Arc`, so that they are destroyed in the order
-//!   queue pair, shared receive queue, completion queues, channel, memory regions, protection domain, context. If a
+//!   windows, queue pair, shared receive queue, completion queues, channel, memory regions, protection domain, context. If a
 //!   destroy fails, the object, its parents and the memory that a device may reach through it stay for good: counted,
 //!   logged, never a panic.
 //! - **Threads.** libibverbs' functions may be called from any thread on any object; wrappers are `Send` and `Sync` for
@@ -19,6 +22,7 @@
 
 #![expect(unsafe_code, reason = "calls a C library and maps memory for devices; see the argument above")]
 
+mod batch;
 mod cq;
 mod device;
 mod events;
@@ -31,6 +35,7 @@ mod qp;
 mod queues;
 mod srq;
 mod sys;
+mod window;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,7 +52,7 @@ pub fn leaks() -> u64 {
 }
 
 /// Counts and logs an object that stays because its destruction failed.
-fn leaked(operation: &'static str, errno: i32) {
+pub(crate) fn leaked(operation: &'static str, errno: i32) {
     LEAKED.fetch_add(1, Ordering::Relaxed);
     let error = std::io::Error::from_raw_os_error(errno);
     tracing::error!(operation, %error, "an RDMA object could not be destroyed and stays allocated");

@@ -2,25 +2,23 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::device::{Hca, Regions};
-use super::inflight::SendRing;
+use super::batch::{Batch, MAX_PARTS};
+use super::device::Regions;
+use super::inflight::{Exposure, Kept, SendRing, Step};
 use super::queues::Inner;
-use super::srq::index_of;
-use super::sys::{self, Plain as _, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_send_wr, ibv_sge};
+use super::sys::{self, Plain as _, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge};
+use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
     Cq, CreateQpError, DeviceError, LinkLayer, LocalPath, MAX_BATCH, PostError, QpSize, QpTuning, QueuePair,
-    RemoteQp, SendRequest,
+    RemoteQp, Work,
 };
-
-/// Parts of a message.
-const MAX_PARTS: usize = 2;
 
 /// See [`QueuePair`].
 pub(super) struct VerbsQp {
@@ -29,8 +27,9 @@ pub(super) struct VerbsQp {
     inline: u32,
     size: QpSize,
     ring: Arc<SendRing>,
-    /// Held while posting, so that requests reach the device in the order in which the ring has them.
-    posting: Mutex<()>,
+    /// Held while posting, so that requests reach the device in the order in which the ring has them. Windows are in the
+    /// order in which the ring knows them; their keys change with posting.
+    posting: Mutex<Vec<Window>>,
     /// Set to ERR by this side.
     failed: AtomicBool,
     queues: Arc<Inner>,
@@ -67,12 +66,80 @@ impl VerbsQp {
         returned_errno(result).map_err(|errno| hca.error("ibv_modify_qp", errno))
     }
 
-    fn posting(&self) -> MutexGuard<'_, ()> {
+    fn posting(&self) -> MutexGuard<'_, Vec<Window>> {
         self.posting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn device_error(&self, errno: i32) -> PostError {
         PostError::Device(self.queues.hca().error("ibv_post_send", errno))
+    }
+
+    /// Adds a request to the batch and to the ring. One whose exposure is over comes to nothing.
+    fn build(
+        &self,
+        batch: &mut Batch,
+        work: &Work,
+        windows: &[Window],
+        regions: &Regions<'_>,
+    ) -> Result<(), PostError> {
+        if work.bytes() > i32::MAX as usize {
+            return Err(PostError::TooLong);
+        }
+        let mut asked = false;
+        let kept = match work {
+            Work::Send { parts, signaled, solicited } => {
+                asked = *signaled;
+                let inline = work.bytes() <= self.inline as usize;
+                batch.send(parts, inline, *solicited, regions)?;
+                // Inline data is copied during the call, and the request is there until it returns.
+                Kept::Message(if inline { Default::default() } else { parts.clone() })
+            }
+            Work::Bind(exposure) => {
+                let arena = regions.arena(exposure.addr() as usize, exposure.len());
+                let (Some(arena), Some(window)) = (arena, windows.get(exposure.window())) else {
+                    return Ok(());
+                };
+                if self.ring.windows().bind(exposure) == Step::Skip {
+                    return Ok(());
+                }
+                batch.bind(window.bind(arena, exposure));
+                Kept::Bind(*exposure)
+            }
+            Work::Invalidate(exposure) => {
+                if self.ring.windows().invalidate(exposure) == Step::Skip {
+                    return Ok(());
+                }
+                batch.invalidate(exposure.rkey());
+                Kept::Invalidate(*exposure)
+            }
+            Work::Read { into, at, len, from, tag } => {
+                let start = into.address(*at, *len).ok_or(PostError::OutOfBounds)?;
+                let lkey = regions.lkey_at(start, *len).ok_or(PostError::NotRegistered)?;
+                batch.read(ibv_sge { addr: start as u64, length: *len as u32, lkey }, from.addr, from.rkey);
+                Kept::Landing(Arc::clone(into), *tag)
+            }
+        };
+        let ticket = self.ring.push(kept, asked);
+        batch.sign(ticket.wr_id, ticket.signaled);
+        Ok(())
+    }
+
+    /// Ends what the peer may read and deallocates the windows, which the queue pair could not be destroyed with. False if
+    /// the library refuses.
+    fn dealloc_windows(&mut self) -> bool {
+        if self.ring.windows().bound() > 0 && !self.failed.load(Ordering::Acquire) {
+            // Windows that are in use go quietly once the peer is no longer listened to.
+            let _ = self.to_err();
+        }
+        let windows = std::mem::take(self.posting.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // All of them, also after one that stays.
+        windows.into_iter().map(Window::dealloc).filter(Result::is_err).count() == 0
+    }
+
+    /// Leaves the queue pair to the device for good, with all that it may still use.
+    fn leak(&self) {
+        self.ring.leak();
+        std::mem::forget(Arc::clone(&self.queues));
     }
 }
 
@@ -118,8 +185,8 @@ impl QueuePair for VerbsQp {
         attr.qp_state = sys::IBV_QPS_INIT;
         attr.pkey_index = local.pkey_index;
         attr.port_num = local.port;
-        // No remote access: peers send, and that is all.
-        attr.qp_access_flags = 0;
+        // What windows may give. Without one, a peer can send, and that is all.
+        attr.qp_access_flags = sys::IBV_ACCESS_REMOTE_READ as u32;
         self.modify(&mut attr, sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS)
     }
 
@@ -129,7 +196,7 @@ impl QueuePair for VerbsQp {
         attr.path_mtu = tuning.mtu.code().into();
         attr.dest_qp_num = remote.qp_num;
         attr.rq_psn = remote.psn & PSN_MASK;
-        attr.max_dest_rd_atomic = 0;
+        attr.max_dest_rd_atomic = tuning.reads_served.min(self.queues.hca().limits().reads_served);
         attr.min_rnr_timer = tuning.min_rnr_timer;
         attr.ah_attr = route(local, remote, tuning);
         let mask = sys::IBV_QP_AV
@@ -148,7 +215,7 @@ impl QueuePair for VerbsQp {
         attr.timeout = tuning.timeout;
         attr.retry_cnt = tuning.retry_cnt.min(MAX_RETRIES);
         attr.rnr_retry = tuning.rnr_retry.min(MAX_RETRIES);
-        attr.max_rd_atomic = 0;
+        attr.max_rd_atomic = tuning.reads.min(self.queues.hca().limits().reads);
         let mask = sys::IBV_QP_SQ_PSN
             | sys::IBV_QP_TIMEOUT
             | sys::IBV_QP_RETRY_CNT
@@ -165,35 +232,77 @@ impl QueuePair for VerbsQp {
         Ok(())
     }
 
-    fn post_sends(&self, requests: &mut VecDeque<SendRequest>) -> Result<usize, PostError> {
-        let posting = self.posting();
+    fn alloc_windows(&self, count: usize) -> Result<(), DeviceError> {
+        let hca = self.queues.hca();
+        for _ in 0..count {
+            // SAFETY: the functions and the domain are those of one context.
+            let window = unsafe { Window::alloc(hca.ops(), hca.pd()) };
+            let window = window.map_err(|errno| hca.error("ibv_alloc_mw", errno))?;
+            let mut windows = self.posting();
+            self.ring.windows().add(window.rkey());
+            windows.push(window);
+        }
+        Ok(())
+    }
+
+    fn expose(&self, bytes: &Bytes) -> Option<Exposure> {
+        let mut windows = self.posting();
+        let hca = self.queues.hca();
+        let regions = hca.regions();
+        let arena = regions.arena(bytes.as_ptr() as usize, bytes.len())?;
+        let exposure = self.ring.windows().take(bytes)?;
+        if hca.has_loose_windows() {
+            let enclosed = windows.get_mut(exposure.window())?.enclose(hca, arena, &exposure);
+            if let Err(errno) = enclosed {
+                tracing::debug!(errno, len = bytes.len(), "no region for what would be exposed");
+                self.ring.windows().invalidate(&exposure);
+                return None;
+            }
+        }
+        Some(exposure)
+    }
+
+    fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {
+        let mut windows = self.posting();
         let regions = self.queues.hca().regions();
-        let count = requests.len().min(MAX_BATCH).min(self.ring.room());
-        let (mut batch, mut refused) = (Batch::new(), None);
-        for request in requests.iter().take(count) {
-            let inline = request.len() <= self.inline as usize;
-            if let Err(error) = batch.push(request, inline, &regions) {
+        let count = works.len().min(MAX_BATCH).min(self.ring.room());
+        // Which work each request of the batch stands for.
+        let mut places = [0; MAX_BATCH];
+        let (mut batch, mut taken, mut refused) = (Batch::new(), 0, None);
+        for work in works.iter().take(count) {
+            let before = batch.len();
+            if let Err(error) = self.build(&mut batch, work, &windows, &regions) {
                 refused = Some(error);
                 break;
             }
-            // Inline data is copied during the call, and the request is there until it returns.
-            let kept = if inline { [Bytes::new(), Bytes::new()] } else { request.parts.clone() };
-            let ticket = self.ring.push(kept, request.signaled);
-            batch.sign(ticket.wr_id, ticket.signaled);
+            if batch.len() > before {
+                places[before] = taken;
+            }
+            taken += 1;
         }
-        let built = batch.len;
-        if built == 0 {
+        let built = batch.len();
+        if taken == 0 {
             return refused.map_or(Ok(0), Err);
         }
-        // SAFETY: inline data outlives the call, as it is in `requests`; other data is kept by the ring.
+        // SAFETY: inline data outlives the call, as it is in `works`; other data is kept by the ring.
         let (posted, result) = unsafe { batch.post(self.queues.hca(), self.raw.as_ptr()) };
         self.ring.withdraw(built - posted);
-        drop((posting, regions));
-        requests.drain(..posted);
+        if posted < built {
+            taken = places[posted];
+        }
+        for &place in &places[..posted] {
+            if let Some(Work::Bind(exposure)) = works.get(place)
+                && let Some(window) = windows.get_mut(exposure.window())
+            {
+                window.set_rkey(exposure.rkey());
+            }
+        }
+        drop((windows, regions));
+        works.drain(..taken);
         match result {
-            Err(errno) if posted == 0 => Err(self.device_error(errno)),
+            Err(errno) if taken == 0 => Err(self.device_error(errno)),
             // What was posted is with the device; the error is met again by who posts the rest.
-            _ => Ok(posted),
+            _ => Ok(taken),
         }
     }
 
@@ -220,6 +329,9 @@ impl QueuePair for VerbsQp {
 
 impl Drop for VerbsQp {
     fn drop(&mut self) {
+        if !self.dealloc_windows() {
+            return self.leak();
+        }
         let mut budget = self.queues.budget();
         let (hca, queues) = (self.queues.hca(), [self.queues.cq(Cq::Receive), self.queues.cq(Cq::Send)]);
         // Some devices drop the completions of a queue pair that is destroyed, and with them the slots' way back.
@@ -228,9 +340,7 @@ impl Drop for VerbsQp {
         let result = unsafe { (hca.verbs().ibv_destroy_qp)(self.raw.as_ptr()) };
         if let Err(errno) = returned_errno(result) {
             leaked("ibv_destroy_qp", errno);
-            self.ring.leak();
-            std::mem::forget(Arc::clone(&self.queues));
-            return;
+            return self.leak();
         }
         // Others leave them in the queue, where the next bearer of the number would find them.
         for cq in queues {
@@ -275,79 +385,4 @@ fn route(local: &LocalPath, remote: &RemoteQp, tuning: &QpTuning) -> sys::ibv_ah
         attr.grh.traffic_class = local.traffic_class;
     }
     attr
-}
-
-/// A list of sends under construction.
-struct Batch {
-    wrs: [ibv_send_wr; MAX_BATCH],
-    sges: [ibv_sge; MAX_BATCH * MAX_PARTS],
-    len: usize,
-}
-
-impl Batch {
-    fn new() -> Self {
-        let sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-        Self { wrs: [ibv_send_wr::zeroed(); MAX_BATCH], sges: [sge; MAX_BATCH * MAX_PARTS], len: 0 }
-    }
-
-    /// Adds a request, to be signed.
-    fn push(&mut self, request: &SendRequest, inline: bool, regions: &Regions<'_>) -> Result<(), PostError> {
-        if request.len() > i32::MAX as usize {
-            return Err(PostError::TooLong);
-        }
-        let mut num_sge = 0;
-        for part in request.parts.iter().filter(|part| !part.is_empty()) {
-            // Inline data needs no key.
-            let lkey = if inline { 0 } else { regions.lkey(part).ok_or(PostError::NotRegistered)? };
-            let length = part.len() as u32;
-            self.sges[self.len * MAX_PARTS + num_sge] = ibv_sge { addr: part.as_ptr() as u64, length, lkey };
-            num_sge += 1;
-        }
-        let wr = &mut self.wrs[self.len];
-        wr.num_sge = num_sge as i32;
-        wr.opcode = sys::IBV_WR_SEND;
-        wr.send_flags = if inline && num_sge > 0 { sys::IBV_SEND_INLINE } else { 0 };
-        if request.solicited {
-            wr.send_flags |= sys::IBV_SEND_SOLICITED;
-        }
-        Ok(())
-    }
-
-    /// Adds a request without data, to be signed.
-    fn push_empty(&mut self) {
-        self.wrs[self.len].opcode = sys::IBV_WR_SEND;
-    }
-
-    /// Completes the request that was added.
-    fn sign(&mut self, wr_id: u64, signaled: bool) {
-        let wr = &mut self.wrs[self.len];
-        wr.wr_id = wr_id;
-        if signaled {
-            wr.send_flags |= sys::IBV_SEND_SIGNALED;
-        }
-        self.len += 1;
-    }
-
-    /// Posts the requests and says how many the device has taken.
-    ///
-    /// # Safety
-    /// The queue pair is one of this device. The data of inline requests is there during the call, that of others until they complete.
-    unsafe fn post(&mut self, hca: &Hca, qp: *mut ibv_qp) -> (usize, Result<(), i32>) {
-        let (first, buffers) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr());
-        for i in 0..self.len {
-            let wr = first.wrapping_add(i);
-            let next = if i + 1 < self.len { first.wrapping_add(i + 1) } else { ptr::null_mut() };
-            // SAFETY: an element of the array, to which no reference exists.
-            unsafe { (*wr).next = next };
-            // SAFETY: as above.
-            unsafe { (*wr).sg_list = buffers.wrapping_add(i * MAX_PARTS) };
-        }
-        let Some(post_send) = hca.ops().post_send else { return (0, Err(libc::EOPNOTSUPP)) };
-        let mut bad = ptr::null_mut();
-        // SAFETY: this queue pair, with the function of its own context; a list that lives during the call; the data as the
-        // caller says.
-        let result = returned_errno(unsafe { post_send(qp, first, &raw mut bad) });
-        let posted = if result.is_ok() { self.len } else { index_of(bad, first, self.len) };
-        (posted, result)
-    }
 }

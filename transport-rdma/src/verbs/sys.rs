@@ -262,7 +262,44 @@ pub(super) struct ibv_sge {
     pub(super) lkey: u32,
 }
 
-/// `wr`, `qp_type` and `bind_mw` are the unions for one-sided operations, XRC and memory windows; a SEND uses none.
+/// C's union `wr`, as a READ uses it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ibv_send_wr_rdma {
+    pub(super) remote_addr: u64,
+    pub(super) rkey: u32,
+    _rest: [u64; 2],
+}
+
+/// C's last union, as a bind uses it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ibv_send_wr_bind_mw {
+    pub(super) mw: *mut ibv_mw,
+    pub(super) rkey: u32,
+    pub(super) bind_info: ibv_mw_bind_info,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ibv_mw_bind_info {
+    pub(super) mr: *mut ibv_mr,
+    pub(super) addr: u64,
+    pub(super) length: u64,
+    pub(super) mw_access_flags: c_uint,
+}
+
+#[repr(C)]
+pub(super) struct ibv_mw {
+    pub(super) context: *mut ibv_context,
+    pub(super) pd: *mut ibv_pd,
+    pub(super) rkey: u32,
+    pub(super) handle: u32,
+    /// C calls it `type`.
+    pub(super) kind: c_uint,
+}
+
+/// `rdma`, `qp_type` and `bind_mw` are unions: for one-sided operations, XRC and memory windows. A SEND uses none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ibv_send_wr {
@@ -272,10 +309,10 @@ pub(super) struct ibv_send_wr {
     pub(super) num_sge: c_int,
     pub(super) opcode: c_uint,
     pub(super) send_flags: c_uint,
-    pub(super) imm_data: u32,
-    pub(super) wr: [u64; 4],
+    pub(super) invalidate_rkey: u32,
+    pub(super) rdma: ibv_send_wr_rdma,
     pub(super) qp_type: u32,
-    pub(super) bind_mw: [u64; 6],
+    pub(super) bind_mw: ibv_send_wr_bind_mw,
 }
 
 #[repr(C)]
@@ -339,8 +376,11 @@ pub(super) struct ibv_cq {
 /// at their offsets.
 #[repr(C)]
 pub(super) struct ibv_context_ops {
-    /// From query_device to create_cq; alloc_mw, bind_mw and dealloc_mw are 7 to 9.
-    _query_device_to_create_cq: [*mut c_void; 11],
+    _query_device_to_dereg_mr: [*mut c_void; 7],
+    pub(super) alloc_mw: Option<AllocMw>,
+    _bind_mw: *mut c_void,
+    pub(super) dealloc_mw: Option<DeallocMw>,
+    _create_cq: *mut c_void,
     pub(super) poll_cq: Option<PollCq>,
     pub(super) req_notify_cq: Option<ReqNotifyCq>,
     _cq_event_to_destroy_srq: [*mut c_void; 7],
@@ -361,6 +401,8 @@ pub(super) struct ibv_context {
     pub(super) abi_compat: *mut c_void,
 }
 
+pub(super) type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_uint) -> *mut ibv_mw;
+pub(super) type DeallocMw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
 pub(super) type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 pub(super) type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 pub(super) type PostSrqRecv =
@@ -384,7 +426,13 @@ pub(super) const IBV_EVENT_SRQ_ERR: c_uint = 14;
 pub(super) const IBV_EVENT_CLIENT_REREGISTER: c_uint = 17;
 pub(super) const IBV_EVENT_GID_CHANGE: c_uint = 18;
 
+pub(super) const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
+
+pub(super) const IBV_MW_TYPE_2: c_uint = 2;
+
 pub(super) const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
+pub(super) const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
+pub(super) const IBV_ACCESS_MW_BIND: c_int = 1 << 4;
 /// The first of the flags that a library or kernel may ignore; only `ibv_reg_mr_iova2` takes it.
 pub(super) const IBV_ACCESS_RELAXED_ORDERING: c_int = 1 << 20;
 
@@ -412,6 +460,9 @@ pub(super) const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 pub(super) const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
 pub(super) const IBV_WR_SEND: c_uint = 2;
+pub(super) const IBV_WR_RDMA_READ: c_uint = 4;
+pub(super) const IBV_WR_LOCAL_INV: c_uint = 7;
+pub(super) const IBV_WR_BIND_MW: c_uint = 8;
 
 pub(super) const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 pub(super) const IBV_SEND_SOLICITED: c_uint = 1 << 2;

@@ -106,7 +106,7 @@ impl End {
 
     pub(crate) fn send(&self, message: Bytes) {
         let mut requests = VecDeque::from([request(message)]);
-        assert_eq!(self.qp.post_sends(&mut requests).unwrap(), 1);
+        assert_eq!(self.qp.post(&mut requests).unwrap(), 1);
     }
 
     /// The next completions, by polling.
@@ -159,8 +159,8 @@ impl End {
     }
 }
 
-pub(crate) fn request(message: Bytes) -> SendRequest {
-    SendRequest { parts: [message, Bytes::new()], signaled: false, solicited: false }
+pub(crate) fn request(message: Bytes) -> Work {
+    Work::Send { parts: [message, Bytes::new()], signaled: false, solicited: false }
 }
 
 pub(crate) fn received(completion: Completion) -> Bytes {

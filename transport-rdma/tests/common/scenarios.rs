@@ -61,9 +61,9 @@ pub(crate) fn completion_before_arming_makes_no_event(machine: Machine) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut channel = b.queues.channel().unwrap();
-        let mut signaled = request(a.message(64, 1));
-        signaled.signaled = true;
-        a.qp.post_sends(&mut VecDeque::from([signaled])).unwrap();
+        let parts = [a.message(64, 1), Bytes::new()];
+        let signaled = Work::Send { parts, signaled: true, solicited: false };
+        a.qp.post(&mut VecDeque::from([signaled])).unwrap();
         // The acknowledgement says that the message is in b's completion queue, which is not armed.
         assert!(matches!(a.poll(Cq::Send, 1)[0], Completion::Sent { count: 1, .. }));
         b.queues.arm(Cq::Receive, false).unwrap();
@@ -97,7 +97,7 @@ pub(crate) fn marker_comes_after_every_outstanding_send(machine: Machine) {
     drop(b.qp);
     // Not inline, so that the queue keeps their slots; no completion was asked for of most of them.
     let mut requests: VecDeque<_> = (0..10).map(|i| request(a.message(1024, i))).collect();
-    assert_eq!(a.qp.post_sends(&mut requests).unwrap(), 10);
+    assert_eq!(a.qp.post(&mut requests).unwrap(), 10);
     assert_eq!(machine.free(), before - 10);
     assert!(matches!(a.qp.post_marker(), Err(PostError::Misplaced)), "in RTS the peer would get it");
     let (count, failures) = a.drain();
@@ -131,11 +131,11 @@ pub(crate) fn full_send_queue_takes_what_fits(machine: Machine) {
     let (a, b) = (machine.end_of_size(0, size), machine.end(8));
     connect(&a, &b, &machine.tuning());
     let mut requests: VecDeque<_> = (0..6).map(|i| request(a.message(512, i))).collect();
-    assert_eq!(a.qp.post_sends(&mut requests).unwrap(), 4);
+    assert_eq!(a.qp.post(&mut requests).unwrap(), 4);
     assert_eq!(requests.len(), 2);
-    assert_eq!(a.qp.post_sends(&mut requests).unwrap(), 0);
+    assert_eq!(a.qp.post(&mut requests).unwrap(), 0);
     a.poll(Cq::Send, 2);
-    assert_eq!(a.qp.post_sends(&mut requests).unwrap(), 2);
+    assert_eq!(a.qp.post(&mut requests).unwrap(), 2);
     let order: Vec<u8> = b.poll(Cq::Receive, 6).into_iter().map(|c| received(c)[0]).collect();
     assert_eq!(order, [0, 1, 2, 3, 4, 5]);
 }
@@ -144,8 +144,7 @@ pub(crate) fn message_of_two_parts_arrives_as_one(machine: Machine) {
     let (a, b) = machine.pair(4);
     for (head, body) in [(20, 100), (20, 4000), (0, 4000), (300, 0)] {
         let parts = [a.message(head, 1), a.message(body, 2)];
-        a.qp.post_sends(&mut VecDeque::from([SendRequest { parts, signaled: false, solicited: true }]))
-            .unwrap();
+        a.qp.post(&mut VecDeque::from([Work::Send { parts, signaled: false, solicited: true }])).unwrap();
         let got = received(b.poll(Cq::Receive, 1).remove(0));
         assert_eq!(got.len(), head + body);
         assert!(got[..head].iter().all(|&byte| byte == 1) && got[head..].iter().all(|&byte| byte == 2));
@@ -156,8 +155,8 @@ pub(crate) fn only_small_messages_may_lie_anywhere(machine: Machine) {
     let (a, b) = machine.pair(4);
     let heap = |len: usize| request(Bytes::from(vec![5; len]));
     let mut requests = VecDeque::from([heap(64), heap(4096), heap(64)]);
-    assert_eq!(a.qp.post_sends(&mut requests).unwrap(), 1);
-    assert_eq!(a.qp.post_sends(&mut requests), Err(PostError::NotRegistered));
+    assert_eq!(a.qp.post(&mut requests).unwrap(), 1);
+    assert_eq!(a.qp.post(&mut requests), Err(PostError::NotRegistered));
     assert_eq!(requests.len(), 2);
     assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![5; 64]);
 }
@@ -165,7 +164,7 @@ pub(crate) fn only_small_messages_may_lie_anywhere(machine: Machine) {
 pub(crate) fn message_larger_than_a_slot_fails_both_ends(machine: Machine) {
     let (a, b) = machine.pair(2);
     let parts = [a.message(SLOT, 1), a.message(SLOT, 2)];
-    a.qp.post_sends(&mut VecDeque::from([SendRequest { parts, signaled: true, solicited: false }])).unwrap();
+    a.qp.post(&mut VecDeque::from([Work::Send { parts, signaled: true, solicited: false }])).unwrap();
     assert_eq!(failure(a.poll(Cq::Send, 1).remove(0)), WcStatus::REM_OP_ERR);
     let status = failure(b.poll(Cq::Receive, 1).remove(0));
     assert!([WcStatus::LOC_QP_OP_ERR, WcStatus::LOC_LEN_ERR].contains(&status), "{status}");
@@ -175,7 +174,7 @@ pub(crate) fn posting_before_the_connection_is_refused(machine: Machine) {
     let before = machine.free();
     let a = machine.end(0);
     let mut requests = VecDeque::from([request(a.message(1024, 1)), request(a.message(1024, 2))]);
-    let error = a.qp.post_sends(&mut requests).unwrap_err();
+    let error = a.qp.post(&mut requests).unwrap_err();
     assert!(matches!(&error, PostError::Device(e) if e.operation == "ibv_post_send"), "{error:?}");
     assert_eq!((requests.len(), a.qp.sends_outstanding()), (2, 0));
     drop(requests);

@@ -3,9 +3,7 @@
 use farcall_core::proto::wire::{Close, CloseCode, Credit, CreditOp, HEADER_LEN, Ping, Probe};
 
 use super::*;
-use crate::device::{
-    Completion, Cq, Device, Host, QpTuning, RemoteQp, SendRequest, Slab, SlabLayout, choose,
-};
+use crate::device::{Completion, Cq, Device, Host, QpTuning, RemoteQp, Slab, SlabLayout, Work, choose};
 use crate::link::Bootstrap;
 
 /// A peer that speaks to a link as it likes.
@@ -59,8 +57,8 @@ impl Hostile {
         let mut slot = self.slab.take().unwrap();
         slot[..frame.len()].copy_from_slice(frame);
         let parts = [slot.freeze(0..frame.len()), Bytes::new()];
-        let mut requests = VecDeque::from([SendRequest { parts, signaled: true, solicited: false }]);
-        assert_eq!(self.qp.post_sends(&mut requests).unwrap(), 1);
+        let mut requests = VecDeque::from([Work::Send { parts, signaled: true, solicited: false }]);
+        assert_eq!(self.qp.post(&mut requests).unwrap(), 1);
         self.queues.poll(Cq::Send, 300, &mut Vec::new()).unwrap();
     }
 

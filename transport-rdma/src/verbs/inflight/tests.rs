@@ -1,10 +1,12 @@
+use bytes::Bytes;
+
 use super::*;
 use crate::verbs::memory::{Slab, SlabLayout};
 
 const SIZE: QpSize = QpSize { sends: 8, signal_every: 4, inline: 0 };
 
 fn slab() -> Arc<Slab> {
-    Slab::map(SlabLayout { slot_size: 64, slots: 16 }).unwrap()
+    Slab::map(SlabLayout { slot_size: 64, slots: 16 }, None).unwrap()
 }
 
 fn free(slab: &Arc<Slab>) -> usize {
@@ -20,8 +22,8 @@ fn done(wr_id: u64) -> RawCompletion {
 }
 
 /// A message that keeps a slot.
-fn message(slab: &Arc<Slab>) -> [Bytes; 2] {
-    [slab.take().unwrap().freeze(0..64), Bytes::new()]
+fn message(slab: &Arc<Slab>) -> Kept {
+    Kept::Message([slab.take().unwrap().freeze(0..64), Bytes::new()])
 }
 
 #[test]
@@ -149,7 +151,7 @@ fn sequence_numbers_wrap() {
     let (in_flight, slab) = (InFlight::new(0), slab());
     let ring = in_flight.add_ring(SIZE);
     for _ in 0..70_000 {
-        let ticket = ring.push(Default::default(), true);
+        let ticket = ring.push(Kept::Message(Default::default()), true);
         assert!(matches!(in_flight.resolve(&done(ticket.wr_id)), Some(Completion::Sent { count: 1, .. })));
     }
     let kept = ring.push(message(&slab), true);

@@ -1,9 +1,11 @@
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
+use super::mapping::HUGE_PAGE;
+use super::slab::ALIGN;
 use super::*;
 
 fn slab(slot_size: usize, slots: u32) -> Arc<Slab> {
-    Slab::map(SlabLayout { slot_size, slots }).unwrap()
+    Slab::map(SlabLayout { slot_size, slots }, None).unwrap()
 }
 
 /// How many slots can be taken; they are free again afterwards.
@@ -19,7 +21,7 @@ fn slots_are_disjoint_aligned_and_zeroed() {
     for (i, slot) in slots.iter_mut().enumerate() {
         assert_eq!(slot.len(), 128);
         assert_eq!(slot.as_ptr() as usize % ALIGN, 0);
-        assert!(slab.range().contains(&(slot.as_ptr() as usize)));
+        assert!(slab.mapping().range().contains(&(slot.as_ptr() as usize)));
         assert!(slot.iter().all(|&b| b == 0));
         slot.fill(i as u8 + 1);
     }
@@ -63,7 +65,7 @@ fn views_outlive_the_slab() {
 }
 
 #[test]
-#[should_panic(expected = "0..65 of a slot of 64")]
+#[should_panic(expected = "0..65 of 64 bytes")]
 fn view_beyond_the_slot_is_refused() {
     let slab = slab(64, 1);
     slab.take().unwrap().freeze(0..65);
@@ -71,17 +73,17 @@ fn view_beyond_the_slot_is_refused() {
 
 #[test]
 fn empty_or_absurd_layouts_are_refused() {
-    assert!(Slab::map(SlabLayout { slot_size: 64, slots: 0 }).is_err());
-    assert!(Slab::map(SlabLayout { slot_size: 0, slots: 8 }).is_err());
-    assert!(Slab::map(SlabLayout { slot_size: usize::MAX, slots: 2 }).is_err());
-    assert!(Slab::map(SlabLayout { slot_size: isize::MAX as usize, slots: 1 }).is_err());
+    assert!(Slab::map(SlabLayout { slot_size: 64, slots: 0 }, None).is_err());
+    assert!(Slab::map(SlabLayout { slot_size: 0, slots: 8 }, None).is_err());
+    assert!(Slab::map(SlabLayout { slot_size: usize::MAX, slots: 2 }, None).is_err());
+    assert!(Slab::map(SlabLayout { slot_size: isize::MAX as usize, slots: 1 }, None).is_err());
 }
 
 #[test]
 fn large_slabs_begin_on_huge_pages() {
     let slab = slab(8192, 300);
-    assert_eq!(slab.range().start % HUGE_PAGE, 0);
-    assert_eq!(slab.range().len(), 4 << 20);
+    assert_eq!(slab.mapping().range().start % HUGE_PAGE, 0);
+    assert_eq!(slab.mapping().range().len(), 4 << 20);
     assert_eq!(free(&slab), 300);
     let mut last = slab.take().unwrap();
     last.fill(1);

@@ -1,0 +1,123 @@
+//! Lists of requests for a send queue.
+
+use std::ptr;
+
+use bytes::Bytes;
+
+use super::device::{Hca, Regions};
+use super::returned_errno;
+use super::srq::index_of;
+use super::sys::{self, Plain as _, ibv_qp, ibv_send_wr, ibv_sge};
+use crate::device::{MAX_BATCH, PostError};
+
+/// Parts of a message.
+pub(super) const MAX_PARTS: usize = 2;
+
+/// A list of requests under construction.
+pub(super) struct Batch {
+    wrs: [ibv_send_wr; MAX_BATCH],
+    sges: [ibv_sge; MAX_BATCH * MAX_PARTS],
+    len: usize,
+}
+
+impl Batch {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn new() -> Self {
+        let sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
+        Self { wrs: [ibv_send_wr::zeroed(); MAX_BATCH], sges: [sge; MAX_BATCH * MAX_PARTS], len: 0 }
+    }
+
+    /// Adds a message, to be signed.
+    pub(super) fn send(
+        &mut self,
+        parts: &[Bytes; 2],
+        inline: bool,
+        solicited: bool,
+        regions: &Regions<'_>,
+    ) -> Result<(), PostError> {
+        let mut num_sge = 0;
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            // Inline data needs no key.
+            let lkey = if inline { 0 } else { regions.lkey(part).ok_or(PostError::NotRegistered)? };
+            let length = part.len() as u32;
+            self.sges[self.len * MAX_PARTS + num_sge] = ibv_sge { addr: part.as_ptr() as u64, length, lkey };
+            num_sge += 1;
+        }
+        let wr = &mut self.wrs[self.len];
+        wr.num_sge = num_sge as i32;
+        wr.opcode = sys::IBV_WR_SEND;
+        wr.send_flags = if inline && num_sge > 0 { sys::IBV_SEND_INLINE } else { 0 };
+        if solicited {
+            wr.send_flags |= sys::IBV_SEND_SOLICITED;
+        }
+        Ok(())
+    }
+
+    /// Adds a READ, to be signed.
+    pub(super) fn read(&mut self, into: ibv_sge, remote_addr: u64, rkey: u32) {
+        let wr = &mut self.wrs[self.len];
+        wr.opcode = sys::IBV_WR_RDMA_READ;
+        wr.num_sge = i32::from(into.length > 0);
+        wr.rdma.remote_addr = remote_addr;
+        wr.rdma.rkey = rkey;
+        self.sges[self.len * MAX_PARTS] = into;
+    }
+
+    /// Adds a bind, to be signed.
+    pub(super) fn bind(&mut self, bind_mw: sys::ibv_send_wr_bind_mw) {
+        let wr = &mut self.wrs[self.len];
+        wr.opcode = sys::IBV_WR_BIND_MW;
+        wr.bind_mw = bind_mw;
+    }
+
+    /// Adds an invalidation, to be signed.
+    pub(super) fn invalidate(&mut self, rkey: u32) {
+        let wr = &mut self.wrs[self.len];
+        wr.opcode = sys::IBV_WR_LOCAL_INV;
+        wr.invalidate_rkey = rkey;
+    }
+
+    /// Adds a request without data, to be signed.
+    pub(super) fn push_empty(&mut self) {
+        self.wrs[self.len].opcode = sys::IBV_WR_SEND;
+    }
+
+    /// Completes the request that was added.
+    pub(super) fn sign(&mut self, wr_id: u64, signaled: bool) {
+        let wr = &mut self.wrs[self.len];
+        wr.wr_id = wr_id;
+        if signaled {
+            wr.send_flags |= sys::IBV_SEND_SIGNALED;
+        }
+        self.len += 1;
+    }
+
+    /// Posts the requests and says how many the device has taken.
+    ///
+    /// # Safety
+    /// The queue pair is one of this device. The data of inline requests is there during the call, that of others until they complete.
+    pub(super) unsafe fn post(&mut self, hca: &Hca, qp: *mut ibv_qp) -> (usize, Result<(), i32>) {
+        let (first, buffers) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr());
+        for i in 0..self.len {
+            let wr = first.wrapping_add(i);
+            let next = if i + 1 < self.len { first.wrapping_add(i + 1) } else { ptr::null_mut() };
+            // SAFETY: an element of the array, to which no reference exists.
+            unsafe { (*wr).next = next };
+            // SAFETY: as above.
+            unsafe { (*wr).sg_list = buffers.wrapping_add(i * MAX_PARTS) };
+        }
+        if self.len == 0 {
+            return (0, Ok(()));
+        }
+        let Some(post_send) = hca.ops().post_send else { return (0, Err(libc::EOPNOTSUPP)) };
+        let mut bad = ptr::null_mut();
+        // SAFETY: this queue pair, with the function of its own context; a list that lives during the call; the data as the
+        // caller says.
+        let result = returned_errno(unsafe { post_send(qp, first, &raw mut bad) });
+        let posted = if result.is_ok() { self.len } else { index_of(bad, first, self.len) };
+        (posted, result)
+    }
+}

@@ -1,0 +1,196 @@
+//! A queue pair's memory windows: which of them lets the peer read what, and until when.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use super::lock;
+
+/// Bytes for which a window was taken so that the peer can READ them, and what the peer has to be told for that. They can
+/// be read from when the bind was posted until the invalidation has run, through this one queue pair.
+///
+/// A name, not an owner: one whose exposure is over does nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposure {
+    addr: u64,
+    len: usize,
+    rkey: u32,
+    window: usize,
+    generation: u64,
+}
+
+impl Exposure {
+    /// The address of the first byte.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "no window is taken for no bytes")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The key that the peer has to show.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Which of the queue pair's windows it is, in the order in which they were added.
+    pub(crate) fn window(&self) -> usize {
+        self.window
+    }
+}
+
+/// The windows of one queue pair. Whatever a window may let the peer read is kept here until the device has said that the
+/// invalidation is done, or the window is gone.
+#[derive(Debug, Default)]
+pub(crate) struct Windows(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    windows: Vec<Window>,
+    /// Taken at the front and put back at the end, so that a key, which differs from the one before in eight bits only,
+    /// comes again as late as possible.
+    free: VecDeque<usize>,
+}
+
+#[derive(Debug)]
+struct Window {
+    /// The key of the current exposure, or of the next.
+    rkey: u32,
+    generation: u64,
+    stage: Stage,
+    bytes: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Free,
+    /// For an exposure that was not bound yet.
+    Taken,
+    /// The bind was posted.
+    Bound,
+    /// The invalidation was posted.
+    Ending,
+}
+
+/// What posting a request about a window comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Post,
+    /// The exposure is over, or is now, without a request.
+    Skip,
+}
+
+impl Windows {
+    /// Adds a window that the device has made, with its first key.
+    pub(crate) fn add(&self, rkey: u32) {
+        let mut table = lock(&self.0);
+        let number = table.windows.len();
+        let rkey = next(rkey);
+        table.windows.push(Window { rkey, generation: 0, stage: Stage::Free, bytes: Bytes::new() });
+        table.free.push_back(number);
+    }
+
+    /// Takes a free window for these bytes; `None` if there is none, or are no bytes.
+    pub(crate) fn take(&self, bytes: &Bytes) -> Option<Exposure> {
+        static GENERATION: AtomicU64 = AtomicU64::new(1);
+        if bytes.is_empty() {
+            return None;
+        }
+        let mut table = lock(&self.0);
+        let number = table.free.pop_front()?;
+        let window = table.windows.get_mut(number)?;
+        window.stage = Stage::Taken;
+        window.bytes = bytes.clone();
+        // Of the whole process, so that an exposure of another queue pair is recognised too.
+        window.generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        Some(Exposure {
+            addr: bytes.as_ptr() as u64,
+            len: bytes.len(),
+            rkey: window.rkey,
+            window: number,
+            generation: window.generation,
+        })
+    }
+
+    /// A bind is about to be posted.
+    pub(crate) fn bind(&self, exposure: &Exposure) -> Step {
+        lock(&self.0).advance(exposure, Stage::Taken, Stage::Bound)
+    }
+
+    /// An invalidation is about to be posted. What was not bound needs none, and is free at once.
+    pub(crate) fn invalidate(&self, exposure: &Exposure) -> Step {
+        let mut table = lock(&self.0);
+        if table.advance(exposure, Stage::Taken, Stage::Free) == Step::Post {
+            table.free(exposure.window);
+            return Step::Skip;
+        }
+        table.advance(exposure, Stage::Bound, Stage::Ending)
+    }
+
+    /// The bind was not posted.
+    pub(crate) fn withdraw_bind(&self, exposure: &Exposure) {
+        lock(&self.0).advance(exposure, Stage::Bound, Stage::Taken);
+    }
+
+    /// The invalidation was not posted.
+    pub(crate) fn withdraw_invalidate(&self, exposure: &Exposure) {
+        lock(&self.0).advance(exposure, Stage::Ending, Stage::Bound);
+    }
+
+    /// The device has invalidated the window: its bytes are nobody else's any more.
+    pub(crate) fn release(&self, exposure: &Exposure) {
+        let mut table = lock(&self.0);
+        if table.advance(exposure, Stage::Ending, Stage::Free) == Step::Post {
+            let window = &mut table.windows[exposure.window];
+            window.rkey = next(window.rkey);
+            table.free(exposure.window);
+        }
+    }
+
+    /// What is exposed, for a device that is software.
+    pub(crate) fn bytes(&self, exposure: &Exposure) -> Option<Bytes> {
+        let table = lock(&self.0);
+        let window = table.windows.get(exposure.window);
+        Some(window.filter(|window| window.generation == exposure.generation)?.bytes.clone())
+    }
+
+    /// How many may let the peer read something.
+    pub(crate) fn bound(&self) -> usize {
+        let table = lock(&self.0);
+        table.windows.iter().filter(|window| matches!(window.stage, Stage::Bound | Stage::Ending)).count()
+    }
+
+    /// Gives up all bytes for good, because the peer may still read them.
+    pub(super) fn leak(&self) {
+        std::mem::forget(std::mem::take(&mut *lock(&self.0)));
+    }
+}
+
+impl Table {
+    /// Moves an exposure that is not over from one stage to another.
+    fn advance(&mut self, exposure: &Exposure, from: Stage, to: Stage) -> Step {
+        let window = self.windows.get_mut(exposure.window);
+        match window.filter(|window| window.generation == exposure.generation && window.stage == from) {
+            Some(window) => {
+                window.stage = to;
+                Step::Post
+            }
+            None => Step::Skip,
+        }
+    }
+
+    fn free(&mut self, number: usize) {
+        self.windows[number].bytes = Bytes::new();
+        self.free.push_back(number);
+    }
+}
+
+/// The key after this one: the upper 24 bits name the window, the lower eight change with each bind.
+fn next(rkey: u32) -> u32 {
+    rkey & !0xff | u32::from((rkey as u8).wrapping_add(1))
+}

@@ -1,0 +1,57 @@
+//! Landings: memory that a device writes to while it READs from a peer.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::arena::Extent;
+
+/// An extent while READs into it may be in flight. There is no way to its bytes: every work request that writes to it
+/// holds a clone of the `Arc`, and only the last owner gets the extent back.
+///
+/// What is to stand beside the data that is read (the part of a message that came with its announcement) is written to the
+/// extent before it becomes a landing.
+pub struct Landing {
+    /// The lock is for the simulated device, which writes by itself.
+    extent: Mutex<Extent>,
+    start: usize,
+    len: usize,
+}
+
+impl Landing {
+    /// Takes the extent out of reach.
+    pub fn new(extent: Extent) -> Arc<Self> {
+        let (start, len) = (extent.start() as usize, extent.len());
+        Arc::new(Self { extent: Mutex::new(extent), start, len })
+    }
+
+    /// Gives the extent back, if nothing holds the landing any more that might have a device write to it.
+    pub fn into_extent(this: Arc<Self>) -> Result<Extent, Arc<Self>> {
+        let landing = Arc::try_unwrap(this)?;
+        Ok(landing.extent.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The extent's length.
+    #[expect(clippy::len_without_is_empty, reason = "nobody has a landing of nothing")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of this part, if it is within the extent.
+    pub(crate) fn address(&self, at: usize, len: usize) -> Option<usize> {
+        (at.checked_add(len)? <= self.len).then_some(self.start + at)
+    }
+
+    /// Writes, as a device does, for a device that is software. What does not fit is left out.
+    pub(crate) fn write(&self, at: usize, data: &[u8]) {
+        let mut extent = self.extent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(part) = extent.get_mut(at..).and_then(|rest| rest.get_mut(..data.len())) {
+            part.copy_from_slice(data);
+        }
+    }
+}
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Landing").field("len", &self.len).finish_non_exhaustive()
+    }
+}

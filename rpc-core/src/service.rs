@@ -112,6 +112,11 @@ pub enum Reply {
 pub type HandlerFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// A service that can be added to a server. `#[farcall::service]` implements it for the generated `…Server` types.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a service that can be added to a server",
+    label = "not a service",
+    note = "what implements the trait `Kv` is served by the type that was made with it: write `KvServer::new({Self})`"
+)]
 pub trait Service: Send + Sync + 'static {
     /// Its names and fingerprints.
     fn info(&self) -> &ServiceInfo;

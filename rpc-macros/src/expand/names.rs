@@ -61,8 +61,15 @@ pub(crate) fn private(service: &Service) -> TokenStream {
 /// The same path with a span. Where all of an expression has the span of a type, the compiler says there, and not at
 /// the attribute, what the type lacks.
 pub(crate) fn private_at(service: &Service, span: Span) -> TokenStream {
+    // A path given as `crate = ".."` stands where it was given; all of ours has one origin, or the compiler falls back to
+    // the attribute.
     let farcall = &service.farcall;
-    located_at(span, &quote_spanned!(span => #farcall::__private))
+    let span = Span::call_site().located_at(span);
+    let at_span = |mut token: TokenTree| {
+        token.set_span(span);
+        token
+    };
+    quote!(#farcall::__private).into_iter().map(at_span).collect()
 }
 
 /// The codec with a span, likewise.

@@ -5,7 +5,7 @@ pub struct Row {
 
 pub struct Neither;
 
-#[farcall::service]
+#[farcall::service(crate = "farcall")]
 pub trait Rows {
     async fn get(&self) -> farcall::Result<Row>;
     async fn all(&self) -> farcall::Result<Vec<Neither>>;

@@ -7,10 +7,12 @@
 mod common;
 
 use std::future::poll_fn;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
-use common::{LIMIT, Machine, SLOT, received, scenarios};
+use common::{LIMIT, Machine, SLOT, received, scenarios, windows};
 use farcall_rdma::device::*;
 use farcall_rdma::verbs::SystemHost;
 
@@ -29,30 +31,43 @@ fn machine() -> Machine {
 }
 
 macro_rules! on_the_device {
-    ($($name:ident: $scenario:ident)*) => { $(
+    ($($name:ident: $module:ident::$scenario:ident)*) => { $(
         #[test]
         fn $name() {
-            scenarios::$scenario(machine());
+            $module::$scenario(machine());
         }
     )* };
 }
 
 on_the_device! {
-    vm_ping_pong_by_polling: ping_pong_by_polling
-    vm_ping_pong_by_events: ping_pong_by_events
-    vm_completion_before_arming_makes_no_event: completion_before_arming_makes_no_event
-    vm_missing_receive_fails_the_send_at_once: missing_receive_fails_the_send_at_once
-    vm_missing_peer_fails_the_send_after_its_retries: missing_peer_fails_the_send_after_its_retries
-    vm_marker_comes_after_every_outstanding_send: marker_comes_after_every_outstanding_send
-    vm_completions_are_asked_for_every_so_often: completions_are_asked_for_every_so_often
-    vm_full_send_queue_takes_what_fits: full_send_queue_takes_what_fits
-    vm_message_of_two_parts_arrives_as_one: message_of_two_parts_arrives_as_one
-    vm_only_small_messages_may_lie_anywhere: only_small_messages_may_lie_anywhere
-    vm_message_larger_than_a_slot_fails_both_ends: message_larger_than_a_slot_fails_both_ends
-    vm_posting_before_the_connection_is_refused: posting_before_the_connection_is_refused
-    vm_send_completion_queue_cannot_be_oversubscribed: send_completion_queue_cannot_be_oversubscribed
-    vm_undrained_queue_pair_leaves_nothing_behind: undrained_queue_pair_leaves_nothing_behind
-    vm_views_outlive_the_device: views_outlive_the_device
+    vm_ping_pong_by_polling: scenarios::ping_pong_by_polling
+    vm_ping_pong_by_events: scenarios::ping_pong_by_events
+    vm_completion_before_arming_makes_no_event: scenarios::completion_before_arming_makes_no_event
+    vm_missing_receive_fails_the_send_at_once: scenarios::missing_receive_fails_the_send_at_once
+    vm_missing_peer_fails_the_send_after_its_retries: scenarios::missing_peer_fails_the_send_after_its_retries
+    vm_marker_comes_after_every_outstanding_send: scenarios::marker_comes_after_every_outstanding_send
+    vm_completions_are_asked_for_every_so_often: scenarios::completions_are_asked_for_every_so_often
+    vm_full_send_queue_takes_what_fits: scenarios::full_send_queue_takes_what_fits
+    vm_message_of_two_parts_arrives_as_one: scenarios::message_of_two_parts_arrives_as_one
+    vm_only_small_messages_may_lie_anywhere: scenarios::only_small_messages_may_lie_anywhere
+    vm_message_larger_than_a_slot_fails_both_ends: scenarios::message_larger_than_a_slot_fails_both_ends
+    vm_posting_before_the_connection_is_refused: scenarios::posting_before_the_connection_is_refused
+    vm_send_completion_queue_cannot_be_oversubscribed: scenarios::send_completion_queue_cannot_be_oversubscribed
+    vm_undrained_queue_pair_leaves_nothing_behind: scenarios::undrained_queue_pair_leaves_nothing_behind
+    vm_views_outlive_the_device: scenarios::views_outlive_the_device
+    vm_exposed_bytes_are_read_whole_and_in_parts: windows::exposed_bytes_are_read_whole_and_in_parts
+    vm_more_reads_than_the_device_serves_wait_for_each_other: windows::more_reads_than_the_device_serves_wait_for_each_other
+    vm_memory_is_kept_until_its_exposure_is_over: windows::memory_is_kept_until_its_exposure_is_over
+    vm_grant_that_is_over_grants_nothing: windows::grant_that_is_over_grants_nothing
+    vm_bytes_beside_a_grant_are_out_of_reach: windows::bytes_beside_a_grant_are_out_of_reach
+    vm_windows_run_out_and_come_back: windows::windows_run_out_and_come_back
+    vm_exposure_that_is_over_does_nothing: windows::exposure_that_is_over_does_nothing
+    vm_only_what_lies_in_an_arena_is_exposed: windows::only_what_lies_in_an_arena_is_exposed
+    vm_read_beyond_its_landing_is_refused: windows::read_beyond_its_landing_is_refused
+    vm_failed_read_gives_its_landing_back: windows::failed_read_gives_its_landing_back
+    vm_queue_pairs_with_bound_windows_go_at_once: windows::queue_pairs_with_bound_windows_go_at_once
+    vm_extents_outlive_the_device: windows::extents_outlive_the_device
+    vm_device_says_what_it_can_read_and_expose: windows::device_says_what_it_can_read_and_expose
 }
 
 #[test]
@@ -155,6 +170,76 @@ impl Drop for OwnDevice {
 fn run(command: &str) {
     let status = Command::new("sh").args(["-c", command]).status().unwrap();
     assert!(status.success(), "{command}");
+}
+
+#[test]
+fn vm_key_of_another_connection_reads_nothing() {
+    let times = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 10 };
+    windows::key_of_another_connection_reads_nothing(&machine(), times);
+}
+
+/// The machine, with another device than the one that the other tests use.
+fn machine_with(device: &str) -> Machine {
+    let mut config = RdmaConfig::default();
+    config.device = Some(device.to_owned());
+    Machine::open(&SystemHost::default(), &config)
+}
+
+/// The queue pairs and regions of a device that the kernel has, without its own.
+fn resources(device: &str) -> String {
+    let show = |kind: &str| {
+        let output = Command::new("rdma").args(["resource", "show", kind, "dev", device]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines()
+            .filter(|line| line.contains(" pid "))
+            .map(|line| line.to_owned() + "\n")
+            .collect::<String>()
+    };
+    show("qp") + &show("mr")
+}
+
+#[test]
+fn vm_bound_windows_leave_nothing_behind() {
+    require_device();
+    let own = OwnDevice::add("zwin", "192.168.79.1/24");
+    let machine = machine_with(own.0);
+    let ends = windows::with_bound_windows(&machine);
+    let there = resources(own.0);
+    assert!(there.contains(" qp") || there.contains("lqpn"), "{there}");
+    let start = Instant::now();
+    drop((ends, machine));
+    assert!(start.elapsed() < windows::BEFORE_A_HANG, "{:?}", start.elapsed());
+    assert_eq!(resources(own.0), "");
+    // A window that was left would have kept its protection domain.
+    assert_eq!(farcall_rdma::verbs::leaks(), 0);
+}
+
+#[test]
+fn vm_killed_process_with_bound_windows_is_gone_at_once() {
+    const TEST: &str = "vm_killed_process_with_bound_windows_is_gone_at_once";
+    if let Some(device) = std::env::var_os("FARCALL_TEST_TO_BE_KILLED") {
+        let machine = machine_with(device.to_str().unwrap());
+        let _ends = windows::with_bound_windows(&machine);
+        println!("\nbound");
+        loop {
+            std::thread::park();
+        }
+    }
+    require_device();
+    let own = OwnDevice::add("zkill", "192.168.80.1/24");
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", TEST, "--nocapture"]).env("FARCALL_TEST_TO_BE_KILLED", own.0);
+    let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.map(Result::unwrap).any(|line| line == "bound"), "the process has failed");
+    assert_ne!(resources(own.0), "");
+    let start = Instant::now();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(start.elapsed() < windows::BEFORE_A_HANG, "{:?}", start.elapsed());
+    println!("gone after {:?}", start.elapsed());
+    assert_eq!(resources(own.0), "");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 pub(crate) mod scenarios;
+pub(crate) mod windows;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -56,6 +56,13 @@ impl Arena {
         self.mapping.range().len()
     }
 
+    /// Whether these bytes lie in it.
+    pub fn contains(&self, bytes: &[u8]) -> bool {
+        let range = self.mapping.range();
+        let start = bytes.as_ptr() as usize;
+        range.contains(&start) && bytes.len() <= range.end - start
+    }
+
     /// Bytes that belong to no extent now.
     pub fn free(&self) -> usize {
         let pages = |word: &AtomicU64| word.load(Ordering::Relaxed).count_zeros() as usize;

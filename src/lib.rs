@@ -51,6 +51,7 @@
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 
 mod address;
+mod buf;
 #[cfg(feature = "tcp")]
 mod channel;
 pub mod codec;
@@ -59,6 +60,7 @@ mod config;
 mod server;
 
 pub use address::Address;
+pub use buf::{Buf, buf};
 pub use bytes::Bytes;
 #[cfg(feature = "tcp")]
 pub use channel::{Channel, ChannelBuilder};

@@ -36,6 +36,11 @@ pub struct RdmaConfig {
     /// 560 KiB each, in steps of [`LEAST_MEMORY`](Self::LEAST_MEMORY); a peer for which none is left stays on TCP.
     /// Default 64 MiB.
     pub memory: u64,
+    /// The most memory that is registered per device for messages of 16 KiB and more, which are read from the sender's
+    /// memory instead of being sent, in bytes. It grows with need, from 8 MiB; half of it is for requests and
+    /// [buffers of the application's](crate::Registered), half for responses. A message for which none is left is copied.
+    /// The first user of a device decides. 0: none. Default 512 MiB.
+    pub bulk_memory: u64,
     /// How many peers per device and runtime at most. Default 256.
     pub connections: u32,
     /// How many messages a peer may have on their way to this side, at most; fewer when memory is short. Default 64.
@@ -99,6 +104,7 @@ impl Default for RdmaConfig {
             completion: Completion::Adaptive,
             busy_cpu: None,
             memory: 64 << 20,
+            bulk_memory: 512 << 20,
             connections: 256,
             window: 64,
             strict_credits: false,

@@ -4,6 +4,11 @@
 //!
 //! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe`] says so.
 
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod buffer;
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+#[path = "buffer_stub.rs"]
+mod buffer;
 mod config;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod endpoint;
@@ -32,6 +37,7 @@ pub mod sim;
 #[doc(hidden)]
 pub mod verbs;
 
+pub use buffer::Registered;
 pub use config::{Completion, RdmaConfig};
 pub use probe::{Probe, probe};
 pub use unavailable::{DeviceError, Memlock, Unavailable};

@@ -72,19 +72,21 @@ struct Setup {
 }
 
 fn setup(seed: u64) -> Setup {
-    setup_with(seed, Completion::Adaptive)
+    setup_with(seed, 0, |_| {})
 }
 
-fn setup_with(seed: u64, completion: Completion) -> Setup {
+/// Fabrics of odd seeds are spiteful. Clients try again after at most `retry_ms`, if that is not 0.
+fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) -> Setup {
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
     let [near, far] = [1, 2].map(|n| {
         let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
         let mut config = RdmaConfig::default();
         config.strict_credits = true;
-        config.completion = completion;
+        change(&mut config);
         let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
-        let (limits, liveness) = (Limits::default(), Liveness::default());
+        let (limits, mut liveness) = (Limits::default(), Liveness::default());
+        liveness.retry_ms = retry_ms;
         Settings { limits, liveness, policy: Policy::Auto, upgrade }
     });
     let info = Arc::new(ServiceInfo {
@@ -145,8 +147,10 @@ async fn calls_of_all_sizes_go_by_rdma() {
 
 #[tokio::test]
 async fn calls_are_the_same_whatever_waits_for_completions() {
-    for completion in [Completion::Event, Completion::Busy] {
-        let t = setup_with(2, completion);
+    let modes: [fn(&mut RdmaConfig); 2] =
+        [|config| config.completion = Completion::Event, |config| config.completion = Completion::Busy];
+    for mode in modes {
+        let t = setup_with(2, 0, mode);
         t.load(0..300).await;
         assert_eq!(t.transport(), ("rdma", None));
     }
@@ -167,6 +171,61 @@ async fn queue_pairs_that_die_under_load_cost_no_call_and_repeat_none() {
         };
         tokio::join!(t.load(20..200), killer);
         t.load(200..210).await;
+    }
+}
+
+#[tokio::test]
+async fn long_messages_are_read_from_the_memory_they_lie_in() {
+    for seed in 0..4 {
+        let t = setup(seed);
+        t.load(0..1).await;
+        // The first finds no windows yet, and waits for them.
+        for len in [20_000, 65_536, 1_000_000, 3 << 20] {
+            let sent = argument(len as u64, len);
+            let mut buffer = farcall_rdma::Registered::take(sent.len()).expect("a device is open");
+            buffer[..sent.len()].copy_from_slice(&sent);
+            let call = t.call(buffer.freeze(sent.len()));
+            let answer =
+                tokio::time::timeout(Duration::from_secs(60), call).await.expect("an outcome").unwrap();
+            assert_eq!(answer, sent);
+        }
+        let traffic = t.host.connections()[0].traffic();
+        assert!(traffic.upgraded.bytes_received > 4_000_000 && traffic.upgraded.bytes_sent > 4_000_000);
+        assert!(traffic.upgraded.bytes_copied < 5000, "nothing long is copied: {traffic:?}");
+    }
+}
+
+#[tokio::test]
+async fn long_messages_are_sent_where_they_can_not_be_read() {
+    let t = setup_with(2, 0, |config| config.bulk_memory = 0);
+    t.load(0..70).await;
+    assert_eq!(t.transport(), ("rdma", None));
+}
+
+#[tokio::test]
+async fn a_queue_pair_that_dies_again_and_again_is_replaced_and_no_call_is_lost() {
+    let deaths = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 10 };
+    for seed in 0..2 {
+        let t = setup_with(seed, 1, |_| {});
+        t.load(0..20).await;
+        for death in 0..deaths {
+            let killer = async {
+                for _ in 0..death % 8 {
+                    tokio::task::yield_now().await;
+                }
+                let pairs = t.fabric.queue_pairs();
+                if !pairs.is_empty() {
+                    t.fabric.kill_qp(pairs[death as usize % pairs.len()]);
+                }
+            };
+            tokio::join!(t.load(100 * death + 100..100 * death + 170), killer);
+        }
+        let up = async {
+            while t.transport().0 != "rdma" {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), up).await.expect("it comes back");
     }
 }
 

@@ -83,7 +83,7 @@ impl Connection {
         let known = self.change_sending(|sending| sending.outbox.done(&done));
         known.map_err(|_| WireError::new("done.seq", "is of nothing that was described"))?;
         if let Some(link) = self.better() {
-            link.conceal(done.seq);
+            link.conceal(done.seq, done.outcome == Done::READ);
         }
         Ok(())
     }

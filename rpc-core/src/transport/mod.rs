@@ -64,8 +64,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         drop(described);
     }
 
-    /// The peer has read what the frame of this number described, or does not want to: it may be exposed no longer.
-    fn conceal(&self, _seq: u32) {}
+    /// The peer has read what the frame of this number described, or will not: it is exposed no longer.
+    fn conceal(&self, _seq: u32, _was_read: bool) {}
 
     /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
     fn is_encrypted(&self) -> bool {

@@ -97,7 +97,7 @@ impl Link for Reading {
         lock(&self.asked).push(described);
     }
 
-    fn conceal(&self, seq: u32) {
+    fn conceal(&self, seq: u32, _: bool) {
         lock(&self.shared.exposed).remove(&(self.side, seq)).expect("concealed once, when it was exposed");
     }
 }

@@ -153,9 +153,15 @@ impl Driver {
         let mut completions = std::mem::take(&mut self.completions);
         for completion in completions.drain(..) {
             match completion {
-                Completion::Sent { qp_num, .. } | Completion::Read { qp_num, .. } => {
+                Completion::Sent { qp_num, .. } => {
                     if let Some(link) = self.link(qp_num) {
                         link.on_room();
+                    }
+                }
+                Completion::Read { qp_num, tag, .. } => {
+                    if let Some(link) = self.link(qp_num) {
+                        link.on_read(tag);
+                        self.go_on(&link);
                     }
                 }
                 Completion::SendFailed { qp_num, error, .. } => {
@@ -188,7 +194,8 @@ impl Driver {
             } else if let Some(end) = link.deliver() {
                 self.end(&link, end);
             } else {
-                link.batch_end();
+                link.read_on();
+                self.go_on(&link);
             }
         }
         for (number, end) in mail.failed {
@@ -225,6 +232,14 @@ impl Driver {
             DeviceEvent::QueueFailed { .. } | DeviceEvent::Other { .. } => {}
         }
         Ok(())
+    }
+
+    /// Delivers the messages that were read, and lets answers leave.
+    fn go_on(&mut self, link: &Arc<LinkCore>) {
+        match link.deliver_pulled() {
+            Some(end) => self.end(link, end),
+            None => link.batch_end(),
+        }
     }
 
     /// The link is over: tells its handler, after all that arrived before, and begins to take it down.

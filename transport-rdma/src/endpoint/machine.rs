@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
 
+use super::bulk::Bulk;
 use super::control::Control;
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
@@ -30,6 +31,7 @@ struct Open {
 pub(crate) struct OpenDevice {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) control: Control,
+    pub(crate) bulk: Arc<Bulk>,
     /// Who hears of the device's events.
     shards: Mutex<Vec<Weak<Shard>>>,
 }
@@ -67,7 +69,7 @@ impl Machine {
                 let device = match open.devices.get(&chosen.device).and_then(Weak::upgrade) {
                     Some(device) => device,
                     None => {
-                        let device = OpenDevice::new(self.host.open(summary, config)?)?;
+                        let device = OpenDevice::new(self.host.open(summary, config)?, config)?;
                         open.devices.insert(chosen.device.clone(), Arc::downgrade(&device));
                         device
                     }
@@ -96,14 +98,15 @@ impl Open {
 }
 
 impl OpenDevice {
-    fn new(device: Arc<dyn Device>) -> Result<Arc<Self>, Unavailable> {
+    fn new(device: Arc<dyn Device>, config: &RdmaConfig) -> Result<Arc<Self>, Unavailable> {
         // The thread keeps the device, so that the last reference is not dropped where it must not block.
         let control = Control::start(device.name(), Arc::clone(&device)).map_err(|error| DeviceError {
             device: device.name().to_owned(),
             operation: "starting a thread",
             errno: error.raw_os_error().unwrap_or(0),
         })?;
-        Ok(Arc::new(Self { device, control, shards: Mutex::default() }))
+        let bulk = Bulk::new(Arc::clone(&device), control.clone(), config.bulk_memory);
+        Ok(Arc::new(Self { device, control, bulk, shards: Mutex::default() }))
     }
 
     pub(super) fn join(&self, shard: &Arc<Shard>) {

@@ -3,6 +3,7 @@
 //! The links share completion queues, a receive queue and memory; the driver, a task or a thread, takes what arrives on any
 //! of them and delivers it. Sending goes past the driver: whoever has something to send posts it.
 
+pub(crate) mod bulk;
 mod busy;
 pub(crate) mod control;
 mod driver;
@@ -32,8 +33,8 @@ use crate::link::LinkCore;
 
 pub(crate) use machine::{Machine, OpenDevice};
 
-/// Sends that each link can have outstanding.
-const SENDS: u16 = 64;
+/// Requests that each link can have outstanding.
+const SENDS: u16 = 96;
 
 /// How large each link's queue pair is. What is inline is what fits into a small work request of common hardware.
 const QP_SIZE: QpSize = QpSize { sends: SENDS, signal_every: 16, inline: 220 };
@@ -182,7 +183,13 @@ pub(crate) enum NoRoom {
 pub(crate) const CONTROL_SENDS: usize = 4;
 
 /// Sends of a link that other frames may use.
-pub(crate) const DATA_SENDS: usize = SENDS as usize - CONTROL_SENDS;
+pub(crate) const DATA_SENDS: usize = SENDS as usize - CONTROL_SENDS - READS - 2 * WINDOWS;
+
+/// READs of a link that can be outstanding.
+pub(crate) const READS: usize = 8;
+
+/// Memory windows of a link. Each may have a bind and an invalidation outstanding.
+pub(crate) const WINDOWS: usize = 8;
 
 #[cfg(test)]
 mod tests;

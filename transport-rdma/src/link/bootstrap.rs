@@ -25,6 +25,10 @@ pub(crate) struct Bootstrap {
     pub(crate) slot: u32,
     /// How many frames may be sent to it at first.
     pub(crate) grant: u32,
+    /// READs that it may have outstanding; zero if it reads nothing.
+    pub(crate) reads: u8,
+    /// READs of the peer that it serves at a time; zero if it lets nothing be read.
+    pub(crate) reads_served: u8,
 }
 
 impl Bootstrap {
@@ -38,6 +42,8 @@ impl Bootstrap {
         out.put_u32_le(self.slot);
         out.put_u32_le(self.grant);
         out.put_slice(&self.qp.gid.0);
+        out.put_u8(self.reads);
+        out.put_u8(self.reads_served);
         out.freeze()
     }
 
@@ -49,7 +55,7 @@ impl Bootstrap {
         }
         let mtu =
             Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
-        let Fields { qp_num, psn, slot, grant, .. } = fields;
+        let Fields { qp_num, psn, slot, grant, reads, reads_served, .. } = fields;
         if qp_num > MAX_NUMBER || psn > MAX_NUMBER {
             return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));
         }
@@ -57,7 +63,7 @@ impl Bootstrap {
             return Err(format!("it has {grant} receives of {slot} bytes"));
         }
         let qp = RemoteQp { qp_num, psn, gid: Gid(fields.gid), lid: fields.lid };
-        Ok(Self { qp, mtu, slot, grant })
+        Ok(Self { qp, mtu, slot, grant, reads, reads_served })
     }
 
     /// The longest payload of a frame to that end.
@@ -76,6 +82,8 @@ struct Fields {
     slot: u32,
     grant: u32,
     gid: [u8; 16],
+    reads: u8,
+    reads_served: u8,
 }
 
 impl Fields {
@@ -90,6 +98,8 @@ impl Fields {
             slot: r.u32("rdma.slot")?,
             grant: r.u32("rdma.grant")?,
             gid: (u128::from(r.u64("rdma.gid")?) | u128::from(r.u64("rdma.gid")?) << 64).to_le_bytes(),
+            reads: r.u8("rdma.reads")?,
+            reads_served: r.u8("rdma.reads_served")?,
         })
     }
 }
@@ -106,7 +116,7 @@ mod tests {
     fn example() -> Bootstrap {
         let gid = Gid(*b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x63\0\x01");
         let qp = RemoteQp { qp_num: 0x11, psn: 0xabcdef, gid, lid: 0x203 };
-        Bootstrap { qp, mtu: Mtu::from_code(5).unwrap(), slot: 8192, grant: 64 }
+        Bootstrap { qp, mtu: Mtu::from_code(5).unwrap(), slot: 8192, grant: 64, reads: 16, reads_served: 8 }
     }
 
     #[test]
@@ -116,6 +126,7 @@ mod tests {
             0x11, 0, 0, 0, 0xef, 0xcd, 0xab, 0, // queue pair, first packet
             0, 0x20, 0, 0, 64, 0, 0, 0, // slot, grant
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 99, 0, 1, // ::ffff:10.99.0.1
+            16, 8, // READs asked, served
         ];
         assert_eq!(example().encode()[..], expected);
         assert_eq!(Bootstrap::decode(Bytes::copy_from_slice(&expected)).unwrap(), example());

@@ -8,7 +8,7 @@ use farcall_core::proto::wire::{HEADER_LEN, Probe};
 use farcall_core::transport::{self, BoxFuture, Candidate, Description, Link, Reason};
 
 use super::{Bootstrap, LinkCore, RdmaLink};
-use crate::device::{DeviceError, LocalPath, QpTuning};
+use crate::device::{DeviceError, Limits, LocalPath, QpTuning};
 use crate::endpoint::{Endpoint, NoRoom};
 use crate::unavailable::Unavailable;
 
@@ -53,7 +53,8 @@ impl RdmaCandidate {
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
         let (window, number) = (new.promise.window(), new.qp.number());
         let (memory, mailbox) = (Arc::clone(&shard.memory), Arc::clone(&shard.mailbox));
-        let core = LinkCore::new(new, name, memory, mailbox, shard.device.control.clone());
+        let bulk = Arc::clone(&shard.device.bulk);
+        let core = LinkCore::new(new, name, memory, bulk, mailbox, shard.device.control.clone());
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }
@@ -65,7 +66,9 @@ impl RdmaCandidate {
         }
         let qp = crate::device::RemoteQp { qp_num: number, psn, gid: path.gid, lid: path.status.lid };
         let slot = crate::endpoint::memory::SLOT as u32;
-        Ok((candidate, Bootstrap { qp, mtu: path.status.active_mtu, slot, grant: window }))
+        let Limits { reads, reads_served, .. } = shard.device.device.limits();
+        let mtu = path.status.active_mtu;
+        Ok((candidate, Bootstrap { qp, mtu, slot, grant: window, reads, reads_served }))
     }
 
     /// Connects the queue pair, on the control thread.
@@ -75,12 +78,15 @@ impl RdmaCandidate {
         if shard.config().strict_credits {
             tuning.rnr_retry = 0;
         }
+        let limits = shard.device.device.limits();
+        tuning.reads = limits.reads.min(peer.reads_served);
+        tuning.reads_served = limits.reads_served.min(peer.reads);
         let (core, path, psn) = (Arc::clone(&self.link.core), self.path, self.psn);
         let connect = move || -> Result<(), DeviceError> {
             let Some(qp) = core.qp() else { return Ok(()) };
             qp.to_rtr(&path, &peer.qp, &tuning)?;
             qp.to_rts(psn, &tuning)?;
-            core.connected(&peer);
+            core.connected(&peer, &limits);
             Ok(())
         };
         let connected = shard.device.control.run(connect).await.map_err(|_| bug())?;

@@ -4,6 +4,8 @@ mod arrival;
 mod bootstrap;
 mod candidate;
 mod credit;
+mod expose;
+mod pull;
 mod receive;
 mod send;
 
@@ -11,7 +13,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+use bytes::Bytes;
+use farcall_core::proto::inbox::Described;
+use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler};
 
 pub(crate) use arrival::Arrival;
 pub(crate) use bootstrap::{Bootstrap, announcement};
@@ -19,7 +23,8 @@ pub(crate) use candidate::{RdmaCandidate, Side};
 
 use self::receive::Receiving;
 use self::send::Sending;
-use crate::device::{QueuePair, RemoteQp, WcError};
+use crate::device::{Limits, QueuePair, RemoteQp, WcError};
+use crate::endpoint::bulk::Bulk;
 use crate::endpoint::control::{Control, Offload};
 use crate::endpoint::mailbox::Mailbox;
 use crate::endpoint::memory::{Memory, Promise};
@@ -36,6 +41,7 @@ pub(crate) struct LinkCore {
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
     memory: Arc<Memory>,
+    bulk: Arc<Bulk>,
     mailbox: Arc<Mailbox>,
     promise: Mutex<Option<Promise>>,
     /// Receives granted to the peer since the link began.
@@ -58,6 +64,7 @@ impl LinkCore {
         new: NewQp,
         name: String,
         memory: Arc<Memory>,
+        bulk: Arc<Bulk>,
         mailbox: Arc<Mailbox>,
         control: Control,
     ) -> Arc<Self> {
@@ -67,6 +74,7 @@ impl LinkCore {
             name,
             remote: OnceLock::new(),
             memory,
+            bulk,
             mailbox,
             promise: Mutex::new(Some(new.promise)),
             granted: AtomicU32::new(window),
@@ -97,13 +105,14 @@ impl LinkCore {
     }
 
     /// The peer's end is known, and may be sent to.
-    pub(crate) fn connected(&self, peer: &Bootstrap) {
+    pub(crate) fn connected(&self, peer: &Bootstrap, device: &Limits) {
         // Set once, by the candidate that makes the link.
         let _ = self.remote.set(peer.qp);
         let max_frame =
             peer.max_frame().min(crate::endpoint::memory::SLOT - farcall_core::proto::wire::HEADER_LEN);
         self.max_frame.store(max_frame as u32, Ordering::Release);
-        self.sending().open(peer.grant);
+        let can_expose = device.windows > 0 && device.reads_served > 0 && peer.reads > 0;
+        self.sending().open(peer.grant, can_expose, device.reads.min(peer.reads_served));
     }
 
     /// This side wants no more of it.
@@ -192,6 +201,21 @@ impl Link for RdmaLink {
 
     fn send(&self, source: &mut dyn FrameSource) {
         self.core.send(source);
+        if self.core.needs_watch() {
+            self.endpoint.shard().spawn(expose::watch(Arc::downgrade(&self.core)));
+        }
+    }
+
+    fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+        self.core.stage(direction, pieces)
+    }
+
+    fn pull(&self, direction: Direction, described: Described) {
+        self.core.pull(direction, described);
+    }
+
+    fn conceal(&self, seq: u32, was_read: bool) {
+        self.core.conceal(seq, was_read);
     }
 
     fn close(&self) {

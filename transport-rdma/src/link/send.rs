@@ -11,9 +11,11 @@ use farcall_core::transport::{FrameSource, LinkEnd};
 
 use super::LinkCore;
 use super::credit::{Received, Reports, SendCredits};
+use super::expose::{Exposer, Exposures};
+use super::pull::Pulls;
 use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
-use crate::endpoint::DATA_SENDS;
 use crate::endpoint::control::Offload;
+use crate::endpoint::{DATA_SENDS, READS};
 
 /// The longest payload of CREDIT, PONG and CLOSE, as this side sends them.
 const MAX_CONTROL: usize = 8;
@@ -21,16 +23,18 @@ const MAX_CONTROL: usize = 8;
 /// What sending needs; under one lock, which is held while frames are taken and posted.
 pub(super) struct Sending {
     /// None when the link has been released.
-    qp: Option<Offload<dyn QueuePair>>,
+    pub(super) qp: Option<Offload<dyn QueuePair>>,
     /// Bytes that fit into a work request.
     inline: usize,
     state: State,
     credits: SendCredits,
     pub(super) reports: Reports,
     /// Encoded and not with the device yet.
-    requests: VecDeque<Work>,
+    pub(super) requests: VecDeque<Work>,
     /// Frames were left with their source for lack of room.
-    blocked: bool,
+    pub(super) blocked: bool,
+    pub(super) exposures: Exposures,
+    pub(super) pulls: Pulls,
     /// Control frames to be sent.
     pong: Option<u64>,
     forfeit: Option<u32>,
@@ -59,13 +63,21 @@ impl Sending {
             reports: Reports::new(window),
             requests: VecDeque::with_capacity(MAX_BATCH),
             blocked: false,
+            exposures: Exposures::default(),
+            pulls: Pulls::default(),
             pong: None,
             forfeit: None,
             rx_seq: 0,
         }
     }
 
-    pub(super) fn open(&mut self, grant: u32) {
+    /// The peer is known: it has granted so much, READs `reads` messages of this side at most, and serves as many READs
+    /// as are allowed.
+    pub(super) fn open(&mut self, grant: u32, can_expose: bool, reads: u8) {
+        if !can_expose {
+            self.exposures.forbid();
+        }
+        self.pulls.allow(usize::from(reads).min(READS));
         self.credits = SendCredits::new(grant);
         if self.state == State::Unconnected {
             self.state = State::Open;
@@ -79,6 +91,7 @@ impl Sending {
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
         self.requests.clear();
+        self.pulls.clear();
     }
 
     pub(super) fn release(&mut self) {
@@ -150,7 +163,7 @@ impl Sending {
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::send`].
-    pub(super) fn send(&self, source: &mut dyn FrameSource) {
+    pub(super) fn send(self: &Arc<Self>, source: &mut dyn FrameSource) {
         let mut sending = self.sending();
         if !sending.is_open() {
             return;
@@ -162,7 +175,8 @@ impl LinkCore {
                 sending.blocked = true;
                 break;
             }
-            let Some(frame) = source.next(max_frame) else { break };
+            let mut exposer = Exposer { core: self, sending: &mut sending };
+            let Some(frame) = source.next_exposing(max_frame, &mut exposer) else { break };
             self.take(&mut sending, &frame, &mut slot);
             if sending.requests.len() >= MAX_BATCH {
                 self.post(&mut sending);
@@ -303,11 +317,14 @@ impl LinkCore {
     }
 
     /// Gives the device what was encoded.
-    fn post(&self, sending: &mut Sending) {
+    pub(super) fn post(&self, sending: &mut Sending) {
         let Sending { qp: Some(qp), requests, inline, .. } = sending else { return };
         // Slots are few: the last that is used is asked after, so that they come back without waiting for more sends.
-        let last = requests.iter_mut().rev().find(|request| request.bytes() > *inline);
-        if let Some(Work::Send { signaled, .. }) = last {
+        let in_slot = requests.iter_mut().rev().find_map(|work| match work {
+            Work::Send { parts, signaled, .. } if parts[0].len() > *inline => Some(signaled),
+            _ => None,
+        });
+        if let Some(signaled) = in_slot {
             *signaled = true;
         }
         while !requests.is_empty() {

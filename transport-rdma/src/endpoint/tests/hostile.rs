@@ -30,7 +30,14 @@ impl Hostile {
         queues.post_receives(&mut slots).unwrap();
         qp.to_init(&path).unwrap();
         let local = RemoteQp { qp_num: qp.number(), psn: 7, gid: path.gid, lid: 0 };
-        let offer = Bootstrap { qp: local, mtu: path.status.active_mtu, slot: 8192, grant: 250 };
+        let offer = Bootstrap {
+            qp: local,
+            mtu: path.status.active_mtu,
+            slot: 8192,
+            grant: 250,
+            reads: 0,
+            reads_served: 0,
+        };
         let (server, answer) = far.upgrade.answer(offer.encode(), &far.stream).await.unwrap();
         let answer = Bootstrap::decode(answer).unwrap();
         let tuning = QpTuning::new(path.status.active_mtu);

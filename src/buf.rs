@@ -1,0 +1,173 @@
+//! Buffers to send from.
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+
+use bytes::Bytes;
+
+/// A buffer for `capacity` bytes, empty at first, for a long message or a part of one.
+///
+/// Where the process uses RDMA, its memory is registered with the device: what is [frozen](Buf::freeze) from it goes to
+/// the peer without a copy, if it is 16 KiB or more and the only long part of its message. What comes from anywhere else
+/// is copied once. Elsewhere, and when `rdma.bulk_memory` is used up, it is ordinary memory; everything works with that,
+/// too.
+///
+/// ```
+/// use std::io::Write;
+///
+/// let mut page = farcall::buf(1 << 20);
+/// page.write_all(b"header")?;
+/// page.resize(1 << 20);
+/// page[8..16].copy_from_slice(&42_u64.to_le_bytes());
+/// let value: bytes::Bytes = page.freeze();
+/// assert_eq!(value.len(), 1 << 20);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn buf(capacity: usize) -> Buf {
+    #[cfg(feature = "rdma")]
+    if let Some(memory) = farcall_rdma::Registered::take(capacity) {
+        return Buf { memory: Memory::Registered(memory), len: 0 };
+    }
+    Buf { memory: Memory::Heap(vec![0; capacity]), len: 0 }
+}
+
+/// A buffer to send from; see [`buf`](buf()).
+///
+/// It dereferences to what has been written. Its capacity does not grow.
+pub struct Buf {
+    memory: Memory,
+    len: usize,
+}
+
+enum Memory {
+    #[cfg(feature = "rdma")]
+    Registered(farcall_rdma::Registered),
+    Heap(Vec<u8>),
+}
+
+impl Buf {
+    /// How many bytes it can hold.
+    pub fn capacity(&self) -> usize {
+        self.memory.bytes().len()
+    }
+
+    /// Appends bytes.
+    ///
+    /// # Panics
+    /// If they do not fit: [`io::Write`] tells instead.
+    pub fn put_slice(&mut self, bytes: &[u8]) {
+        let (start, end) = (self.len, self.len + bytes.len());
+        assert!(end <= self.capacity(), "{end} bytes do not fit into a buffer of {}", self.capacity());
+        self.len = end;
+        self[start..].copy_from_slice(bytes);
+    }
+
+    /// Makes it longer, with zeroes, or shorter.
+    ///
+    /// # Panics
+    /// If `len` is more than its capacity.
+    pub fn resize(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "{len} bytes do not fit into a buffer of {}", self.capacity());
+        let old = std::mem::replace(&mut self.len, len);
+        if old < len {
+            self[old..].fill(0);
+        }
+    }
+
+    /// Makes it shorter; nothing if it is not longer than `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// The rest of its capacity, to be written to: by `read(2)`, for example. What stands there is left over from other
+    /// messages. [`advance`](Self::advance) says how much of it was written.
+    pub fn spare(&mut self) -> &mut [u8] {
+        let len = self.len;
+        &mut self.memory.bytes_mut()[len..]
+    }
+
+    /// The next `count` bytes have been written to [`spare`](Self::spare).
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn advance(&mut self, count: usize) {
+        assert!(count <= self.capacity() - self.len, "{count} bytes do not fit");
+        self.len += count;
+    }
+
+    /// What was written, as the argument or result of a call, without a copy.
+    pub fn freeze(self) -> Bytes {
+        match self.memory {
+            #[cfg(feature = "rdma")]
+            Memory::Registered(memory) => memory.freeze(self.len),
+            Memory::Heap(mut memory) => {
+                memory.truncate(self.len);
+                memory.into()
+            }
+        }
+    }
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            #[cfg(feature = "rdma")]
+            Self::Registered(memory) => memory,
+            Self::Heap(memory) => memory,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            #[cfg(feature = "rdma")]
+            Self::Registered(memory) => memory,
+            Self::Heap(memory) => memory,
+        }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory.bytes()[..self.len]
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let len = self.len;
+        &mut self.memory.bytes_mut()[..len]
+    }
+}
+
+impl From<Buf> for Bytes {
+    fn from(buf: Buf) -> Self {
+        buf.freeze()
+    }
+}
+
+/// Writes as much as fits; then `write_all` fails with `WriteZero`.
+impl io::Write for Buf {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.capacity() - self.len);
+        self.put_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let registered = !matches!(self.memory, Memory::Heap(_));
+        f.debug_struct("Buf")
+            .field("len", &self.len)
+            .field("capacity", &self.capacity())
+            .field("registered", &registered)
+            .finish()
+    }
+}

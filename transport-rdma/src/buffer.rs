@@ -1,0 +1,41 @@
+//! Buffers that a device can let peers read.
+
+use std::ops::{Deref, DerefMut};
+
+use bytes::Bytes;
+
+use crate::device::Extent;
+
+/// Memory that is registered with an RDMA device: a long message in it is sent without a copy.
+#[derive(Debug)]
+pub struct Registered(Extent);
+
+impl Registered {
+    /// Memory of this length, from the first open device that has some; with whatever an earlier message of this process
+    /// left in it. `None`: no device is open, or its `bulk_memory` is used up.
+    pub fn take(len: usize) -> Option<Self> {
+        crate::endpoint::bulk::take_anywhere(len).map(Self)
+    }
+
+    /// The first `len` bytes as what can be sent, without a copy.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn freeze(self, len: usize) -> Bytes {
+        self.0.freeze(0..len)
+    }
+}
+
+impl Deref for Registered {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Registered {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}

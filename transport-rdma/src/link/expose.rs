@@ -1,0 +1,202 @@
+//! Long messages on their way out: the peer reads them, through a memory window of this queue pair.
+//!
+//! An exposure begins when a frame describes it and ends with the peer's answer to that frame. A peer that does not
+//! answer in time loses the link.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use farcall_core::proto::message::{Expose, Exposing};
+use farcall_core::transport::{Direction, LinkEnd};
+
+use super::LinkCore;
+use super::send::Sending;
+use crate::device::{Exposure, QueuePair, Work};
+use crate::endpoint::WINDOWS;
+
+/// Shorter messages are sent: a window, a READ and the answer to it cost more than a copy.
+const LEAST: usize = 16 << 10;
+
+/// Bytes that one link exposes at once, if that is more than one message.
+const MOST: usize = 64 << 20;
+
+/// How long a peer may take to read something, beside what it has to read at [`SLOWEST`].
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Bytes that a peer reads in a second, at least.
+const SLOWEST: u64 = 4 << 20;
+
+/// What one link exposes.
+#[derive(Default)]
+pub(super) struct Exposures {
+    /// By the number of the frame that describes it.
+    open: BTreeMap<u32, Exposure>,
+    bytes: usize,
+    windows: Windows,
+    /// When something must have been answered.
+    due: Option<Instant>,
+    /// Somebody looks at that.
+    watched: bool,
+}
+
+/// A queue pair's memory windows, of which there are none before the first long message.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Windows {
+    #[default]
+    None,
+    /// The control thread allocates them.
+    Coming,
+    There,
+    /// The peer can't read, or the device has none.
+    Never,
+}
+
+impl Exposures {
+    /// The peer can't read.
+    pub(super) fn forbid(&mut self) {
+        self.windows = Windows::Never;
+    }
+
+    pub(super) fn is_possible(&self) -> bool {
+        self.windows != Windows::Never
+    }
+
+    /// Something was exposed, or answered: the peer has as long again for all that is open.
+    fn extend(&mut self) {
+        let reading = Duration::from_millis(self.bytes as u64 * 1000 / SLOWEST);
+        self.due = (!self.open.is_empty()).then(|| Instant::now() + LEASE + reading);
+    }
+}
+
+/// Exposes while frames are taken.
+pub(super) struct Exposer<'a> {
+    pub(super) core: &'a Arc<LinkCore>,
+    pub(super) sending: &'a mut Sending,
+}
+
+impl Expose for Exposer<'_> {
+    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
+        let Sending { exposures, qp: Some(qp), requests, blocked, .. } = &mut *self.sending else {
+            return Exposing::Never;
+        };
+        match exposures.windows {
+            Windows::Never => return Exposing::Never,
+            Windows::There => {}
+            Windows::Coming | Windows::None => {
+                if exposures.windows == Windows::None {
+                    exposures.windows = Windows::Coming;
+                    self.core.allocate_windows(Arc::clone(qp));
+                }
+                *blocked = true;
+                return Exposing::Later;
+            }
+        }
+        if !self.core.bulk.contains(bytes) {
+            return Exposing::Never;
+        }
+        let is_full = !exposures.open.is_empty() && exposures.bytes + bytes.len() > MOST;
+        let Some(exposure) = (!is_full).then(|| qp.expose(bytes)).flatten() else {
+            *blocked = true;
+            return Exposing::Later;
+        };
+        requests.push_back(Work::Bind(exposure));
+        exposures.open.insert(seq, exposure);
+        exposures.bytes += bytes.len();
+        exposures.extend();
+        let mut descriptor = BytesMut::with_capacity(16);
+        descriptor.put_u64_le(exposure.addr());
+        descriptor.put_u32_le(exposure.rkey());
+        descriptor.put_u32_le(bytes.len() as u32);
+        Exposing::Described(descriptor.freeze())
+    }
+}
+
+impl LinkCore {
+    /// See [`farcall_core::transport::Link::stage`].
+    pub(super) fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+        let len = pieces.iter().map(Bytes::len).sum();
+        if len < LEAST || !self.sending().exposures.is_possible() {
+            return None;
+        }
+        if let [only] = pieces
+            && self.bulk.contains(only)
+        {
+            return Some(only.clone());
+        }
+        let Some(mut extent) = self.bulk.take(direction, len) else {
+            self.bulk.grow(direction, len, None);
+            return None;
+        };
+        let mut rest = &mut extent[..];
+        pieces.iter().for_each(|piece| rest.put_slice(piece));
+        self.copied.fetch_add(len as u64, Ordering::Relaxed);
+        Some(extent.freeze(0..len))
+    }
+
+    /// See [`farcall_core::transport::Link::conceal`].
+    pub(super) fn conceal(&self, seq: u32, was_read: bool) {
+        let mut sending = self.sending();
+        let Sending { exposures, requests, .. } = &mut *sending;
+        // There is none if the link fell and rose between the message and its answer.
+        let Some(exposure) = exposures.open.remove(&seq) else { return };
+        exposures.bytes -= exposure.len();
+        exposures.extend();
+        if was_read {
+            self.sent.fetch_add(exposure.len() as u64, Ordering::Relaxed);
+        }
+        requests.push_back(Work::Invalidate(exposure));
+        self.post(&mut sending);
+    }
+
+    fn allocate_windows(self: &Arc<Self>, qp: Arc<dyn QueuePair>) {
+        let link = Arc::downgrade(self);
+        self.bulk.control().spawn(move || {
+            let result = qp.alloc_windows(WINDOWS);
+            let Some(link) = link.upgrade() else { return };
+            if let Err(error) = &result {
+                tracing::warn!(link = link.name(), %error, "no memory windows: long messages are copied");
+            }
+            link.sending().exposures.windows = if result.is_ok() { Windows::There } else { Windows::Never };
+            link.mailbox.changed(link.number);
+        });
+    }
+
+    /// Whether somebody must begin to [watch](watch) over what is exposed.
+    pub(super) fn needs_watch(&self) -> bool {
+        let mut sending = self.sending();
+        let needs = sending.exposures.due.is_some() && !sending.exposures.watched;
+        sending.exposures.watched |= needs;
+        needs
+    }
+
+    /// When to look again; `None`: nothing is exposed. Gives the link up if the peer is late.
+    fn look_after(&self) -> Option<Instant> {
+        let mut sending = self.sending();
+        let Some(due) = sending.exposures.due.filter(|_| sending.is_open()) else {
+            sending.exposures.watched = false;
+            return None;
+        };
+        if due > Instant::now() {
+            return Some(due);
+        }
+        let count = sending.exposures.open.len();
+        sending.end();
+        let end = LinkEnd::failed(format!(
+            "{}: the peer has neither read nor declined {count} long messages within their lease of {LEASE:?} and a \
+             second for every {SLOWEST} bytes; its process may be stopped, or the network drops RDMA packets",
+            self.name
+        ));
+        self.mailbox.failed(self.number, end);
+        None
+    }
+}
+
+/// Gives a link up whose peer does not answer for what is exposed to it. Ends when nothing is.
+pub(super) async fn watch(link: Weak<LinkCore>) {
+    while let Some(due) = link.upgrade().and_then(|link| link.look_after()) {
+        tokio::time::sleep_until(due.into()).await;
+    }
+}

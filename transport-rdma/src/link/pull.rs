@@ -1,0 +1,208 @@
+//! Long messages on their way in: read from the peer's memory, in chunks, so that short messages go between.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{Buf, Bytes};
+use farcall_core::proto::inbox::Described;
+use farcall_core::transport::{Direction, LinkEnd};
+
+use super::LinkCore;
+use super::send::Sending;
+use crate::device::{Landing, RemoteRange, Work};
+
+/// Bytes of one READ. A SEND that is posted behind it waits for about as long as these take.
+const CHUNK: usize = 64 << 10;
+
+/// What one link reads.
+#[derive(Default)]
+pub(super) struct Pulls {
+    /// READs that may be outstanding: what both devices can do.
+    most: usize,
+    outstanding: usize,
+    /// Those that have no memory yet.
+    asked: VecDeque<Asked>,
+    /// More memory is being registered.
+    growing: bool,
+    active: VecDeque<Pull>,
+    /// To be delivered: the number of the frame, and the message unless there is no memory for it.
+    done: VecDeque<(u32, Option<Bytes>)>,
+}
+
+struct Asked {
+    direction: Direction,
+    described: Described,
+    from: RemoteRange,
+}
+
+struct Pull {
+    seq: u32,
+    landing: Arc<Landing>,
+    /// Where the peer's memory begins, and where in the message that stands.
+    from: RemoteRange,
+    begin: usize,
+    /// What has been asked for, and of that what has not come.
+    next: usize,
+    outstanding: usize,
+    total: usize,
+}
+
+impl Pulls {
+    /// So many READs may be outstanding.
+    pub(super) fn allow(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    /// How many more may be than are.
+    pub(super) fn room(&self) -> usize {
+        self.most.saturating_sub(self.outstanding)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.asked.clear();
+        self.active.clear();
+        self.done.clear();
+    }
+
+    /// The next READ. Messages take turns, so that a short one does not wait for a long one.
+    fn next(&mut self) -> Option<Work> {
+        if self.room() == 0 {
+            return None;
+        }
+        let i = self.active.iter().position(|pull| pull.next < pull.total)?;
+        let mut pull = self.active.remove(i)?;
+        let (at, len) = (pull.next, CHUNK.min(pull.total - pull.next));
+        let from = RemoteRange { addr: pull.from.addr.wrapping_add((at - pull.begin) as u64), ..pull.from };
+        let read = Work::Read { into: Arc::clone(&pull.landing), at, len, from, tag: pull.seq.into() };
+        pull.next += len;
+        pull.outstanding += 1;
+        self.outstanding += 1;
+        self.active.push_back(pull);
+        Some(read)
+    }
+
+    /// A READ of this message has completed.
+    fn completed(&mut self, seq: u32) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        let Some(i) = self.active.iter().position(|pull| pull.seq == seq) else { return };
+        let pull = &mut self.active[i];
+        pull.outstanding -= 1;
+        if pull.outstanding > 0 || pull.next < pull.total {
+            return;
+        }
+        let Some(pull) = self.active.remove(i) else { return };
+        // All its READs have completed, in order, so the queue pair holds it no more.
+        if let Ok(extent) = Landing::into_extent(pull.landing) {
+            self.done.push_back((seq, Some(extent.freeze(0..pull.total))));
+        }
+    }
+}
+
+impl Asked {
+    fn new(direction: Direction, described: Described) -> Result<Self, String> {
+        let mut descriptor = described.descriptor.clone();
+        if descriptor.len() != 16 {
+            return Err(format!("a descriptor has {} bytes, not 16", descriptor.len()));
+        }
+        let from = RemoteRange { addr: descriptor.get_u64_le(), rkey: descriptor.get_u32_le() };
+        let len = descriptor.get_u32_le() as usize;
+        if described.begin.len().checked_add(len) != Some(described.total) {
+            return Err(format!("a descriptor of {len} bytes is not what a message lacks"));
+        }
+        Ok(Self { direction, described, from })
+    }
+}
+
+impl LinkCore {
+    /// See [`farcall_core::transport::Link::pull`].
+    pub(super) fn pull(self: &Arc<Self>, direction: Direction, described: Described) {
+        match Asked::new(direction, described) {
+            Ok(asked) => {
+                let mut sending = self.sending();
+                if !sending.is_open() {
+                    return;
+                }
+                sending.pulls.asked.push_back(asked);
+                self.pump(&mut sending);
+                self.post(&mut sending);
+                if !sending.pulls.done.is_empty() {
+                    self.mailbox.changed(self.number);
+                }
+            }
+            Err(why) => {
+                let end = LinkEnd::malformed(format!("{}: the peer broke the protocol: {why}", self.name));
+                self.mailbox.failed(self.number, end);
+            }
+        }
+    }
+
+    /// There may be memory for what is to be read.
+    pub(crate) fn read_on(self: &Arc<Self>) {
+        let mut sending = self.sending();
+        self.pump(&mut sending);
+        self.post(&mut sending);
+    }
+
+    /// Gets memory for what is to be read, and reads.
+    fn pump(self: &Arc<Self>, sending: &mut Sending) {
+        let Sending { pulls, requests, .. } = sending;
+        while !pulls.growing
+            && let Some(asked) = pulls.asked.pop_front()
+        {
+            let (direction, total) = (asked.direction, asked.described.total);
+            if let Some(mut extent) = self.bulk.take(direction, total) {
+                let begin = &asked.described.begin;
+                extent[..begin.len()].copy_from_slice(begin);
+                pulls.active.push_back(Pull {
+                    seq: asked.described.seq,
+                    landing: Landing::new(extent),
+                    from: asked.from,
+                    begin: begin.len(),
+                    next: begin.len(),
+                    outstanding: 0,
+                    total,
+                });
+                continue;
+            }
+            let link = Arc::downgrade(self);
+            let grown = move || {
+                if let Some(link) = link.upgrade() {
+                    link.sending().pulls.growing = false;
+                    link.mailbox.changed(link.number);
+                }
+            };
+            if self.bulk.grow(direction, total, Some(Box::new(grown))) {
+                pulls.growing = true;
+                pulls.asked.push_front(asked);
+            } else {
+                pulls.done.push_back((asked.described.seq, None));
+            }
+        }
+        while let Some(read) = pulls.next() {
+            requests.push_back(read);
+        }
+    }
+
+    /// A READ has completed.
+    pub(crate) fn on_read(self: &Arc<Self>, tag: u64) {
+        let mut sending = self.sending();
+        sending.pulls.completed(tag as u32);
+        self.pump(&mut sending);
+        self.post(&mut sending);
+    }
+
+    /// Gives the handler the messages that are whole. `Some`: it will have no more of the link.
+    pub(crate) fn deliver_pulled(&self) -> Option<LinkEnd> {
+        loop {
+            let (seq, whole) = self.sending().pulls.done.pop_front()?;
+            let handler = self.receiving().handler()?;
+            if let Some(whole) = &whole {
+                self.received.fetch_add(whole.len() as u64, Ordering::Relaxed);
+            }
+            if handler.pulled(seq, whole).is_err() {
+                return Some(LinkEnd::failed("the peer broke the protocol"));
+            }
+        }
+    }
+}

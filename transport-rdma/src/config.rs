@@ -33,17 +33,19 @@ pub struct RdmaConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy_cpu: Option<u16>,
     /// The most memory that is registered per device and runtime, in bytes. It grows with the number of peers, by some
-    /// 560 KiB each, in steps of [`LEAST_MEMORY`](Self::LEAST_MEMORY); a peer for which none is left stays on TCP.
-    /// Default 64 MiB.
+    /// 112 KiB each, and with what busy ones use, in steps of [`LEAST_MEMORY`](Self::LEAST_MEMORY). A peer for which none is
+    /// left, though idle ones have given back what they can, stays on TCP. Default 64 MiB, enough for 550 peers.
     pub memory: u64,
     /// The most memory that is registered per device for messages of 16 KiB and more, which are read from the sender's
     /// memory instead of being sent, in bytes. It grows with need, from 8 MiB; half of it is for requests and
     /// [buffers of the application's](crate::Registered), half for responses. A message for which none is left is copied.
     /// The first user of a device decides. 0: none. Default 512 MiB.
     pub bulk_memory: u64,
-    /// How many peers per device and runtime at most. Default 256.
+    /// How many peers per device and runtime at most. Where that is more than the device's completion queues have room
+    /// for, each peer has fewer sends on their way. Default 256.
     pub connections: u32,
-    /// How many messages a peer may have on their way to this side, at most; fewer when memory is short. Default 64.
+    /// How many messages a busy peer may have on their way to this side, at most; fewer when memory is short. An idle one
+    /// has 4. Default 64.
     pub window: u32,
     /// For tests: a message for which the peer has no buffer fails the connection at once. Such a message means that
     /// flow control is broken. Default `false`: it is repeated for a while.

@@ -98,7 +98,7 @@ impl Open {
 }
 
 impl OpenDevice {
-    fn new(device: Arc<dyn Device>, config: &RdmaConfig) -> Result<Arc<Self>, Unavailable> {
+    pub(super) fn new(device: Arc<dyn Device>, config: &RdmaConfig) -> Result<Arc<Self>, Unavailable> {
         // The thread keeps the device, so that the last reference is not dropped where it must not block.
         let control = Control::start(device.name(), Arc::clone(&device)).map_err(|error| DeviceError {
             device: device.name().to_owned(),

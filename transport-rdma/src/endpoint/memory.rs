@@ -1,18 +1,32 @@
 //! An endpoint's registered memory: receives, what replaces them, and sends; and who was promised how many receives.
+//!
+//! Every peer is promised a small window for as long as its link lives. One that uses all of it is lent more, as long as
+//! others leave some; when a new peer finds none, those who were lent some are asked to give it back.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Instant;
 
+use tokio::sync::Notify;
+
+use super::{NoRoom, OpenDevice};
 use crate::config::RdmaConfig;
-use crate::device::{Device, PostError, Queues, Slab, SlabLayout, Slot, Unavailable};
+use crate::device::{PostError, Queues, Slab, SlabLayout, Slot, Unavailable};
 
 /// Bytes of a receive, header included; also of a send that does not fit into its work request.
 pub(crate) const SLOT: usize = 8192;
 
+/// The window that every peer has, whatever others do: enough to go on, if not to go fast.
+pub(crate) const BASE_WINDOW: u32 = 4;
+
 /// Receives of each peer beside its window: one each for a CREDIT, PING, PONG and CLOSE.
 pub(crate) const CONTROL_RECEIVES: u32 = 4;
 
-/// The least window a peer is admitted with.
-const MIN_WINDOW: u32 = 4;
+/// Receives of a peer that nobody else can have.
+pub(super) const BASE: u32 = BASE_WINDOW + CONTROL_RECEIVES;
+
+/// A receive for the FORFEIT of a peer that was lent some: it comes beside the CREDIT for which there is one already.
+const FORFEIT_RECEIVES: u32 = 1;
 
 /// Memory grows in steps: a slab of receives, 2 MiB, and one of sends.
 const RECEIVE_SLOTS: u32 = 256;
@@ -30,11 +44,20 @@ const _: () = assert!(STEP_BYTES == RdmaConfig::LEAST_MEMORY, "the least that ma
 /// Slabs and the promises that were made of them.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    device: Arc<OpenDevice>,
+    /// Where receives are posted. The shard keeps them.
+    queues: Weak<dyn Queues>,
     receives: Pool,
     sends: Pool,
+    /// The most that a peer's window grows to.
+    window: u32,
     ledger: Mutex<Ledger>,
     /// The receives of a step for whose sends there was no memory: registered for good, so kept for the next try.
     half: Mutex<Option<Arc<Slab>>>,
+    /// The control thread was asked for another step, so that more can be lent.
+    growing: AtomicBool,
+    /// Told when somebody has given receives back.
+    freed: Notify,
 }
 
 /// Free slots of one kind.
@@ -64,6 +87,8 @@ struct Ledger {
 pub(crate) struct Promise {
     memory: Arc<Memory>,
     window: u32,
+    /// How many it was asked to give back, and when. Nothing is lent to it meanwhile.
+    asked: Option<(u32, Instant)>,
 }
 
 impl Memory {
@@ -76,11 +101,25 @@ impl Memory {
         u32::try_from(config.memory / STEP_BYTES).unwrap_or(u32::MAX).clamp(1, 1024)
     }
 
-    /// No memory yet, and room for as many receives as `queue` holds.
-    pub(super) fn new(config: &RdmaConfig, queue: u32) -> Arc<Self> {
-        let max_steps = Self::max_steps(config).min(queue / POSTED);
-        let ledger = Mutex::new(Ledger { steps: 0, max_steps, promised: 0 });
-        Arc::new(Self { receives: Pool::default(), sends: Pool::default(), ledger, half: Mutex::default() })
+    /// No memory yet, and room for as many receives as `room`, which is how many the queues hold.
+    pub(super) fn new(
+        config: &RdmaConfig,
+        device: Arc<OpenDevice>,
+        queues: &Arc<dyn Queues>,
+        room: u32,
+    ) -> Arc<Self> {
+        let max_steps = Self::max_steps(config).min(room / POSTED);
+        Arc::new(Self {
+            device,
+            queues: Arc::downgrade(queues),
+            receives: Pool::default(),
+            sends: Pool::default(),
+            window: config.window.max(BASE_WINDOW),
+            ledger: Mutex::new(Ledger { steps: 0, max_steps, promised: 0 }),
+            half: Mutex::default(),
+            growing: AtomicBool::new(false),
+            freed: Notify::new(),
+        })
     }
 
     /// What replaces a receive whose content stays in its slot.
@@ -93,32 +132,49 @@ impl Memory {
         &self.sends
     }
 
-    /// Promises a peer up to `want` receives, or fewer when they run short, after getting more memory if that helps.
-    /// Blocks. `Ok(None)`: there are none left, and there may be no more memory.
-    pub(super) fn promise(
-        self: &Arc<Self>,
-        device: &dyn Device,
-        queues: &dyn Queues,
-        want: u32,
-    ) -> Result<Option<Promise>, Unavailable> {
-        let want = want.max(MIN_WINDOW);
+    /// Promises another peer its base, after getting more memory if that helps. Blocks. `Err`: there is none left, and there
+    /// may be no more memory.
+    pub(super) fn admit(self: &Arc<Self>) -> Result<Promise, NoRoom> {
         let mut refused = None;
-        while self.ledger().is_short(want) && self.ledger().may_grow() {
-            if let Err(unavailable) = self.grow(device, queues) {
-                // Less than wanted may still be enough.
+        while self.ledger().is_short() && self.ledger().may_grow() {
+            if let Err(unavailable) = self.grow() {
+                // What there is may be enough.
                 refused = Some(unavailable);
                 break;
             }
         }
-        match (self.ledger().promise(want), refused) {
-            (Some(window), _) => Ok(Some(Promise { memory: Arc::clone(self), window })),
-            (None, Some(refused)) => Err(refused),
-            (None, None) => Ok(None),
+        if self.ledger().take(BASE) {
+            return Ok(Promise { memory: Arc::clone(self), window: BASE_WINDOW, asked: None });
+        }
+        Err(NoRoom::Receives(refused))
+    }
+
+    /// Resolves when somebody gives receives back after this call.
+    pub(super) fn freed(&self) -> impl Future<Output = ()> {
+        self.freed.notified()
+    }
+
+    /// Another step, on the control thread, unless one is on its way.
+    fn grow_soon(self: &Arc<Self>) {
+        if self.ledger().may_grow() && !self.growing.swap(true, Ordering::AcqRel) {
+            let memory = Arc::clone(self);
+            self.device.control.spawn(move || {
+                if let Err(unavailable) = memory.grow() {
+                    tracing::debug!(%unavailable, "no more memory for receives: windows stay as they are");
+                }
+                memory.growing.store(false, Ordering::Release);
+            });
         }
     }
 
-    fn grow(&self, device: &dyn Device, queues: &dyn Queues) -> Result<(), Unavailable> {
+    fn grow(&self) -> Result<(), Unavailable> {
+        let Some(queues) = self.queues.upgrade() else { return Ok(()) };
+        let device = &*self.device.device;
         let mut half = self.half.lock().unwrap_or_else(PoisonError::into_inner);
+        // Asked once more with the lock held: somebody else's step may have been the last.
+        if !self.ledger().may_grow() {
+            return Ok(());
+        }
         let receives = match half.take() {
             Some(receives) => receives,
             None => device.add_slab(SlabLayout { slot_size: SLOT, slots: RECEIVE_SLOTS })?,
@@ -146,6 +202,12 @@ impl Memory {
         Ok(())
     }
 
+    /// How many receives are promised.
+    #[cfg(test)]
+    pub(super) fn promised(&self) -> u32 {
+        self.ledger().promised
+    }
+
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -156,24 +218,22 @@ impl Ledger {
         (self.steps * PROMISED).saturating_sub(self.promised)
     }
 
-    /// Whether a promise of `want` would take more than half of what is left.
-    fn is_short(&self, want: u32) -> bool {
-        self.free() < 2 * (want + CONTROL_RECEIVES)
+    /// Whether another peer would leave nothing for one more.
+    fn is_short(&self) -> bool {
+        self.free() < 2 * BASE
     }
 
     fn may_grow(&self) -> bool {
         self.steps < self.max_steps
     }
 
-    /// Promises all that is wanted, or, when it is short, half of what is left, so that the next peer gets some too.
-    fn promise(&mut self, want: u32) -> Option<u32> {
-        let most = if self.is_short(want) { self.free() / 2 } else { want + CONTROL_RECEIVES };
-        let all = most.clamp(MIN_WINDOW + CONTROL_RECEIVES, want + CONTROL_RECEIVES);
-        if all > self.free() {
-            return None;
+    /// Promises this many, if there are.
+    fn take(&mut self, count: u32) -> bool {
+        let there_are = count <= self.free();
+        if there_are {
+            self.promised += count;
         }
-        self.promised += all;
-        Some(all - CONTROL_RECEIVES)
+        there_are
     }
 }
 
@@ -182,98 +242,73 @@ impl Promise {
     pub(crate) fn window(&self) -> u32 {
         self.window
     }
+
+    /// How much of the window was lent.
+    pub(crate) fn lent(&self) -> u32 {
+        self.window - BASE_WINDOW
+    }
+
+    /// The receives behind a window, control frames included.
+    fn receives(window: u32) -> u32 {
+        window + CONTROL_RECEIVES + if window > BASE_WINDOW { FORFEIT_RECEIVES } else { 0 }
+    }
+
+    /// The peer uses its whole window: doubles it, or widens it by half of what is free, so that others get some too, and
+    /// gets more memory for the next time if that is less. Says by how much; never blocks.
+    pub(crate) fn lend(&mut self) -> u32 {
+        let want = self.window.min(self.memory.window - self.window);
+        if want == 0 || self.asked.is_some() {
+            return 0;
+        }
+        let lent = {
+            let mut ledger = self.memory.ledger();
+            let beside = Self::receives(self.window + 1) - Self::receives(self.window) - 1;
+            let lent = want.min((ledger.free() / 2).saturating_sub(beside));
+            if lent > 0 && ledger.take(lent + beside) { lent } else { 0 }
+        };
+        self.window += lent;
+        if lent < want {
+            self.memory.grow_soon();
+        }
+        lent
+    }
+
+    /// Asks for what was lent, unless that was done before: how much is to be asked for.
+    pub(crate) fn ask(&mut self, now: Instant) -> Option<u32> {
+        let count = self.lent();
+        if count == 0 || self.asked.is_some() {
+            return None;
+        }
+        self.asked = Some((count, now));
+        Some(count)
+    }
+
+    /// When the peer was asked to give back and has not answered yet.
+    pub(crate) fn asked_at(&self) -> Option<Instant> {
+        self.asked.map(|(_, then)| then)
+    }
+
+    /// The peer answers. False if it was not asked, or not for so many.
+    #[must_use]
+    pub(crate) fn give_back(&mut self, count: u32) -> bool {
+        if self.asked.is_none_or(|(asked, _)| count > asked) {
+            return false;
+        }
+        self.asked = None;
+        let before = Self::receives(self.window);
+        self.window -= count;
+        self.memory.ledger().promised -= before - Self::receives(self.window);
+        self.memory.freed.notify_waiters();
+        true
+    }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.memory.ledger().promised -= self.window + CONTROL_RECEIVES;
+        self.memory.ledger().promised -= Self::receives(self.window);
+        self.memory.freed.notify_waiters();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::{Host, QueueSize};
-    use crate::sim::{Fabric, SimHost};
-
-    struct Bench {
-        host: SimHost,
-        device: Arc<dyn Device>,
-        queues: Arc<dyn Queues>,
-        memory: Arc<Memory>,
-    }
-
-    impl Bench {
-        fn new(steps: u64) -> Self {
-            let host = Fabric::new(1).host([10, 0, 0, 1].into());
-            let config = RdmaConfig { memory: steps * STEP_BYTES, ..RdmaConfig::default() };
-            let device = host.open(&host.devices().unwrap()[0], &config).unwrap();
-            let receives = Memory::max_receives(&config);
-            let queues = device.create_queues(QueueSize { receives, sends: 64 }).unwrap();
-            Self { host, device, queues, memory: Memory::new(&config, receives) }
-        }
-
-        fn promise(&self) -> Result<Option<Promise>, Unavailable> {
-            self.memory.promise(&*self.device, &*self.queues, 64)
-        }
-
-        /// Promises until there are none left.
-        fn promises(&self) -> Vec<Promise> {
-            std::iter::from_fn(|| self.promise().unwrap()).collect()
-        }
-
-        fn check(&self, promises: &[Promise]) {
-            let sum: u32 = promises.iter().map(|p| p.window + CONTROL_RECEIVES).sum();
-            assert!(sum * 100 <= self.queues.receives_posted() as u32 * 95, "{sum} promised");
-        }
-    }
-
-    #[test]
-    fn memory_grows_with_peers_and_windows_shrink_when_it_may_not() {
-        let bench = Bench::new(3);
-        let promises = bench.promises();
-        bench.check(&promises);
-        assert_eq!(bench.queues.receives_posted(), 3 * POSTED as usize);
-        let windows: Vec<_> = promises.iter().map(Promise::window).collect();
-        assert!(windows.starts_with(&[64; 6]), "{windows:?}");
-        assert!(windows.is_sorted_by(|a, b| a >= b) && windows.ends_with(&[MIN_WINDOW]), "{windows:?}");
-    }
-
-    #[test]
-    fn promise_is_given_back() {
-        let bench = Bench::new(1);
-        let mut promises = bench.promises();
-        let last = promises.pop().unwrap().window();
-        let again = bench.promise().unwrap().unwrap();
-        assert_eq!(again.window(), last);
-        drop((again, promises));
-        assert_eq!(bench.promise().unwrap().unwrap().window(), 64);
-    }
-
-    #[test]
-    fn memory_limit_shrinks_windows_before_it_refuses() {
-        let bench = Bench::new(100);
-        bench.host.limit_memory(Some(2 * STEP_BYTES));
-        let mut promises = Vec::new();
-        let reason = loop {
-            match bench.promise() {
-                Ok(promise) => promises.extend(promise),
-                Err(reason) => break reason,
-            }
-        };
-        assert!(matches!(reason, Unavailable::Memlock(_)), "{reason}");
-        assert!(promises.len() > 6, "{}", promises.len());
-        bench.check(&promises);
-    }
-
-    #[test]
-    fn step_that_failed_half_way_goes_on_from_there() {
-        let bench = Bench::new(1);
-        bench.host.limit_memory(Some(STEP_BYTES - 1));
-        for _ in 0..10 {
-            assert!(matches!(bench.promise(), Err(Unavailable::Memlock(_))));
-        }
-        bench.host.limit_memory(Some(STEP_BYTES));
-        assert!(bench.promise().unwrap().is_some());
-    }
-}
+mod tests;

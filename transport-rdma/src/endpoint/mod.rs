@@ -18,7 +18,9 @@ mod watch;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use farcall_core::transport::LinkEnd;
 use tokio::runtime::Handle;
 
 use self::control::Offload;
@@ -33,11 +35,18 @@ use crate::link::LinkCore;
 
 pub(crate) use machine::{Machine, OpenDevice};
 
-/// Requests that each link can have outstanding.
-const SENDS: u16 = 96;
+/// Requests that each link can have outstanding: fewer only where many links share a small completion queue.
+const MAX_SENDS: u32 = 96;
+const MIN_SENDS: u32 = 16;
 
-/// How large each link's queue pair is. What is inline is what fits into a small work request of common hardware.
-const QP_SIZE: QpSize = QpSize { sends: SENDS, signal_every: 16, inline: 220 };
+/// Sends of a link that are kept for control frames, one each for a CREDIT, PING, PONG and CLOSE.
+const CONTROL_SENDS: usize = 4;
+
+/// How long a newcomer waits for peers to give back what they were lent.
+const RECLAIM_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a peer may take to answer that it gives back nothing, when others wait.
+const HOARDING: Duration = Duration::from_secs(3);
 
 /// Keeps an endpoint running. When the last is gone, and the last link, the driver ends.
 #[derive(Debug)]
@@ -52,6 +61,8 @@ pub(crate) struct Shard {
     pub(crate) memory: Arc<Memory>,
     pub(crate) mailbox: Arc<Mailbox>,
     queues: Offload<dyn Queues>,
+    /// Of each link's queue pair.
+    qp_size: QpSize,
     config: RdmaConfig,
     runtime: Handle,
     /// By the number of the queue pair, from its creation to its destruction.
@@ -64,6 +75,7 @@ pub(crate) struct Shard {
 pub(crate) struct NewQp {
     pub(crate) qp: Arc<dyn QueuePair>,
     pub(crate) promise: Promise,
+    pub(crate) shares: Shares,
 }
 
 impl Endpoint {
@@ -75,11 +87,13 @@ impl Endpoint {
     ) -> Result<Arc<Self>, Unavailable> {
         let limits = device.device.limits();
         let receives = Memory::max_receives(config).min(limits.max_srq_wr).min(limits.max_cqe);
-        let sends = config.connections.saturating_mul(QP_SIZE.reserve()).min(limits.max_cqe);
+        let qp_size = qp_size(config.connections, limits.max_cqe);
+        let sends = config.connections.saturating_mul(qp_size.reserve()).min(limits.max_cqe);
         let queues = device.device.create_queues(QueueSize { receives, sends })?;
         let shard = Arc::new(Shard {
+            memory: Memory::new(config, Arc::clone(&device), &queues, receives),
             queues: Offload::new(queues, device.control.clone()),
-            memory: Memory::new(config, receives),
+            qp_size,
             mailbox: Arc::default(),
             config: config.clone(),
             runtime: runtime.clone(),
@@ -126,15 +140,65 @@ impl Shard {
 
     /// Makes a queue pair that receives from this path. Blocks; belongs on the control thread.
     pub(crate) fn create_qp(&self, path: &LocalPath) -> Result<Result<NewQp, NoRoom>, Unavailable> {
-        let promised = self.memory.promise(&*self.device.device, &**self.queues, self.config.window)?;
-        let Some(promise) = promised else { return Ok(Err(NoRoom::Receives)) };
-        let qp = match self.queues.create_qp(QP_SIZE) {
+        let promise = match self.memory.admit() {
+            Ok(promise) => promise,
+            Err(full) => return Ok(Err(full)),
+        };
+        let qp = match self.queues.create_qp(self.qp_size) {
             Ok(qp) => qp,
             Err(CreateQpError::CqBudget) => return Ok(Err(NoRoom::Completions)),
             Err(CreateQpError::Device(error)) => return Err(error.into()),
         };
         qp.to_init(path)?;
-        Ok(Ok(NewQp { qp, promise }))
+        Ok(Ok(NewQp { qp, promise, shares: Shares::of(self.qp_size) }))
+    }
+
+    /// Has `create` make something for which there may be no receives left, until it succeeds or peers give back no more of
+    /// what they were lent.
+    pub(crate) async fn admit<T, E, F>(&self, create: impl Fn() -> F) -> Result<Result<T, NoRoom>, E>
+    where
+        F: Future<Output = Result<Result<T, NoRoom>, E>>,
+    {
+        let deadline = tokio::time::Instant::now() + RECLAIM_PATIENCE;
+        loop {
+            let freed = self.memory.freed();
+            let decided = create().await?;
+            if !matches!(decided, Err(NoRoom::Receives(_))) || !self.reclaim() {
+                return Ok(decided);
+            }
+            if tokio::time::timeout_at(deadline, freed).await.is_err() {
+                return Ok(decided);
+            }
+        }
+    }
+
+    /// Asks peers to give back what they were lent, idle ones first. False: nobody has anything.
+    fn reclaim(&self) -> bool {
+        let links: Vec<_> = self.links().values().cloned().collect();
+        let now = Instant::now();
+        let mut asked = 0;
+        for idle in [true, false] {
+            for link in &links {
+                // Several newcomers may share what comes back; each asks for a little more than it needs.
+                if asked < 2 * memory::BASE {
+                    asked += link.reclaim(idle, now);
+                }
+            }
+        }
+        let mut awaited = asked > 0;
+        for link in &links {
+            match link.reclaimed_at().map(|then| now - then) {
+                // Its receives are free when its queue pair is gone.
+                Some(waited) if waited > HOARDING => {
+                    let why = format!("{}: the peer does not answer when asked for credits", link.name());
+                    self.mailbox.failed(link.number(), LinkEnd::failed(why));
+                    awaited = true;
+                }
+                Some(_) => awaited = true,
+                None => {}
+            }
+        }
+        awaited
     }
 
     /// Adds a link, whose completions are delivered from now on. False: the driver has ended.
@@ -171,25 +235,43 @@ fn relax() {
 }
 
 /// What there is too little of for another link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum NoRoom {
-    /// Receives: all are promised, and there may be no more memory.
-    Receives,
+    /// Receives: all are promised, and there may be no more memory, or for this reason there is none.
+    Receives(Option<Unavailable>),
     /// Completions of sends: there are as many links as there may be.
     Completions,
 }
 
-/// Sends of a link that are kept for control frames, one each for a CREDIT, PING, PONG and CLOSE.
-pub(crate) const CONTROL_SENDS: usize = 4;
+/// How many of what a link can have outstanding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Sends of frames, but for those of the link's own.
+    pub(crate) data: usize,
+    /// READs.
+    pub(crate) reads: usize,
+    /// Memory windows, each with a bind and an invalidation.
+    pub(crate) windows: usize,
+}
 
-/// Sends of a link that other frames may use.
-pub(crate) const DATA_SENDS: usize = SENDS as usize - CONTROL_SENDS - READS - 2 * WINDOWS;
+impl Shares {
+    fn of(size: QpSize) -> Self {
+        let rest = usize::from(size.sends) - CONTROL_SENDS;
+        let bulk = (rest / 11).min(MAX_BULK);
+        Self { data: rest - 3 * bulk, reads: bulk, windows: bulk }
+    }
+}
 
-/// READs of a link that can be outstanding.
-pub(crate) const READS: usize = 8;
+/// Memory windows of a link at most, and READs.
+const MAX_BULK: usize = 8;
 
-/// Memory windows of a link. Each may have a bind and an invalidation outstanding.
-pub(crate) const WINDOWS: usize = 8;
+/// How large each link's queue pair is, so that the completions of all fit into one queue. What is inline is what fits into a
+/// small work request of common hardware.
+fn qp_size(connections: u32, max_cqe: u32) -> QpSize {
+    // One of each part is the marker's.
+    let sends = (max_cqe / connections.max(1)).saturating_sub(1).clamp(MIN_SENDS, MAX_SENDS) as u16;
+    QpSize { sends, signal_every: (sends / 4).min(16), inline: 220 }
+}
 
 #[cfg(test)]
 mod tests;

@@ -44,10 +44,12 @@ impl RdmaCandidate {
         side: Side,
     ) -> Result<(Self, Bootstrap), transport::Unavailable> {
         let shard = Arc::clone(endpoint.shard());
-        let worker = Arc::clone(&shard);
-        let created =
-            shard.device.control.run(move || worker.create_qp(&path)).await.map_err(|_| bug())??;
-        let new = created.map_err(no_room)?;
+        let created = shard.admit(|| {
+            let worker = Arc::clone(&shard);
+            let create = shard.device.control.run(move || worker.create_qp(&path));
+            async { Ok::<_, transport::Unavailable>(create.await.map_err(|_| bug())??) }
+        });
+        let new = created.await?.map_err(no_room)?;
         let psn = random_psn()?;
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
@@ -166,7 +168,10 @@ fn random_psn() -> Result<u32, transport::Unavailable> {
 
 fn no_room(what: NoRoom) -> transport::Unavailable {
     let detail = match what {
-        NoRoom::Receives => "all receive buffers are promised to other peers; `rdma.memory` allows for more",
+        NoRoom::Receives(Some(refused)) => return refused.into(),
+        NoRoom::Receives(None) => {
+            "all receive buffers are promised to other peers; `rdma.memory` allows for more"
+        }
         NoRoom::Completions => "as many peers as there may be; `rdma.connections` allows for more",
     };
     transport::Unavailable::new(Reason::NoCredit, detail)

@@ -2,9 +2,12 @@
 //!
 //! Both sides count from the link's beginning, modulo 2^32: what was granted, what was used. A count that arrives twice, or
 //! late, therefore says nothing wrong.
+//!
+//! A peer begins with a small window. One that uses all of it is lent more (`endpoint::memory` knows how much there is), and
+//! is asked to give that back when others need it.
 
 /// What this side may send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SendCredits {
     granted: u32,
     used: u32,
@@ -43,7 +46,7 @@ impl SendCredits {
 }
 
 /// What the peer may send: the receiving side's count of what arrived.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Received(u32);
 
 impl Received {
@@ -51,28 +54,63 @@ impl Received {
     /// none.
     #[must_use]
     pub(crate) fn count(&mut self, told: u32) -> bool {
-        let had_one = is_after(told, self.0);
-        if had_one {
-            self.0 = self.0.wrapping_add(1);
+        self.forfeit(1, told)
+    }
+
+    /// The peer has given back this many, before it can have been told of more than `told`. False if it had fewer.
+    #[must_use]
+    pub(crate) fn forfeit(&mut self, count: u32, told: u32) -> bool {
+        let had_them = count <= told.wrapping_sub(self.0);
+        if had_them {
+            self.0 = self.0.wrapping_add(count);
         }
-        had_one
+        had_them
+    }
+
+    /// Whether the peer has used all that it can have been told of.
+    pub(crate) fn is_all_of(self, told: u32) -> bool {
+        self.0 == told
+    }
+
+    /// How many frames have come since then.
+    pub(crate) fn since(self, then: Self) -> u32 {
+        self.0.wrapping_sub(then.0)
     }
 }
 
 /// What this side has told the peer of its grants, and whether it should tell more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// Of the CREDITs of a side, the peer has a receive for one GRANT or RECLAIM; so the next leaves only when the last is
+/// known to have been read. FORFEITs are apart: there is one for each RECLAIM, and who sends that keeps a receive for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Reports {
     window: u32,
     reported: u32,
-    /// A CREDIT is on its way, and this was the grant that the peer knew of before. There is one receive for CREDITs at
-    /// the peer, which is free again once it was read; a frame beyond this grant proves that.
-    unread: Option<u32>,
+    unread: Option<Unread>,
+    /// A PING is on its way, or its PONG.
+    pinging: bool,
+}
+
+/// A GRANT or RECLAIM on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Unread {
+    /// The grant that the peer knew of before: a frame beyond it proves that the CREDIT was read.
+    before: u32,
+    /// So does a FORFEIT, if it was a RECLAIM.
+    reclaims: bool,
+    /// So does a PONG, if there was a PING behind it.
+    pinged: bool,
 }
 
 impl Reports {
     /// The peer knows of the first `window` from the set-up of the link.
     pub(crate) fn new(window: u32) -> Self {
-        Self { window, reported: window, unread: None }
+        Self { window, reported: window, unread: None, pinging: false }
+    }
+
+    /// The peer's window is now this, by lending or by its FORFEIT.
+    pub(crate) fn set_window(&mut self, window: u32) {
+        self.window = window;
     }
 
     /// What a header that leaves now says.
@@ -81,17 +119,52 @@ impl Reports {
         granted
     }
 
-    /// Whether to send a CREDIT: half of the window is news to the peer, and it has read the last one.
-    pub(crate) fn is_due(&mut self, granted: u32, received: Received) -> bool {
-        if self.unread.is_some_and(|before| is_after(received.0, before)) {
+    /// Whether there is a receive for a GRANT or RECLAIM.
+    pub(crate) fn is_read(&mut self, received: Received) -> bool {
+        if self.unread.is_some_and(|unread| is_after(received.0, unread.before)) {
             self.unread = None;
         }
-        self.unread.is_none() && granted.wrapping_sub(self.reported) >= self.window.div_ceil(2)
+        self.unread.is_none()
     }
 
-    /// The next header is that of a CREDIT.
-    pub(crate) fn note_credit(&mut self) {
-        self.unread = Some(self.reported);
+    /// Whether to send a GRANT: half of the window is news to the peer, and it has read the last one.
+    pub(crate) fn is_due(&mut self, granted: u32, received: Received) -> bool {
+        self.is_read(received) && granted.wrapping_sub(self.reported) >= self.window.div_ceil(2)
+    }
+
+    /// The next header is that of a GRANT.
+    pub(crate) fn note_grant(&mut self) {
+        self.unread = Some(Unread { before: self.reported, reclaims: false, pinged: false });
+    }
+
+    /// The next header is that of a RECLAIM.
+    pub(crate) fn note_reclaim(&mut self) {
+        self.unread = Some(Unread { before: self.reported, reclaims: true, pinged: false });
+    }
+
+    /// Whether to send a PING, to learn whether the last CREDIT was read: an idle peer uses no grant that would prove it.
+    pub(crate) fn needs_ping(&mut self, received: Received) -> bool {
+        !self.pinging && !self.is_read(received)
+    }
+
+    /// The next header is that of a PING.
+    pub(crate) fn note_ping(&mut self) {
+        self.pinging = true;
+        if let Some(unread) = &mut self.unread {
+            unread.pinged = true;
+        }
+    }
+
+    /// A PONG has come. False if no PING was sent.
+    #[must_use]
+    pub(crate) fn note_pong(&mut self) -> bool {
+        self.unread = self.unread.filter(|unread| !unread.pinged);
+        std::mem::take(&mut self.pinging)
+    }
+
+    /// The RECLAIM was answered.
+    pub(crate) fn note_forfeit(&mut self) {
+        self.unread = self.unread.filter(|unread| !unread.reclaims);
     }
 }
 

@@ -15,7 +15,6 @@ use farcall_core::transport::{Direction, LinkEnd};
 use super::LinkCore;
 use super::send::Sending;
 use crate::device::{Exposure, QueuePair, Work};
-use crate::endpoint::WINDOWS;
 
 /// Shorter messages are sent: a window, a READ and the answer to it cost more than a copy.
 const LEAST: usize = 16 << 10;
@@ -79,7 +78,7 @@ pub(super) struct Exposer<'a> {
 
 impl Expose for Exposer<'_> {
     fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
-        let Sending { exposures, qp: Some(qp), requests, blocked, .. } = &mut *self.sending else {
+        let Sending { exposures, qp: Some(qp), requests, blocked, shares, .. } = &mut *self.sending else {
             return Exposing::Never;
         };
         match exposures.windows {
@@ -88,7 +87,7 @@ impl Expose for Exposer<'_> {
             Windows::Coming | Windows::None => {
                 if exposures.windows == Windows::None {
                     exposures.windows = Windows::Coming;
-                    self.core.allocate_windows(Arc::clone(qp));
+                    self.core.allocate_windows(Arc::clone(qp), shares.windows);
                 }
                 *blocked = true;
                 return Exposing::Later;
@@ -151,10 +150,10 @@ impl LinkCore {
         self.post(&mut sending);
     }
 
-    fn allocate_windows(self: &Arc<Self>, qp: Arc<dyn QueuePair>) {
+    fn allocate_windows(self: &Arc<Self>, qp: Arc<dyn QueuePair>, count: usize) {
         let link = Arc::downgrade(self);
         self.bulk.control().spawn(move || {
-            let result = qp.alloc_windows(WINDOWS);
+            let result = qp.alloc_windows(count);
             let Some(link) = link.upgrade() else { return };
             if let Err(error) = &result {
                 tracing::warn!(link = link.name(), %error, "no memory windows: long messages are copied");

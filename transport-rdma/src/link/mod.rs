@@ -5,6 +5,7 @@ mod bootstrap;
 mod candidate;
 mod credit;
 mod expose;
+mod lending;
 mod pull;
 mod receive;
 mod send;
@@ -32,7 +33,7 @@ use crate::endpoint::{Endpoint, NewQp};
 
 /// The part of a link that its endpoint's driver knows.
 ///
-/// Locks, in the order in which they may be taken: `receiving`, then `sending`. No handler is called under either.
+/// Locks, in the order in which they may be taken: `receiving`, `promise`, `sending`. No handler is called under any.
 pub(crate) struct LinkCore {
     /// The queue pair's.
     number: u32,
@@ -68,7 +69,7 @@ impl LinkCore {
         mailbox: Arc<Mailbox>,
         control: Control,
     ) -> Arc<Self> {
-        let (number, window) = (new.qp.number(), new.promise.window());
+        let (number, window, shares) = (new.qp.number(), new.promise.window(), new.shares);
         Arc::new(Self {
             number,
             name,
@@ -81,7 +82,7 @@ impl LinkCore {
             told: AtomicU32::new(window),
             max_frame: AtomicU32::new(0),
             closing: AtomicBool::new(false),
-            sending: Mutex::new(Sending::new(Offload::new(new.qp, control), window)),
+            sending: Mutex::new(Sending::new(Offload::new(new.qp, control), window, shares)),
             receiving: Mutex::default(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use farcall_core::proto::wire::{Credit, CreditOp, FrameType, Header, Ping, Probe, WireError};
+use farcall_core::proto::wire::{Credit, CreditOp, FrameType, Header, Ping, Probe, WireError, flags};
 use farcall_core::transport::{LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
@@ -15,7 +15,11 @@ use super::credit::Received;
 /// What receiving needs. The driver alone delivers; others start the link and ask about it.
 #[derive(Default)]
 pub(super) struct Receiving {
-    count: Received,
+    pub(super) count: Received,
+    /// What it was when the peer was lent receives the last time.
+    pub(super) lent_at: Received,
+    /// What it was when somebody looked for peers that are idle.
+    pub(super) seen: Received,
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
     /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
@@ -139,6 +143,9 @@ impl LinkCore {
             // The driver has already put another receive in the place of this one.
             self.granted.fetch_add(1, Ordering::Release);
         }
+        if header.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(told)) {
+            self.lend(&mut receiving);
+        }
         match kind {
             FrameType::PROBE if matches!(receiving.proof, Proof::Awaited | Proof::Asked(_)) => {
                 let probe = Probe::decode(payload).map_err(wrong)?;
@@ -151,14 +158,19 @@ impl LinkCore {
                 match credit.op {
                     CreditOp::Grant => {}
                     CreditOp::Reclaim => self.sending().want_forfeit(credit.count),
-                    CreditOp::Forfeit => return Err("it gives back credits without being asked".to_owned()),
+                    CreditOp::Forfeit => self.take_back(&mut receiving, credit.count, told)?,
                 }
             }
             FrameType::PING => {
                 let ping = Ping::decode(payload).map_err(wrong)?;
                 self.sending().want_pong(ping.token);
             }
-            FrameType::PONG => return Err("it answers a PING that was not sent".to_owned()),
+            FrameType::PONG => {
+                Ping::decode(payload).map_err(wrong)?;
+                if !self.sending().reports.note_pong() {
+                    return Err("it answers a PING that was not sent".to_owned());
+                }
+            }
             _ => receiving.inbox.push_back(Item::Frame(header, payload)),
         }
         Ok(None)

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
-use farcall_core::proto::wire::{Close, CloseCode, Credit, CreditOp, FrameType, HEADER_LEN, Header, Ping};
+use farcall_core::proto::wire::{
+    Close, CloseCode, Credit, CreditOp, FrameType, HEADER_LEN, Header, Ping, flags,
+};
 use farcall_core::transport::{FrameSource, LinkEnd};
 
 use super::LinkCore;
@@ -14,10 +16,10 @@ use super::credit::{Received, Reports, SendCredits};
 use super::expose::{Exposer, Exposures};
 use super::pull::Pulls;
 use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
+use crate::endpoint::Shares;
 use crate::endpoint::control::Offload;
-use crate::endpoint::{DATA_SENDS, READS};
 
-/// The longest payload of CREDIT, PONG and CLOSE, as this side sends them.
+/// The longest payload of CREDIT, PING, PONG and CLOSE, as this side sends them.
 const MAX_CONTROL: usize = 8;
 
 /// What sending needs; under one lock, which is held while frames are taken and posted.
@@ -26,6 +28,7 @@ pub(super) struct Sending {
     pub(super) qp: Option<Offload<dyn QueuePair>>,
     /// Bytes that fit into a work request.
     inline: usize,
+    pub(super) shares: Shares,
     state: State,
     credits: SendCredits,
     pub(super) reports: Reports,
@@ -35,9 +38,12 @@ pub(super) struct Sending {
     pub(super) blocked: bool,
     pub(super) exposures: Exposures,
     pub(super) pulls: Pulls,
+    /// The last that blocked them were credits, and they are not known to be gone.
+    starved: bool,
     /// Control frames to be sent.
     pong: Option<u64>,
     forfeit: Option<u32>,
+    reclaim: Option<u32>,
     /// The last that a frame has said; what the link says itself repeats it.
     rx_seq: u32,
 }
@@ -54,8 +60,9 @@ enum State {
 }
 
 impl Sending {
-    pub(super) fn new(qp: Offload<dyn QueuePair>, window: u32) -> Self {
+    pub(super) fn new(qp: Offload<dyn QueuePair>, window: u32, shares: Shares) -> Self {
         Self {
+            shares,
             inline: qp.inline() as usize,
             qp: Some(qp),
             state: State::Unconnected,
@@ -65,8 +72,10 @@ impl Sending {
             blocked: false,
             exposures: Exposures::default(),
             pulls: Pulls::default(),
+            starved: false,
             pong: None,
             forfeit: None,
+            reclaim: None,
             rx_seq: 0,
         }
     }
@@ -77,7 +86,7 @@ impl Sending {
         if !can_expose {
             self.exposures.forbid();
         }
-        self.pulls.allow(usize::from(reads).min(READS));
+        self.pulls.allow(usize::from(reads).min(self.shares.reads));
         self.credits = SendCredits::new(grant);
         if self.state == State::Unconnected {
             self.state = State::Open;
@@ -121,15 +130,29 @@ impl Sending {
         self.forfeit = Some(count);
     }
 
+    pub(super) fn want_reclaim(&mut self, count: u32) {
+        self.reclaim = Some(count);
+    }
+
+    /// Whether the peer can't have read the RECLAIM yet.
+    pub(super) fn is_reclaim_unsent(&self) -> bool {
+        self.reclaim.is_some()
+    }
+
     /// Whether the send queue takes another frame that is none of the link's own.
     fn has_queue_room(&self) -> bool {
         let outstanding = self.qp.as_ref().map_or(usize::MAX, |qp| qp.sends_outstanding());
-        outstanding.saturating_add(self.requests.len()) < DATA_SENDS
+        outstanding.saturating_add(self.requests.len()) < self.shares.data
     }
 
     /// Whether another frame may be sent. What it is encoded into comes later.
     fn has_room(&self) -> bool {
         self.credits.available() > 0 && self.has_queue_room()
+    }
+
+    /// The flag that asks the peer for a larger window.
+    fn hunger(&self) -> u8 {
+        if self.starved && self.credits.available() == 0 { flags::STARVED } else { 0 }
     }
 
     /// Encodes a frame of `header.len` bytes, into the slot if it is too long for a work request.
@@ -173,10 +196,14 @@ impl LinkCore {
         loop {
             if !sending.has_room() || !self.has_slot(&mut slot) {
                 sending.blocked = true;
+                sending.starved = sending.credits.available() == 0;
                 break;
             }
             let mut exposer = Exposer { core: self, sending: &mut sending };
-            let Some(frame) = source.next_exposing(max_frame, &mut exposer) else { break };
+            let Some(frame) = source.next_exposing(max_frame, &mut exposer) else {
+                sending.starved = false;
+                break;
+            };
             self.take(&mut sending, &frame, &mut slot);
             if sending.requests.len() >= MAX_BATCH {
                 self.post(&mut sending);
@@ -234,6 +261,7 @@ impl LinkCore {
         sending.credits.take();
         sending.rx_seq = frame.header.rx_seq;
         let mut header = frame.header;
+        header.flags |= sending.hunger();
         header.grant = self.stamp(sending);
         let had_slot = slot.is_some();
         // A frame has at most `max_frame` bytes, for which a slot has room, header included.
@@ -259,7 +287,10 @@ impl LinkCore {
         // What does not fit now is said later, once: a peer that asks too often gets fewer answers.
         while sending.requests.is_empty() {
             let is_due = sending.reports.is_due(self.granted.load(Ordering::Acquire), received);
-            if !sending.is_open() || !(is_due || sending.pong.is_some() || sending.forfeit.is_some()) {
+            let reclaims = sending.reclaim.is_some() && sending.reports.is_read(received);
+            let pings = sending.reclaim.is_some() && sending.reports.needs_ping(received);
+            let asked = sending.pong.is_some() || sending.forfeit.is_some();
+            if !sending.is_open() || !(is_due || reclaims || pings || asked) {
                 return;
             }
             let mut slot = None;
@@ -274,13 +305,28 @@ impl LinkCore {
                 let count = sending.credits.forfeit(count);
                 Credit { op: CreditOp::Forfeit, count }.encode(&mut payload);
                 FrameType::CREDIT
+            } else if let Some(count) = sending.reclaim.take_if(|_| reclaims) {
+                sending.reports.note_reclaim();
+                Credit { op: CreditOp::Reclaim, count }.encode(&mut payload);
+                FrameType::CREDIT
+            } else if pings {
+                sending.reports.note_ping();
+                Ping { token: 0 }.encode(&mut payload);
+                FrameType::PING
             } else {
-                sending.reports.note_credit();
+                sending.reports.note_grant();
                 Credit { op: CreditOp::Grant, count: 0 }.encode(&mut payload);
                 FrameType::CREDIT
             };
             self.say(sending, kind, &payload.split(), slot);
         }
+    }
+
+    /// Sends the control frames that are due, for who is not about to send anything else.
+    pub(super) fn flush_controls(&self) {
+        let received = self.receiving().count();
+        let mut sending = self.sending();
+        self.say_controls(&mut sending, received);
     }
 
     /// Tells the peer that this is the last frame. It goes behind everything that was taken.
@@ -305,6 +351,7 @@ impl LinkCore {
     fn say(&self, sending: &mut Sending, kind: FrameType, payload: &[u8], mut slot: Option<Slot>) {
         let mut header = Header::new(kind, 0);
         header.len = payload.len() as u32;
+        header.flags = sending.hunger();
         header.rx_seq = sending.rx_seq;
         header.grant = self.stamp(sending);
         let Some(mut request) = sending.encode(&header, std::iter::once(payload), &mut slot) else { return };

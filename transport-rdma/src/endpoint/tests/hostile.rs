@@ -7,7 +7,7 @@ use crate::device::{Completion, Cq, Device, Host, QpTuning, RemoteQp, Slab, Slab
 use crate::link::Bootstrap;
 
 /// A peer that speaks to a link as it likes.
-struct Hostile {
+pub(super) struct Hostile {
     device: Arc<dyn Device>,
     queues: Arc<dyn Queues>,
     qp: Arc<dyn QueuePair>,
@@ -16,7 +16,7 @@ struct Hostile {
 
 impl Hostile {
     /// Connects to a server, and sends it a PROBE if it is to be believed.
-    async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
+    pub(super) async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
         let config = RdmaConfig::default();
         let host = fabric.host([10, 0, 0, 66].into());
         let devices = host.devices().unwrap();
@@ -53,7 +53,7 @@ impl Hostile {
         (hostile, server)
     }
 
-    fn send(&self, kind: FrameType, payload: &[u8], grant: u32) {
+    pub(super) fn send(&self, kind: FrameType, payload: &[u8], grant: u32) {
         let mut header = Header::new(kind, u64::from(!kind.is_link()));
         header.len = payload.len() as u32;
         header.grant = grant;
@@ -70,7 +70,7 @@ impl Hostile {
     }
 
     /// The types of the frames that have come, and their headers.
-    fn received(&self) -> Vec<(FrameType, Header, Bytes)> {
+    pub(super) fn received(&self) -> Vec<(FrameType, Header, Bytes)> {
         let mut out = Vec::new();
         self.queues.poll(Cq::Receive, 300, &mut out).unwrap();
         let frame = |completion| match completion {
@@ -83,7 +83,7 @@ impl Hostile {
         out.into_iter().map(frame).collect()
     }
 
-    async fn receive(&self, kind: FrameType) -> (Header, Bytes) {
+    pub(super) async fn receive(&self, kind: FrameType) -> (Header, Bytes) {
         let frames = Mutex::new(Vec::new());
         until("no such frame comes", || {
             frames.lock().unwrap().extend(self.received());
@@ -96,7 +96,7 @@ impl Hostile {
     }
 }
 
-type Server = tokio::task::JoinHandle<Result<Arc<dyn Link>, transport::Unavailable>>;
+pub(super) type Server = tokio::task::JoinHandle<Result<Arc<dyn Link>, transport::Unavailable>>;
 
 #[tokio::test]
 async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {

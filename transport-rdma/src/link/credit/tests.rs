@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use super::*;
 
@@ -32,22 +32,41 @@ fn forfeited_credits_count_as_used() {
     assert_eq!(credits.available(), 5);
     assert_eq!(credits.forfeit(100), 5);
     assert_eq!(credits.forfeit(100), 0);
+    let mut received = Received(1);
+    assert!(!received.forfeit(10, 10));
+    assert!(received.forfeit(9, 10) && received.is_all_of(10));
 }
 
 #[test]
-fn credit_is_due_at_half_a_window_and_not_twice_unread() {
+fn grant_is_due_at_half_a_window_and_not_twice_unread() {
     let mut reports = Reports::new(8);
     let mut received = Received(0);
     assert!(!reports.is_due(11, received));
     assert!(reports.is_due(12, received));
-    reports.note_credit();
+    reports.note_grant();
     assert_eq!(reports.stamp(12), 12);
     // The peer has only used what it knew of before.
     received.0 = 8;
     assert!(!reports.is_due(16, received));
-    // Its ninth frame says that it has read the CREDIT.
+    // Its ninth frame says that it has read the GRANT.
     received.0 = 9;
     assert!(reports.is_due(16, received));
+}
+
+#[test]
+fn reclaim_is_read_when_it_is_answered_and_a_grant_when_a_ping_behind_it_is() {
+    let mut reports = Reports::new(8);
+    reports.note_reclaim();
+    assert!(!reports.is_read(Received(8)));
+    reports.note_forfeit();
+    assert!(reports.is_read(Received(8)));
+    reports.note_grant();
+    reports.note_forfeit();
+    assert!(reports.needs_ping(Received(8)));
+    reports.note_ping();
+    assert!(!reports.needs_ping(Received(8)) && !reports.is_read(Received(8)));
+    assert!(reports.note_pong() && reports.is_read(Received(8)));
+    assert!(!reports.note_pong(), "it was not asked again");
 }
 
 #[test]
@@ -58,82 +77,243 @@ fn other_headers_report_too() {
     assert!(reports.is_due(15, Received(7)));
 }
 
-/// Two sides that send as they like over wires that deliver when they like: receives never run out, there is never more
-/// than one CREDIT of a side unread, and nobody waits for ever.
-#[test]
-fn frames_always_find_a_receive_and_never_stop() {
-    for seed in 0..200 {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let window = random.u32(1..20);
-        let mut sides = [Side::new(window), Side::new(window)];
-        for _ in 0..3000 {
-            let (near, far) = (random.usize(0..2), random.bool());
-            if far {
-                deliver(&mut sides, near);
-            } else if random.u8(0..4) > 0 {
-                sides[near].send();
-            }
-            sides[near].check();
-        }
-        // With all that is on its way delivered, one of them can send, even if neither wants anything but to.
-        while sides.iter().any(|side| !side.wire.is_empty()) {
-            deliver(&mut sides, 0);
-            deliver(&mut sides, 1);
-        }
-        assert!(sides.iter().all(|side| side.credits.available() > 0), "seed {seed}, window {window}");
-    }
-}
+/// Two sides that send, lend, reclaim and deliver whenever they can.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct World([Side; 2]);
 
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Side {
-    window: u32,
+    /// Frames that it wants to send yet, and windows that it may lend and reclaim yet.
+    wants: u8,
+    lends: u8,
+    /// The smallest and the largest window that both give.
+    windows: (u32, u32),
     credits: SendCredits,
     received: Received,
     granted: u32,
+    window: u32,
     reports: Reports,
+    /// How many it has asked for: wanted, and then with the RECLAIM on its way.
+    reclaim: Option<u32>,
+    asked: Option<u32>,
+    forfeit: Option<u32>,
+    pong: bool,
     /// Frames on their way from here, with the grant in their header.
     wire: VecDeque<(Frame, u32)>,
 }
 
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Frame {
     Data,
-    Credit,
+    Grant,
+    Reclaim(u32),
+    Forfeit(u32),
+    Ping,
+    Pong,
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Send(usize),
+    Lend(usize),
+    Reclaim(usize),
+    Deliver(usize),
 }
 
 impl Side {
-    fn new(window: u32) -> Self {
-        let (credits, reports) = (SendCredits::new(window), Reports::new(window));
-        Self { window, credits, received: Received(0), granted: window, reports, wire: VecDeque::new() }
-    }
-
-    fn send(&mut self) {
-        if self.credits.available() > 0 {
-            self.credits.take();
-            self.wire.push_back((Frame::Data, self.reports.stamp(self.granted)));
+    fn new(wants: u8, lends: u8, windows: (u32, u32)) -> Self {
+        let (base, _) = windows;
+        Self {
+            wants,
+            lends,
+            windows,
+            credits: SendCredits::new(base),
+            received: Received(0),
+            granted: base,
+            window: base,
+            reports: Reports::new(base),
+            reclaim: None,
+            asked: None,
+            forfeit: None,
+            pong: false,
+            wire: VecDeque::new(),
         }
     }
 
-    /// What is on its way fits into what the peer has promised.
-    fn check(&self) {
-        let (data, credits): (Vec<_>, Vec<_>) =
-            self.wire.iter().partition(|(frame, _)| *frame == Frame::Data);
-        assert!(data.len() <= self.window as usize);
-        assert!(credits.len() <= 1, "{} CREDITs unread", credits.len());
+    fn put(&mut self, frame: Frame) {
+        let grant = self.reports.stamp(self.granted);
+        self.wire.push_back((frame, grant));
+    }
+
+    /// What a link does whenever it has a turn.
+    fn say_controls(&mut self) {
+        if std::mem::take(&mut self.pong) {
+            self.put(Frame::Pong);
+        }
+        if let Some(count) = self.forfeit.take() {
+            let count = self.credits.forfeit(count);
+            self.put(Frame::Forfeit(count));
+        }
+        if self.reports.is_read(self.received)
+            && let Some(count) = self.reclaim.take()
+        {
+            self.asked = Some(count);
+            self.reports.note_reclaim();
+            self.put(Frame::Reclaim(count));
+        }
+        if self.reclaim.is_some() && self.reports.needs_ping(self.received) {
+            self.reports.note_ping();
+            self.put(Frame::Ping);
+        }
+        if self.reports.is_due(self.granted, self.received) {
+            self.reports.note_grant();
+            self.put(Frame::Grant);
+        }
     }
 }
 
-fn deliver(sides: &mut [Side; 2], from: usize) {
-    let [a, b] = sides;
-    let (from, to) = if from == 0 { (a, b) } else { (b, a) };
-    let Some((frame, grant)) = from.wire.pop_front() else { return };
-    to.credits.update(grant);
-    if frame == Frame::Data {
-        assert!(to.received.count(to.reports.reported));
-        to.granted = to.granted.wrapping_add(1);
-        if to.reports.is_due(to.granted, to.received) {
-            to.reports.note_credit();
-            let grant = to.reports.stamp(to.granted);
-            to.wire.push_back((Frame::Credit, grant));
+impl World {
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for (i, side) in self.0.iter().enumerate() {
+            let asks = side.reclaim.or(side.asked);
+            if side.wants > 0 && side.credits.available() > 0 {
+                steps.push(Step::Send(i));
+            }
+            if side.lends > 0 && side.window < side.windows.1 && asks.is_none() {
+                steps.push(Step::Lend(i));
+            }
+            if side.window > side.windows.0 && asks.is_none() {
+                steps.push(Step::Reclaim(i));
+            }
+            if !side.wire.is_empty() {
+                steps.push(Step::Deliver(i));
+            }
         }
+        steps
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Send(i) => {
+                self.0[i].wants -= 1;
+                self.0[i].credits.take();
+                self.0[i].put(Frame::Data);
+            }
+            Step::Lend(i) => {
+                let side = &mut self.0[i];
+                side.lends -= 1;
+                let lent = side.window.min(side.windows.1 - side.window);
+                side.granted += lent;
+                side.window += lent;
+                side.reports.set_window(side.window);
+                side.say_controls();
+            }
+            Step::Reclaim(i) => {
+                let side = &mut self.0[i];
+                side.reclaim = Some(side.window - side.windows.0);
+                side.say_controls();
+            }
+            Step::Deliver(i) => self.deliver(i),
+        }
+    }
+
+    fn deliver(&mut self, from: usize) {
+        let [a, b] = &mut self.0;
+        let (from, to) = if from == 0 { (a, b) } else { (b, a) };
+        let Some((frame, grant)) = from.wire.pop_front() else { return };
+        let told = to.reports.reported;
+        to.credits.update(grant);
+        match frame {
+            Frame::Data => {
+                assert!(to.received.count(told), "a frame without a credit");
+                to.granted += 1;
+            }
+            Frame::Grant => {}
+            Frame::Ping => to.pong = true,
+            Frame::Pong => assert!(to.reports.note_pong()),
+            Frame::Reclaim(count) => {
+                assert_eq!(to.forfeit, None, "asked again before the answer");
+                to.forfeit = Some(count);
+            }
+            Frame::Forfeit(count) => {
+                assert!(to.asked.take().is_some_and(|asked| count <= asked), "not asked for");
+                assert!(to.received.forfeit(count, told), "given back and used");
+                to.window -= count;
+                to.reports.note_forfeit();
+                to.reports.set_window(to.window);
+            }
+        }
+        to.say_controls();
+    }
+
+    /// What is on its way finds the receives that the other side keeps for this one.
+    fn check(&self) {
+        for (side, far) in [(&self.0[0], &self.0[1]), (&self.0[1], &self.0[0])] {
+            let count = |kind: fn(&Frame) -> bool| side.wire.iter().filter(|(frame, _)| kind(frame)).count();
+            let data = count(|frame| matches!(frame, Frame::Data)) as u32;
+            let (available, window) = (side.credits.available(), far.window);
+            assert!(data + available <= window, "{data} on their way and {available} more for {window}");
+            assert!((far.windows.0..=far.windows.1).contains(&far.window));
+            assert!(count(|frame| matches!(frame, Frame::Grant | Frame::Reclaim(_))) <= 1, "CREDITs unread");
+            assert!(count(|frame| *frame == Frame::Ping) <= 1 && count(|frame| *frame == Frame::Pong) <= 1);
+            let forfeits = count(|frame| matches!(frame, Frame::Forfeit(_)));
+            assert!(
+                forfeits == 0 || (forfeits == 1 && far.window > far.windows.0),
+                "FORFEIT without a receive"
+            );
+        }
+    }
+
+    /// Nothing is on its way: everything was sent, or can be.
+    fn check_rest(&self) {
+        for side in &self.0 {
+            assert!(side.credits.available() > 0, "starved for ever");
+            assert!(side.reclaim.is_none() && side.asked.is_none() && side.forfeit.is_none(), "not answered");
+        }
+    }
+}
+
+/// Whatever the order: receives never run out, no more than one CREDIT is unread, forfeits are exact, and nobody waits for
+/// ever, even if both are starved.
+#[test]
+fn every_order_of_two_small_sides_is_safe_and_ends() {
+    let first = World([Side::new(4, 2, (1, 2)), Side::new(3, 1, (1, 2))]);
+    let (mut seen, mut open) = (HashSet::from([first.clone()]), vec![first]);
+    while let Some(world) = open.pop() {
+        world.check();
+        let steps = world.steps();
+        if world.0.iter().all(|side| side.wire.is_empty()) {
+            world.check_rest();
+        }
+        for step in steps {
+            let mut next = world.clone();
+            next.step(step);
+            if seen.insert(next.clone()) {
+                open.push(next);
+            }
+        }
+    }
+    assert!(seen.len() > 10_000, "{} worlds", seen.len());
+    println!("{} worlds", seen.len());
+}
+
+/// The same for larger windows, at random.
+#[test]
+fn many_frames_in_random_order_always_find_a_receive() {
+    for seed in 0..200 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let base = random.u32(1..5);
+        let windows = (base, base * random.u32(1..9));
+        let mut world = World([Side::new(250, 200, windows), Side::new(250, 200, windows)]);
+        loop {
+            let steps = world.steps();
+            if steps.is_empty() {
+                break;
+            }
+            world.step(steps[random.usize(0..steps.len())]);
+            world.check();
+        }
+        assert!(world.0.iter().all(|side| side.wants == 0), "seed {seed}");
     }
 }

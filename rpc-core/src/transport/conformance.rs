@@ -48,12 +48,12 @@ async fn frames_arrive_whole_and_in_order((near, far): Pair) {
     for (i, len) in lengths.iter().enumerate() {
         outgoing.frames.push_back(frame(i as u32 + 1, *len));
     }
-    let (_near, _) = Recorder::start(&near, false);
+    let (recorder, _) = Recorder::start(&near, false);
     let (_far, mut arrived) = Recorder::start(&far, false);
-    near.send(&mut outgoing);
+    // What does not fit at first is sent as room comes.
+    *lock(&recorder.outgoing) = outgoing;
+    recorder.pump();
     for (i, len) in lengths.into_iter().enumerate() {
-        // What did not fit at first is sent as room comes, which here is: as frames arrive.
-        near.send(&mut outgoing);
         let (header, payload) = next_frame(&mut arrived).await;
         assert_eq!(header.seq, i as u32 + 1, "frames must arrive in order");
         assert_eq!((header.len as usize, payload.len()), (len, len), "frames must arrive whole");
@@ -102,13 +102,13 @@ async fn both_ends_send_at_once_more_than_fits((near, far): Pair) {
 
 async fn what_was_sent_before_closing_arrives((near, far): Pair) {
     let mut outgoing = Outgoing::default();
-    outgoing.frames.extend((1..=20).map(|seq| frame(seq, 1000)));
+    outgoing.frames.extend((1..=3).map(|seq| frame(seq, 1000)));
     let (_near, _) = Recorder::start(&near, false);
     near.send(&mut outgoing);
-    assert!(outgoing.frames.is_empty(), "20 KB must fit into any link");
+    assert!(outgoing.frames.is_empty(), "three frames must fit into any link");
     near.close();
     let (_far, mut arrived) = Recorder::start(&far, false);
-    for seq in 1..=20 {
+    for seq in 1..=3 {
         assert_eq!(next_frame(&mut arrived).await.0.seq, seq, "closing must not lose what was sent");
     }
     let end = next_end(&mut arrived).await;

@@ -46,6 +46,8 @@ on_the_simulated_device! {
         memory_is_kept_until_its_exposure_is_over
         grant_that_is_over_grants_nothing
         bytes_beside_a_grant_are_out_of_reach
+        keys_of_a_window_come_round
+        arena_is_removed_once_nothing_of_it_is_used
         windows_run_out_and_come_back
         exposure_that_is_over_does_nothing
         only_what_lies_in_an_arena_is_exposed

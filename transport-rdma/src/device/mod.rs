@@ -122,8 +122,12 @@ pub trait Device: Debug + Send + Sync {
     fn add_slab(&self, layout: SlabLayout) -> Result<Arc<Slab>, Unavailable>;
 
     /// Maps and registers an arena of at least this many bytes, without any remote access to it: that takes a window. It
-    /// stays registered as long as the device is open; its memory is there until the last extent and view.
+    /// stays registered until it is removed or the device is closed; its memory is there until the last extent and view.
     fn add_arena(&self, bytes: usize) -> Result<Arc<Arena>, Unavailable>;
+
+    /// Ends the registration of an arena of this device, and with it all use of it, if no extent or view of it is there;
+    /// says whether that was so.
+    fn remove_arena(&self, arena: &Arc<Arena>) -> bool;
 
     /// Creates the queues that one shard's queue pairs share.
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError>;

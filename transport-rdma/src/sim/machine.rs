@@ -306,6 +306,16 @@ impl Device for SimDevice {
         Ok(arena)
     }
 
+    fn remove_arena(&self, arena: &Arc<Arena>) -> bool {
+        let retired = arena.retire();
+        if retired {
+            let mapping = arena.mapping();
+            self.0.regions().retain(|region| !Arc::ptr_eq(&region.mapping, mapping));
+            self.0.host.faults().registered -= mapping.range().len() as u64;
+        }
+        retired
+    }
+
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {
         self.0.host.call("ibv_create_cq")?;
         let cqe = self.0.host.faults().cqe;

@@ -93,6 +93,14 @@ impl Device for VerbsDevice {
         Ok(arena)
     }
 
+    fn remove_arena(&self, arena: &Arc<Arena>) -> bool {
+        let retired = arena.retire();
+        if retired {
+            drop(self.0.unregister(arena.mapping()));
+        }
+        retired
+    }
+
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {
         Ok(Arc::new(VerbsQueues::new(Arc::clone(&self.0), size)?))
     }
@@ -158,6 +166,13 @@ impl Hca {
         let place = regions.partition_point(|other| other.range.start < region.range.start);
         regions.insert(place, region);
         Ok(())
+    }
+
+    /// Takes out the region of a mapping. Nothing uses the memory, so no request and no window refers to the region.
+    fn unregister(&self, mapping: &Arc<Mapping>) -> Option<Region> {
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let place = regions.iter().position(|region| Arc::ptr_eq(&region.mapping, mapping))?;
+        Some(regions.remove(place))
     }
 }
 

@@ -233,6 +233,45 @@ pub(crate) fn key_of_another_connection_reads_nothing(machine: &Machine, times: 
     owner.revoke(exposure);
 }
 
+pub(crate) fn keys_of_a_window_come_round(machine: Machine) {
+    let victim = Victim::new(&machine, PAGE);
+    let (reader, owner) = machine.pair(16);
+    owner.qp.alloc_windows(1).unwrap();
+    let mut keys = Vec::new();
+    // More than a key's last eight bits can tell apart.
+    for round in 0..300 {
+        let exposure = owner.grant(&victim.exposed);
+        received(reader.poll(Cq::Receive, 1).remove(0));
+        reader.post_receives(1);
+        let (result, bytes) = reader.read(&victim.arena, at(&exposure), PAGE);
+        assert_eq!(result, Ok(()), "round {round}");
+        assert!(bytes[..] == victim.exposed[..]);
+        owner.revoke(exposure);
+        keys.push(exposure.rkey());
+    }
+    assert!(keys[..256].iter().collect::<std::collections::BTreeSet<_>>().len() == 256, "{keys:x?}");
+}
+
+pub(crate) fn arena_is_removed_once_nothing_of_it_is_used(machine: Machine) {
+    let victim = Victim::new(&machine, PAGE);
+    let (reader, owner) = pair(&machine);
+    let exposure = owner.grant(&victim.exposed);
+    let Victim { arena, whole, exposed } = victim;
+    drop((whole, exposed));
+    assert!(!machine.device.remove_arena(&arena), "the peer may still read it");
+    owner.revoke(exposure);
+    let into = Landing::new(arena.take(PAGE).unwrap());
+    assert!(!machine.device.remove_arena(&arena), "a READ may write to it");
+    drop(into);
+    assert!(machine.device.remove_arena(&arena));
+    assert!(arena.take(1).is_none());
+    let other = machine.device.add_arena(PAGE).unwrap();
+    let view = other.take(PAGE).unwrap().freeze(0..PAGE);
+    reader.send(view.clone());
+    assert_eq!(received(owner.poll(Cq::Receive, 1).remove(0)), view);
+    assert_eq!(verbs::leaks(), 0);
+}
+
 pub(crate) fn windows_run_out_and_come_back(machine: Machine) {
     let victim = Victim::new(&machine, PAGE);
     let (_reader, owner) = pair(&machine);

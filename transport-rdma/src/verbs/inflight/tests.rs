@@ -1,7 +1,8 @@
 use bytes::Bytes;
 
+use super::windows::{Exposure, Step};
 use super::*;
-use crate::verbs::memory::{Slab, SlabLayout};
+use crate::verbs::memory::{Arena, Landing, Slab, SlabLayout};
 
 const SIZE: QpSize = QpSize { sends: 8, signal_every: 4, inline: 0 };
 
@@ -184,6 +185,121 @@ fn leaked_memory_is_not_used_again() {
     in_flight.receives().leak();
     drop((ring, in_flight));
     assert_eq!(free(&slab), 14);
+}
+
+#[test]
+fn read_keeps_its_landing_until_its_own_completion() {
+    let in_flight = InFlight::new(0);
+    let ring = in_flight.add_ring(SIZE);
+    let arena = Arena::map(1, None).unwrap();
+    let landing = Landing::new(arena.take(100).unwrap());
+    let silent = ring.push(Kept::Message(Default::default()), false);
+    let read = ring.push(Kept::Landing(Arc::clone(&landing), 77), false);
+    assert!(!silent.signaled && read.signaled);
+    let landing = Landing::into_extent(landing).unwrap_err();
+    let completion = in_flight.resolve(&done(read.wr_id));
+    assert!(matches!(completion, Some(Completion::Read { qp_num: 5, count: 2, tag: 77 })));
+    assert!(in_flight.resolve(&done(read.wr_id)).is_none(), "twice");
+    let landing = Landing::new(Landing::into_extent(landing).unwrap());
+    let failed = ring.push(Kept::Landing(Arc::clone(&landing), 78), false);
+    let completion = in_flight.resolve(&raw(failed.wr_id, WcStatus::REM_ACCESS_ERR));
+    assert!(matches!(completion, Some(Completion::SendFailed { count: 1, .. })));
+    assert!(Landing::into_extent(landing).is_ok());
+}
+
+/// A ring with one window, an exposure of a page, and the page's arena.
+fn exposure(in_flight: &InFlight) -> (Arc<SendRing>, Arc<Arena>, Exposure) {
+    let ring = in_flight.add_ring(SIZE);
+    ring.windows().add(0x1234_56ff);
+    let arena = Arena::map(1, None).unwrap();
+    let bytes = arena.take(100).unwrap().freeze(10..60);
+    let exposure = ring.windows().take(&bytes).unwrap();
+    assert_eq!((exposure.addr(), exposure.len()), (bytes.as_ptr() as u64, 50));
+    assert_eq!(exposure.rkey(), 0x1234_5600);
+    assert_eq!((ring.windows().take(&bytes), arena.free()), (None, 0));
+    (ring, arena, exposure)
+}
+
+#[test]
+fn exposure_ends_with_the_completion_of_its_invalidation() {
+    let in_flight = InFlight::new(0);
+    let (ring, arena, exposure) = exposure(&in_flight);
+    assert_eq!((ring.windows().bind(&exposure), ring.windows().bound()), (Step::Post, 1));
+    assert!(!ring.push(Kept::Bind(exposure), false).signaled);
+    assert_eq!(ring.windows().bind(&exposure), Step::Skip, "twice");
+    assert_eq!(ring.windows().invalidate(&exposure), Step::Post);
+    let invalidation = ring.push(Kept::Invalidate(exposure), false);
+    assert!(invalidation.signaled);
+    assert_eq!(ring.windows().invalidate(&exposure), Step::Skip, "twice");
+    assert_eq!((arena.free(), ring.windows().bound()), (0, 1));
+    let completion = in_flight.resolve(&done(invalidation.wr_id));
+    assert!(matches!(completion, Some(Completion::Sent { count: 2, .. })));
+    assert_eq!((arena.free(), ring.windows().bound()), (arena.bytes(), 0));
+    let again = ring.windows().take(&arena.take(9).unwrap().freeze(0..9)).unwrap();
+    assert_eq!(again.rkey(), 0x1234_5601);
+    assert_eq!(ring.windows().bind(&exposure), Step::Skip, "stale");
+    assert_eq!(ring.windows().invalidate(&exposure), Step::Skip, "stale");
+    ring.windows().release(&exposure);
+    assert_eq!(ring.windows().bind(&again), Step::Post);
+}
+
+#[test]
+fn exposure_outlives_an_invalidation_that_failed_or_was_skipped() {
+    let in_flight = InFlight::new(0);
+    for status in [WcStatus::WR_FLUSH_ERR, WcStatus::SUCCESS] {
+        let (ring, arena, exposure) = exposure(&in_flight);
+        ring.windows().bind(&exposure);
+        ring.windows().invalidate(&exposure);
+        let mut completed = ring.push(Kept::Invalidate(exposure), false);
+        if status == WcStatus::SUCCESS {
+            // A device that loses completions has not said that the window is closed.
+            completed = ring.push(Kept::Message(Default::default()), true);
+        }
+        assert!(in_flight.resolve(&raw(completed.wr_id, status)).is_some());
+        assert_eq!((arena.free(), ring.windows().bound()), (0, 1));
+        in_flight.remove_ring(&ring);
+        drop(ring);
+        assert_eq!(arena.free(), arena.bytes());
+    }
+}
+
+#[test]
+fn exposure_that_was_not_bound_ends_without_a_request() {
+    let in_flight = InFlight::new(0);
+    let (ring, arena, first) = exposure(&in_flight);
+    assert_eq!(ring.windows().invalidate(&first), Step::Skip);
+    assert_eq!(arena.free(), arena.bytes());
+    let second = ring.windows().take(&arena.take(5).unwrap().freeze(0..5)).unwrap();
+    // The device has not seen the key, so it is the next one still.
+    assert_eq!(second.rkey(), first.rkey());
+    assert_eq!(ring.windows().bind(&first), Step::Skip);
+    assert_eq!(ring.windows().take(&Bytes::new()), None);
+}
+
+#[test]
+fn withdrawn_binds_and_invalidations_were_never_there() {
+    let in_flight = InFlight::new(0);
+    let (ring, arena, exposure) = exposure(&in_flight);
+    ring.windows().bind(&exposure);
+    ring.push(Kept::Bind(exposure), false);
+    ring.withdraw(1);
+    assert_eq!(ring.windows().bound(), 0);
+    assert_eq!(ring.windows().bind(&exposure), Step::Post);
+    ring.push(Kept::Bind(exposure), false);
+    ring.windows().invalidate(&exposure);
+    ring.push(Kept::Invalidate(exposure), false);
+    ring.withdraw(1);
+    assert_eq!((arena.free(), ring.windows().bound()), (0, 1));
+    assert_eq!(ring.windows().invalidate(&exposure), Step::Post);
+}
+
+#[test]
+fn exposure_of_another_queue_pair_is_recognised() {
+    let in_flight = InFlight::new(0);
+    let ((one, ..), (other, _, theirs)) = (exposure(&in_flight), exposure(&in_flight));
+    assert_eq!(one.windows().bind(&theirs), Step::Skip);
+    assert_eq!(one.windows().invalidate(&theirs), Step::Skip);
+    assert_eq!(other.windows().bind(&theirs), Step::Post);
 }
 
 #[test]

@@ -51,6 +51,16 @@ impl Arena {
         Some(Extent { arena: Arc::clone(self), first, len })
     }
 
+    /// Lets nothing be taken any more, if nothing is; says whether that is so.
+    pub(crate) fn retire(&self) -> bool {
+        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = self.free() == self.bytes();
+        if idle {
+            self.used.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        }
+        idle
+    }
+
     /// Its bytes, free or not.
     pub fn bytes(&self) -> usize {
         self.mapping.range().len()
@@ -65,7 +75,8 @@ impl Arena {
 
     /// Bytes that belong to no extent now.
     pub fn free(&self) -> usize {
-        let pages = |word: &AtomicU64| word.load(Ordering::Relaxed).count_zeros() as usize;
+        // Acquire: see `find`; who is told that nothing is taken may end the memory's registration.
+        let pages = |word: &AtomicU64| word.load(Ordering::Acquire).count_zeros() as usize;
         self.used.iter().map(pages).sum::<usize>() * PAGE
     }
 

@@ -1,5 +1,6 @@
 use std::sync::{Arc, mpsc};
 
+use super::arena::PAGE;
 use super::mapping::HUGE_PAGE;
 use super::slab::ALIGN;
 use super::*;
@@ -112,4 +113,168 @@ fn slots_travel_between_threads_with_their_content() {
     }
     reader.join().unwrap();
     assert_eq!(free(&slab), 3);
+}
+
+fn arena(pages: usize) -> Arc<Arena> {
+    Arena::map(pages * PAGE, None).unwrap()
+}
+
+#[test]
+fn extents_are_zeroed_disjoint_and_as_long_as_asked() {
+    let arena = arena(100);
+    let mut extents: Vec<Extent> = [1, PAGE, PAGE + 1, 70 * PAGE].map(|len| arena.take(len).unwrap()).into();
+    assert_eq!(extents.iter().map(|extent| extent.len()).collect::<Vec<_>>(), [1, PAGE, PAGE + 1, 70 * PAGE]);
+    assert_eq!(arena.free(), 26 * PAGE);
+    for (i, extent) in extents.iter_mut().enumerate() {
+        assert!(extent.iter().all(|&b| b == 0));
+        assert_eq!(extent.as_ptr() as usize % 4096, 0);
+        assert!(arena.mapping().range().contains(&(extent.as_ptr() as usize)));
+        extent.fill(i as u8 + 1);
+    }
+    for (i, extent) in extents.iter().enumerate() {
+        assert!(extent.iter().all(|&b| b == i as u8 + 1), "extent {i} was overwritten");
+    }
+    assert!(arena.take(27 * PAGE).is_none());
+    drop(extents);
+    assert_eq!(arena.free(), arena.bytes());
+    assert_eq!(arena.take(100 * PAGE).unwrap().len(), 100 * PAGE);
+}
+
+#[test]
+fn first_hole_that_is_long_enough_is_taken() {
+    let arena = arena(200);
+    let mut extents: Vec<_> = [3, 1, 64, 1, 100].map(|pages| arena.take(pages * PAGE)).into();
+    let start = |extent: &Option<Extent>| extent.as_ref().unwrap().as_ptr();
+    let (short, long) = (start(&extents[0]), start(&extents[2]));
+    extents[0] = None;
+    extents[2] = None;
+    // Four pages do not fit before the second; the hole of 64 crosses from one word of the bitmap into the next.
+    let four = arena.take(4 * PAGE);
+    assert_eq!(start(&four), long);
+    let rest = arena.take(60 * PAGE);
+    assert_eq!(start(&rest) as usize, long as usize + 4 * PAGE);
+    assert_eq!(start(&arena.take(3 * PAGE)), short);
+    assert_eq!(arena.free(), arena.bytes() - (1 + 64 + 1 + 100) * PAGE);
+}
+
+#[test]
+fn random_extents_never_overlap() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let arena = arena(300);
+    let mut extents: Vec<(u8, Extent)> = Vec::new();
+    for round in 0..3000 {
+        let mark = round as u8;
+        if random.bool() {
+            let len = random.usize(1..20 * PAGE);
+            match arena.take(len) {
+                Some(mut extent) => {
+                    extent.fill(mark);
+                    extents.push((mark, extent));
+                }
+                None => assert!(arena.free() < 300 * PAGE, "an empty arena has room"),
+            }
+        } else if !extents.is_empty() {
+            let (mark, extent) = extents.swap_remove(random.usize(..extents.len()));
+            assert!(extent.iter().all(|&b| b == mark), "round {round}");
+        }
+        let taken: usize = extents.iter().map(|(_, extent)| extent.len().div_ceil(PAGE) * PAGE).sum();
+        assert_eq!(arena.free() + taken, arena.bytes());
+    }
+}
+
+#[test]
+fn extents_travel_between_threads_with_their_content() {
+    let arena = arena(8);
+    let (send, receive) = mpsc::sync_channel::<(u8, Bytes)>(4);
+    let reader = std::thread::spawn(move || {
+        for (mark, view) in receive {
+            assert!(view.iter().all(|&b| b == mark), "round {mark}");
+        }
+    });
+    for round in 0..5000_usize {
+        let mut extent = loop {
+            match arena.take((round % 3 + 1) * PAGE) {
+                Some(extent) => break extent,
+                None => std::thread::yield_now(),
+            }
+        };
+        extent[..64].fill(round as u8);
+        send.send((round as u8, extent.freeze(0..64))).unwrap();
+    }
+    drop(send);
+    reader.join().unwrap();
+    assert_eq!(arena.free(), arena.bytes());
+}
+
+#[test]
+fn extent_is_free_when_the_last_view_is_gone_and_outlives_the_arena() {
+    let arena = arena(4);
+    let mut extent = arena.take(2 * PAGE).unwrap();
+    extent.fill(7);
+    let address = extent.as_ptr();
+    let view = extent.freeze(100..PAGE);
+    assert_eq!(view.as_ptr() as usize, address as usize + 100, "a view is not a copy");
+    let part = view.slice(5..);
+    drop(view);
+    assert_eq!(arena.free(), arena.bytes() - 2 * PAGE);
+    drop(arena);
+    assert!(part.len() == PAGE - 105 && part.iter().all(|&b| b == 7));
+}
+
+#[test]
+fn landing_gives_its_extent_to_the_last_owner_only() {
+    let arena = arena(4);
+    let mut extent = arena.take(1000).unwrap();
+    extent[..10].fill(1);
+    let landing = Landing::new(extent);
+    let request = Arc::clone(&landing);
+    let landing = Landing::into_extent(landing).expect_err("a request holds it");
+    request.write(10, &[2; 990]);
+    request.write(11, &[3; 990]);
+    request.write(usize::MAX, &[3]);
+    drop(request);
+    let extent = Landing::into_extent(landing).unwrap();
+    assert!(extent[..10] == [1; 10] && extent[10..] == [2; 990]);
+}
+
+#[test]
+fn landing_has_addresses_within_its_extent_only() {
+    let arena = arena(4);
+    let extent = arena.take(1000).unwrap();
+    let start = extent.as_ptr() as usize;
+    let landing = Landing::new(extent);
+    assert_eq!(landing.len(), 1000);
+    assert_eq!(landing.address(10, 990), Some(start + 10));
+    assert_eq!(landing.address(1000, 0), Some(start + 1000));
+    for (at, len) in [(10, 991), (1001, 0), (usize::MAX, 2), (0, usize::MAX)] {
+        assert_eq!(landing.address(at, len), None);
+    }
+}
+
+#[test]
+fn arena_is_retired_only_when_nothing_is_taken() {
+    let arena = arena(3);
+    let view = arena.take(1).unwrap().freeze(0..1);
+    assert!(!arena.retire());
+    drop(view);
+    assert!(arena.retire());
+    assert!(arena.take(1).is_none() && arena.free() == 0);
+}
+
+#[test]
+fn absurd_arenas_are_refused() {
+    for bytes in [0, usize::MAX, isize::MAX as usize] {
+        assert!(Arena::map(bytes, None).is_err(), "{bytes}");
+    }
+}
+
+#[test]
+fn numa_node_that_there_is_not_changes_nothing() {
+    for node in [0, 63, 64, 1023, 1024, u32::MAX] {
+        let arena = Arena::map(PAGE, Some(node)).unwrap();
+        arena.mapping().prefault();
+        arena.take(PAGE).unwrap().fill(1);
+    }
+    let text = format!("{:?}", Arena::map(PAGE, Some(u32::MAX)).unwrap());
+    assert!(text.contains("node: None"), "{text}");
 }

@@ -32,6 +32,9 @@ mod upgrade;
 pub mod device;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[doc(hidden)]
+pub mod fault;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[doc(hidden)]
 pub mod sim;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #[doc(hidden)]

@@ -84,6 +84,15 @@ impl Machine {
         Ok((endpoint, LocalPath::new(chosen.port, &chosen.gid, status, config)))
     }
 
+    /// Makes every queue pair fail, and says how many there were. Returns when they have.
+    pub(crate) fn fail_queue_pairs(&self) -> usize {
+        let endpoints: Vec<_> = self.open().endpoints.values().filter_map(Weak::upgrade).collect();
+        let pairs: Vec<_> = endpoints.iter().flat_map(|endpoint| endpoint.shard().queue_pairs()).collect();
+        // One that has failed already is as good.
+        pairs.iter().for_each(|pair| drop(pair.to_err()));
+        pairs.len()
+    }
+
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -213,6 +213,10 @@ impl Shard {
         true
     }
 
+    fn queue_pairs(&self) -> Vec<Arc<dyn QueuePair>> {
+        self.links().values().filter_map(|link| link.qp()).collect()
+    }
+
     fn notify_event(&self, event: DeviceEvent) {
         self.mailbox.event(event);
     }

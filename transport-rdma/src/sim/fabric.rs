@@ -413,30 +413,38 @@ impl State {
         self.granted(peer, from, len).map(|_| Arrival::Nothing)
     }
 
-    /// Completes the oldest request that was begun. A READ's bytes are looked up and copied only now, so that one whose
-    /// grant has ended since gets none.
+    /// Completes the oldest request that was begun.
     fn acknowledge(&mut self, num: u32) {
         let Some(qp) = self.qps.get(&num) else { return };
-        let (shard, peer) = (qp.shard, qp.remote.map(|remote| remote.qp_num));
-        let read = match qp.delivered.front().map(|posted| &posted.request) {
-            Some(Request::Read { into, at, len, from }) => Some((Arc::clone(into), *at, *len, *from)),
-            _ => None,
-        };
-        if let Some((into, at, len, from)) = read {
-            match peer.ok_or(WcStatus::RETRY_EXC_ERR).and_then(|peer| self.granted(peer, from, len)) {
-                Ok(bytes) => into.write(at, &bytes),
-                Err(status) => {
-                    if let Some(peer) = peer {
-                        self.fail(peer, WcStatus::WR_FLUSH_ERR);
-                    }
-                    return self.fail(num, status);
-                }
+        let shard = qp.shard;
+        if let Some(Request::Read { into, at, len, from }) = qp.delivered.front().map(|done| &done.request) {
+            // The bytes are looked up and copied only now, so that a READ whose grant has ended since gets none.
+            let result = self.answerer(qp).and_then(|peer| self.granted(peer, *from, *len));
+            match result {
+                Ok(bytes) => into.write(*at, &bytes),
+                Err(status) => return self.fail_read(num, status),
             }
         }
         let Some(done) = self.qps.get_mut(&num).and_then(|qp| qp.delivered.pop_front()) else { return };
         if done.signaled {
             self.complete(shard, Cq::Send, raw(done.wr_id, WcStatus::SUCCESS, num, 0), false);
         }
+    }
+
+    /// Who answers a queue pair's READs, if it still does.
+    fn answerer(&self, qp: &Qp) -> Result<u32, WcStatus> {
+        let peer = qp.remote.map(|remote| remote.qp_num).ok_or(WcStatus::RETRY_EXC_ERR)?;
+        let answers = |peer: &Qp| matches!(peer.state, QpState::Rtr | QpState::Rts);
+        self.qps.get(&peer).filter(|peer| answers(peer)).map(|_| peer).ok_or(WcStatus::RETRY_EXC_ERR)
+    }
+
+    /// The oldest request that was begun is a READ, and its answer is a refusal, which takes both ends with it.
+    fn fail_read(&mut self, num: u32, status: WcStatus) {
+        let peer = self.qps.get(&num).and_then(|qp| qp.remote);
+        if let Some(peer) = peer.filter(|_| status == WcStatus::REM_ACCESS_ERR) {
+            self.fail(peer.qp_num, WcStatus::WR_FLUSH_ERR);
+        }
+        self.fail(num, status);
     }
 
     /// Puts a completion into a queue, which is lost if it is full.

@@ -1,56 +1,160 @@
-//! A device's control thread: where calls run that block.
+//! A device's control threads: where calls run that block.
 //!
 //! Creating, connecting and destroying queue pairs and registering memory take milliseconds, and `modify_qp` up to a second:
-//! too long for a thread that runs tasks. They run here, one after the other.
+//! too long for a thread that runs tasks. There are two lanes. What takes links down and registers memory runs on one thread,
+//! one after the other. What sets links up runs on a few threads beside it, which exist while there is such work; so
+//! neither a burst of new links nor a device that does not return from a call keeps old ones from going.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{fmt, io, thread};
 
+use farcall_core::transport::{self, Reason};
 use tokio::sync::oneshot;
+
+/// How long one call that sets a link up may take.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(3);
+
+/// How many such calls run at once.
+const SETUPS: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A handle to the thread, which ends after its last job when all handles are gone.
+/// A handle to a device's control threads. The first ends after its last job when all handles are gone.
 #[derive(Clone)]
-pub(crate) struct Control(Sender<Job>);
+pub(crate) struct Control {
+    thread: Sender<Job>,
+    setups: Arc<Setups>,
+}
 
-/// The job has panicked, and so has no result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Panicked;
+/// The lane of what sets links up.
+struct Setups {
+    device: String,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Job>,
+    threads: usize,
+}
+
+/// Why there is no result of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// It has panicked.
+    Panicked,
+    /// It has not returned in time. What it makes is dropped when it does.
+    Hangs { device: String, operation: &'static str },
+}
 
 impl Control {
     /// Starts the thread for this device. What is in `last` is dropped there, after the last job.
     pub(super) fn start(device: &str, last: impl Send + 'static) -> io::Result<Self> {
-        let (sender, jobs): (_, Receiver<Job>) = channel();
-        // The kernel shows fifteen characters.
-        let name = format!("rdma-{device}");
-        thread::Builder::new().name(name).spawn(move || {
-            for job in jobs {
-                // The panic's message is printed by the hook; other connections need this thread.
-                let _ = catch_unwind(AssertUnwindSafe(job));
-            }
+        let (thread, jobs): (_, Receiver<Job>) = channel();
+        spawn(format!("rdma-{device}"), move || {
+            jobs.into_iter().for_each(run);
             drop(last);
         })?;
-        Ok(Self(sender))
+        let setups = Setups { device: device.to_owned(), queue: Mutex::default() };
+        Ok(Self { thread, setups: Arc::new(setups) })
     }
 
-    /// Runs a job, and gives its result. Dropping the future does not stop the job; its result is dropped then, on the
-    /// thread.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Panicked> {
-        let (done, result) = oneshot::channel();
-        self.spawn(move || drop(done.send(job())));
-        result.await.map_err(|_| Panicked)
-    }
-
-    /// Runs a job that nobody waits for.
+    /// Runs a job that nobody waits for, behind those before it.
     pub(crate) fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         // The thread ends when all handles are gone, and this is one.
-        let _ = self.0.send(Box::new(job));
+        let _ = self.thread.send(Box::new(job));
+    }
+
+    /// Runs a call that sets a link up, and gives its result. It waits for its turn as long as the caller does, and then has
+    /// [`CALL_LIMIT`]. Dropping the future before its turn drops the call; later, its result is dropped when it returns.
+    pub(crate) async fn set_up<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failed> {
+        let (start, started) = oneshot::channel();
+        let (done, result) = oneshot::channel();
+        self.setups.push(Box::new(move || {
+            // An error here means that nobody waits any more.
+            if start.send(()).is_ok() {
+                drop(done.send(call()));
+            }
+        }));
+        // If it is dropped unsent, so is the result's sender.
+        let _ = started.await;
+        match tokio::time::timeout(CALL_LIMIT, result).await {
+            Ok(result) => result.map_err(|_| Failed::Panicked),
+            Err(_) => Err(Failed::Hangs { device: self.setups.device.clone(), operation }),
+        }
+    }
+}
+
+impl Setups {
+    fn push(self: &Arc<Self>, job: Job) {
+        let mut queue = self.queue();
+        queue.waiting.push_back(job);
+        if queue.threads == SETUPS {
+            return;
+        }
+        let setups = Arc::clone(self);
+        match spawn(format!("setup-{}", self.device), move || setups.work()) {
+            Ok(()) => queue.threads += 1,
+            Err(error) if queue.threads == 0 => {
+                tracing::warn!(%error, device = self.device, "no thread can be started to set links up");
+                // With the jobs go the senders of their results.
+                queue.waiting.clear();
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn work(&self) {
+        loop {
+            let job = {
+                let mut queue = self.queue();
+                let Some(job) = queue.waiting.pop_front() else {
+                    queue.threads -= 1;
+                    return;
+                };
+                job
+            };
+            run(job);
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The kernel shows fifteen characters of a thread's name.
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name).spawn(body).map(drop)
+}
+
+fn run(job: Job) {
+    // The panic's message is printed by the hook; other connections need this thread.
+    let _ = catch_unwind(AssertUnwindSafe(job));
+}
+
+impl From<Failed> for transport::Unavailable {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Panicked => {
+                Self::new(Reason::Other, "an RDMA control thread has panicked; report this as a bug")
+            }
+            Failed::Hangs { device, operation } => Self::new(
+                Reason::TimedOut,
+                format!(
+                    "{device}: {operation} has not returned within {CALL_LIMIT:?}: the device, its driver or (for the \
+                     peer's address) the network does not answer; see the kernel's log"
+                ),
+            ),
+        }
     }
 }
 
@@ -90,45 +194,4 @@ impl<T: ?Sized + Send + Sync + 'static> Drop for Offload<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-    use std::thread::ThreadId;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn jobs_run_in_order_on_one_thread_of_their_own() {
-        let control = Control::start("test", ()).unwrap();
-        let log = Arc::new(Mutex::new(Vec::new()));
-        for i in 0..100 {
-            let log = Arc::clone(&log);
-            control.spawn(move || log.lock().unwrap().push((i, thread::current().id())));
-        }
-        let here = control.run(|| thread::current().id()).await.unwrap();
-        assert_ne!(here, thread::current().id());
-        let expected: Vec<(i32, ThreadId)> = (0..100).map(|i| (i, here)).collect();
-        assert_eq!(*log.lock().unwrap(), expected);
-    }
-
-    #[tokio::test]
-    async fn offloaded_value_is_dropped_on_the_thread() {
-        struct Witness(std::sync::mpsc::Sender<ThreadId>);
-        impl Drop for Witness {
-            fn drop(&mut self) {
-                let _ = self.0.send(thread::current().id());
-            }
-        }
-        let control = Control::start("test", ()).unwrap();
-        let there = control.run(|| thread::current().id()).await.unwrap();
-        let (sender, dropped) = channel();
-        drop(Offload::new(Arc::new(Witness(sender)), control));
-        assert_eq!(dropped.recv().unwrap(), there);
-    }
-
-    #[tokio::test]
-    async fn panic_of_a_job_is_told_to_those_who_wait() {
-        let control = Control::start("test", ()).unwrap();
-        assert_eq!(control.run(|| panic!("on purpose")).await, Err(Panicked));
-        assert_eq!(control.run(|| 1).await, Ok(1));
-    }
-}
+mod tests;

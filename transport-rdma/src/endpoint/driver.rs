@@ -273,7 +273,7 @@ impl Driver {
         };
         self.endings.clear();
         for link in links {
-            if let Some(qp) = link.qp() {
+            if let Some(qp) = link.qp().filter(|_| !link.is_connecting()) {
                 self.shard.device.control.spawn(move || drop(qp.to_err()));
             }
             match end {

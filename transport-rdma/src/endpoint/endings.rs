@@ -91,7 +91,10 @@ impl Endings {
                 ending.stage = Stage::Sending;
                 ending.deadline = now + PATIENCE;
             }
-            if ending.stage == Stage::Sending && (late || ending.link.has_sent()) {
+            if ending.stage == Stage::Sending && ending.link.is_connecting() {
+                // A call on its queue pair has not returned. To wait for that here would hold up other links.
+                ending.deadline = now + PATIENCE;
+            } else if ending.stage == Stage::Sending && (late || ending.link.has_sent()) {
                 ending.stage = Stage::Draining;
                 ending.deadline = now + PATIENCE;
                 if let Some(qp) = ending.link.qp() {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use tokio::runtime::{Handle, Id};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::bulk::Bulk;
 use super::control::Control;
@@ -12,6 +13,10 @@ use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
 use crate::device::{Device, DeviceError, DeviceEvent, Host, LocalPath, Unavailable, choose};
 use crate::verbs::SystemHost;
+
+/// Links of a device that are set up at once, as client, and as many as server. The others wait, so that those few are done
+/// in time.
+const SETUPS: usize = 32;
 
 /// A machine, as far as RDMA goes.
 #[derive(Debug)]
@@ -32,6 +37,9 @@ pub(crate) struct OpenDevice {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) control: Control,
     pub(crate) bulk: Arc<Bulk>,
+    /// Turns of links that are being set up, as client and as server: those a client holds while it waits for a server's
+    /// must not be what that waits for, and both may be in one process.
+    setups: [Arc<Semaphore>; 2],
     /// Who hears of the device's events.
     shards: Mutex<Vec<Weak<Shard>>>,
 }
@@ -115,7 +123,14 @@ impl OpenDevice {
             errno: error.raw_os_error().unwrap_or(0),
         })?;
         let bulk = Bulk::new(Arc::clone(&device), control.clone(), config.bulk_memory);
-        Ok(Arc::new(Self { device, control, bulk, shards: Mutex::default() }))
+        let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
+        Ok(Arc::new(Self { device, control, bulk, setups, shards: Mutex::default() }))
+    }
+
+    /// Waits for a turn to set a link up; first come, first served.
+    pub(crate) async fn turn(&self, is_client: bool) -> Option<OwnedSemaphorePermit> {
+        // It is never closed.
+        Arc::clone(&self.setups[usize::from(is_client)]).acquire_owned().await.ok()
     }
 
     pub(super) fn join(&self, shard: &Arc<Shard>) {

@@ -137,7 +137,8 @@ impl Memory {
     pub(super) fn admit(self: &Arc<Self>) -> Result<Promise, NoRoom> {
         let mut refused = None;
         while self.ledger().is_short() && self.ledger().may_grow() {
-            if let Err(unavailable) = self.grow() {
+            let steps = self.ledger().steps;
+            if let Err(unavailable) = self.grow(steps) {
                 // What there is may be enough.
                 refused = Some(unavailable);
                 break;
@@ -159,7 +160,8 @@ impl Memory {
         if self.ledger().may_grow() && !self.growing.swap(true, Ordering::AcqRel) {
             let memory = Arc::clone(self);
             self.device.control.spawn(move || {
-                if let Err(unavailable) = memory.grow() {
+                let steps = memory.ledger().steps;
+                if let Err(unavailable) = memory.grow(steps) {
                     tracing::debug!(%unavailable, "no more memory for receives: windows stay as they are");
                 }
                 memory.growing.store(false, Ordering::Release);
@@ -167,12 +169,13 @@ impl Memory {
         }
     }
 
-    fn grow(&self) -> Result<(), Unavailable> {
+    /// Another step, if there are still so many.
+    fn grow(&self, steps: u32) -> Result<(), Unavailable> {
         let Some(queues) = self.queues.upgrade() else { return Ok(()) };
         let device = &*self.device.device;
         let mut half = self.half.lock().unwrap_or_else(PoisonError::into_inner);
-        // Asked once more with the lock held: somebody else's step may have been the last.
-        if !self.ledger().may_grow() {
+        // Looked at once more with the lock held: somebody else may just have done it.
+        if self.ledger().steps != steps || !self.ledger().may_grow() {
             return Ok(());
         }
         let receives = match half.take() {

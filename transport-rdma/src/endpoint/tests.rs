@@ -432,6 +432,59 @@ async fn probe_that_is_lost_is_a_reason() {
 }
 
 #[tokio::test]
+async fn device_that_hangs_holds_up_one_link_and_what_it_made_is_taken_down() {
+    let (fabric, [near, far]) = nodes(1);
+    let [a, mut b] = near.link(&far).await;
+    let others = near.link(&far).await;
+    let (client, server, answer) = near.candidates(&far).await.unwrap();
+    let release = near.host.stall("ibv_modify_qp");
+    let stuck = tokio::spawn(client.complete(1, Some(answer)));
+    // Meanwhile links come, work and go.
+    let [c, mut d] = near.link(&far).await;
+    c.send(10, 10);
+    d.receive(10).await;
+    drop((c, d, others));
+    until("queue pairs stay", || fabric.queue_pairs().len() == 4).await;
+    a.send(10, 10);
+    b.receive(10).await;
+    let why = stuck.await.unwrap().map(drop).unwrap_err();
+    assert!(why.reason == Reason::TimedOut && why.detail.contains("sim0: connecting a queue pair"), "{why}");
+    drop(server);
+    until("the server's end stays", || fabric.queue_pairs().len() == 3).await;
+    // The other waits for the call, which holds up nobody.
+    drop(near.link(&far).await);
+    until("queue pairs stay", || fabric.queue_pairs().len() == 3).await;
+    drop(release);
+    until("the queue pair stays", || fabric.queue_pairs().len() == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn burst_of_links_is_set_up_a_few_at_a_time_and_completely() {
+    let fabric = Fabric::new(1);
+    let config = RdmaConfig { connections: 300, ..RdmaConfig::default() };
+    let [near, far] = [1, 2].map(|n| node(&fabric, n, config.clone()));
+    drop(near.link(&far).await);
+    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+    let most = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let links: Vec<_> = (0..200)
+        .map(|_| {
+            let (near, far, fabric, most) =
+                (near.clone(), far.clone(), Arc::clone(&fabric), Arc::clone(&most));
+            tokio::spawn(async move {
+                let link = near.try_link(&far).await.unwrap();
+                most.fetch_max(fabric.queue_pairs().len(), Ordering::Relaxed);
+                drop(link);
+            })
+        })
+        .collect();
+    for link in links {
+        tokio::time::timeout(LIMIT, link).await.expect("hangs").unwrap();
+    }
+    assert!(most.load(Ordering::Relaxed) > 2, "they are set up at the same time");
+    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
+}
+
+#[tokio::test]
 async fn candidate_that_is_dropped_is_given_up() {
     let (fabric, [near, far]) = nodes(1);
     let (client, server, _answer) = near.candidates(&far).await.unwrap();

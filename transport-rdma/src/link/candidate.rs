@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::wire::{HEADER_LEN, Probe};
 use farcall_core::transport::{self, BoxFuture, Candidate, Description, Link, Reason};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Bootstrap, LinkCore, RdmaLink};
 use crate::device::{DeviceError, Limits, LocalPath, QpTuning};
@@ -32,6 +33,8 @@ pub(crate) struct RdmaCandidate {
     path: LocalPath,
     psn: u32,
     side: Side,
+    /// The device sets up so many links at once.
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 impl RdmaCandidate {
@@ -44,10 +47,12 @@ impl RdmaCandidate {
         side: Side,
     ) -> Result<(Self, Bootstrap), transport::Unavailable> {
         let shard = Arc::clone(endpoint.shard());
+        let turn = shard.device.turn(matches!(side, Side::Client)).await;
         let created = shard.admit(|| {
             let worker = Arc::clone(&shard);
-            let create = shard.device.control.run(move || worker.create_qp(&path));
-            async { Ok::<_, transport::Unavailable>(create.await.map_err(|_| bug())??) }
+            let create = move || worker.create_qp(&path);
+            let create = shard.device.control.set_up("creating a queue pair (ibv_create_qp)", create);
+            async { Ok::<_, transport::Unavailable>(create.await??) }
         });
         let new = created.await?.map_err(no_room)?;
         let psn = random_psn()?;
@@ -62,7 +67,7 @@ impl RdmaCandidate {
         }
         let description = Description { transport: "rdma", local: stream.local, peer: stream.peer, device };
         let link = Arc::new(RdmaLink { core, description, endpoint: Arc::clone(&endpoint) });
-        let candidate = Self { link, endpoint, path, psn, side };
+        let candidate = Self { link, endpoint, path, psn, side, _turn: turn };
         if let Side::Server(peer) = side {
             candidate.connect(peer).await?;
         }
@@ -73,7 +78,7 @@ impl RdmaCandidate {
         Ok((candidate, Bootstrap { qp, mtu, slot, grant: window, reads, reads_served }))
     }
 
-    /// Connects the queue pair, on the control thread.
+    /// Connects the queue pair, on a control thread.
     async fn connect(&self, peer: Bootstrap) -> Result<(), transport::Unavailable> {
         let shard = self.endpoint.shard();
         let mut tuning = QpTuning::new(self.path.status.active_mtu.min(peer.mtu));
@@ -84,14 +89,18 @@ impl RdmaCandidate {
         tuning.reads = limits.reads.min(peer.reads_served);
         tuning.reads_served = limits.reads_served.min(peer.reads);
         let (core, path, psn) = (Arc::clone(&self.link.core), self.path, self.psn);
+        // Until this returns, the queue pair is left alone: another call on it would hang, too.
+        let connecting = core.connecting();
         let connect = move || -> Result<(), DeviceError> {
+            let _connecting = connecting;
             let Some(qp) = core.qp() else { return Ok(()) };
             qp.to_rtr(&path, &peer.qp, &tuning)?;
             qp.to_rts(psn, &tuning)?;
             core.connected(&peer, &limits);
             Ok(())
         };
-        let connected = shard.device.control.run(connect).await.map_err(|_| bug())?;
+        let connected =
+            shard.device.control.set_up("connecting a queue pair (ibv_modify_qp)", connect).await?;
         connected.map_err(|error| Unavailable::Device(error).into())
     }
 
@@ -175,8 +184,4 @@ fn no_room(what: NoRoom) -> transport::Unavailable {
         NoRoom::Completions => "as many peers as there may be; `rdma.connections` allows for more",
     };
     transport::Unavailable::new(Reason::NoCredit, detail)
-}
-
-fn bug() -> transport::Unavailable {
-    transport::Unavailable::new(Reason::Other, "the RDMA control thread has panicked; report this as a bug")
 }

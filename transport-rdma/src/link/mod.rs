@@ -52,6 +52,8 @@ pub(crate) struct LinkCore {
     /// The longest payload that the peer takes; set with `remote`.
     max_frame: AtomicU32,
     closing: AtomicBool,
+    /// A control thread has it.
+    connecting: AtomicBool,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
     sent: AtomicU64,
@@ -82,6 +84,7 @@ impl LinkCore {
             told: AtomicU32::new(window),
             max_frame: AtomicU32::new(0),
             closing: AtomicBool::new(false),
+            connecting: AtomicBool::new(false),
             sending: Mutex::new(Sending::new(Offload::new(new.qp, control), window, shares)),
             receiving: Mutex::default(),
             sent: AtomicU64::new(0),
@@ -114,6 +117,16 @@ impl LinkCore {
         self.max_frame.store(max_frame as u32, Ordering::Release);
         let can_expose = device.windows > 0 && device.reads_served > 0 && peer.reads > 0;
         self.sending().open(peer.grant, can_expose, device.reads.min(peer.reads_served));
+    }
+
+    /// To be kept while a control thread connects the queue pair.
+    pub(crate) fn connecting(self: &Arc<Self>) -> Connecting {
+        self.connecting.store(true, Ordering::Release);
+        Connecting(Arc::clone(self))
+    }
+
+    pub(crate) fn is_connecting(&self) -> bool {
+        self.connecting.load(Ordering::Acquire)
     }
 
     /// This side wants no more of it.
@@ -162,6 +175,17 @@ impl LinkCore {
 
     fn receiving(&self) -> MutexGuard<'_, Receiving> {
         self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A link that a control thread connects.
+pub(crate) struct Connecting(Arc<LinkCore>);
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        self.0.connecting.store(false, Ordering::Release);
+        // It may have been closed meanwhile, and waits for this.
+        self.0.mailbox.changed(self.0.number);
     }
 }
 

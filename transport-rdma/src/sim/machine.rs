@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -41,6 +42,7 @@ struct Faults {
     cqe: u32,
     windows: u32,
     calls_until_failure: Option<u32>,
+    stalled: Option<(&'static str, Receiver<()>)>,
 }
 
 impl SimHost {
@@ -58,6 +60,7 @@ impl SimHost {
             cqe: u32::MAX,
             windows: 4096,
             calls_until_failure: None,
+            stalled: None,
         };
         Self(Arc::new(Machine { fabric, gid, faults: Mutex::new(faults) }))
     }
@@ -130,8 +133,20 @@ impl SimHost {
         self.faults().calls_until_failure.is_none()
     }
 
+    /// Lets the next call of this name not return before the result is dropped.
+    pub fn stall(&self, operation: &'static str) -> Sender<()> {
+        let (release, stalled) = channel();
+        self.faults().stalled = Some((operation, stalled));
+        release
+    }
+
     /// To be asked at the beginning of every call that can fail.
     pub(super) fn call(&self, operation: &'static str) -> Result<(), DeviceError> {
+        let stalled = self.faults().stalled.take_if(|(name, _)| *name == operation);
+        if let Some((_, stalled)) = stalled {
+            // Nothing is ever sent.
+            let _ = stalled.recv();
+        }
         let mut faults = self.faults();
         match faults.calls_until_failure {
             Some(0) => {

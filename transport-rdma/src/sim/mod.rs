@@ -20,6 +20,7 @@
 mod fabric;
 mod machine;
 mod queues;
+mod steps;
 mod windows;
 
 #[cfg(test)]

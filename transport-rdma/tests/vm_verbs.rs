@@ -81,6 +81,7 @@ fn vm_relaxed_ordering_is_accepted() {
     let (a, b) = machine.pair(1);
     a.send(a.message(SLOT, 3));
     assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![3; SLOT]);
+    windows::exposed_bytes_are_read_whole_and_in_parts(machine);
 }
 
 /// Runs one test of this file again as a user without privileges, and expects it to pass.

@@ -98,8 +98,12 @@ impl Batch {
     /// Posts the requests and says how many the device has taken.
     ///
     /// # Safety
-    /// The queue pair is one of this device. The data of inline requests is there during the call, that of others until they complete.
+    /// The queue pair is one of this device, and so are the windows and regions. The data of inline requests is there
+    /// during the call, that of others until they complete, and what is bound until it is no longer.
     pub(super) unsafe fn post(&mut self, hca: &Hca, qp: *mut ibv_qp) -> (usize, Result<(), i32>) {
+        if self.len == 0 {
+            return (0, Ok(()));
+        }
         let (first, buffers) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr());
         for i in 0..self.len {
             let wr = first.wrapping_add(i);
@@ -108,9 +112,6 @@ impl Batch {
             unsafe { (*wr).next = next };
             // SAFETY: as above.
             unsafe { (*wr).sg_list = buffers.wrapping_add(i * MAX_PARTS) };
-        }
-        if self.len == 0 {
-            return (0, Ok(()));
         }
         let Some(post_send) = hca.ops().post_send else { return (0, Err(libc::EOPNOTSUPP)) };
         let mut bad = ptr::null_mut();

@@ -284,7 +284,8 @@ impl QueuePair for VerbsQp {
         if taken == 0 {
             return refused.map_or(Ok(0), Err);
         }
-        // SAFETY: inline data outlives the call, as it is in `works`; other data is kept by the ring.
+        // SAFETY: inline data outlives the call, as it is in `works`; other data, and what is bound, is kept by the ring.
+        // Windows and regions are there during the call, and longer than what is bound.
         let (posted, result) = unsafe { batch.post(self.queues.hca(), self.raw.as_ptr()) };
         self.ring.withdraw(built - posted);
         if posted < built {

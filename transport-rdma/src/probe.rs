@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use crate::device::{Host, LocalPath, RdmaConfig, Unavailable, choose};
+use crate::endpoint::memory::Memory;
 use crate::verbs::SystemHost;
 
 /// What a connection would use.
@@ -21,7 +22,8 @@ pub struct Probe {
     pub mtu: usize,
 }
 
-/// Finds what a connection would use whose TCP side has this local address, and opens the device once to see that it may.
+/// Finds what a connection would use whose TCP side has this local address, and opens the device and registers memory once
+/// to see that it may.
 ///
 /// Blocks for milliseconds. Without an address, or with a loopback one, it is the machine's best port.
 pub fn probe(config: &RdmaConfig, local: Option<IpAddr>) -> Result<Probe, Unavailable> {
@@ -33,7 +35,9 @@ fn probe_host(host: &dyn Host, config: &RdmaConfig, local: Option<IpAddr>) -> Re
     let chosen = choose(&devices, &host.interfaces(), config, local)?;
     let absent = || Unavailable::NoDevice { detail: format!("{} has just vanished", chosen.device) };
     let summary = devices.iter().find(|device| device.name == chosen.device).ok_or_else(absent)?;
-    let status = host.open(summary, config)?.port(chosen.port)?;
+    let device = host.open(summary, config)?;
+    Memory::try_out(&*device)?;
+    let status = device.port(chosen.port)?;
     let path = LocalPath::new(chosen.port, &chosen.gid, status, config);
     Ok(Probe {
         device: chosen.device,

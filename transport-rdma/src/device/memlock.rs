@@ -11,6 +11,19 @@ pub(crate) fn memlock(asked: u64) -> Memlock {
     parse(&limits, &status, asked)
 }
 
+/// How many bytes this process may lock in all; `None`: as many as there are.
+pub(crate) fn lockable() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if has_ipc_lock(&status) { None } else { memlock(0).soft }
+}
+
+/// Whether the limit does not apply: CAP_IPC_LOCK, as root has it.
+fn has_ipc_lock(status: &str) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let effective = line(status, "CapEff:").next().and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    effective.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
+}
+
 fn parse(limits: &str, status: &str, asked: u64) -> Memlock {
     let mut values = line(limits, "Max locked memory").map(str::parse::<u64>);
     // "unlimited" is not a number, and so becomes `None`.
@@ -38,6 +51,13 @@ Max locked memory         8388608              unlimited            bytes
     fn limits_and_use_are_read() {
         let m = parse(LIMITS, "VmLck:\t       0 kB\nVmPin:\t    2048 kB\n", 4096);
         assert_eq!((m.asked, m.in_use, m.soft, m.hard), (4096, 2 << 20, Some(8 << 20), None));
+    }
+
+    #[test]
+    fn capability_lifts_the_limit() {
+        assert!(has_ipc_lock("CapEff:\t000001ffffffffff\n"));
+        assert!(!has_ipc_lock("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n"));
+        assert!(!has_ipc_lock(""));
     }
 
     #[test]

@@ -5,12 +5,12 @@
 //! answers that let it go on.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, Weak};
 
 use farcall_core::transport::Direction;
 
 use super::control::Control;
-use crate::device::{Arena, Device, Extent};
+use crate::device::{Arena, Device, Extent, lockable};
 
 /// The first arena of each half. A message of up to that length never waits for memory to be registered.
 const FIRST: u64 = 4 << 20;
@@ -24,6 +24,7 @@ pub(crate) struct Bulk {
     control: Control,
     requests: Half,
     responses: Half,
+    begun: Once,
 }
 
 #[derive(Default)]
@@ -47,21 +48,31 @@ struct Growth {
 pub(crate) type Waiter = Box<dyn FnOnce() + Send>;
 
 impl Bulk {
-    /// Memory of at most this many bytes. The first of it is registered here, which blocks for milliseconds.
+    /// Memory of at most this many bytes, and of at most half of what may be locked: the rest is for short messages,
+    /// without which there are none at all.
     pub(super) fn new(device: Arc<dyn Device>, control: Control, bytes: u64) -> Arc<Self> {
         let limits = device.limits();
         // Neither end of a READ is of use without the other: most messages have an answer.
         let usable = limits.windows > 0 && limits.reads > 0 && limits.reads_served > 0;
+        let bytes = bytes.min(lockable().map_or(u64::MAX, |lockable| lockable / 2));
         let half = || {
             let left = if usable { bytes / 2 } else { 0 };
             Half { growth: Mutex::new(Growth { left, ..Growth::default() }), ..Half::default() }
         };
-        let bulk = Arc::new(Self { device, control, requests: half(), responses: half() });
-        for half in [&bulk.requests, &bulk.responses] {
-            half.grow(&*bulk.device, FIRST);
-        }
+        let bulk =
+            Arc::new(Self { device, control, requests: half(), responses: half(), begun: Once::new() });
         registry().push(Arc::downgrade(&bulk));
         bulk
+    }
+
+    /// Registers the first of it, if nobody has. Blocks for milliseconds.
+    pub(super) fn begin(&self) {
+        self.begun.call_once(|| {
+            for half in [&self.requests, &self.responses] {
+                let first = FIRST.min(half.growth().left);
+                half.grow(&*self.device, first);
+            }
+        });
     }
 
     /// Where it grows.
@@ -152,7 +163,7 @@ impl Growth {
     /// How much to register next, so that a message of this length fits: as much as there is, so that there are few
     /// arenas.
     fn step(&self, len: u64) -> Option<u64> {
-        let least = len.max(LEAST).next_multiple_of(LEAST);
+        let least = len.max(LEAST).checked_next_multiple_of(LEAST)?;
         (least <= self.left).then(|| self.have.max(least).min(self.left))
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::{NoRoom, OpenDevice};
 use crate::config::RdmaConfig;
-use crate::device::{PostError, Queues, Slab, SlabLayout, Slot, Unavailable};
+use crate::device::{Device, PostError, Queues, Slab, SlabLayout, Slot, Unavailable};
 
 /// Bytes of a receive, header included; also of a send that does not fit into its work request.
 pub(crate) const SLOT: usize = 8192;
@@ -130,6 +130,19 @@ impl Memory {
     /// What sends are encoded into.
     pub(crate) fn sends(&self) -> &Pool {
         &self.sends
+    }
+
+    /// Gets the first of it. Blocks. Where this is refused, nothing can be had, and it is better known before the first peer
+    /// comes.
+    pub(super) fn begin(&self) -> Result<(), Unavailable> {
+        self.grow(0)
+    }
+
+    /// Registers as much as the first peer needs, for who only wants to know whether that can be had. Blocks.
+    pub(crate) fn try_out(device: &dyn Device) -> Result<(), Unavailable> {
+        device.add_slab(SlabLayout { slot_size: SLOT, slots: RECEIVE_SLOTS })?;
+        device.add_slab(SlabLayout { slot_size: SLOT, slots: SEND_SLOTS })?;
+        Ok(())
     }
 
     /// Promises another peer its base, after getting more memory if that helps. Blocks. `Err`: there is none left, and there

@@ -101,6 +101,8 @@ impl Endpoint {
             dead: AtomicBool::new(false),
             device,
         });
+        shard.memory.begin()?;
+        shard.device.bulk.begin();
         shard.device.join(&shard);
         match config.completion {
             Completion::Busy => busy::start(&shard, runtime)?,

@@ -26,7 +26,7 @@ use std::task::{Context, Poll};
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
 pub(crate) use memlock::{lockable, memlock};
 pub use queue_pair::{
-    Completion, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
+    Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
 pub use select::{Match, Selection, choose};
 pub use status::{WcClass, WcError, WcStatus};

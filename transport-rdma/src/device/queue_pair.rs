@@ -55,11 +55,10 @@ pub trait QueuePair: Debug + Send + Sync {
     fn alloc_windows(&self, count: usize) -> Result<(), DeviceError>;
 
     /// Takes a window for exactly these bytes, and keeps a clone of them until the exposure is over: when the completion of
-    /// its [`Work::Invalidate`] was polled, or the queue pair was destroyed. `None` if no window is free, the bytes do not
-    /// lie in an arena of this device, or there are none.
+    /// its [`Work::Invalidate`] was polled, or the queue pair was destroyed.
     ///
     /// The peer can read them from when [`Work::Bind`] has run.
-    fn expose(&self, bytes: &Bytes) -> Option<Exposure>;
+    fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError>;
 
     /// Posts requests from the front of the queue, up to [`MAX_BATCH`] at a time and as many as there is room for, with one
     /// call of the device, and says how many it has taken from the queue; zero means that the send queue is full. What is
@@ -168,6 +167,17 @@ pub struct RemoteRange {
     pub addr: u64,
     /// The key that was granted for it.
     pub rkey: u32,
+}
+
+/// Why bytes were not exposed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExposeError {
+    /// No window is free: one will be, when an exposure ends.
+    NoWindow,
+    /// They do not lie in an arena of this device, or there are none.
+    NotInArena,
+    /// The device or the kernel has refused what it takes, memory that may be locked perhaps. The number is the `errno`.
+    Refused(i32),
 }
 
 /// Why a work request was not posted.

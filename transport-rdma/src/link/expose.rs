@@ -14,7 +14,7 @@ use farcall_core::transport::{Direction, LinkEnd};
 
 use super::LinkCore;
 use super::send::Sending;
-use crate::device::{Exposure, QueuePair, Work};
+use crate::device::{ExposeError, Exposure, QueuePair, Work};
 
 /// Shorter messages are sent: a window, a READ and the answer to it cost more than a copy.
 const LEAST: usize = 16 << 10;
@@ -97,9 +97,13 @@ impl Expose for Exposer<'_> {
             return Exposing::Never;
         }
         let is_full = !exposures.open.is_empty() && exposures.bytes + bytes.len() > MOST;
-        let Some(exposure) = (!is_full).then(|| qp.expose(bytes)).flatten() else {
-            *blocked = true;
-            return Exposing::Later;
+        let exposure = match (!is_full).then(|| qp.expose(bytes)) {
+            Some(Ok(exposure)) => exposure,
+            Some(Err(ExposeError::NoWindow)) | None => {
+                *blocked = true;
+                return Exposing::Later;
+            }
+            Some(Err(ExposeError::NotInArena | ExposeError::Refused(_))) => return Exposing::Never,
         };
         requests.push_back(Work::Bind(exposure));
         exposures.open.insert(seq, exposure);

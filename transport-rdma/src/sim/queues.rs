@@ -12,8 +12,8 @@ use super::fabric::{CompletionQueue, Posted, Qp, QpState, Request, Shard};
 use super::machine::{Hca, error};
 use super::windows::Grant;
 use crate::device::{
-    Channel, Completion, Cq, CreateQpError, DeviceError, Exposure, LocalPath, MAX_BATCH, MAX_READS,
-    PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, Slot, WcStatus, Work,
+    Channel, Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LocalPath, MAX_BATCH,
+    MAX_READS, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, Slot, WcStatus, Work,
 };
 use crate::verbs::inflight::{InFlight, Kept, SendRing, Step, Ticket};
 
@@ -302,9 +302,11 @@ impl QueuePair for SimQp {
         Ok(())
     }
 
-    fn expose(&self, bytes: &Bytes) -> Option<Exposure> {
-        let arena = self.queues.hca.is_in_arena(bytes.as_ptr() as usize, bytes.len());
-        arena.then(|| self.ring.windows().take(bytes)).flatten()
+    fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError> {
+        if bytes.is_empty() || !self.queues.hca.is_in_arena(bytes.as_ptr() as usize, bytes.len()) {
+            return Err(ExposeError::NotInArena);
+        }
+        self.ring.windows().take(bytes).ok_or(ExposeError::NoWindow)
     }
 
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {

@@ -190,9 +190,10 @@ impl Regions<'_> {
         Some(self.find(start, len)?.lkey)
     }
 
-    /// The region in which the buffer lies as a whole, if windows can be bound to it.
+    /// The region in which the buffer lies as a whole, if windows can be bound to it, as they can't to no bytes.
     pub(super) fn arena(&self, start: usize, len: usize) -> Option<&Region> {
-        self.find(start, len).filter(|region| region.access & sys::IBV_ACCESS_MW_BIND != 0)
+        let region = self.find(start, len).filter(|_| len > 0)?;
+        (region.access & sys::IBV_ACCESS_MW_BIND != 0).then_some(region)
     }
 
     fn find(&self, start: usize, len: usize) -> Option<&Region> {

@@ -16,8 +16,8 @@ use super::sys::{self, Plain as _, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sg
 use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
-    Cq, CreateQpError, DeviceError, LinkLayer, LocalPath, MAX_BATCH, PostError, QpSize, QpTuning, QueuePair,
-    RemoteQp, Work,
+    Cq, CreateQpError, DeviceError, ExposeError, LinkLayer, LocalPath, MAX_BATCH, PostError, QpSize,
+    QpTuning, QueuePair, RemoteQp, Work,
 };
 
 /// See [`QueuePair`].
@@ -245,21 +245,20 @@ impl QueuePair for VerbsQp {
         Ok(())
     }
 
-    fn expose(&self, bytes: &Bytes) -> Option<Exposure> {
+    fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError> {
         let mut windows = self.posting();
         let hca = self.queues.hca();
         let regions = hca.regions();
-        let arena = regions.arena(bytes.as_ptr() as usize, bytes.len())?;
-        let exposure = self.ring.windows().take(bytes)?;
-        if hca.has_loose_windows() {
-            let enclosed = windows.get_mut(exposure.window())?.enclose(hca, arena, &exposure);
-            if let Err(errno) = enclosed {
-                tracing::debug!(errno, len = bytes.len(), "no region for what would be exposed");
-                self.ring.windows().invalidate(&exposure);
-                return None;
-            }
+        let arena = regions.arena(bytes.as_ptr() as usize, bytes.len()).ok_or(ExposeError::NotInArena)?;
+        let exposure = self.ring.windows().take(bytes).ok_or(ExposeError::NoWindow)?;
+        if hca.has_loose_windows()
+            && let Some(window) = windows.get_mut(exposure.window())
+            && let Err(errno) = window.enclose(hca, arena, &exposure)
+        {
+            self.ring.windows().invalidate(&exposure);
+            return Err(ExposeError::Refused(errno));
         }
-        Some(exposure)
+        Ok(exposure)
     }
 
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {

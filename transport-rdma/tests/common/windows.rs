@@ -47,7 +47,7 @@ impl End {
 
     /// Exposes bytes, and waits until the peer can read them.
     fn grant(&self, bytes: &Bytes) -> Exposure {
-        let exposure = self.qp.expose(bytes).expect("no window");
+        let exposure = self.qp.expose(bytes).unwrap();
         let parts = [Bytes::new(), Bytes::new()];
         self.post([Work::Bind(exposure), Work::Send { parts, signaled: true, solicited: false }]);
         let completion = self.poll(Cq::Send, 1).remove(0);
@@ -276,10 +276,10 @@ pub(crate) fn windows_run_out_and_come_back(machine: Machine) {
     let victim = Victim::new(&machine, PAGE);
     let (_reader, owner) = pair(&machine);
     let exposures = [&victim.exposed, &victim.whole].map(|bytes| owner.qp.expose(bytes).unwrap());
-    assert_eq!(owner.qp.expose(&victim.exposed), None);
+    assert_eq!(owner.qp.expose(&victim.exposed), Err(ExposeError::NoWindow));
     owner.qp.alloc_windows(1).unwrap();
     let third = owner.qp.expose(&victim.exposed).unwrap();
-    assert_eq!(owner.qp.expose(&victim.exposed), None);
+    assert_eq!(owner.qp.expose(&victim.exposed), Err(ExposeError::NoWindow));
     // What was never bound ends without a request.
     owner.post([Work::Invalidate(exposures[0]), Work::Invalidate(exposures[1]), Work::Invalidate(third)]);
     assert_eq!(owner.qp.sends_outstanding(), 0);
@@ -314,11 +314,11 @@ pub(crate) fn exposure_that_is_over_does_nothing(machine: Machine) {
 
 pub(crate) fn only_what_lies_in_an_arena_is_exposed(machine: Machine) {
     let (reader, owner) = pair(&machine);
-    assert_eq!(owner.qp.expose(&owner.message(SLOT, 1)), None, "a slab's slot");
-    assert_eq!(owner.qp.expose(&Bytes::from(vec![1; PAGE])), None, "the heap");
+    assert_eq!(owner.qp.expose(&owner.message(SLOT, 1)), Err(ExposeError::NotInArena), "a slab's slot");
+    assert_eq!(owner.qp.expose(&Bytes::from(vec![1; PAGE])), Err(ExposeError::NotInArena), "the heap");
     let arena = machine.device.add_arena(PAGE).unwrap();
     let view = arena.take(PAGE).unwrap().freeze(0..PAGE);
-    assert_eq!(owner.qp.expose(&view.slice(5..5)), None, "nothing");
+    assert_eq!(owner.qp.expose(&view.slice(5..5)), Err(ExposeError::NotInArena), "nothing");
     // What lies there can be sent, too.
     owner.send(view.clone());
     assert_eq!(received(reader.poll(Cq::Receive, 1).remove(0)), view);

@@ -141,3 +141,45 @@ fn device_may_have_few_windows_or_none() {
     assert_eq!(b.device.limits().windows, 0);
     assert!(b.qp.alloc_windows(1).is_err());
 }
+
+#[test]
+fn more_reads_than_the_peer_serves_are_refused_and_more_than_allowed_wait() {
+    for (allowed, served) in [(2, 2), (3, 2)] {
+        let fabric = Fabric::new(1);
+        let (a, b) =
+            (End::new(fabric.host([10, 0, 0, 1].into())), End::new(fabric.host([10, 0, 0, 2].into())));
+        let tuning = QpTuning { reads: allowed, ..QpTuning::new(a.path.status.active_mtu) };
+        for (this, that, tuning) in [(&a, &b, tuning), (&b, &a, QpTuning { reads_served: served, ..tuning })]
+        {
+            this.qp.to_rtr(&this.path, &that.address(), &tuning).unwrap();
+            this.qp.to_rts(this.address().psn, &tuning).unwrap();
+        }
+        let exposed = Exposed::new(&b, &a);
+        b.receives(1);
+        fabric.set_reads(false);
+        (0..3).for_each(|tag| exposed.read(&a, tag));
+        a.send(1);
+        if allowed > served {
+            assert_eq!(a.poll(Cq::Send).len(), 4, "they fail");
+            continue;
+        }
+        assert!(a.poll(Cq::Send).is_empty());
+        assert!(b.received().is_empty(), "what is behind a READ that waits waits, too");
+        fabric.set_reads(true);
+        let tags: Vec<_> = a.poll(Cq::Send);
+        assert!(
+            matches!(
+                tags[..],
+                [
+                    Completion::Read { tag: 0, .. },
+                    Completion::Read { tag: 1, .. },
+                    Completion::Read { tag: 2, .. },
+                    Completion::Sent { .. }
+                ]
+            ),
+            "{tags:?}"
+        );
+        assert_eq!(b.received(), [1]);
+        assert_eq!(exposed.landed()[..], [8; 1000]);
+    }
+}

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// What one side accepts from the other. Each side tells its peer, which keeps to it: a message over a limit is not sent,
-/// and its call fails with RESOURCE_EXHAUSTED and a message that names the setting and the side. All limits are per
-/// connection. Results are held against the client's limits, arguments against the server's.
+/// and its call fails with RESOURCE_EXHAUSTED and a message that names the setting and the side. All limits but
+/// `connections` are per connection. Results are held against the client's limits, arguments against the server's.
 ///
 /// A peer that does not keep to them loses its connection. What one can make this side keep is bounded by `max_assembly`
 /// for what arrives and, for answers that it does not read, by `concurrent_calls` of them.
@@ -33,6 +33,9 @@ pub struct Limits {
     pub concurrent_calls: u32,
     /// The longest metadata block, in bytes. Default 16 KiB.
     pub max_metadata: u32,
+    /// How many connections a server has at once; to one more it says that it is overloaded, and calls on that fail as not
+    /// executed. Default 16,384; at least 1. A client's setting means nothing.
+    pub connections: u32,
 }
 
 impl Default for Limits {
@@ -42,6 +45,7 @@ impl Default for Limits {
             max_assembly: 256 << 20,
             concurrent_calls: 4096,
             max_metadata: 16 << 10,
+            connections: 16 << 10,
         }
     }
 }
@@ -55,8 +59,11 @@ impl Limits {
         if self.max_assembly < self.max_message {
             return Err("limits.max_assembly must be at least limits.max_message".into());
         }
-        if self.concurrent_calls == 0 {
-            return Err("limits.concurrent_calls must be at least 1".into());
+        for (name, value) in [("concurrent_calls", self.concurrent_calls), ("connections", self.connections)]
+        {
+            if value == 0 {
+                return Err(format!("limits.{name} must be at least 1"));
+            }
         }
         Ok(())
     }

@@ -110,6 +110,20 @@ async fn calls_wait_for_a_place_and_say_so() {
 }
 
 #[tokio::test]
+async fn a_server_with_too_many_connections_says_so_and_executes_nothing() {
+    let mut few = Limits::default();
+    few.connections = 1;
+    let t = setup(plain(Limits::default()), plain(few));
+    assert_eq!(t.call(ECHO, "first").await.unwrap(), "first");
+    let another = t.another();
+    let call: Echo = Call::new(&another, &t.info, ECHO, Ok(Payload::default()));
+    let error = call.await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+    assert!(error.message().contains("limits.connections"), "{error}");
+    assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
+}
+
+#[tokio::test]
 async fn an_unknown_service_or_method_is_named() {
     let t = default();
     let elsewhere = ServiceInfo { name: "elsewhere".into(), ..(*t.info).clone() };

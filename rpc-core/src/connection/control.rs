@@ -88,7 +88,7 @@ impl Connection {
         let reason = close.map_or_else(|| "for a reason that can't be read".into(), |close| close.reason);
         // Who closes for these has served nothing.
         let executed = match close_code {
-            Some(CloseCode::Required | CloseCode::Version) => Executed::No,
+            Some(CloseCode::Required | CloseCode::Version | CloseCode::Overloaded) => Executed::No,
             _ => Executed::Maybe,
         };
         self.end(self.status(format!("closed by the peer, which says: {reason}"), executed, blame));

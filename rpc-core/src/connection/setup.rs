@@ -32,6 +32,15 @@ impl Connection {
         Ok(guard.keep())
     }
 
+    /// Tells a client that it can't be served, without hearing it.
+    pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
+        let connection = Self::new(Role::Server, stream, settings.clone(), None);
+        let handler = receive::Handler::stream(connection.clone());
+        connection.stream.clone().start(Arc::new(handler));
+        let status = connection.status(why, Executed::No, Blame::Environment);
+        connection.close(CloseCode::Overloaded, status);
+    }
+
     fn start(
         role: Role,
         stream: Arc<dyn Link>,

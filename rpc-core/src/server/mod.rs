@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::connection::{Connection, Registry, Settings};
 use crate::service::Service;
@@ -14,6 +14,8 @@ use crate::transport::Link;
 pub struct Host {
     registry: Arc<Registry>,
     settings: Arc<Settings>,
+    /// One for each connection that there may be.
+    places: Arc<Semaphore>,
     open: Mutex<Open>,
     /// How many connections there are, for who waits for the last.
     count: watch::Sender<usize>,
@@ -55,6 +57,7 @@ impl Host {
         }
         Ok(Arc::new(Self {
             registry: Arc::new(registry),
+            places: Arc::new(Semaphore::new(settings.limits.connections as usize)),
             settings: Arc::new(settings),
             open: Mutex::default(),
             count: watch::Sender::new(0),
@@ -64,7 +67,13 @@ impl Host {
     /// Serves one session, in tasks of its own. Must be called within a tokio runtime.
     pub fn serve(self: &Arc<Self>, link: Arc<dyn Link>) {
         let host = self.clone();
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            let most = self.settings.limits.connections;
+            let why = format!("the server has {most} connections already, which is its limits.connections");
+            return Connection::refuse(link, &self.settings, &why);
+        };
         tokio::spawn(async move {
+            let _place = place;
             let peer = link.description().peer;
             match Connection::accept(link, host.settings.clone(), host.registry.clone()).await {
                 Ok(connection) => host.keep(connection).await,

@@ -211,6 +211,11 @@ impl Setup {
         tokio::spawn(self.call(method, argument).into_future())
     }
 
+    /// Another caller of the same server.
+    pub(crate) fn another(&self) -> Caller {
+        Caller::new(self.near.clone(), plain(Limits::default()))
+    }
+
     /// This side of the last connection.
     pub(crate) fn tap(&self) -> Arc<Tap> {
         self.near.taps.lock().unwrap().last().unwrap().clone()

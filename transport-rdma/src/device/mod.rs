@@ -10,6 +10,7 @@
 //! fail.
 
 mod address;
+mod event;
 mod memlock;
 mod queue_pair;
 mod select;
@@ -29,7 +30,7 @@ pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
 pub use select::{Match, Selection, choose};
-pub use status::{WcClass, WcError, WcStatus};
+pub use status::{Blame, WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};
 
 pub use crate::config::RdmaConfig;

@@ -19,6 +19,17 @@ pub enum WcClass {
     Flush,
 }
 
+/// Whose fault something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// A bug of this program's.
+    Bug,
+    /// The peer broke the protocol.
+    Peer,
+    /// Network, device, driver, limits, or how they are set up.
+    Environment,
+}
+
 struct Meaning {
     name: &'static str,
     text: &'static str,

@@ -215,7 +215,8 @@ impl Driver {
         match event {
             DeviceEvent::QpFailed { qp_num } => {
                 if let Some(link) = self.link(qp_num) {
-                    let end = LinkEnd::failed(format!("the device reports that {} has failed", link.name()));
+                    let why = format!("{}: {event}, says the device; {}", link.ends(), event.remedy());
+                    let end = LinkEnd::failed(why);
                     self.end(&link, end);
                 }
             }
@@ -223,13 +224,8 @@ impl Driver {
                 return Err(lost("a completion queue (asynchronous event)"));
             }
             DeviceEvent::DeviceFailed => return Err(lost("the device (asynchronous event)")),
-            // Links that are in use notice it themselves, and may ride through a short one.
-            DeviceEvent::PortDown { port } => tracing::warn!(device, port, "RDMA port is down"),
-            DeviceEvent::PortUp { port } => tracing::info!(device, port, "RDMA port is up"),
-            DeviceEvent::PortChanged { port } => {
-                tracing::info!(device, port, "RDMA port has changed its addresses");
-            }
-            DeviceEvent::QueueFailed { .. } | DeviceEvent::Other { .. } => {}
+            // Those of ports do not come here.
+            _ => {}
         }
         Ok(())
     }

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 
 use tokio::runtime::{Handle, Id};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -11,7 +13,7 @@ use super::bulk::Bulk;
 use super::control::Control;
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
-use crate::device::{Device, DeviceError, DeviceEvent, Host, LocalPath, Unavailable, choose};
+use crate::device::{Device, DeviceError, DeviceSummary, Host, LocalPath, Unavailable, choose};
 use crate::verbs::SystemHost;
 
 /// Links of a device that are set up at once, as client, and as many as server. The others wait, so that those few are done
@@ -34,12 +36,16 @@ struct Open {
 /// A device that is in use. Closed on its control thread when the last user is gone.
 #[derive(Debug)]
 pub(crate) struct OpenDevice {
+    /// The machine that it is in.
+    pub(super) host: Arc<dyn Host>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) control: Control,
     pub(crate) bulk: Arc<Bulk>,
     /// Turns of links that are being set up, as client and as server: those a client holds while it waits for a server's
     /// must not be what that waits for, and both may be in one process.
     setups: [Arc<Semaphore>; 2],
+    failed: AtomicBool,
+    ports_down: Mutex<HashMap<u8, Instant>>,
     /// Who hears of the device's events.
     shards: Mutex<Vec<Weak<Shard>>>,
 }
@@ -74,10 +80,15 @@ impl Machine {
         let endpoint = match open.endpoints.get(&key).and_then(Weak::upgrade).filter(|e| e.is_usable()) {
             Some(endpoint) => endpoint,
             None => {
-                let device = match open.devices.get(&chosen.device).and_then(Weak::upgrade) {
+                let device = match open
+                    .devices
+                    .get(&chosen.device)
+                    .and_then(Weak::upgrade)
+                    .filter(|d| !d.has_failed())
+                {
                     Some(device) => device,
                     None => {
-                        let device = OpenDevice::new(self.host.open(summary, config)?, config)?;
+                        let device = self.open_device(summary, config)?;
                         open.devices.insert(chosen.device.clone(), Arc::downgrade(&device));
                         device
                     }
@@ -90,6 +101,14 @@ impl Machine {
         drop(open);
         let status = endpoint.shard().device.device.port(chosen.port)?;
         Ok((endpoint, LocalPath::new(chosen.port, &chosen.gid, status, config)))
+    }
+
+    fn open_device(
+        &self,
+        summary: &DeviceSummary,
+        config: &RdmaConfig,
+    ) -> Result<Arc<OpenDevice>, Unavailable> {
+        OpenDevice::new(Arc::clone(&self.host), self.host.open(summary, config)?, config)
     }
 
     /// Makes every queue pair fail, and says how many there were. Returns when they have.
@@ -115,7 +134,11 @@ impl Open {
 }
 
 impl OpenDevice {
-    pub(super) fn new(device: Arc<dyn Device>, config: &RdmaConfig) -> Result<Arc<Self>, Unavailable> {
+    pub(super) fn new(
+        host: Arc<dyn Host>,
+        device: Arc<dyn Device>,
+        config: &RdmaConfig,
+    ) -> Result<Arc<Self>, Unavailable> {
         // The thread keeps the device, so that the last reference is not dropped where it must not block.
         let control = Control::start(device.name(), Arc::clone(&device)).map_err(|error| DeviceError {
             device: device.name().to_owned(),
@@ -124,7 +147,9 @@ impl OpenDevice {
         })?;
         let bulk = Bulk::new(Arc::clone(&device), control.clone(), config.bulk_memory);
         let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
-        Ok(Arc::new(Self { device, control, bulk, setups, shards: Mutex::default() }))
+        let (ports_down, shards) = Default::default();
+        let failed = AtomicBool::new(false);
+        Ok(Arc::new(Self { host, device, control, bulk, setups, failed, ports_down, shards }))
     }
 
     /// Waits for a turn to set a link up; first come, first served.
@@ -134,18 +159,31 @@ impl OpenDevice {
     }
 
     pub(super) fn join(&self, shard: &Arc<Shard>) {
-        let mut shards = self.shards();
+        let mut shards = self.lock_shards();
         shards.retain(|other| other.strong_count() > 0);
         shards.push(Arc::downgrade(shard));
     }
 
-    /// Tells every endpoint of an event: whichever has read it, it may be another's.
-    pub(super) fn broadcast(&self, event: DeviceEvent) {
-        let shards: Vec<_> = self.shards().iter().filter_map(Weak::upgrade).collect();
-        shards.iter().for_each(|shard| shard.notify_event(event));
+    /// The endpoints on it.
+    pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
+        self.lock_shards().iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn shards(&self) -> MutexGuard<'_, Vec<Weak<Shard>>> {
+    /// It is of no use any more: who needs the device opens it anew.
+    pub(super) fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The ports that are down, and since when.
+    pub(super) fn ports_down(&self) -> MutexGuard<'_, HashMap<u8, Instant>> {
+        self.ports_down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_shards(&self) -> MutexGuard<'_, Vec<Weak<Shard>>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

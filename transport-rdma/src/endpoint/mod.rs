@@ -8,6 +8,7 @@ mod busy;
 pub(crate) mod control;
 mod driver;
 mod endings;
+mod events;
 mod machine;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -28,9 +29,7 @@ use self::driver::Driver;
 use self::mailbox::Mailbox;
 use self::memory::{Memory, Promise};
 use crate::config::{Completion, RdmaConfig};
-use crate::device::{
-    CreateQpError, DeviceEvent, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
-};
+use crate::device::{CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable};
 use crate::link::LinkCore;
 
 pub(crate) use machine::{Machine, OpenDevice};
@@ -120,7 +119,7 @@ impl Endpoint {
 
     /// Whether links can be added.
     pub(crate) fn is_usable(&self) -> bool {
-        !self.shard.dead.load(Ordering::Acquire)
+        !self.shard.dead.load(Ordering::Acquire) && !self.shard.device.has_failed()
     }
 }
 
@@ -217,10 +216,6 @@ impl Shard {
 
     fn queue_pairs(&self) -> Vec<Arc<dyn QueuePair>> {
         self.links().values().filter_map(|link| link.qp()).collect()
-    }
-
-    fn notify_event(&self, event: DeviceEvent) {
-        self.mailbox.event(event);
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<u32, Arc<LinkCore>>> {

@@ -2,6 +2,7 @@
 
 mod busy;
 mod credits;
+mod events;
 mod hostile;
 
 use std::collections::VecDeque;
@@ -19,6 +20,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::RdmaUpgrade;
+use crate::device::DeviceEvent;
 use crate::sim::{Fabric, SimHost};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -305,16 +307,6 @@ async fn lost_completion_queue_ends_all_links_and_the_next_has_a_new_endpoint() 
     let [e, mut f] = near.link(&far).await;
     e.send(100, 10);
     f.receive(100).await;
-}
-
-#[tokio::test]
-async fn device_that_fails_ends_all_links() {
-    let (_fabric, [near, far]) = nodes(1);
-    let [mut a, _b] = near.link(&far).await;
-    near.shard().notify_event(DeviceEvent::DeviceFailed);
-    let end = a.end().await;
-    assert!(end.failed && end.detail.contains("the device"), "{end}");
-    assert!(near.try_link(&far).await.is_ok());
 }
 
 #[tokio::test]

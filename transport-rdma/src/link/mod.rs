@@ -24,7 +24,7 @@ pub(crate) use candidate::{RdmaCandidate, Side};
 
 use self::receive::Receiving;
 use self::send::Sending;
-use crate::device::{Limits, QueuePair, RemoteQp, WcError};
+use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
 use crate::endpoint::bulk::Bulk;
 use crate::endpoint::control::{Control, Offload};
 use crate::endpoint::mailbox::Mailbox;
@@ -39,6 +39,7 @@ pub(crate) struct LinkCore {
     number: u32,
     /// For people: queue pair, device, port, GID.
     name: String,
+    path: LocalPath,
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
     memory: Arc<Memory>,
@@ -66,6 +67,7 @@ impl LinkCore {
     pub(crate) fn new(
         new: NewQp,
         name: String,
+        path: LocalPath,
         memory: Arc<Memory>,
         bulk: Arc<Bulk>,
         mailbox: Arc<Mailbox>,
@@ -75,6 +77,7 @@ impl LinkCore {
         Arc::new(Self {
             number,
             name,
+            path,
             remote: OnceLock::new(),
             memory,
             bulk,
@@ -162,11 +165,22 @@ impl LinkCore {
 
     /// What a failed send or receive says about the link.
     pub(crate) fn explain(&self, error: WcError) -> LinkEnd {
-        let peer = match self.remote.get() {
-            Some(remote) => format!("queue pair {} at {}", remote.qp_num, remote.gid.ip()),
-            None => "no peer yet".to_owned(),
-        };
-        LinkEnd::failed(format!("{} with {peer}: {error}; {}", self.name, error.status.remedy()))
+        LinkEnd::failed(format!("{}: {error}; {}", self.ends(), error.status.remedy()))
+    }
+
+    /// Both ends, for people.
+    pub(crate) fn ends(&self) -> String {
+        match self.remote.get() {
+            Some(remote) => {
+                format!("{} with queue pair {} at {}", self.name, remote.qp_num, remote.gid.ip())
+            }
+            None => format!("{} with no peer yet", self.name),
+        }
+    }
+
+    /// Where it leaves this machine.
+    pub(crate) fn path(&self) -> &LocalPath {
+        &self.path
     }
 
     fn sending(&self) -> MutexGuard<'_, Sending> {

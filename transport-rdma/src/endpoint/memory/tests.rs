@@ -15,7 +15,7 @@ impl Bench {
         let device: Arc<dyn Device> = host.open(&host.devices().unwrap()[0], &config).unwrap();
         let receives = Memory::max_receives(&config);
         let queues = device.create_queues(QueueSize { receives, sends: 64 }).unwrap();
-        let device = OpenDevice::new(device, &config).unwrap();
+        let device = OpenDevice::new(Arc::new(host.clone()), device, &config).unwrap();
         let memory = Memory::new(&config, device, &queues, receives);
         Self { host, queues, memory }
     }

@@ -77,7 +77,7 @@ async fn thread_ends_with_the_runtime() {
 async fn lost_device_ends_all_links() {
     let (_fabric, [near, far]) = busy_nodes();
     let [mut a, _b] = near.link(&far).await;
-    near.shard().notify_event(DeviceEvent::DeviceFailed);
+    near.shard().device.broadcast(DeviceEvent::DeviceFailed);
     let end = a.end().await;
     assert!(end.failed && end.detail.contains("the device"), "{end}");
     assert!(near.try_link(&far).await.is_ok());

@@ -3,79 +3,18 @@
 //! Small worlds are explored exhaustively, every order of every event; large ones by seeded random walks. In all of
 //! them each message must arrive once, unchanged, and nobody may accuse the other of breaking the protocol.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+mod peer;
+
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
-use super::inbox::{Arrived, Described, Inbox, Limits, Order, Pulled, Taken};
-use super::message::{Expose, ExposeNothing, Exposing, Frame, Message};
+use self::peer::{Memory, OnLink, OnStream, Peer, content};
+use super::inbox::Order;
+use super::message::{ExposeNothing, Frame, Message};
 use super::outbox::{Abandoned, Outbox, Route};
-use super::session::{Fallen, Say, Session};
-use super::switch::Switch;
-use super::wire::{Done, Down, FrameType, Header, Up};
-
-/// What is on its way by the stream.
-#[derive(Clone, Debug, Hash)]
-enum OnStream {
-    Offer(u32),
-    Up(Up),
-    Down(Down),
-    Ack(u32),
-    Session(Frame),
-}
-
-/// What is on its way by the other link.
-#[derive(Clone, Debug, Hash)]
-enum OnLink {
-    Probe,
-    Session(Frame),
-}
-
-#[derive(Clone, Debug, Hash)]
-struct Peer {
-    switch: Switch,
-    inbox: Inbox,
-    outbox: Outbox,
-    sent: u64,
-    /// Messages that were given up before they had left.
-    given_up: Vec<u64>,
-    arrived: Vec<u64>,
-    stream: VecDeque<OnStream>,
-    link: VecDeque<OnLink>,
-    /// The link's epoch, from when this side has set it up until it has given it up.
-    linked: Option<u32>,
-    probed: bool,
-    /// Messages that this side is to read of the other.
-    pulling: Vec<Pulling>,
-    /// What the other may read of this side by the link, by the number of the frame.
-    exposed: BTreeMap<u32, Bytes>,
-}
-
-/// A message that is being read.
-#[derive(Clone, Debug, Hash)]
-struct Pulling {
-    epoch: u32,
-    seq: u32,
-    begin: Bytes,
-    total: usize,
-}
-
-/// The memory of a peer, as its link lets the other read it.
-struct Memory<'a>(&'a mut BTreeMap<u32, Bytes>);
-
-impl Expose for Memory<'_> {
-    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
-        if self.0.len() >= MAX_EXPOSED {
-            return Exposing::Later;
-        }
-        self.0.insert(seq, bytes.clone());
-        Exposing::Described(Bytes::copy_from_slice(&seq.to_le_bytes()))
-    }
-}
-
-/// How much a link exposes at once, in messages.
-const MAX_EXPOSED: usize = 2;
+use super::wire::FrameType;
 
 /// Two peers; 0 is the client.
 #[derive(Clone, Debug, Hash)]
@@ -139,110 +78,6 @@ impl Rules {
         message.bulk = whole.slice(len - bulk..);
         message
     }
-}
-
-const LIMITS: Limits = Limits { max_message: 1 << 16, max_assembly: 1 << 16 };
-
-impl Peer {
-    fn new() -> Self {
-        let mut inbox = Inbox::new(LIMITS);
-        inbox.allow_described();
-        Self {
-            switch: Switch::default(),
-            inbox,
-            outbox: Outbox::new(LIMITS.max_assembly, 1 << 20),
-            sent: 0,
-            given_up: Vec::new(),
-            arrived: Vec::new(),
-            stream: VecDeque::new(),
-            link: VecDeque::new(),
-            linked: None,
-            probed: false,
-            pulling: Vec::new(),
-            exposed: BTreeMap::new(),
-        }
-    }
-
-    /// Whether the last message has not left whole, and is still wanted.
-    fn can_abandon(&self) -> bool {
-        let mut outbox = self.outbox.clone();
-        !self.given_up.contains(&self.sent)
-            && outbox.abandon(FrameType::REQUEST, self.sent) != Abandoned::Sent
-    }
-
-    fn session(&mut self) -> Session<'_> {
-        Session { switch: &mut self.switch, inbox: &mut self.inbox, outbox: &mut self.outbox }
-    }
-
-    fn fall(&mut self, epoch: u32, fallen: Fallen) {
-        if let Some(Say { rx_seq, pulls }) = fallen.say {
-            let down = Down { epoch, rx_seq, reason: 0, pulls, detail: String::new() };
-            self.stream.push_back(OnStream::Down(down));
-            self.linked = None;
-            // The queue pair is gone, and its windows with it.
-            self.exposed.clear();
-        }
-    }
-
-    fn take(&mut self, from: Route, frame: Frame) {
-        if from != Route::Stream {
-            let acknowledged = self.outbox.acknowledged(frame.header.rx_seq);
-            acknowledged.expect("nobody acknowledges what was never sent");
-        }
-        let mut payload = BytesMut::new();
-        frame.pieces.iter().for_each(|p| payload.extend_from_slice(p));
-        let payload = payload.freeze();
-        match self.inbox.order(from, &frame.header).expect("frames come in order") {
-            Order::Hold => assert!(self.inbox.hold(frame.header, payload), "credits bound what is held"),
-            Order::Discard => {}
-            Order::Next => self.deliver(&frame.header, payload),
-        }
-    }
-
-    fn deliver(&mut self, header: &Header, payload: Bytes) {
-        match self.inbox.take(header, payload).expect("well-formed frames") {
-            Taken::Part => {}
-            Taken::Message(message) => self.arrive(&message),
-            Taken::Described(Described { seq, begin, total, descriptor, .. }) => {
-                assert_eq!(descriptor, seq.to_le_bytes()[..], "the descriptor arrives as it was made");
-                let epoch = self.linked.expect("only a link describes");
-                self.pulling.push(Pulling { epoch, seq, begin, total });
-            }
-        }
-    }
-
-    fn arrive(&mut self, message: &Arrived) {
-        if message.kind == FrameType::DONE {
-            let done = Done::decode(message.bytes.clone()).expect("a DONE");
-            self.outbox.done(&done).expect("a DONE of what was described");
-            self.exposed.remove(&done.seq);
-            return;
-        }
-        assert_eq!(message.bytes, content(message.call, message.bytes.len()), "unchanged");
-        self.arrived.push(message.call);
-    }
-
-    /// The link has read a message, or says that it can't.
-    fn pull(&mut self, pulling: &Pulling, rest: Option<Bytes>) {
-        let whole = rest.map(|rest| {
-            let whole = [&pulling.begin[..], &rest].concat();
-            assert_eq!(whole.len(), pulling.total, "as long as was said");
-            Bytes::from(whole)
-        });
-        let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
-        match self.inbox.pulled(pulling.seq, whole) {
-            Pulled::Stale => return,
-            Pulled::Nothing => {}
-            Pulled::Message(message) => self.arrive(&message),
-        }
-        let mut payload = BytesMut::new();
-        Done { seq: pulling.seq, outcome }.encode(&mut payload);
-        self.outbox.push(Message::new(FrameType::DONE, 0, payload.freeze()));
-    }
-}
-
-fn content(call: u64, len: usize) -> Bytes {
-    (0..len as u64).map(|i| (call * 7 + i) as u8).collect()
 }
 
 impl World {

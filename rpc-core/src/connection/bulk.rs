@@ -25,7 +25,7 @@ impl Connection {
         *lock(&self.better) = link;
     }
 
-    fn better(&self) -> Option<Arc<dyn Link>> {
+    pub(super) fn better(&self) -> Option<Arc<dyn Link>> {
         lock(&self.better).clone()
     }
 

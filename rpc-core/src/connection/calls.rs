@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
+use super::help::Help;
 use super::{Connection, Phase, lock};
 use crate::payload::Payload;
 use crate::proto::message::Message;
@@ -128,7 +129,14 @@ impl Connection {
         // Under this lock: whoever finds the call in the table finds its message, too, unless it has left.
         self.enqueue(message);
         drop(table);
-        let pending = Pending { connection: self.clone(), id, receiver, done: false, _place: place };
+        let pending = Pending {
+            connection: self.clone(),
+            id,
+            receiver,
+            done: false,
+            help: Help::default(),
+            _place: place,
+        };
         self.keeper.notify_one();
         self.flush();
         Ok(pending)
@@ -309,6 +317,7 @@ pub(crate) struct Pending {
     id: u64,
     receiver: oneshot::Receiver<Answered>,
     done: bool,
+    help: Help,
     _place: OwnedSemaphorePermit,
 }
 
@@ -324,7 +333,14 @@ impl Pending {
     }
 
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
-        let Poll::Ready(answered) = Pin::new(&mut self.receiver).poll(cx) else { return Poll::Pending };
+        let mut polled = Pin::new(&mut self.receiver).poll(cx);
+        if polled.is_pending() && self.help.look(&self.connection) {
+            polled = Pin::new(&mut self.receiver).poll(cx);
+        }
+        let Poll::Ready(answered) = polled else {
+            self.help.again(cx);
+            return Poll::Pending;
+        };
         self.done = true;
         self.connection.close_if_drained();
         Poll::Ready(answered.unwrap_or_else(|_| {

@@ -12,6 +12,7 @@ mod calls;
 mod control;
 mod ending;
 mod handover;
+mod help;
 mod keeper;
 mod receive;
 mod registry;

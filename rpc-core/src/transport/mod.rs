@@ -10,6 +10,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
@@ -66,6 +67,22 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// The peer has read what the frame of this number described, or will not: it is exposed no longer.
     fn conceal(&self, _seq: u32, _was_read: bool) {}
+
+    /// A caller has begun to wait for an answer. If it should [help](Self::help) before it sleeps, says for how long;
+    /// [`end_help`](Self::end_help) must follow. One caller helps at a time.
+    fn begin_help(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Looks for answers, for some microseconds at most, on the thread of a caller that waits for one, and delivers them
+    /// as the link's own task would. What would run a handler is left to that task. Never waits for another thread.
+    /// Says whether there were any.
+    fn help(&self) -> bool {
+        false
+    }
+
+    /// The caller helps no more.
+    fn end_help(&self) {}
 
     /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
     fn is_encrypted(&self) -> bool {

@@ -3,7 +3,6 @@
 //! It never waits. What lets it go on when there is something to do is a task ([`super::wait`]) or a thread
 //! ([`super::busy`]).
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -13,8 +12,9 @@ use tokio::task::AbortHandle;
 
 use super::Shard;
 use super::endings::Endings;
-use crate::device::{Completion, Cq, DeviceError, DeviceEvent, PostError, Slot};
-use crate::link::{Arrival, LinkCore};
+use super::intake::Intake;
+use crate::device::{Completion, Cq, DeviceError, DeviceEvent};
+use crate::link::LinkCore;
 
 /// Completions that are handled before other tasks get their turn.
 const BATCH: usize = 64;
@@ -30,23 +30,13 @@ pub(super) struct Driver {
     /// What reads the device's events.
     watch: AbortHandle,
     endings: Endings,
-    // Empty between turns; kept for their memory.
+    /// Empty between turns; kept for its memory.
     completions: Vec<Completion>,
-    slots: Vec<Slot>,
-    /// Polled and not delivered.
-    arrivals: VecDeque<Arrival>,
 }
 
 impl Driver {
     pub(super) fn new(shard: Arc<Shard>, watch: AbortHandle) -> Self {
-        Self {
-            shard,
-            watch,
-            endings: Endings::default(),
-            completions: Vec::with_capacity(BATCH),
-            slots: Vec::with_capacity(BATCH),
-            arrivals: VecDeque::with_capacity(BATCH),
-        }
+        Self { shard, watch, endings: Endings::default(), completions: Vec::with_capacity(BATCH) }
     }
 
     pub(super) fn shard(&self) -> &Arc<Shard> {
@@ -67,81 +57,42 @@ impl Driver {
 
     /// Does what there is to do now and says whether there was anything.
     pub(super) fn turn(&mut self) -> Result<usize, DeviceError> {
-        let (polled, delivered) = self.receive()?;
+        let shard = Arc::clone(&self.shard);
+        // Waits for a helper at most, for microseconds. Handlers run while this is held: they, too, can only ask whether
+        // it is free, which it is not.
+        let mut intake = shard.intake();
+        let (polled, delivered) = self.receive(&mut intake)?;
         if polled < BATCH {
             self.finish_drained();
         }
         let sent = self.reap()?;
         let mail = self.read_mail()?;
         self.endings.advance(&self.shard.device.control);
-        Ok(polled + delivered + self.arrivals.len() + sent + mail)
+        Ok(polled + delivered + intake.waiting() + sent + mail)
     }
 
-    /// Takes all that has arrived and puts new receives in its place; then delivers some of it. Says how many completions
-    /// there were last, when the queue was asked for a batch, and how many frames were delivered.
-    fn receive(&mut self) -> Result<(usize, usize), DeviceError> {
+    /// Takes all that has arrived; then delivers some of it. Says how many completions there were last, when the queue was
+    /// asked for a batch, and how many frames were delivered.
+    fn receive(&mut self, intake: &mut Intake) -> Result<(usize, usize), DeviceError> {
         let polled = loop {
-            let polled = self.shard.queues.poll(Cq::Receive, BATCH, &mut self.completions)?;
-            self.take_receives();
-            self.replace_receives()?;
+            let polled = intake.poll(&self.shard, BATCH)?;
             // All at once, because a frame is held against what its sender knew when it came: what is told it meanwhile
             // must not excuse frames that were there already.
-            if polled < BATCH || self.arrivals.len() >= MAX_ARRIVALS {
+            if polled < BATCH || intake.waiting() >= MAX_ARRIVALS {
                 break polled;
             }
         };
-        let mut touched: Vec<Arc<LinkCore>> = Vec::new();
-        let count = self.arrivals.len().min(BATCH);
-        for _ in 0..count {
-            let Some(arrival) = self.arrivals.pop_front() else { break };
-            let (link, end) = arrival.accept();
+        let mut count = 0;
+        while count < BATCH
+            && let Some((link, end)) = intake.accept()
+        {
             if let Some(end) = end {
                 self.end(&link, end);
             }
-            if touched.last().is_none_or(|last| last.number() != link.number()) {
-                touched.push(link);
-            }
+            count += 1;
         }
-        // One flush for each link's replies to all that it has received.
-        touched.sort_unstable_by_key(|link| link.number());
-        touched.dedup_by_key(|link| link.number());
-        touched.iter().for_each(|link| link.batch_end());
+        intake.end_batch();
         Ok((polled, count))
-    }
-
-    fn take_receives(&mut self) {
-        for completion in self.completions.drain(..) {
-            let (qp_num, slot, result) = match completion {
-                Completion::Received { qp_num, slot, len } => (qp_num, slot, Ok(len)),
-                Completion::ReceiveFailed { qp_num, slot, error } => (qp_num, slot, Err(error)),
-                // A receive queue completes no sends.
-                _ => continue,
-            };
-            let Some(link) = self.shard.links().get(&qp_num).cloned() else {
-                self.slots.push(slot);
-                continue;
-            };
-            let arrival = match result {
-                Ok(len) => Arrival::take(link, slot, len, self.shard.memory.receives(), &mut self.slots),
-                Err(error) => {
-                    self.slots.push(slot);
-                    Arrival::failure(link, error)
-                }
-            };
-            self.arrivals.push_back(arrival);
-        }
-    }
-
-    fn replace_receives(&mut self) -> Result<(), DeviceError> {
-        while !self.slots.is_empty() {
-            match self.shard.queues.post_receives(&mut self.slots) {
-                Ok(0) => self.slots.clear(),
-                Ok(_) => {}
-                Err(PostError::Device(error)) => return Err(error),
-                Err(_) => self.slots.clear(),
-            }
-        }
-        Ok(())
     }
 
     /// Takes completions of sends, and lets those go on who waited for room.

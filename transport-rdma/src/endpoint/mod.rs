@@ -9,6 +9,8 @@ pub(crate) mod control;
 mod driver;
 mod endings;
 mod events;
+mod help;
+mod intake;
 mod machine;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
@@ -26,6 +28,8 @@ use tokio::runtime::Handle;
 
 use self::control::Offload;
 use self::driver::Driver;
+use self::help::Helpers;
+use self::intake::Intake;
 use self::mailbox::Mailbox;
 use self::memory::{Memory, Promise};
 use crate::config::{Completion, RdmaConfig};
@@ -66,6 +70,9 @@ pub(crate) struct Shard {
     runtime: Handle,
     /// By the number of the queue pair, from its creation to its destruction.
     links: Mutex<HashMap<u32, Arc<LinkCore>>>,
+    /// Only the driver waits for it.
+    intake: Mutex<Intake>,
+    helpers: Helpers,
     dead: AtomicBool,
 }
 
@@ -97,6 +104,8 @@ impl Endpoint {
             config: config.clone(),
             runtime: runtime.clone(),
             links: Mutex::default(),
+            intake: Mutex::default(),
+            helpers: Helpers::default(),
             dead: AtomicBool::new(false),
             device,
         });
@@ -216,6 +225,10 @@ impl Shard {
 
     fn queue_pairs(&self) -> Vec<Arc<dyn QueuePair>> {
         self.links().values().filter_map(|link| link.qp()).collect()
+    }
+
+    fn intake(&self) -> MutexGuard<'_, Intake> {
+        self.intake.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<u32, Arc<LinkCore>>> {

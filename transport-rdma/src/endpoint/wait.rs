@@ -1,6 +1,7 @@
 //! What runs the driver as a task: it looks again and again while that pays, and then sleeps until there is something.
 
 use std::future::{pending, poll_fn};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
@@ -33,35 +34,49 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         Completion::Adaptive => SpinWindow::adaptive(),
         Completion::Event | Completion::Busy => SpinWindow::none(),
     };
-    let mut idle_since = None;
+    let helpers = &Arc::clone(driver.shard()).helpers;
+    let mut found = helpers.found();
+    let mut idle_since: Option<Instant> = None;
     loop {
-        if driver.turn()? > 0 {
-            idle_since = None;
+        let taken = driver.turn()?;
+        if taken > 0 || helpers.found() != found {
+            found = helpers.found();
+            if let Some(since) = idle_since.take() {
+                spin.found(since.elapsed());
+            }
             tokio::task::yield_now().await;
             continue;
         }
         if driver.is_done() {
             return Ok(());
         }
-        if idle_since.get_or_insert_with(Instant::now).elapsed() < spin.get() {
+        let since = *idle_since.get_or_insert_with(Instant::now);
+        helpers.set_window(spin.get());
+        if since.elapsed() < spin.get() {
             super::relax();
             tokio::task::yield_now().await;
             continue;
         }
-        // What completes before this makes no event, so it has to be looked for once more after it. Without the second
-        // look a completion that comes between the first and the arming would wait for the next one.
-        for cq in [Cq::Receive, Cq::Send] {
-            driver.shard().queues.arm(cq, false)?;
-        }
-        if driver.turn()? > 0 {
+        if arm_and_look(driver)? {
+            idle_since = None;
             continue;
         }
-        let start = Instant::now();
         if let Woken::ByCompletion = sleep(driver, &mut *channel).await {
-            spin.slept(start.elapsed());
+            spin.slept(since.elapsed());
         }
         idle_since = None;
     }
+}
+
+/// Asks for an event, and looks once more. False: there was nothing, and the next completion makes an event.
+///
+/// What completes before the asking makes no event. Without the second look a completion that comes between the first and
+/// the asking would wait for the next one.
+fn arm_and_look(driver: &mut Driver) -> Result<bool, DeviceError> {
+    for cq in [Cq::Receive, Cq::Send] {
+        driver.shard().queues.arm(cq, false)?;
+    }
+    Ok(driver.turn()? > 0)
 }
 
 async fn sleep(driver: &Driver, channel: &mut dyn Channel) -> Woken {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use farcall_core::proto::wire::{HEADER_LEN, Header};
+use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, flags};
 use farcall_core::transport::LinkEnd;
 
 use super::LinkCore;
@@ -15,6 +15,7 @@ use crate::endpoint::memory::Pool;
 const COPY: usize = 1024;
 
 /// What a link has received, to be accepted when a new receive is in its place.
+#[derive(Debug)]
 pub(crate) struct Arrival {
     link: Arc<LinkCore>,
     /// The grants that the peer had been told of when this was polled.
@@ -63,6 +64,14 @@ impl Arrival {
     pub(crate) fn failure(link: Arc<LinkCore>, error: WcError) -> Self {
         let end = link.explain(error);
         Self { link, told: 0, frame: Err(end) }
+    }
+
+    /// Whether it does no more than complete a call: what delivers it runs no handler.
+    pub(crate) fn is_answer(&self) -> bool {
+        let is_whole = |header: &Header| header.flags & flags::FRAGMENTED == 0;
+        let is_answer =
+            |(header, _): &(Header, Bytes)| header.kind == FrameType::RESPONSE && is_whole(header);
+        self.frame.as_ref().is_ok_and(is_answer) && self.link.delivers_at_once()
     }
 
     /// Counts and delivers it. `Some`: the link is over.

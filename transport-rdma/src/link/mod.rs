@@ -13,6 +13,7 @@ mod send;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
@@ -255,6 +256,18 @@ impl Link for RdmaLink {
 
     fn conceal(&self, seq: u32, was_read: bool) {
         self.core.conceal(seq, was_read);
+    }
+
+    fn begin_help(&self) -> Option<Duration> {
+        self.endpoint.shard().begin_help()
+    }
+
+    fn help(&self) -> bool {
+        self.endpoint.shard().help()
+    }
+
+    fn end_help(&self) {
+        self.endpoint.shard().end_help();
     }
 
     fn close(&self) {

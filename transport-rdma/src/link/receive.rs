@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::LinkCore;
 use super::credit::Received;
 
-/// What receiving needs. The driver alone delivers; others start the link and ask about it.
+/// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
 #[derive(Default)]
 pub(super) struct Receiving {
     pub(super) count: Received,
@@ -174,6 +174,12 @@ impl LinkCore {
             _ => receiving.inbox.push_back(Item::Frame(header, payload)),
         }
         Ok(None)
+    }
+
+    /// Whether what arrives next goes straight to the handler, with nothing before it.
+    pub(super) fn delivers_at_once(&self) -> bool {
+        let receiving = self.receiving();
+        receiving.handler.is_some() && receiving.inbox.is_empty()
     }
 
     /// Gives the handler what has arrived, if the link is started. `Some`: the handler will have no more of it.

@@ -12,8 +12,11 @@ pub struct Registered(Extent);
 
 impl Registered {
     /// Memory of this length, from the first open device that has some; with whatever an earlier message of this process
-    /// left in it. `None`: no device is open, or its `bulk_memory` is used up.
+    /// left in it. `None`: no device is open, its `bulk_memory` is used up, or so little is copied anyway.
     pub fn take(len: usize) -> Option<Self> {
+        if len < crate::link::LEAST_EXPOSED {
+            return None;
+        }
         crate::endpoint::bulk::take_anywhere(len).map(Self)
     }
 

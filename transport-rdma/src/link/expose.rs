@@ -17,7 +17,7 @@ use super::send::Sending;
 use crate::device::{ExposeError, Exposure, QueuePair, Work};
 
 /// Shorter messages are sent: a window, a READ and the answer to it cost more than a copy.
-const LEAST: usize = 16 << 10;
+pub(crate) const LEAST_EXPOSED: usize = 16 << 10;
 
 /// Bytes that one link exposes at once, if that is more than one message.
 const MOST: usize = 64 << 20;
@@ -121,7 +121,7 @@ impl LinkCore {
     /// See [`farcall_core::transport::Link::stage`].
     pub(super) fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
         let len = pieces.iter().map(Bytes::len).sum();
-        if len < LEAST || !self.sending().exposures.is_possible() {
+        if len < LEAST_EXPOSED || !self.sending().exposures.is_possible() {
             return None;
         }
         if let [only] = pieces

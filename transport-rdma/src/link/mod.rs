@@ -22,6 +22,7 @@ use farcall_core::transport::{Counters, Description, Direction, FrameSource, Lin
 pub(crate) use arrival::Arrival;
 pub(crate) use bootstrap::{Bootstrap, announcement};
 pub(crate) use candidate::{RdmaCandidate, Side};
+pub(crate) use expose::LEAST_EXPOSED;
 
 use self::receive::Receiving;
 use self::send::Sending;

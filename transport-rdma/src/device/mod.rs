@@ -2,8 +2,9 @@
 //! ([`crate::sim`]) implement, and the safe, hardware-free parts around them.
 //!
 //! Ownership is the point of these traits. Memory that a device may write is a [`Slot`] that was moved into a queue, or a
-//! [`Landing`] that nobody can look into; memory that a device may read, for itself or for a peer, is a [`Bytes`] of which
-//! the queue pair holds a clone. A completion is the only way back, so code above these traits cannot race with a device.
+//! [`Landing`] that nobody can look into; memory that a device may read, for itself or for a peer, is a
+//! [`Bytes`](bytes::Bytes) of which the queue pair holds a clone. A completion is the only way back, so code above these
+//! traits cannot race with a device.
 //!
 //! What is absent: anything by which a peer could write to memory it was not sent to (WRITE, atomics), receive queues of
 //! one queue pair (there is the shared one only), and the opcode of completions, which devices leave undefined when they

@@ -1,6 +1,10 @@
 //! A lock-free stack of slot numbers. Safe code; it stands here because the exclusiveness of slots rests on it.
 
+#[cfg(not(all(test, farcall_loom)))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+#[cfg(all(test, farcall_loom))]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The free ones among the numbers `0..len`, last in, first out: the slot that was used last is the one in the cache.
 ///
@@ -66,7 +70,7 @@ fn successor(head: u64, top: u32) -> u64 {
     u64::from(operations) << 32 | u64::from(top)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(farcall_loom)))]
 mod tests {
     use std::sync::atomic::AtomicBool;
 
@@ -106,5 +110,70 @@ mod tests {
         let mut left: Vec<u32> = std::iter::from_fn(|| list.pop()).collect();
         left.sort_unstable();
         assert_eq!(left, (0..NUMBERS).collect::<Vec<_>>());
+    }
+}
+
+/// Every interleaving of a few threads: `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-rdma --lib loom`.
+#[cfg(all(test, farcall_loom))]
+mod loom_tests {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::FreeList;
+
+    /// Slots that complain when two threads touch one without one having happened before the other.
+    struct Slots {
+        free: FreeList,
+        slots: [UnsafeCell<u32>; 2],
+    }
+
+    impl Slots {
+        fn write(&self, number: u32, mark: u32) {
+            // SAFETY: loom has checked that no other thread is at it.
+            self.slots[number as usize].with_mut(|slot| unsafe { *slot = mark });
+        }
+
+        fn check(&self, number: u32, mark: u32) {
+            // SAFETY: as above.
+            let found = self.slots[number as usize].with(|slot| unsafe { *slot });
+            assert_eq!(found, mark, "another thread has it, too");
+        }
+
+        /// Takes up to two slots, writes to them, and gives them back in the order in which they came: the order in which
+        /// a pop that was overtaken would find the same number on top, with another below it.
+        fn use_both(&self, mark: u32) {
+            let taken: Vec<u32> = [self.free.pop(), self.free.pop()].into_iter().flatten().collect();
+            taken.iter().for_each(|&number| self.write(number, mark));
+            taken.iter().for_each(|&number| self.check(number, mark));
+            taken.iter().for_each(|&number| self.free.push(number));
+        }
+
+        fn use_one(&self, mark: u32) {
+            let Some(number) = self.free.pop() else { return };
+            self.write(number, mark);
+            self.check(number, mark);
+            self.free.push(number);
+        }
+    }
+
+    #[test]
+    fn a_slot_has_one_owner_at_a_time() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let slots = [UnsafeCell::new(0), UnsafeCell::new(0)];
+            let slots = Arc::new(Slots { free: FreeList::full(2), slots });
+            let others: Vec<_> = [1, 2]
+                .map(|mark| {
+                    let slots = Arc::clone(&slots);
+                    thread::spawn(move || if mark == 1 { slots.use_both(1) } else { slots.use_one(2) })
+                })
+                .into();
+            slots.use_one(3);
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert!(slots.free.pop().is_some() && slots.free.pop().is_some(), "a slot was lost");
+            assert_eq!(slots.free.pop(), None);
+        });
     }
 }

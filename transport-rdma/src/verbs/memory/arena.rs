@@ -4,26 +4,20 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::slice;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::bitmap::Bitmap;
 use super::mapping::{Mapping, Pages};
 
 /// What extents are made of. Large messages begin where slots end, at 8 KiB.
 pub(super) const PAGE: usize = 16 << 10;
 
-/// Pages that one word of the bitmap stands for.
-const WORD: usize = u64::BITS as usize;
-
 /// A mapping from which extents are taken: runs of 16 KiB pages, first fit.
 pub struct Arena {
     mapping: Arc<Mapping>,
-    /// A bit for each page, set while it belongs to an extent, and for what the last word has beyond the mapping. Only
-    /// who holds `taking` sets bits, so a run that was found free stays so; clearing needs no lock.
-    used: Box<[AtomicU64]>,
-    taking: Mutex<()>,
+    pages: Bitmap,
 }
 
 impl Arena {
@@ -31,34 +25,20 @@ impl Arena {
     pub(crate) fn map(bytes: usize, node: Option<u32>) -> io::Result<Arc<Self>> {
         let bytes = bytes.checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::InvalidInput)?;
         let mapping = Mapping::new(bytes, node)?;
-        let pages = mapping.range().len() / PAGE;
-        let used: Box<[AtomicU64]> = (0..pages.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
-        if let Some(last) = used.last().filter(|_| !pages.is_multiple_of(WORD)) {
-            last.store(u64::MAX << (pages % WORD), Ordering::Relaxed);
-        }
-        Ok(Arc::new(Self { mapping, used, taking: Mutex::new(()) }))
+        let pages = Bitmap::new(mapping.range().len() / PAGE);
+        Ok(Arc::new(Self { mapping, pages }))
     }
 
     /// Takes an extent of this many bytes, with whatever its last owner left in it; `None` if no run of pages is long
     /// enough.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Extent> {
-        let pages = len.max(1).div_ceil(PAGE);
-        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = self.find(pages)?;
-        for (word, mask) in masks(first, pages) {
-            self.used[word].fetch_or(mask, Ordering::Relaxed);
-        }
+        let first = self.pages.take(pages(len))?;
         Some(Extent { arena: Arc::clone(self), first, len })
     }
 
     /// Lets nothing be taken any more, if nothing is; says whether that is so.
     pub(crate) fn retire(&self) -> bool {
-        let _taking = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = self.free() == self.bytes();
-        if idle {
-            self.used.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        }
-        idle
+        self.pages.retire()
     }
 
     /// Its bytes, free or not.
@@ -75,9 +55,7 @@ impl Arena {
 
     /// Bytes that belong to no extent now.
     pub fn free(&self) -> usize {
-        // Acquire: see `find`; who is told that nothing is taken may end the memory's registration.
-        let pages = |word: &AtomicU64| word.load(Ordering::Acquire).count_zeros() as usize;
-        self.used.iter().map(pages).sum::<usize>() * PAGE
+        self.pages.free() * PAGE
     }
 
     /// What the arena's memory is made of.
@@ -88,43 +66,11 @@ impl Arena {
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
-
-    /// The first of this many free pages in a row.
-    fn find(&self, pages: usize) -> Option<usize> {
-        let (mut start, mut run) = (0, 0);
-        for (i, word) in self.used.iter().enumerate() {
-            // Acquire: what the last owner did to the pages happened before what the next one does.
-            let used = word.load(Ordering::Acquire);
-            let mut bit = 0;
-            while bit < WORD {
-                let rest = used >> bit;
-                if rest & 1 != 0 {
-                    run = 0;
-                    bit += rest.trailing_ones() as usize;
-                    continue;
-                }
-                if run == 0 {
-                    start = i * WORD + bit;
-                }
-                let free = (rest.trailing_zeros() as usize).min(WORD - bit);
-                run += free;
-                bit += free;
-                if run >= pages {
-                    return Some(start);
-                }
-            }
-        }
-        None
-    }
 }
 
-/// The words of a bitmap that a run of bits touches, and which of their bits.
-fn masks(first: usize, count: usize) -> impl Iterator<Item = (usize, u64)> {
-    let end = first + count;
-    (first / WORD..end.div_ceil(WORD)).map(move |word| {
-        let (low, high) = (first.max(word * WORD) % WORD, end - word * WORD);
-        (word, u64::MAX >> (WORD - (high.min(WORD) - low)) << low)
-    })
+/// Pages of an extent of this many bytes: an empty one has a place, too.
+fn pages(len: usize) -> usize {
+    len.max(1).div_ceil(PAGE)
 }
 
 impl fmt::Debug for Arena {
@@ -185,9 +131,6 @@ impl fmt::Debug for Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
-        for (word, mask) in masks(self.first, self.len.max(1).div_ceil(PAGE)) {
-            // Release: see `find`.
-            self.arena.used[word].fetch_and(!mask, Ordering::Release);
-        }
+        self.arena.pages.give_back(self.first, pages(self.len));
     }
 }

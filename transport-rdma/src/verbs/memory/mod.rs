@@ -6,6 +6,7 @@
 //! keeps the mapping, and nothing here keeps a registration.
 
 mod arena;
+mod bitmap;
 mod landing;
 mod mapping;
 mod slab;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 
+use super::message::MAX_DESCRIPTOR;
 use super::outbox::Route;
 use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, Up, WireError, flags};
 
@@ -258,6 +259,9 @@ impl Inbox {
         let mut r = Reader::new(payload);
         let total = r.u32("fragmented.total")?;
         let len = usize::from(r.u16("described.descriptor")?);
+        if len > MAX_DESCRIPTOR {
+            return Err(WireError::new("described.descriptor", "is longer than a descriptor may be"));
+        }
         let descriptor = r.bytes(len, "described.descriptor")?;
         let begin = r.rest();
         self.make_room(header, total, &begin)?;

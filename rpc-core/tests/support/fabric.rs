@@ -32,6 +32,13 @@ impl Fabric {
     pub(crate) fn readable(memory: &Arc<reading::Shared>) -> Self {
         Self { memory: Some(memory.clone()), ..Self::default() }
     }
+
+    /// Puts an end of a link where an OFFER finds it that has this data.
+    pub(crate) fn place(&self, link: Arc<dyn Link>) -> Bytes {
+        let key = self.next.fetch_add(1, Ordering::Relaxed);
+        self.waiting.lock().unwrap().insert(key, link);
+        key.to_le_bytes().to_vec().into()
+    }
 }
 
 #[derive(Debug)]

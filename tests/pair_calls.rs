@@ -48,16 +48,24 @@ fn config() -> Config {
 
 /// Host 1 serves until host 2 has done `client`.
 async fn together(port: u16, client: impl AsyncFnOnce(&Channel)) {
+    together_with(port, config(), client).await;
+}
+
+async fn together_with(port: u16, config: Config, client: impl AsyncFnOnce(&Channel)) {
     if is_server() {
         let finished = Arc::new(Notify::new());
-        let server = Server::builder().add(EchoServer::new(Mirror(finished.clone()))).config(config());
+        let server = Server::builder().add(EchoServer::new(Mirror(finished.clone()))).config(config);
         let server = server.bind(&format!("10.99.0.1:{port}")).await.unwrap();
         let served = tokio::time::timeout(PATIENCE, server.serve_until(finished.notified())).await;
         return served.expect("the other host must finish");
     }
     let connected = async {
         loop {
-            match Channel::builder().config(config()).connect(&format!("farcall://10.99.0.1:{port}")).await {
+            match Channel::builder()
+                .config(config.clone())
+                .connect(&format!("farcall://10.99.0.1:{port}"))
+                .await
+            {
                 Ok(channel) => return channel,
                 // Host 1 is not as far yet.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -121,24 +129,71 @@ async fn probe_lost() {
     .await;
 }
 
+async fn call(echo: &EchoClient, seed: u32, len: u32) {
+    let content: Bytes = (0..len).map(|b| (b + seed) as u8).collect();
+    let answer = tokio::time::timeout(PATIENCE, echo.echo(content.clone())).await;
+    assert!(answer.expect("a call must end").unwrap() == content, "{len} bytes");
+}
+
 #[tokio::test]
 async fn a_cut_wire_moves_the_calls_to_tcp_and_loses_none() {
-    together(7403, async |channel| {
+    let mut config = config();
+    // What the fall was for is what is asked below, and not what another attempt came to.
+    config.liveness.retry_ms = 0;
+    together_with(7403, config, async |channel| {
         assert_eq!(channel.transport().await.unwrap().name, "rdma");
         let echo = EchoClient::new(channel);
         let mut no_roce = None;
-        for i in 0..200_u32 {
+        for i in 0..200 {
             if i == 50 {
                 no_roce = Some(NoRoce::begin());
             }
-            let content: Bytes = (0..i * 50).map(|b| (b + i) as u8).collect();
-            let answer = tokio::time::timeout(PATIENCE, echo.echo(content.clone())).await;
-            assert_eq!(answer.expect("a call must end").unwrap(), content);
+            // The longest are read by the other side, or were to be.
+            call(&echo, i, i * 150).await;
         }
         drop(no_roce);
         let transport = channel.transport().await.unwrap();
         let why = transport.why_not_rdma.unwrap();
         assert_eq!((transport.name, why.reason), ("tcp", Reason::QueuePair), "{why}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wire_that_is_restored_brings_rdma_back_and_calls_use_it() {
+    let mut config = config();
+    config.liveness.retry_ms = 500;
+    // A probe that is lost costs no longer than this.
+    config.liveness.connect_ms = 5000;
+    together_with(7404, config, async |channel| {
+        let echo = EchoClient::new(channel);
+        let goes_by = async |name| channel.transport().await.unwrap().name == name;
+        let mut made = 0;
+        let mut come_to = async |name| {
+            let calls = async {
+                while !goes_by(name).await {
+                    made += 1;
+                    call(&echo, made, [10, 5000, 100_000][made as usize % 3]).await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, calls).await.unwrap_or_else(|_| panic!("never again by {name}"));
+        };
+        for _ in 0..2 {
+            come_to("rdma").await;
+            let no_roce = NoRoce::begin();
+            come_to("tcp").await;
+            // Attempts fail meanwhile.
+            for i in 0..20 {
+                call(&echo, i, 100_000).await;
+            }
+            drop(no_roce);
+            come_to("rdma").await;
+        }
+        let connection = channel.connection().await.unwrap();
+        let before = connection.traffic();
+        call(&echo, 1, 1 << 20).await;
+        let after = connection.traffic();
+        assert!(after.upgraded.bytes_sent > before.upgraded.bytes_sent + (1 << 20), "{after:?}");
     })
     .await;
 }

@@ -1,11 +1,12 @@
 //! Registered memory for long messages: what peers may read, and what is read from them. One for each open device.
 //!
-//! It grows on demand, on the device's control thread, and never shrinks: what was registered once serves all later
-//! messages. Requests and responses have a half each, so that a process that is full of requests can still receive the
+//! It grows on demand, on the device's control thread: what was registered once serves all later messages. Arenas that
+//! nobody uses are given up only for a message that no arena has room for. Requests and responses have a half each, so that a process that is full of requests can still receive the
 //! answers that let it go on.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockWriteGuard, Weak};
+use std::time::{Duration, Instant};
 
 use farcall_core::transport::Direction;
 
@@ -17,6 +18,9 @@ const FIRST: u64 = 4 << 20;
 
 /// Nothing is registered in smaller steps than this: each costs system calls, and one of the device's translation entries.
 const LEAST: u64 = 2 << 20;
+
+/// How long memory that was refused is not asked for again.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
 pub(crate) struct Bulk {
@@ -42,6 +46,8 @@ struct Growth {
     /// A step is being taken; these wait for its end, whatever comes of it.
     running: bool,
     waiting: Vec<Waiter>,
+    /// There was no memory for a message of this length, then.
+    refused: Option<(u64, Instant)>,
 }
 
 /// Told when there may be memory.
@@ -98,7 +104,8 @@ impl Bulk {
             )
         };
         // The next message should not have to wait.
-        if taken.is_some() && free as u64 <= half.growth().have / 4 {
+        let is_short = |growth: &Growth| free as u64 <= growth.have / 4 && growth.step(len as u64).is_some();
+        if taken.is_some() && is_short(&half.growth()) {
             self.grow(direction, len, None);
         }
         taken
@@ -108,7 +115,7 @@ impl Bulk {
     /// more, and nobody is told anything.
     pub(crate) fn grow(self: &Arc<Self>, direction: Direction, len: usize, waiter: Option<Waiter>) -> bool {
         let mut growth = self.half(direction).growth();
-        if !growth.running && growth.step(len as u64).is_none() {
+        if !growth.running && !growth.is_hopeful(len as u64) {
             return false;
         }
         growth.waiting.extend(waiter);
@@ -130,6 +137,9 @@ impl Bulk {
 
 impl Half {
     fn grow(&self, device: &dyn Device, len: u64) {
+        if self.growth().step(len).is_none() {
+            self.give_up_unused(device, len);
+        }
         let step = self.growth().step(len);
         let added = step.map(|step| device.add_arena(step as usize));
         let mut growth = self.growth();
@@ -138,7 +148,7 @@ impl Half {
                 let bytes = arena.bytes() as u64;
                 growth.have += bytes;
                 growth.left = growth.left.saturating_sub(bytes);
-                self.arenas.write().unwrap_or_else(PoisonError::into_inner).push(arena);
+                self.arenas().push(arena);
             }
             Some(Err(why)) => {
                 growth.left = 0;
@@ -146,12 +156,36 @@ impl Half {
                 tracing::warn!(device = device.name(), %why, "no more memory for long messages than {have} MiB: \
                     what does not fit is copied");
             }
-            None => {}
+            None => growth.refused = Some((len, Instant::now())),
         }
         growth.running = false;
         let waiting = std::mem::take(&mut growth.waiting);
         drop(growth);
         waiting.into_iter().for_each(|tell| tell());
+    }
+
+    /// Gives up arenas of which nothing is used, until there may be one for a message of this length.
+    fn give_up_unused(&self, device: &dyn Device, len: u64) {
+        let unused = |arena: &Arc<Arena>| arena.free() == arena.bytes();
+        while self.growth().step(len).is_none() {
+            let taken = {
+                let mut arenas = self.arenas();
+                let first = arenas.iter().position(unused);
+                first.map(|i| arenas.swap_remove(i))
+            };
+            let Some(arena) = taken else { return };
+            if !device.remove_arena(&arena) {
+                // Somebody had it before it was off the list.
+                return self.arenas().push(arena);
+            }
+            let mut growth = self.growth();
+            growth.have -= arena.bytes() as u64;
+            growth.left += arena.bytes() as u64;
+        }
+    }
+
+    fn arenas(&self) -> RwLockWriteGuard<'_, Vec<Arc<Arena>>> {
+        self.arenas.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn growth(&self) -> MutexGuard<'_, Growth> {
@@ -163,9 +197,21 @@ impl Growth {
     /// How much to register next, so that a message of this length fits: as much as there is, so that there are few
     /// arenas.
     fn step(&self, len: u64) -> Option<u64> {
-        let least = len.max(LEAST).checked_next_multiple_of(LEAST)?;
+        let least = least(len)?;
         (least <= self.left).then(|| self.have.max(least).min(self.left))
     }
+
+    /// Whether there may be memory for a message of this length if more is registered, or other is given up; not if that
+    /// has just been tried.
+    fn is_hopeful(&self, len: u64) -> bool {
+        let in_vain = self.refused.is_some_and(|(refused, then)| len >= refused && then.elapsed() < PATIENCE);
+        !in_vain && least(len).is_some_and(|least| least <= self.left + self.have)
+    }
+}
+
+/// The least to register for a message of this length.
+fn least(len: u64) -> Option<u64> {
+    len.max(LEAST).checked_next_multiple_of(LEAST)
 }
 
 impl fmt::Debug for Bulk {
@@ -196,4 +242,85 @@ pub(crate) fn take_anywhere(len: usize) -> Option<Extent> {
         }
         taken
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::config::RdmaConfig;
+    use crate::device::Host as _;
+    use crate::sim::{Fabric, SimHost};
+
+    const MIB: usize = 1 << 20;
+
+    fn bulk(bytes: usize) -> (SimHost, Arc<Bulk>) {
+        let host = Fabric::new(1).host([10, 0, 0, 1].into());
+        let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
+        let control = Control::start("test", ()).unwrap();
+        let bulk = Bulk::new(device, control, bytes as u64);
+        bulk.begin();
+        (host, bulk)
+    }
+
+    /// Takes memory, after waiting for it if it has to be registered.
+    fn take(bulk: &Arc<Bulk>, direction: Direction, len: usize) -> Option<Extent> {
+        loop {
+            if let Some(extent) = bulk.take(direction, len) {
+                return Some(extent);
+            }
+            let (sender, grown) = channel();
+            let tell = move || {
+                let _ = sender.send(());
+            };
+            if !bulk.grow(direction, len, Some(Box::new(tell))) {
+                return None;
+            }
+            grown.recv().unwrap();
+        }
+    }
+
+    #[test]
+    fn it_grows_up_to_its_limit_and_no_direction_takes_the_other_ones() {
+        let (_host, bulk) = bulk(64 * MIB);
+        let requests: Vec<_> = std::iter::from_fn(|| take(&bulk, Direction::Request, MIB)).collect();
+        assert_eq!(requests.len(), 32);
+        assert!(take(&bulk, Direction::Request, 16 << 10).is_none());
+        assert!(take(&bulk, Direction::Response, 28 * MIB).is_some());
+        drop(requests);
+        assert!(take(&bulk, Direction::Request, MIB).is_some());
+    }
+
+    #[test]
+    fn what_nobody_uses_makes_room_for_a_message_that_fits_nowhere() {
+        let (_host, bulk) = bulk(64 * MIB);
+        // Arenas of 4, 4, 8 and 16 MiB.
+        let many: Vec<_> = (0..30).map(|_| take(&bulk, Direction::Request, MIB).unwrap()).collect();
+        assert!(take(&bulk, Direction::Request, 30 * MIB).is_none(), "all of them are in use");
+        drop(many);
+        std::thread::sleep(PATIENCE);
+        assert_eq!(take(&bulk, Direction::Request, 30 * MIB).unwrap().len(), 30 * MIB);
+        assert!(take(&bulk, Direction::Request, 33 * MIB).is_none(), "more than there may be");
+    }
+
+    #[test]
+    fn device_that_registers_no_more_is_asked_no_more() {
+        let (host, bulk) = bulk(64 * MIB);
+        host.limit_memory(Some(8 << 20));
+        let requests: Vec<_> = std::iter::from_fn(|| take(&bulk, Direction::Request, MIB)).collect();
+        assert_eq!(requests.len(), 4, "what there was from the beginning");
+        assert!(!bulk.grow(Direction::Request, MIB, None));
+        assert!(take(&bulk, Direction::Response, 4 * MIB).is_some());
+    }
+
+    #[test]
+    fn device_without_windows_has_none() {
+        let host = Fabric::new(1).host([10, 0, 0, 1].into());
+        host.limit_windows(0);
+        let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
+        let bulk = Bulk::new(device, Control::start("test", ()).unwrap(), 64 << 20);
+        bulk.begin();
+        assert!(take(&bulk, Direction::Request, 16 << 10).is_none());
+    }
 }

@@ -126,6 +126,16 @@ impl Bulk {
         true
     }
 
+    /// Bytes that messages and views of them have.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> usize {
+        let taken = |half: &Half| {
+            let arenas = half.arenas.read().unwrap_or_else(PoisonError::into_inner);
+            arenas.iter().map(|arena| arena.bytes() - arena.free()).sum::<usize>()
+        };
+        taken(&self.requests) + taken(&self.responses)
+    }
+
     /// Whether these bytes lie in this memory, where a peer can be let read them.
     pub(crate) fn contains(&self, bytes: &[u8]) -> bool {
         [&self.requests, &self.responses].into_iter().any(|half| {

@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::proto::message::{Expose, Exposing};
 use farcall_core::transport::{Direction, LinkEnd};
+use tokio::time::Instant;
 
 use super::LinkCore;
 use super::send::Sending;
@@ -200,6 +201,6 @@ impl LinkCore {
 /// Gives a link up whose peer does not answer for what is exposed to it. Ends when nothing is.
 pub(super) async fn watch(link: Weak<LinkCore>) {
     while let Some(due) = link.upgrade().and_then(|link| link.look_after()) {
-        tokio::time::sleep_until(due.into()).await;
+        tokio::time::sleep_until(due).await;
     }
 }

@@ -1,6 +1,10 @@
 //! What a hostile peer can do to a link, and to others.
 
+mod session;
+
+use farcall_core::proto::inbox::Described;
 use farcall_core::proto::wire::{Close, CloseCode, Credit, CreditOp, HEADER_LEN, Ping, Probe};
+use farcall_core::transport::Direction;
 
 use super::*;
 use crate::device::{Completion, Cq, Device, Host, QpTuning, RemoteQp, Slab, SlabLayout, Work, choose};
@@ -12,11 +16,12 @@ pub(super) struct Hostile {
     queues: Arc<dyn Queues>,
     qp: Arc<dyn QueuePair>,
     slab: Arc<Slab>,
+    path: LocalPath,
 }
 
 impl Hostile {
-    /// Connects to a server, and sends it a PROBE if it is to be believed.
-    pub(super) async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
+    /// One with an OFFER to make, which says that it can read so many at once, and be read.
+    pub(super) fn new(fabric: &Arc<Fabric>, reads: u8) -> (Self, Bytes) {
         let config = RdmaConfig::default();
         let host = fabric.host([10, 0, 0, 66].into());
         let devices = host.devices().unwrap();
@@ -30,25 +35,29 @@ impl Hostile {
         queues.post_receives(&mut slots).unwrap();
         qp.to_init(&path).unwrap();
         let local = RemoteQp { qp_num: qp.number(), psn: 7, gid: path.gid, lid: 0 };
-        let offer = Bootstrap {
-            qp: local,
-            mtu: path.status.active_mtu,
-            slot: 8192,
-            grant: 250,
-            reads: 0,
-            reads_served: 0,
-        };
-        let (server, answer) = far.upgrade.answer(offer.encode(), &far.stream).await.unwrap();
+        let mtu = path.status.active_mtu;
+        let offer = Bootstrap { qp: local, mtu, slot: 8192, grant: 250, reads, reads_served: reads };
+        (Self { device, queues, qp, slab, path }, offer.encode())
+    }
+
+    /// Makes its end of the queue pair ready, and sends a PROBE if it is to be believed.
+    pub(super) fn join(&self, answer: Bytes, prove: bool) {
         let answer = Bootstrap::decode(answer).unwrap();
-        let tuning = QpTuning::new(path.status.active_mtu);
-        qp.to_rtr(&path, &answer.qp, &tuning).unwrap();
-        qp.to_rts(7, &tuning).unwrap();
-        let hostile = Self { device, queues, qp, slab };
+        let tuning = QpTuning::new(self.path.status.active_mtu);
+        self.qp.to_rtr(&self.path, &answer.qp, &tuning).unwrap();
+        self.qp.to_rts(7, &tuning).unwrap();
         if prove {
             let mut probe = BytesMut::new();
             Probe { epoch: 1, len: 100 }.encode(&mut probe);
-            hostile.send(FrameType::PROBE, &probe, 250);
+            self.send(FrameType::PROBE, &probe, 250);
         }
+    }
+
+    /// Connects to a server, and sends it a PROBE if it is to be believed.
+    pub(super) async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
+        let (hostile, offer) = Self::new(fabric, 0);
+        let (server, answer) = far.upgrade.answer(offer, &far.stream).await.unwrap();
+        hostile.join(answer, prove);
         let server = tokio::spawn(server.complete(1, None));
         (hostile, server)
     }
@@ -207,4 +216,32 @@ async fn close_is_heard_before_the_handler_is_told() {
     assert!(!end.end().await.failed);
     assert!(before.elapsed() < LIMIT);
     until("the queue pair stays", || fabric.queue_pairs().len() == 1).await;
+}
+
+#[tokio::test]
+async fn descriptors_that_make_no_sense_cost_the_link() {
+    let (_fabric, [near, far]) = nodes(1);
+    let describe = |len: u32| [&[7; 12][..], &len.to_le_bytes()].concat();
+    for (expected, descriptor) in [
+        ("a descriptor has 0 bytes", Vec::new()),
+        ("a descriptor has 15 bytes", vec![0; 15]),
+        ("a descriptor has 17 bytes", vec![0; 17]),
+        ("of 0 bytes is not what", describe(0)),
+        ("of 99999 bytes is not what", describe(99_999)),
+        ("of 4294967295 bytes is not what", describe(u32::MAX)),
+    ] {
+        let [mut a, _b] = near.link(&far).await;
+        a.link.pull(
+            Direction::Request,
+            Described {
+                seq: 1,
+                kind: FrameType::REQUEST,
+                descriptor: descriptor.into(),
+                begin: vec![0; 21].into(),
+                total: 100_021,
+            },
+        );
+        let end = a.end().await;
+        assert!(end.failed && end.malformed && end.detail.contains(expected), "{expected}: {end}");
+    }
 }

@@ -1,0 +1,347 @@
+//! Hostile peers that speak the session's protocol: what they can do with long messages.
+
+use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::codec::Raw;
+use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::connection::Settings;
+use farcall_core::payload::{Encoder, Payload};
+use farcall_core::proto::wire::{
+    Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, VERSION,
+    features, flags,
+};
+use farcall_core::server::Host;
+use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::transport::{BoxFuture, memory};
+
+use super::*;
+
+/// Gives back what it gets.
+struct Echo(Arc<ServiceInfo>, Arc<Mutex<usize>>);
+
+impl Service for Echo {
+    fn info(&self) -> &ServiceInfo {
+        &self.0
+    }
+
+    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+        *self.1.lock().unwrap() += 1;
+        Box::pin(async move { Reply::Ok(request.payload) })
+    }
+}
+
+struct ToHost(Arc<Host>);
+
+impl Connector for ToHost {
+    fn connect(&self) -> BoxFuture<farcall_core::status::Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.0.serve(far);
+        Box::pin(async { Ok(near) })
+    }
+
+    fn target(&self) -> String {
+        "there".into()
+    }
+}
+
+/// A server and an honest client of it, whose session is on RDMA.
+struct Setup {
+    fabric: Arc<Fabric>,
+    host: Arc<Host>,
+    honest: Caller,
+    info: Arc<ServiceInfo>,
+    executed: Arc<Mutex<usize>>,
+    far: Node,
+}
+
+impl Setup {
+    async fn new() -> Self {
+        let (fabric, [near, far]) = nodes(1);
+        let [client, server] = [&near, &far].map(|node| {
+            let mut liveness = Liveness::default();
+            liveness.retry_ms = 0;
+            let upgrade = Ok(Arc::new(node.upgrade.clone()) as _);
+            Settings { limits: Limits::default(), liveness, policy: Policy::Auto, upgrade }
+        });
+        let methods = vec![Method::unary("echo", "echo")];
+        let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw", methods });
+        let executed = Arc::<Mutex<usize>>::default();
+        let host = Host::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();
+        let honest = Caller::new(ToHost(Arc::clone(&host)), client);
+        let setup = Self { fabric, host, honest, info, executed, far };
+        setup.honest_calls().await;
+        setup
+    }
+
+    fn call(&self, len: usize) -> Call<farcall_core::status::Result<Bytes>, Raw> {
+        let mut arguments = Encoder::new();
+        arguments.put_bytes(&vec![9; len].into());
+        Call::new(&self.honest, &self.info, 0, Ok(arguments.finish()))
+    }
+
+    /// They come back unharmed, by RDMA.
+    async fn honest_calls(&self) {
+        for len in [10, 9000, 100_000, 1 << 20] {
+            let answer = tokio::time::timeout(LIMIT, self.call(len)).await.expect("hangs").unwrap();
+            assert!(answer.len() == len && answer.iter().all(|&byte| byte == 9), "{len} bytes");
+        }
+        let transport = self.honest.connection().await.unwrap().transport();
+        assert!(transport.why_not_rdma.is_none(), "{transport:?}");
+    }
+
+    fn executed(&self) -> usize {
+        *self.executed.lock().unwrap()
+    }
+
+    /// Bytes of long messages that the server keeps.
+    fn kept(&self) -> usize {
+        self.far.shard().device.bulk.in_use()
+    }
+}
+
+/// What arrives by the hostile client's stream link.
+struct Recorder(mpsc::UnboundedSender<(Header, Bytes)>);
+
+impl LinkHandler for Recorder {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        // The test may have seen enough.
+        let _ = self.0.send((header, payload));
+        Ok(())
+    }
+
+    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
+        Ok(None)
+    }
+
+    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
+        unreachable!("no buffer was lent")
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {}
+
+    fn closed(&self, _: LinkEnd) {}
+}
+
+struct One(Option<Frame>);
+
+impl FrameSource for One {
+    fn next(&mut self, _: usize) -> Option<Frame> {
+        self.0.take()
+    }
+}
+
+/// A client whose session is on RDMA, and that says what a test wants.
+struct Liar {
+    rdma: Hostile,
+    stream: Arc<dyn Link>,
+    arrived: mpsc::UnboundedReceiver<(Header, Bytes)>,
+    seq: u32,
+    /// What the server has granted, and how many frames have been sent.
+    granted: u32,
+    used: u32,
+    /// By RDMA; not looked at yet.
+    frames: VecDeque<(Header, Bytes)>,
+}
+
+fn encoded(encode: impl FnOnce(&mut BytesMut)) -> Bytes {
+    let mut out = BytesMut::new();
+    encode(&mut out);
+    out.freeze()
+}
+
+fn request(argument: &[u8]) -> Vec<u8> {
+    let payload = Payload::from_body(Bytes::copy_from_slice(argument));
+    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let content = Content { metadata: Bytes::new(), payload };
+    let mut out = encoded(|out| head.encode(&content, out).unwrap()).to_vec();
+    out.extend_from_slice(argument);
+    out
+}
+
+impl Liar {
+    async fn risen(t: &Setup) -> Self {
+        let (stream, far) = memory::pair();
+        t.host.serve(far);
+        let (sender, arrived) = mpsc::unbounded_channel();
+        Arc::clone(&stream).start(Arc::new(Recorder(sender)));
+        let (rdma, data) = Hostile::new(&t.fabric, 16);
+        let mut liar = Self { rdma, stream, arrived, seq: 0, granted: 0, used: 1, frames: VecDeque::new() };
+        let hello = Hello {
+            version_min: VERSION,
+            version_max: VERSION,
+            features: features::DESCRIBED,
+            max_frame: 128 << 10,
+            max_message: 64 << 20,
+            max_assembly: 256 << 20,
+            max_calls: 4096,
+            max_metadata: 16 << 10,
+            class: 0,
+            security: 0,
+            instance: 1,
+            upgrades: vec![Upgrade { name: "rdma".into(), reason: 0, data: Bytes::new() }],
+            auth: Bytes::new(),
+        };
+        liar.say(FrameType::HELLO, encoded(|out| hello.encode(out)));
+        let offer = Offer { epoch: 1, name: "rdma".into(), data };
+        liar.say(FrameType::OFFER, encoded(|out| offer.encode(out)));
+        let (_, answer) = liar.hear(FrameType::ANSWER).await;
+        let answer = Answer::decode(answer).unwrap().data;
+        liar.granted = Bootstrap::decode(answer.clone()).unwrap().grant;
+        liar.rdma.join(answer, true);
+        liar.hear(FrameType::UP).await;
+        liar.say(FrameType::UP, encoded(|out| Up { epoch: 1, first_seq: 1 }.encode(out)));
+        let methods = t.info.methods.iter();
+        let methods = methods.map(|m| BindMethod { hash: m.hash(), kind: 0, fingerprint: m.fingerprint });
+        let bind = Bind { service: 0, name: "echo".into(), codec: "raw".into(), methods: methods.collect() };
+        liar.send(FrameType::BIND, 0, 0, &encoded(|out| bind.encode(out))).await;
+        liar
+    }
+
+    /// A frame by the stream link.
+    fn transmit(&self, mut header: Header, payload: Bytes) {
+        header.len = payload.len() as u32;
+        self.stream.send(&mut One(Some(Frame { header, pieces: payload.into() })));
+    }
+
+    fn say(&self, kind: FrameType, payload: Bytes) {
+        self.transmit(Header::new(kind, 0), payload);
+    }
+
+    async fn hear(&mut self, kind: FrameType) -> (Header, Bytes) {
+        loop {
+            let next = tokio::time::timeout(LIMIT, self.arrived.recv()).await.expect("nothing comes");
+            let (header, payload) = next.unwrap_or_else(|| panic!("ended before any {kind:?}"));
+            assert!(header.kind == kind || header.kind != FrameType::CLOSE, "{:?}", Close::decode(payload));
+            if header.kind == kind {
+                return (header, payload);
+            }
+        }
+    }
+
+    /// Takes what has come by RDMA.
+    fn poll(&mut self) {
+        for (_, header, payload) in self.rdma.received() {
+            self.granted = header.grant;
+            self.frames.push_back((header, payload));
+        }
+    }
+
+    /// A session frame by RDMA, when there is a credit for it.
+    async fn send(&mut self, kind: FrameType, call: u64, flags: u8, payload: &[u8]) {
+        self.seq += 1;
+        let header =
+            Header { seq: self.seq, flags, len: payload.len() as u32, grant: 250, ..Header::new(kind, call) };
+        while self.granted == self.used {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            self.poll();
+        }
+        self.used += 1;
+        self.rdma.send_raw(&[&header.encode(), payload].concat());
+    }
+
+    /// The next message of this kind by RDMA.
+    async fn receive(&mut self, kind: FrameType) -> (Header, Bytes) {
+        let received = async {
+            loop {
+                self.poll();
+                while let Some((header, payload)) = self.frames.pop_front() {
+                    if header.kind == kind {
+                        return (header, payload);
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, received).await.expect("no such frame comes")
+    }
+
+    /// A REQUEST of which so many bytes are to be read, at an address and with a key that nobody granted.
+    async fn describe_what_is_not_there(&mut self, call: u64, rest: u32) {
+        let mut begin = request(&vec![0; rest as usize]);
+        begin.truncate(begin.len() - rest as usize);
+        let descriptor = [&7_u64.to_le_bytes()[..], &0x1234_u32.to_le_bytes(), &rest.to_le_bytes()].concat();
+        let total = begin.len() as u32 + rest;
+        let payload = [&total.to_le_bytes()[..], &16_u16.to_le_bytes(), &descriptor, &begin].concat();
+        self.send(FrameType::REQUEST, call, flags::FRAGMENTED | flags::DESCRIBED, &payload).await;
+    }
+
+    /// Agrees to the end of the link, of which the server has said so much.
+    async fn fall(&mut self, rx_seq: u32) -> Down {
+        let (_, down) = self.hear(FrameType::DOWN).await;
+        let own = Down { epoch: 1, rx_seq, reason: 15, pulls: Vec::new(), detail: String::new() };
+        self.say(FrameType::DOWN, encoded(|out| own.encode(out)));
+        Down::decode(down).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_costs_the_link_and_must_be_sent() {
+    // A key that was never granted, and a peer whose device does not answer.
+    for (reason, failure) in
+        [("REM_ACCESS_ERR", None), ("RETRY_EXC_ERR", Some(crate::device::WcStatus::RETRY_EXC_ERR))]
+    {
+        let t = Setup::new().await;
+        let mut liar = Liar::risen(&t).await;
+        let executed = t.executed();
+        if let Some(failure) = failure {
+            t.fabric.fail_read(failure);
+        }
+        liar.describe_what_is_not_there(1, 50_000).await;
+        let seq = liar.seq;
+        let down = liar.fall(0).await;
+        assert_eq!((down.rx_seq, down.pulls), (seq, vec![Pull { seq }]));
+        assert!(down.detail.contains(reason), "{}", down.detail);
+        assert_eq!(t.executed(), executed, "it was not whole");
+        let rest = Header { seq: seq + 1, ..Header::new(FrameType::FRAGMENT, 1) };
+        liar.transmit(rest, vec![5; 50_000].into());
+        liar.hear(FrameType::RESPONSE).await;
+        assert_eq!(t.executed(), executed + 1);
+        t.honest_calls().await;
+        until("what was to be read into stays taken", || t.kept() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
+    let t = Setup::new().await;
+    let mut liar = Liar::risen(&t).await;
+    // Each answer is described; none is ever read.
+    for call in 1..=5 {
+        let argument = vec![5; 30_000];
+        let whole = request(&argument);
+        let first = [&(whole.len() as u32).to_le_bytes()[..], &whole[..4000]].concat();
+        liar.send(FrameType::REQUEST, call, flags::FRAGMENTED, &first).await;
+        for piece in whole[4000..].chunks(8000) {
+            liar.send(FrameType::FRAGMENT, call, 0, piece).await;
+        }
+        let (header, _) = liar.receive(FrameType::RESPONSE).await;
+        assert_eq!(header.flags, flags::FRAGMENTED | flags::DESCRIBED, "answer {call}");
+    }
+    until("nothing is exposed", || t.fabric.windows().1 == 5).await;
+    assert!(t.kept() >= 150_000, "{}", t.kept());
+    t.honest_calls().await;
+    tokio::time::pause();
+    let (_, down) = liar.hear(FrameType::DOWN).await;
+    tokio::time::resume();
+    let down = Down::decode(down).unwrap();
+    assert!(down.detail.contains("5 long messages within their lease"), "{}", down.detail);
+    until("windows stay bound", || t.fabric.windows().1 == 0).await;
+    t.honest_calls().await;
+    // It does not say DOWN, and is owed the answers until it goes.
+    liar.stream.close();
+    drop(liar);
+    until("its connection stays", || t.host.connections().len() == 1).await;
+    until("the memory is not given back", || t.kept() == 0).await;
+}
+
+#[tokio::test]
+async fn peer_that_says_done_of_what_it_has_not_read_only_harms_itself() {
+    let t = Setup::new().await;
+    let mut liar = Liar::risen(&t).await;
+    liar.send(FrameType::DONE, 0, 0, &encoded(|out| Done { seq: 3, outcome: Done::READ }.encode(out))).await;
+    let (_, close) = liar.hear(FrameType::CLOSE).await;
+    let close = Close::decode(close).unwrap();
+    assert!(close.code == CloseCode::Protocol && close.reason.contains("done.seq"), "{}", close.reason);
+    t.honest_calls().await;
+}

@@ -2,14 +2,16 @@
 //! thread.
 //!
 //! A helper takes what the driver would have taken a moment later, if the driver has not the intake just then. It owes
-//! nobody anything: the driver looks, arms and sleeps as if there were no helpers, and is woken for what they leave to it.
-//! So nothing hangs on a caller that helps and is never polled again.
+//! nobody anything: the driver looks, arms and sleeps as if there were no helpers, so nothing hangs on a caller that helps
+//! and is never polled again. It need not be woken for what a helper has polled and leaves to it, either. What completed
+//! before it armed is in the intake when it looks for the second time, whoever has polled it; what completes later makes
+//! an event.
 
-use std::sync::TryLockError;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Shard;
+use super::intake::Intake;
 
 /// Completions that a helper takes at once. If there are more, their order and their count are the driver's business.
 const BATCH: usize = 16;
@@ -54,51 +56,43 @@ impl Shard {
     pub(crate) fn help(&self) -> bool {
         let begin = Instant::now();
         loop {
-            match self.look() {
-                Looked::Found => return true,
+            // Taken: by the driver, which may have called the handler that this is. Poisoned: the driver has panicked, and
+            // is about to say so to all links.
+            let Ok(mut intake) = self.intake.try_lock() else { return false };
+            match self.take_answers(&mut intake) {
+                Looked::Found => {
+                    self.helpers.found.fetch_add(1, Ordering::Relaxed);
+                    return true;
+                }
                 Looked::NotMine => return false,
                 Looked::Nothing if begin.elapsed() >= LOOK => return false,
-                Looked::Nothing => super::relax(),
+                Looked::Nothing => {}
             }
+            drop(intake);
+            super::relax();
         }
     }
 
-    fn look(&self) -> Looked {
-        let mut intake = match self.intake.try_lock() {
-            Ok(intake) => intake,
-            // The driver, which may have called the handler that this is, or another helper.
-            Err(TryLockError::WouldBlock) => return Looked::NotMine,
-            // The driver has panicked, and is about to say so to all links.
-            Err(TryLockError::Poisoned(_)) => return Looked::NotMine,
-        };
+    fn take_answers(&self, intake: &mut Intake) -> Looked {
         if intake.waiting() > 0 {
-            // It has the driver's attention already.
             return Looked::NotMine;
         }
         let polled = match intake.poll(self, BATCH) {
             Ok(0) => return Looked::Nothing,
             Ok(polled) => polled,
-            Err(_) => 0,
+            // The driver will meet the same error.
+            Err(_) => return Looked::NotMine,
         };
-        let mut found = false;
+        let mut looked = Looked::NotMine;
         while polled < BATCH && intake.next_is_answer() {
             let Some((link, end)) = intake.accept() else { break };
             if let Some(end) = end {
                 self.mailbox.failed(link.number(), end);
             }
-            found = true;
+            looked = Looked::Found;
         }
         intake.end_batch();
-        let is_done = polled > 0 && intake.waiting() == 0;
-        drop(intake);
-        if found {
-            self.helpers.found.fetch_add(1, Ordering::Relaxed);
-        }
-        if !is_done {
-            // After the unlocking, so that the driver finds what is left, or the device's error.
-            self.mailbox.wake();
-        }
-        if found { Looked::Found } else { Looked::NotMine }
+        looked
     }
 }
 
@@ -106,6 +100,137 @@ enum Looked {
     /// Answers, which were delivered.
     Found,
     Nothing,
-    /// The driver is at it, or is woken for it.
+    /// What is there is for the driver.
     NotMine,
+}
+
+/// Every interleaving of a device, the driver and helpers: `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-rdma --lib
+/// loom`.
+#[cfg(all(test, farcall_loom))]
+mod loom_tests {
+    use std::collections::VecDeque;
+    use std::convert::Infallible;
+
+    use loom::sync::{Arc, Condvar, Mutex};
+    use loom::thread;
+
+    use super::super::wait::arm_and_look;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Frame {
+        Answer,
+        Request,
+    }
+    use Frame::{Answer, Request};
+
+    /// What the endpoint's parts have to do with each other.
+    #[derive(Default)]
+    struct World {
+        /// The completion queue, and whether the next completion makes an event.
+        device: Mutex<(VecDeque<Frame>, bool)>,
+        /// What was polled and not delivered, and how many requests and answers were.
+        intake: Mutex<Intake>,
+        /// There was an event.
+        woken: Mutex<bool>,
+        waking: Condvar,
+    }
+
+    #[derive(Default)]
+    struct Intake {
+        arrivals: VecDeque<Frame>,
+        delivered: Vec<Frame>,
+    }
+
+    impl World {
+        fn complete(&self, frame: Frame) {
+            let mut device = self.device.lock().unwrap();
+            device.0.push_back(frame);
+            let event = std::mem::take(&mut device.1);
+            drop(device);
+            if event {
+                *self.woken.lock().unwrap() = true;
+                self.waking.notify_one();
+            }
+        }
+
+        /// The driver's turn: how much there was to do.
+        fn turn(&self) -> usize {
+            let mut intake = self.intake.lock().unwrap();
+            intake.arrivals.append(&mut self.device.lock().unwrap().0);
+            let Intake { arrivals, delivered } = &mut *intake;
+            let count = arrivals.len();
+            delivered.extend(arrivals.drain(..));
+            count
+        }
+
+        fn has_delivered(&self, frame: Frame) -> bool {
+            self.intake.lock().unwrap().delivered.contains(&frame)
+        }
+
+        /// Sleeps without end if it is not woken: then the model fails.
+        fn drive(&self) {
+            while !self.has_delivered(Request) {
+                let arm = |_: &mut ()| -> Result<(), Infallible> {
+                    self.device.lock().unwrap().1 = true;
+                    Ok(())
+                };
+                let Ok(busy) = arm_and_look(&mut (), arm, |_| Ok(self.turn()));
+                if busy {
+                    continue;
+                }
+                let mut woken = self.woken.lock().unwrap();
+                while !std::mem::take(&mut *woken) {
+                    woken = self.waking.wait(woken).unwrap();
+                }
+            }
+        }
+
+        fn help(&self) {
+            let Ok(mut intake) = self.intake.try_lock() else { return };
+            let Intake { arrivals, delivered } = &mut *intake;
+            if arrivals.is_empty() {
+                arrivals.append(&mut self.device.lock().unwrap().0);
+                while arrivals.front() == Some(&Answer) {
+                    delivered.extend(arrivals.pop_front());
+                }
+            }
+        }
+    }
+
+    /// A driver that has to deliver a request, beside helpers.
+    fn check(frames: &'static [Frame], helpers: usize, looks: usize) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let world = Arc::new(World::default());
+            let mut threads = Vec::new();
+            for _ in 0..helpers {
+                let world = Arc::clone(&world);
+                threads.push(thread::spawn(move || {
+                    for _ in 0..looks {
+                        world.help();
+                    }
+                }));
+            }
+            let driven = Arc::clone(&world);
+            threads.push(thread::spawn(move || driven.drive()));
+            frames.iter().for_each(|&frame| world.complete(frame));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let intake = world.intake.lock().unwrap();
+            assert_eq!(intake.delivered[..], frames[..intake.delivered.len()], "in order, each once");
+        });
+    }
+
+    #[test]
+    fn the_driver_never_sleeps_through_a_completion() {
+        check(&[Request], 0, 0);
+        check(&[Answer, Request], 0, 0);
+    }
+
+    #[test]
+    fn nor_through_what_helpers_leave_to_it() {
+        check(&[Request], 1, 1);
+        check(&[Answer, Request], 1, 2);
+        check(&[Request], 2, 1);
+    }
 }

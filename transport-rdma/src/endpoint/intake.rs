@@ -25,10 +25,8 @@ impl Intake {
     /// Takes up to `max` completions from the device and puts new receives in their place. Says how many there were.
     pub(super) fn poll(&mut self, shard: &Shard, max: usize) -> Result<usize, DeviceError> {
         let polled = shard.queues.poll(Cq::Receive, max, &mut self.completions)?;
-        if polled > 0 {
-            self.take_receives(shard);
-            self.replace_receives(shard)?;
-        }
+        self.take_receives(shard);
+        self.replace_receives(shard)?;
         Ok(polled)
     }
 

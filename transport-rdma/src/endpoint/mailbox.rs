@@ -56,11 +56,6 @@ impl Mailbox {
         self.arrived.notify_one();
     }
 
-    /// There is something to do that is not in the mail.
-    pub(super) fn wake(&self) {
-        self.arrived.notify_one();
-    }
-
     pub(super) fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.arrived.notify_one();

@@ -3,6 +3,7 @@
 mod busy;
 mod credits;
 mod events;
+mod help;
 mod hostile;
 
 use std::collections::VecDeque;

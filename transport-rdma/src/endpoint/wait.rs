@@ -57,7 +57,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
             tokio::task::yield_now().await;
             continue;
         }
-        if arm_and_look(driver)? {
+        if arm_and_look(driver, arm, Driver::turn)? {
             idle_since = None;
             continue;
         }
@@ -72,11 +72,17 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
 ///
 /// What completes before the asking makes no event. Without the second look a completion that comes between the first and
 /// the asking would wait for the next one.
-fn arm_and_look(driver: &mut Driver) -> Result<bool, DeviceError> {
-    for cq in [Cq::Receive, Cq::Send] {
-        driver.shard().queues.arm(cq, false)?;
-    }
-    Ok(driver.turn()? > 0)
+pub(super) fn arm_and_look<D, E>(
+    driver: &mut D,
+    arm: impl FnOnce(&mut D) -> Result<(), E>,
+    look: impl FnOnce(&mut D) -> Result<usize, E>,
+) -> Result<bool, E> {
+    arm(driver)?;
+    Ok(look(driver)? > 0)
+}
+
+fn arm(driver: &mut Driver) -> Result<(), DeviceError> {
+    [Cq::Receive, Cq::Send].iter().try_for_each(|&cq| driver.shard().queues.arm(cq, false))
 }
 
 async fn sleep(driver: &Driver, channel: &mut dyn Channel) -> Woken {

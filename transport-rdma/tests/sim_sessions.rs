@@ -189,8 +189,16 @@ async fn long_messages_are_read_from_the_memory_they_lie_in() {
                 tokio::time::timeout(Duration::from_secs(60), call).await.expect("an outcome").unwrap();
             assert_eq!(answer, sent);
         }
-        let traffic = t.host.connections()[0].traffic();
-        assert!(traffic.upgraded.bytes_received > 4_000_000 && traffic.upgraded.bytes_sent > 4_000_000);
+        let server = &t.host.connections()[0];
+        let counted = async {
+            // What was read counts when the reader has said so, which is after the call has ended there.
+            while server.traffic().upgraded.bytes_sent < 4_000_000 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), counted).await.expect("answers are read");
+        let traffic = server.traffic();
+        assert!(traffic.upgraded.bytes_received > 4_000_000, "{traffic:?}");
         assert!(traffic.upgraded.bytes_copied < 5000, "nothing long is copied: {traffic:?}");
     }
 }

@@ -432,6 +432,7 @@ async fn device_that_hangs_holds_up_one_link_and_what_it_made_is_taken_down() {
     let (client, server, answer) = near.candidates(&far).await.unwrap();
     let release = near.host.stall("ibv_modify_qp");
     let stuck = tokio::spawn(client.complete(1, Some(answer)));
+    until("the call does not come", || !near.host.is_stall_to_come()).await;
     // Meanwhile links come, work and go.
     let [c, mut d] = near.link(&far).await;
     c.send(10, 10);

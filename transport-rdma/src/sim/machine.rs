@@ -140,6 +140,11 @@ impl SimHost {
         release
     }
 
+    /// Whether the call that [`stall`](Self::stall) waits for has not come.
+    pub fn is_stall_to_come(&self) -> bool {
+        self.faults().stalled.is_some()
+    }
+
     /// To be asked at the beginning of every call that can fail.
     pub(super) fn call(&self, operation: &'static str) -> Result<(), DeviceError> {
         let stalled = self.faults().stalled.take_if(|(name, _)| *name == operation);

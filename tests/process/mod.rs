@@ -1,0 +1,115 @@
+//! Test programs as processes of their own, which can be stopped and killed, and what is left of them.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Says which part a process plays, and what it needs to know for that.
+const PART: &str = "TEST_PART";
+
+/// This test program again, as a process that plays a part: runs the one test `part`.
+pub(crate) struct Process(Child);
+
+impl Process {
+    pub(crate) fn start(part: &str, argument: &str) -> Self {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", part, "--nocapture"])
+            .env(PART, argument)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self(child)
+    }
+
+    /// What it [says](say), after what it said before.
+    pub(crate) fn said(&mut self) -> String {
+        let mut stdout = BufReader::with_capacity(1, self.0.stdout.as_mut().unwrap());
+        let mut line = String::new();
+        while stdout.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, said)) = line.split_once("SAYS ") {
+                return said.trim().to_owned();
+            }
+            line.clear();
+        }
+        panic!("the process ended and had nothing to say");
+    }
+
+    /// Sends it a signal by name.
+    pub(crate) fn signal(&self, name: &str) {
+        let command = format!("kill -{name} {}", self.0.id());
+        assert!(Command::new("bash").args(["-c", &command]).status().unwrap().success());
+    }
+
+    /// Kills it and waits until nothing is left of it.
+    pub(crate) async fn kill(mut self) {
+        self.0.kill().unwrap();
+        let gone = async {
+            while self.0.try_wait().unwrap().is_none() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        // One whose queue pairs are destroyed with windows bound takes 50 s and more. This is slow, but not like that.
+        tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the killed process stays");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a process that plays a part was told; `None` where the tests run.
+pub(crate) fn told() -> Option<String> {
+    std::env::var(PART).ok()
+}
+
+/// Tells who started this process.
+pub(crate) fn say(what: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "SAYS {what}").unwrap();
+    out.flush().unwrap();
+}
+
+/// What this process holds of the system.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    pub(crate) queue_pairs: usize,
+    pub(crate) regions: usize,
+    pub(crate) descriptors: usize,
+    pub(crate) threads: usize,
+}
+
+impl Holdings {
+    pub(crate) fn now() -> Self {
+        let count = |path: &str| std::fs::read_dir(path).unwrap().count();
+        Self {
+            queue_pairs: resources("qp"),
+            regions: resources("mr"),
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+        }
+    }
+
+    /// Whether this is no more, of anything, than that.
+    pub(crate) fn within(&self, other: &Self) -> bool {
+        self.regions <= other.regions && self.threads <= other.threads && self.ends_within(other)
+    }
+
+    /// The same of what is there for each peer alone.
+    pub(crate) fn ends_within(&self, other: &Self) -> bool {
+        self.queue_pairs <= other.queue_pairs && self.descriptors <= other.descriptors
+    }
+}
+
+/// How many RDMA objects of a kind this process has, as the kernel counts.
+fn resources(kind: &str) -> usize {
+    let output = Command::new("rdma").args(["resource", "show", kind]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let mine = format!(" pid {} ", std::process::id());
+    String::from_utf8(output.stdout).unwrap().lines().filter(|line| line.contains(&mine)).count()
+}

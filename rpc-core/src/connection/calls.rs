@@ -1,8 +1,7 @@
 //! The calls that wait on this side for an answer.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::future::Future;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll};
@@ -12,6 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::help::Help;
+use super::slots::{NeverMade, Slots};
 use super::{Connection, Phase, lock};
 use crate::payload::Payload;
 use crate::proto::message::Message;
@@ -25,38 +25,6 @@ use crate::status::{Blame, Code, Executed, Status};
 /// An answer, or why there is none.
 pub(crate) type Answered = Result<(Verdict, Payload), Status>;
 
-/// Call ids are counted up: their low bits are spread well enough.
-#[derive(Default)]
-pub(super) struct Counted(u64);
-
-impl Hasher for Counted {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        // Only `write_u64` is used; this keeps the contract for any other key.
-        self.0 = crate::service::stable_hash(bytes);
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        // hashbrown takes its seven control bits from the top.
-        self.0 = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-pub(super) type ByCall<T> = HashMap<u64, T, BuildHasherDefault<Counted>>;
-
-#[derive(Debug, Default)]
-struct Table {
-    waiting: ByCall<oneshot::Sender<Answered>>,
-    next: u64,
-    /// A call has been answered.
-    answered: bool,
-    /// Why no more calls are made, once that is so.
-    refusing: Option<Status>,
-}
-
 /// The services that were announced to the peer; the index is the one on the wire.
 #[derive(Debug, Default)]
 struct Announced {
@@ -67,7 +35,7 @@ struct Announced {
 
 #[derive(Debug)]
 pub(super) struct Calls {
-    table: Mutex<Table>,
+    waiting: Slots<oneshot::Sender<Answered>, Status>,
     announced: Mutex<Announced>,
     /// As many permits as calls the peer takes at once; none before its HELLO.
     permits: Arc<Semaphore>,
@@ -76,7 +44,7 @@ pub(super) struct Calls {
 impl Calls {
     pub(super) fn new() -> Self {
         let permits = Arc::new(Semaphore::new(0));
-        Self { table: Mutex::default(), announced: Mutex::default(), permits }
+        Self { waiting: Slots::new(), announced: Mutex::default(), permits }
     }
 
     pub(super) fn admit(&self, max_calls: u32) {
@@ -118,17 +86,11 @@ impl Connection {
     ) -> Result<Pending, Status> {
         let mut message = self.request(asked)?;
         let (sender, receiver) = oneshot::channel();
-        let mut table = lock(&self.calls.table);
-        if let Some(status) = &table.refusing {
-            return Err(status.clone().with_executed(Executed::No));
-        }
-        table.next += 1;
-        let id = table.next;
-        table.waiting.insert(id, sender);
-        message.call = id;
-        // Under this lock: whoever finds the call in the table finds its message, too, unless it has left.
-        self.enqueue(message);
-        drop(table);
+        let queue = |id| {
+            message.call = id;
+            self.enqueue(message);
+        };
+        let id = self.calls.waiting.open(sender, queue).map_err(|why| why.with_executed(Executed::No))?;
         let pending = Pending {
             connection: self.clone(),
             id,
@@ -208,14 +170,8 @@ impl Connection {
     }
 
     pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
-        let waiting = {
-            let mut table = lock(&self.calls.table);
-            if call > table.next {
-                return Err(WireError::new("response.call", "was never made"));
-            }
-            table.answered = true;
-            table.waiting.remove(&call)
-        };
+        let never_made = |NeverMade| WireError::new("response.call", "was never made");
+        let waiting = self.calls.waiting.answer(call).map_err(never_made)?;
         let Some(waiting) = waiting else {
             return Ok(()); // It crossed our CANCEL.
         };
@@ -233,14 +189,9 @@ impl Connection {
         self.start_draining();
         let detail = format!("the server is draining: {}", goaway.reason);
         let status = self.status(detail, Executed::No, Blame::Environment);
-        lock(&self.calls.table).refusing.get_or_insert_with(|| status.clone());
+        self.calls.waiting.refuse(status.clone());
         let unsent = self.change_sending(|sending| sending.outbox.take_back(FrameType::REQUEST));
-        let refused: Vec<_> = {
-            let mut table = lock(&self.calls.table);
-            let later = table.waiting.keys().copied().filter(|id| *id > goaway.last_call);
-            let ids: Vec<u64> = later.chain(unsent).collect();
-            ids.iter().filter_map(|id| table.waiting.remove(id)).collect()
-        };
+        let refused = self.calls.waiting.take(unsent, goaway.last_call);
         for call in refused {
             let _ = call.send(Err(status.clone()));
         }
@@ -248,11 +199,7 @@ impl Connection {
 
     /// Ends every call that waits, saying of each whether it may have been executed.
     pub(super) fn fail_calls(&self, status: &Status) {
-        let waiting = {
-            let mut table = lock(&self.calls.table);
-            table.refusing = Some(status.clone());
-            std::mem::take(&mut table.waiting)
-        };
+        let waiting = self.calls.waiting.close(status.clone());
         self.calls.permits.close();
         // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
         let unsent = self.change_sending(|sending| sending.outbox.close(FrameType::REQUEST));
@@ -265,7 +212,7 @@ impl Connection {
     }
 
     fn forget(&self, call: u64, reason: u8) {
-        if lock(&self.calls.table).waiting.remove(&call).is_some() {
+        if self.calls.waiting.forget(call) {
             self.send_cancel(call, reason);
         }
         self.close_if_drained();
@@ -273,12 +220,12 @@ impl Connection {
 
     /// Whether any call has been answered.
     pub(crate) fn was_of_use(&self) -> bool {
-        lock(&self.calls.table).answered
+        self.calls.waiting.has_answered()
     }
 
     /// Whether no call waits for its answer.
     pub(super) fn is_idle(&self) -> bool {
-        lock(&self.calls.table).waiting.is_empty()
+        self.calls.waiting.is_empty()
     }
 
     /// A client that was told to go away closes when its last call is done.

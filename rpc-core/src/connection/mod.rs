@@ -20,6 +20,7 @@ mod retry;
 mod send;
 mod serve;
 mod setup;
+mod slots;
 mod upgrade;
 
 use std::fmt;

@@ -12,8 +12,9 @@ use bytes::{Bytes, BytesMut};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::calls::{ByCall, too_large};
+use super::calls::too_large;
 use super::registry::{Announced, refusal};
+use super::slots::ByCall;
 use super::{Connection, lock};
 use crate::config::Policy;
 use crate::context::Context;

@@ -173,21 +173,6 @@ async fn values_of_many_sizes_come_back() {
 }
 
 #[tokio::test]
-async fn connections_come_and_go() {
-    let (address, server) = serve(Mixer::default()).await;
-    for i in 0..if long() { 2000 } else { 60 } {
-        let mix = MixClient::new(connect(&address).await);
-        assert_eq!(mix.make(10, i as u8).await.unwrap(), made(10, i as u8));
-    }
-    let gone = async {
-        while !server.connections().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, gone).await.expect("the server must see them go");
-}
-
-#[tokio::test]
 async fn a_drain_lets_the_answers_arrive() {
     let (address, server) = serve(Mixer::default()).await;
     let mix = MixClient::new(connect(&address).await);

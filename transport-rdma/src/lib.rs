@@ -12,6 +12,7 @@ mod buffer;
 mod config;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod endpoint;
+mod errno;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod link;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
@@ -42,6 +43,7 @@ pub mod verbs;
 
 pub use buffer::Registered;
 pub use config::{Completion, RdmaConfig};
+pub use errno::Blame;
 pub use probe::{Probe, probe};
 pub use unavailable::{DeviceError, Memlock, Unavailable};
 pub use upgrade::RdmaUpgrade;

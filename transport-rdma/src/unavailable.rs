@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use farcall_core::transport::{self, Reason};
 
+use crate::errno::{self, Blame, Meaning};
+
 /// Why RDMA cannot be used here, and what to do about it.
 ///
 /// `Display` says what was found, in one line; [`remedy`](Self::remedy) says what to do. Neither text is stable.
@@ -140,7 +142,7 @@ impl Unavailable {
                 "set rdma.busy_cpu to one of the CPUs that this process may use (`taskset -cp PID`), or leave it out"
                     .to_owned()
             }
-            Self::Device(_) => "see the kernel's log; check that driver, firmware and rdma-core go together".to_owned(),
+            Self::Device(error) => error.remedy().to_owned(),
         }
     }
 }
@@ -243,8 +245,24 @@ impl fmt::Display for Limit {
 
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let reason = std::io::Error::from_raw_os_error(self.errno);
-        write!(f, "{}: {} failed: {reason}", self.device, self.operation)
+        let (text, reason) = (self.meaning().text, std::io::Error::from_raw_os_error(self.errno));
+        write!(f, "{}: {} failed: {text}: {reason}", self.device, self.operation)
+    }
+}
+
+impl DeviceError {
+    /// Whose fault it is.
+    pub fn blame(&self) -> Blame {
+        self.meaning().blame
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        self.meaning().remedy
+    }
+
+    fn meaning(&self) -> &'static Meaning {
+        errno::meaning(self.operation, self.errno)
     }
 }
 
@@ -270,6 +288,18 @@ mod tests {
             "hard limit, which is unlimited",
         ] {
             assert!(remedy.contains(part), "{part}: {remedy}");
+        }
+    }
+
+    #[test]
+    fn refusal_says_what_was_asked_what_it_means_and_what_to_do() {
+        let error = DeviceError { device: "mlx5_0".into(), operation: "ibv_create_qp", errno: 12 };
+        let why = transport::Unavailable::from(Unavailable::from(error));
+        assert_eq!(why.reason, Reason::Device);
+        for part in
+            ["mlx5_0: ibv_create_qp failed", "locked-memory limit", "Cannot allocate memory", "`ulimit -l`"]
+        {
+            assert!(why.detail.contains(part), "{part}: {why}");
         }
     }
 

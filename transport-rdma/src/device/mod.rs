@@ -31,10 +31,11 @@ pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
 pub use select::{Match, Selection, choose};
-pub use status::{Blame, WcClass, WcError, WcStatus};
+pub use status::{WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};
 
 pub use crate::config::RdmaConfig;
+pub use crate::errno::Blame;
 pub use crate::unavailable::{DeviceError, Unavailable};
 pub use crate::verbs::inflight::Exposure;
 pub use crate::verbs::memory::{Arena, Extent, Landing, Slab, SlabLayout, Slot};

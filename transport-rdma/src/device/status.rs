@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::errno::Blame;
+
 /// `enum ibv_wc_status` as a number, because a later device may report one that has no name here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WcStatus(pub u32);
@@ -17,17 +19,6 @@ pub enum WcClass {
     Transport,
     /// Follows from an earlier failure, which is the one to report.
     Flush,
-}
-
-/// Whose fault something is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
-    /// A bug of this program's.
-    Bug,
-    /// The peer broke the protocol.
-    Peer,
-    /// Network, device, driver, limits, or how they are set up.
-    Environment,
 }
 
 struct Meaning {
@@ -67,6 +58,15 @@ impl WcStatus {
     /// Whose fault it is.
     pub fn class(self) -> WcClass {
         self.lookup().class
+    }
+
+    /// Whose fault it is, in the terms that other errors use.
+    pub fn blame(self) -> Blame {
+        match self.class() {
+            WcClass::Local => Blame::Bug,
+            WcClass::Peer => Blame::Peer,
+            WcClass::Transport | WcClass::Flush => Blame::Environment,
+        }
     }
 
     fn lookup(self) -> &'static Meaning {
@@ -120,7 +120,8 @@ const TABLE: [Meaning; 24] = {
     [
         row("SUCCESS", Flush, "success", "nothing to do"),
         row("LOC_LEN_ERR", Peer, "a message is larger than the receive buffer", SAME_VERSION),
-        row("LOC_QP_OP_ERR", Local, "the device refused a malformed or unsupported work request", BUG),
+        row("LOC_QP_OP_ERR", Transport, "the device refused to send, or a malformed or unsupported work request",
+            "bring its port and network interface up if they are down (Soft-RoCE says so then); else report this as a bug"),
         row("LOC_EEC_OP_ERR", Local, NOT_RC, BUG),
         row("LOC_PROT_ERR", Local, "a buffer is not registered with the device, or no longer", BUG),
         row("WR_FLUSH_ERR", Flush, "the queue pair had failed before", "look for the first error of this queue pair"),
@@ -132,8 +133,9 @@ const TABLE: [Meaning; 24] = {
             "expected if the call was cancelled; else report this as a bug"),
         row("REM_OP_ERR", Transport, "the peer's device could not complete the operation",
             "look at the peer's log for its own error"),
-        row("RETRY_EXC_ERR", Transport, "the peer's device did not answer",
-            "check that the peer is up, the cable, that both ends have the same MTU, and RoCE's flow control"),
+        row("RETRY_EXC_ERR", Transport, "the peer's device did not answer, seven times in half a second",
+            "check that the peer is up and still has this queue pair, cables and switches, that the MTU is the same all the \
+             way, and RoCE's flow control (`rdma statistic`, `ethtool -S`)"),
         row("RNR_RETRY_EXC_ERR", Peer, "the peer had no receive buffer: flow control is broken, or its process stalls",
             "report this as a bug if the peer's process was running"),
         row("LOC_RDD_VIOL_ERR", Local, NOT_RC, BUG),
@@ -155,23 +157,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_status_stands_at_its_number() {
-        let named = [
-            (WcStatus::SUCCESS, "SUCCESS"),
-            (WcStatus::LOC_LEN_ERR, "LOC_LEN_ERR"),
-            (WcStatus::LOC_QP_OP_ERR, "LOC_QP_OP_ERR"),
-            (WcStatus::LOC_PROT_ERR, "LOC_PROT_ERR"),
-            (WcStatus::WR_FLUSH_ERR, "WR_FLUSH_ERR"),
-            (WcStatus::REM_ACCESS_ERR, "REM_ACCESS_ERR"),
-            (WcStatus::REM_OP_ERR, "REM_OP_ERR"),
-            (WcStatus::RETRY_EXC_ERR, "RETRY_EXC_ERR"),
-            (WcStatus::RNR_RETRY_EXC_ERR, "RNR_RETRY_EXC_ERR"),
-            (WcStatus::FATAL_ERR, "FATAL_ERR"),
-            (WcStatus(23), "TM_RNDV_INCOMPLETE"),
-        ];
-        for (status, name) in named {
-            assert_eq!(status.name(), name);
-        }
+    fn every_status_of_the_header_stands_at_its_number() {
+        let header = "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR BAD_RESP_ERR \
+                      LOC_ACCESS_ERR REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR RNR_RETRY_EXC_ERR \
+                      LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR REM_ABORT_ERR INV_EECN_ERR INV_EEC_STATE_ERR FATAL_ERR \
+                      RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE";
+        let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
+        assert_eq!(names, header.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(WcStatus::RNR_RETRY_EXC_ERR.name(), "RNR_RETRY_EXC_ERR");
+        assert_eq!(WcStatus::FATAL_ERR.name(), "FATAL_ERR");
     }
 
     #[test]
@@ -180,6 +174,8 @@ mod tests {
         assert_eq!(WcStatus::RETRY_EXC_ERR.class(), WcClass::Transport);
         assert_eq!(WcStatus::RNR_RETRY_EXC_ERR.class(), WcClass::Peer);
         assert_eq!(WcStatus::LOC_PROT_ERR.class(), WcClass::Local);
+        assert_eq!(WcStatus::LOC_PROT_ERR.blame(), Blame::Bug);
+        assert_eq!(WcStatus::RETRY_EXC_ERR.blame(), Blame::Environment);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! Creating, connecting and destroying queue pairs and registering memory take milliseconds, and `modify_qp` up to a second:
 //! too long for a thread that runs tasks. There are two lanes. What takes links down and registers memory runs on one thread,
 //! one after the other. What sets links up runs on a few threads beside it, which exist while there is such work; so
-//! neither a burst of new links nor a device that does not return from a call keeps old ones from going.
+//! neither a burst of new links nor a device that does not return from a call keeps old ones from going. What connects a link
+//! goes before what begins another: a peer waits for it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +21,18 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(3);
 
 /// How many such calls run at once.
 const SETUPS: usize = 4;
+
+/// How many of those may be creating something. They wait for each other, and for what is destroyed at the same time.
+const CREATIONS: usize = 2;
+
+/// Which part of setting a link up a call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// The first: a queue pair is created.
+    Create,
+    /// The last: it is connected with the peer's.
+    Connect,
+}
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -38,8 +51,21 @@ struct Setups {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Job>,
+    create: VecDeque<Job>,
+    connect: VecDeque<Job>,
     threads: usize,
+    creating: usize,
+}
+
+impl Queue {
+    fn next(&mut self) -> Option<(Part, Job)> {
+        if let Some(job) = self.connect.pop_front() {
+            return Some((Part::Connect, job));
+        }
+        let job = (self.creating < CREATIONS).then(|| self.create.pop_front()).flatten()?;
+        self.creating += 1;
+        Some((Part::Create, job))
+    }
 }
 
 /// Why there is no result of a call.
@@ -73,17 +99,19 @@ impl Control {
     /// [`CALL_LIMIT`]. Dropping the future before its turn drops the call; later, its result is dropped when it returns.
     pub(crate) async fn set_up<T: Send + 'static>(
         &self,
+        part: Part,
         operation: &'static str,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failed> {
         let (start, started) = oneshot::channel();
         let (done, result) = oneshot::channel();
-        self.setups.push(Box::new(move || {
+        let job = move || {
             // An error here means that nobody waits any more.
             if start.send(()).is_ok() {
                 drop(done.send(call()));
             }
-        }));
+        };
+        self.setups.push(part, Box::new(job));
         // If it is dropped unsent, so is the result's sender.
         let _ = started.await;
         match tokio::time::timeout(CALL_LIMIT, result).await {
@@ -94,9 +122,12 @@ impl Control {
 }
 
 impl Setups {
-    fn push(self: &Arc<Self>, job: Job) {
+    fn push(self: &Arc<Self>, part: Part, job: Job) {
         let mut queue = self.queue();
-        queue.waiting.push_back(job);
+        match part {
+            Part::Create => queue.create.push_back(job),
+            Part::Connect => queue.connect.push_back(job),
+        }
         if queue.threads == SETUPS {
             return;
         }
@@ -106,24 +137,24 @@ impl Setups {
             Err(error) if queue.threads == 0 => {
                 tracing::warn!(%error, device = self.device, "no thread can be started to set links up");
                 // With the jobs go the senders of their results.
-                queue.waiting.clear();
+                queue.create.clear();
+                queue.connect.clear();
             }
             Err(_) => {}
         }
     }
 
     fn work(&self) {
-        loop {
-            let job = {
-                let mut queue = self.queue();
-                let Some(job) = queue.waiting.pop_front() else {
-                    queue.threads -= 1;
-                    return;
-                };
-                job
-            };
+        let mut queue = self.queue();
+        while let Some((part, job)) = queue.next() {
+            drop(queue);
             run(job);
+            queue = self.queue();
+            if part == Part::Create {
+                queue.creating -= 1;
+            }
         }
+        queue.threads -= 1;
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

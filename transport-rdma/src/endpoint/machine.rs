@@ -13,19 +13,24 @@ use super::bulk::Bulk;
 use super::control::Control;
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
-use crate::device::{Device, DeviceError, DeviceSummary, Host, LocalPath, Unavailable, choose};
+use crate::device::{Device, DeviceError, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
 use crate::verbs::SystemHost;
 
 /// Links of a device that are set up at once, as client, and as many as server. The others wait, so that those few are done
 /// in time.
-const SETUPS: usize = 32;
+const SETUPS: usize = 16;
 
 /// A machine, as far as RDMA goes.
 #[derive(Debug)]
 pub(crate) struct Machine {
     host: Arc<dyn Host>,
+    /// What was found last, and when that was begun.
+    found: Mutex<Option<(Instant, Found)>>,
     open: Mutex<Open>,
 }
+
+/// What a machine has.
+type Found = Arc<(Vec<DeviceSummary>, Vec<Interface>)>;
 
 #[derive(Debug, Default)]
 struct Open {
@@ -52,7 +57,7 @@ pub(crate) struct OpenDevice {
 
 impl Machine {
     pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
-        Arc::new(Self { host, open: Mutex::default() })
+        Arc::new(Self { host, found: Mutex::default(), open: Mutex::default() })
     }
 
     /// The one that this process runs on.
@@ -69,8 +74,9 @@ impl Machine {
         local: Option<IpAddr>,
         runtime: &Handle,
     ) -> Result<(Arc<Endpoint>, LocalPath), Unavailable> {
-        let devices = self.host.devices()?;
-        let chosen = choose(&devices, &self.host.interfaces(), config, local)?;
+        let found = self.look()?;
+        let (devices, interfaces) = &*found;
+        let chosen = choose(devices, interfaces, config, local)?;
         let absent = || Unavailable::NoDevice { detail: format!("{} has just vanished", chosen.device) };
         let summary = devices.iter().find(|device| device.name == chosen.device).ok_or_else(absent)?;
 
@@ -101,6 +107,20 @@ impl Machine {
         drop(open);
         let status = endpoint.shard().device.device.port(chosen.port)?;
         Ok((endpoint, LocalPath::new(chosen.port, &chosen.gid, status, config)))
+    }
+
+    /// Looks at what there is. That means to read hundreds of files, so those who ask while somebody reads share the next
+    /// look: nobody gets what was read before it asked.
+    fn look(&self) -> Result<Found, Unavailable> {
+        let asked = Instant::now();
+        let mut last = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, found)) = last.as_ref().filter(|(begun, _)| *begun > asked) {
+            return Ok(Arc::clone(found));
+        }
+        let begun = Instant::now();
+        let found = Arc::new((self.host.devices()?, self.host.interfaces()));
+        *last = Some((begun, Arc::clone(&found)));
+        Ok(found)
     }
 
     fn open_device(

@@ -10,11 +10,15 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Bootstrap, LinkCore, RdmaLink};
 use crate::device::{DeviceError, Limits, LocalPath, QpTuning};
+use crate::endpoint::control::Part;
 use crate::endpoint::{Endpoint, NoRoom};
 use crate::unavailable::Unavailable;
 
-/// How long the peer's PROBE may take after everything is set up.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a server's PROBE may take after the client has sent its own.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a client's may take after the server has answered: it has to connect its queue pair before.
+const CLIENTS_PATIENCE: Duration = Duration::from_secs(6);
 
 /// Which end of the connection this is.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +55,8 @@ impl RdmaCandidate {
         let created = shard.admit(|| {
             let worker = Arc::clone(&shard);
             let create = move || worker.create_qp(&path);
-            let create = shard.device.control.set_up("creating a queue pair (ibv_create_qp)", create);
+            let create =
+                shard.device.control.set_up(Part::Create, "creating a queue pair (ibv_create_qp)", create);
             async { Ok::<_, transport::Unavailable>(create.await??) }
         });
         let new = created.await?.map_err(no_room)?;
@@ -99,8 +104,11 @@ impl RdmaCandidate {
             core.connected(&peer, &limits);
             Ok(())
         };
-        let connected =
-            shard.device.control.set_up("connecting a queue pair (ibv_modify_qp)", connect).await?;
+        let connected = shard
+            .device
+            .control
+            .set_up(Part::Connect, "connecting a queue pair (ibv_modify_qp)", connect)
+            .await?;
         connected.map_err(|error| Unavailable::Device(error).into())
     }
 
@@ -120,13 +128,17 @@ impl RdmaCandidate {
         let lost = |detail: String| transport::Unavailable::new(Reason::ProbeLost, detail);
         let probe = self.link.core.receiving().probe();
         let name = self.link.core.name();
-        match tokio::time::timeout(PATIENCE, probe).await {
+        let patience = match self.side {
+            Side::Client => PATIENCE,
+            Side::Server(_) => CLIENTS_PATIENCE,
+        };
+        match tokio::time::timeout(patience, probe).await {
             Ok(Ok(Ok(probe))) if probe.epoch == epoch => Ok(()),
             Ok(Ok(Ok(probe))) => Err(lost(format!("{name}: epoch {} came in place of {epoch}", probe.epoch))),
             Ok(Ok(Err(end))) => Err(lost(end.detail)),
             Ok(Err(_)) => Err(lost(format!("{name} was given up"))),
             Err(_) => Err(lost(format!(
-                "{name}: nothing came within {PATIENCE:?}; check that RDMA packets (RoCE v2: UDP port 4791) pass between \
+                "{name}: nothing came within {patience:?}; check that RDMA packets (RoCE v2: UDP port 4791) pass between \
                  the hosts in both directions, at the MTU of {} bytes",
                 self.path.status.active_mtu.bytes()
             ))),

@@ -55,8 +55,8 @@ fn offloaded_value_is_dropped_on_the_thread() {
 #[tokio::test]
 async fn panic_of_a_call_is_told_to_those_who_wait() {
     let control = control();
-    assert_eq!(control.set_up("it", || panic!("on purpose")).await, Err(Failed::Panicked));
-    assert_eq!(control.set_up("it", || 1).await, Ok(1));
+    assert_eq!(control.set_up(Part::Connect, "it", || panic!("on purpose")).await, Err(Failed::Panicked));
+    assert_eq!(control.set_up(Part::Connect, "it", || 1).await, Ok(1));
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn threads_that_set_up_are_few_and_end_with_their_work() {
                     thread::yield_now();
                     running.lock().unwrap().0 -= 1;
                 };
-                control.set_up("it", enter).await.unwrap();
+                control.set_up(Part::Connect, "it", enter).await.unwrap();
             })
         })
         .collect();
@@ -96,7 +96,7 @@ async fn call_that_hangs_is_given_up_and_its_result_dropped_when_it_returns() {
         hang();
         result
     };
-    let failed = control.set_up("ibv_modify_qp (to RTR)", call).await.unwrap_err();
+    let failed = control.set_up(Part::Connect, "ibv_modify_qp (to RTR)", call).await.unwrap_err();
     let why = transport::Unavailable::from(failed);
     assert_eq!(why.reason, Reason::TimedOut);
     assert!(why.detail.contains("test: ibv_modify_qp (to RTR) has not returned within 3s"), "{why}");
@@ -107,22 +107,54 @@ async fn call_that_hangs_is_given_up_and_its_result_dropped_when_it_returns() {
 }
 
 #[tokio::test]
+async fn connecting_goes_before_creating() {
+    let control = control();
+    let (release, hang) = stuck();
+    let (release_too, hang_too) = stuck();
+    let creations = [
+        tokio::spawn({
+            let control = control.clone();
+            async move { control.set_up(Part::Create, "it", hang).await }
+        }),
+        tokio::spawn({
+            let control = control.clone();
+            async move { control.set_up(Part::Create, "it", hang_too).await }
+        }),
+    ];
+    threads(&control, CREATIONS).await;
+    // As many are created at once as may be; there is still a thread that connects.
+    let third = tokio::spawn({
+        let control = control.clone();
+        async move { control.set_up(Part::Create, "it", || ()).await }
+    });
+    for _ in 0..10 {
+        assert_eq!(control.set_up(Part::Connect, "it", || 1).await, Ok(1));
+    }
+    assert!(!third.is_finished());
+    drop((release, release_too));
+    for creation in creations.into_iter().chain([third]) {
+        creation.await.unwrap().unwrap();
+    }
+    tokio::time::timeout(LIMIT, threads(&control, 0)).await.expect("threads must end");
+}
+
+#[tokio::test]
 async fn calls_that_hang_hold_up_neither_the_others_nor_what_takes_links_down() {
     let control = control();
     let mut stuck_ones = Vec::new();
     for _ in 1..SETUPS {
         let (release, hang) = stuck();
         let control = control.clone();
-        stuck_ones.push((release, tokio::spawn(async move { control.set_up("it", hang).await })));
+        stuck_ones
+            .push((release, tokio::spawn(async move { control.set_up(Part::Connect, "it", hang).await })));
     }
     threads(&control, SETUPS - 1).await;
-    assert_eq!(control.set_up("it", || 1).await, Ok(1));
-    threads(&control, SETUPS - 1).await;
+    assert_eq!(control.set_up(Part::Connect, "it", || 1).await, Ok(1));
     // All of them hang: what is to be taken down goes on.
     let (_release, hang) = stuck();
     let last = tokio::spawn({
         let control = control.clone();
-        async move { control.set_up("it", hang).await }
+        async move { control.set_up(Part::Connect, "it", hang).await }
     });
     threads(&control, SETUPS).await;
     let (sender, done) = oneshot::channel();
@@ -131,7 +163,7 @@ async fn calls_that_hang_hold_up_neither_the_others_nor_what_takes_links_down() 
     // Who loses patience in the queue leaves no trace.
     let called = Arc::new(Mutex::new(false));
     let call = Arc::clone(&called);
-    let waiting = control.set_up("it", move || *call.lock().unwrap() = true);
+    let waiting = control.set_up(Part::Connect, "it", move || *call.lock().unwrap() = true);
     assert!(tokio::time::timeout(Duration::from_millis(10), waiting).await.is_err());
     drop((_release, stuck_ones));
     last.await.unwrap().unwrap();

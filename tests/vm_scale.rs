@@ -5,8 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use std::future::pending;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -82,6 +82,8 @@ async fn process_server() {
 struct Process {
     child: Child,
     address: String,
+    /// Kept, because the process writes there again when the test takes long.
+    _out: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -92,9 +94,10 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = out.by_ref().lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.split_once("ADDRESS ").map(|(_, said)| said.to_owned()));
-        Self { child, address: address.unwrap() }
+        Self { child, address: address.unwrap(), _out: out }
     }
 }
 

@@ -150,6 +150,7 @@ async fn calls_that_hang_hold_up_neither_the_others_nor_what_takes_links_down() 
     }
     threads(&control, SETUPS - 1).await;
     assert_eq!(control.set_up(Part::Connect, "it", || 1).await, Ok(1));
+    threads(&control, SETUPS - 1).await;
     // All of them hang: what is to be taken down goes on.
     let (_release, hang) = stuck();
     let last = tokio::spawn({

@@ -111,7 +111,7 @@ fn long() -> bool {
 async fn mixed_calls_of_many_tasks_get_their_own_answers() {
     const TASKS: usize = 64;
     const CONNECTIONS: usize = 8;
-    let calls = if long() { 100_000 } else { 6_000 };
+    let calls = if long() { 1_000_000 } else { 6_000 };
     let bad = ["send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err"].map(|name| (name, counter(name)));
     let packets = counter("sent_pkts");
     let (address, server) = serve(Mixer::default()).await;
@@ -148,7 +148,7 @@ async fn mixed_calls_of_many_tasks_get_their_own_answers() {
             task.await.unwrap();
         }
     };
-    let patience = if long() { 20 * PATIENCE } else { PATIENCE };
+    let patience = if long() { 40 * PATIENCE } else { PATIENCE };
     tokio::time::timeout(patience, all).await.expect("the calls must end");
     for (name, before) in bad {
         assert_eq!(counter(name), before, "{name}");

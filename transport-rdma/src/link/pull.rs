@@ -92,10 +92,9 @@ impl Pulls {
             return;
         }
         let Some(pull) = self.active.remove(i) else { return };
-        // All its READs have completed, in order, so the queue pair holds it no more.
-        if let Ok(extent) = Landing::into_extent(pull.landing) {
-            self.done.push_back((seq, Some(extent.freeze(0..pull.total))));
-        }
+        // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
+        let whole = Landing::into_extent(pull.landing).ok().map(|extent| extent.freeze(0..pull.total));
+        self.done.push_back((seq, whole));
     }
 }
 

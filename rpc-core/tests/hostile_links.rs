@@ -1,8 +1,6 @@
 //! Peers that break the rules of moving between links and of described messages: each loses its connection, or the link,
 //! and harms nobody else.
 
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 mod support;
 
 use std::sync::Arc;

@@ -23,6 +23,7 @@ const STEPS: &[Step] = &[
     ("fmt", |run| run.cargo(&["fmt", "--all", "--check"])),
     ("clippy", Run::clippy),
     ("test", |run| run.cargo_tests(&["--workspace", "--all-features"])),
+    ("loom", Run::loom),
     ("doc", Run::doc),
     ("deny", Run::deny),
     ("package", Run::package),
@@ -111,6 +112,17 @@ impl Run {
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
         clippy(&["--package", "farcall", "--no-default-features"])?;
         clippy(&["--package", "farcall", "--no-default-features", "--features", "tcp"])
+    }
+
+    /// What threads do to each other, in every order. The models stand beside what they are of; what else is in those
+    /// test programs is not of use with loom's types.
+    fn loom(&mut self) -> Result<()> {
+        let mut loom = cargo();
+        loom.env("RUSTFLAGS", "--cfg farcall_loom");
+        // Other flags would have everything built anew, in turns.
+        loom.env("CARGO_TARGET_DIR", host::target_dir()?.join("loom"));
+        loom.args(["test", "--package", "farcall-core", "--package", "farcall-rdma", "--lib", "loom"]);
+        self.checked(&mut loom)
     }
 
     fn doc(&mut self) -> Result<()> {

@@ -23,7 +23,8 @@ pub(crate) const LEAST_EXPOSED: usize = 16 << 10;
 /// Bytes that one link exposes at once, if that is more than one message.
 const MOST: usize = 64 << 20;
 
-/// How long a peer may take to read something, beside what it has to read at [`SLOWEST`].
+/// How long a peer may take to answer for the oldest of what is exposed, beside the time to read, at [`SLOWEST`], all
+/// that has been exposed before the answer.
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Bytes that a peer reads in a second, at least.
@@ -36,7 +37,7 @@ pub(super) struct Exposures {
     open: BTreeMap<u32, Exposure>,
     bytes: usize,
     windows: Windows,
-    /// When something must have been answered.
+    /// When the oldest must have been answered.
     due: Option<Instant>,
     /// Somebody looks at that.
     watched: bool,
@@ -64,11 +65,32 @@ impl Exposures {
         self.windows != Windows::Never
     }
 
-    /// Something was exposed, or answered: the peer has as long again for all that is open.
-    fn extend(&mut self) {
-        let reading = Duration::from_millis(self.bytes as u64 * 1000 / SLOWEST);
-        self.due = (!self.open.is_empty()).then(|| Instant::now() + LEASE + reading);
+    /// A peer that reads at [`SLOWEST`], in whatever order, is never late; one that leaves the oldest unread is in the
+    /// end, however much else it reads and answers meanwhile.
+    fn add(&mut self, seq: u32, exposure: Exposure) {
+        let due = self.due.unwrap_or_else(|| Instant::now() + LEASE);
+        self.due = Some(due + reading(exposure.len()));
+        self.bytes += exposure.len();
+        self.open.insert(seq, exposure);
     }
+
+    /// The peer has answered. `None` if the link fell and rose between the message and its answer.
+    fn remove(&mut self, seq: u32) -> Option<Exposure> {
+        let is_oldest = self.open.keys().next() == Some(&seq);
+        let exposure = self.open.remove(&seq)?;
+        self.bytes -= exposure.len();
+        if self.open.is_empty() {
+            self.due = None;
+        } else if is_oldest {
+            self.due = Some(Instant::now() + LEASE + reading(self.bytes));
+        }
+        Some(exposure)
+    }
+}
+
+/// How long it takes to read this much at [`SLOWEST`].
+fn reading(bytes: usize) -> Duration {
+    Duration::from_micros(bytes as u64 * 1_000_000 / SLOWEST)
 }
 
 /// Exposes while frames are taken.
@@ -107,9 +129,7 @@ impl Expose for Exposer<'_> {
             Some(Err(ExposeError::NotInArena | ExposeError::Refused(_))) => return Exposing::Never,
         };
         requests.push_back(Work::Bind(exposure));
-        exposures.open.insert(seq, exposure);
-        exposures.bytes += bytes.len();
-        exposures.extend();
+        exposures.add(seq, exposure);
         let mut descriptor = BytesMut::with_capacity(16);
         descriptor.put_u64_le(exposure.addr());
         descriptor.put_u32_le(exposure.rkey());
@@ -144,10 +164,7 @@ impl LinkCore {
     pub(super) fn conceal(&self, seq: u32, was_read: bool) {
         let mut sending = self.sending();
         let Sending { exposures, requests, .. } = &mut *sending;
-        // There is none if the link fell and rose between the message and its answer.
-        let Some(exposure) = exposures.open.remove(&seq) else { return };
-        exposures.bytes -= exposure.len();
-        exposures.extend();
+        let Some(exposure) = exposures.remove(seq) else { return };
         if was_read {
             self.sent.fetch_add(exposure.len() as u64, Ordering::Relaxed);
         }
@@ -189,8 +206,8 @@ impl LinkCore {
         let count = sending.exposures.open.len();
         sending.end();
         let end = LinkEnd::failed(format!(
-            "{}: the peer has neither read nor declined {count} long messages within their lease of {LEASE:?} and a \
-             second for every {SLOWEST} bytes; its process may be stopped, or the network drops RDMA packets",
+            "{}: the peer has neither read nor declined the oldest of {count} long messages within its lease of {LEASE:?} \
+             and a second for every {SLOWEST} bytes; its process may be stopped, or the network drops RDMA packets",
             self.name
         ));
         self.mailbox.failed(self.number, end);

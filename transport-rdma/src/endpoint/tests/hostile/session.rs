@@ -55,7 +55,13 @@ struct Setup {
 
 impl Setup {
     async fn new() -> Self {
-        let (fabric, [near, far]) = nodes(1);
+        Self::with(RdmaConfig::default()).await
+    }
+
+    /// A server with this configuration.
+    async fn with(config: RdmaConfig) -> Self {
+        let fabric = Fabric::new(1);
+        let [near, far] = [node(&fabric, 1, RdmaConfig::default()), node(&fabric, 2, config)];
         let [client, server] = [&near, &far].map(|node| {
             let mut liveness = Liveness::default();
             liveness.retry_ms = 0;
@@ -266,6 +272,16 @@ impl Liar {
         self.send(FrameType::REQUEST, call, flags::FRAGMENTED | flags::DESCRIBED, &payload).await;
     }
 
+    /// A REQUEST with so long an argument, in fragments.
+    async fn ask(&mut self, call: u64, len: usize) {
+        let whole = request(&vec![5; len]);
+        let first = [&(whole.len() as u32).to_le_bytes()[..], &whole[..4000]].concat();
+        self.send(FrameType::REQUEST, call, flags::FRAGMENTED, &first).await;
+        for piece in whole[4000..].chunks(8000) {
+            self.send(FrameType::FRAGMENT, call, 0, piece).await;
+        }
+    }
+
     /// Agrees to the end of the link, of which the server has said so much.
     async fn fall(&mut self, rx_seq: u32) -> Down {
         let (_, down) = self.hear(FrameType::DOWN).await;
@@ -304,28 +320,28 @@ async fn what_cannot_be_read_costs_the_link_and_must_be_sent() {
 
 #[tokio::test]
 async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
-    let t = Setup::new().await;
+    // Half of it is for responses.
+    let t = Setup::with(RdmaConfig { bulk_memory: 4 << 20, ..RdmaConfig::default() }).await;
     let mut liar = Liar::risen(&t).await;
-    // Each answer is described; none is ever read.
-    for call in 1..=5 {
-        let argument = vec![5; 30_000];
-        let whole = request(&argument);
-        let first = [&(whole.len() as u32).to_le_bytes()[..], &whole[..4000]].concat();
-        liar.send(FrameType::REQUEST, call, flags::FRAGMENTED, &first).await;
-        for piece in whole[4000..].chunks(8000) {
-            liar.send(FrameType::FRAGMENT, call, 0, piece).await;
-        }
+    // Each answer is described and none is ever read, until there is no memory for another.
+    let mut held = 0;
+    loop {
+        liar.ask(held + 1, 300_000).await;
         let (header, _) = liar.receive(FrameType::RESPONSE).await;
-        assert_eq!(header.flags, flags::FRAGMENTED | flags::DESCRIBED, "answer {call}");
+        if header.flags & flags::DESCRIBED == 0 {
+            break;
+        }
+        held += 1;
     }
-    until("nothing is exposed", || t.fabric.windows().1 == 5).await;
-    assert!(t.kept() >= 150_000, "{}", t.kept());
+    assert!(held >= 3, "{held}");
+    until("nothing is exposed", || t.fabric.windows().1 as u64 == held).await;
     t.honest_calls().await;
     tokio::time::pause();
     let (_, down) = liar.hear(FrameType::DOWN).await;
     tokio::time::resume();
     let down = Down::decode(down).unwrap();
-    assert!(down.detail.contains("5 long messages within their lease"), "{}", down.detail);
+    let lease = format!("the oldest of {held} long messages within its lease");
+    assert!(down.detail.contains(&lease), "{}", down.detail);
     until("windows stay bound", || t.fabric.windows().1 == 0).await;
     t.honest_calls().await;
     // It does not say DOWN, and is owed the answers until it goes.
@@ -333,6 +349,34 @@ async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
     drop(liar);
     until("its connection stays", || t.host.connections().len() == 1).await;
     until("the memory is not given back", || t.kept() == 0).await;
+}
+
+#[tokio::test]
+async fn peer_that_reads_all_but_one_loses_the_link_too() {
+    let t = Setup::new().await;
+    let mut liar = Liar::risen(&t).await;
+    liar.ask(1, 50_000).await;
+    let (held, _) = liar.receive(FrameType::RESPONSE).await;
+    assert_eq!(held.flags, flags::FRAGMENTED | flags::DESCRIBED);
+    tokio::time::pause();
+    let mut answered = 0;
+    while t.fabric.windows().1 > 0 {
+        assert!(answered < 20, "its lease goes on and on");
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        if t.fabric.windows().1 == 0 {
+            break;
+        }
+        liar.ask(answered + 2, 30_000).await;
+        let (header, _) = liar.receive(FrameType::RESPONSE).await;
+        let done = Done { seq: header.seq, outcome: Done::READ };
+        liar.send(FrameType::DONE, 0, 0, &encoded(|out| done.encode(out))).await;
+        answered += 1;
+    }
+    tokio::time::resume();
+    let (_, down) = liar.hear(FrameType::DOWN).await;
+    let down = Down::decode(down).unwrap();
+    assert!(answered > 0 && down.detail.contains("within its lease"), "{answered}: {}", down.detail);
+    t.honest_calls().await;
 }
 
 #[tokio::test]

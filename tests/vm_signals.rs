@@ -68,6 +68,22 @@ async fn part_client() {
     }
 }
 
+/// Not a test by itself: callers in a process of their own that see to it that none of their calls is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn part_careful_client() {
+    if let Some(address) = told() {
+        let work = WorkClient::new(connect(&address, &config()).await);
+        let load = Load::start(&work, 0, 8, &SIZES);
+        load.go_on(20).await;
+        say("under load");
+        load.go_on(200).await;
+        let outcomes = load.stop().await;
+        outcomes.all_answered();
+        outcomes.agree_with(&executed(&work).await);
+        say("content");
+    }
+}
+
 fn start_server() -> (Process, String) {
     let mut server = Process::start("part_server", "");
     let address = server.said();
@@ -127,8 +143,33 @@ async fn calls_to_a_server_that_is_stopped_for_long_end_and_it_serves_again_afte
     outcomes.agree_with(&executed(&work).await);
 }
 
+fn long() -> bool {
+    std::env::var_os("FARCALL_LONG").is_some()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_stopped_loses_no_call_and_holds_up_nobody_else() {
+    let _alone = ALONE.lock().await;
+    let (address, server) = work::serve(&Log::default(), config()).await;
+    let other = WorkClient::new(by_rdma(&address, &config()).await);
+    let mut client = Process::start("part_careful_client", &address);
+    assert_eq!(client.said(), "under load");
+    client.signal("STOP");
+    let others = Load::start(&other, 100, 2, &SIZES);
+    others.go_on(20).await;
+    if long() {
+        // The lease of what it was to read ends, and the rest goes by TCP.
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        others.go_on(20).await;
+    }
+    others.stop().await.all_answered();
+    assert_eq!(server.connections().len(), 2, "it may come back");
+    client.signal("CONT");
+    assert_eq!(client.said(), "content");
+}
+
 fn rounds() -> usize {
-    if std::env::var_os("FARCALL_LONG").is_some() { 20 } else { 2 }
+    if long() { 20 } else { 2 }
 }
 
 /// What this process holds while none of its peers is in trouble.

@@ -1,6 +1,5 @@
 //! Test programs as processes of their own, which can be stopped and killed, and what is left of them.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use std::io::{BufRead, BufReader, Write};

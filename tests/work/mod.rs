@@ -1,7 +1,7 @@
 //! What tests of failures share: a service that writes down what it executed, and callers whose outcomes can be held
 //! against that.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![expect(dead_code, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use std::collections::HashMap;

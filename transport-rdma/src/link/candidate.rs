@@ -14,11 +14,13 @@ use crate::endpoint::control::Part;
 use crate::endpoint::{Endpoint, NoRoom};
 use crate::unavailable::Unavailable;
 
-/// How long a server's PROBE may take after the client has sent its own.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a server's PROBE may take after the client has sent its own: less than `liveness.connect_ms` by default, so that
+/// what is said in the end is that it was lost.
+const PATIENCE: Duration = Duration::from_millis(2500);
 
-/// How long a client's may take after the server has answered: it has to connect its queue pair before.
-const CLIENTS_PATIENCE: Duration = Duration::from_secs(6);
+/// How long a client's may take after the server has answered: it has to connect its queue pair before, and says why it gives
+/// up.
+const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which end of the connection this is.
 #[derive(Debug, Clone, Copy)]

@@ -99,7 +99,7 @@ async fn call_that_hangs_is_given_up_and_its_result_dropped_when_it_returns() {
     let failed = control.set_up(Part::Connect, "ibv_modify_qp (to RTR)", call).await.unwrap_err();
     let why = transport::Unavailable::from(failed);
     assert_eq!(why.reason, Reason::TimedOut);
-    assert!(why.detail.contains("test: ibv_modify_qp (to RTR) has not returned within 3s"), "{why}");
+    assert!(why.detail.contains("test: ibv_modify_qp (to RTR) has not returned within 2s"), "{why}");
     drop(release);
     while Arc::strong_count(&made) > 1 {
         tokio::task::yield_now().await;

@@ -56,11 +56,11 @@ pub struct RdmaConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Completion {
-    /// Asks the device again and again for up to 50 microseconds as long as answers tend to come within that time, then
-    /// sleeps.
+    /// Asks the device again and again, as long as that tends to find something within 50 microseconds, or within less time
+    /// than waking takes, 200 microseconds at most; then sleeps. A caller that waits alone asks too.
     #[default]
     Adaptive,
-    /// Always sleeps: least work, more latency.
+    /// Sleeps whenever there is nothing to do: least work, more latency.
     Event,
     /// Never sleeps, on a thread of its own for each device and runtime: least latency, and a CPU at 100 % whether or not
     /// there is anything to do. Handlers run on that thread until they first wait, so they should not be long. With two

@@ -95,8 +95,9 @@ impl Upgrade for ToFabric {
             if fabric.refuse_answer.load(Ordering::Relaxed) {
                 return Err(Unavailable::new(Reason::NoCredit, "as the test wants it"));
             }
-            let key = u32::from_le_bytes(offer[..4].try_into().unwrap());
-            let far = fabric.waiting.lock().unwrap().remove(&key).unwrap();
+            let key = offer.first_chunk().map(|key| u32::from_le_bytes(*key));
+            let far = key.and_then(|key| fabric.waiting.lock().unwrap().remove(&key));
+            let far = far.ok_or_else(|| Unavailable::new(Reason::Other, "no link has this key"))?;
             let proven: Box<dyn Candidate> = Box::new(Proven(fabric.clone(), far));
             Ok((proven, Bytes::new()))
         })

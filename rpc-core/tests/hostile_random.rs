@@ -1,11 +1,6 @@
 //! Peers that say anything: what they send is nearly right, in any order, by either link. One test alone, because it
 //! counts the panics of the process.
 
-<<<<<<< HEAD
-=======
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
->>>>>>> fad2db214698b5b7ec3668f7e3bc30f301b6dbbd
 mod support;
 
 use std::sync::Arc;
@@ -178,16 +173,11 @@ async fn speak(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>, rng: &mut 
 async fn whatever_a_client_says_nobody_else_is_harmed() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-<<<<<<< HEAD
         // A handler may be called that does it on purpose.
         if info.payload().downcast_ref() != Some(&"as it was told to") {
             PANICS.fetch_add(1, Ordering::Relaxed);
             report(info);
         }
-=======
-        PANICS.fetch_add(1, Ordering::Relaxed);
-        report(info);
->>>>>>> fad2db214698b5b7ec3668f7e3bc30f301b6dbbd
     }));
     let memory = Arc::new(Shared::default());
     let fabric = Arc::new(Fabric::readable(&memory));

@@ -281,7 +281,8 @@ async fn a_killed_server_ends_every_call_saying_so() {
             tokio::spawn(async move { mix.hang().await })
         })
         .collect();
-    // An answer to a later call: the hanging ones have arrived.
+    // Each of them makes its call. An answer to a later one says that the hanging ones have arrived.
+    tokio::task::yield_now().await;
     mix.make(1, 0).await.unwrap();
     drop(process);
     for call in calls {

@@ -245,3 +245,42 @@ async fn descriptors_that_make_no_sense_cost_the_link() {
         assert!(end.failed && end.malformed && end.detail.contains(expected), "{expected}: {end}");
     }
 }
+
+#[tokio::test]
+async fn whatever_a_peer_sends_others_keep_their_links() {
+    const KINDS: [FrameType; 8] = [
+        FrameType::ITEM,
+        FrameType::REQUEST,
+        FrameType::CREDIT,
+        FrameType::PING,
+        FrameType::PONG,
+        FrameType::PROBE,
+        FrameType::CLOSE,
+        FrameType(0xff),
+    ];
+    let (fabric, [near, far]) = nodes(1);
+    let [a, mut b] = near.link(&far).await;
+    let mut rng = fastrand::Rng::with_seed(1);
+    for _ in 0..if std::env::var_os("FARCALL_LONG").is_some() { 5000 } else { 200 } {
+        let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+        let end = End::start(server.await.unwrap().unwrap());
+        for _ in 0..rng.usize(1..10) {
+            let kind = KINDS[rng.usize(..KINDS.len())];
+            let payload: Vec<u8> = (0..rng.usize(..20)).map(|_| rng.u8(..4)).collect();
+            let mut header = Header::new(kind, u64::from(!kind.is_link()));
+            (header.len, header.grant) = (payload.len() as u32, 250 + rng.u32(..3));
+            let mut frame = [&header.encode(), &payload[..]].concat();
+            for _ in 0..rng.usize(..3) {
+                let at = rng.usize(..frame.len());
+                frame[at] ^= 1 << rng.u8(..8);
+            }
+            frame.truncate(if rng.u8(..10) == 0 { rng.usize(1..=frame.len()) } else { frame.len() });
+            hostile.send_raw(&frame);
+        }
+        a.send(3, 1000);
+        b.receive(3).await;
+        drop((hostile, end));
+    }
+    until("queue pairs stay", || fabric.queue_pairs().len() == 2).await;
+    assert_eq!(far.shard().links().len(), 1);
+}

@@ -57,6 +57,10 @@ fn build(run: &Run, step: &str) -> Result<Vec<Program>> {
         "--all-features",
         "--message-format=json-render-diagnostics",
     ]);
+    if run.long {
+        // An emulated processor has enough to do.
+        build.arg("--release");
+    }
     build.args(wanted.iter().flat_map(|name| ["--test", name]));
     build.current_dir(host::workspace_dir()).stdin(Stdio::null()).stderr(Stdio::inherit());
     let messages = host::output(&mut build)?;

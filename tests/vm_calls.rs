@@ -1,18 +1,12 @@
-//! Typed calls over an RDMA device: content, counters, and what happens when a process dies.
+//! Typed calls over an RDMA device: content and counters.
 //!
 //! Runs in the VM, as `cargo xtask test vm` does it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::future::pending;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use farcall::{Bytes, Channel, Code, Config, Executed, Handle, Policy, Server};
-use tokio::sync::Notify;
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -23,25 +17,9 @@ trait Mix {
     async fn turn(&self, content: Bytes, by: u8) -> farcall::Result<Bytes>;
     /// As many bytes as asked for, beginning with `seed`.
     async fn make(&self, bytes: u32, seed: u8) -> farcall::Result<Bytes>;
-    /// Never returns.
-    async fn hang(&self) -> farcall::Result<()>;
 }
 
-#[derive(Clone, Default)]
-struct Mixer {
-    started: Arc<Notify>,
-    hanging: Arc<AtomicU32>,
-    dropped: Arc<Notify>,
-}
-
-struct Hanging(Mixer);
-
-impl Drop for Hanging {
-    fn drop(&mut self) {
-        self.0.hanging.fetch_sub(1, Ordering::Relaxed);
-        self.0.dropped.notify_one();
-    }
-}
+struct Mixer;
 
 impl Mix for Mixer {
     async fn turn(&self, content: Bytes, by: u8) -> farcall::Result<Bytes> {
@@ -54,13 +32,6 @@ impl Mix for Mixer {
 
     async fn make(&self, bytes: u32, seed: u8) -> farcall::Result<Bytes> {
         Ok(made(bytes as usize, seed))
-    }
-
-    async fn hang(&self) -> farcall::Result<()> {
-        self.hanging.fetch_add(1, Ordering::Relaxed);
-        let _hanging = Hanging(self.clone());
-        self.started.notify_one();
-        pending().await
     }
 }
 
@@ -82,8 +53,8 @@ fn config() -> Config {
     config
 }
 
-async fn serve(mixer: Mixer) -> (String, Handle) {
-    let server = Server::builder().add(MixServer::new(mixer)).config(config()).bind("127.0.0.1:0");
+async fn serve() -> (String, Handle) {
+    let server = Server::builder().add(MixServer::new(Mixer)).config(config()).bind("127.0.0.1:0");
     let server = server.await.unwrap();
     let address = format!("rdma://{}", server.local_addr());
     let handle = server.handle();
@@ -114,7 +85,7 @@ async fn mixed_calls_of_many_tasks_get_their_own_answers() {
     let calls = if long() { 1_000_000 } else { 6_000 };
     let bad = ["send_rnr_err", "rcvd_rnr_err", "retry_exceeded_err"].map(|name| (name, counter(name)));
     let packets = counter("sent_pkts");
-    let (address, server) = serve(Mixer::default()).await;
+    let (address, server) = serve().await;
     let mut channels = Vec::new();
     for _ in 0..CONNECTIONS {
         channels.push(connect(&address).await);
@@ -159,7 +130,7 @@ async fn mixed_calls_of_many_tasks_get_their_own_answers() {
 
 #[tokio::test]
 async fn values_of_many_sizes_come_back() {
-    let (address, _server) = serve(Mixer::default()).await;
+    let (address, _server) = serve().await;
     let channel = connect(&address).await;
     let mix = MixClient::new(&channel);
     for len in [0, 1, 100, 219, 220, 512, 2048, 2049, 8000, 8159, 8160, 8161, 8192, 16_384, 100_000, 1 << 20]
@@ -174,7 +145,7 @@ async fn values_of_many_sizes_come_back() {
 
 #[tokio::test]
 async fn a_drain_lets_the_answers_arrive() {
-    let (address, server) = serve(Mixer::default()).await;
+    let (address, server) = serve().await;
     let mix = MixClient::new(connect(&address).await);
     let answers: Vec<_> = (0..8)
         .map(|i| {
@@ -195,7 +166,7 @@ async fn a_drain_lets_the_answers_arrive() {
 
 #[tokio::test]
 async fn a_client_that_stays_on_tcp_is_refused_and_nothing_executed() {
-    let (address, _server) = serve(Mixer::default()).await;
+    let (address, _server) = serve().await;
     for _ in 0..10 {
         let error = match Channel::connect(&address.replace("rdma://", "tcp://")).await {
             // The client may have called before it read that it is refused.
@@ -205,109 +176,4 @@ async fn a_client_that_stays_on_tcp_is_refused_and_nothing_executed() {
         assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
         assert!(error.message().contains("require"), "{error}");
     }
-}
-
-/// This test program again, as a process that does one thing and can be killed.
-struct Process(Child);
-
-impl Process {
-    fn start(test: &str, variable: &str, value: &str) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
-            .env(variable, value)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    /// What it prints after `word`.
-    fn said(&mut self, word: &str) -> String {
-        let stdout = self.0.stdout.take().unwrap();
-        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        let line = lines.find_map(|line| line.split_once(word).map(|(_, said)| said.trim().to_owned()));
-        line.unwrap_or_else(|| panic!("the process ended without saying `{word}`"))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn say(word: &str, what: &str) {
-    let mut out = std::io::stdout();
-    writeln!(out, "{word}{what}").unwrap();
-    out.flush().unwrap();
-}
-
-/// Not a test by itself: the process that `a_killed_server_…` kills.
-#[tokio::test]
-async fn process_server() {
-    if std::env::var_os("TEST_SERVER").is_some() {
-        let (address, _server) = serve(Mixer::default()).await;
-        say("ADDRESS ", &address);
-        pending::<()>().await;
-    }
-}
-
-/// Not a test by itself: the process that `a_killed_client_…` kills.
-#[tokio::test]
-async fn process_client() {
-    if let Ok(address) = std::env::var("TEST_CLIENT") {
-        let mix = MixClient::new(connect(&address).await);
-        let calls: Vec<_> = (0..4)
-            .map(|_| {
-                let mix = mix.clone();
-                tokio::spawn(async move { mix.hang().await })
-            })
-            .collect();
-        for call in calls {
-            call.await.unwrap().unwrap();
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_killed_server_ends_every_call_saying_so() {
-    let mut process = Process::start("process_server", "TEST_SERVER", "1");
-    let address = process.said("ADDRESS ");
-    let mix = MixClient::new(connect(&address).await);
-    let calls: Vec<_> = (0..20)
-        .map(|_| {
-            let mix = mix.clone();
-            tokio::spawn(async move { mix.hang().await })
-        })
-        .collect();
-    // Each of them makes its call. An answer to a later one says that the hanging ones have arrived.
-    tokio::task::yield_now().await;
-    mix.make(1, 0).await.unwrap();
-    drop(process);
-    for call in calls {
-        let ended = tokio::time::timeout(PATIENCE, call).await.expect("every call must end");
-        let error = ended.unwrap().unwrap_err();
-        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn a_killed_client_leaves_no_handler() {
-    let mixer = Mixer::default();
-    let (address, server) = serve(mixer.clone()).await;
-    let process = Process::start("process_client", "TEST_CLIENT", &address);
-    let gone = async {
-        while mixer.hanging.load(Ordering::Relaxed) < 4 {
-            mixer.started.notified().await;
-        }
-        drop(process);
-        while mixer.hanging.load(Ordering::Relaxed) > 0 {
-            mixer.dropped.notified().await;
-        }
-        while !server.connections().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, gone).await.expect("the server must see it go");
 }

@@ -61,10 +61,11 @@ async fn part_server() {
 async fn part_client() {
     if let Some(address) = told() {
         let work = WorkClient::new(connect(&address, &config()).await);
+        let hanging = tokio::spawn(work.hang(1000 << 32).into_future());
         let load = Load::start(&work, 0, 4, &LONG);
         load.go_on(8).await;
         say("under load");
-        pending::<()>().await;
+        hanging.await.unwrap().unwrap();
     }
 }
 
@@ -198,7 +199,8 @@ impl Baseline {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_killed_amid_long_messages_leaves_nothing_with_the_server() {
     let _alone = ALONE.lock().await;
-    let (address, server) = work::serve(&Log::default(), config()).await;
+    let log = Log::default();
+    let (address, server) = work::serve(&log, config()).await;
     let other = WorkClient::new(by_rdma(&address, &config()).await);
     let mut before = Baseline::new();
     for _ in 0..rounds() {
@@ -206,10 +208,12 @@ async fn a_client_killed_amid_long_messages_leaves_nothing_with_the_server() {
         assert_eq!(client.said(), "under load");
         let others = Load::start(&other, 100, 2, &LONG);
         others.go_on(2).await;
+        until("its call hangs", async || log.hanging() == 1).await;
         client.kill().await;
         others.go_on(4).await;
         others.stop().await.all_answered();
         until("the server sees it go", async || server.connections().len() == 1).await;
+        until("its handler is dropped", async || log.hanging() == 0).await;
         before.is_reached_again().await;
     }
 }

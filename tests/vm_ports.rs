@@ -62,6 +62,7 @@ async fn moved_to(channel: &Channel, name: &str, word: &str) {
 async fn port_that_goes_down_under_load_costs_no_call_and_repeats_none() {
     let mut config = Config::default();
     config.liveness.connect_ms = 60_000;
+    config.liveness.retry_ms = 200;
     let counter = Counter::default();
     let server = Server::builder().add(CountServer::new(counter.clone())).config(config.clone());
     let server = server.bind("127.0.0.1:0").await.unwrap();

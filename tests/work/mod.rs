@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::future::pending;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,7 @@ pub(crate) trait Work {
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     executed: Arc<Mutex<HashMap<u64, u32>>>,
+    hanging: Arc<AtomicUsize>,
     server: Arc<OnceLock<Handle>>,
 }
 
@@ -47,8 +48,21 @@ impl Log {
         assert!(self.server.set(server.handle()).is_ok());
     }
 
+    /// How many handlers hang.
+    pub(crate) fn hanging(&self) -> usize {
+        self.hanging.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn times(&self) -> HashMap<u64, u32> {
         self.executed.lock().unwrap().clone()
+    }
+}
+
+struct Hanging(Arc<AtomicUsize>);
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -65,6 +79,8 @@ impl Work for Log {
 
     async fn hang(&self, id: u64) -> farcall::Result<()> {
         self.note(id);
+        self.hanging.fetch_add(1, Ordering::Relaxed);
+        let _hanging = Hanging(self.hanging.clone());
         pending().await
     }
 

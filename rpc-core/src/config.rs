@@ -86,7 +86,7 @@ pub struct Liveness {
     pub ping_ms: u64,
     /// After so many unanswered questions the connection is given up. Default 3.
     pub missed_pings: u32,
-    /// When RDMA could not be had, or was lost, the client tries again: after 100 ms, then after twice as long each time,
+    /// When RDMA was lost, or could not be had although both sides have it, the client tries again: after 100 ms, then after twice as long each time,
     /// up to this, in milliseconds. Calls go by TCP meanwhile. 0: it does not try again. Default 30,000.
     pub retry_ms: u64,
 }

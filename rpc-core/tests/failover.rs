@@ -251,6 +251,21 @@ async fn a_link_that_dies_again_and_again_under_load_loses_and_repeats_nothing()
 }
 
 #[tokio::test]
+async fn the_last_place_for_a_call_takes_a_long_one_too() {
+    let (fabric, memory) = readable();
+    let mut few = support::fabric::settings(&fabric, Policy::Auto);
+    few.limits.concurrent_calls = 2;
+    let t = support::setup(support::fabric::settings(&fabric, Policy::Auto), few);
+    let hanging = t.spawn(HANG, "");
+    t.seen.started.notified().await;
+    for i in 0..20 {
+        assert_eq!(t.call(ECHO, bytes(300_000, i)).await.unwrap(), bytes(300_000, i));
+    }
+    assert_eq!(memory.reads.load(Ordering::Relaxed), 40);
+    hanging.abort();
+}
+
+#[tokio::test]
 async fn a_hung_reader_harms_nobody_else() {
     let (fabric, memory) = readable();
     let t = with_fabric(&fabric, Policy::Auto);

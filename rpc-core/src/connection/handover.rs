@@ -50,9 +50,9 @@ impl<T, S: Extend<T>> Handover<T, S> {
         self.wanted.swap(true, Ordering::AcqRel);
     }
 
-    /// How many are queued.
-    pub(super) fn queued(&self) -> usize {
-        lock(&self.queue).len()
+    /// How many of those that are queued are such.
+    pub(super) fn count(&self, is_such: impl Fn(&T) -> bool) -> usize {
+        lock(&self.queue).iter().filter(|item| is_such(item)).count()
     }
 
     /// Puts what is queued into the state and does `work` on it, for as long as more comes. Returns at once if another

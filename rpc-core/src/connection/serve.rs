@@ -152,7 +152,7 @@ impl Connection {
     /// on, so that none is counted twice; and what the peer may have seen the answer of is not counted any more.
     fn unanswered(&self) -> usize {
         let waiting = self.backlog.load(Ordering::Acquire);
-        let queued = self.sending.queued();
+        let queued = self.sending.count(|message| message.call != 0);
         waiting + queued + lock(&self.running.tasks).len()
     }
 

@@ -180,14 +180,15 @@ impl Connection {
                 sending.upgraded = Some((epoch, link.clone()));
                 self.set_better(Some(link.clone()));
                 self.retaining.store(true, Ordering::Relaxed);
+                // Under the locks: the fall of this link, which may come at once, says its own after this.
+                self.upgrading.send_replace(Upgrading::Upgraded);
+                self.retry.note_up();
                 Some(up)
             })
         };
         if up.is_none() {
             return link.close(); // The attempt was given up meanwhile.
         }
-        self.upgrading.send_replace(Upgrading::Upgraded);
-        self.retry.note_up();
         tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");
         link.start(Arc::new(Handler::upgraded(connection, epoch)));
     }

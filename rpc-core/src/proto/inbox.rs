@@ -333,10 +333,14 @@ impl Inbox {
 
     fn fragment(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
         if header.flags & flags::ABANDONED != 0 {
-            let Some(assembly) = self.assembling.remove(&header.call) else {
+            let Some(assembly) = self.assembling.get(&header.call) else {
                 return Err(WireError::new("fragment", "gives up a message that was not begun"));
             };
+            if matches!(assembly.rest, Rest::Pulled(_)) {
+                return Err(WireError::new("fragment", "gives up a message that is described"));
+            }
             self.assembling_bytes -= assembly.total as u64;
+            self.assembling.remove(&header.call);
             return Ok(None);
         }
         let mut buffer = self.buffer(header)?;

@@ -169,13 +169,15 @@ impl Cutting {
         Self { kind, call, total, left: total, pieces, bulk: bulk_len, abandoned: false }
     }
 
-    /// The one frame that describes where the end of the message is to be read, if that can be exposed and all before it
-    /// fits. What is left then is what was exposed: should the peer not read it, it is cut like any other.
-    pub(crate) fn describe(&mut self, max: usize, seq: u32, to: &mut dyn Expose) -> Result<Frame, Exposing> {
+    /// Whether one frame of this length can describe where the end of the message is to be read.
+    pub(crate) fn can_be_described(&self, max: usize) -> bool {
+        self.bulk > 0 && !self.has_begun() && self.total - self.bulk + 6 + MAX_DESCRIPTOR <= max
+    }
+
+    /// The frame that describes where the end of the message is to be read, if it [can be](Self::can_be_described) and is
+    /// exposed. What is left then is what was exposed: should the peer not read it, it is cut like any other.
+    pub(crate) fn describe(&mut self, seq: u32, to: &mut dyn Expose) -> Result<Frame, Exposing> {
         let begins_with = self.total - self.bulk;
-        if self.bulk == 0 || self.has_begun() || begins_with + 6 + MAX_DESCRIPTOR > max {
-            return Err(Exposing::Never);
-        }
         let Some(bulk) = self.pieces.back() else { return Err(Exposing::Never) };
         let descriptor = match to.expose(seq, bulk) {
             Exposing::Described(descriptor) => descriptor,

@@ -34,6 +34,8 @@ pub struct Outbox {
     exposed: BTreeMap<u32, Cutting>,
     /// How many of `cutting` are given up.
     abandoned: usize,
+    /// Messages of the session itself in `queue`, `large` and `cutting`.
+    own: usize,
     /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
     /// BIND) may not overtake it.
     barriers: usize,
@@ -63,6 +65,7 @@ impl Outbox {
             cutting: VecDeque::new(),
             exposed: BTreeMap::new(),
             abandoned: 0,
+            own: 0,
             barriers: 0,
             small_run: 0,
             next_seq: 1,
@@ -86,6 +89,7 @@ impl Outbox {
     /// Queues a message; once [closed](Self::close), forgets it.
     pub fn push(&mut self, message: Message) {
         if !self.closed {
+            self.own += usize::from(message.call == 0);
             self.queue.push_back(message);
         }
     }
@@ -129,30 +133,43 @@ impl Outbox {
 
     fn next_new(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
         self.begin_large();
-        if self.cutting.is_empty() || self.small_run < SMALL_RUN {
-            while self.barriers == 0
-                && let Some(message) = self.queue.pop_front()
-            {
-                if message.len() <= max_payload {
-                    self.small_run += 1;
-                    return Some(message.into_frame());
-                }
-                self.barriers += usize::from(message.call == 0);
-                self.large.push_back(message);
-                self.begin_large();
-            }
+        if (self.cutting.is_empty() || self.small_run < SMALL_RUN)
+            && let Some(frame) = self.next_short(max_payload)
+        {
+            return Some(frame);
         }
-        self.small_run = 0;
         for _ in 0..self.cutting.len() {
             let mut message = self.cutting.pop_front()?;
             match self.describe(&mut message, max_payload, expose) {
                 Ok(frame) => {
+                    self.small_run = 0;
                     self.exposed.insert(self.next_seq, message);
                     return Some(frame);
                 }
                 Err(Exposing::Later) => self.cutting.push_back(message),
-                Err(_) => return Some(self.cut(message, max_payload)),
+                Err(_) => {
+                    self.small_run = 0;
+                    return Some(self.cut(message, max_payload));
+                }
             }
+        }
+        // What is long has to wait; what is short has not.
+        self.next_short(max_payload)
+    }
+
+    /// The next message that is no longer than a frame. Longer ones on the way there are set aside.
+    fn next_short(&mut self, max_payload: usize) -> Option<Frame> {
+        while self.barriers == 0
+            && let Some(message) = self.queue.pop_front()
+        {
+            if message.len() <= max_payload {
+                self.small_run = self.small_run.saturating_add(1);
+                self.own -= usize::from(message.call == 0);
+                return Some(message.into_frame());
+            }
+            self.barriers += usize::from(message.call == 0);
+            self.large.push_back(message);
+            self.begin_large();
         }
         None
     }
@@ -163,13 +180,13 @@ impl Outbox {
         max_payload: usize,
         expose: &mut dyn Expose,
     ) -> Result<Frame, Exposing> {
-        if self.route == Route::Stream {
+        if self.route == Route::Stream || !message.can_be_described(max_payload) {
             return Err(Exposing::Never);
         }
         if self.exposed.len() >= Down::MAX_PULLS {
             return Err(Exposing::Later);
         }
-        message.describe(max_payload, self.next_seq, expose)
+        message.describe(self.next_seq, expose)
     }
 
     fn cut(&mut self, mut message: Cutting, max_payload: usize) -> Frame {
@@ -178,6 +195,7 @@ impl Outbox {
             self.assembling -= message.total();
             self.abandoned -= usize::from(message.is_abandoned());
             self.barriers -= usize::from(message.call == 0);
+            self.own -= usize::from(message.call == 0);
         } else {
             self.cutting.push_back(message);
         }
@@ -186,6 +204,9 @@ impl Outbox {
 
     /// The peer has read what the frame of this number described, or wants it sent.
     pub fn done(&mut self, done: &Done) -> Result<(), NotSent> {
+        if self.closed {
+            return Ok(()); // It has crossed the end.
+        }
         let message = self.exposed.remove(&done.seq).ok_or(NotSent)?;
         if done.outcome == Done::READ {
             self.assembling -= message.total();
@@ -255,9 +276,9 @@ impl Outbox {
         Abandoned::Unsent
     }
 
-    /// How many messages have not left, or not wholly, and are wanted still.
+    /// How many messages of calls have not left, or not wholly, and are wanted still.
     pub fn waiting(&self) -> usize {
-        self.queue.len() + self.large.len() + self.cutting.len() - self.abandoned
+        self.queue.len() + self.large.len() + self.cutting.len() - self.abandoned - self.own
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
@@ -322,7 +343,7 @@ impl Outbox {
         self.cutting.clear();
         self.exposed.clear();
         self.retained.clear();
-        (self.abandoned, self.barriers, self.resend) = (0, 0, 0);
+        (self.abandoned, self.own, self.barriers, self.resend) = (0, 0, 0, 0);
         (self.assembling, self.retained_bytes) = (0, 0);
         calls
     }
@@ -455,6 +476,25 @@ mod tests {
         assert_eq!(unsent, [2, 3]);
         outbox.push(request(4, 10));
         assert_eq!((next(&mut outbox), outbox.is_empty(), outbox.waiting()), (None, true, 0));
+    }
+
+    #[test]
+    fn short_messages_do_not_wait_for_one_that_can_not_be_exposed_yet() {
+        struct Full;
+        impl Expose for Full {
+            fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+                Exposing::Later
+            }
+        }
+        let mut outbox = Outbox::new(100_000, 1 << 20);
+        outbox.go_up(1);
+        let mut long = request(1, 10);
+        long.bulk = vec![7; 9000].into();
+        outbox.push(long);
+        (2..60).for_each(|call| outbox.push(request(call, 10)));
+        outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
+        let frames = std::iter::from_fn(|| outbox.next(MAX_FRAME, &mut Full)).count();
+        assert_eq!((frames, outbox.waiting()), (59, 1));
     }
 
     #[test]

@@ -61,6 +61,10 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
             idle_since = None;
             continue;
         }
+        // The last link may have gone with the second look, and nothing wakes a driver without links.
+        if driver.is_done() {
+            return Ok(());
+        }
         if let Woken::ByCompletion = sleep(driver, &mut *channel).await {
             spin.slept(since.elapsed());
         }

@@ -122,7 +122,12 @@ impl LinkCore {
                 if !sending.is_open() {
                     return;
                 }
-                sending.pulls.asked.push_back(asked);
+                if sending.pulls.most == 0 {
+                    // The peer lets nothing be read, and describes all the same: nothing is kept for that.
+                    sending.pulls.done.push_back((asked.described.seq, None));
+                } else {
+                    sending.pulls.asked.push_back(asked);
+                }
                 self.pump(&mut sending);
                 self.post(&mut sending);
                 if !sending.pulls.done.is_empty() {

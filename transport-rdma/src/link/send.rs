@@ -238,7 +238,12 @@ impl LinkCore {
             sending.blocked &= !wake;
             wake
         };
-        if wake && let Some(handler) = self.receiving().handler() {
+        if !wake {
+            return;
+        }
+        // In a statement of its own, which ends with the lock.
+        let handler = self.receiving().handler();
+        if let Some(handler) = handler {
             handler.writable();
         }
     }

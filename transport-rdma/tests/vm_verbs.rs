@@ -191,8 +191,15 @@ fn machine_with(device: &str) -> Machine {
 /// What processes have of a device, as the kernel tells it. Windows are not among it; but a window keeps its region.
 fn resources(device: &str) -> String {
     let show = |kind: &str| {
-        let output = Command::new("rdma").args(["resource", "show", kind]).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // It fails when a device, another test's, goes while it goes through them all.
+        let start = Instant::now();
+        let output = loop {
+            let output = Command::new("rdma").args(["resource", "show", kind]).output().unwrap();
+            if output.status.success() {
+                break output;
+            }
+            assert!(start.elapsed() < LIMIT, "{}", String::from_utf8_lossy(&output.stderr));
+        };
         let text = String::from_utf8(output.stdout).unwrap();
         let of_device = |line: &&str| line.contains(device) && line.contains(" pid ");
         text.lines().filter(of_device).map(|line| format!("{line}\n")).collect::<String>()

@@ -79,7 +79,8 @@ impl Limits {
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Liveness {
-    /// How long connecting may take, HELLO included, in milliseconds. Default 3000.
+    /// How long each step of connecting may take (connecting, HELLO, preparing RDMA, moving to it), in milliseconds.
+    /// Default 3000.
     pub connect_ms: u64,
     /// While calls wait and the peer is silent for so long, it is asked whether it is there, in milliseconds.
     /// Default 2000.
@@ -108,7 +109,7 @@ impl Liveness {
         Ok(())
     }
 
-    /// How long connecting may take.
+    /// How long each step of connecting may take.
     pub fn connect(&self) -> Duration {
         Duration::from_millis(self.connect_ms)
     }

@@ -50,7 +50,12 @@ impl<T, S: Extend<T>> Handover<T, S> {
         self.wanted.swap(true, Ordering::AcqRel);
     }
 
-    /// How many of those that are queued are such.
+    /// How many are queued.
+    pub(super) fn queued(&self) -> usize {
+        lock(&self.queue).len()
+    }
+
+    /// How many of those that are queued are such. Looks at each.
     pub(super) fn count(&self, is_such: impl Fn(&T) -> bool) -> usize {
         lock(&self.queue).iter().filter(|item| is_such(item)).count()
     }

@@ -151,9 +151,17 @@ impl Connection {
     /// How many calls of the peer are in progress: their answers have not left. Against the order in which calls move
     /// on, so that none is counted twice; and what the peer may have seen the answer of is not counted any more.
     fn unanswered(&self) -> usize {
-        let waiting = self.backlog.load(Ordering::Acquire);
-        let queued = self.sending.count(|message| message.call != 0);
-        waiting + queued + lock(&self.running.tasks).len()
+        let with = |queued: &dyn Fn() -> usize| {
+            let waiting = self.backlog.load(Ordering::Acquire);
+            let queued = queued();
+            waiting + queued + lock(&self.running.tasks).len()
+        };
+        // As long as there is room nobody asks whether the session's own messages are among those queued.
+        let most = with(&|| self.sending.queued());
+        if most < self.settings.limits.concurrent_calls as usize {
+            return most;
+        }
+        with(&|| self.sending.count(|message| message.call != 0))
     }
 
     fn admit(

@@ -31,7 +31,8 @@ impl QpSize {
 /// blocks for milliseconds: leave that to a control thread, after it was drained. What was still exposed is kept until then.
 ///
 /// To drain: [`to_err`](Self::to_err), [`post_marker`](Self::post_marker), poll until [`Completion::Drained`], then poll the
-/// receive queue until it is empty. Completions not polled before the queue pair is destroyed are lost.
+/// receive queue until it is empty. Completions not polled before the queue pair is destroyed are lost, but the receives among
+/// them are posted again: others count on those.
 pub trait QueuePair: Debug + Send + Sync {
     /// Its number, which the peer needs, and which is not used again on this device while it exists.
     fn number(&self) -> u32;
@@ -250,4 +251,14 @@ pub enum Completion {
         /// How many requests this completes beside the marker.
         count: usize,
     },
+}
+
+impl Completion {
+    /// The buffer of a receive.
+    pub(crate) fn into_slot(self) -> Option<Slot> {
+        match self {
+            Self::Received { slot, .. } | Self::ReceiveFailed { slot, .. } => Some(slot),
+            Self::Sent { .. } | Self::Read { .. } | Self::SendFailed { .. } | Self::Drained { .. } => None,
+        }
+    }
 }

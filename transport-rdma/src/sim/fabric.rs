@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::windows::{Grant, SimWindow};
 use crate::device::{
-    Cq, DeviceEvent, Gid, Landing, PostError, QpTuning, RemoteQp, RemoteRange, Slot, WcStatus,
+    Completion, Cq, DeviceEvent, Gid, Landing, PostError, QpTuning, RemoteQp, RemoteRange, Slot, WcStatus,
 };
 use crate::verbs::inflight::{InFlight, RawCompletion};
 
@@ -186,6 +186,21 @@ impl State {
             count += 1;
         }
         Ok(count)
+    }
+
+    /// Takes the receives out of the completion queue that have completed on a queue pair.
+    pub(super) fn take_completed(&mut self, num: u32) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        let Some(qp) = self.qps.get(&num) else { return slots };
+        let Some(Shard { in_flight, cqs, .. }) = self.shards.get_mut(&qp.shard) else { return slots };
+        cqs[Cq::Receive as usize].entries.retain(|entry| {
+            let keep = entry.qp_num != num;
+            if !keep {
+                slots.extend(in_flight.resolve(entry).and_then(Completion::into_slot));
+            }
+            keep
+        });
+        slots
     }
 
     /// Forgets a queue pair. Its completions vanish; receives that they stand for never come back. Refused, as long as it has

@@ -5,8 +5,9 @@
 //!
 //! - Nothing happens at once. Work runs when somebody polls or arms, or when somebody sleeps on an armed queue, and then in
 //!   an order across queue pairs that the seed decides.
-//! - Completions of a queue pair that are not polled when it is destroyed vanish, and receives that they stand for stay
-//!   with the queue for good. Its number is given to the next one.
+//! - Completions of a queue pair that are not polled when it is destroyed vanish. Of receives that had completed before,
+//!   the buffers are posted again; those that complete at the last moment, as they can on a queue pair that was not set to
+//!   ERR, stay with the queue for good. Its number is given to the next one.
 //! - A queue pair in ERR flushes its sends; of a shared receive queue it flushes nothing.
 //! - A completion queue that overflows is lost, with everything that uses it.
 //! - A posted receive slot is overwritten at once, and so is what a READ will write.

@@ -343,7 +343,13 @@ impl Drop for SimQp {
     fn drop(&mut self) {
         let destroyed = self.queues.hca.host.fabric().with(|state| {
             state.dealloc_windows(self.number);
-            state.destroy(self.number)
+            let mut slots = state.take_completed(self.number);
+            // What comes after this last look, as it can unless the queue pair is in ERR, vanishes with it.
+            state.run(None);
+            state.destroy(self.number)?;
+            // There is room: they have just been taken from it.
+            let _ = state.post_receives(self.queues.shard, &mut slots);
+            Ok(())
         });
         if let Err(errno) = destroyed {
             crate::verbs::leaked("ibv_destroy_qp", errno);

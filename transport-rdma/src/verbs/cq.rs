@@ -105,12 +105,12 @@ impl CompletionQueue {
         }
     }
 
-    /// Hands what was absorbed of a destroyed queue pair to `discard`.
-    pub(super) fn purge(&self, qp_num: u32, mut discard: impl FnMut(&RawCompletion)) {
+    /// Hands what was absorbed of a destroyed queue pair to `take`.
+    pub(super) fn purge(&self, qp_num: u32, mut take: impl FnMut(&RawCompletion)) {
         self.lock().backlog.retain(|raw| {
             let keep = raw.qp_num != qp_num;
             if !keep {
-                discard(raw);
+                take(raw);
             }
             keep
         });

@@ -16,8 +16,8 @@ use super::sys::{self, Plain as _, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sg
 use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
-    Cq, CreateQpError, DeviceError, ExposeError, LinkLayer, LocalPath, MAX_BATCH, PostError, QpSize,
-    QpTuning, QueuePair, RemoteQp, Work,
+    Completion, Cq, CreateQpError, DeviceError, ExposeError, LinkLayer, LocalPath, MAX_BATCH, PostError,
+    QpSize, QpTuning, QueuePair, RemoteQp, Work,
 };
 
 /// See [`QueuePair`].
@@ -343,10 +343,16 @@ impl Drop for VerbsQp {
             return self.leak();
         }
         // Others leave them in the queue, where the next bearer of the number would find them.
+        let mut slots = Vec::new();
         for cq in queues {
             cq.absorb(hca);
-            cq.purge(self.number, |raw| drop(self.queues.in_flight().resolve(raw)));
+            cq.purge(self.number, |raw| {
+                slots.extend(self.queues.in_flight().resolve(raw).and_then(Completion::into_slot));
+            });
         }
+        // Nobody will poll these receives, but the peers of other queue pairs count on them. A device that refuses them is
+        // lost, and that is noticed where it is polled.
+        let _ = self.queues.srq().post(hca, &mut slots);
         self.queues.in_flight().remove_ring(&self.ring);
         budget.give_back(self.size);
     }

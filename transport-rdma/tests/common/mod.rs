@@ -110,6 +110,17 @@ impl End {
         assert_eq!(self.qp.post(&mut requests).unwrap(), 1);
     }
 
+    /// Sends messages, and returns when they have arrived.
+    pub(crate) fn send_and_await(&self, count: u8) {
+        for i in 0..count {
+            let parts = [self.message(1024, i), Bytes::new()];
+            let mut requests = VecDeque::from([Work::Send { parts, signaled: true, solicited: false }]);
+            assert_eq!(self.qp.post(&mut requests).unwrap(), 1);
+            let done = self.poll(Cq::Send, 1).remove(0);
+            assert!(matches!(done, Completion::Sent { count: 1, .. }), "{done:?}");
+        }
+    }
+
     /// The next completions, by polling.
     pub(crate) fn poll(&self, cq: Cq, count: usize) -> Vec<Completion> {
         let (mut out, start) = (Vec::new(), Instant::now());

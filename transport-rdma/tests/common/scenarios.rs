@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use farcall_rdma::device::*;
@@ -196,18 +195,19 @@ pub(crate) fn send_completion_queue_cannot_be_oversubscribed(machine: Machine) {
 pub(crate) fn undrained_queue_pair_leaves_nothing_behind(machine: Machine) {
     let before = machine.free();
     {
-        let (a, b) = machine.pair(8);
-        let queues = Arc::clone(&b.queues);
-        for i in 0..5 {
-            a.send(a.message(1024, i));
-        }
-        drop(a.drain());
-        // Five receives may have completed by now; nobody has polled them, and nobody will.
-        let posted = queues.receives_posted();
-        drop(b.qp);
-        assert_eq!(queues.poll(Cq::Receive, 16, &mut Vec::new()).unwrap(), 0);
-        assert!(queues.receives_posted() >= posted - 5);
-        assert!(queues.create_qp(SIZE).is_ok());
+        let (a, mut b) = machine.pair(8);
+        a.send_and_await(5);
+        // Five receives have completed; nobody has polled them, and nobody will.
+        b.qp.to_err().unwrap();
+        b.qp = b.queues.create_qp(SIZE).unwrap();
+        assert_eq!(b.queues.poll(Cq::Receive, 16, &mut Vec::new()).unwrap(), 0);
+        // All eight are there for the next queue pair.
+        b.qp.to_init(&b.path).unwrap();
+        let a = machine.end(0);
+        connect(&a, &b, &machine.tuning());
+        a.send_and_await(8);
+        assert_eq!(b.poll(Cq::Receive, 8).len(), 8);
+        assert_eq!(b.queues.receives_posted(), 0);
     }
     assert_eq!(machine.free(), before);
     assert_eq!(verbs::leaks(), 0);

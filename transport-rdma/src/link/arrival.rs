@@ -18,9 +18,15 @@ const COPY: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Arrival {
     link: Arc<LinkCore>,
-    /// The grants that the peer had been told of when this was polled.
-    told: u32,
+    heard: Heard,
     frame: Result<(Header, Bytes), LinkEnd>,
+}
+
+/// The most that the peer can have heard from this side when a frame of its own was polled.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Heard {
+    pub(super) grants: u32,
+    pub(super) bytes: u64,
 }
 
 impl Arrival {
@@ -34,14 +40,15 @@ impl Arrival {
         pool: &Pool,
         slots: &mut Vec<Slot>,
     ) -> Self {
-        let told = link.told.load(Ordering::Acquire);
+        let heard =
+            Heard { grants: link.told.load(Ordering::Acquire), bytes: link.sent.load(Ordering::Acquire) };
         link.received.fetch_add(len as u64, Ordering::Relaxed);
         let header = match read_header(&slot[..len]) {
             Ok(header) => header,
             Err(why) => {
                 slots.push(slot);
                 let end = LinkEnd::malformed(format!("{}: the peer broke the protocol: {why}", link.name));
-                return Self { link, told, frame: Err(end) };
+                return Self { link, heard, frame: Err(end) };
             }
         };
         let spare = if len - HEADER_LEN < COPY { None } else { pool.take() };
@@ -57,13 +64,13 @@ impl Arrival {
                 payload
             }
         };
-        Self { link, told, frame: Ok((header, payload)) }
+        Self { link, heard, frame: Ok((header, payload)) }
     }
 
     /// A receive has failed.
     pub(crate) fn failure(link: Arc<LinkCore>, error: WcError) -> Self {
         let end = link.explain(error);
-        Self { link, told: 0, frame: Err(end) }
+        Self { link, heard: Heard::default(), frame: Err(end) }
     }
 
     /// Whether it does no more than complete a call: what delivers it runs no handler.
@@ -77,7 +84,7 @@ impl Arrival {
     /// Counts and delivers it. `Some`: the link is over.
     pub(crate) fn accept(self) -> (Arc<LinkCore>, Option<LinkEnd>) {
         let end = match self.frame {
-            Ok((header, payload)) => self.link.accept(header, payload, self.told),
+            Ok((header, payload)) => self.link.accept(header, payload, self.heard),
             Err(end) => Some(end),
         };
         (self.link, end)

@@ -78,6 +78,19 @@ impl Received {
     }
 }
 
+/// The PINGs of the peer, or its GRANTs and RECLAIMs: it has one receive for these. So it sends the next when it knows that
+/// the last was read, and it knows that by something that this side has said since.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Turn(Option<u64>);
+
+impl Turn {
+    /// Another one has arrived, when the peer can have heard this many bytes. False if those were as many the last time.
+    #[must_use]
+    pub(crate) fn take(&mut self, heard: u64) -> bool {
+        self.0.replace(heard) != Some(heard)
+    }
+}
+
 /// What this side has told the peer of its grants, and whether it should tell more.
 ///
 /// Of the CREDITs of a side, the peer has a receive for one GRANT or RECLAIM; so the next leaves only when the last is

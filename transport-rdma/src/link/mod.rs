@@ -59,6 +59,7 @@ pub(crate) struct LinkCore {
     connecting: AtomicBool,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
+    /// Bytes, counted before they are posted: what the peer may have heard.
     sent: AtomicU64,
     received: AtomicU64,
     copied: AtomicU64,

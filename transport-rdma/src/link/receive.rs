@@ -10,7 +10,8 @@ use farcall_core::transport::{LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
-use super::credit::Received;
+use super::arrival::Heard;
+use super::credit::{Received, Turn};
 
 /// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
 #[derive(Default)]
@@ -20,6 +21,9 @@ pub(super) struct Receiving {
     pub(super) lent_at: Received,
     /// What it was when somebody looked for peers that are idle.
     pub(super) seen: Received,
+    /// What the peer may say without a credit, and without being asked.
+    credits: Turn,
+    pings: Turn,
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
     /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
@@ -111,9 +115,9 @@ impl Receiving {
 }
 
 impl LinkCore {
-    /// A frame has arrived, when the peer had been told of `told` grants. `Some`: the link is over.
-    pub(super) fn accept(&self, header: Header, payload: Bytes, told: u32) -> Option<LinkEnd> {
-        match self.take_in(header, payload, told) {
+    /// A frame has arrived. `Some`: the link is over.
+    pub(super) fn accept(&self, header: Header, payload: Bytes, heard: Heard) -> Option<LinkEnd> {
+        match self.take_in(header, payload, heard) {
             Ok(None) => {}
             Ok(end) => return end,
             Err(error) => {
@@ -126,24 +130,27 @@ impl LinkCore {
         self.deliver()
     }
 
-    fn take_in(&self, header: Header, payload: Bytes, told: u32) -> Result<Option<LinkEnd>, String> {
+    fn take_in(&self, header: Header, payload: Bytes, heard: Heard) -> Result<Option<LinkEnd>, String> {
         let wrong = |error: WireError| error.to_string();
         let mut receiving = self.receiving();
-        if receiving.ended || receiving.farewell {
+        if receiving.ended {
             return Ok(None);
+        }
+        if receiving.farewell {
+            return Err("it sends a frame after its CLOSE".to_owned());
         }
         let kind = header.kind;
         let is_control =
             [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&kind);
         self.sending().on_grant(header.grant);
         if !is_control {
-            if !receiving.count.count(told) {
+            if !receiving.count.count(heard.grants) {
                 return Err("it sent a frame without a credit".to_owned());
             }
             // The driver has already put another receive in the place of this one.
             self.granted.fetch_add(1, Ordering::Release);
         }
-        if header.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(told)) {
+        if header.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(heard.grants)) {
             self.lend(&mut receiving);
         }
         match kind {
@@ -155,14 +162,20 @@ impl LinkCore {
             _ if !receiving.is_proven() => return Err("its first frame is not a PROBE".to_owned()),
             FrameType::CREDIT => {
                 let credit = Credit::decode(payload).map_err(wrong)?;
+                if credit.op != CreditOp::Forfeit && !receiving.credits.take(heard.bytes) {
+                    return Err("it sends a CREDIT before it can know that the last was read".to_owned());
+                }
                 match credit.op {
                     CreditOp::Grant => {}
                     CreditOp::Reclaim => self.sending().want_forfeit(credit.count),
-                    CreditOp::Forfeit => self.take_back(&mut receiving, credit.count, told)?,
+                    CreditOp::Forfeit => self.take_back(&mut receiving, credit.count, heard.grants)?,
                 }
             }
             FrameType::PING => {
                 let ping = Ping::decode(payload).map_err(wrong)?;
+                if !receiving.pings.take(heard.bytes) {
+                    return Err("it sends a PING before it can know that the last was read".to_owned());
+                }
                 self.sending().want_pong(ping.token);
             }
             FrameType::PONG => {

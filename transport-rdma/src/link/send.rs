@@ -272,7 +272,7 @@ impl LinkCore {
         // A frame has at most `max_frame` bytes, for which a slot has room, header included.
         let pieces = frame.pieces.iter().map(|piece| &piece[..]);
         let Some(request) = sending.encode(&header, pieces, slot) else { return };
-        self.sent.fetch_add(HEADER_LEN as u64 + u64::from(header.len), Ordering::Relaxed);
+        self.sent.fetch_add(HEADER_LEN as u64 + u64::from(header.len), Ordering::Release);
         if had_slot && slot.is_none() {
             self.copied.fetch_add(u64::from(header.len), Ordering::Relaxed);
         }
@@ -363,7 +363,7 @@ impl LinkCore {
         if let Work::Send { signaled, .. } = &mut request {
             *signaled = kind == FrameType::CLOSE;
         }
-        self.sent.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Relaxed);
+        self.sent.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Release);
         sending.requests.push_back(request);
         self.post(sending);
     }

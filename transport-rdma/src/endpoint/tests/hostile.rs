@@ -132,6 +132,23 @@ async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
         ("credit", Box::new(|h| h.send(FrameType::CREDIT, b"nonsense", 250))),
         ("PING that was not sent", Box::new(|h| h.send(FrameType::PONG, &[0; 8], 250))),
         ("ping", Box::new(|h| h.send(FrameType::PING, &[0; 3], 250))),
+        // More than there are receives. Not one of them needs a credit.
+        ("sends a PING before", Box::new(|h| (0..200).for_each(|_| h.send(FrameType::PING, &[0; 8], 250)))),
+        (
+            "sends a CREDIT before",
+            Box::new(move |h| {
+                (0..200).for_each(|_| h.send(FrameType::CREDIT, &encode(CreditOp::Grant, 0), 250));
+            }),
+        ),
+        (
+            "sends a CREDIT before",
+            Box::new(move |h| {
+                for op in [CreditOp::Grant, CreditOp::Reclaim] {
+                    h.send(FrameType::CREDIT, &encode(op, 0), 250);
+                }
+            }),
+        ),
+        ("after its CLOSE", Box::new(|h| (0..200).for_each(|_| h.send(FrameType::CLOSE, &[0], 250)))),
     ];
     let (fabric, [near, far]) = nodes(1);
     let [a, mut b] = near.link(&far).await;
@@ -198,6 +215,23 @@ async fn ping_is_answered_and_reclaimed_credits_are_given_back() {
     until("the driver does not sleep", || fabric.queues_armed() == 2).await;
     assert_eq!(received(), 59, "more than there are credits");
     drop(hostile.device);
+}
+
+#[tokio::test]
+async fn pings_and_credits_whose_answers_are_awaited_may_follow_each_other() {
+    let (fabric, [_near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let end = End::start(server.await.unwrap().unwrap());
+    let mut reclaim = BytesMut::new();
+    Credit { op: CreditOp::Reclaim, count: 0 }.encode(&mut reclaim);
+    for _ in 0..100 {
+        hostile.send(FrameType::PING, &[0; 8], 250);
+        hostile.receive(FrameType::PONG).await;
+        hostile.send(FrameType::CREDIT, &reclaim, 250);
+        hostile.receive(FrameType::CREDIT).await;
+    }
+    end.send(1, 10);
+    hostile.receive(FrameType::ITEM).await;
 }
 
 #[tokio::test]

@@ -77,6 +77,14 @@ fn other_headers_report_too() {
     assert!(reports.is_due(15, Received(7)));
 }
 
+#[test]
+fn turn_comes_with_something_to_hear() {
+    let mut turn = Turn::default();
+    assert!(turn.take(100), "the first");
+    assert!(!turn.take(100));
+    assert!(turn.take(132) && !turn.take(132));
+}
+
 /// Two sides that send, lend, reclaim and deliver whenever they can.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct World([Side; 2]);
@@ -93,6 +101,9 @@ struct Side {
     granted: u32,
     window: u32,
     reports: Reports,
+    /// Whether it has said something since the last CREDIT and the last PING arrived: [`Turn`], without the counts, of which
+    /// there are too many to go through.
+    said: [bool; 2],
     /// How many it has asked for: wanted, and then with the RECLAIM on its way.
     reclaim: Option<u32>,
     asked: Option<u32>,
@@ -132,6 +143,7 @@ impl Side {
             granted: base,
             window: base,
             reports: Reports::new(base),
+            said: [true; 2],
             reclaim: None,
             asked: None,
             forfeit: None,
@@ -142,6 +154,7 @@ impl Side {
 
     fn put(&mut self, frame: Frame) {
         let grant = self.reports.stamp(self.granted);
+        self.said = [true; 2];
         self.wire.push_back((frame, grant));
     }
 
@@ -229,10 +242,14 @@ impl World {
                 assert!(to.received.count(told), "a frame without a credit");
                 to.granted += 1;
             }
-            Frame::Grant => {}
-            Frame::Ping => to.pong = true,
+            Frame::Grant => assert!(std::mem::take(&mut to.said[0]), "out of turn"),
+            Frame::Ping => {
+                assert!(std::mem::take(&mut to.said[1]), "out of turn");
+                to.pong = true;
+            }
             Frame::Pong => assert!(to.reports.note_pong()),
             Frame::Reclaim(count) => {
+                assert!(std::mem::take(&mut to.said[0]), "out of turn");
                 assert_eq!(to.forfeit, None, "asked again before the answer");
                 to.forfeit = Some(count);
             }

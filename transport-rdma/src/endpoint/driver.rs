@@ -213,6 +213,9 @@ impl Driver {
     }
 
     fn abandon(&mut self, end: Option<&LinkEnd>) {
+        // No helper delivers meanwhile.
+        let shard = Arc::clone(&self.shard);
+        let _intake = shard.intake();
         let links: Vec<_> = {
             let mut links = self.shard.links();
             self.shard.dead.store(true, Ordering::Release);

@@ -150,9 +150,7 @@ impl LinkCore {
 
     /// Gives queue pair and receives back. The driver has ended it, and takes it off its list.
     pub(crate) fn release(&self) {
-        self.receiving().release();
-        // If it was started after it had ended.
-        self.deliver_rest();
+        self.release_receiving();
         // The queue pair first: its receives are free only when it receives no more. Destroying it may block, and happens
         // elsewhere; by now it is in ERR.
         self.sending().release();

@@ -60,9 +60,12 @@ impl Receiving {
         self.released
     }
 
-    /// The driver will deliver nothing more after this.
-    pub(super) fn release(&mut self) {
-        self.released = true;
+    /// The driver will deliver nothing more after this. False if there is something that it has to deliver before. Who starts
+    /// the link delivers the rest, if it comes after this, and the driver otherwise: never both, at the same time.
+    #[must_use]
+    pub(super) fn release(&mut self) -> bool {
+        self.released = self.handler.is_none() || self.inbox.is_empty();
+        self.released
     }
 
     /// Forgets the handler without a word: its runtime is gone. The caller drops it when it holds no lock: a handler that
@@ -274,8 +277,107 @@ impl LinkCore {
         }
     }
 
+    /// Leaves what there is to who starts the link, or delivers it if that was done.
+    pub(super) fn release_receiving(&self) {
+        while !self.receiving().release() {
+            self.deliver_rest();
+        }
+    }
+
     /// Whether what was taken to be sent has been.
     pub(crate) fn has_sent(&self) -> bool {
         self.sending().has_sent()
+    }
+}
+
+/// Every interleaving of a driver that lets go of a link and of who starts it: `RUSTFLAGS="--cfg farcall_loom" cargo test -p
+/// farcall-rdma --lib loom`.
+#[cfg(all(test, farcall_loom))]
+mod loom_tests {
+    use bytes::BytesMut;
+    use loom::sync::{Arc, Mutex, MutexGuard};
+    use loom::thread;
+
+    use super::*;
+
+    /// What it has heard.
+    #[derive(Default)]
+    struct Handler(Mutex<Vec<&'static str>>);
+
+    impl Handler {
+        /// Only one may be here.
+        fn hear(&self, what: &'static str) {
+            self.0.try_lock().expect("two deliver at once").push(what);
+        }
+    }
+
+    impl LinkHandler for Handler {
+        fn receive(&self, _: Header, _: Bytes) -> Result<(), WireError> {
+            self.hear("frame");
+            Ok(())
+        }
+
+        fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
+            Ok(None)
+        }
+
+        fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
+            Ok(())
+        }
+
+        fn batch_end(&self) {}
+
+        fn writable(&self) {}
+
+        fn closed(&self, _: LinkEnd) {
+            self.hear("end");
+        }
+    }
+
+    /// As [`LinkCore::deliver_rest`] does, to a handler that refuses nothing.
+    fn deliver_rest(receiving: &Mutex<Receiving>) {
+        let lock = || -> MutexGuard<'_, Receiving> { receiving.lock().unwrap() };
+        loop {
+            let (handler, item) = {
+                let mut receiving = lock();
+                let Some(handler) = receiving.handler.clone() else { return };
+                let Some(item) = receiving.inbox.pop_front() else { return };
+                (handler, item)
+            };
+            match item {
+                Item::Frame(header, payload) => drop(handler.receive(header, payload)),
+                Item::End(end) => {
+                    lock().handler = None;
+                    return handler.closed(end);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rest_of_a_link_is_delivered_by_one() {
+        loom::model(|| {
+            let mut receiving = Receiving { ended: true, ..Receiving::default() };
+            for _ in 0..2 {
+                receiving.inbox.push_back(Item::Frame(Header::new(FrameType::ITEM, 1), Bytes::new()));
+            }
+            receiving.inbox.push_back(Item::End(LinkEnd::orderly()));
+            let receiving = Arc::new(Mutex::new(receiving));
+            let handler = std::sync::Arc::new(Handler::default());
+            let driver = thread::spawn({
+                let receiving = Arc::clone(&receiving);
+                move || {
+                    while !receiving.lock().unwrap().release() {
+                        deliver_rest(&receiving);
+                    }
+                }
+            });
+            let released = receiving.lock().unwrap().start(std::sync::Arc::clone(&handler) as _);
+            if released {
+                deliver_rest(&receiving);
+            }
+            driver.join().unwrap();
+            assert_eq!(*handler.0.lock().unwrap(), ["frame", "frame", "end"]);
+        });
     }
 }

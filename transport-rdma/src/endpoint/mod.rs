@@ -79,7 +79,7 @@ pub(crate) struct Shard {
 /// A queue pair in state INIT, and the receives that are promised to its peer.
 #[derive(Debug)]
 pub(crate) struct NewQp {
-    pub(crate) qp: Arc<dyn QueuePair>,
+    pub(crate) qp: Offload<dyn QueuePair>,
     pub(crate) promise: Promise,
     pub(crate) shares: Shares,
 }
@@ -155,7 +155,8 @@ impl Shard {
             Err(full) => return Ok(Err(full)),
         };
         let qp = match self.queues.create_qp(self.qp_size) {
-            Ok(qp) => qp,
+            // From here on, whoever gives it up: destroying it may take as long as the device likes.
+            Ok(qp) => Offload::new(qp, self.device.control.clone()),
             Err(CreateQpError::CqBudget) => return Ok(Err(NoRoom::Completions)),
             Err(CreateQpError::Device(error)) => return Err(error.into()),
         };

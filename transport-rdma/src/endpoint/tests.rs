@@ -452,6 +452,28 @@ async fn device_that_hangs_holds_up_one_link_and_what_it_made_is_taken_down() {
     until("the queue pair stays", || fabric.queue_pairs().len() == 2).await;
 }
 
+#[tokio::test]
+async fn queue_pair_of_an_attempt_that_fails_is_destroyed_on_the_control_thread() {
+    let (fabric, [near, far]) = nodes(1);
+    let _ends = near.link(&far).await;
+    let shard = near.shard();
+    let path = *shard.links().values().next().unwrap().path();
+    let ((started, start), (release, stuck)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel::<()>());
+    shard.device.control.spawn(move || {
+        started.send(()).unwrap();
+        assert!(stuck.recv().is_err());
+    });
+    start.recv().unwrap();
+    // Nobody waits for this one any more, and the next is refused what comes after its creation.
+    drop(shard.create_qp(&path).unwrap().unwrap());
+    assert_eq!(fabric.queue_pairs().len(), 3);
+    near.host.fail_call_after(1);
+    assert!(shard.create_qp(&path).is_err());
+    assert_eq!(fabric.queue_pairs().len(), 4);
+    drop(release);
+    until("queue pairs stay", || fabric.queue_pairs().len() == 2).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn burst_of_links_is_set_up_a_few_at_a_time_and_completely() {
     let fabric = Fabric::new(1);

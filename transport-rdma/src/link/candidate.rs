@@ -68,7 +68,7 @@ impl RdmaCandidate {
         let (window, number) = (new.promise.window(), new.qp.number());
         let (memory, mailbox) = (Arc::clone(&shard.memory), Arc::clone(&shard.mailbox));
         let bulk = Arc::clone(&shard.device.bulk);
-        let core = LinkCore::new(new, name, path, memory, bulk, mailbox, shard.device.control.clone());
+        let core = LinkCore::new(new, name, path, memory, bulk, mailbox);
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }

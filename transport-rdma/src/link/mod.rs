@@ -28,7 +28,6 @@ use self::receive::Receiving;
 use self::send::Sending;
 use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
 use crate::endpoint::bulk::Bulk;
-use crate::endpoint::control::{Control, Offload};
 use crate::endpoint::mailbox::Mailbox;
 use crate::endpoint::memory::{Memory, Promise};
 use crate::endpoint::{Endpoint, NewQp};
@@ -74,7 +73,6 @@ impl LinkCore {
         memory: Arc<Memory>,
         bulk: Arc<Bulk>,
         mailbox: Arc<Mailbox>,
-        control: Control,
     ) -> Arc<Self> {
         let (number, window, shares) = (new.qp.number(), new.promise.window(), new.shares);
         Arc::new(Self {
@@ -91,7 +89,7 @@ impl LinkCore {
             max_frame: AtomicU32::new(0),
             closing: AtomicBool::new(false),
             connecting: AtomicBool::new(false),
-            sending: Mutex::new(Sending::new(Offload::new(new.qp, control), window, shares)),
+            sending: Mutex::new(Sending::new(new.qp, window, shares)),
             receiving: Mutex::default(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),

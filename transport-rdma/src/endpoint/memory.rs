@@ -52,8 +52,7 @@ pub(crate) struct Memory {
     /// The most that a peer's window grows to.
     window: u32,
     ledger: Mutex<Ledger>,
-    /// The receives of a step for whose sends there was no memory: registered for good, so kept for the next try.
-    half: Mutex<Option<Arc<Slab>>>,
+    begun: Mutex<Begun>,
     /// The control thread was asked for another step, so that more can be lent.
     growing: AtomicBool,
     /// Told when somebody has given receives back.
@@ -69,9 +68,18 @@ impl Pool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).iter().find_map(|slab| slab.take())
     }
 
-    fn add(&self, slab: Arc<Slab>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).push(slab);
+    fn add(&self, slab: Option<Arc<Slab>>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).extend(slab);
     }
+}
+
+/// What there is of a step that could not be finished, for the next try: what is registered stays so for good.
+#[derive(Debug, Default)]
+struct Begun {
+    receives: Option<Arc<Slab>>,
+    sends: Option<Arc<Slab>>,
+    /// To be posted yet.
+    slots: Vec<Slot>,
 }
 
 #[derive(Debug)]
@@ -116,7 +124,7 @@ impl Memory {
             sends: Pool::default(),
             window: config.window.max(BASE_WINDOW),
             ledger: Mutex::new(Ledger { steps: 0, max_steps, promised: 0 }),
-            half: Mutex::default(),
+            begun: Mutex::default(),
             growing: AtomicBool::new(false),
             freed: Notify::new(),
         })
@@ -186,25 +194,22 @@ impl Memory {
     fn grow(&self, steps: u32) -> Result<(), Unavailable> {
         let Some(queues) = self.queues.upgrade() else { return Ok(()) };
         let device = &*self.device.device;
-        let mut half = self.half.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         // Looked at once more with the lock held: somebody else may just have done it.
         if self.ledger().steps != steps || !self.ledger().may_grow() {
             return Ok(());
         }
-        let receives = match half.take() {
-            Some(receives) => receives,
-            None => device.add_slab(SlabLayout { slot_size: SLOT, slots: RECEIVE_SLOTS })?,
-        };
-        let sends = match device.add_slab(SlabLayout { slot_size: SLOT, slots: SEND_SLOTS }) {
-            Ok(sends) => sends,
-            Err(unavailable) => {
-                *half = Some(receives);
-                return Err(unavailable);
-            }
-        };
-        let mut slots: Vec<Slot> = (0..POSTED).map_while(|_| receives.take()).collect();
+        let Begun { receives, sends, slots } = &mut *begun;
+        if receives.is_none() {
+            let slab = device.add_slab(SlabLayout { slot_size: SLOT, slots: RECEIVE_SLOTS })?;
+            slots.extend((0..POSTED).map_while(|_| slab.take()));
+            *receives = Some(slab);
+        }
+        if sends.is_none() {
+            *sends = Some(device.add_slab(SlabLayout { slot_size: SLOT, slots: SEND_SLOTS })?);
+        }
         while !slots.is_empty() {
-            match queues.post_receives(&mut slots) {
+            match queues.post_receives(slots) {
                 // The queue is as large as the ledger may grow, so this is not for lack of room.
                 Ok(0) => break,
                 Ok(_) => {}
@@ -212,8 +217,9 @@ impl Memory {
                 Err(_) => break,
             }
         }
-        self.receives.add(receives);
-        self.sends.add(sends);
+        slots.clear();
+        self.receives.add(receives.take());
+        self.sends.add(sends.take());
         self.ledger().steps += 1;
         Ok(())
     }

@@ -152,6 +152,20 @@ fn memory_limit_stops_lending_before_it_refuses_peers() {
 }
 
 #[test]
+fn step_whose_receives_were_refused_is_not_lost() {
+    let bench = Bench::new(1);
+    bench.host.limit_memory(Some(STEP_BYTES));
+    // It is the third call, after the registrations.
+    bench.host.fail_call_after(2);
+    let refused = bench.memory.admit().unwrap_err();
+    assert!(matches!(refused, NoRoom::Receives(Some(Unavailable::Device(_)))), "{refused:?}");
+    assert!(bench.host.has_failed());
+    bench.check();
+    assert!(bench.admit().is_some());
+    assert_eq!(bench.queues.receives_posted(), POSTED as usize);
+}
+
+#[test]
 fn step_that_failed_half_way_goes_on_from_there() {
     let bench = Bench::new(1);
     bench.host.limit_memory(Some(STEP_BYTES - 1));

@@ -29,7 +29,7 @@ pub struct Limits {
     /// least `max_message`.
     pub max_assembly: u64,
     /// How many calls of the client one connection may have in progress at once, from the request until its answer has
-    /// left. Default 4096; at least 1. A client waits for a free place, as long as its deadline allows.
+    /// left, or, where the client reads a long one itself, until it has read it. Default 4096; at least 1. A client waits for a free place, as long as its deadline allows.
     pub concurrent_calls: u32,
     /// The longest metadata block, in bytes. Default 16 KiB.
     pub max_metadata: u32,

@@ -5,18 +5,19 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::config::Policy;
 use farcall_core::proto::wire::{
-    self, CloseCode, Done, Down, FrameType, Header, Hello, Offer, Pull, Up, features, flags,
+    self, CloseCode, Done, Down, FrameType, Header, Hello, Offer, Pull, Up, Verdict, features, flags,
 };
 use farcall_core::transport::{Reason, memory};
 
-use support::fabric::{Fabric, with_fabric};
+use support::fabric::{Fabric, settings, with_fabric};
 use support::peer::{Peer, hello, request};
 use support::reading::{self, Shared};
-use support::{BIG, ECHO, HANG, Setup, until};
+use support::{BIG, ECHO, HANG, Setup, setup, until};
 
 /// A client of the server's, with an upgraded link to it, that sends on either what a test wants.
 struct Hostile {
@@ -257,4 +258,66 @@ async fn what_is_described_to_a_peer_that_goes_is_forgotten() {
     hostile.stream.link.close();
     until("the server sees it go", || t.host.connections().is_empty()).await;
     assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
+}
+
+/// One that has a long answer described to it. Gives the number of its frame.
+async fn described(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>) -> (Hostile, u32) {
+    let mut hostile = Hostile::risen(t, fabric, memory).await;
+    hostile.link.request(1, BIG, b"200000");
+    let (header, _) = hostile.link.expect(FrameType::RESPONSE).await;
+    assert_eq!(header.flags, flags::FRAGMENTED | flags::DESCRIBED);
+    (hostile, header.seq)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_fallen_link_leaves_exposed_is_answered_for_in_time_or_the_connection_ends() {
+    let memory = Arc::new(Shared::default());
+    let fabric = Arc::new(Fabric::readable(&memory));
+    let t = with_fabric(&fabric, Policy::Auto);
+    for is_answered in [true, false] {
+        let (mut hostile, seq) = described(&t, &fabric, &memory).await;
+        hostile.down(1, seq, &[]);
+        hostile.stream.expect(FrameType::DOWN).await;
+        if is_answered {
+            let done = Done { seq, outcome: Done::READ };
+            // The BIND and the REQUEST went by the link.
+            hostile.stream.skip(2);
+            hostile.stream.session_frame(FrameType::DONE, 0, 0, encoded(|out| done.encode(out)));
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            hostile.stream.request(2, ECHO, b"goes on");
+            hostile.stream.expect(FrameType::RESPONSE).await;
+            hostile.stream.link.close();
+        } else {
+            let words = "has neither read nor asked for 1 long messages within 10s";
+            hostile.stream.expect_close(CloseCode::Silent, words).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_down_is_answered_in_time_or_the_connection_ends() {
+    let memory = Arc::new(Shared::default());
+    let fabric = Arc::new(Fabric::readable(&memory));
+    let t = with_fabric(&fabric, Policy::Auto);
+    let (mut hostile, _) = described(&t, &fabric, &memory).await;
+    hostile.link.link.close();
+    hostile.stream.expect(FrameType::DOWN).await;
+    hostile.stream.expect_close(CloseCode::Silent, "has not answered DOWN within 10s").await;
+}
+
+#[tokio::test]
+async fn a_call_whose_answer_is_not_read_is_in_progress() {
+    let memory = Arc::new(Shared::default());
+    let fabric = Arc::new(Fabric::readable(&memory));
+    let mut few = settings(&fabric, Policy::Auto);
+    few.limits.concurrent_calls = 1;
+    let t = setup(settings(&fabric, Policy::Auto), few);
+    let (mut hostile, seq) = described(&t, &fabric, &memory).await;
+    hostile.link.request(2, ECHO, b"one too many");
+    let (_, refusal) = hostile.link.expect(FrameType::RESPONSE).await;
+    assert_eq!(refusal[0], Verdict::Status as u8);
+    hostile.done(seq, Done::READ);
+    hostile.link.request(3, ECHO, b"the next");
+    let (_, answer) = hostile.link.expect(FrameType::RESPONSE).await;
+    assert_eq!(answer[0], Verdict::Ok as u8);
 }

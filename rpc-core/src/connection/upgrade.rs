@@ -16,10 +16,25 @@ use crate::config::Policy;
 use crate::proto::message::Frame;
 use crate::proto::session::{Fallen, Say, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
+use crate::status::{Blame, Executed};
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
 
 /// How many link frames may wait for a peer that does not read and makes one offer after the other.
 const MAX_CONTROL: usize = 64;
+
+/// How long a peer may take, after the fall of a link, for what is asked of it then: to answer our DOWN, until which
+/// nothing leaves, and to answer for the messages that its DOWN does not ask for, until which they are kept. As long as
+/// the lease of what a link exposes.
+const FALL_LEASE: Duration = Duration::from_secs(10);
+
+/// What the fall of a link asks of the peer.
+#[derive(Clone, Copy, Debug)]
+enum Owed {
+    /// Its DOWN of this epoch.
+    Down(u32),
+    /// DONE for all that was described up to this frame.
+    Answers(u32),
+}
 
 impl Connection {
     /// Client: both sides have said what they can; offers to move, or stays.
@@ -226,22 +241,24 @@ impl Connection {
         why: Unavailable,
         fall: impl FnOnce(Session<'_>) -> Result<Fallen, WireError>,
     ) -> Result<(), WireError> {
-        let (fallen, gone, attempt) = {
+        let (fallen, gone, owed, attempt) = {
             let mut receiving = lock(&self.receiving);
             let Receiving { switch, inbox, answer, attempt, .. } = &mut *receiving;
-            let (fallen, gone) = self.change_sending(|sending| {
+            let (fallen, gone, owed) = self.change_sending(|sending| {
                 let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
                 let gone = sending.say_down(epoch, &fallen, &why).inspect(|_| self.set_better(None));
-                Ok((fallen, gone))
+                let owed = sending.owed(epoch, &fallen);
+                Ok((fallen, gone, owed))
             })?;
             // The first to say DOWN ends the attempt; the second finds none.
             let attempt = fallen.say.as_ref().and_then(|_| {
                 *answer = None;
                 attempt.take()
             });
-            (fallen, gone, attempt)
+            (fallen, gone, owed, attempt)
         };
         attempt.inspect(AbortHandle::abort);
+        owed.into_iter().for_each(|owed| self.expect_in_time(owed));
         self.fell(fallen, gone, why);
         Ok(())
     }
@@ -259,6 +276,37 @@ impl Connection {
             self.move_up_later();
         }
     }
+
+    /// Closes, when the time for it is over, if the peer has not done this.
+    fn expect_in_time(&self, owed: Owed) {
+        let connection = self.me.clone();
+        self.runtime.spawn(async move {
+            tokio::time::sleep(FALL_LEASE).await;
+            let Some(this) = connection.upgrade() else { return };
+            if let Some(what) = this.still_owes(owed) {
+                let detail = format!(
+                    "the peer {what} within {FALL_LEASE:?} of the loss of the upgraded link: its process is stopped, or \
+                     it is at fault"
+                );
+                this.close(CloseCode::Silent, this.status(detail, Executed::Maybe, Blame::Peer));
+            }
+        });
+    }
+
+    /// What the peer has failed to do.
+    fn still_owes(&self, owed: Owed) -> Option<String> {
+        match owed {
+            Owed::Down(epoch) => {
+                let switch = lock(&self.receiving).switch;
+                (switch.epoch() == epoch && switch.is_open()).then(|| "has not answered DOWN".into())
+            }
+            Owed::Answers(last) => {
+                let count = self.sending(|sending| sending.outbox.exposed_up_to(last));
+                let what = || format!("has neither read nor asked for {count} long messages");
+                (count > 0).then(what)
+            }
+        }
+    }
 }
 
 impl Sending {
@@ -270,5 +318,15 @@ impl Sending {
         Down { epoch, rx_seq, reason, pulls, detail }.encode(&mut payload);
         self.control.push_back(Frame::link(FrameType::DOWN, payload.freeze()));
         self.retire().map(|(_, link)| link)
+    }
+
+    /// What the peer has to do now, if this side waits for it.
+    fn owed(&self, epoch: u32, fallen: &Fallen) -> Option<Owed> {
+        let outbox = &self.outbox;
+        if fallen.resumed {
+            (outbox.exposed() > 0).then(|| Owed::Answers(outbox.last_seq()))
+        } else {
+            (fallen.say.is_some() && outbox.is_frozen()).then_some(Owed::Down(epoch))
+        }
     }
 }

@@ -247,11 +247,11 @@ impl Cutting {
         self.abandoned
     }
 
-    /// The rest of the message will not be sent; one more frame tells the peer.
-    pub(crate) fn abandon(&mut self) {
-        self.abandoned = true;
+    /// The rest of the message will not be sent; one more frame tells the peer. False: that was known.
+    pub(crate) fn abandon(&mut self) -> bool {
         self.left = 0;
         self.pieces.clear();
+        !std::mem::replace(&mut self.abandoned, true)
     }
 
     pub(crate) fn is_done(&self) -> bool {

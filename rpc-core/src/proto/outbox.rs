@@ -32,7 +32,7 @@ pub struct Outbox {
     /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
     /// what was exposed.
     exposed: BTreeMap<u32, Cutting>,
-    /// How many of `cutting` are given up.
+    /// How many of `cutting` and `exposed` are given up.
     abandoned: usize,
     /// Messages of the session itself in `queue`, `large` and `cutting`.
     own: usize,
@@ -88,8 +88,14 @@ impl Outbox {
 
     /// Queues a message; once [closed](Self::close), forgets it.
     pub fn push(&mut self, message: Message) {
-        if !self.closed {
-            self.own += usize::from(message.call == 0);
+        if self.closed {
+            return;
+        }
+        self.own += usize::from(message.call == 0);
+        if message.kind == FrameType::DONE {
+            // The peer keeps memory until it has this, and after a fall does not wait for it long.
+            self.queue.push_front(message);
+        } else {
             self.queue.push_back(message);
         }
     }
@@ -192,8 +198,7 @@ impl Outbox {
     fn cut(&mut self, mut message: Cutting, max_payload: usize) -> Frame {
         let frame = message.next(max_payload);
         if message.is_done() {
-            self.assembling -= message.total();
-            self.abandoned -= usize::from(message.is_abandoned());
+            self.forget(&message);
             self.barriers -= usize::from(message.call == 0);
             self.own -= usize::from(message.call == 0);
         } else {
@@ -209,17 +214,17 @@ impl Outbox {
         }
         let message = self.exposed.remove(&done.seq).ok_or(NotSent)?;
         if done.outcome == Done::READ {
-            self.assembling -= message.total();
+            self.forget(&message);
         } else {
-            self.send_rest(message);
+            self.cutting.push_back(message);
         }
         Ok(())
     }
 
-    /// What was exposed of a message goes in fragments after all.
-    fn send_rest(&mut self, message: Cutting) {
-        self.abandoned += usize::from(message.is_abandoned());
-        self.cutting.push_back(message);
+    /// A message that had begun is over.
+    fn forget(&mut self, message: &Cutting) {
+        self.assembling -= message.total();
+        self.abandoned -= usize::from(message.is_abandoned());
     }
 
     /// Begins large messages in order, as far as the peer's budget goes. One fits always: the peer's longest message
@@ -261,13 +266,12 @@ impl Outbox {
         let Some(i) = self.cutting.iter().position(|m| m.call == call) else {
             // The peer may be reading it, and says DONE in any case. If that is that it could not, the rest need not go.
             let exposed = self.exposed.values_mut().find(|m| m.call == call && m.is_of(kind));
-            exposed.into_iter().for_each(Cutting::abandon);
+            self.abandoned += exposed.map_or(0, |message| usize::from(message.abandon()));
             return Abandoned::Sent;
         };
         if self.cutting[i].has_begun() {
             // It keeps its part of the peer's budget until the frame that gives it up has left.
-            self.abandoned += usize::from(!self.cutting[i].is_abandoned());
-            self.cutting[i].abandon();
+            self.abandoned += usize::from(self.cutting[i].abandon());
             return Abandoned::Partly;
         }
         if let Some(message) = self.cutting.remove(i) {
@@ -276,9 +280,10 @@ impl Outbox {
         Abandoned::Unsent
     }
 
-    /// How many messages of calls have not left, or not wholly, and are wanted still.
+    /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still.
     pub fn waiting(&self) -> usize {
-        self.queue.len() + self.large.len() + self.cutting.len() - self.abandoned - self.own
+        let begun = self.cutting.len() + self.exposed.len();
+        self.queue.len() + self.large.len() + begun - self.abandoned - self.own
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
@@ -361,21 +366,30 @@ impl Outbox {
                 self.retained_bytes -= size(frame);
                 frame.undescribe();
                 self.retained_bytes += size(frame);
-                let rest = self.exposed.remove(&frame.header.seq);
-                self.cutting.extend(rest.inspect(|m| self.abandoned += usize::from(m.is_abandoned())));
+                self.cutting.extend(self.exposed.remove(&frame.header.seq));
             }
         }
         // Of the others a DONE is on its way.
         for pull in pulls {
             let rest = self.exposed.remove(&pull.seq).ok_or(NotSent)?;
-            self.send_rest(rest);
+            self.cutting.push_back(rest);
         }
         Ok(())
+    }
+
+    /// Whether nothing leaves before the peer's DOWN.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
     }
 
     /// How many messages are described to the peer, which has not said DONE.
     pub fn exposed(&self) -> usize {
         self.exposed.len()
+    }
+
+    /// How many of those were described in the frame of this number or an earlier one.
+    pub fn exposed_up_to(&self, last: u32) -> usize {
+        self.exposed.keys().filter(|seq| last.wrapping_sub(**seq) as i32 >= 0).count()
     }
 
     /// The sum of the messages that are under way in fragments.
@@ -476,6 +490,14 @@ mod tests {
         assert_eq!(unsent, [2, 3]);
         outbox.push(request(4, 10));
         assert_eq!((next(&mut outbox), outbox.is_empty(), outbox.waiting()), (None, true, 0));
+    }
+
+    #[test]
+    fn the_peer_is_told_that_its_memory_is_free_before_anything_else() {
+        let mut outbox = Outbox::new(100_000, 1 << 20);
+        outbox.extend([(1, 10), (2, 9000), (3, 10)]);
+        outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
+        assert_eq!((next(&mut outbox), outbox.waiting()), (Some((0, 0, 1)), 3));
     }
 
     #[test]

@@ -99,7 +99,7 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
         p.request(1, HANG, b"");
         p.request(1, HANG, b"");
     }),
-    ("is in use, or not a client's", |p| p.request(1 << 63, ECHO, b"")),
+    ("is not a client's", |p| p.request(1 << 63, ECHO, b"")),
     ("is not the next index", |p| {
         p.bind();
         p.bind();

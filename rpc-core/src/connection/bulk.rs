@@ -2,6 +2,7 @@
 //! says DONE (WIRE.md section 3.6).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -17,6 +18,11 @@ const MAX_BEGIN: usize = 4096;
 
 fn direction(kind: FrameType) -> Direction {
     if kind == FrameType::REQUEST { Direction::Request } else { Direction::Response }
+}
+
+/// Has the link read the rest of a message. If it is gone, DOWN has said that the rest must be sent.
+pub(super) fn pull(link: &dyn Link, described: Described) {
+    link.pull(direction(described.kind), described);
 }
 
 impl Connection {
@@ -55,13 +61,6 @@ impl Connection {
         }
     }
 
-    /// Has the link read the rest of a message. If the link is gone, DOWN has said that the rest must be sent.
-    pub(super) fn pull(&self, described: Described) {
-        if let Some(link) = self.better() {
-            link.pull(direction(described.kind), described);
-        }
-    }
-
     /// A message that was to be read is whole, or can't be read.
     pub(super) fn on_pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
         let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
@@ -78,10 +77,17 @@ impl Connection {
         self.act(action)
     }
 
-    /// The peer has read what a frame described, or wants it sent.
+    /// The peer has read what a frame described, or wants it sent. Under the lock of `receiving`: the REQUEST that comes
+    /// next may have the place of the call that this ends.
     pub(super) fn on_done(&self, done: Done) -> Result<(), WireError> {
-        let known = self.change_sending(|sending| sending.outbox.done(&done));
+        let known = self.sending(|sending| {
+            let known = sending.outbox.done(&done);
+            self.backlog.store(sending.outbox.waiting(), Ordering::Release);
+            known
+        });
         known.map_err(|_| WireError::new("done.seq", "is of nothing that was described"))?;
+        // There may be more to send now; it leaves at the end of the batch.
+        self.sending.want();
         if let Some(link) = self.better() {
             link.conceal(done.seq, done.outcome == Done::READ);
         }

@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use super::bulk::pull;
 use super::registry::Announced;
 use super::{Connection, Role, lock};
 use crate::proto::inbox::{Arrived, Described, Inbox, Limits, Order, Taken};
@@ -14,7 +15,7 @@ use crate::proto::outbox::Route;
 use crate::proto::switch::Switch;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Goaway, Header, Up, WireError};
 use crate::status::{Blame, Executed};
-use crate::transport::{LinkEnd, LinkHandler, Reason, Unavailable};
+use crate::transport::{Link, LinkEnd, LinkHandler, Reason, Unavailable};
 
 /// What receiving needs; under one lock, which no user code runs under.
 #[derive(Debug)]
@@ -138,8 +139,8 @@ impl Drop for Handler {
 /// What a message asks for, decided under the lock and done outside of it.
 pub(super) enum Action {
     Nothing,
-    Pull(Described),
-    Done(Done),
+    /// By the link that it came by; the session may have another when this is done.
+    Pull(Arc<dyn Link>, Described),
     Serve(super::serve::Job),
     Respond(u64, Bytes),
     Cancel(u64),
@@ -179,7 +180,10 @@ impl Connection {
         match taken {
             Taken::Part => Ok(Action::Nothing),
             Taken::Message(arrived) => self.interpret(receiving, Some(arrived)),
-            Taken::Described(described) => Ok(Action::Pull(described)),
+            Taken::Described(described) => {
+                // None has been exchanged for another yet: that takes this lock, too.
+                Ok(self.better().map_or(Action::Nothing, |link| Action::Pull(link, described)))
+            }
         }
     }
 
@@ -243,8 +247,8 @@ impl Connection {
                     return Err(WireError::new("request", "goes to a side that serves nothing"));
                 }
                 // Not "not above the last one": calls of several threads may overtake each other.
-                if call == 0 || call >> 63 != 0 || self.running.contains(call) {
-                    return Err(WireError::new("request.call", "is in use, or not a client's"));
+                if call == 0 || call >> 63 != 0 {
+                    return Err(WireError::new("request.call", "is not a client's"));
                 }
                 receiving.last_call = receiving.last_call.max(call);
                 self.job(&receiving.announced, call, bytes).map(Action::Serve)
@@ -262,7 +266,10 @@ impl Connection {
                 receiving.inbox.cancel(call);
                 Ok(Action::Cancel(call))
             }
-            FrameType::DONE => Done::decode(bytes).map(Action::Done),
+            FrameType::DONE => {
+                self.on_done(Done::decode(bytes)?)?;
+                Ok(Action::Nothing)
+            }
             FrameType::GOAWAY if self.role == Role::Server => {
                 Err(WireError::new("goaway", "comes from a client"))
             }
@@ -275,11 +282,10 @@ impl Connection {
     pub(super) fn act(&self, action: Action) -> Result<(), WireError> {
         match action {
             Action::Nothing => Ok(()),
-            Action::Pull(described) => {
-                self.pull(described);
+            Action::Pull(link, described) => {
+                pull(&*link, described);
                 Ok(())
             }
-            Action::Done(done) => self.on_done(done),
             Action::Serve(job) => {
                 self.serve(job);
                 Ok(())

@@ -1,9 +1,10 @@
 //! The handlers that run on this side for the peer's calls.
 
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -26,29 +27,35 @@ use crate::proto::wire::{
 use crate::service::{HandlerFuture, Kind, Reply, Request, Service};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// The calls of the peer that handlers are at.
+/// The calls of the peer that have been taken in and neither answered nor cancelled. In here from the moment that their
+/// order is known: what comes after a REQUEST finds it, whichever link and thread it comes by. Those whose handler has
+/// become a task have its handle.
 #[derive(Debug, Default)]
-pub(super) struct Running {
-    /// Those that are tasks, or are about to be: these have no handle yet.
-    tasks: Mutex<ByCall<Option<AbortHandle>>>,
-    /// Requests that have been taken in and are neither among the tasks nor answered yet.
-    inline: AtomicUsize,
-}
+pub(super) struct Running(Mutex<ByCall<Option<AbortHandle>>>);
 
 impl Running {
-    pub(super) fn contains(&self, call: u64) -> bool {
-        lock(&self.tasks).contains_key(&call)
+    /// Adds a call, and gives how many there were; `None`: it is one of them.
+    fn begin(&self, call: u64) -> Option<usize> {
+        let mut calls = lock(&self.0);
+        let count = calls.len();
+        let Entry::Vacant(place) = calls.entry(call) else { return None };
+        place.insert(None);
+        Some(count)
     }
 
-    /// Whether no handler runs. In the order in which calls move on, so that none is missed.
+    fn count(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    /// Whether no handler runs.
     pub(super) fn is_idle(&self) -> bool {
-        self.inline.load(Ordering::Acquire) == 0 && lock(&self.tasks).is_empty()
+        self.count() == 0
     }
 
     /// Drops every handler: the connection is gone.
     pub(super) fn drop_all(&self) {
-        let tasks = std::mem::take(&mut *lock(&self.tasks));
-        tasks.into_values().flatten().for_each(|task| task.abort());
+        let calls = std::mem::take(&mut *lock(&self.0));
+        calls.into_values().flatten().for_each(|task| task.abort());
     }
 }
 
@@ -137,31 +144,30 @@ const ENOUGH: usize = 64;
 impl Connection {
     /// Understands a REQUEST. `Err`: it is not one, or one of too many.
     pub(super) fn job(&self, announced: &Announced, call: u64, message: Bytes) -> Result<Job, WireError> {
-        let unanswered = self.unanswered();
+        let Some(unanswered) = self.begin(call) else {
+            return Err(WireError::new("request.call", "is in use"));
+        };
         // A client that sends requests and reads no answers must not fill our memory with refusals, either.
         if unanswered > 2 * self.settings.limits.concurrent_calls as usize + MAX_CROSSING {
             return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
         }
         let (head, content) = RequestHead::decode(message)?;
         let work = self.admit(announced, &head, content, unanswered);
-        self.running.inline.fetch_add(1, Ordering::AcqRel);
         Ok(Job { call, work })
     }
 
-    /// How many calls of the peer are in progress: their answers have not left. Against the order in which calls move
-    /// on, so that none is counted twice; and what the peer may have seen the answer of is not counted any more.
-    fn unanswered(&self) -> usize {
-        let with = |queued: &dyn Fn() -> usize| {
-            let waiting = self.backlog.load(Ordering::Acquire);
-            let queued = queued();
-            waiting + queued + lock(&self.running.tasks).len()
-        };
+    /// Begins a call of the peer, and gives how many others are in progress: their answers have not left, or not been
+    /// read. Against the order in which calls move on, so that none is counted twice; and what the peer may have seen the
+    /// answer of is not counted any more. `None`: this one is in progress already.
+    fn begin(&self, call: u64) -> Option<usize> {
+        let waiting = || self.backlog.load(Ordering::Acquire);
+        let most = waiting() + self.sending.queued() + self.running.begin(call)?;
         // As long as there is room nobody asks whether the session's own messages are among those queued.
-        let most = with(&|| self.sending.queued());
         if most < self.settings.limits.concurrent_calls as usize {
-            return most;
+            return Some(most);
         }
-        with(&|| self.sending.count(|message| message.call != 0))
+        let others = waiting() + self.sending.count(|message| message.call != 0) + self.running.count();
+        Some(others.saturating_sub(1))
     }
 
     fn admit(
@@ -221,62 +227,58 @@ impl Connection {
     /// at once leaves with those of the other requests that arrived with it.
     pub(super) fn serve(&self, job: Job) {
         let Job { call, work } = job;
-        let queued = match work {
-            Err(status) => self.enqueue(self.reply(call, Reply::Status(status))),
+        let reply = match work {
+            Err(status) => Reply::Status(status),
             // The task that it may become polls it again, with a waker that wakes something.
             Ok(mut handler) => match Pin::new(&mut handler).poll(&mut TaskContext::from_waker(Waker::noop()))
             {
-                Poll::Ready(reply) => self.enqueue(self.reply(call, reply)),
-                Poll::Pending => {
-                    self.spawn(call, handler);
-                    0
-                }
+                Poll::Ready(reply) => reply,
+                Poll::Pending => return self.spawn(call, handler),
             },
         };
-        self.running.inline.fetch_sub(1, Ordering::AcqRel);
-        self.progressed();
-        if queued >= ENOUGH {
+        if self.complete(call, reply) >= ENOUGH {
             self.flush();
         }
     }
 
     fn spawn(&self, call: u64, handler: Handler) {
         let Some(connection) = self.me() else { return };
-        lock(&self.running.tasks).insert(call, None);
         // Not under the lock: on a runtime that is shutting down the handler is dropped here.
         let task = self.runtime.spawn(async move {
             let reply = handler.in_time().await;
-            connection.finish_task(call, reply);
+            connection.complete(call, reply);
+            connection.flush();
         });
-        let mut tasks = lock(&self.running.tasks);
-        match tasks.get_mut(&call) {
+        let mut calls = lock(&self.running.0);
+        match calls.get_mut(&call) {
             Some(slot) if !self.is_closed() => *slot = Some(task.abort_handle()),
             // It is done, or cancelled, or the connection is gone.
             _ => {
-                tasks.remove(&call);
+                calls.remove(&call);
                 task.abort();
             }
         }
     }
 
-    fn finish_task(&self, call: u64, reply: Reply) {
+    /// The handler of a call is done: queues its answer, and gives how many messages are queued.
+    fn complete(&self, call: u64, reply: Reply) -> usize {
         let reply = self.reply(call, reply);
-        {
-            let mut tasks = lock(&self.running.tasks);
-            if tasks.remove(&call).is_none() {
-                return; // Cancelled: nobody waits for it.
+        let queued = {
+            let mut calls = lock(&self.running.0);
+            match calls.remove(&call) {
+                // Under this lock: a call is to be found here or in the queue, and not in both.
+                Some(_) => self.enqueue(reply),
+                None => return 0, // Cancelled: nobody waits for it.
             }
-            // Under this lock: a call is to be found among the tasks or in the queue, and not in both.
-            self.enqueue(reply);
-        }
-        self.flush();
+        };
         self.progressed();
+        queued
     }
 
     /// The peer no longer waits for a call: its handler is dropped, or what is left of its answer.
     pub(super) fn cancel_running(&self, call: u64) {
-        let task = lock(&self.running.tasks).remove(&call);
-        match task {
+        let running = lock(&self.running.0).remove(&call);
+        match running {
             Some(task) => {
                 task.inspect(AbortHandle::abort);
                 self.progressed();

@@ -5,6 +5,7 @@
 #![expect(dead_code, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+pub(crate) mod direct;
 pub(crate) mod fabric;
 pub(crate) mod peer;
 pub(crate) mod reading;

@@ -1,0 +1,115 @@
+//! A link that delivers on the thread that sends: so a test decides what happens between what.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::proto::inbox::Described;
+use farcall_core::proto::wire::Header;
+use farcall_core::transport::{
+    Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler, memory,
+};
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    like: Arc<dyn Link>,
+    here: Arc<End>,
+    there: Arc<End>,
+    /// The messages that it was to read, by the number of the frame.
+    pulled: Mutex<Vec<u32>>,
+}
+
+/// What arrives at one end.
+#[derive(Default)]
+struct End {
+    handler: Mutex<Option<Arc<dyn LinkHandler>>>,
+    early: Mutex<VecDeque<(Header, Bytes)>>,
+}
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("End")
+    }
+}
+
+/// The two ends of a link.
+pub(crate) fn pair() -> [Arc<Direct>; 2] {
+    let (a, b) = (Arc::new(End::default()), Arc::new(End::default()));
+    [(&a, &b), (&b, &a)].map(|(here, there)| {
+        let (here, there) = (here.clone(), there.clone());
+        Arc::new(Direct { like: memory::pair().0, here, there, pulled: Mutex::default() })
+    })
+}
+
+impl Direct {
+    /// The link fails; this side is told so.
+    pub(crate) fn fail(&self) {
+        let handler = lock(&self.here.handler).take();
+        handler.expect("it has started").closed(LinkEnd::failed("as the test wants it"));
+    }
+
+    pub(crate) fn has_started(&self) -> bool {
+        lock(&self.here.handler).is_some()
+    }
+
+    pub(crate) fn pulled(&self) -> Vec<u32> {
+        lock(&self.pulled).clone()
+    }
+}
+
+impl End {
+    fn take(&self, header: Header, payload: Bytes) {
+        lock(&self.early).push_back((header, payload));
+        let handler = lock(&self.handler).clone();
+        if let Some(handler) = handler {
+            self.deliver(&*handler);
+        }
+    }
+
+    fn deliver(&self, handler: &dyn LinkHandler) {
+        loop {
+            let Some((header, payload)) = lock(&self.early).pop_front() else { break };
+            // Whoever breaks the protocol is told so.
+            let _ = handler.receive(header, payload);
+        }
+        handler.batch_end();
+    }
+}
+
+impl Link for Direct {
+    fn description(&self) -> &Description {
+        self.like.description()
+    }
+
+    fn max_frame(&self) -> usize {
+        self.like.max_frame()
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        *lock(&self.here.handler) = Some(handler.clone());
+        self.here.deliver(&*handler);
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        while let Some(frame) = source.next(self.max_frame()) {
+            let mut payload = BytesMut::new();
+            frame.pieces.iter().for_each(|piece| payload.extend_from_slice(piece));
+            self.there.take(frame.header, payload.freeze());
+        }
+    }
+
+    fn close(&self) {}
+
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
+
+    fn pull(&self, _: Direction, described: Described) {
+        lock(&self.pulled).push(described.seq);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -15,6 +15,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Request, Service, ServiceInfo};
+use farcall_core::transport::LinkEnd;
 
 use support::direct::{self, Direct};
 use support::fabric::{Fabric, settings};
@@ -93,6 +94,12 @@ fn offer(stream: &mut Peer, epoch: u32, fabric: &Fabric, far: &Arc<Direct>) {
     stream.link_frame(FrameType::OFFER, encoded(|out| offer.encode(out)));
 }
 
+/// The client gives the first link up.
+fn down() -> BytesMut {
+    let down = Down { epoch: 1, rx_seq: 0, reason: 15, pulls: Vec::new(), detail: String::new() };
+    encoded(|out| down.encode(out))
+}
+
 fn encoded(encode: impl FnOnce(&mut BytesMut)) -> BytesMut {
     let mut out = BytesMut::new();
     encode(&mut out);
@@ -112,6 +119,21 @@ async fn a_cancel_finds_the_call_whose_handler_has_not_begun() {
     w.up();
     w.link.expect(FrameType::RESPONSE).await;
     until("the handler is dropped", || w.seen.hanging() == 0).await;
+}
+
+#[tokio::test]
+async fn what_is_no_frame_ends_the_session_unless_its_link_was_given_up_before() {
+    let malformed = || LinkEnd::malformed("the third byte is wrong");
+    let mut w = World::new(9).await;
+    w.far.end(malformed());
+    w.stream.expect_close(CloseCode::Protocol, "the third byte is wrong").await;
+
+    let mut w = World::new(9).await;
+    w.stream.link_frame(FrameType::DOWN, down());
+    w.far.end(malformed());
+    w.stream.bind();
+    w.stream.request(1, ECHO, b"goes on");
+    w.stream.expect(FrameType::RESPONSE).await;
 }
 
 #[tokio::test]
@@ -150,9 +172,8 @@ async fn a_message_is_read_by_the_link_that_it_was_described_on() {
     let (first, later) = (w.far.clone(), second.clone());
     let (mut stream, fabric) = (Peer::new(w.stream.link.clone()), w.fabric.clone());
     w.meanwhile(move || {
-        first.fail();
-        let down = Down { epoch: 1, rx_seq: 0, reason: 15, pulls: Vec::new(), detail: String::new() };
-        stream.link_frame(FrameType::DOWN, encoded(|out| down.encode(out)));
+        first.end(LinkEnd::failed("as the test wants it"));
+        stream.link_frame(FrameType::DOWN, down());
         offer(&mut stream, 2, &fabric, &later);
         let began = Instant::now();
         while !later.has_started() {

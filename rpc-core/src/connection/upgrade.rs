@@ -215,6 +215,9 @@ impl Connection {
     }
 
     pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
+        if end.malformed && lock(&self.receiving).switch.is_usable(epoch) {
+            return self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
+        }
         let why = Unavailable::new(Reason::QueuePair, end.detail.clone());
         if end.failed {
             return self.fall(epoch, &why);

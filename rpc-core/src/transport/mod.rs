@@ -183,7 +183,7 @@ pub trait LinkHandler: Send + Sync {
 pub struct LinkEnd {
     /// `false`: the peer ended it in order, between two frames.
     pub failed: bool,
-    /// The peer sent what is no frame; it is told so.
+    /// The peer broke the protocol, which ends the session, whichever link it is: it is told so.
     pub malformed: bool,
     /// What was seen and what to do about it.
     pub detail: String,
@@ -195,7 +195,7 @@ impl LinkEnd {
         Self { failed: false, malformed: false, detail: "the peer closed the connection".into() }
     }
 
-    /// The peer sent what is no frame.
+    /// The peer sent what is no frame, or what it may not.
     pub fn malformed(detail: impl Into<String>) -> Self {
         Self { failed: true, malformed: true, detail: detail.into() }
     }

@@ -43,10 +43,10 @@ pub(crate) fn pair() -> [Arc<Direct>; 2] {
 }
 
 impl Direct {
-    /// The link fails; this side is told so.
-    pub(crate) fn fail(&self) {
+    /// The link ends; this side is told so.
+    pub(crate) fn end(&self, end: LinkEnd) {
         let handler = lock(&self.here.handler).take();
-        handler.expect("it has started").closed(LinkEnd::failed("as the test wants it"));
+        handler.expect("it has started").closed(end);
     }
 
     pub(crate) fn has_started(&self) -> bool {

@@ -344,8 +344,12 @@ async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
     assert!(down.detail.contains(&lease), "{}", down.detail);
     until("windows stay bound", || t.fabric.windows().1 == 0).await;
     t.honest_calls().await;
-    // It does not say DOWN, and is owed the answers until it goes.
-    liar.stream.close();
+    // It does not say DOWN, either.
+    tokio::time::pause();
+    let (_, close) = liar.hear(FrameType::CLOSE).await;
+    tokio::time::resume();
+    let close = Close::decode(close).unwrap();
+    assert!(close.code == CloseCode::Silent && close.reason.contains("DOWN"), "{}", close.reason);
     drop(liar);
     until("its connection stays", || t.host.connections().len() == 1).await;
     until("the memory is not given back", || t.kept() == 0).await;
@@ -376,6 +380,26 @@ async fn peer_that_reads_all_but_one_loses_the_link_too() {
     let (_, down) = liar.hear(FrameType::DOWN).await;
     let down = Down::decode(down).unwrap();
     assert!(answered > 0 && down.detail.contains("within its lease"), "{answered}: {}", down.detail);
+    t.honest_calls().await;
+}
+
+#[tokio::test]
+async fn descriptor_that_makes_no_sense_ends_the_connection() {
+    let t = Setup::new().await;
+    for (words, size, len) in
+        [("a descriptor has 15 bytes", 15_u16, 100_u32), ("of 99 bytes is not what a message lacks", 16, 99)]
+    {
+        let mut liar = Liar::risen(&t).await;
+        let begin = request(b"");
+        let total = begin.len() as u32 + 100;
+        let descriptor = [&[7; 12][..], &len.to_le_bytes()].concat();
+        let descriptor = &descriptor[..size.into()];
+        let payload = [&total.to_le_bytes()[..], &size.to_le_bytes(), descriptor, &begin].concat();
+        liar.send(FrameType::REQUEST, 1, flags::FRAGMENTED | flags::DESCRIBED, &payload).await;
+        let (_, close) = liar.hear(FrameType::CLOSE).await;
+        let close = Close::decode(close).unwrap();
+        assert!(close.code == CloseCode::Protocol && close.reason.contains(words), "{}", close.reason);
+    }
     t.honest_calls().await;
 }
 

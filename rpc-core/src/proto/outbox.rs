@@ -392,6 +392,15 @@ impl Outbox {
         self.exposed.keys().filter(|seq| last.wrapping_sub(**seq) as i32 >= 0).count()
     }
 
+    /// The calls whose requests have not left, or not wholly, or have not been read, and are wanted still.
+    #[cfg(test)]
+    pub(super) fn wanted(&self) -> impl Iterator<Item = u64> {
+        let queued = self.queue.iter().chain(&self.large).filter(|m| m.kind == FrameType::REQUEST);
+        let begun = self.cutting.iter().chain(self.exposed.values());
+        let begun = begun.filter(|m| m.is_of(FrameType::REQUEST) && !m.is_abandoned());
+        queued.map(|m| m.call).chain(begun.map(|m| m.call))
+    }
+
     /// The sum of the messages that are under way in fragments.
     #[cfg(test)]
     pub(super) fn assembling(&self) -> u64 {

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::super::inbox::{Arrived, Described, Inbox, Limits, Order, Pulled, Taken};
 use super::super::message::{Expose, Exposing, Frame, Message};
-use super::super::outbox::{Abandoned, Outbox, Route};
+use super::super::outbox::{Outbox, Route};
 use super::super::session::{Fallen, Say, Session};
 use super::super::switch::Switch;
 use super::super::wire::{Done, Down, FrameType, Header, Up};
@@ -36,7 +36,11 @@ pub(super) struct Peer {
     pub(super) sent: u64,
     /// Messages that were given up before they had left.
     pub(super) given_up: Vec<u64>,
+    /// Messages that were given up while they could be read: they arrive or do not.
+    pub(super) doubtful: Vec<u64>,
     pub(super) arrived: Vec<u64>,
+    /// Messages that the other has cancelled.
+    pub(super) cancelled: Vec<u64>,
     pub(super) stream: VecDeque<OnStream>,
     pub(super) link: VecDeque<OnLink>,
     /// The link's epoch, from when this side has set it up until it has given it up.
@@ -85,7 +89,9 @@ impl Peer {
             outbox: Outbox::new(LIMITS.max_assembly, 1 << 20),
             sent: 0,
             given_up: Vec::new(),
+            doubtful: Vec::new(),
             arrived: Vec::new(),
+            cancelled: Vec::new(),
             stream: VecDeque::new(),
             link: VecDeque::new(),
             linked: None,
@@ -93,13 +99,6 @@ impl Peer {
             pulling: Vec::new(),
             exposed: BTreeMap::new(),
         }
-    }
-
-    /// Whether the last message has not left whole, and is still wanted.
-    pub(super) fn can_abandon(&self) -> bool {
-        let mut outbox = self.outbox.clone();
-        !self.given_up.contains(&self.sent)
-            && outbox.abandon(FrameType::REQUEST, self.sent) != Abandoned::Sent
     }
 
     pub(super) fn session(&mut self) -> Session<'_> {
@@ -150,6 +149,11 @@ impl Peer {
             self.exposed.remove(&done.seq);
             return;
         }
+        if message.kind == FrameType::CANCEL {
+            self.cancelled.push(message.call);
+            return self.inbox.cancel(message.call);
+        }
+        assert!(!self.cancelled.contains(&message.call), "it was cancelled before it was whole");
         assert_eq!(message.bytes, content(message.call, message.bytes.len()), "unchanged");
         self.arrived.push(message.call);
     }

@@ -43,7 +43,8 @@ struct Growth {
     left: u64,
     /// Bytes that are.
     have: u64,
-    /// A step is being taken; these wait for its end, whatever comes of it.
+    /// A step is being taken, or is about to be; these wait for its end, whatever comes of it. One at a time: each counts on
+    /// what it found left.
     running: bool,
     waiting: Vec<Waiter>,
     /// There was no memory for a message of this length, then.
@@ -76,7 +77,10 @@ impl Bulk {
         self.begun.call_once(|| {
             for half in [&self.requests, &self.responses] {
                 let first = FIRST.min(half.growth().left);
-                half.grow(&*self.device, first);
+                // Who wants memory before there is a peer may be at it already, and that is the first step then.
+                if half.growth().claim() {
+                    half.grow(&*self.device, first);
+                }
             }
         });
     }
@@ -119,7 +123,7 @@ impl Bulk {
             return false;
         }
         growth.waiting.extend(waiter);
-        if !std::mem::replace(&mut growth.running, true) {
+        if growth.claim() {
             let bulk = Arc::clone(self);
             self.control.spawn(move || bulk.half(direction).grow(&*bulk.device, len as u64));
         }
@@ -146,6 +150,7 @@ impl Bulk {
 }
 
 impl Half {
+    /// Takes a step that was [claimed](Growth::claim).
     fn grow(&self, device: &dyn Device, len: u64) {
         if self.growth().step(len).is_none() {
             self.give_up_unused(device, len);
@@ -204,6 +209,11 @@ impl Half {
 }
 
 impl Growth {
+    /// Whether the caller is the one to take a step now.
+    fn claim(&mut self) -> bool {
+        !std::mem::replace(&mut self.running, true)
+    }
+
     /// How much to register next, so that a message of this length fits: as much as there is, so that there are few
     /// arenas.
     fn step(&self, len: u64) -> Option<u64> {
@@ -265,11 +275,15 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn bulk(bytes: usize) -> (SimHost, Arc<Bulk>) {
+    fn not_begun(bytes: usize) -> (SimHost, Arc<Bulk>) {
         let host = Fabric::new(1).host([10, 0, 0, 1].into());
         let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
         let control = Control::start("test", ()).unwrap();
-        let bulk = Bulk::new(device, control, bytes as u64);
+        (host, Bulk::new(device, control, bytes as u64))
+    }
+
+    fn bulk(bytes: usize) -> (SimHost, Arc<Bulk>) {
+        let (host, bulk) = not_begun(bytes);
         bulk.begin();
         (host, bulk)
     }
@@ -300,6 +314,21 @@ mod tests {
         assert!(take(&bulk, Direction::Response, 28 * MIB).is_some());
         drop(requests);
         assert!(take(&bulk, Direction::Request, MIB).is_some());
+    }
+
+    #[test]
+    fn one_step_is_taken_at_a_time() {
+        let (_host, bulk) = not_begun(64 * MIB);
+        let (hold, held) = channel::<()>();
+        bulk.control().spawn(move || assert!(held.recv().is_err()));
+        let (sender, grown) = channel();
+        assert!(bulk.grow(Direction::Request, MIB, Some(Box::new(move || sender.send(()).unwrap()))));
+        bulk.begin();
+        assert!(grown.try_recv().is_err(), "its step has not been taken");
+        drop(hold);
+        grown.recv().unwrap();
+        let have = [&bulk.requests, &bulk.responses].map(|half| half.growth().have);
+        assert_eq!(have, [LEAST, FIRST]);
     }
 
     #[test]

@@ -99,6 +99,29 @@ async fn what_prevents_a_link_is_tried_again_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn why_it_was_lost_and_why_it_does_not_come_back_are_told_apart() {
+    let fabric = Arc::new(Fabric::default());
+    let t = with_fabric(&fabric, Policy::Auto);
+    let connection = t.caller.connection().await.unwrap();
+    lose(&fabric, &t).await;
+    let transport = connection.transport();
+    assert_eq!(transport.why_not_again, None);
+    let lost = transport.why_not_rdma.unwrap();
+    fabric.refuse_offer.store(true, Ordering::Relaxed);
+    sleep(Duration::from_secs(5)).await;
+    let transport = connection.transport();
+    assert_eq!(transport.why_not_rdma.as_ref(), Some(&lost));
+    let again = transport.why_not_again.clone().unwrap();
+    assert_eq!(again.reason, Reason::Memlock);
+    let whole = format!("memory (not RDMA: {lost}; when it was tried again: {again})");
+    assert_eq!(transport.to_string(), whole);
+    fabric.refuse_offer.store(false, Ordering::Relaxed);
+    up_again(&t).await;
+    let transport = connection.transport();
+    assert_eq!((transport.why_not_rdma, transport.why_not_again), (None, None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_further_attempt_is_made_where_none_is_wanted() {
     let fabric = Arc::new(Fabric::default());
     let mut settings = support::fabric::settings(&fabric, Policy::Auto);

@@ -184,7 +184,7 @@ impl Connection {
         self.upgrading.send_if_modified(|u| {
             let undecided = matches!(u, Upgrading::Undecided);
             if undecided {
-                *u = Upgrading::Stream(Unavailable::new(Reason::ShuttingDown, ""));
+                *u = Upgrading::Stream { why: Unavailable::new(Reason::ShuttingDown, ""), again: None };
             }
             undecided
         });

@@ -76,8 +76,11 @@ pub struct Transport {
     pub name: &'static str,
     /// The device, where there is one, as in `rxe0 port 1 gid 1`.
     pub device: String,
-    /// Why RDMA is not used; `None` while it is, or while that is being found out.
+    /// Why RDMA is not used: why it was lost, or could not be had at first; `None` while it is used, or while that is being
+    /// found out.
     pub why_not_rdma: Option<Unavailable>,
+    /// Why it has not come back: what the latest further attempt came to, unless that is the same.
+    pub why_not_again: Option<Unavailable>,
 }
 
 impl fmt::Display for Transport {
@@ -87,7 +90,11 @@ impl fmt::Display for Transport {
             write!(f, " on {}", self.device)?;
         }
         if let Some(why) = &self.why_not_rdma {
-            write!(f, " (not RDMA: {why})")?;
+            write!(f, " (not RDMA: {why}")?;
+            if let Some(again) = &self.why_not_again {
+                write!(f, "; when it was tried again: {again}")?;
+            }
+            f.write_str(")")?;
         }
         Ok(())
     }
@@ -116,7 +123,11 @@ enum Phase {
 #[derive(Clone, Debug)]
 enum Upgrading {
     Undecided,
-    Stream(Unavailable),
+    Stream {
+        why: Unavailable,
+        /// What another attempt came to since.
+        again: Option<Unavailable>,
+    },
     Upgraded,
 }
 
@@ -216,7 +227,10 @@ impl Connection {
 
     fn stay_on_stream(&self, why: Unavailable) {
         log_once(&why, self.peer());
-        self.upgrading.send_replace(Upgrading::Stream(why));
+        self.upgrading.send_modify(|upgrading| match upgrading {
+            Upgrading::Stream { why: first, again } => *again = (*first != why).then_some(why),
+            undecided_or_upgraded => *undecided_or_upgraded = Upgrading::Stream { why, again: None },
+        });
     }
 
     /// What calls travel by now.
@@ -228,11 +242,12 @@ impl Connection {
             _ => self.stream.clone(),
         };
         let description = link.description();
-        let why_not_rdma = match upgrading {
-            Upgrading::Stream(why) => Some(why),
-            _ => None,
+        let (why_not_rdma, why_not_again) = match upgrading {
+            Upgrading::Stream { why, again } => (Some(why), again),
+            _ => (None, None),
         };
-        Transport { name: description.transport, device: description.device.clone(), why_not_rdma }
+        let (name, device) = (description.transport, description.device.clone());
+        Transport { name, device, why_not_rdma, why_not_again }
     }
 
     /// What it has moved so far.

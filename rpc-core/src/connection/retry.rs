@@ -64,7 +64,7 @@ impl Connection {
 
     fn move_up_again(&self) {
         let wanted = matches!(*self.phase.borrow(), Phase::Open)
-            && matches!(*self.upgrading.borrow(), Upgrading::Stream(_));
+            && matches!(*self.upgrading.borrow(), Upgrading::Stream { .. });
         if let (true, Ok(upgrade), Some(hello)) = (wanted, &self.settings.upgrade, self.peer_hello.get()) {
             let theirs = hello.upgrades.iter().find(|theirs: &&wire::Upgrade| theirs.name == upgrade.name());
             if let (Some(theirs), Some(connection)) = (theirs, self.me()) {

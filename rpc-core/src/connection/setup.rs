@@ -125,7 +125,7 @@ impl Connection {
         // Decided also when the connection ends; an error means the same.
         let decision = upgrading.wait_for(|u| !matches!(u, Upgrading::Undecided)).await.map(|u| u.clone());
         self.not_closed()?;
-        if let (Ok(Upgrading::Stream(why)), Policy::Rdma) = (decision, self.settings.policy) {
+        if let (Ok(Upgrading::Stream { why, .. }), Policy::Rdma) = (decision, self.settings.policy) {
             let status = required(&why);
             self.close(CloseCode::Required, status.clone());
             return Err(status);

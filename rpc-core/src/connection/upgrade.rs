@@ -83,7 +83,8 @@ impl Connection {
         let upgrading = self.upgrading.borrow().clone();
         // One that has moved has served; it goes on.
         let moved = self.retaining.load(Ordering::Relaxed);
-        if let (Policy::Rdma, Upgrading::Stream(why), false) = (self.settings.policy, upgrading, moved) {
+        if let (Policy::Rdma, Upgrading::Stream { why, .. }, false) = (self.settings.policy, upgrading, moved)
+        {
             self.close(CloseCode::Required, required(&why));
         }
     }

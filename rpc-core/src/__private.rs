@@ -72,7 +72,7 @@ where
             }
         },
         reply: reply::<O, C, D, E>,
-        finish: |answered| O::from_result(answered.decode::<O::Ok, C, E, D>().map(|r| r.value)),
+        finish: |answered| O::from_result(answered.decode::<O::Ok, C, E, D>()),
     }
 }
 

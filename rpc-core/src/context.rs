@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -31,10 +30,7 @@ use tokio::time::Instant;
 /// # });
 /// ```
 #[derive(Clone, Debug)]
-pub struct Context(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
+pub struct Context {
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
@@ -51,13 +47,13 @@ impl Context {
     }
 
     pub(crate) fn new(deadline: Option<Instant>, attempt: u8, peer: Option<SocketAddr>) -> Self {
-        Self(Arc::new(Inner { deadline, attempt, peer }))
+        Self { deadline, attempt, peer }
     }
 
     /// This context with a deadline `timeout` from now, unless it has an earlier one.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let deadline = earlier(self.0.deadline, Instant::now().checked_add(timeout));
-        Self::new(deadline, self.0.attempt, self.0.peer)
+        let deadline = earlier(self.deadline, Instant::now().checked_add(timeout));
+        Self::new(deadline, self.attempt, self.peer)
     }
 
     /// The context of the handler that is being polled on this thread, if any.
@@ -65,24 +61,29 @@ impl Context {
         CURRENT.with_borrow(Clone::clone)
     }
 
+    /// The deadline of the context that is current, if any.
+    pub(crate) fn current_deadline() -> Option<Instant> {
+        CURRENT.with_borrow(|current| current.as_ref().and_then(Self::deadline))
+    }
+
     /// When the caller stops waiting; the handler is dropped then.
     pub fn deadline(&self) -> Option<Instant> {
-        self.0.deadline
+        self.deadline
     }
 
     /// How long the caller still waits; `None` if it waits for ever.
     pub fn remaining(&self) -> Option<Duration> {
-        self.0.deadline.map(|d| d.saturating_duration_since(Instant::now()))
+        self.deadline.map(|d| d.saturating_duration_since(Instant::now()))
     }
 
     /// 1 for the first attempt of a call, more if the caller repeated it.
     pub fn attempt(&self) -> u8 {
-        self.0.attempt
+        self.attempt
     }
 
     /// The address the caller called from; `None` in process.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.0.peer
+        self.peer
     }
 
     /// Runs a future with this context current, for work that a handler hands to another task:

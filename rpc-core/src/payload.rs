@@ -18,29 +18,40 @@ pub const COPY_OUT: usize = 1024;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Payload {
     pub(crate) body: Bytes,
-    pub(crate) more: Vec<Bytes>,
-    pub(crate) attachments: Vec<Bytes>,
+    /// Short messages have no more than a body, and are moved about a lot.
+    rest: Option<Box<Rest>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Rest {
+    more: Vec<Bytes>,
+    attachments: Vec<Bytes>,
 }
 
 impl Payload {
     /// A payload that is only a body.
     pub fn from_body(body: Bytes) -> Self {
-        Self { body, more: Vec::new(), attachments: Vec::new() }
+        Self { body, rest: None }
     }
 
     /// A payload as it arrives: the body in one piece.
     pub fn new(body: Bytes, attachments: Vec<Bytes>) -> Self {
-        Self { body, more: Vec::new(), attachments }
+        Self::in_pieces(body, Vec::new(), attachments)
+    }
+
+    fn in_pieces(body: Bytes, more: Vec<Bytes>, attachments: Vec<Bytes>) -> Self {
+        let is_plain = more.is_empty() && attachments.is_empty();
+        Self { body, rest: (!is_plain).then(|| Box::new(Rest { more, attachments })) }
     }
 
     /// The length of the body in bytes.
     pub fn body_len(&self) -> usize {
-        self.body.len() + self.more.iter().map(Bytes::len).sum::<usize>()
+        self.body.len() + self.more().iter().map(Bytes::len).sum::<usize>()
     }
 
     /// The length of body and attachments in bytes: what size limits are held against.
     pub fn len(&self) -> usize {
-        self.body_len() + self.attachments.iter().map(Bytes::len).sum::<usize>()
+        self.body_len() + self.attachments().iter().map(Bytes::len).sum::<usize>()
     }
 
     /// Whether there is nothing in it.
@@ -50,7 +61,28 @@ impl Payload {
 
     /// The attachments in order.
     pub fn attachments(&self) -> &[Bytes] {
-        &self.attachments
+        self.rest.as_ref().map_or(&[], |rest| &rest.attachments)
+    }
+
+    /// The pieces of the body after the first.
+    pub(crate) fn more(&self) -> &[Bytes] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.more)
+    }
+
+    /// Whether there is nothing but the first piece of the body.
+    pub(crate) fn is_one_piece(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// All pieces, in order.
+    pub(crate) fn into_pieces(self) -> impl Iterator<Item = Bytes> {
+        let Rest { more, attachments } = self.rest.map_or_else(Rest::default, |rest| *rest);
+        std::iter::once(self.body).chain(more).chain(attachments)
+    }
+
+    /// Takes the last attachment off.
+    pub(crate) fn pop_attachment(&mut self) -> Option<Bytes> {
+        self.rest.as_mut()?.attachments.pop()
     }
 }
 
@@ -120,14 +152,14 @@ impl Encoder {
         BUFFER.set(std::mem::take(&mut self.buffer));
         let attachments = std::mem::take(&mut self.attachments);
         if self.pieces.is_empty() {
-            return Payload { body: last, more: Vec::new(), attachments };
+            return Payload::new(last, attachments);
         }
         let mut pieces = std::mem::take(&mut self.pieces);
         if !last.is_empty() {
             pieces.push(last);
         }
         let body = pieces.remove(0);
-        Payload { body, more: pieces, attachments }
+        Payload::in_pieces(body, pieces, attachments)
     }
 }
 
@@ -148,7 +180,9 @@ pub struct Decoder {
 impl Decoder {
     /// Reads `payload` from its start.
     pub fn new(payload: Payload) -> Self {
-        let Payload { body, more, attachments } = payload;
+        let Payload { body, rest } = payload;
+        let Some(rest) = rest else { return Self { body, attachments: Vec::new(), next: 0 } };
+        let Rest { more, attachments } = *rest;
         let body = if more.is_empty() { body } else { flatten(body, &more) };
         Self { body, attachments, next: 0 }
     }
@@ -215,8 +249,8 @@ mod tests {
         e.put_slice(b"ef");
         let p = e.finish();
         assert_eq!(p.body, "abcd");
-        assert_eq!(p.more[0].as_ptr(), long.as_ptr());
-        assert_eq!(p.more[1], "ef");
+        assert_eq!(p.more()[0].as_ptr(), long.as_ptr());
+        assert_eq!(p.more()[1], "ef");
         assert_eq!(p.body_len(), 6 + long.len());
         let d = Decoder::new(p);
         assert_eq!(&d.rest()[..4], b"abcd");

@@ -43,6 +43,7 @@ impl Writer {
 
     pub(crate) fn push(&mut self, frame: &Frame) {
         self.copy(&frame.header.encode());
+        self.copy(frame.pieces.head());
         for piece in frame.pieces.iter() {
             if piece.len() < COPY {
                 self.copy(piece);
@@ -71,18 +72,24 @@ impl Writer {
 
     /// Writes what the kernel takes now; how much that was.
     pub(crate) fn write_to(&mut self, socket: &TcpStream) -> io::Result<usize> {
-        self.close_tail();
-        let written = match self.pieces.len() {
-            1 => socket.try_write(&self.pieces[0])?,
-            n => {
-                let mut slices = [IoSlice::new(&[]); MAX_PIECES];
-                let n = n.min(MAX_PIECES);
-                for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-                    *slice = IoSlice::new(piece);
-                }
-                socket.try_write_vectored(&slices[..n])?
+        if self.pieces.is_empty() {
+            // What is short needs no more than this; the buffer is used again at once.
+            let written = socket.try_write(&self.tail)?;
+            self.len -= written;
+            if self.len == 0 {
+                self.tail.clear();
+            } else {
+                self.tail.advance(written);
             }
-        };
+            return Ok(written);
+        }
+        self.close_tail();
+        let mut slices = [IoSlice::new(&[]); MAX_PIECES];
+        let n = self.pieces.len().min(MAX_PIECES);
+        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slice = IoSlice::new(piece);
+        }
+        let written = socket.try_write_vectored(&slices[..n])?;
         self.advance(written);
         Ok(written)
     }

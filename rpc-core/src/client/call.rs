@@ -8,13 +8,11 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
-use pin_project_lite::pin_project;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use super::Caller;
 use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Asked, Connection, Pending};
+use crate::connection::{Asked, Connection, Ended, Line, NotSent, Pending, Place};
 use crate::context::{Context, earlier};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
@@ -156,32 +154,26 @@ impl<O, C> Call<O, C> {
 
     /// The call under way, before its answer is decoded.
     pub(crate) fn answered(self) -> impl Future<Output = Answered> + Send + use<O, C> {
-        self.begin()
+        let mut call = self.begin();
+        async move {
+            let answer = std::future::poll_fn(|cx| call.poll(cx)).await;
+            Answered { answer, call }
+        }
     }
 
-    fn begin(self) -> Raw {
+    fn begin(self) -> UnderWay {
         let inherited = match self.context {
-            Inherit::Current => Context::current().and_then(|c| c.deadline()),
+            Inherit::Current => Context::current_deadline(),
             Inherit::Given(context) => context.deadline(),
             Inherit::Nothing => None,
         };
-        let own = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let deadline = earlier(own, inherited);
-        Raw {
-            caller: self.caller,
-            state: match self.arguments {
-                Ok(payload) => State::Start(Asked {
-                    service: self.service,
-                    method: self.method,
-                    payload,
-                    deadline,
-                    attempt: 1,
-                }),
-                Err(status) => State::Refused(status),
-            },
-            began: Instant::now(),
-            sleep: deadline.map(tokio::time::sleep_until),
-        }
+        let (payload, state) = match self.arguments {
+            Ok(payload) => (payload, State::New),
+            Err(status) => (Payload::default(), State::Refused(status)),
+        };
+        let Self { caller, service, method, timeout, .. } = self;
+        let asked = Asked { service, method, payload, deadline: inherited, attempt: 1 };
+        UnderWay { caller, asked, timeout, began: None, state, alarm: None }
     }
 }
 
@@ -206,14 +198,11 @@ where
     }
 }
 
-pin_project! {
-    /// A call under way. Dropping it cancels the call.
-    #[must_use = "futures do nothing unless polled"]
-    pub struct CallFuture<O, C> {
-        #[pin]
-        call: Raw,
-        returns: PhantomData<fn() -> (O, C)>,
-    }
+/// A call under way. Dropping it cancels the call.
+#[must_use = "futures do nothing unless polled"]
+pub struct CallFuture<O, C> {
+    call: UnderWay,
+    returns: PhantomData<fn() -> (O, C)>,
 }
 
 impl<O, C> Future for CallFuture<O, C>
@@ -224,20 +213,17 @@ where
 {
     type Output = O;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
-        let answered = ready!(self.project().call.poll(cx));
-        Poll::Ready(O::from_result(answered.decode::<O::Ok, C, O::Err, C>().map(|r| r.value)))
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
+        let answer = ready!(self.call.poll(cx));
+        Poll::Ready(O::from_result(self.call.decode::<O::Ok, C, O::Err, C>(answer)))
     }
 }
 
-pin_project! {
-    /// A call under way whose result comes with a [`Response`]. Dropping it cancels the call.
-    #[must_use = "futures do nothing unless polled"]
-    pub struct ResponseFuture<O, C> {
-        #[pin]
-        call: Raw,
-        returns: PhantomData<fn() -> (O, C)>,
-    }
+/// A call under way whose result comes with a [`Response`]. Dropping it cancels the call.
+#[must_use = "futures do nothing unless polled"]
+pub struct ResponseFuture<O, C> {
+    call: UnderWay,
+    returns: PhantomData<fn() -> (O, C)>,
 }
 
 impl<O, C> Future for ResponseFuture<O, C>
@@ -248,9 +234,16 @@ where
 {
     type Output = Result<Response<O::Ok>, O::Err>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let answered = ready!(self.project().call.poll(cx));
-        Poll::Ready(answered.decode::<O::Ok, C, O::Err, C>())
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let answer = ready!(self.call.poll(cx));
+        let connection = answer.as_ref().ok().map(|answer| answer.connection.clone());
+        let value = self.call.decode::<O::Ok, C, O::Err, C>(answer);
+        let attempts = self.call.asked.attempt;
+        Poll::Ready(value.and_then(|value| match connection {
+            Some(connection) => Ok(Response { value, connection, attempts }),
+            // There is a value only of an answer, and an answer comes by a connection.
+            None => Err(Status::new(Code::Internal, "an answer came by no connection").into()),
+        }))
     }
 }
 
@@ -289,25 +282,16 @@ impl<T: fmt::Debug> fmt::Debug for Response<T> {
     }
 }
 
-/// The answer to a call, or why there is none.
-pub(crate) struct Answered(Result<Answer, Status>);
+/// A call that has ended, before its answer is decoded.
+pub(crate) struct Answered {
+    answer: Result<Answer, Status>,
+    call: UnderWay,
+}
 
 impl Answered {
     /// What it says: a `T` as `C` reads it, or an `E` as `D` does.
-    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(self) -> Result<Response<T>, E> {
-        let Answer { verdict, payload, connection, attempts, call } = self.0?;
-        let malformed = |what: &str, why: &CodecError| {
-            let message =
-                format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
-            Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
-        };
-        match verdict {
-            Verdict::Ok => {
-                let value = from_payload::<C, T>(payload).map_err(|e| malformed("result", &e))?;
-                Ok(Response { value, connection, attempts })
-            }
-            _ => Err(from_payload::<D, E>(payload).map_err(|e| malformed("error", &e))?),
-        }
+    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(self) -> Result<T, E> {
+        self.call.decode::<T, C, E, D>(self.answer)
     }
 }
 
@@ -315,130 +299,200 @@ struct Answer {
     verdict: Verdict,
     payload: Payload,
     connection: Arc<Connection>,
-    attempts: u8,
-    call: String,
 }
 
-pin_project! {
-    /// A call under way, before its answer is decoded.
-    struct Raw {
-        caller: Caller,
-        state: State,
-        began: Instant,
-        #[pin]
-        sleep: Option<Sleep>,
-    }
+/// A call under way.
+struct UnderWay {
+    caller: Caller,
+    asked: Asked,
+    /// The call's own, which begins with its first poll.
+    timeout: Option<Duration>,
+    /// When it was polled first, if it has a deadline.
+    began: Option<Instant>,
+    state: State,
+    /// While it is not sent; then its connection sees to its deadline.
+    alarm: Option<Pin<Box<Sleep>>>,
 }
 
 enum State {
     Refused(Status),
-    Start(Asked),
-    Connecting(Asked, BoxFuture<Result<Arc<Connection>, Status>>),
+    /// Not polled.
+    New,
+    Unsent,
+    Connecting(BoxFuture<Result<Arc<Connection>, Status>>),
     /// The peer takes no more calls at once.
-    Placing(Asked, Arc<Connection>, BoxFuture<Result<OwnedSemaphorePermit, Status>>),
-    Waiting(Asked, Pending),
+    Placing(Line),
+    Sent(Pending),
     Done,
 }
 
-impl Future for Raw {
-    type Output = Answered;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let Poll::Ready(answer) = step(this.caller, this.state, cx) else {
-            let expired = this.sleep.as_pin_mut().is_some_and(|sleep| sleep.poll(cx).is_ready());
-            if !expired {
-                return Poll::Pending;
-            }
-            let state = std::mem::replace(this.state, State::Done);
-            return Poll::Ready(Answered(Err(expire(this.caller, state, this.began.elapsed()))));
-        };
-        *this.state = State::Done;
-        Poll::Ready(Answered(answer))
+impl UnderWay {
+    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
+        let mut left = None;
+        if let State::New = self.state {
+            left = self.start();
+            self.state = State::Unsent;
+        }
+        let mut polled = self.step(left, cx);
+        if polled.is_pending() && self.is_late(cx) {
+            polled = Poll::Ready(Err(self.expire()));
+        }
+        if polled.is_ready() {
+            self.state = State::Done;
+        }
+        polled
     }
-}
 
-/// Goes on until the call waits for something, or is done.
-fn step(caller: &Caller, state: &mut State, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
-    loop {
-        *state = match std::mem::replace(state, State::Done) {
-            // Not sent any more; the timer says so.
-            State::Start(asked) if asked.is_expired() => {
-                *state = State::Start(asked);
-                return Poll::Pending;
-            }
-            State::Refused(status) => return Poll::Ready(Err(status)),
-            State::Start(asked) => match caller.connected() {
-                Some(connection) => match connection.try_place() {
-                    Some(place) => send(&connection, asked, place)?,
-                    None => {
-                        let place = Box::pin(connection.clone().place());
-                        State::Placing(asked, connection, place)
-                    }
-                },
-                None => {
-                    let caller = caller.clone();
-                    State::Connecting(asked, Box::pin(async move { caller.connection().await }))
-                }
-            },
-            State::Connecting(asked, mut connecting) => match connecting.as_mut().poll(cx) {
-                Poll::Pending => {
-                    *state = State::Connecting(asked, connecting);
-                    return Poll::Pending;
-                }
-                Poll::Ready(Ok(_)) => State::Start(asked),
-                Poll::Ready(Err(status)) => return Poll::Ready(Err(named(&asked, status))),
-            },
-            State::Placing(asked, connection, mut placing) => match placing.as_mut().poll(cx) {
-                Poll::Pending => {
-                    *state = State::Placing(asked, connection, placing);
-                    return Poll::Pending;
-                }
-                Poll::Ready(Ok(_)) if asked.is_expired() => State::Start(asked),
-                Poll::Ready(Ok(place)) => send(&connection, asked, place)?,
-                Poll::Ready(Err(status)) => again(asked, status)?,
-            },
-            State::Waiting(asked, mut pending) => match pending.poll(cx) {
-                Poll::Pending => {
-                    *state = State::Waiting(asked, pending);
-                    return Poll::Pending;
-                }
-                Poll::Ready(Ok((verdict, payload))) => {
-                    return Poll::Ready(Ok(Answer {
-                        verdict,
-                        payload,
-                        connection: pending.connection().clone(),
-                        attempts: asked.attempt,
-                        call: asked.to_string(),
+    /// The time begins. How much there is, if the call has a deadline.
+    fn start(&mut self) -> Option<Duration> {
+        if self.timeout.is_none() && self.asked.deadline.is_none() {
+            return None;
+        }
+        let now = Instant::now();
+        self.began = Some(now);
+        let own = self.timeout.and_then(|timeout| now.checked_add(timeout));
+        self.asked.deadline = earlier(own, self.asked.deadline);
+        self.asked.deadline.map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    /// Goes on until the call waits for something, or is done. `left` is how much time there is, if that is known.
+    fn step(
+        &mut self,
+        mut left: Option<Duration>,
+        cx: &mut TaskContext<'_>,
+    ) -> Poll<Result<Answer, Status>> {
+        loop {
+            match &mut self.state {
+                State::Refused(_) | State::Done => {
+                    let state = std::mem::replace(&mut self.state, State::Done);
+                    return Poll::Ready(Err(match state {
+                        State::Refused(status) => status,
+                        _ => Status::new(Code::Internal, "a call was polled after it was done")
+                            .with_blame(Blame::Caller),
                     }));
                 }
-                Poll::Ready(Err(status)) => again(asked, status)?,
-            },
-            State::Done => {
-                return Poll::Ready(Err(Status::new(Code::Internal, "a call was polled after it was done")
-                    .with_blame(Blame::Caller)));
+                State::New | State::Unsent => {
+                    left = left.or_else(|| self.asked.left());
+                    if left.is_some_and(|left| left.is_zero()) {
+                        // Not sent any more; the alarm says so.
+                        return Poll::Pending;
+                    }
+                    match self.caller.connected() {
+                        Some(connection) => self.send(connection, left, None)?,
+                        None => {
+                            let caller = self.caller.clone();
+                            self.state =
+                                State::Connecting(Box::pin(async move { caller.connection().await }));
+                        }
+                    }
+                }
+                State::Connecting(connecting) => match ready!(connecting.as_mut().poll(cx)) {
+                    Ok(_) => self.state = State::Unsent,
+                    Err(status) => return Poll::Ready(Err(named(&self.asked, status))),
+                },
+                State::Placing(line) => match ready!(line.poll(cx)) {
+                    Ok(place) => {
+                        let connection = line.connection().clone();
+                        match self.asked.left() {
+                            Some(Duration::ZERO) => self.state = State::Unsent,
+                            left => self.send(connection, left, Some(place))?,
+                        }
+                    }
+                    Err(status) => self.again(status)?,
+                },
+                State::Sent(pending) => match ready!(pending.poll(cx)) {
+                    Ended::Answered(Ok((verdict, payload))) => {
+                        let connection = pending.connection().clone();
+                        return Poll::Ready(Ok(Answer { verdict, payload, connection }));
+                    }
+                    Ended::Answered(Err(status)) => self.again(status)?,
+                    Ended::Late => return Poll::Ready(Err(self.expire())),
+                },
             }
+            left = None;
+        }
+    }
+
+    fn send(
+        &mut self,
+        connection: Arc<Connection>,
+        left: Option<Duration>,
+        place: Option<Place>,
+    ) -> Result<(), Status> {
+        match connection.call(&self.asked, left, place) {
+            Ok(pending) => {
+                self.state = State::Sent(pending);
+                self.alarm = None;
+                Ok(())
+            }
+            Err(NotSent::Full) => {
+                self.state = State::Placing(Line::new(connection));
+                Ok(())
+            }
+            Err(NotSent::For(status)) => self.again(status),
+        }
+    }
+
+    /// Begins a call again that was certainly not executed and may fare better elsewhere.
+    fn again(&mut self, status: Status) -> Result<(), Status> {
+        let elsewhere = status.code() == Code::Unavailable
+            && status.executed() == Executed::No
+            && status.blame() != Blame::Application;
+        if !elsewhere || self.asked.attempt >= TRANSPARENT_ATTEMPTS {
+            return Err(named(&self.asked, status));
+        }
+        self.asked.attempt += 1;
+        self.state = State::Unsent;
+        Ok(())
+    }
+
+    /// Whether the deadline of a call that is not sent has passed. If not, it is polled again when it has.
+    fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
+        let Some(deadline) = self.asked.deadline else { return false };
+        if let State::Sent(_) = self.state {
+            return false;
+        }
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        alarm.as_mut().poll(cx).is_ready()
+    }
+
+    /// The deadline has passed: says what the call was waiting for.
+    fn expire(&mut self) -> Status {
+        let (when, executed) = match &mut self.state {
+            State::Sent(pending) => {
+                pending.expire();
+                ("no answer".to_owned(), Executed::Maybe)
+            }
+            State::Connecting(_) => (format!("not connected to {}", self.caller.target()), Executed::No),
+            State::Placing(_) => {
+                let when = "no place free among the server's limits.concurrent_calls";
+                (when.to_owned(), Executed::No)
+            }
+            _ => ("not sent".to_owned(), Executed::No),
         };
+        let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        Status::new(Code::DeadlineExceeded, format!("{}: {when} after {after:.1?}", self.asked))
+            .with_executed(executed)
+            .with_blame(Blame::Caller)
     }
-}
 
-fn send(connection: &Arc<Connection>, asked: Asked, place: OwnedSemaphorePermit) -> Result<State, Status> {
-    match connection.call(asked.clone(), place) {
-        Ok(pending) => Ok(State::Waiting(asked, pending)),
-        Err(status) => again(asked, status),
+    /// What the answer says: a `T` as `C` reads it, or an `E` as `D` does.
+    fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
+        &self,
+        answer: Result<Answer, Status>,
+    ) -> Result<T, E> {
+        let Answer { verdict, payload, .. } = answer?;
+        let malformed = |what: &str, why: &CodecError| {
+            let call = &self.asked;
+            let message =
+                format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
+            Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
+        };
+        match verdict {
+            Verdict::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| malformed("result", &e))?),
+            _ => Err(from_payload::<D, E>(payload).map_err(|e| malformed("error", &e))?),
+        }
     }
-}
-
-/// Begins a call again that was certainly not executed and may fare better elsewhere.
-fn again(mut asked: Asked, status: Status) -> Result<State, Status> {
-    let elsewhere = status.code() == Code::Unavailable
-        && status.executed() == Executed::No
-        && status.blame() != Blame::Application;
-    if !elsewhere || asked.attempt >= TRANSPARENT_ATTEMPTS {
-        return Err(named(&asked, status));
-    }
-    asked.attempt += 1;
-    Ok(State::Start(asked))
 }
 
 /// Puts the call's name before a status of farcall's own making, and behind one that names the fingerprint of this side's
@@ -457,30 +511,10 @@ fn named(asked: &Asked, status: Status) -> Status {
     status.map_message(|m| format!("{asked}: {m}{ours}"))
 }
 
-/// The deadline has passed: says what the call was waiting for.
-fn expire(caller: &Caller, state: State, after: Duration) -> Status {
-    let (asked, when, executed) = match state {
-        State::Waiting(asked, pending) => {
-            pending.expire();
-            (asked, "no answer".to_owned(), Executed::Maybe)
-        }
-        State::Connecting(asked, _) => (asked, format!("not connected to {}", caller.target()), Executed::No),
-        State::Placing(asked, ..) => {
-            let when = "no place free among the server's limits.concurrent_calls";
-            (asked, when.to_owned(), Executed::No)
-        }
-        State::Start(asked) => (asked, "not sent".to_owned(), Executed::No),
-        State::Refused(status) => return status,
-        State::Done => return Status::new(Code::DeadlineExceeded, "the deadline passed"),
-    };
-    Status::new(Code::DeadlineExceeded, format!("{asked}: {when} after {after:.1?}"))
-        .with_executed(executed)
-        .with_blame(Blame::Caller)
-}
-
 impl Asked {
-    fn is_expired(&self) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    /// How much time there is, if it has a deadline.
+    fn left(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 }
 

@@ -66,7 +66,7 @@ mod tests {
     fn a_long_bytes_field_is_sent_by_reference_and_arrives_as_a_slice() {
         let long = Bytes::from(vec![7; 100_000]);
         let payload = to_payload::<Prost, _>(&long).unwrap();
-        assert_eq!(payload.more[0].as_ptr(), long.as_ptr());
+        assert_eq!(payload.more()[0].as_ptr(), long.as_ptr());
         assert_eq!(payload.body_len(), long.encode_to_vec().len());
 
         // As it arrives.

@@ -76,7 +76,7 @@ mod tests {
         let bytes = Bytes::from(vec![7; 100_000]);
         let payload = to_payload::<Raw, _>(&bytes).unwrap();
         assert_eq!((payload.body_len(), payload.attachments().len()), (bytes.len(), 0));
-        assert_eq!(payload.more[0].as_ptr(), bytes.as_ptr());
+        assert_eq!(payload.more()[0].as_ptr(), bytes.as_ptr());
 
         let received: Bytes = from_payload::<Raw, _>(Payload::from_body(bytes.clone())).unwrap();
         assert_eq!(received.as_ptr(), bytes.as_ptr());

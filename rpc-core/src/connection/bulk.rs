@@ -44,16 +44,15 @@ impl Connection {
         let Some(link) = self.better() else { return };
         let direction = direction(message.kind);
         let (len, payload) = (message.len(), &mut message.payload);
-        if let Some(last) = payload.attachments.last()
+        if let Some(last) = payload.attachments().last()
             && len - last.len() <= MAX_BEGIN
         {
             if let Some(bulk) = link.stage(direction, std::slice::from_ref(last)) {
-                payload.attachments.pop();
+                payload.pop_attachment();
                 message.bulk = bulk;
             }
         } else if message.head.len() <= MAX_BEGIN {
-            let body = std::iter::once(&payload.body);
-            let pieces: Vec<Bytes> = body.chain(&payload.more).chain(&payload.attachments).cloned().collect();
+            let pieces: Vec<Bytes> = payload.clone().into_pieces().collect();
             if let Some(bulk) = link.stage(direction, &pieces) {
                 message.payload = Default::default();
                 message.bulk = bulk;

@@ -1,20 +1,18 @@
 //! The calls that wait on this side for an answer.
 
 use std::collections::HashSet;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context as TaskContext, Poll};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::help::Help;
-use super::slots::{NeverMade, Slots};
-use super::{Connection, Phase, lock};
+use super::slots::{Found, NeverMade, Refused, Slots, Ticket};
+use super::{Connection, lock};
 use crate::payload::Payload;
-use crate::proto::message::Message;
+use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, RequestHead, ResponseHead,
     Verdict, WireError, decode_status,
@@ -35,25 +33,23 @@ struct Announced {
 
 #[derive(Debug)]
 pub(super) struct Calls {
-    waiting: Slots<oneshot::Sender<Answered>, Status>,
+    /// Where they wait for a RESPONSE, or for what came instead.
+    slots: Slots<Result<Bytes, Status>, Status>,
     announced: Mutex<Announced>,
-    /// As many permits as calls the peer takes at once; none before its HELLO.
-    permits: Arc<Semaphore>,
 }
 
 impl Calls {
     pub(super) fn new() -> Self {
-        let permits = Arc::new(Semaphore::new(0));
-        Self { waiting: Slots::new(), announced: Mutex::default(), permits }
+        Self { slots: Slots::new(), announced: Mutex::default() }
     }
 
     pub(super) fn admit(&self, max_calls: u32) {
-        self.permits.add_permits((max_calls as usize).min(Semaphore::MAX_PERMITS));
+        self.slots.admit(max_calls as usize);
     }
 }
 
 /// What a call asks for.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) service: Arc<ServiceInfo>,
     pub(crate) method: usize,
@@ -62,68 +58,67 @@ pub(crate) struct Asked {
     pub(crate) attempt: u8,
 }
 
+/// Why a request was not sent. Nothing was executed.
+#[derive(Debug)]
+pub(crate) enum NotSent {
+    /// The peer takes no more calls at once: one must [wait](Connection::place) for a place.
+    Full,
+    For(Status),
+}
+
+impl From<Status> for NotSent {
+    fn from(status: Status) -> Self {
+        Self::For(status)
+    }
+}
+
 impl Connection {
-    /// Takes one of the places for concurrent calls that the peer has, if one is free.
-    pub(crate) fn try_place(&self) -> Option<OwnedSemaphorePermit> {
-        self.calls.permits.clone().try_acquire_owned().ok()
-    }
-
-    /// Waits for a place, until the connection takes no more calls. Cancel safe: a dropped wait leaves the line.
-    pub(crate) async fn place(self: Arc<Self>) -> Result<OwnedSemaphorePermit, Status> {
-        let permits = self.calls.permits.clone();
-        tokio::select! {
-            biased;
-            status = self.shut() => Err(status),
-            permit = permits.acquire_owned() => permit.map_err(|_| self.why_not_open()),
-        }
-    }
-
-    /// Sends a request. `Err`: nothing was sent, nothing was executed.
+    /// Sends a request, in a place that was waited for or in one that is free. `left`: how long its caller waits, if it has
+    /// a deadline.
     pub(crate) fn call(
         self: &Arc<Self>,
-        asked: Asked,
-        place: OwnedSemaphorePermit,
-    ) -> Result<Pending, Status> {
-        let mut message = self.request(asked)?;
-        let (sender, receiver) = oneshot::channel();
+        asked: &Asked,
+        left: Option<Duration>,
+        place: Option<Place>,
+    ) -> Result<Pending, NotSent> {
+        let mut message = self.request(asked, left)?;
         let queue = |id| {
             message.call = id;
             self.enqueue(message);
         };
-        let id = self.calls.waiting.open(sender, queue).map_err(|why| why.with_executed(Executed::No))?;
-        let pending = Pending {
-            connection: self.clone(),
-            id,
-            receiver,
-            done: false,
-            help: Help::default(),
-            _place: place,
+        let opened = match self.calls.slots.open(place.is_some(), asked.deadline, queue) {
+            Ok(opened) => opened,
+            Err(Refused::Full) => return Err(NotSent::Full),
+            Err(Refused::For(why)) => return Err(why.with_executed(Executed::No).into()),
         };
-        self.keeper.notify_one();
-        self.flush();
-        Ok(pending)
+        if let Some(place) = place {
+            place.pass_on();
+        }
+        if opened.first_alarm {
+            self.deadlines.notify_one();
+        }
+        if opened.alone {
+            self.keeper.notify_one();
+            self.flush();
+        } else {
+            self.flush_soon();
+        }
+        Ok(Pending { connection: self.clone(), id: opened.call, done: false, help: Help::default() })
     }
 
     /// The message of a call that has no number yet.
-    fn request(&self, asked: Asked) -> Result<Message, Status> {
+    fn request(&self, asked: &Asked, left: Option<Duration>) -> Result<Message, Status> {
         let Some(peer) = self.peer_hello.get() else {
             return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
         };
-        let remaining_us = match asked.deadline {
-            None => 0,
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                // Zero would be "no deadline"; the caller's own timer ends a call this late.
-                u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1)
-            }
-        };
+        // Zero would be "no deadline"; the caller's own timer ends a call this late.
+        let remaining_us = left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
         let service = self.bind(&asked.service, peer.max_message)?;
         let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, remaining_us };
-        let content = Content { metadata: Bytes::new(), payload: asked.payload };
-        let mut bytes = BytesMut::with_capacity(64);
-        head.encode(&content, &mut bytes).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
-        let mut message = Message::new(FrameType::REQUEST, 0, bytes.freeze());
-        message.payload = content.payload;
+        let content = Content { metadata: Bytes::new(), payload: asked.payload.clone() };
+        let head =
+            Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
+        let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
         if message.len() as u64 > peer.max_message {
             return Err(too_large("the arguments", message.len(), peer.max_message, "the server's"));
         }
@@ -170,18 +165,15 @@ impl Connection {
     }
 
     pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
-        let never_made = |NeverMade| WireError::new("response.call", "was never made");
-        let waiting = self.calls.waiting.answer(call).map_err(never_made)?;
-        let Some(waiting) = waiting else {
-            return Ok(()); // It crossed our CANCEL.
-        };
-        let (answered, result) = match understand(message) {
-            Ok(answered) => (answered, Ok(())),
-            Err(error) => (Err(self.status(&error, Executed::Maybe, Blame::Peer)), Err(error)),
-        };
-        // A caller that is being dropped at this moment doesn't want it any more.
-        let _ = waiting.send(answered);
-        result
+        self.end_call(call, Ok(message)).map_err(|NeverMade| WireError::new("response.call", "was never made"))
+    }
+
+    /// A call has ended, if it has not before, and its caller wants to know.
+    fn end_call(&self, call: u64, end: Result<Bytes, Status>) -> Result<(), NeverMade> {
+        if let Some(waker) = self.calls.slots.end(call, end)? {
+            waker.wake();
+        }
+        Ok(())
     }
 
     /// The server is going: begins no more calls, and takes back those that it will not, or need not, execute.
@@ -189,60 +181,72 @@ impl Connection {
         self.start_draining();
         let detail = format!("the server is draining: {}", goaway.reason);
         let status = self.status(detail, Executed::No, Blame::Environment);
-        self.calls.waiting.refuse(status.clone());
+        self.calls.slots.refuse(status.clone()).into_iter().for_each(Waker::wake);
         let unsent = self.change_sending(|sending| sending.outbox.take_back(FrameType::REQUEST));
-        let refused = self.calls.waiting.take(unsent, goaway.last_call);
-        for call in refused {
-            let _ = call.send(Err(status.clone()));
+        let later = self.calls.slots.waiting_after(goaway.last_call);
+        for call in unsent.into_iter().chain(later) {
+            let _ = self.end_call(call, Err(status.clone()));
         }
     }
 
     /// Ends every call that waits, saying of each whether it may have been executed.
     pub(super) fn fail_calls(&self, status: &Status) {
-        let waiting = self.calls.waiting.close(status.clone());
-        self.calls.permits.close();
+        self.calls.slots.close(status.clone()).into_iter().for_each(Waker::wake);
         // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
         let unsent = self.change_sending(|sending| sending.outbox.close(FrameType::REQUEST));
         let unsent: HashSet<u64> = unsent.into_iter().collect();
-        for (id, call) in waiting {
-            let certain = unsent.contains(&id) || status.executed() == Executed::No;
+        for call in self.calls.slots.waiting_after(0) {
+            let certain = unsent.contains(&call) || status.executed() == Executed::No;
             let executed = if certain { Executed::No } else { Executed::Maybe };
-            let _ = call.send(Err(status.clone().with_executed(executed)));
+            let _ = self.end_call(call, Err(status.clone().with_executed(executed)));
         }
     }
 
     fn forget(&self, call: u64, reason: u8) {
-        if self.calls.waiting.forget(call) {
+        let (waited, next) = self.calls.slots.forget(call);
+        next.wake();
+        if waited {
             self.send_cancel(call, reason);
         }
         self.close_if_drained();
     }
 
+    /// Wakes the callers whose deadlines have passed; gives when to do that again.
+    pub(super) fn wake_late(&self) -> Option<Instant> {
+        let (late, next) = self.calls.slots.find_late(Instant::now());
+        late.into_iter().for_each(Waker::wake);
+        next
+    }
+
+    /// Reads a RESPONSE. One that is none ends the connection.
+    fn understand(&self, message: Bytes) -> Answered {
+        let understood = ResponseHead::decode(message).and_then(|(head, content)| match head.verdict {
+            Verdict::Status => Ok(Err(decode_status(content.payload.body)?)),
+            verdict => Ok(Ok((verdict, content.payload))),
+        });
+        understood.unwrap_or_else(|error| {
+            self.protocol_error(&error);
+            Err(self.status(&error, Executed::Maybe, Blame::Peer))
+        })
+    }
+
     /// Whether any call has been answered.
     pub(crate) fn was_of_use(&self) -> bool {
-        self.calls.waiting.has_answered()
+        self.calls.slots.has_answered()
     }
 
     /// Whether no call waits for its answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.calls.waiting.is_empty()
+        self.calls.slots.is_empty()
     }
 
     /// A client that was told to go away closes when its last call is done.
     pub(super) fn close_if_drained(&self) {
-        if matches!(*self.phase.borrow(), Phase::Draining) && self.is_idle() && self.registry.is_none() {
+        if self.is_draining() && self.is_idle() && self.registry.is_none() {
             let status = self.status("the server drained", Executed::No, Blame::Environment);
             self.close(CloseCode::Done, status);
         }
     }
-}
-
-fn understand(message: Bytes) -> Result<Answered, WireError> {
-    let (head, content) = ResponseHead::decode(message)?;
-    Ok(match head.verdict {
-        Verdict::Status => Err(decode_status(content.payload.body)?),
-        verdict => Ok((verdict, content.payload)),
-    })
 }
 
 /// A status for a call that can't be sent.
@@ -257,15 +261,74 @@ pub(super) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status
     refused(Code::ResourceExhausted, message)
 }
 
+/// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
+#[derive(Debug)]
+pub(crate) struct Line {
+    connection: Arc<Connection>,
+    ticket: Option<Ticket>,
+}
+
+impl Line {
+    pub(crate) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, ticket: None }
+    }
+
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Until the connection takes no more calls.
+    pub(crate) fn poll(&mut self, cx: &TaskContext<'_>) -> Poll<Result<Place, Status>> {
+        let polled = self.connection.calls.slots.wait_in_line(&mut self.ticket, cx);
+        polled.map(|waited| match waited {
+            Ok(()) => Ok(Place(Some(self.connection.clone()))),
+            Err(why) => Err(why.with_executed(Executed::No)),
+        })
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.connection.calls.slots.leave_line(ticket).wake();
+        }
+    }
+}
+
+/// A place for a call, which was waited for.
+#[derive(Debug)]
+pub(crate) struct Place(Option<Arc<Connection>>);
+
+impl Place {
+    /// A call has it now, until it ends.
+    fn pass_on(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            connection.calls.slots.give_back().wake();
+        }
+    }
+}
+
 /// A call that was sent. Dropping it cancels it: its handler is dropped too.
 #[derive(Debug)]
 pub(crate) struct Pending {
     connection: Arc<Connection>,
     id: u64,
-    receiver: oneshot::Receiver<Answered>,
     done: bool,
     help: Help,
-    _place: OwnedSemaphorePermit,
+}
+
+/// How a call that was sent ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Answered(Answered),
+    /// Its deadline has passed.
+    Late,
 }
 
 impl Pending {
@@ -274,27 +337,33 @@ impl Pending {
     }
 
     /// The deadline passed: tells the peer so, instead of that it was dropped.
-    pub(crate) fn expire(mut self) {
+    pub(crate) fn expire(&mut self) {
         self.done = true;
         self.connection.forget(self.id, 1);
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
-        let mut polled = Pin::new(&mut self.receiver).poll(cx);
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Ended> {
+        let mut polled = self.look(cx);
         if polled.is_pending() && self.help.look(&self.connection) {
-            polled = Pin::new(&mut self.receiver).poll(cx);
+            polled = self.look(cx);
         }
-        let Poll::Ready(answered) = polled else {
+        if polled.is_pending() {
             self.help.again(cx);
-            return Poll::Pending;
+        }
+        polled
+    }
+
+    fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Ended> {
+        let (found, next) = self.connection.calls.slots.poll(self.id, cx);
+        next.wake();
+        let message = match found {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Found::Late) => return Poll::Ready(Ended::Late),
+            Poll::Ready(Found::End(message)) => message,
         };
         self.done = true;
         self.connection.close_if_drained();
-        Poll::Ready(answered.unwrap_or_else(|_| {
-            Err(Status::new(Code::Internal, "a call was forgotten")
-                .with_blame(Blame::Bug)
-                .with_executed(Executed::Maybe))
-        }))
+        Poll::Ready(Ended::Answered(message.and_then(|message| self.connection.understand(message))))
     }
 }
 

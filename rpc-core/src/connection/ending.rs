@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::send::Sending;
-use super::{Connection, Phase, Upgrading, lock};
+use super::{Connection, Phase, Stage, Upgrading, lock};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
 use crate::transport::{Reason, Unavailable};
@@ -11,11 +11,26 @@ use crate::transport::{Reason, Unavailable};
 impl Connection {
     /// Whether new calls may be started on it.
     pub(crate) fn is_open(&self) -> bool {
-        matches!(*self.phase.borrow(), Phase::Open)
+        self.stage.load(Ordering::Acquire) == Stage::Open as u8
+    }
+
+    /// Whether it goes on with the calls that were begun, and takes no new ones.
+    pub(super) fn is_draining(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == Stage::Draining as u8
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        matches!(*self.phase.borrow(), Phase::Closed(_))
+        self.stage.load(Ordering::Acquire) == Stage::Closed as u8
+    }
+
+    /// Goes on to the next phase if there is one from the present one. Gives whether it did.
+    pub(super) fn enter(&self, next: impl FnOnce(&Phase) -> Option<Phase>) -> bool {
+        self.phase.send_if_modified(|phase| {
+            let Some(next) = next(phase) else { return false };
+            *phase = next;
+            self.stage.store(phase.stage() as u8, Ordering::Release);
+            true
+        })
     }
 
     /// `Err`: why it has ended.
@@ -32,13 +47,6 @@ impl Connection {
             Phase::Closed(status) => status.clone().with_executed(Executed::No),
             _ => self.status("it takes no new calls", Executed::No, Blame::Environment),
         }
-    }
-
-    /// Resolves when it takes no new calls, with why.
-    pub(super) async fn shut(&self) -> Status {
-        // It can't fail: the sender is in `self`.
-        let _ = self.phase.subscribe().wait_for(|p| matches!(p, Phase::Draining | Phase::Closed(_))).await;
-        self.why_not_open()
     }
 
     /// Resolves when the connection has ended, with why.
@@ -126,13 +134,7 @@ impl Connection {
     }
 
     pub(super) fn start_draining(&self) {
-        self.phase.send_if_modified(|phase| {
-            let open = matches!(phase, Phase::Open);
-            if open {
-                *phase = Phase::Draining;
-            }
-            open
-        });
+        self.enter(|phase| matches!(phase, Phase::Open).then_some(Phase::Draining));
     }
 
     /// Ends the connection: says why to the peer, fails the calls that wait, drops the handlers that run.
@@ -160,13 +162,8 @@ impl Connection {
 
     /// The session is over on this side; the first to say why is right. Gives whether this was the first.
     pub(super) fn end(&self, status: Status) -> bool {
-        let first = self.phase.send_if_modified(|phase| {
-            let first = !matches!(phase, Phase::Closed(_));
-            if first {
-                *phase = Phase::Closed(status.clone());
-            }
-            first
-        });
+        let first = self
+            .enter(|phase| (!matches!(phase, Phase::Closed(_))).then(|| Phase::Closed(status.clone())));
         if !first {
             return false;
         }
@@ -180,6 +177,7 @@ impl Connection {
         let attempt = lock(&self.receiving).attempt.take();
         attempt.inspect(|attempt| attempt.abort());
         self.running.drop_all();
+        self.end_flusher();
         self.fail_calls(&status);
         self.upgrading.send_if_modified(|u| {
             let undecided = matches!(u, Upgrading::Undecided);

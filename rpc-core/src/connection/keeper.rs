@@ -25,6 +25,7 @@ pub(super) async fn keep(connection: Arc<Connection>) {
     tokio::select! {
         _ = connection.closed() => {}
         () = connection.listen() => {}
+        () = connection.keep_deadlines() => {}
     }
 }
 
@@ -32,6 +33,20 @@ pub(super) async fn keep(connection: Arc<Connection>) {
 type Silence = Option<(u64, u32)>;
 
 impl Connection {
+    /// Ends the calls whose deadlines pass. A timer for each would cost more than many a call does; this one is set anew
+    /// only for a deadline before all others, and looks at all calls when it goes off.
+    async fn keep_deadlines(&self) {
+        loop {
+            let next = self.wake_late();
+            let told = self.deadlines.notified();
+            match next {
+                None => told.await,
+                // An error says that it is time.
+                Some(next) => drop(tokio::time::timeout_at(next, told).await),
+            }
+        }
+    }
+
     /// Finds a silent peer after at most `missed_pings + 2` times the interval: one may pass before the silence begins to
     /// count, and another before the first ping.
     async fn listen(&self) {

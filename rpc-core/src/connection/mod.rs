@@ -17,6 +17,7 @@ mod keeper;
 mod receive;
 mod registry;
 mod retry;
+mod running;
 mod send;
 mod serve;
 mod setup;
@@ -25,13 +26,13 @@ mod upgrade;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-pub(crate) use calls::{Asked, Pending};
+pub(crate) use calls::{Asked, Ended, Line, NotSent, Pending, Place};
 pub(crate) use registry::Registry;
 
 use crate::config::{Limits, Liveness, Policy};
@@ -120,6 +121,27 @@ enum Phase {
     Closed(Status),
 }
 
+/// Which phase it is, for who looks at each call.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+enum Stage {
+    Greeting,
+    Open,
+    Draining,
+    Closed,
+}
+
+impl Phase {
+    fn stage(&self) -> Stage {
+        match self {
+            Self::Greeting => Stage::Greeting,
+            Self::Open => Stage::Open,
+            Self::Draining => Stage::Draining,
+            Self::Closed(_) => Stage::Closed,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Upgrading {
     Undecided,
@@ -164,14 +186,18 @@ pub struct Connection {
     heard: AtomicU64,
 
     calls: calls::Calls,
-    running: serve::Running,
+    running: running::Running,
     phase: watch::Sender<Phase>,
+    /// The [`Stage`] of `phase`, which it is written with.
+    stage: AtomicU8,
     upgrading: watch::Sender<Upgrading>,
     retry: retry::Retry,
     /// The stream link has ended.
     gone: watch::Sender<bool>,
-    /// A call has begun.
+    /// A call has begun, or one whose deadline comes before those of all others.
     keeper: Notify,
+    deadlines: Notify,
+    flusher: send::Flusher,
     /// Somebody waits for `progress`.
     watched: AtomicBool,
     progress: Notify,
@@ -213,12 +239,15 @@ impl Connection {
             acknowledging: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             calls: calls::Calls::new(),
-            running: serve::Running::default(),
+            running: running::Running::default(),
             phase: watch::Sender::new(Phase::Greeting),
+            stage: AtomicU8::new(Stage::Greeting as u8),
             upgrading: watch::Sender::new(Upgrading::Undecided),
             retry: retry::Retry::default(),
             gone: watch::Sender::new(false),
             keeper: Notify::new(),
+            deadlines: Notify::new(),
+            flusher: send::Flusher::default(),
             watched: AtomicBool::new(false),
             progress: Notify::new(),
             settings,

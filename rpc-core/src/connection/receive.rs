@@ -314,7 +314,7 @@ impl Connection {
     }
 
     /// The peer broke the protocol: nothing more that it says can be trusted.
-    fn protocol_error(&self, error: &WireError) {
+    pub(super) fn protocol_error(&self, error: &WireError) {
         tracing::warn!(peer = ?self.peer(), %error, "the peer broke the protocol; closing the connection");
         let detail = format!("the peer broke the protocol ({error}); is it of the same version?");
         self.close(CloseCode::Protocol, self.status(detail, Executed::Maybe, Blame::Peer));

@@ -1,89 +1,88 @@
 //! The handlers that run on this side for the peer's calls.
 
-use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use tokio::task::AbortHandle;
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::calls::too_large;
+use super::Connection;
 use super::registry::{Announced, refusal};
-use super::slots::ByCall;
-use super::{Connection, lock};
 use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
-use crate::proto::message::Message;
+use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Content, FrameType, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
 };
 use crate::service::{HandlerFuture, Kind, Reply, Request, Service};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// The calls of the peer that have been taken in and neither answered nor cancelled. In here from the moment that their
-/// order is known: what comes after a REQUEST finds it, whichever link and thread it comes by. Those whose handler has
-/// become a task have its handle.
-#[derive(Debug, Default)]
-pub(super) struct Running(Mutex<ByCall<Option<AbortHandle>>>);
-
-impl Running {
-    /// Adds a call, and gives how many there were; `None`: it is one of them.
-    fn begin(&self, call: u64) -> Option<usize> {
-        let mut calls = lock(&self.0);
-        let count = calls.len();
-        let Entry::Vacant(place) = calls.entry(call) else { return None };
-        place.insert(None);
-        Some(count)
-    }
-
-    fn count(&self) -> usize {
-        lock(&self.0).len()
-    }
-
-    /// Whether no handler runs.
-    pub(super) fn is_idle(&self) -> bool {
-        self.count() == 0
-    }
-
-    /// Drops every handler: the connection is gone.
-    pub(super) fn drop_all(&self) {
-        let calls = std::mem::take(&mut *lock(&self.0));
-        calls.into_values().flatten().for_each(|task| task.abort());
-    }
-}
-
 /// A request that has been understood, or the reason why it is refused.
 pub(super) struct Job {
     call: u64,
-    work: Result<Handler, Status>,
+    work: Result<Start, Status>,
 }
 
-/// A handler with its context: current while it is polled, and panics end here. Made by its first poll, because a
-/// service's own code makes it.
+/// A handler that is to be made.
+struct Start {
+    service: Arc<dyn Service>,
+    method: usize,
+    request: Request,
+}
+
+impl Start {
+    /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
+    /// wakes something.
+    fn run(self) -> Result<Reply, Handler> {
+        let Self { service, method, request } = self;
+        let mut handler = Handler { context: request.context.clone(), future: None };
+        let polled = handler.contain(|future| {
+            // A service's own code makes it, and may panic.
+            let future = future.insert(service.call(method, request));
+            future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
+        });
+        match polled {
+            Poll::Ready(reply) => Ok(reply),
+            Poll::Pending => Err(handler),
+        }
+    }
+}
+
+/// A handler with its context: current while it is polled, and panics end here.
 struct Handler {
-    start: Option<(Arc<dyn Service>, usize, Request)>,
-    future: Option<HandlerFuture>,
     context: Context,
+    future: Option<HandlerFuture>,
 }
 
 impl Handler {
-    fn step(&mut self, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        if let Some((service, method, request)) = self.start.take() {
-            self.future = Some(service.call(method, request));
+    fn contain(&mut self, poll: impl FnOnce(&mut Option<HandlerFuture>) -> Poll<Reply>) -> Poll<Reply> {
+        let Self { context, future } = self;
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            context.enter(|| {
+                let polled = poll(future);
+                if polled.is_ready() {
+                    *future = None;
+                }
+                polled
+            })
+        }));
+        match polled {
+            Ok(Poll::Ready(Reply::Status(status))) => Poll::Ready(Reply::Status(ran(status))),
+            Ok(polled) => polled,
+            Err(panic) => {
+                let left = self.future.take();
+                // What is left of it may panic again when it is dropped; one report is enough.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
+                Poll::Ready(Reply::Status(panicked(&*panic)))
+            }
         }
-        let Some(future) = &mut self.future else { return Poll::Pending };
-        let polled = future.as_mut().poll(cx);
-        if polled.is_ready() {
-            self.future = None;
-        }
-        polled
     }
 
     /// What it answers, or that its time is over.
@@ -102,18 +101,7 @@ impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        let context = self.context.clone();
-        let polled = catch_unwind(AssertUnwindSafe(|| context.enter(|| self.step(cx))));
-        match polled {
-            Ok(Poll::Ready(Reply::Status(status))) => Poll::Ready(Reply::Status(ran(status))),
-            Ok(polled) => polled,
-            Err(panic) => {
-                let left = self.future.take();
-                // What is left of it may panic again when it is dropped; one report is enough.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
-                Poll::Ready(Reply::Status(panicked(&*panic)))
-            }
-        }
+        self.contain(|future| future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(cx)))
     }
 }
 
@@ -176,7 +164,7 @@ impl Connection {
         head: &RequestHead,
         content: Content,
         unanswered: usize,
-    ) -> Result<Handler, Status> {
+    ) -> Result<Start, Status> {
         let Some(bound) = announced.get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
@@ -190,8 +178,8 @@ impl Connection {
             us => Instant::now().checked_add(Duration::from_micros(us)),
         };
         let context = Context::new(deadline, head.attempt, self.peer());
-        let request = Request { context: context.clone(), payload: content.payload };
-        Ok(Handler { start: Some((service.clone(), method, request)), future: None, context })
+        let request = Request { context, payload: content.payload };
+        Ok(Start { service: service.clone(), method, request })
     }
 
     /// Whether this side takes another call now, with so much metadata.
@@ -227,17 +215,17 @@ impl Connection {
     /// at once leaves with those of the other requests that arrived with it.
     pub(super) fn serve(&self, job: Job) {
         let Job { call, work } = job;
-        let reply = match work {
-            Err(status) => Reply::Status(status),
-            // The task that it may become polls it again, with a waker that wakes something.
-            Ok(mut handler) => match Pin::new(&mut handler).poll(&mut TaskContext::from_waker(Waker::noop()))
-            {
-                Poll::Ready(reply) => reply,
-                Poll::Pending => return self.spawn(call, handler),
-            },
+        let done = match work {
+            Err(status) => Ok(Reply::Status(status)),
+            Ok(start) => start.run(),
         };
-        if self.complete(call, reply) >= ENOUGH {
-            self.flush();
+        match done {
+            Err(handler) => self.spawn(call, handler),
+            Ok(reply) => {
+                if self.complete(call, reply) >= ENOUGH {
+                    self.flush();
+                }
+            }
         }
     }
 
@@ -247,43 +235,35 @@ impl Connection {
         let task = self.runtime.spawn(async move {
             let reply = handler.in_time().await;
             connection.complete(call, reply);
-            connection.flush();
-        });
-        let mut calls = lock(&self.running.0);
-        match calls.get_mut(&call) {
-            Some(slot) if !self.is_closed() => *slot = Some(task.abort_handle()),
-            // It is done, or cancelled, or the connection is gone.
-            _ => {
-                calls.remove(&call);
-                task.abort();
+            if connection.running.is_idle() {
+                connection.flush();
+            } else {
+                // With the answers of others that are about to be done.
+                connection.flush_soon();
             }
+        });
+        if !self.running.has_task(call, &task) {
+            task.abort();
+        } else if self.is_closed() {
+            self.running.end(call);
         }
     }
 
     /// The handler of a call is done: queues its answer, and gives how many messages are queued.
     fn complete(&self, call: u64, reply: Reply) -> usize {
         let reply = self.reply(call, reply);
-        let queued = {
-            let mut calls = lock(&self.running.0);
-            match calls.remove(&call) {
-                // Under this lock: a call is to be found here or in the queue, and not in both.
-                Some(_) => self.enqueue(reply),
-                None => return 0, // Cancelled: nobody waits for it.
-            }
-        };
+        // Cancelled: nobody waits for it.
+        let queued = self.running.end_with(call, || self.enqueue(reply)).unwrap_or(0);
         self.progressed();
         queued
     }
 
     /// The peer no longer waits for a call: its handler is dropped, or what is left of its answer.
     pub(super) fn cancel_running(&self, call: u64) {
-        let running = lock(&self.running.0).remove(&call);
-        match running {
-            Some(task) => {
-                task.inspect(AbortHandle::abort);
-                self.progressed();
-            }
-            None => self.abandon_response(call),
+        if self.running.end(call) {
+            self.progressed();
+        } else {
+            self.abandon_response(call);
         }
     }
 
@@ -310,11 +290,8 @@ impl Connection {
 
 fn response(call: u64, verdict: Verdict, payload: Payload) -> Result<Message, TooLong> {
     let content = Content { metadata: Bytes::new(), payload };
-    let mut head = BytesMut::with_capacity(16);
-    (ResponseHead { verdict }).encode(&content, &mut head)?;
-    let mut message = Message::new(FrameType::RESPONSE, call, head.freeze());
-    message.payload = content.payload;
-    Ok(message)
+    let head = Head::response(&ResponseHead { verdict }, &content)?;
+    Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
 }
 
 /// A status as an answer; without its details, and with few of its words, where all of it is too long for the peer.

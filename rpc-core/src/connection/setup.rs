@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, lock, receive, required};
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, lock, receive, required, send};
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
@@ -50,6 +50,7 @@ impl Connection {
         let connection = Self::new(role, stream, settings, registry);
         connection.runtime.spawn(connection.clone().greet());
         connection.runtime.spawn(keeper::keep(connection.clone()));
+        connection.runtime.spawn(send::flush_when_told(connection.clone()));
         connection
     }
 
@@ -153,13 +154,7 @@ impl Connection {
         if self.peer_hello.set(hello).is_err() {
             return Err(WireError::new("hello", "comes again"));
         }
-        self.phase.send_if_modified(|phase| {
-            let greeting = matches!(phase, Phase::Greeting);
-            if greeting {
-                *phase = Phase::Open;
-            }
-            greeting
-        });
+        self.enter(|phase| matches!(phase, Phase::Greeting).then_some(Phase::Open));
         match self.role {
             Role::Client => self.decide(&upgrades),
             Role::Server => self.expect_offer(&upgrades),

@@ -1,8 +1,8 @@
-//! Where the calls of this side wait: each has a slot, and one of those who may end it gets what is in it.
+//! Where the calls of this side wait: each has a slot, in which it finds how it ended.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::sync::PoisonError;
+use std::task::{Context as TaskContext, Poll, Waker};
 
 #[cfg(not(all(test, farcall_loom)))]
 use std::sync::{Mutex, MutexGuard};
@@ -10,96 +10,275 @@ use std::sync::{Mutex, MutexGuard};
 #[cfg(all(test, farcall_loom))]
 use loom::sync::{Mutex, MutexGuard};
 
-/// Call ids are counted up: their low bits are spread well enough.
-#[derive(Default)]
-pub(super) struct Counted(u64);
+use tokio::time::Instant;
 
-impl Hasher for Counted {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        // Only `write_u64` is used; this keeps the contract for any other key.
-        self.0 = crate::service::stable_hash(bytes);
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        // hashbrown takes its seven control bits from the top.
-        self.0 = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-pub(super) type ByCall<T> = HashMap<u64, T, BuildHasherDefault<Counted>>;
-
-/// The slots, with a `T` in each; calls are numbered from 1. After a reason `R` was given no more are opened.
+/// The slots of calls, which end with an `E`; calls are numbered from 1. There are as many places as the peer takes calls
+/// at once, none before it has said so. After a reason `R` was given no more slots are opened.
 #[derive(Debug)]
-pub(super) struct Slots<T, R>(Mutex<Table<T, R>>);
+pub(super) struct Slots<E, R>(Mutex<Table<E, R>>);
 
 #[derive(Debug)]
-struct Table<T, R> {
-    waiting: ByCall<T>,
+struct Table<E, R> {
+    /// A call's slot is at its number modulo the length, which is a power of two; numbers whose slot is taken are left
+    /// out. So a call is found without a search, and one that lasts costs the others nothing.
+    ring: Vec<Slot<E>>,
+    /// How many places are taken: by calls that have a slot, or by who was in line and is about to open one.
+    taken: usize,
+    places: usize,
+    /// Who waits for a place, in order of their tickets.
+    line: VecDeque<(Ticket, Waker)>,
+    last_ticket: u64,
     last: u64,
     answered: bool,
     refusing: Option<R>,
+    /// When somebody looks for calls that are late.
+    alarm: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Slot<E> {
+    /// 0: free.
+    call: u64,
+    state: State<E>,
+}
+
+#[derive(Debug)]
+enum State<E> {
+    Waiting { waker: Option<Waker>, deadline: Option<Instant>, late: bool },
+    Ended(E),
+}
+
+impl<E> Slot<E> {
+    fn free() -> Self {
+        Self { call: 0, state: State::Waiting { waker: None, deadline: None, late: false } }
+    }
+}
+
+/// A slot that was opened.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) call: u64,
+    /// No other call waits.
+    pub(super) alone: bool,
+    /// Its deadline is before any alarm: one must be set.
+    pub(super) first_alarm: bool,
+}
+
+/// Why no slot was opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused<R> {
+    Full,
+    For(R),
+}
+
+/// What a waiting call finds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found<E> {
+    /// How it ended. It has no slot any more.
+    End(E),
+    /// Its deadline has passed. It has its slot until it is [forgotten](Slots::forget).
+    Late,
 }
 
 /// A call of this number was never made.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NeverMade;
 
-impl<T, R: Clone> Slots<T, R> {
+/// The next in line has a place now; to be woken when no lock is held.
+#[must_use]
+#[derive(Debug, Default)]
+pub(super) struct Next(Option<Waker>);
+
+impl Next {
+    pub(super) fn wake(self) {
+        if let Some(waker) = self.0 {
+            waker.wake();
+        }
+    }
+}
+
+/// Names one who stands in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ticket(u64);
+
+impl<E, R: Clone> Slots<E, R> {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Table { waiting: ByCall::default(), last: 0, answered: false, refusing: None }))
+        Self(Mutex::new(Table {
+            ring: Vec::new(),
+            taken: 0,
+            places: 0,
+            line: VecDeque::new(),
+            last_ticket: 0,
+            last: 0,
+            answered: false,
+            refusing: None,
+            alarm: None,
+        }))
+    }
+
+    /// The peer takes so many calls at once.
+    pub(super) fn admit(&self, places: usize) {
+        self.lock().places = places;
     }
 
     /// Gives a call its number and a slot, and has `queue` queue its message: under the lock, so that whoever finds the
-    /// call here finds its message, too, unless it has left.
-    pub(super) fn open(&self, slot: T, queue: impl FnOnce(u64)) -> Result<u64, R> {
+    /// call here finds its message, too, unless it has left. `has_place`: it has stood in line.
+    pub(super) fn open(
+        &self,
+        has_place: bool,
+        deadline: Option<Instant>,
+        queue: impl FnOnce(u64),
+    ) -> Result<Opened, Refused<R>> {
         let mut table = self.lock();
         if let Some(reason) = &table.refusing {
-            return Err(reason.clone());
+            return Err(Refused::For(reason.clone()));
         }
-        table.last += 1;
-        let call = table.last;
-        table.waiting.insert(call, slot);
+        if !has_place && !table.take_place() {
+            return Err(Refused::Full);
+        }
+        let call = table.next();
+        *table.slot(call) = Slot { call, state: State::Waiting { waker: None, deadline, late: false } };
         queue(call);
-        Ok(call)
+        let first_alarm = table.set_alarm(deadline);
+        Ok(Opened { call, alone: table.taken == 1, first_alarm })
     }
 
-    /// A call is answered. `None`: its caller waits no longer.
-    pub(super) fn answer(&self, call: u64) -> Result<Option<T>, NeverMade> {
+    /// How a call ended, if it has; else it is told when it has, or is late.
+    pub(super) fn poll(&self, call: u64, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
+        let mut table = self.lock();
+        let slot = table.slot(call);
+        debug_assert_eq!(slot.call, call, "a call that waits has a slot");
+        match &mut slot.state {
+            State::Waiting { late: true, .. } => (Poll::Ready(Found::Late), Next::default()),
+            State::Waiting { waker, .. } => {
+                match waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    None => *waker = Some(cx.waker().clone()),
+                }
+                (Poll::Pending, Next::default())
+            }
+            State::Ended(_) => match std::mem::replace(slot, Slot::free()).state {
+                State::Ended(end) => (Poll::Ready(Found::End(end)), table.leave()),
+                State::Waiting { .. } => (Poll::Pending, Next::default()),
+            },
+        }
+    }
+
+    /// A call has ended; gives whom to wake, when no lock is held. Of one that has ended before, or that nobody waits
+    /// for, this is not heeded.
+    pub(super) fn end(&self, call: u64, end: E) -> Result<Option<Waker>, NeverMade> {
         let mut table = self.lock();
         if call > table.last {
             return Err(NeverMade);
         }
         table.answered = true;
-        Ok(table.waiting.remove(&call))
+        Ok(table.waiting(call).and_then(|state| match std::mem::replace(state, State::Ended(end)) {
+            State::Waiting { waker, .. } => waker,
+            State::Ended(_) => None,
+        }))
     }
 
     /// A caller waits no longer. False: it need not be said to anybody, the call has ended.
-    pub(super) fn forget(&self, call: u64) -> bool {
-        self.lock().waiting.remove(&call).is_some()
-    }
-
-    /// Opens no more slots, for this reason unless there is one already.
-    pub(super) fn refuse(&self, reason: R) {
-        self.lock().refusing.get_or_insert(reason);
-    }
-
-    /// Empties the slots of these calls, and of all after `last`.
-    pub(super) fn take(&self, calls: impl IntoIterator<Item = u64>, last: u64) -> Vec<T> {
+    pub(super) fn forget(&self, call: u64) -> (bool, Next) {
         let mut table = self.lock();
-        let later = table.waiting.keys().copied().filter(|call| *call > last);
-        let calls: Vec<u64> = later.chain(calls).collect();
-        calls.iter().filter_map(|call| table.waiting.remove(call)).collect()
+        let slot = table.slot(call);
+        if slot.call != call {
+            return (false, Next::default());
+        }
+        let waited = matches!(slot.state, State::Waiting { .. });
+        // What is dropped here, an answer that nobody took, has no code of the user's in it.
+        *slot = Slot::free();
+        (waited, table.leave())
     }
 
-    /// Opens no more slots, for this reason, and empties all.
-    pub(super) fn close(&self, reason: R) -> ByCall<T> {
+    /// Opens no more slots, for this reason unless there is one already. Gives whom to wake: who stands in line.
+    pub(super) fn refuse(&self, reason: R) -> Vec<Waker> {
+        let mut table = self.lock();
+        table.refusing.get_or_insert(reason);
+        table.who_is_in_line()
+    }
+
+    /// Opens no more slots, for this reason. Gives whom to wake: who stands in line.
+    pub(super) fn close(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing = Some(reason);
-        std::mem::take(&mut table.waiting)
+        table.who_is_in_line()
+    }
+
+    /// The calls that wait and have a number above this.
+    pub(super) fn waiting_after(&self, last: u64) -> Vec<u64> {
+        let table = self.lock();
+        let waits = |slot: &&Slot<E>| slot.call > last && matches!(slot.state, State::Waiting { .. });
+        table.ring.iter().filter(waits).map(|slot| slot.call).collect()
+    }
+
+    /// Finds the calls that are late and gives whom to wake, and when to look again.
+    pub(super) fn find_late(&self, now: Instant) -> (Vec<Waker>, Option<Instant>) {
+        let mut table = self.lock();
+        let (mut late_ones, mut next) = (Vec::new(), None::<Instant>);
+        for slot in &mut table.ring {
+            if let State::Waiting { waker, deadline: Some(deadline), late } = &mut slot.state
+                && !*late
+            {
+                if *deadline <= now {
+                    *late = true;
+                    late_ones.extend(waker.take());
+                } else {
+                    next = Some(next.map_or(*deadline, |next| next.min(*deadline)));
+                }
+            }
+        }
+        table.alarm = next;
+        (late_ones, next)
+    }
+
+    /// Waits for a place, with a ticket that must be [handed in](Self::leave_line) if it is still there at the end.
+    pub(super) fn wait_in_line(
+        &self,
+        ticket: &mut Option<Ticket>,
+        cx: &TaskContext<'_>,
+    ) -> Poll<Result<(), R>> {
+        let mut table = self.lock();
+        if let Some(reason) = &table.refusing {
+            return Poll::Ready(Err(reason.clone()));
+        }
+        let Some(own) = *ticket else {
+            if table.line.is_empty() && table.take_place() {
+                return Poll::Ready(Ok(()));
+            }
+            table.last_ticket += 1;
+            let own = Ticket(table.last_ticket);
+            table.line.push_back((own, cx.waker().clone()));
+            *ticket = Some(own);
+            return Poll::Pending;
+        };
+        match table.in_line(own) {
+            Some(at) => {
+                table.line[at].1.clone_from(cx.waker());
+                Poll::Pending
+            }
+            None => {
+                *ticket = None;
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Leaves the line, or the place that has come free meanwhile.
+    pub(super) fn leave_line(&self, ticket: Ticket) -> Next {
+        let mut table = self.lock();
+        match table.in_line(ticket) {
+            Some(at) => {
+                table.line.remove(at);
+                Next::default()
+            }
+            None => table.leave(),
+        }
+    }
+
+    /// Gives back a place for which no slot was opened.
+    pub(super) fn give_back(&self) -> Next {
+        self.lock().leave()
     }
 
     /// Whether any call has been answered.
@@ -109,83 +288,81 @@ impl<T, R: Clone> Slots<T, R> {
 
     /// Whether no call waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.lock().waiting.is_empty()
+        self.lock().taken == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table<T, R>> {
+    fn lock(&self) -> MutexGuard<'_, Table<E, R>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Every interleaving of a few threads: `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-core --lib loom`.
-#[cfg(all(test, farcall_loom))]
-mod loom_tests {
-    use loom::sync::{Arc, Mutex};
-    use loom::thread;
-
-    use super::Slots;
-
-    /// The slots, and the queue of messages.
-    struct World {
-        slots: Slots<&'static str, &'static str>,
-        queue: Mutex<Vec<u64>>,
-    }
-
-    impl World {
-        fn call(&self) -> Result<u64, &'static str> {
-            self.slots.open("slot", |call| self.queue.lock().unwrap().push(call))
+impl<E, R> Table<E, R> {
+    /// A number whose slot is free.
+    fn next(&mut self) -> u64 {
+        // At least half of them are free.
+        if 2 * self.taken >= self.ring.len() {
+            self.grow();
+        }
+        loop {
+            self.last += 1;
+            let call = self.last;
+            if self.slot(call).call == 0 {
+                return call;
+            }
         }
     }
 
-    /// What an actor got of the call, if it was faster than the others.
-    type Actor = fn(&World, u64) -> bool;
-
-    /// The peer's answer.
-    fn answer(world: &World, call: u64) -> bool {
-        world.slots.answer(call).unwrap().is_some()
-    }
-
-    /// The caller has dropped the call, or its deadline has passed.
-    fn forget(world: &World, call: u64) -> bool {
-        world.slots.forget(call)
-    }
-
-    /// The connection's end.
-    fn close(world: &World, _: u64) -> bool {
-        !world.slots.close("closed").is_empty()
-    }
-
-    #[test]
-    fn a_call_has_one_end() {
-        loom::model(|| {
-            let world = Arc::new(World { slots: Slots::new(), queue: Mutex::default() });
-            let call = world.call().unwrap();
-            let actors: [Actor; 3] = [answer, forget, close];
-            let actors = actors.map(|act| {
-                let world = Arc::clone(&world);
-                thread::spawn(move || act(&world, call))
-            });
-            let ends = actors.into_iter().map(|actor| actor.join().unwrap());
-            assert_eq!(ends.filter(|ended| *ended).count(), 1);
-            assert!(world.slots.is_empty());
-        });
-    }
-
-    #[test]
-    fn a_call_made_while_the_connection_ends_is_refused_or_ended_with_its_message_there_to_be_taken_back() {
-        loom::model(|| {
-            let world = Arc::new(World { slots: Slots::new(), queue: Mutex::default() });
-            let caller = {
-                let world = Arc::clone(&world);
-                thread::spawn(move || world.call())
-            };
-            let ended = world.slots.close("closed");
-            let queued = world.queue.lock().unwrap().clone();
-            match caller.join().unwrap() {
-                Ok(call) => assert!(ended.contains_key(&call) && queued == [call]),
-                Err(why) => assert!(ended.is_empty() && queued.is_empty() && why == "closed"),
+    fn grow(&mut self) {
+        let len = (4 * self.taken).next_power_of_two().max(8);
+        let old = std::mem::replace(&mut self.ring, std::iter::repeat_with(Slot::free).take(len).collect());
+        for slot in old {
+            // Those that had different slots have.
+            if slot.call != 0 {
+                let call = slot.call;
+                *self.slot(call) = slot;
             }
-            assert!(world.slots.is_empty());
-        });
+        }
+    }
+
+    /// The slot of this number, whoever has it. There is one as soon as a call was made.
+    fn slot(&mut self, call: u64) -> &mut Slot<E> {
+        let mask = self.ring.len() - 1;
+        &mut self.ring[call as usize & mask]
+    }
+
+    fn waiting(&mut self, call: u64) -> Option<&mut State<E>> {
+        let slot = self.slot(call);
+        (slot.call == call && matches!(slot.state, State::Waiting { .. })).then_some(&mut slot.state)
+    }
+
+    fn take_place(&mut self) -> bool {
+        let free = self.taken < self.places;
+        self.taken += usize::from(free);
+        free
+    }
+
+    /// A place is left, to the next in line.
+    fn leave(&mut self) -> Next {
+        let next = self.line.pop_front().map(|(_, waker)| waker);
+        self.taken -= usize::from(next.is_none());
+        Next(next)
+    }
+
+    /// Where in the line this one stands. `None`: it has a place.
+    fn in_line(&self, ticket: Ticket) -> Option<usize> {
+        self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket).ok()
+    }
+
+    fn who_is_in_line(&self) -> Vec<Waker> {
+        self.line.iter().map(|(_, waker)| waker.clone()).collect()
+    }
+
+    fn set_alarm(&mut self, deadline: Option<Instant>) -> bool {
+        let Some(deadline) = deadline else { return false };
+        let first = self.alarm.is_none_or(|alarm| deadline < alarm);
+        if first {
+            self.alarm = Some(deadline);
+        }
+        first
     }
 }

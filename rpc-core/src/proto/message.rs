@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::wire::{FrameType, Header, flags};
+use super::wire::{Content, FrameType, Header, RequestHead, ResponseHead, TooLong, flags};
 use crate::payload::Payload;
 
 /// A message: what goes before the body, already encoded, and the payload by reference.
@@ -15,7 +15,7 @@ pub struct Message {
     /// The call it belongs to; 0 for the session itself.
     pub call: u64,
     /// What goes before the payload.
-    pub head: Bytes,
+    pub head: Head,
     /// Body and attachments.
     pub payload: Payload,
     /// How it ends, after the payload: bytes that a link may let its peer read, instead of sending them. Mostly empty.
@@ -24,8 +24,13 @@ pub struct Message {
 
 impl Message {
     /// A message without a payload.
-    pub fn new(kind: FrameType, call: u64, head: Bytes) -> Self {
-        Self { kind, call, head, payload: Payload::default(), bulk: Bytes::new() }
+    pub fn new(kind: FrameType, call: u64, head: impl Into<Head>) -> Self {
+        Self::with_payload(kind, call, head.into(), Payload::default())
+    }
+
+    /// A message that is all sent.
+    pub fn with_payload(kind: FrameType, call: u64, head: Head, payload: Payload) -> Self {
+        Self { kind, call, head, payload, bulk: Bytes::new() }
     }
 
     /// Its length in bytes.
@@ -41,36 +46,139 @@ impl Message {
     pub(crate) fn into_frame(self) -> Frame {
         let mut header = Header::new(self.kind, self.call);
         header.len = self.len() as u32;
-
-        let mut rest = self.payload.more;
-        rest.extend(self.payload.attachments);
-        if !self.bulk.is_empty() {
-            rest.push(self.bulk);
+        let mut pieces = Pieces::default();
+        match self.head {
+            Head::Short(head) => pieces.head = head,
+            Head::Long(head) => pieces.push(head),
         }
-        Frame { header, pieces: Pieces { first: self.head, second: self.payload.body, rest } }
+        if self.payload.is_one_piece() && self.bulk.is_empty() {
+            pieces.push(self.payload.body);
+        } else {
+            self.payload.into_pieces().for_each(|piece| pieces.push(piece));
+            pieces.push(self.bulk);
+        }
+        Frame { header, pieces }
     }
 }
 
-/// The bytes of a frame's payload, by reference. Two pieces cost no allocation; most frames have no more.
+/// What goes before a message's payload: mostly a few bytes, which cost no allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Head {
+    /// A few bytes.
+    Short(Short),
+    /// Any bytes.
+    Long(Bytes),
+}
+
+impl Head {
+    /// The head of a request.
+    pub fn request(head: &RequestHead, content: &Content) -> Result<Self, TooLong> {
+        match head.len(content) {
+            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len => long(len, |out| head.encode(content, out)),
+        }
+    }
+
+    /// The head of a response.
+    pub fn response(head: &ResponseHead, content: &Content) -> Result<Self, TooLong> {
+        match head.len(content) {
+            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len => long(len, |out| head.encode(content, out)),
+        }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Short(short) => short.as_slice().len(),
+            Self::Long(long) => long.len(),
+        }
+    }
+
+    /// Whether it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, to be sent by reference.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Short(short) => Bytes::copy_from_slice(short.as_slice()),
+            Self::Long(long) => long,
+        }
+    }
+}
+
+fn long<E>(len: usize, write: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Result<Head, E> {
+    let mut long = BytesMut::with_capacity(len);
+    write(&mut long)?;
+    Ok(Head::Long(long.freeze()))
+}
+
+impl From<Bytes> for Head {
+    fn from(bytes: Bytes) -> Self {
+        Short::new(&bytes).map_or(Self::Long(bytes), Self::Short)
+    }
+}
+
+/// A few bytes, in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Short {
+    len: u8,
+    bytes: [u8; Self::MAX],
+}
+
+impl Short {
+    /// As many as make it no larger than [`Bytes`] are in an enum with them.
+    const MAX: usize = 23;
+
+    fn write<E>(len: usize, write: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Head, E> {
+        let mut short = Self { len: len as u8, ..Self::default() };
+        write(&mut short.bytes)?;
+        Ok(Head::Short(short))
+    }
+
+    fn new(from: &[u8]) -> Option<Self> {
+        let mut short = Self { len: from.len() as u8, ..Self::default() };
+        short.bytes.get_mut(..from.len())?.copy_from_slice(from);
+        Some(short)
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len).min(Self::MAX)]
+    }
+}
+
+/// The bytes of a frame's payload: what is short in place, the rest by reference. One piece of that costs no allocation;
+/// most frames have no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pieces {
+    head: Short,
     first: Bytes,
-    second: Bytes,
     rest: Vec<Bytes>,
 }
 
 impl Pieces {
-    /// The pieces in order; none of them is empty.
+    /// What comes before all the others.
+    pub fn head(&self) -> &[u8] {
+        self.head.as_slice()
+    }
+
+    /// The pieces after the head, in order; none of them is empty.
     pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
-        [&self.first, &self.second].into_iter().chain(&self.rest).filter(|p| !p.is_empty())
+        std::iter::once(&self.first).filter(|first| !first.is_empty()).chain(&self.rest)
+    }
+
+    /// All bytes, piece by piece, in order.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.head()).chain(self.iter().map(|piece| &piece[..]))
     }
 
     fn push(&mut self, piece: Bytes) {
         if self.first.is_empty() {
             self.first = piece;
-        } else if self.second.is_empty() && self.rest.is_empty() {
-            self.second = piece;
-        } else {
+        } else if !piece.is_empty() {
             self.rest.push(piece);
         }
     }
@@ -78,7 +186,7 @@ impl Pieces {
 
 impl From<Bytes> for Pieces {
     fn from(first: Bytes) -> Self {
-        Self { first, second: Bytes::new(), rest: Vec::new() }
+        Self { first, ..Self::default() }
     }
 }
 
@@ -103,8 +211,8 @@ impl Frame {
     pub(crate) fn undescribe(&mut self) {
         self.header.flags &= !flags::DESCRIBED;
         // `Cutting::describe` puts the descriptor there, with its length.
-        self.header.len -= self.pieces.second.len() as u32;
-        self.pieces.second = Bytes::new();
+        self.header.len -= self.pieces.first.len() as u32;
+        self.pieces.first = Bytes::new();
     }
 }
 
@@ -160,10 +268,8 @@ impl Cutting {
     pub(crate) fn new(message: Message) -> Self {
         let total = message.len();
         let Message { kind, call, head, payload, bulk } = message;
-        let mut pieces = VecDeque::with_capacity(3 + payload.more.len() + payload.attachments.len());
-        pieces.extend([head, payload.body]);
-        pieces.extend(payload.more);
-        pieces.extend(payload.attachments);
+        let mut pieces = VecDeque::from_iter([head.into_bytes()]);
+        pieces.extend(payload.into_pieces());
         let bulk_len = bulk.len();
         pieces.push_back(bulk);
         Self { kind, call, total, left: total, pieces, bulk: bulk_len, abandoned: false }
@@ -192,8 +298,8 @@ impl Cutting {
         header.len = (4 + second.len() + begins_with) as u32;
         let last = self.pieces.len() - 1;
         let pieces = Pieces {
-            first: Bytes::copy_from_slice(&(self.total as u32).to_le_bytes()),
-            second: second.freeze(),
+            head: self.total_length(),
+            first: second.freeze(),
             rest: self.pieces.drain(..last).filter(|piece| !piece.is_empty()).collect(),
         };
         self.left = self.bulk;
@@ -215,7 +321,7 @@ impl Cutting {
         } else if self.left == self.total {
             header.kind = self.kind;
             header.flags = flags::FRAGMENTED;
-            pieces.push(Bytes::copy_from_slice(&(self.total as u32).to_le_bytes()));
+            pieces.head = self.total_length();
             header.len = 4;
             room = FIRST_FRAGMENT.min(max - 4);
         }
@@ -233,6 +339,11 @@ impl Cutting {
             }
         }
         Frame { header, pieces }
+    }
+
+    /// What the first frame begins with.
+    fn total_length(&self) -> Short {
+        Short::new(&(self.total as u32).to_le_bytes()).unwrap_or_default()
     }
 
     pub(crate) fn is_of(&self, kind: FrameType) -> bool {

@@ -443,7 +443,7 @@ mod tests {
     const MAX_FRAME: usize = 2048;
 
     fn request(call: u64, len: usize) -> Message {
-        Message::new(FrameType::REQUEST, call, vec![7; len].into())
+        Message::new(FrameType::REQUEST, call, Bytes::from(vec![7; len]))
     }
 
     impl Outbox {

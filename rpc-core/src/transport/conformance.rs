@@ -131,13 +131,8 @@ fn content(seq: u32, len: usize) -> Bytes {
 fn frame(seq: u32, len: usize) -> Frame {
     let whole = content(seq, len);
     let (a, b) = (len / 7, len / 3);
-    let message = Message {
-        kind: FrameType::ITEM,
-        call: 1,
-        head: whole.slice(..a),
-        payload: Payload::new(whole.slice(a..b), vec![whole.slice(b..)]),
-        bulk: Bytes::new(),
-    };
+    let payload = Payload::new(whole.slice(a..b), vec![whole.slice(b..)]);
+    let message = Message::with_payload(FrameType::ITEM, 1, whole.slice(..a).into(), payload);
     let mut frame = message.into_frame();
     frame.header.seq = seq;
     frame

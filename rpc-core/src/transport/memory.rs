@@ -114,12 +114,12 @@ impl Link for MemoryLink {
             }
             let Some(frame) = source.next(MAX_FRAME) else { return };
             let mut pieces = frame.pieces.iter();
-            let payload = match (pieces.next(), pieces.next()) {
-                (None, _) => Bytes::new(),
-                (Some(only), None) => only.clone(),
+            let payload = match (frame.pieces.head(), pieces.next(), pieces.next()) {
+                ([], None, _) => Bytes::new(),
+                ([], Some(only), None) => only.clone(),
                 _ => {
                     let mut whole = BytesMut::with_capacity(frame.header.len as usize);
-                    frame.pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+                    frame.pieces.slices().for_each(|piece| whole.extend_from_slice(piece));
                     whole.freeze()
                 }
             };

@@ -270,8 +270,7 @@ impl LinkCore {
         header.grant = self.stamp(sending);
         let had_slot = slot.is_some();
         // A frame has at most `max_frame` bytes, for which a slot has room, header included.
-        let pieces = frame.pieces.iter().map(|piece| &piece[..]);
-        let Some(request) = sending.encode(&header, pieces, slot) else { return };
+        let Some(request) = sending.encode(&header, frame.pieces.slices(), slot) else { return };
         self.sent.fetch_add(HEADER_LEN as u64 + u64::from(header.len), Ordering::Release);
         if had_slot && slot.is_none() {
             self.copied.fetch_add(u64::from(header.len), Ordering::Relaxed);

@@ -121,7 +121,7 @@ impl Peer {
             acknowledged.expect("nobody acknowledges what was never sent");
         }
         let mut payload = BytesMut::new();
-        frame.pieces.iter().for_each(|p| payload.extend_from_slice(p));
+        frame.pieces.slices().for_each(|p| payload.extend_from_slice(p));
         let payload = payload.freeze();
         match self.inbox.order(from, &frame.header).expect("frames come in order") {
             Order::Hold => assert!(self.inbox.hold(frame.header, payload), "credits bound what is held"),

@@ -56,14 +56,19 @@ pub struct Content {
 }
 
 impl RequestHead {
+    /// How many bytes go before the body.
+    pub fn len(&self, content: &Content) -> usize {
+        REQUEST_PREFIX - 4 + content.lengths_len()
+    }
+
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
-    pub fn encode(&self, content: &Content, out: &mut BytesMut) -> Result<(), TooLong> {
+    pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
         out.put_u16_le(self.service);
         out.put_u16_le(self.method);
         out.put_u8(self.attempt);
         out.put_u8(0);
-        put_len16(out, content.payload.attachments.len(), "request.attachments")?;
+        put_len16(out, content.payload.attachments().len(), "request.attachments")?;
         out.put_u64_le(self.remaining_us);
         content.encode_lengths(out)
     }
@@ -83,12 +88,17 @@ impl RequestHead {
 }
 
 impl ResponseHead {
+    /// How many bytes go before the body.
+    pub fn len(&self, content: &Content) -> usize {
+        4 + content.lengths_len()
+    }
+
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
-    pub fn encode(&self, content: &Content, out: &mut BytesMut) -> Result<(), TooLong> {
+    pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
         out.put_u8(self.verdict as u8);
         out.put_u8(0);
-        put_len16(out, content.payload.attachments.len(), "response.attachments")?;
+        put_len16(out, content.payload.attachments().len(), "response.attachments")?;
         content.encode_lengths(out)
     }
 
@@ -117,9 +127,9 @@ const LONG_METADATA: u8 = 0xff;
 impl Content {
     /// Appends all that goes before the body of an ITEM, unless there are more than [`MAX_ATTACHMENTS`] or a part
     /// has 4 GiB.
-    pub fn encode_item(&self, out: &mut BytesMut) -> Result<(), TooLong> {
+    pub fn encode_item(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
         out.put_u16_le(0);
-        put_len16(out, self.payload.attachments.len(), "item.attachments")?;
+        put_len16(out, self.payload.attachments().len(), "item.attachments")?;
         self.encode_lengths(out)
     }
 
@@ -132,7 +142,12 @@ impl Content {
         Self::decode(r, attachments)
     }
 
-    fn encode_lengths(&self, out: &mut BytesMut) -> Result<(), TooLong> {
+    fn lengths_len(&self) -> usize {
+        let long = usize::from(self.metadata.len() >= usize::from(LONG_METADATA));
+        4 + 1 + 4 * long + self.metadata.len() + 4 * self.payload.attachments().len()
+    }
+
+    fn encode_lengths(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
         put_len32(out, self.payload.body_len(), "content.body")?;
         match u8::try_from(self.metadata.len()) {
             Ok(len) if len < LONG_METADATA => out.put_u8(len),
@@ -142,7 +157,7 @@ impl Content {
             }
         }
         out.put_slice(&self.metadata);
-        for attachment in &self.payload.attachments {
+        for attachment in self.payload.attachments() {
             put_len32(out, attachment.len(), "content.attachments")?;
         }
         Ok(())

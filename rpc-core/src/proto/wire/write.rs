@@ -22,13 +22,13 @@ impl fmt::Display for TooLong {
 impl std::error::Error for TooLong {}
 
 /// Appends a length or count in two bytes.
-pub(super) fn put_len16(out: &mut BytesMut, len: usize, what: &'static str) -> Result<(), TooLong> {
+pub(super) fn put_len16(out: &mut impl BufMut, len: usize, what: &'static str) -> Result<(), TooLong> {
     out.put_u16_le(u16::try_from(len).map_err(|_| TooLong { what, max: u16::MAX.into() })?);
     Ok(())
 }
 
 /// Appends a length or count in four bytes.
-pub(super) fn put_len32(out: &mut BytesMut, len: usize, what: &'static str) -> Result<(), TooLong> {
+pub(super) fn put_len32(out: &mut impl BufMut, len: usize, what: &'static str) -> Result<(), TooLong> {
     out.put_u32_le(u32::try_from(len).map_err(|_| TooLong { what, max: u32::MAX.into() })?);
     Ok(())
 }

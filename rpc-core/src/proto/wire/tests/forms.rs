@@ -68,7 +68,7 @@ pub(super) struct Item(pub(super) Content);
 
 fn put_payload(payload: &Payload, out: &mut BytesMut) {
     out.put_slice(&payload.body);
-    payload.attachments.iter().for_each(|a| out.put_slice(a));
+    payload.attachments().iter().for_each(|a| out.put_slice(a));
 }
 
 fn bytes(rng: &mut Rng, max: usize) -> Bytes {

@@ -205,7 +205,7 @@ fn described(v: &mut Vectors) {
     let mut message = Message::new(FrameType::REQUEST, 7, prefix.freeze());
     message.bulk = content.payload.body;
     let frame = Cutting::new(message).describe(10, &mut Window).unwrap();
-    let payload: Vec<u8> = frame.pieces.iter().flat_map(|piece| piece.to_vec()).collect();
+    let payload: Vec<u8> = frame.pieces.slices().flat_map(|piece| piece.to_vec()).collect();
     v.payload("REQUEST, described", Header { seq: 10, rx_seq: 1, ..frame.header }, &payload);
 }
 

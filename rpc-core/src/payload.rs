@@ -93,8 +93,8 @@ impl Payload {
 #[derive(Debug)]
 pub struct Encoder {
     buffer: BytesMut,
-    pieces: Vec<Bytes>,
-    attachments: Vec<Bytes>,
+    /// Of the body, all but the end; empty in most messages, as the attachments are.
+    rest: Option<Box<Rest>>,
 }
 
 /// Messages of one thread are written one after the other into a shared allocation of this size, so that a small
@@ -103,6 +103,22 @@ const ARENA: usize = 16 * 1024;
 
 thread_local! {
     static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
+    static COPIES: Cell<BytesMut> = Cell::new(BytesMut::new());
+}
+
+/// Copies of this size share an allocation.
+const COPIES_SIZE: usize = 4 * COPY_OUT;
+
+/// A copy that pins little more than itself.
+fn copy_out(view: &[u8]) -> Bytes {
+    let mut buffer = COPIES.take();
+    if buffer.capacity() < view.len() {
+        buffer = BytesMut::with_capacity(COPIES_SIZE);
+    }
+    buffer.extend_from_slice(view);
+    let copy = buffer.split().freeze();
+    COPIES.set(buffer);
+    copy
 }
 
 impl Encoder {
@@ -113,7 +129,7 @@ impl Encoder {
             // Takes the old allocation back if every message in it is gone, else makes a new one.
             buffer.reserve(ARENA);
         }
-        Self { buffer, pieces: Vec::new(), attachments: Vec::new() }
+        Self { buffer, rest: None }
     }
 
     /// Copies bytes to the end of the body.
@@ -134,32 +150,33 @@ impl Encoder {
             return self.put_slice(bytes);
         }
         let before = self.buffer.split().freeze();
-        if !before.is_empty() || self.pieces.is_empty() {
-            self.pieces.push(before);
+        let pieces = &mut self.rest.get_or_insert_default().more;
+        if !before.is_empty() || pieces.is_empty() {
+            pieces.push(before);
         }
-        self.pieces.push(bytes.clone());
+        pieces.push(bytes.clone());
     }
 
     /// Sends bytes beside the body, by reference, and gives their index among the attachments.
     pub fn attach(&mut self, bytes: Bytes) -> usize {
-        self.attachments.push(bytes);
-        self.attachments.len() - 1
+        let attachments = &mut self.rest.get_or_insert_default().attachments;
+        attachments.push(bytes);
+        attachments.len() - 1
     }
 
     /// The finished message.
     pub fn finish(mut self) -> Payload {
         let last = self.buffer.split().freeze();
-        BUFFER.set(std::mem::take(&mut self.buffer));
-        let attachments = std::mem::take(&mut self.attachments);
-        if self.pieces.is_empty() {
-            return Payload::new(last, attachments);
+        BUFFER.set(self.buffer);
+        let Some(mut rest) = self.rest else { return Payload::from_body(last) };
+        if rest.more.is_empty() {
+            return Payload { body: last, rest: Some(rest) };
         }
-        let mut pieces = std::mem::take(&mut self.pieces);
         if !last.is_empty() {
-            pieces.push(last);
+            rest.more.push(last);
         }
-        let body = pieces.remove(0);
-        Payload::in_pieces(body, pieces, attachments)
+        let body = rest.more.remove(0);
+        Payload::in_pieces(body, rest.more, rest.attachments)
     }
 }
 
@@ -173,18 +190,21 @@ impl Default for Encoder {
 #[derive(Debug)]
 pub struct Decoder {
     body: Bytes,
-    attachments: Vec<Bytes>,
+    /// The attachments, in most messages none.
+    rest: Option<Box<Rest>>,
     next: usize,
 }
 
 impl Decoder {
     /// Reads `payload` from its start.
     pub fn new(payload: Payload) -> Self {
-        let Payload { body, rest } = payload;
-        let Some(rest) = rest else { return Self { body, attachments: Vec::new(), next: 0 } };
-        let Rest { more, attachments } = *rest;
-        let body = if more.is_empty() { body } else { flatten(body, &more) };
-        Self { body, attachments, next: 0 }
+        let body = if payload.more().is_empty() {
+            payload.body
+        } else {
+            // It has not crossed a wire.
+            flatten(&payload.body, payload.more())
+        };
+        Self { body, rest: payload.rest, next: 0 }
     }
 
     /// What of the body has not been read yet.
@@ -199,8 +219,12 @@ impl Decoder {
         if len > self.body.len() {
             return None;
         }
-        let view = self.body.split_to(len);
-        Some(if len < COPY_OUT { Bytes::copy_from_slice(&view) } else { view })
+        if len < COPY_OUT {
+            let copy = copy_out(&self.body[..len]);
+            self.body.advance(len);
+            return Some(copy);
+        }
+        Some(self.body.split_to(len))
     }
 
     /// Skips `len` bytes of the body that were read through [`rest`](Self::rest).
@@ -216,19 +240,18 @@ impl Decoder {
             return None;
         }
         self.next += 1;
-        self.attachments.get_mut(index).map(std::mem::take)
+        self.rest.as_mut()?.attachments.get_mut(index).map(std::mem::take)
     }
 
     /// Whether everything, attachments too, has been read.
     pub fn is_finished(&self) -> bool {
-        self.body.is_empty() && self.next == self.attachments.len()
+        self.body.is_empty() && self.next == self.rest.as_ref().map_or(0, |rest| rest.attachments.len())
     }
 }
 
-/// Payloads in several pieces only reach a decoder when they never crossed a wire.
-fn flatten(first: Bytes, more: &[Bytes]) -> Bytes {
+fn flatten(first: &[u8], more: &[Bytes]) -> Bytes {
     let mut whole = BytesMut::with_capacity(first.len() + more.iter().map(Bytes::len).sum::<usize>());
-    whole.extend_from_slice(&first);
+    whole.extend_from_slice(first);
     for piece in more {
         whole.extend_from_slice(piece);
     }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::io;
 
-use bytes::{BufMut, Bytes, BytesMut};
-use farcall_core::proto::wire::{HEADER_LEN, Header, PREFACE};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE};
 use farcall_core::transport::LinkHandler;
 use tokio::net::TcpStream;
 
@@ -136,14 +136,11 @@ impl Reader {
         if !self.greeted && !self.check_preface()? {
             return Ok(());
         }
+        self.deliver_whole(handler)?;
+        // What is left is the beginning of a frame, or a FRAGMENT.
         while let Some(header) = self.buffer.first_chunk::<HEADER_LEN>() {
-            let header = Header::decode(header).map_err(|e| ReadEnd::Malformed(e.to_string()))?;
+            let header = decode(header)?;
             let len = header.len as usize;
-            if len > MAX_FRAME {
-                return Err(ReadEnd::Malformed(format!(
-                    "the peer sent a frame of {len} bytes; {MAX_FRAME} is the limit"
-                )));
-            }
             let lent = handler.buffer(&header).map_err(|_| ReadEnd::Refused)?;
             let whole = self.buffer.len() >= HEADER_LEN + len;
             match lent {
@@ -161,6 +158,32 @@ impl Reader {
                     self.begin_bulk(header, target, is_lent, handler)?;
                 }
             }
+            self.deliver_whole(handler)?;
+        }
+        Ok(())
+    }
+
+    /// Delivers the frames that are whole, up to one that may have a buffer of its own: as views of one piece of the
+    /// buffer, because cutting it for each costs more than all the rest.
+    fn deliver_whole(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
+        let mut len = 0;
+        while let Some(header) = self.buffer[len..].first_chunk::<HEADER_LEN>() {
+            let next = len + HEADER_LEN + Header::payload_len(header);
+            if next > self.buffer.len() || FrameType(header[0]) == FrameType::FRAGMENT {
+                break;
+            }
+            len = next;
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let mut frames = self.buffer.split_to(len).freeze();
+        while let Some(header) = frames.first_chunk::<HEADER_LEN>() {
+            let header = decode(header)?;
+            let end = HEADER_LEN + header.len as usize;
+            let payload = frames.slice(HEADER_LEN..end);
+            frames.advance(end);
+            handler.receive(header, payload).map_err(|_| ReadEnd::Refused)?;
         }
         Ok(())
     }
@@ -210,4 +233,15 @@ impl Reader {
         self.greeted = true;
         Ok(true)
     }
+}
+
+fn decode(header: &[u8; HEADER_LEN]) -> Result<Header, ReadEnd> {
+    let header = Header::decode(header).map_err(|e| ReadEnd::Malformed(e.to_string()))?;
+    let len = header.len as usize;
+    if len > MAX_FRAME {
+        return Err(ReadEnd::Malformed(format!(
+            "the peer sent a frame of {len} bytes; {MAX_FRAME} is the limit"
+        )));
+    }
+    Ok(header)
 }

@@ -174,8 +174,14 @@ impl Content {
             },
             short => usize::from(short),
         };
-        let metadata = r.bytes(metadata_len, "content.metadata")?;
+        let metadata =
+            if metadata_len == 0 { Bytes::new() } else { r.bytes(metadata_len, "content.metadata")? };
         let count = usize::from(attachments);
+        if count == 0 {
+            let body = r.bytes(body_len, "content.body")?;
+            r.finish("content")?;
+            return Ok(Self { metadata, payload: Payload::from_body(body) });
+        }
         let mut lengths = Reader::new(r.bytes(count * 4, "content.attachments")?);
         let body = r.bytes(body_len, "content.body")?;
         let mut attachments = Vec::with_capacity(count);

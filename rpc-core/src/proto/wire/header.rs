@@ -179,6 +179,11 @@ impl Header {
         b
     }
 
+    /// The length of the payload behind a header, which may be anything.
+    pub fn payload_len(b: &[u8; HEADER_LEN]) -> usize {
+        u32::from_le_bytes([b[4], b[5], b[6], b[7]]) as usize
+    }
+
     /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
     /// payload means. A type that it does not know is not: see [`FrameType::is_ignorable`].
     pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {

@@ -216,6 +216,9 @@ impl Link for TcpLink {
                 return;
             }
             while out.writer.has_room() {
+                if out.writer.take_shorts(source) {
+                    continue;
+                }
                 let Some(frame) = source.next(MAX_FRAME) else { break };
                 out.writer.push(&frame);
             }

@@ -6,7 +6,10 @@ use std::io::{self, IoSlice};
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::PREFACE;
+use farcall_core::transport::FrameSource;
 use tokio::net::TcpStream;
+
+use crate::link::MAX_FRAME;
 
 /// Pieces below this are copied together; longer ones are written from where they are.
 const COPY: usize = 4096;
@@ -39,6 +42,14 @@ impl Writer {
 
     pub(crate) fn has_room(&self) -> bool {
         self.len < BATCH && self.pieces.len() < MAX_PIECES
+    }
+
+    /// Takes frames that are copied anyway, all at once. False: there is none.
+    pub(crate) fn take_shorts(&mut self, source: &mut dyn FrameSource) -> bool {
+        let before = self.tail.len();
+        let some = source.next_shorts(&mut self.tail, BATCH, MAX_FRAME);
+        self.len += self.tail.len() - before;
+        some
     }
 
     pub(crate) fn push(&mut self, frame: &Frame) {

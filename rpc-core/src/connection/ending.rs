@@ -122,7 +122,7 @@ impl Connection {
 
     /// Whether everything that was to be sent has left, and what went by an upgraded link has arrived.
     fn has_left(&self) -> bool {
-        self.sending.queued() == 0
+        self.queued() == 0
             && self.sending(|Sending { outbox, .. }| {
                 outbox.is_empty() && outbox.retained() == 0 && outbox.exposed() == 0
             })

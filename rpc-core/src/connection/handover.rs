@@ -1,6 +1,5 @@
 //! A state that is worked on by whoever is there, and never waited for.
 
-use std::collections::VecDeque;
 use std::sync::{PoisonError, TryLockError};
 
 #[cfg(not(all(test, farcall_loom)))]
@@ -17,12 +16,12 @@ use loom::sync::{
 
 /// A state, and a queue of what waits to be put into it.
 ///
-/// Who has something for the state [pushes](Self::push) it and calls [`run`](Self::run), which works on the state
+/// Who has something for the state [queues](Self::queue) it and calls [`run`](Self::run), which works on the state
 /// unless another thread does: then that thread sees to it, because it looks at the queue again after it has
 /// unlocked. So nobody waits for work that takes long, and nothing is forgotten.
 #[derive(Debug)]
-pub(super) struct Handover<T, S> {
-    queue: Mutex<VecDeque<T>>,
+pub(super) struct Handover<Q, S> {
+    queue: Mutex<Q>,
     /// There may be something in the queue, or other work. Only ever read and written in one step: so either who has
     /// unlocked sees what another wants, or that one's look at the flag comes after the unlocking and finds the state
     /// unlocked. With plain loads and stores both could miss, and a message would wait for the next one to come.
@@ -30,19 +29,22 @@ pub(super) struct Handover<T, S> {
     state: Mutex<S>,
 }
 
-impl<T, S: Extend<T>> Handover<T, S> {
+/// A state that takes in what is queued.
+pub(super) trait Absorb<Q> {
+    /// Takes in all, and leaves nothing.
+    fn absorb(&mut self, queue: &mut Q);
+}
+
+impl<Q: Default, S: Absorb<Q>> Handover<Q, S> {
     pub(super) fn new(state: S) -> Self {
-        Self { queue: Mutex::new(VecDeque::new()), wanted: AtomicBool::new(false), state: Mutex::new(state) }
+        Self { queue: Mutex::new(Q::default()), wanted: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
-    /// Queues `item`, and gives how many are queued now. [`run`](Self::run) must follow.
-    pub(super) fn push(&self, item: T) -> usize {
-        let mut queue = lock(&self.queue);
-        queue.push_back(item);
-        let len = queue.len();
-        drop(queue);
+    /// Puts something into the queue. [`run`](Self::run) must follow.
+    pub(super) fn queue<R>(&self, put: impl FnOnce(&mut Q) -> R) -> R {
+        let result = put(&mut lock(&self.queue));
         self.want();
-        len
+        result
     }
 
     /// There is something to do although nothing is queued. [`run`](Self::run) must follow.
@@ -50,14 +52,9 @@ impl<T, S: Extend<T>> Handover<T, S> {
         self.wanted.swap(true, Ordering::AcqRel);
     }
 
-    /// How many are queued.
-    pub(super) fn queued(&self) -> usize {
-        lock(&self.queue).len()
-    }
-
-    /// How many of those that are queued are such. Looks at each.
-    pub(super) fn count(&self, is_such: impl Fn(&T) -> bool) -> usize {
-        lock(&self.queue).iter().filter(|item| is_such(item)).count()
+    /// Looks at the queue.
+    pub(super) fn look_at_queue<R>(&self, look: impl FnOnce(&Q) -> R) -> R {
+        look(&lock(&self.queue))
     }
 
     /// Puts what is queued into the state and does `work` on it, for as long as more comes. Returns at once if another
@@ -108,7 +105,7 @@ impl<T, S: Extend<T>> Handover<T, S> {
 
     fn absorb(&self, state: &mut S) {
         if self.wanted.swap(false, Ordering::AcqRel) {
-            state.extend(lock(&self.queue).drain(..));
+            state.absorb(&mut lock(&self.queue));
         }
     }
 }
@@ -125,7 +122,7 @@ mod loom_tests {
     use loom::sync::atomic::Ordering;
     use loom::thread;
 
-    use super::Handover;
+    use super::{Absorb, Handover};
 
     /// What was put in, and how much of it was worked on.
     #[derive(Default)]
@@ -134,13 +131,13 @@ mod loom_tests {
         worked: usize,
     }
 
-    impl Extend<()> for Done {
-        fn extend<I: IntoIterator<Item = ()>>(&mut self, items: I) {
-            self.taken += items.into_iter().count();
+    impl Absorb<usize> for Done {
+        fn absorb(&mut self, queued: &mut usize) {
+            self.taken += std::mem::take(queued);
         }
     }
 
-    type Shared = Handover<(), Done>;
+    type Shared = Handover<usize, Done>;
 
     /// Lets others act while this thread has the state. Unlocking is nothing that the model interleaves with; this is,
     /// with whatever another does to the flag before it finds the state locked.
@@ -154,7 +151,7 @@ mod loom_tests {
     }
 
     fn push(shared: &Shared) {
-        shared.push(());
+        shared.queue(|queued| *queued += 1);
         shared.run(|done| work(shared, done));
     }
 

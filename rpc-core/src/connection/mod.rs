@@ -37,7 +37,6 @@ pub(crate) use registry::Registry;
 
 use crate::config::{Limits, Liveness, Policy};
 use crate::proto::inbox;
-use crate::proto::message::Message;
 use crate::proto::wire::Hello;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::{Counters, Link, Reason, Unavailable, Upgrade};
@@ -166,7 +165,7 @@ pub struct Connection {
     stream: Arc<dyn Link>,
     peer_hello: OnceLock<Hello>,
 
-    sending: handover::Handover<Message, send::Sending>,
+    sending: handover::Handover<send::Queue, send::Sending>,
     /// The upgraded link, while it is in use. Written under the lock of `sending`, and a leaf as its queue is.
     better: Mutex<Option<Arc<dyn Link>>>,
     receiving: Mutex<receive::Receiving>,

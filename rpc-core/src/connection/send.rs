@@ -8,8 +8,10 @@ use bytes::BytesMut;
 use tokio::sync::Notify;
 
 use super::Connection;
+use super::handover::Absorb;
 use crate::proto::message::{Expose, ExposeNothing, Frame, Message};
 use crate::proto::outbox::{Abandoned, Outbox, Route};
+use crate::proto::shorts::Shorts;
 use crate::proto::wire::{Cancel, FrameType};
 use crate::transport::{Counters, FrameSource, Link};
 
@@ -51,9 +53,35 @@ impl Sending {
     }
 }
 
-impl Extend<Message> for Sending {
-    fn extend<I: IntoIterator<Item = Message>>(&mut self, messages: I) {
-        messages.into_iter().for_each(|message| self.outbox.push(message));
+/// What was queued and is not in the outbox yet.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    shorts: Shorts,
+    others: VecDeque<Message>,
+}
+
+impl Queue {
+    fn push(&mut self, message: Message) {
+        match message.as_short() {
+            Some((head, body)) => self.shorts.push(message.kind, message.call, head, body),
+            None => self.others.push_back(message),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.shorts.len() + self.others.len()
+    }
+
+    /// How many are of calls.
+    fn of_calls(&self) -> usize {
+        self.shorts.len() + self.others.iter().filter(|message| message.call != 0).count()
+    }
+}
+
+impl Absorb<Queue> for Sending {
+    fn absorb(&mut self, queue: &mut Queue) {
+        self.outbox.push_shorts(&mut queue.shorts);
+        queue.others.drain(..).for_each(|message| self.outbox.push(message));
     }
 }
 
@@ -74,6 +102,19 @@ impl FrameSource for StreamSource<'_> {
             None => return None,
         };
         Some(self.connection.stamp(frame, outbox))
+    }
+
+    fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize) -> bool {
+        let Sending { outbox, control, peer_max_frame, .. } = &mut *self.sending;
+        if !control.is_empty() || outbox.route() != Route::Stream {
+            return false;
+        }
+        let rx_seq = self.connection.stamp_header();
+        let moved = outbox.next_shorts(to, max, max_payload.min(*peer_max_frame), rx_seq) > 0;
+        if moved {
+            self.connection.note_sent(outbox);
+        }
+        moved
     }
 }
 
@@ -128,18 +169,40 @@ pub(super) async fn flush_when_told(connection: Arc<Connection>) {
 impl Connection {
     /// Puts what has been taken in into the header of a frame that leaves now, and notes that it leaves.
     fn stamp(&self, mut frame: Frame, outbox: &Outbox) -> Frame {
+        frame.header.rx_seq = self.stamp_header();
+        self.note_sent(outbox);
+        frame
+    }
+
+    /// What the header of a frame that leaves now says of what has been taken in.
+    fn stamp_header(&self) -> u32 {
         let rx_seq = self.rx_seq.load(Ordering::Acquire);
         self.stamped.store(rx_seq, Ordering::Release);
-        frame.header.rx_seq = rx_seq;
-        // Before the peer can know of the frame: what it says next is held against these.
+        rx_seq
+    }
+
+    /// Before the peer can know of the frames: what it says next is held against these.
+    fn note_sent(&self, outbox: &Outbox) {
         self.sent_seq.store(outbox.last_seq(), Ordering::Release);
         self.backlog.store(outbox.waiting(), Ordering::Release);
-        frame
     }
 
     /// Queues a message without sending it yet: [`flush`](Self::flush) must follow. Gives how many are queued.
     pub(super) fn enqueue(&self, message: Message) -> usize {
-        self.sending.push(message)
+        self.sending.queue(|queue| {
+            queue.push(message);
+            queue.len()
+        })
+    }
+
+    /// How many messages are queued that are not in the outbox yet.
+    pub(super) fn queued(&self) -> usize {
+        self.sending.look_at_queue(Queue::len)
+    }
+
+    /// How many of these are of calls.
+    pub(super) fn queued_of_calls(&self) -> usize {
+        self.sending.look_at_queue(Queue::of_calls)
     }
 
     /// Queues a session message that has no payload but what `encode` writes.

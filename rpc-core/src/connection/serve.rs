@@ -149,12 +149,12 @@ impl Connection {
     /// answer of is not counted any more. `None`: this one is in progress already.
     fn begin(&self, call: u64) -> Option<usize> {
         let waiting = || self.backlog.load(Ordering::Acquire);
-        let most = waiting() + self.sending.queued() + self.running.begin(call)?;
+        let most = waiting() + self.queued() + self.running.begin(call)?;
         // As long as there is room nobody asks whether the session's own messages are among those queued.
         if most < self.settings.limits.concurrent_calls as usize {
             return Some(most);
         }
-        let others = waiting() + self.sending.count(|message| message.call != 0) + self.running.count();
+        let others = waiting() + self.queued_of_calls() + self.running.count();
         Some(others.saturating_sub(1))
     }
 

@@ -7,6 +7,7 @@ pub mod inbox;
 pub mod message;
 pub mod outbox;
 pub mod session;
+pub mod shorts;
 #[cfg(test)]
 mod sim;
 pub mod switch;

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use bytes::BytesMut;
+
 use super::message::{Cutting, Expose, Exposing, Frame, Message};
+use super::shorts::{MAX_SHORT, Shorts};
 use super::wire::{Done, Down, FrameType, HEADER_LEN, Pull, Up, flags};
 
 /// Which of a session's links something travels by.
@@ -25,6 +28,8 @@ const SMALL_RUN: u32 = 16;
 /// Those on the stream link are not: if that dies, so does the session.
 #[derive(Clone, Debug, Hash)]
 pub struct Outbox {
+    /// What is short and of a call.
+    shorts: Shorts,
     queue: VecDeque<Message>,
     /// Too long for a frame, not begun: the assembly budget is used up.
     large: VecDeque<Message>,
@@ -37,7 +42,7 @@ pub struct Outbox {
     /// Messages of the session itself in `queue`, `large` and `cutting`.
     own: usize,
     /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
-    /// BIND) may not overtake it.
+    /// BIND) may not overtake it. Nor may what is short overtake one in `queue`.
     barriers: usize,
     small_run: u32,
     next_seq: u32,
@@ -60,6 +65,7 @@ impl Outbox {
     /// for an upgraded link, headers included.
     pub fn new(max_assembly: u64, max_retained: usize) -> Self {
         Self {
+            shorts: Shorts::default(),
             queue: VecDeque::new(),
             large: VecDeque::new(),
             cutting: VecDeque::new(),
@@ -91,6 +97,9 @@ impl Outbox {
         if self.closed {
             return;
         }
+        if let Some((head, body)) = message.as_short() {
+            return self.shorts.push(message.kind, message.call, head, body);
+        }
         self.own += usize::from(message.call == 0);
         if message.kind == FrameType::DONE {
             // The peer keeps memory until it has this, and after a fall does not wait for it long.
@@ -100,9 +109,19 @@ impl Outbox {
         }
     }
 
+    /// Queues short messages, and leaves none.
+    pub fn push_shorts(&mut self, shorts: &mut Shorts) {
+        if self.closed {
+            shorts.clear();
+        } else {
+            self.shorts.append(shorts);
+        }
+    }
+
     /// Whether nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && self.large.is_empty() && self.cutting.is_empty() && self.resend == 0
+        let large = self.large.len() + self.cutting.len();
+        self.shorts.len() + self.queue.len() + large + self.resend == 0
     }
 
     /// The link that session frames go by.
@@ -130,6 +149,19 @@ impl Outbox {
             self.retained.push_back(frame.clone());
         }
         Some(frame)
+    }
+
+    /// Moves the frames of short messages that may leave by the stream link now to the end of `to`, encoded, while that is
+    /// shorter than `max`. Gives how many; if none, [`next`](Self::next) may have one.
+    pub fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize, rx_seq: u32) -> u32 {
+        let others_wait = self.resend > 0 || self.own > 0 || !self.cutting.is_empty() || !self.large.is_empty();
+        let stopped = self.frozen || self.closed || self.route != Route::Stream;
+        if stopped || others_wait || max_payload < MAX_SHORT || self.shorts.is_empty() {
+            return 0;
+        }
+        let moved = self.shorts.move_to(to, max, self.next_seq, rx_seq);
+        self.next_seq = self.next_seq.wrapping_add(moved);
+        moved
     }
 
     /// The number of the last frame that has left.
@@ -165,9 +197,22 @@ impl Outbox {
 
     /// The next message that is no longer than a frame. Longer ones on the way there are set aside.
     fn next_short(&mut self, max_payload: usize) -> Option<Frame> {
-        while self.barriers == 0
-            && let Some(message) = self.queue.pop_front()
-        {
+        while self.barriers == 0 {
+            // Of the two queues in turn.
+            let is_turn = self.own == 0 && (self.small_run.is_multiple_of(2) || self.queue.is_empty());
+            let message = if is_turn && let Some(frame) = self.shorts.pop() {
+                if frame.header.len as usize <= max_payload {
+                    self.small_run = self.small_run.saturating_add(1);
+                    return Some(frame);
+                }
+                Message::from_frame(frame)
+            } else {
+                match self.queue.pop_front() {
+                    Some(message) => message,
+                    None if self.shorts.is_empty() => return None,
+                    None => continue,
+                }
+            };
             if message.len() <= max_payload {
                 self.small_run = self.small_run.saturating_add(1);
                 self.own -= usize::from(message.call == 0);
@@ -257,6 +302,9 @@ impl Outbox {
     /// Takes back what was not sent of a call's message. If a part has left, the peer is told that the rest will not
     /// come.
     pub fn abandon(&mut self, kind: FrameType, call: u64) -> Abandoned {
+        if self.shorts.take_out(|header| header.call == call && header.kind == kind) > 0 {
+            return Abandoned::Unsent;
+        }
         for queue in [&mut self.queue, &mut self.large] {
             if let Some(i) = queue.iter().position(|m| m.call == call && m.kind == kind) {
                 queue.remove(i);
@@ -283,13 +331,18 @@ impl Outbox {
     /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still.
     pub fn waiting(&self) -> usize {
         let begun = self.cutting.len() + self.exposed.len();
-        self.queue.len() + self.large.len() + begun - self.abandoned - self.own
+        self.shorts.len() + self.queue.len() + self.large.len() + begun - self.abandoned - self.own
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
     /// of them.
     pub fn take_back(&mut self, kind: FrameType) -> Vec<u64> {
         let mut calls = Vec::new();
+        self.shorts.take_out(|header| {
+            let taken = header.kind == kind;
+            calls.extend(taken.then_some(header.call));
+            taken
+        });
         for queue in [&mut self.queue, &mut self.large] {
             queue.retain(|message| {
                 let taken = message.kind == kind;
@@ -343,6 +396,7 @@ impl Outbox {
         self.closed = true;
         let mut calls = self.take_back(kind);
         calls.extend(self.cutting.iter().filter(|m| m.is_of(kind)).map(|m| m.call));
+        self.shorts.clear();
         self.queue.clear();
         self.large.clear();
         self.cutting.clear();

@@ -145,6 +145,14 @@ pub trait FrameSource {
         let _ = expose;
         self.next(max_payload)
     }
+
+    /// For a link whose `grant` is always 0 and which copies what is short: puts frames that are next, encoded, at the end
+    /// of `to` as long as that is shorter than `max`; none has a payload of more than `max_payload` bytes. False: there is
+    /// none, though [`next`](Self::next) may have one.
+    fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize) -> bool {
+        let _ = (to, max, max_payload);
+        false
+    }
 }
 
 /// What a link delivers to. Calls come one at a time, from the link's own task. A link keeps it until it has said

@@ -4,7 +4,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
-use super::write::{TooLong, cut, put_len16, put_len32};
+use super::write::{TooLong, cut, len16, put_len32};
 use crate::payload::Payload;
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -64,12 +64,14 @@ impl RequestHead {
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
-        out.put_u16_le(self.service);
-        out.put_u16_le(self.method);
-        out.put_u8(self.attempt);
-        out.put_u8(0);
-        put_len16(out, content.payload.attachments().len(), "request.attachments")?;
-        out.put_u64_le(self.remaining_us);
+        let attachments = len16(content.payload.attachments().len(), "request.attachments")?;
+        let mut b = [0; REQUEST_PREFIX - 4];
+        b[0..2].copy_from_slice(&self.service.to_le_bytes());
+        b[2..4].copy_from_slice(&self.method.to_le_bytes());
+        b[4] = self.attempt;
+        b[6..8].copy_from_slice(&attachments.to_le_bytes());
+        b[8..16].copy_from_slice(&self.remaining_us.to_le_bytes());
+        out.put_slice(&b);
         content.encode_lengths(out)
     }
 
@@ -96,9 +98,8 @@ impl ResponseHead {
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
-        out.put_u8(self.verdict as u8);
-        out.put_u8(0);
-        put_len16(out, content.payload.attachments().len(), "response.attachments")?;
+        let [a, b] = len16(content.payload.attachments().len(), "response.attachments")?.to_le_bytes();
+        out.put_slice(&[self.verdict as u8, 0, a, b]);
         content.encode_lengths(out)
     }
 
@@ -129,7 +130,7 @@ impl Content {
     /// has 4 GiB.
     pub fn encode_item(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
         out.put_u16_le(0);
-        put_len16(out, self.payload.attachments().len(), "item.attachments")?;
+        out.put_u16_le(len16(self.payload.attachments().len(), "item.attachments")?);
         self.encode_lengths(out)
     }
 

@@ -184,11 +184,16 @@ impl Header {
         u32::from_le_bytes([b[4], b[5], b[6], b[7]]) as usize
     }
 
-    /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
-    /// payload means. A type that it does not know is not: see [`FrameType::is_ignorable`].
-    pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+    /// Writes into an encoded header what is known when its frame leaves.
+    pub fn stamp(b: &mut [u8; HEADER_LEN], seq: u32, rx_seq: u32) {
+        b[16..20].copy_from_slice(&seq.to_le_bytes());
+        b[20..24].copy_from_slice(&rx_seq.to_le_bytes());
+    }
+
+    /// Reads a header of this side's own making.
+    pub(crate) fn read(b: &[u8; HEADER_LEN]) -> Self {
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
-        let header = Self {
+        Self {
             kind: FrameType(b[0]),
             flags: b[1],
             len: u32_at(4),
@@ -197,7 +202,13 @@ impl Header {
             rx_seq: u32_at(20),
             grant: u32_at(24),
             checksum: u32_at(28),
-        };
+        }
+    }
+
+    /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
+    /// payload means. A type that it does not know is not: see [`FrameType::is_ignorable`].
+    pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
+        let header = Self::read(b);
         if (b[2], b[3]) != (0, 0) {
             return Err(WireError::new("header.reserved", "is not zero"));
         }

@@ -21,10 +21,9 @@ impl fmt::Display for TooLong {
 
 impl std::error::Error for TooLong {}
 
-/// Appends a length or count in two bytes.
-pub(super) fn put_len16(out: &mut impl BufMut, len: usize, what: &'static str) -> Result<(), TooLong> {
-    out.put_u16_le(u16::try_from(len).map_err(|_| TooLong { what, max: u16::MAX.into() })?);
-    Ok(())
+/// A length or count that has two bytes.
+pub(super) fn len16(len: usize, what: &'static str) -> Result<u16, TooLong> {
+    u16::try_from(len).map_err(|_| TooLong { what, max: u16::MAX.into() })
 }
 
 /// Appends a length or count in four bytes.

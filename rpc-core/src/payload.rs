@@ -69,6 +69,17 @@ impl Payload {
         self.rest.as_ref().map_or(&[], |rest| &rest.more)
     }
 
+    /// The length of a body that is copied when it is sent, if there is no more than that.
+    pub(crate) fn short_len(&self) -> Option<u32> {
+        let len = self.body.len();
+        (self.rest.is_none() && len <= BY_REFERENCE).then_some(len as u32)
+    }
+
+    /// The first piece of the body.
+    pub(crate) fn body(&self) -> &Bytes {
+        &self.body
+    }
+
     /// Whether there is nothing but the first piece of the body.
     pub(crate) fn is_one_piece(&self) -> bool {
         self.rest.is_none()

@@ -1,7 +1,7 @@
 //! The calls that wait on this side for an answer.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{Connection, lock};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
-    Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, RequestHead, ResponseHead,
+    Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead, ResponseHead,
     Verdict, WireError, decode_status,
 };
 use crate::service::ServiceInfo;
@@ -36,11 +36,13 @@ pub(super) struct Calls {
     /// Where they wait for a RESPONSE, or for what came instead.
     slots: Slots<Result<Bytes, Status>, Status>,
     announced: Mutex<Announced>,
+    /// The first of them, which on many connections is the only one.
+    first: OnceLock<Arc<ServiceInfo>>,
 }
 
 impl Calls {
     pub(super) fn new() -> Self {
-        Self { slots: Slots::new(), announced: Mutex::default() }
+        Self { slots: Slots::new(), announced: Mutex::default(), first: OnceLock::new() }
     }
 
     pub(super) fn admit(&self, max_calls: u32) {
@@ -56,6 +58,13 @@ pub(crate) struct Asked {
     pub(crate) payload: Payload,
     pub(crate) deadline: Option<Instant>,
     pub(crate) attempt: u8,
+}
+
+/// What is to be sent.
+enum Request {
+    /// What goes before the body, which is short.
+    Short([u8; PLAIN_REQUEST]),
+    Long(Box<Message>),
 }
 
 /// Why a request was not sent. Nothing was executed.
@@ -81,10 +90,14 @@ impl Connection {
         left: Option<Duration>,
         place: Option<Place>,
     ) -> Result<Pending, NotSent> {
-        let mut message = self.request(asked, left)?;
+        let request = self.request(asked, left)?;
         let queue = |id| {
-            message.call = id;
-            self.enqueue(message);
+            let _queued = match request {
+                Request::Short(head) => {
+                    self.enqueue_short(FrameType::REQUEST, id, &head, asked.payload.body())
+                }
+                Request::Long(message) => self.enqueue(Message { call: id, ..*message }),
+            };
         };
         let opened = match self.calls.slots.open(place.is_some(), asked.deadline, queue) {
             Ok(opened) => opened,
@@ -106,8 +119,8 @@ impl Connection {
         Ok(Pending { connection: self.clone(), id: opened.call, done: false, help: Help::default() })
     }
 
-    /// The message of a call that has no number yet.
-    fn request(&self, asked: &Asked, left: Option<Duration>) -> Result<Message, Status> {
+    /// The request of a call that has no number yet.
+    fn request(&self, asked: &Asked, left: Option<Duration>) -> Result<Request, Status> {
         let Some(peer) = self.peer_hello.get() else {
             return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
         };
@@ -115,19 +128,29 @@ impl Connection {
         let remaining_us = left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
         let service = self.bind(&asked.service, peer.max_message)?;
         let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, remaining_us };
+        let check = |len: usize| match len as u64 <= peer.max_message {
+            true => Ok(()),
+            false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
+        };
+        if let Some(len) = asked.payload.short_len() {
+            let head = head.encode_plain(len);
+            check(head.len() + len as usize)?;
+            return Ok(Request::Short(head));
+        }
         let content = Content { metadata: Bytes::new(), payload: asked.payload.clone() };
         let head =
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
-        if message.len() as u64 > peer.max_message {
-            return Err(too_large("the arguments", message.len(), peer.max_message, "the server's"));
-        }
+        check(message.len())?;
         self.stage(&mut message);
-        Ok(message)
+        Ok(Request::Long(Box::new(message)))
     }
 
     /// The index of a service on this connection; announces it if it was not yet.
     fn bind(&self, service: &Arc<ServiceInfo>, max_message: u64) -> Result<u16, Status> {
+        if self.calls.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
+            return Ok(0);
+        }
         let mut announced = lock(&self.calls.announced);
         let known = announced.services.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service);
         if let Some(index) = known {
@@ -161,6 +184,7 @@ impl Connection {
         announced.services.push(service.clone());
         // Queued under this lock: no call can name the index before its BIND is in the queue.
         self.enqueue(Message::new(FrameType::BIND, 0, head.freeze()));
+        self.calls.first.get_or_init(|| service.clone());
         Ok(index)
     }
 

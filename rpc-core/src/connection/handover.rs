@@ -5,13 +5,13 @@ use std::sync::{PoisonError, TryLockError};
 #[cfg(not(all(test, farcall_loom)))]
 use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 #[cfg(all(test, farcall_loom))]
 use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 /// A state, and a queue of what waits to be put into it.
@@ -22,11 +22,19 @@ use loom::sync::{
 #[derive(Debug)]
 pub(super) struct Handover<Q, S> {
     queue: Mutex<Q>,
+    /// How many are in it, for who wants to know without waiting for others to put theirs in.
+    queued: AtomicUsize,
     /// There may be something in the queue, or other work. Only ever read and written in one step: so either who has
     /// unlocked sees what another wants, or that one's look at the flag comes after the unlocking and finds the state
     /// unlocked. With plain loads and stores both could miss, and a message would wait for the next one to come.
     wanted: AtomicBool,
     state: Mutex<S>,
+}
+
+/// What is queued.
+pub(super) trait Queued: Default {
+    /// How many there are.
+    fn len(&self) -> usize;
 }
 
 /// A state that takes in what is queued.
@@ -35,16 +43,30 @@ pub(super) trait Absorb<Q> {
     fn absorb(&mut self, queue: &mut Q);
 }
 
-impl<Q: Default, S: Absorb<Q>> Handover<Q, S> {
+impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
     pub(super) fn new(state: S) -> Self {
-        Self { queue: Mutex::new(Q::default()), wanted: AtomicBool::new(false), state: Mutex::new(state) }
+        Self {
+            queue: Mutex::new(Q::default()),
+            queued: AtomicUsize::new(0),
+            wanted: AtomicBool::new(false),
+            state: Mutex::new(state),
+        }
     }
 
-    /// Puts something into the queue. [`run`](Self::run) must follow.
-    pub(super) fn queue<R>(&self, put: impl FnOnce(&mut Q) -> R) -> R {
-        let result = put(&mut lock(&self.queue));
+    /// Puts something into the queue, and gives how many are in it now. [`run`](Self::run) must follow.
+    pub(super) fn queue(&self, put: impl FnOnce(&mut Q)) -> usize {
+        let mut queue = lock(&self.queue);
+        put(&mut queue);
+        let len = queue.len();
+        self.queued.store(len, Ordering::Release);
+        drop(queue);
         self.want();
-        result
+        len
+    }
+
+    /// How many are queued.
+    pub(super) fn queued(&self) -> usize {
+        self.queued.load(Ordering::Acquire)
     }
 
     /// There is something to do although nothing is queued. [`run`](Self::run) must follow.
@@ -105,7 +127,9 @@ impl<Q: Default, S: Absorb<Q>> Handover<Q, S> {
 
     fn absorb(&self, state: &mut S) {
         if self.wanted.swap(false, Ordering::AcqRel) {
-            state.absorb(&mut lock(&self.queue));
+            let mut queue = lock(&self.queue);
+            state.absorb(&mut queue);
+            self.queued.store(0, Ordering::Release);
         }
     }
 }
@@ -122,7 +146,7 @@ mod loom_tests {
     use loom::sync::atomic::Ordering;
     use loom::thread;
 
-    use super::{Absorb, Handover};
+    use super::{Absorb, Handover, Queued};
 
     /// What was put in, and how much of it was worked on.
     #[derive(Default)]
@@ -131,13 +155,22 @@ mod loom_tests {
         worked: usize,
     }
 
-    impl Absorb<usize> for Done {
-        fn absorb(&mut self, queued: &mut usize) {
-            self.taken += std::mem::take(queued);
+    #[derive(Default)]
+    struct Count(usize);
+
+    impl Queued for Count {
+        fn len(&self) -> usize {
+            self.0
         }
     }
 
-    type Shared = Handover<usize, Done>;
+    impl Absorb<Count> for Done {
+        fn absorb(&mut self, queued: &mut Count) {
+            self.taken += std::mem::take(&mut queued.0);
+        }
+    }
+
+    type Shared = Handover<Count, Done>;
 
     /// Lets others act while this thread has the state. Unlocking is nothing that the model interleaves with; this is,
     /// with whatever another does to the flag before it finds the state locked.
@@ -151,7 +184,7 @@ mod loom_tests {
     }
 
     fn push(shared: &Shared) {
-        shared.queue(|queued| *queued += 1);
+        shared.queue(|queued| queued.0 += 1);
         shared.run(|done| work(shared, done));
     }
 

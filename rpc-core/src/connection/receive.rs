@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::bulk::pull;
 use super::registry::Announced;
@@ -30,6 +31,8 @@ pub(super) struct Receiving {
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
     announced: Announced,
     last_call: u64,
+    /// When the batch of frames began to be taken in, if anybody has asked: from then on the time of the calls in it counts.
+    now: Option<Instant>,
 }
 
 impl Receiving {
@@ -42,7 +45,18 @@ impl Receiving {
             ping: None,
             announced: Announced::default(),
             last_call: 0,
+            now: None,
         }
+    }
+
+    /// What the peer has announced.
+    pub(super) fn announced(&self) -> &Announced {
+        &self.announced
+    }
+
+    /// When what is being taken in arrived.
+    pub(super) fn arrived(&mut self) -> Instant {
+        *self.now.get_or_insert_with(Instant::now)
     }
 
     /// The last call of the peer's that was taken.
@@ -109,6 +123,7 @@ impl LinkHandler for Handler {
     }
 
     fn batch_end(&self) {
+        lock(&self.connection.receiving).now = None;
         self.connection.flush();
         if self.route != Route::Stream {
             self.connection.acknowledge_soon();
@@ -251,7 +266,7 @@ impl Connection {
                     return Err(WireError::new("request.call", "is not a client's"));
                 }
                 receiving.last_call = receiving.last_call.max(call);
-                self.job(&receiving.announced, call, bytes).map(Action::Serve)
+                self.job(receiving, call, bytes).map(Action::Serve)
             }
             FrameType::RESPONSE => Ok(Action::Respond(call, bytes)),
             FrameType::BIND => {

@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use tokio::sync::Notify;
 
 use super::Connection;
-use super::handover::Absorb;
+use super::handover::{Absorb, Queued};
 use crate::proto::message::{Expose, ExposeNothing, Frame, Message};
 use crate::proto::outbox::{Abandoned, Outbox, Route};
 use crate::proto::shorts::Shorts;
@@ -68,13 +68,15 @@ impl Queue {
         }
     }
 
-    fn len(&self) -> usize {
-        self.shorts.len() + self.others.len()
-    }
-
     /// How many are of calls.
     fn of_calls(&self) -> usize {
         self.shorts.len() + self.others.iter().filter(|message| message.call != 0).count()
+    }
+}
+
+impl Queued for Queue {
+    fn len(&self) -> usize {
+        self.shorts.len() + self.others.len()
     }
 }
 
@@ -189,15 +191,17 @@ impl Connection {
 
     /// Queues a message without sending it yet: [`flush`](Self::flush) must follow. Gives how many are queued.
     pub(super) fn enqueue(&self, message: Message) -> usize {
-        self.sending.queue(|queue| {
-            queue.push(message);
-            queue.len()
-        })
+        self.sending.queue(|queue| queue.push(message))
+    }
+
+    /// The same for a short message of a call.
+    pub(super) fn enqueue_short(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
+        self.sending.queue(|queue| queue.shorts.push(kind, call, head, body))
     }
 
     /// How many messages are queued that are not in the outbox yet.
     pub(super) fn queued(&self) -> usize {
-        self.sending.look_at_queue(Queue::len)
+        self.sending.queued()
     }
 
     /// How many of these are of calls.

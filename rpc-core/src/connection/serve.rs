@@ -9,17 +9,17 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::calls::too_large;
 use super::Connection;
-use super::registry::{Announced, refusal};
+use super::receive::Receiving;
+use super::registry::refusal;
 use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
-    Content, FrameType, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
+    Content, FrameType, PLAIN_RESPONSE, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
 };
 use crate::service::{HandlerFuture, Kind, Reply, Request, Service};
 use crate::status::{Blame, Code, Executed, Status};
@@ -131,7 +131,7 @@ const ENOUGH: usize = 64;
 
 impl Connection {
     /// Understands a REQUEST. `Err`: it is not one, or one of too many.
-    pub(super) fn job(&self, announced: &Announced, call: u64, message: Bytes) -> Result<Job, WireError> {
+    pub(super) fn job(&self, receiving: &mut Receiving, call: u64, message: Bytes) -> Result<Job, WireError> {
         let Some(unanswered) = self.begin(call) else {
             return Err(WireError::new("request.call", "is in use"));
         };
@@ -140,7 +140,7 @@ impl Connection {
             return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
         }
         let (head, content) = RequestHead::decode(message)?;
-        let work = self.admit(announced, &head, content, unanswered);
+        let work = self.admit(receiving, &head, content, unanswered);
         Ok(Job { call, work })
     }
 
@@ -160,12 +160,16 @@ impl Connection {
 
     fn admit(
         &self,
-        announced: &Announced,
+        receiving: &mut Receiving,
         head: &RequestHead,
         content: Content,
         unanswered: usize,
     ) -> Result<Start, Status> {
-        let Some(bound) = announced.get(head.service) else {
+        let deadline = match head.remaining_us {
+            0 => None,
+            us => receiving.arrived().checked_add(Duration::from_micros(us)),
+        };
+        let Some(bound) = receiving.announced().get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
         let (service, method) = bound.find(head.method)?;
@@ -173,10 +177,6 @@ impl Connection {
             return Err(refusal(Code::Unimplemented, "streams are not supported by this version"));
         }
         self.takes_calls(content.metadata.len(), unanswered)?;
-        let deadline = match head.remaining_us {
-            0 => None,
-            us => Instant::now().checked_add(Duration::from_micros(us)),
-        };
         let context = Context::new(deadline, head.attempt, self.peer());
         let request = Request { context, payload: content.payload };
         Ok(Start { service: service.clone(), method, request })
@@ -251,11 +251,27 @@ impl Connection {
 
     /// The handler of a call is done: queues its answer, and gives how many messages are queued.
     fn complete(&self, call: u64, reply: Reply) -> usize {
-        let reply = self.reply(call, reply);
         // Cancelled: nobody waits for it.
-        let queued = self.running.end_with(call, || self.enqueue(reply)).unwrap_or(0);
+        let queued = match self.short_result(&reply) {
+            Some((head, body)) => self
+                .running
+                .end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body)),
+            None => {
+                let reply = self.reply(call, reply);
+                self.running.end_with(call, || self.enqueue(reply))
+            }
+        };
         self.progressed();
-        queued
+        queued.unwrap_or(0)
+    }
+
+    /// The message of a result that is short, unless the peer can't take it.
+    fn short_result<'a>(&self, reply: &'a Reply) -> Option<([u8; PLAIN_RESPONSE], &'a [u8])> {
+        let Reply::Ok(payload) = reply else { return None };
+        let len = payload.short_len()?;
+        let head = ResponseHead { verdict: Verdict::Ok }.encode_plain(len);
+        let max = self.peer_hello.get()?.max_message;
+        (head.len() as u64 + u64::from(len) <= max).then_some((head, payload.body()))
     }
 
     /// The peer no longer waits for a call: its handler is dropped, or what is left of its answer.

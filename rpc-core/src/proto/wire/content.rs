@@ -1,7 +1,7 @@
 //! The payload of REQUEST, RESPONSE and ITEM: a fixed prefix, metadata, attachment lengths, body, attachments
 //! (WIRE.md section 5.2).
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
 use super::write::{TooLong, cut, len16, put_len32};
@@ -10,6 +10,12 @@ use crate::status::{Blame, Code, Executed, Status};
 
 /// The length of the fixed part of a REQUEST, before the metadata.
 pub const REQUEST_PREFIX: usize = 20;
+
+/// What goes before the body of a REQUEST that has neither metadata nor attachments.
+pub(crate) const PLAIN_REQUEST: usize = REQUEST_PREFIX + 1;
+
+/// The same of a RESPONSE.
+pub(crate) const PLAIN_RESPONSE: usize = 4 + 4 + 1;
 
 /// The most attachments that a message can have.
 pub const MAX_ATTACHMENTS: usize = u16::MAX as usize;
@@ -75,8 +81,43 @@ impl RequestHead {
         content.encode_lengths(out)
     }
 
+    /// What goes before a body of so many bytes that has neither metadata nor attachments with it, as in most calls.
+    pub(crate) fn encode_plain(&self, body_len: u32) -> [u8; PLAIN_REQUEST] {
+        let mut b = [0; PLAIN_REQUEST];
+        b[0..2].copy_from_slice(&self.service.to_le_bytes());
+        b[2..4].copy_from_slice(&self.method.to_le_bytes());
+        b[4] = self.attempt;
+        b[8..16].copy_from_slice(&self.remaining_us.to_le_bytes());
+        b[16..20].copy_from_slice(&body_len.to_le_bytes());
+        b
+    }
+
+    /// Reads a REQUEST as [`encode_plain`](Self::encode_plain) begins it. `Err`: it is not of that form.
+    fn decode_plain(mut message: Bytes) -> Result<(Self, Content), Bytes> {
+        let Some(&[s0, s1, m0, m1, attempt, 0, 0, 0, ref rest @ ..]) = message.first_chunk::<PLAIN_REQUEST>()
+        else {
+            return Err(message);
+        };
+        let &[r0, r1, r2, r3, r4, r5, r6, r7, b0, b1, b2, b3, 0] = rest else { return Err(message) };
+        if u32::from_le_bytes([b0, b1, b2, b3]) as usize != message.len() - PLAIN_REQUEST {
+            return Err(message);
+        }
+        let head = Self {
+            service: u16::from_le_bytes([s0, s1]),
+            method: u16::from_le_bytes([m0, m1]),
+            attempt,
+            remaining_us: u64::from_le_bytes([r0, r1, r2, r3, r4, r5, r6, r7]),
+        };
+        message.advance(PLAIN_REQUEST);
+        Ok((head, Content::plain(message)))
+    }
+
     /// Reads a whole REQUEST.
     pub fn decode(message: Bytes) -> Result<(Self, Content), WireError> {
+        let message = match Self::decode_plain(message) {
+            Ok(decoded) => return Ok(decoded),
+            Err(message) => message,
+        };
         let mut r = Reader::new(message);
         let service = r.u16("request.service")?;
         let method = r.u16("request.method")?;
@@ -103,8 +144,31 @@ impl ResponseHead {
         content.encode_lengths(out)
     }
 
+    /// What goes before a body of so many bytes that has neither metadata nor attachments with it, as in most answers.
+    pub(crate) fn encode_plain(&self, body_len: u32) -> [u8; PLAIN_RESPONSE] {
+        let [b0, b1, b2, b3] = body_len.to_le_bytes();
+        [self.verdict as u8, 0, 0, 0, b0, b1, b2, b3, 0]
+    }
+
+    /// Reads a RESPONSE as [`encode_plain`](Self::encode_plain) begins it, if it has a result. `Err`: it is not of that
+    /// form.
+    fn decode_plain(mut message: Bytes) -> Result<(Self, Content), Bytes> {
+        let Some(&[0, 0, 0, 0, b0, b1, b2, b3, 0]) = message.first_chunk::<PLAIN_RESPONSE>() else {
+            return Err(message);
+        };
+        if u32::from_le_bytes([b0, b1, b2, b3]) as usize != message.len() - PLAIN_RESPONSE {
+            return Err(message);
+        }
+        message.advance(PLAIN_RESPONSE);
+        Ok((Self { verdict: Verdict::Ok }, Content::plain(message)))
+    }
+
     /// Reads a whole RESPONSE.
     pub fn decode(message: Bytes) -> Result<(Self, Content), WireError> {
+        let message = match Self::decode_plain(message) {
+            Ok(decoded) => return Ok(decoded),
+            Err(message) => message,
+        };
         let mut r = Reader::new(message);
         let verdict = match r.u8("response.verdict")? {
             0 => Verdict::Ok,
@@ -126,6 +190,10 @@ fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireError> {
 const LONG_METADATA: u8 = 0xff;
 
 impl Content {
+    fn plain(body: Bytes) -> Self {
+        Self { metadata: Bytes::new(), payload: Payload::from_body(body) }
+    }
+
     /// Appends all that goes before the body of an ITEM, unless there are more than [`MAX_ATTACHMENTS`] or a part
     /// has 4 GiB.
     pub fn encode_item(&self, out: &mut impl BufMut) -> Result<(), TooLong> {

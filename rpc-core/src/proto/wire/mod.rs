@@ -18,6 +18,7 @@ mod tests;
 mod write;
 
 pub use bind::{Bind, BindMethod, MAX_BIND_BYTES};
+pub(crate) use content::{PLAIN_REQUEST, PLAIN_RESPONSE};
 pub use content::{
     Content, MAX_ATTACHMENTS, REQUEST_PREFIX, RequestHead, ResponseHead, Verdict, decode_status,
     encode_status,

@@ -4,15 +4,17 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use farcall_core::config::Policy;
-use farcall_core::transport::Reason;
+use farcall_core::connection::Settings;
+use farcall_core::transport::{BoxFuture, Description, Prepared, Reason, Unavailable, Upgrade};
 use tokio::time::{Instant, sleep};
 
-use support::fabric::{Fabric, with_fabric};
+use support::fabric::{Fabric, ToFabric, with_fabric};
 use support::reading::Shared;
 use support::{ECHO, HANG, NOTE, Setup, WAIT, bytes};
 
@@ -95,6 +97,78 @@ async fn what_prevents_a_link_is_tried_again_too() {
         assert!(!is_up(&t).await);
         fault.store(false, Ordering::Relaxed);
         up_again(&t).await;
+    }
+}
+
+/// The fabric, seen from a side that lacks something.
+#[derive(Debug)]
+struct Lacking {
+    inner: ToFabric,
+    reason: Arc<Mutex<Option<Reason>>>,
+}
+
+impl Lacking {
+    fn able(&self) -> Result<&ToFabric, Unavailable> {
+        let reason = *self.reason.lock().unwrap();
+        reason.map_or(Ok(&self.inner), |reason| Err(Unavailable::new(reason, "as the test wants it")))
+    }
+}
+
+impl Upgrade for Lacking {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>> {
+        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, ToFabric::announce)
+    }
+
+    fn offer(&self, announced: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>> {
+        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, |able| able.offer(announced, stream))
+    }
+
+    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>> {
+        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, |able| able.answer(offer, stream))
+    }
+}
+
+/// A client and a server of which each may lack something.
+fn lacking(client: Option<Reason>, server: Option<Reason>) -> (Setup, impl Fn()) {
+    let fabric = Arc::new(Fabric::default());
+    let reasons = [client, server].map(|reason| Arc::new(Mutex::new(reason)));
+    let [client, server] = reasons.each_ref().map(|reason| {
+        let upgrade = Lacking { inner: ToFabric(fabric.clone()), reason: reason.clone() };
+        Settings { upgrade: Ok(Arc::new(upgrade)), ..support::fabric::settings(&fabric, Policy::Auto) }
+    });
+    let have_it_pass = move || reasons.iter().for_each(|reason| *reason.lock().unwrap() = None);
+    (support::setup(client, server), have_it_pass)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_may_pass_when_a_session_begins_is_tried_again() {
+    let down = Some(Reason::PortDown);
+    for (client, server) in [(down, None), (None, down), (down, down)] {
+        let (t, have_it_pass) = lacking(client, server);
+        let why = t.caller.connection().await.unwrap().transport().why_not_rdma.unwrap();
+        assert_eq!((why.reason, why.at_peer), (Reason::PortDown, client.is_none()));
+        sleep(Duration::from_secs(5)).await;
+        assert!(!is_up(&t).await);
+        have_it_pass();
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, up_again(&t)).await.expect("another attempt is made");
+        assert_eq!(t.call(ECHO, "by the link").await.unwrap(), "by the link");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_pass_is_not_tried_again() {
+    let (down, none) = (Some(Reason::PortDown), Some(Reason::NoDevice));
+    for (client, server) in [(none, None), (None, none), (down, none), (none, down)] {
+        let (t, have_it_pass) = lacking(client, server);
+        assert!(!is_up(&t).await);
+        have_it_pass();
+        sleep(Duration::from_secs(3600)).await;
+        assert!(!is_up(&t).await, "{client:?} {server:?}");
     }
 }
 

@@ -63,13 +63,19 @@ impl Connection {
     }
 
     fn move_up_again(&self) {
-        let wanted = matches!(*self.phase.borrow(), Phase::Open)
+        let is_wanted = matches!(*self.phase.borrow(), Phase::Open)
             && matches!(*self.upgrading.borrow(), Upgrading::Stream { .. });
-        if let (true, Ok(upgrade), Some(hello)) = (wanted, &self.settings.upgrade, self.peer_hello.get()) {
-            let theirs = hello.upgrades.iter().find(|theirs: &&wire::Upgrade| theirs.name == upgrade.name());
-            if let (Some(theirs), Some(connection)) = (theirs, self.me()) {
-                self.attempt(connection.offer(upgrade.clone(), theirs.data.clone()));
-            }
+        if is_wanted {
+            self.move_up();
+        }
+    }
+
+    /// Client: makes an attempt.
+    pub(super) fn move_up(&self) {
+        let (Ok(upgrade), Some(hello)) = (&self.settings.upgrade, self.peer_hello.get()) else { return };
+        let theirs = hello.upgrades.iter().find(|theirs: &&wire::Upgrade| theirs.name == upgrade.name());
+        if let (Some(theirs), Some(connection)) = (theirs, self.me()) {
+            self.attempt(connection.offer(upgrade.clone(), theirs.data.clone()));
         }
     }
 }

@@ -37,24 +37,23 @@ enum Owed {
 }
 
 impl Connection {
-    /// Client: both sides have said what they can; offers to move, or stays.
+    /// Client: both sides have said what they can; offers to move, or stays, or offers later if what is in the way may pass.
     pub(super) fn decide(&self, announced: &[wire::Upgrade]) {
-        if !matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
-            return; // This side can't.
-        }
         let Ok(upgrade) = &self.settings.upgrade else { return };
-        let data = match announced.iter().find(|u| u.name == upgrade.name()) {
-            None => {
-                let detail = "its HELLO does not mention it; is it a build without the `rdma` feature?";
-                return self.stay_on_stream(Unavailable::at_peer(Reason::PeerWithout, detail));
-            }
-            Some(theirs) => match Reason::from_wire(theirs.reason) {
-                None => theirs.data.clone(),
-                Some(reason) => return self.stay_on_stream(Unavailable::at_peer(reason, "")),
-            },
+        let ours = match &*self.upgrading.borrow() {
+            Upgrading::Stream { why, .. } => Some(why.reason),
+            _ => None,
         };
-        let Some(connection) = self.me() else { return };
-        self.attempt(connection.offer(upgrade.clone(), data));
+        let theirs = why_not(announced, upgrade.name());
+        let may_pass = ours.into_iter().chain(theirs.iter().map(|why| why.reason)).all(Reason::may_pass);
+        match (ours, theirs) {
+            (None, None) => return self.move_up(),
+            (None, Some(why)) => self.stay_on_stream(why),
+            (Some(_), _) => {}
+        }
+        if may_pass {
+            self.move_up_later();
+        }
     }
 
     /// Prepares a link in a task, which ends with the attempt.
@@ -68,11 +67,9 @@ impl Connection {
     pub(super) fn expect_offer(&self, announced: &[wire::Upgrade]) {
         if matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
             let name = self.settings.upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name());
-            let theirs = announced.iter().find(|u| u.name == name);
-            match theirs.map(|u| Reason::from_wire(u.reason)) {
-                Some(None) => return, // It will.
-                Some(Some(reason)) => self.stay_on_stream(Unavailable::at_peer(reason, "")),
-                None => self.stay_on_stream(Unavailable::at_peer(Reason::PeerWithout, "")),
+            match why_not(announced, name) {
+                None => return, // It will.
+                Some(why) => self.stay_on_stream(why),
             }
         }
         self.close_if_required();
@@ -311,6 +308,15 @@ impl Connection {
             }
         }
     }
+}
+
+/// Why the peer can't, as its HELLO says.
+fn why_not(announced: &[wire::Upgrade], name: &str) -> Option<Unavailable> {
+    let Some(theirs) = announced.iter().find(|theirs| theirs.name == name) else {
+        let detail = "its HELLO does not mention it; is it a build without the `rdma` feature?";
+        return Some(Unavailable::at_peer(Reason::PeerWithout, detail));
+    };
+    Reason::from_wire(theirs.reason).map(|reason| Unavailable::at_peer(reason, ""))
 }
 
 impl Sending {

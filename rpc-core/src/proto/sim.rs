@@ -401,9 +401,9 @@ fn a_described_message_survives_the_link_it_was_to_be_read_by_unless_it_is_given
 
 #[test]
 fn what_one_link_left_described_does_not_disturb_the_next() {
-    for (messages, least) in [([2, 0], 100_000), ([0, 1], 5000)] {
-        let states = explore(Rules { messages, attempts: 2, ..DESCRIBED });
-        assert!(states > least, "only {states} states: the world is too small to show anything");
+    for messages in [[1, 0], [0, 1]] {
+        let states = explore(Rules { messages, attempts: 3, ..DESCRIBED });
+        assert!(states > 10_000, "only {states} states: the world is too small to show anything");
     }
 }
 

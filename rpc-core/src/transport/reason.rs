@@ -74,6 +74,11 @@ impl Reason {
         })
     }
 
+    /// Whether a side that says so in its HELLO may be able to later.
+    pub(crate) fn may_pass(self) -> bool {
+        matches!(self, Self::PortDown | Self::NoGid | Self::TimedOut)
+    }
+
     /// The reason in a few words.
     pub fn summary(self) -> &'static str {
         match self {

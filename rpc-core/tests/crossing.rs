@@ -74,6 +74,7 @@ impl World {
         link.read();
         offer(&mut stream, 1, &fabric, &far);
         stream.expect(FrameType::UP).await;
+        until("what is sent is delivered on this thread", || far.has_started()).await;
         link.bind();
         Self { _host: host, fabric, seen, meanwhile, stream, link, far }
     }
@@ -155,6 +156,18 @@ async fn a_call_counts_from_when_it_was_taken_in() {
     let (header, refusal) = w.link.expect(FrameType::RESPONSE).await;
     assert_eq!((header.call, refusal[0]), (2, Verdict::Status as u8));
     assert_eq!(w.seen.runs(), 1);
+}
+
+#[tokio::test]
+async fn a_call_that_was_cancelled_counts_no_more() {
+    let mut w = World::new(1).await;
+    w.link.request(1, HANG, b"");
+    w.link.session_frame(FrameType::CANCEL, 1, 0, encoded(|out| Cancel { reason: 0 }.encode(out)));
+    w.link.request(2, ECHO, b"in its place");
+    w.up();
+    let (header, answer) = w.link.expect(FrameType::RESPONSE).await;
+    assert_eq!((header.call, answer[0]), (2, Verdict::Ok as u8));
+    until("the handler is dropped", || w.seen.hanging() == 0).await;
 }
 
 /// The link that a message was described on falls before this is acted on, and there is another: that reads nothing.

@@ -158,7 +158,7 @@ pub(super) enum Action {
     Pull(Arc<dyn Link>, Described),
     Serve(super::serve::Job),
     Respond(u64, Bytes),
-    Cancel(u64),
+    Abort(Option<AbortHandle>),
     Goaway(Goaway),
 }
 
@@ -279,7 +279,7 @@ impl Connection {
             FrameType::CANCEL => {
                 Cancel::decode(bytes)?;
                 receiving.inbox.cancel(call);
-                Ok(Action::Cancel(call))
+                Ok(self.cancel_running(call))
             }
             FrameType::DONE => {
                 self.on_done(Done::decode(bytes)?)?;
@@ -306,8 +306,9 @@ impl Connection {
                 Ok(())
             }
             Action::Respond(call, bytes) => self.on_response(call, bytes),
-            Action::Cancel(call) => {
-                self.cancel_running(call);
+            Action::Abort(task) => {
+                task.inspect(AbortHandle::abort);
+                self.progressed();
                 Ok(())
             }
             Action::Goaway(goaway) => {

@@ -41,16 +41,11 @@ impl Running {
         is_new
     }
 
-    /// A call has ended; if it had become a task, drops the handler. False: it had ended before.
-    pub(super) fn end(&self, call: u64) -> bool {
+    /// A call has ended. If it had become a task, gives its handle: the handler is dropped when no lock is held. `None`: it
+    /// had ended before.
+    pub(super) fn take(&self, call: u64) -> Option<Option<AbortHandle>> {
         let mut table = lock(&self.0);
-        if table.take_new(call) {
-            return true;
-        }
-        let task = table.tasks.remove(&call);
-        drop(table);
-        // Not under the lock: the handler is the user's.
-        task.inspect(AbortHandle::abort).is_some()
+        if table.take_new(call) { Some(None) } else { table.tasks.remove(&call).map(Some) }
     }
 
     /// The handler of a call is done: has `answer` queue the answer, unless the call has ended before. Under the lock,

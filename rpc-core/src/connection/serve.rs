@@ -9,10 +9,11 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::task::AbortHandle;
 
 use super::calls::too_large;
 use super::Connection;
-use super::receive::Receiving;
+use super::receive::{Action, Receiving};
 use super::registry::refusal;
 use crate::config::Policy;
 use crate::context::Context;
@@ -245,7 +246,7 @@ impl Connection {
         if !self.running.has_task(call, &task) {
             task.abort();
         } else if self.is_closed() {
-            self.running.end(call);
+            self.running.take(call).flatten().inspect(AbortHandle::abort);
         }
     }
 
@@ -274,12 +275,15 @@ impl Connection {
         (head.len() as u64 + u64::from(len) <= max).then_some((head, payload.body()))
     }
 
-    /// The peer no longer waits for a call: its handler is dropped, or what is left of its answer.
-    pub(super) fn cancel_running(&self, call: u64) {
-        if self.running.end(call) {
-            self.progressed();
-        } else {
-            self.abandon_response(call);
+    /// The peer no longer waits for a call: its handler is to be dropped, or what is left of its answer. Under the lock of
+    /// `receiving`: the REQUEST that comes next may have its place.
+    pub(super) fn cancel_running(&self, call: u64) -> Action {
+        match self.running.take(call) {
+            Some(task) => Action::Abort(task),
+            None => {
+                self.abandon_response(call);
+                Action::Nothing
+            }
         }
     }
 

@@ -22,9 +22,13 @@ pub(crate) struct Direct {
 
 /// What arrives at one end.
 #[derive(Default)]
-struct End {
-    handler: Mutex<Option<Arc<dyn LinkHandler>>>,
-    early: Mutex<VecDeque<(Header, Bytes)>>,
+struct End(Mutex<Arriving>);
+
+#[derive(Default)]
+struct Arriving {
+    /// There when what was early has been delivered.
+    handler: Option<Arc<dyn LinkHandler>>,
+    early: VecDeque<(Header, Bytes)>,
 }
 
 impl std::fmt::Debug for End {
@@ -45,12 +49,13 @@ pub(crate) fn pair() -> [Arc<Direct>; 2] {
 impl Direct {
     /// The link ends; this side is told so.
     pub(crate) fn end(&self, end: LinkEnd) {
-        let handler = lock(&self.here.handler).take();
+        let handler = lock(&self.here.0).handler.take();
         handler.expect("it has started").closed(end);
     }
 
+    /// Whether it delivers, from now on on the threads that send.
     pub(crate) fn has_started(&self) -> bool {
-        lock(&self.here.handler).is_some()
+        lock(&self.here.0).handler.is_some()
     }
 
     pub(crate) fn pulled(&self) -> Vec<u32> {
@@ -60,17 +65,26 @@ impl Direct {
 
 impl End {
     fn take(&self, header: Header, payload: Bytes) {
-        lock(&self.early).push_back((header, payload));
-        let handler = lock(&self.handler).clone();
-        if let Some(handler) = handler {
-            self.deliver(&*handler);
-        }
+        let handler = {
+            let mut arriving = lock(&self.0);
+            let Some(handler) = &arriving.handler else {
+                return arriving.early.push_back((header, payload));
+            };
+            handler.clone()
+        };
+        // Whoever breaks the protocol is told so.
+        let _ = handler.receive(header, payload);
+        handler.batch_end();
     }
 
-    fn deliver(&self, handler: &dyn LinkHandler) {
+    fn start(&self, handler: &Arc<dyn LinkHandler>) {
         loop {
-            let Some((header, payload)) = lock(&self.early).pop_front() else { break };
-            // Whoever breaks the protocol is told so.
+            let mut arriving = lock(&self.0);
+            let Some((header, payload)) = arriving.early.pop_front() else {
+                arriving.handler = Some(handler.clone());
+                break;
+            };
+            drop(arriving);
             let _ = handler.receive(header, payload);
         }
         handler.batch_end();
@@ -87,8 +101,7 @@ impl Link for Direct {
     }
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
-        *lock(&self.here.handler) = Some(handler.clone());
-        self.here.deliver(&*handler);
+        self.here.start(&handler);
     }
 
     fn send(&self, source: &mut dyn FrameSource) {

@@ -1,14 +1,17 @@
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::Shutdown;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
 use socket2::SockRef;
-use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::TcpConfig;
 use crate::read::{ReadEnd, Reader};
@@ -40,6 +43,13 @@ pub struct TcpLink {
     sent: AtomicU64,
     received: AtomicU64,
     copied: AtomicU64,
+}
+
+/// What the link's task has waited for.
+#[derive(PartialEq)]
+enum Event {
+    Socket,
+    Attention,
 }
 
 #[derive(Debug)]
@@ -99,6 +109,7 @@ impl TcpLink {
     /// The link's task: reads, and writes when a write had to wait.
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
         let mut reader = Reader::new();
+        let mut attention = pin!(self.attention.notified());
         let end = loop {
             match self.read_batch(&mut reader, &*handler) {
                 Ok(true) => {
@@ -118,7 +129,10 @@ impl TcpLink {
             if self.closing.load(Ordering::Acquire) {
                 break LinkEnd::orderly();
             }
-            self.wait(&*handler).await;
+            if self.wait(attention.as_mut()).await == Event::Attention {
+                attention.set(self.attention.notified());
+            }
+            self.write_on(&*handler);
         };
         if self.closing.load(Ordering::Acquire) {
             // Who closed it knows; that it is over means to them that all has left.
@@ -130,22 +144,31 @@ impl TcpLink {
         }
     }
 
-    /// Waits until there is something to read, or room to write for who needs it.
-    async fn wait(&self, handler: &dyn LinkHandler) {
+    /// Waits until there is something to read, or room to write for who needs it, or attention is called for.
+    async fn wait(&self, mut attention: Pin<&mut Notified<'_>>) -> Event {
         let blocked = self.out().blocked;
-        let interest = if blocked { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
-        let ready = tokio::select! {
-            ready = self.socket.ready(interest) => ready,
-            () = self.attention.notified() => return,
-        };
-        if blocked && ready.is_ok_and(|r| r.is_writable()) {
-            let mut out = self.out();
-            out.blocked = false;
-            let written = self.write(&mut out);
-            drop(out);
-            if written {
-                handler.writable();
+        poll_fn(|cx| {
+            // An error is met again by who reads or writes.
+            if self.socket.poll_read_ready(cx).is_ready()
+                || blocked && self.socket.poll_write_ready(cx).is_ready()
+            {
+                return Poll::Ready(Event::Socket);
             }
+            attention.as_mut().poll(cx).map(|()| Event::Attention)
+        })
+        .await
+    }
+
+    /// Goes on with a write that had to wait.
+    fn write_on(&self, handler: &dyn LinkHandler) {
+        let mut out = self.out();
+        if !std::mem::take(&mut out.blocked) {
+            return;
+        }
+        let written = self.write(&mut out);
+        drop(out);
+        if written {
+            handler.writable();
         }
     }
 
@@ -215,10 +238,7 @@ impl Link for TcpLink {
             if out.blocked || out.failed.is_some() {
                 return;
             }
-            while out.writer.has_room() {
-                if out.writer.take_shorts(source) {
-                    continue;
-                }
+            while out.writer.has_room() && out.writer.take_shorts(source) {
                 let Some(frame) = source.next(MAX_FRAME) else { break };
                 out.writer.push(&frame);
             }

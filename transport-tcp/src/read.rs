@@ -6,6 +6,7 @@ use std::io;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE};
 use farcall_core::transport::LinkHandler;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::link::MAX_FRAME;
@@ -70,7 +71,7 @@ impl Reader {
         }
     }
 
-    /// Reads once and delivers every frame that is whole. `Ok(false)`: there is nothing to read now.
+    /// Reads once and delivers every frame that is whole. `Ok(false)`: there is nothing more to read now.
     pub(crate) fn read(&mut self, socket: &TcpStream, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         let read = match &mut self.bulk {
             Some(bulk) => socket.try_read_buf(&mut (&mut bulk.target).limit(bulk.missing)),
@@ -86,21 +87,30 @@ impl Reader {
             Err(e) => return Err(ReadEnd::Failed(format!("reading failed: {e}"))),
         };
         self.bytes_read += n as u64;
-        match &mut self.bulk {
+        let drained = match &mut self.bulk {
             Some(bulk) => {
                 bulk.missing -= n;
-                if bulk.missing == 0 {
+                let drained = bulk.missing > 0;
+                if !drained {
                     self.finish_bulk(handler)?;
                 }
+                drained
             }
             None => {
-                if n == self.read_size {
+                let drained = n < self.read_size;
+                if !drained {
                     self.read_size = (2 * self.read_size).min(BUFFER);
                 }
                 self.deliver(handler)?;
+                drained
             }
+        };
+        if drained {
+            // Reading on would only say so, at the cost of a system call. What has come since makes a new event.
+            let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+            let _ = socket.try_io(Interest::READABLE, nothing);
         }
-        Ok(true)
+        Ok(!drained)
     }
 
     fn end(&self) -> ReadEnd {

@@ -44,12 +44,12 @@ impl Writer {
         self.len < BATCH && self.pieces.len() < MAX_PIECES
     }
 
-    /// Takes frames that are copied anyway, all at once. False: there is none.
+    /// Takes frames that are copied anyway, all at once. False: there is nothing behind them.
     pub(crate) fn take_shorts(&mut self, source: &mut dyn FrameSource) -> bool {
         let before = self.tail.len();
-        let some = source.next_shorts(&mut self.tail, BATCH, MAX_FRAME);
+        let more = source.next_shorts(&mut self.tail, BATCH, MAX_FRAME);
         self.len += self.tail.len() - before;
-        some
+        more
     }
 
     pub(crate) fn push(&mut self, frame: &Frame) {

@@ -378,7 +378,7 @@ impl UnderWay {
                         return Poll::Pending;
                     }
                     match self.caller.connected() {
-                        Some(connection) => self.send(connection, left, None)?,
+                        Some(connection) => self.send(connection, left, None, cx)?,
                         None => {
                             let caller = self.caller.clone();
                             self.state =
@@ -395,7 +395,7 @@ impl UnderWay {
                         let connection = line.connection().clone();
                         match self.asked.left() {
                             Some(Duration::ZERO) => self.state = State::Unsent,
-                            left => self.send(connection, left, Some(place))?,
+                            left => self.send(connection, left, Some(place), cx)?,
                         }
                     }
                     Err(status) => self.again(status)?,
@@ -409,6 +409,10 @@ impl UnderWay {
                     Ended::Late => return Poll::Ready(Err(self.expire())),
                 },
             }
+            if let State::Sent(_) = self.state {
+                // It was sent just now, and is woken when there is an answer.
+                return Poll::Pending;
+            }
             left = None;
         }
     }
@@ -418,8 +422,9 @@ impl UnderWay {
         connection: Arc<Connection>,
         left: Option<Duration>,
         place: Option<Place>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<(), Status> {
-        match connection.call(&self.asked, left, place) {
+        match connection.call(&self.asked, left, place, cx) {
             Ok(pending) => {
                 self.state = State::Sent(pending);
                 self.alarm = None;

@@ -82,13 +82,14 @@ impl From<Status> for NotSent {
 }
 
 impl Connection {
-    /// Sends a request, in a place that was waited for or in one that is free. `left`: how long its caller waits, if it has
-    /// a deadline.
+    /// Sends a request, in a place that was waited for or in one that is free, and has the caller woken when there is
+    /// something to [poll](Pending::poll) for. `left`: how long the caller waits, if it has a deadline.
     pub(crate) fn call(
         self: &Arc<Self>,
         asked: &Asked,
         left: Option<Duration>,
         place: Option<Place>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Pending, NotSent> {
         let request = self.request(asked, left)?;
         let queue = |id| {
@@ -99,7 +100,7 @@ impl Connection {
                 Request::Long(message) => self.enqueue(Message { call: id, ..*message }),
             };
         };
-        let opened = match self.calls.slots.open(place.is_some(), asked.deadline, queue) {
+        let opened = match self.calls.slots.open(place.is_some(), asked.deadline, cx, queue) {
             Ok(opened) => opened,
             Err(Refused::Full) => return Err(NotSent::Full),
             Err(Refused::For(why)) => return Err(why.with_executed(Executed::No).into()),
@@ -116,7 +117,8 @@ impl Connection {
         } else {
             self.flush_soon();
         }
-        Ok(Pending { connection: self.clone(), id: opened.call, done: false, help: Help::default() })
+        let help = Help::begin(self, cx);
+        Ok(Pending { connection: self.clone(), id: opened.call, done: false, help })
     }
 
     /// The request of a call that has no number yet.
@@ -368,7 +370,7 @@ impl Pending {
 
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Ended> {
         let mut polled = self.look(cx);
-        if polled.is_pending() && self.help.look(&self.connection) {
+        if polled.is_pending() && self.help.look() {
             polled = self.look(cx);
         }
         if polled.is_pending() {

@@ -82,7 +82,8 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
     /// Puts what is queued into the state and does `work` on it, for as long as more comes. Returns at once if another
     /// thread is at it, or looks at the state.
     pub(super) fn run(&self, mut work: impl FnMut(&mut S)) {
-        loop {
+        // Nothing is wanted, or who wants it finds the state unlocked.
+        while self.is_wanted() {
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -90,10 +91,6 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
             };
             self.absorb(&mut state);
             work(&mut state);
-            drop(state);
-            if !self.is_wanted() {
-                return;
-            }
         }
     }
 

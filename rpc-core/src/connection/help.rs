@@ -12,10 +12,7 @@ use super::Connection;
 use crate::transport::Link;
 
 /// How far a waiting call is with it. Nobody depends on a call that helps to go on with it.
-#[derive(Default)]
 pub(super) enum Help {
-    #[default]
-    NotBegun,
     Until(Instant, Helper),
     Over,
 }
@@ -31,38 +28,32 @@ impl Drop for Helper {
 
 impl Help {
     /// Looks, in place of sleeping. True: answers have come, perhaps the one that is waited for.
-    pub(super) fn look(&mut self, connection: &Connection) -> bool {
-        match self {
-            // First the others' turn: what they send now is under way when this one looks.
-            Self::NotBegun => *self = Self::begin(connection),
-            Self::Until(end, helper) => {
-                let found = helper.0.help();
-                if found || Instant::now() >= *end {
-                    // What it has found may be another's. Then others wait too, and the link's own task does more for all of
-                    // them than each for itself.
-                    *self = Self::Over;
-                }
-                return found;
-            }
-            Self::Over => {}
+    pub(super) fn look(&mut self) -> bool {
+        let Self::Until(end, helper) = self else { return false };
+        let found = helper.0.help();
+        if found || Instant::now() >= *end {
+            // What it has found may be another's. Then others wait too, and the link's own task does more for all of
+            // them than each for itself.
+            *self = Self::Over;
         }
-        false
+        found
     }
 
-    fn begin(connection: &Connection) -> Self {
+    /// Begins, if the link lets it. It looks for the first time after the others' turn: what they send is under way then.
+    pub(super) fn begin(connection: &Connection, cx: &mut TaskContext<'_>) -> Self {
         // Nothing but a stream link was ever used: there is nobody to ask.
         if !connection.retaining.load(Ordering::Relaxed) {
             return Self::Over;
         }
         let Some(link) = connection.better() else { return Self::Over };
-        match link.begin_help() {
-            Some(window) => Self::Until(Instant::now() + window, Helper(link)),
-            None => Self::Over,
-        }
+        let Some(window) = link.begin_help() else { return Self::Over };
+        let help = Self::Until(Instant::now() + window, Helper(link));
+        help.again(cx);
+        help
     }
 
     /// Has the caller polled again, after the runtime's other tasks, timers and sockets, as long as it should look.
-    pub(super) fn again(&mut self, cx: &mut TaskContext<'_>) {
+    pub(super) fn again(&self, cx: &mut TaskContext<'_>) {
         if let Self::Until(..) = self {
             // Its first poll registers the waker with the runtime, which is all that is wanted of it.
             let _ = pin!(tokio::task::yield_now()).poll(cx);

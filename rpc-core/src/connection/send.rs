@@ -108,15 +108,17 @@ impl FrameSource for StreamSource<'_> {
 
     fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize) -> bool {
         let Sending { outbox, control, peer_max_frame, .. } = &mut *self.sending;
-        if !control.is_empty() || outbox.route() != Route::Stream {
+        if !control.is_empty() {
+            return true;
+        }
+        if outbox.is_empty() || outbox.route() != Route::Stream {
             return false;
         }
         let rx_seq = self.connection.stamp_header();
-        let moved = outbox.next_shorts(to, max, max_payload.min(*peer_max_frame), rx_seq) > 0;
-        if moved {
+        if outbox.next_shorts(to, max, max_payload.min(*peer_max_frame), rx_seq) > 0 {
             self.connection.note_sent(outbox);
         }
-        moved
+        !outbox.is_empty()
     }
 }
 

@@ -122,11 +122,13 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Gives a call its number and a slot, and has `queue` queue its message: under the lock, so that whoever finds the
-    /// call here finds its message, too, unless it has left. `has_place`: it has stood in line.
+    /// call here finds its message, too, unless it has left. The call is told when it has ended, or is late. `has_place`:
+    /// it has stood in line.
     pub(super) fn open(
         &self,
         has_place: bool,
         deadline: Option<Instant>,
+        cx: &TaskContext<'_>,
         queue: impl FnOnce(u64),
     ) -> Result<Opened, Refused<R>> {
         let mut table = self.lock();
@@ -137,7 +139,8 @@ impl<E, R: Clone> Slots<E, R> {
             return Err(Refused::Full);
         }
         let call = table.next();
-        *table.slot(call) = Slot { call, state: State::Waiting { waker: None, deadline, late: false } };
+        let waker = Some(cx.waker().clone());
+        *table.slot(call) = Slot { call, state: State::Waiting { waker, deadline, late: false } };
         queue(call);
         let first_alarm = table.set_alarm(deadline);
         Ok(Opened { call, alone: table.taken == 1, first_alarm })

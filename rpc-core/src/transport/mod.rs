@@ -148,10 +148,10 @@ pub trait FrameSource {
 
     /// For a link whose `grant` is always 0 and which copies what is short: puts frames that are next, encoded, at the end
     /// of `to` as long as that is shorter than `max`; none has a payload of more than `max_payload` bytes. False: there is
-    /// none, though [`next`](Self::next) may have one.
+    /// nothing else; true: there may be, from [`next`](Self::next).
     fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize) -> bool {
         let _ = (to, max, max_payload);
-        false
+        true
     }
 }
 

@@ -15,6 +15,7 @@ use std::time::Instant;
 use common::{LIMIT, Machine, SLOT, received, scenarios, windows};
 use farcall_rdma::device::*;
 use farcall_rdma::verbs::SystemHost;
+use farcall_rdma::verbs::memory::Pages;
 
 /// Stops tests that were started where no device is meant to be.
 fn require_device() {
@@ -116,6 +117,58 @@ fn vm_memlock_limit_is_told_with_its_remedy() {
     let (a, b) = machine.pair(1);
     a.send(a.message(SLOT, 3));
     assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![3; SLOT]);
+}
+
+/// Reserved huge pages, and a control group that may use none of them.
+struct HugePages {
+    group: &'static str,
+    before: String,
+}
+
+impl HugePages {
+    const COUNT: &'static str = "/proc/sys/vm/nr_hugepages";
+
+    fn reserve(count: u32) -> Self {
+        let group = "/tmp/cgroup-of-farcall/without-huge-pages";
+        run("mkdir -p /tmp/cgroup-of-farcall && mount -t cgroup2 none /tmp/cgroup-of-farcall");
+        run("echo +hugetlb > /tmp/cgroup-of-farcall/cgroup.subtree_control");
+        run(&format!("mkdir {group} && echo 0 > {group}/hugetlb.2MB.max"));
+        let before = std::fs::read_to_string(Self::COUNT).unwrap();
+        std::fs::write(Self::COUNT, count.to_string()).unwrap();
+        Self { group, before }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        std::fs::write(Self::COUNT, &self.before).unwrap();
+        run(&format!("rmdir {} && umount /tmp/cgroup-of-farcall", self.group));
+    }
+}
+
+#[test]
+fn vm_huge_pages_that_may_not_be_used_are_not() {
+    const TEST: &str = "vm_huge_pages_that_may_not_be_used_are_not";
+    let pages = || {
+        let machine = machine();
+        let mut slot = machine.slab.take().unwrap();
+        slot.fill(1);
+        machine.slab.pages()
+    };
+    if std::env::var_os("FARCALL_TEST_WITHOUT_HUGE_PAGES").is_some() {
+        assert_eq!(pages(), Pages::Transparent);
+        return;
+    }
+    require_device();
+    // Enough for the tests beside this one, which use them too.
+    let huge = HugePages::reserve(64);
+    assert_eq!(pages(), Pages::Huge);
+    let script = format!("echo $$ > {}/cgroup.procs && exec \"$0\" \"$@\"", huge.group);
+    let mut child = Command::new("sh");
+    child.args(["-c", &script]).arg(std::env::current_exe().unwrap()).args(["--exact", TEST, "--nocapture"]);
+    let output = child.env("FARCALL_TEST_WITHOUT_HUGE_PAGES", "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -39,26 +39,45 @@ impl Mapping {
     /// From huge pages if there are any, else from what the kernel makes into such, else from base pages; on this NUMA
     /// node if the kernel can.
     pub(super) fn new(len: usize, node: Option<u32>) -> io::Result<Arc<Self>> {
-        let mut mapping = Self::map(len)?;
-        mapping.node = node.filter(|&node| mapping.prefer(node));
-        Ok(Arc::new(mapping))
-    }
-
-    fn map(len: usize) -> io::Result<Self> {
         if len == 0 || len > isize::MAX as usize - 2 * HUGE_PAGE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let mapping = match Self::reserved(len, node) {
+            Some(mapping) => mapping,
+            None => Self::ordinary(len)?.on(node),
+        };
+        Ok(Arc::new(mapping))
+    }
+
+    /// Reserved huge pages, if they can be touched. The limit of a control group does not keep the kernel from mapping them:
+    /// it registers none, and sends SIGBUS to who touches one. So all of them are taken here, where a refusal is an error. A
+    /// kernel before 5.14 can't be asked and gives none: what takes their place is slower, but the signal ends the process.
+    fn reserved(len: usize, node: Option<u32>) -> Option<Self> {
+        if len < HUGE_PAGE {
+            return None;
+        }
+        let len = len.next_multiple_of(HUGE_PAGE);
+        let base = map(len, libc::MAP_HUGETLB).ok()?;
+        // The node is chosen before there are pages on another.
+        let mapping = Self { base, len, pages: Pages::Huge, node: None }.on(node);
+        mapping.populate().then_some(mapping)
+    }
+
+    fn ordinary(len: usize) -> io::Result<Self> {
         if len < HUGE_PAGE {
             return Ok(Self { base: map(len, 0)?, len, pages: Pages::Base, node: None });
         }
         let len = len.next_multiple_of(HUGE_PAGE);
-        if let Ok(base) = map(len, libc::MAP_HUGETLB) {
-            return Ok(Self { base, len, pages: Pages::Huge, node: None });
-        }
         let base = map_aligned(len)?;
         // SAFETY: advice about pages that this function has just mapped.
         let advised = unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) } == 0;
         Ok(Self { base, len, pages: if advised { Pages::Transparent } else { Pages::Base }, node: None })
+    }
+
+    /// The same, on this NUMA node if the kernel agrees.
+    fn on(mut self, node: Option<u32>) -> Self {
+        self.node = node.filter(|&node| self.prefer(node));
+        self
     }
 
     /// Asks for pages of this NUMA node; says whether the kernel will try.
@@ -80,8 +99,13 @@ impl Mapping {
     /// Has the kernel provide all pages now; pinning them one fault at a time takes many times as long. Kernels before 5.14
     /// refuse, and a lack of memory shows itself when the pages are pinned.
     pub(in crate::verbs) fn prefault(&self) {
-        // SAFETY: as if each page were written to, without changing what is in it.
-        let _ = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_POPULATE_WRITE) };
+        self.populate();
+    }
+
+    /// As if each page were written to, without changing what is in it. False if not all of them can be.
+    fn populate(&self) -> bool {
+        // SAFETY: pages of this mapping.
+        unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_POPULATE_WRITE) == 0 }
     }
 
     /// Its addresses.

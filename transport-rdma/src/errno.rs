@@ -64,6 +64,9 @@ static TABLE: &[Meaning] = {
             "raise `rdma.max` of the process's cgroup (hca_handle, hca_object), or lower `rdma.connections`"),
         row("ibv_reg_mr", 11, Environment, "a limit of the rdma cgroup is reached",
             "raise hca_object in `rdma.max` of the process's cgroup, or lower `rdma.memory`"),
+        row("starting a thread", 11, Environment, "as many threads run as may",
+            "raise the limit on threads: `ulimit -u`, pids.max of the process's cgroup (TasksMax= in a systemd unit), or the \
+             sysctl kernel.threads-max"),
         row("ibv_post", 11, Bug, "a queue is full that should have room", BUG),
         row("", 11, Environment, "a resource is short for the moment",
             "raise `rdma.max` of the process's cgroup if it is set; else try again"),

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::{io, thread};
+use std::thread;
 
 use tokio::runtime::Handle;
 
 use super::Shard;
+use super::control::no_thread;
 use super::driver::Driver;
 use super::watch::watch;
-use crate::device::{DeviceError, Unavailable};
+use crate::device::Unavailable;
 use crate::verbs::pin_to_cpu;
 
 /// Starts the thread, which ends with the endpoint or with the runtime. Handlers are polled on it first, and then on the
@@ -30,16 +31,12 @@ pub(super) fn start(shard: &Arc<Shard>, runtime: &Handle) -> Result<(), Unavaila
             run(Driver::new(shard, watch));
         }
     });
-    thread.map_err(|error| refusal(device, &error))?;
+    thread.map_err(|error| no_thread(&device, error.raw_os_error().unwrap_or(0)))?;
     // It can't end without having said so.
     match (pinned.recv(), cpu) {
         (Ok(Err(errno)), Some(cpu)) => Err(Unavailable::BusyCpu { cpu, errno }),
         _ => Ok(()),
     }
-}
-
-fn refusal(device: String, error: &io::Error) -> DeviceError {
-    DeviceError { device, operation: "starting a thread", errno: error.raw_os_error().unwrap_or(0) }
 }
 
 fn run(mut driver: Driver) {

@@ -16,6 +16,8 @@ use std::{fmt, io, thread};
 use farcall_core::transport::{self, Reason};
 use tokio::sync::oneshot;
 
+use crate::device::{DeviceError, Unavailable};
+
 /// How long one call that sets a link up may take: less than `liveness.connect_ms` by default, so that what is said in the end
 /// is which call it was.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(2);
@@ -56,6 +58,8 @@ struct Queue {
     connect: VecDeque<Job>,
     threads: usize,
     creating: usize,
+    /// Why no thread could be started the last time.
+    refusal: i32,
 }
 
 impl Queue {
@@ -67,6 +71,13 @@ impl Queue {
         self.creating += 1;
         Some((Part::Create, job))
     }
+
+    /// There is no thread for what waits. With the jobs go the senders by which their callers hear of them.
+    fn give_up(&mut self, error: &io::Error) {
+        self.refusal = error.raw_os_error().unwrap_or(0);
+        self.create.clear();
+        self.connect.clear();
+    }
 }
 
 /// Why there is no result of a call.
@@ -74,18 +85,21 @@ impl Queue {
 pub(crate) enum Failed {
     /// It has panicked.
     Panicked,
+    /// No thread could be started for it.
+    NoThread(DeviceError),
     /// It has not returned in time. What it makes is dropped when it does.
     Hangs { device: String, operation: &'static str },
 }
 
 impl Control {
     /// Starts the thread for this device. What is in `last` is dropped there, after the last job.
-    pub(super) fn start(device: &str, last: impl Send + 'static) -> io::Result<Self> {
+    pub(super) fn start(device: &str, last: impl Send + 'static) -> Result<Self, DeviceError> {
         let (thread, jobs): (_, Receiver<Job>) = channel();
         spawn(format!("rdma-{device}"), move || {
             jobs.into_iter().for_each(run);
             drop(last);
-        })?;
+        })
+        .map_err(|error| no_thread(device, error.raw_os_error().unwrap_or(0)))?;
         let setups = Setups { device: device.to_owned(), queue: Mutex::default() };
         Ok(Self { thread, setups: Arc::new(setups) })
     }
@@ -113,8 +127,10 @@ impl Control {
             }
         };
         self.setups.push(part, Box::new(job));
-        // If it is dropped unsent, so is the result's sender.
-        let _ = started.await;
+        if started.await.is_err() {
+            let refusal = self.setups.queue().refusal;
+            return Err(Failed::NoThread(no_thread(&self.setups.device, refusal)));
+        }
         match tokio::time::timeout(CALL_LIMIT, result).await {
             Ok(result) => result.map_err(|_| Failed::Panicked),
             Err(_) => Err(Failed::Hangs { device: self.setups.device.clone(), operation }),
@@ -135,12 +151,7 @@ impl Setups {
         let setups = Arc::clone(self);
         match spawn(format!("setup-{}", self.device), move || setups.work()) {
             Ok(()) => queue.threads += 1,
-            Err(error) if queue.threads == 0 => {
-                tracing::warn!(%error, device = self.device, "no thread can be started to set links up");
-                // With the jobs go the senders of their results.
-                queue.create.clear();
-                queue.connect.clear();
-            }
+            Err(error) if queue.threads == 0 => queue.give_up(&error),
             Err(_) => {}
         }
     }
@@ -168,6 +179,11 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name).spawn(body).map(drop)
 }
 
+/// Why something has no thread.
+pub(super) fn no_thread(device: &str, errno: i32) -> DeviceError {
+    DeviceError { device: device.to_owned(), operation: "starting a thread", errno }
+}
+
 fn run(job: Job) {
     // The panic's message is printed by the hook; other connections need this thread.
     let _ = catch_unwind(AssertUnwindSafe(job));
@@ -179,6 +195,7 @@ impl From<Failed> for transport::Unavailable {
             Failed::Panicked => {
                 Self::new(Reason::Other, "an RDMA control thread has panicked; report this as a bug")
             }
+            Failed::NoThread(error) => Unavailable::Device(error).into(),
             Failed::Hangs { device, operation } => Self::new(
                 Reason::TimedOut,
                 format!(

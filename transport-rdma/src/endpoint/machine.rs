@@ -13,7 +13,7 @@ use super::bulk::Bulk;
 use super::control::Control;
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
-use crate::device::{Device, DeviceError, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
+use crate::device::{Device, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
 use crate::verbs::SystemHost;
 
 /// Links of a device that are set up at once, as client, and as many as server. The others wait, so that those few are done
@@ -160,11 +160,7 @@ impl OpenDevice {
         config: &RdmaConfig,
     ) -> Result<Arc<Self>, Unavailable> {
         // The thread keeps the device, so that the last reference is not dropped where it must not block.
-        let control = Control::start(device.name(), Arc::clone(&device)).map_err(|error| DeviceError {
-            device: device.name().to_owned(),
-            operation: "starting a thread",
-            errno: error.raw_os_error().unwrap_or(0),
-        })?;
+        let control = Control::start(device.name(), Arc::clone(&device))?;
         let bulk = Bulk::new(Arc::clone(&device), control.clone(), config.bulk_memory);
         let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
         let (ports_down, shards) = Default::default();

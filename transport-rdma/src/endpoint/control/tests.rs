@@ -60,6 +60,25 @@ async fn panic_of_a_call_is_told_to_those_who_wait() {
 }
 
 #[tokio::test]
+async fn call_for_which_there_is_no_thread_says_so_and_what_to_do() {
+    let control = control();
+    // None is started while there are so many.
+    control.setups.queue().threads = SETUPS;
+    let mut call = Box::pin(control.set_up(Part::Connect, "it", || ()));
+    tokio::select! {
+        biased;
+        result = &mut call => panic!("{result:?}"),
+        () = std::future::ready(()) => {}
+    }
+    control.setups.queue().give_up(&io::Error::from_raw_os_error(11));
+    let why = transport::Unavailable::from(call.await.unwrap_err());
+    assert_eq!(why.reason, Reason::Device);
+    for part in ["test: starting a thread failed", "ulimit -u", "pids.max"] {
+        assert!(why.to_string().contains(part), "{part}: {why}");
+    }
+}
+
+#[tokio::test]
 async fn threads_that_set_up_are_few_and_end_with_their_work() {
     let control = control();
     let running = Arc::new(Mutex::new((0, 0)));

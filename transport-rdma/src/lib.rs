@@ -2,7 +2,7 @@
 //!
 //! Applications depend on `farcall`, which uses this crate where both ends of a connection can.
 //!
-//! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe`] says so.
+//! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe()`] says so.
 
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod buffer;

@@ -185,7 +185,7 @@ impl LinkCore {
         });
     }
 
-    /// Whether somebody must begin to [watch](watch) over what is exposed.
+    /// Whether somebody must begin to [watch] over what is exposed.
     pub(super) fn needs_watch(&self) -> bool {
         let mut sending = self.sending();
         let needs = sending.exposures.due.is_some() && !sending.exposures.watched;

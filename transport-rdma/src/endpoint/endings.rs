@@ -54,7 +54,9 @@ impl Endings {
     pub(super) fn begin(&mut self, link: &Arc<LinkCore>, end: LinkEnd) {
         let known = self.0.iter_mut().find(|ending| ending.link.number() == link.number());
         let now = Instant::now();
-        if !end.failed && !link.is_closing() {
+        // What fails when the peer has closed the link fails because of that.
+        let heard = known.as_ref().is_some_and(|ending| ending.stage == Stage::Farewell) && !end.malformed;
+        if (!end.failed || heard) && !link.is_closing() {
             if known.is_none() {
                 link.hear_farewell();
                 let deadline = now + FAREWELL;

@@ -247,7 +247,8 @@ pub(crate) mod scenarios {
                 left.push(far);
             }
             for mut far in left {
-                assert!(!far.end().await.failed);
+                let end = far.end().await;
+                assert!(!end.failed, "{end}");
             }
         }
     }

@@ -253,6 +253,21 @@ async fn close_is_heard_before_the_handler_is_told() {
 }
 
 #[tokio::test]
+async fn what_fails_because_the_peer_has_closed_the_link_is_no_failure() {
+    let (fabric, [_near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let mut end = End::start(server.await.unwrap().unwrap());
+    until("the driver does not sleep", || fabric.queues_armed() == 2).await;
+    fabric.set_acknowledgements(false);
+    end.send(1, 10);
+    hostile.send(FrameType::CLOSE, &[0], 250);
+    // The CLOSE arrives, and what was sent is never acknowledged.
+    fabric.expire();
+    let end = end.end().await;
+    assert!(!end.failed, "{end}");
+}
+
+#[tokio::test]
 async fn descriptors_that_make_no_sense_cost_the_link() {
     let (_fabric, [near, far]) = nodes(1);
     let describe = |len: u32| [&[7; 12][..], &len.to_le_bytes()].concat();

@@ -73,13 +73,15 @@ impl Reader {
 
     /// Reads once and delivers every frame that is whole. `Ok(false)`: there is nothing more to read now.
     pub(crate) fn read(&mut self, socket: &TcpStream, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
-        let read = match &mut self.bulk {
-            Some(bulk) => socket.try_read_buf(&mut (&mut bulk.target).limit(bulk.missing)),
-            None => {
-                self.make_room();
-                socket.try_read_buf(&mut (&mut self.buffer).limit(self.read_size))
-            }
+        if self.bulk.is_none() {
+            self.make_room();
+        }
+        let (buffer, most) = match &mut self.bulk {
+            Some(Bulk { target, missing, .. }) => (target, *missing),
+            None => (&mut self.buffer, self.read_size),
         };
+        let room = (buffer.capacity() - buffer.len()).clamp(1, most);
+        let (read, drained) = read_to(socket, &mut buffer.limit(room), room);
         let n = match read {
             Ok(0) => return Err(self.end()),
             Ok(n) => n,
@@ -87,28 +89,19 @@ impl Reader {
             Err(e) => return Err(ReadEnd::Failed(format!("reading failed: {e}"))),
         };
         self.bytes_read += n as u64;
-        let drained = match &mut self.bulk {
+        match &mut self.bulk {
             Some(bulk) => {
                 bulk.missing -= n;
-                let drained = bulk.missing > 0;
-                if !drained {
+                if bulk.missing == 0 {
                     self.finish_bulk(handler)?;
                 }
-                drained
             }
             None => {
-                let drained = n < self.read_size;
-                if !drained {
+                if n == self.read_size {
                     self.read_size = (2 * self.read_size).min(BUFFER);
                 }
                 self.deliver(handler)?;
-                drained
             }
-        };
-        if drained {
-            // Reading on would only say so, at the cost of a system call. What has come since makes a new event.
-            let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-            let _ = socket.try_io(Interest::READABLE, nothing);
         }
         Ok(!drained)
     }
@@ -243,6 +236,21 @@ impl Reader {
         self.greeted = true;
         Ok(true)
     }
+}
+
+/// Reads once, and says whether there is nothing more to read now.
+fn read_to(socket: &TcpStream, buffer: &mut impl BufMut, room: usize) -> (io::Result<usize>, bool) {
+    let mut read = Err(io::ErrorKind::WouldBlock.into());
+    let result = socket.try_io(Interest::READABLE, || {
+        read = socket.try_read_buf(buffer);
+        match read {
+            // Reading on would only say that there is nothing, at the cost of a system call. Said so from in here, it counts
+            // unless the runtime has heard of more since before the read.
+            Ok(n) if n < room => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(()),
+        }
+    });
+    (read, result.is_err())
 }
 
 fn decode(header: &[u8; HEADER_LEN]) -> Result<Header, ReadEnd> {

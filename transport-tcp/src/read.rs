@@ -80,7 +80,7 @@ impl Reader {
             Some(Bulk { target, missing, .. }) => (target, *missing),
             None => (&mut self.buffer, self.read_size),
         };
-        let room = (buffer.capacity() - buffer.len()).clamp(1, most);
+        let room = (buffer.capacity() - buffer.len()).clamp(1, most.max(1));
         let (read, drained) = read_to(socket, &mut buffer.limit(room), room);
         let n = match read {
             Ok(0) => return Err(self.end()),

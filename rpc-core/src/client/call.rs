@@ -356,11 +356,7 @@ impl UnderWay {
     }
 
     /// Goes on until the call waits for something, or is done. `left` is how much time there is, if that is known.
-    fn step(
-        &mut self,
-        mut left: Option<Duration>,
-        cx: &mut TaskContext<'_>,
-    ) -> Poll<Result<Answer, Status>> {
+    fn step(&mut self, mut left: Option<Duration>, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
         loop {
             match &mut self.state {
                 State::Refused(_) | State::Done => {

@@ -14,8 +14,8 @@ use super::{Connection, lock};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
-    Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead, ResponseHead,
-    Verdict, WireError, decode_status,
+    Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead,
+    ResponseHead, Verdict, WireError, decode_status,
 };
 use crate::service::ServiceInfo;
 use crate::status::{Blame, Code, Executed, Status};
@@ -191,7 +191,8 @@ impl Connection {
     }
 
     pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
-        self.end_call(call, Ok(message)).map_err(|NeverMade| WireError::new("response.call", "was never made"))
+        self.end_call(call, Ok(message))
+            .map_err(|NeverMade| WireError::new("response.call", "was never made"))
     }
 
     /// A call has ended, if it has not before, and its caller wants to know.

@@ -162,8 +162,8 @@ impl Connection {
 
     /// The session is over on this side; the first to say why is right. Gives whether this was the first.
     pub(super) fn end(&self, status: Status) -> bool {
-        let first = self
-            .enter(|phase| (!matches!(phase, Phase::Closed(_))).then(|| Phase::Closed(status.clone())));
+        let first =
+            self.enter(|phase| (!matches!(phase, Phase::Closed(_))).then(|| Phase::Closed(status.clone())));
         if !first {
             return false;
         }

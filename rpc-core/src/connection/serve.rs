@@ -3,16 +3,16 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
 
-use super::calls::too_large;
 use super::Connection;
+use super::calls::too_large;
 use super::receive::{Action, Receiving};
 use super::registry::refusal;
 use crate::config::Policy;
@@ -254,9 +254,9 @@ impl Connection {
     fn complete(&self, call: u64, reply: Reply) -> usize {
         // Cancelled: nobody waits for it.
         let queued = match self.short_result(&reply) {
-            Some((head, body)) => self
-                .running
-                .end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body)),
+            Some((head, body)) => {
+                self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body))
+            }
             None => {
                 let reply = self.reply(call, reply);
                 self.running.end_with(call, || self.enqueue(reply))

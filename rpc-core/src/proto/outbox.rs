@@ -154,7 +154,8 @@ impl Outbox {
     /// Moves the frames of short messages that may leave by the stream link now to the end of `to`, encoded, while that is
     /// shorter than `max`. Gives how many.
     pub fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize, rx_seq: u32) -> u32 {
-        let others_wait = self.resend > 0 || self.own > 0 || !self.cutting.is_empty() || !self.large.is_empty();
+        let others_wait =
+            self.resend > 0 || self.own > 0 || !self.cutting.is_empty() || !self.large.is_empty();
         let stopped = self.frozen || self.closed || self.route != Route::Stream;
         if stopped || others_wait || max_payload < MAX_SHORT || self.shorts.is_empty() {
             return 0;

@@ -18,11 +18,11 @@ mod tests;
 mod write;
 
 pub use bind::{Bind, BindMethod, MAX_BIND_BYTES};
-pub(crate) use content::{PLAIN_REQUEST, PLAIN_RESPONSE};
 pub use content::{
     Content, MAX_ATTACHMENTS, REQUEST_PREFIX, RequestHead, ResponseHead, Verdict, decode_status,
     encode_status,
 };
+pub(crate) use content::{PLAIN_REQUEST, PLAIN_RESPONSE};
 pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, End, EndReason, Goaway, Ping, Window};
 pub use header::{FrameType, HEADER_LEN, Header, flags};
 pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};

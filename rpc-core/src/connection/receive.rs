@@ -163,6 +163,7 @@ pub(super) enum Action {
 }
 
 impl Connection {
+    #[inline]
     fn on_frame(&self, route: Route, header: Header, payload: Bytes) -> Result<(), WireError> {
         if header.kind.is_link() {
             return self.on_link_frame(route, &header, payload);
@@ -188,6 +189,7 @@ impl Connection {
         self.act(action)
     }
 
+    #[inline]
     fn take(&self, receiving: &mut Receiving, header: &Header, payload: Bytes) -> Result<Action, WireError> {
         self.note_acknowledged(header)?;
         let taken = receiving.inbox.take(header, payload)?;
@@ -235,6 +237,7 @@ impl Connection {
     }
 
     /// Every header, on whichever link, says what the peer has taken in.
+    #[inline]
     pub(super) fn note_acknowledged(&self, header: &Header) -> Result<(), WireError> {
         if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(header.rx_seq) as i32) < 0 {
             return Err(WireError::new("header.rx_seq", "acknowledges what was never sent"));
@@ -294,6 +297,7 @@ impl Connection {
         }
     }
 
+    #[inline]
     pub(super) fn act(&self, action: Action) -> Result<(), WireError> {
         match action {
             Action::Nothing => Ok(()),

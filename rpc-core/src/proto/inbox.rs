@@ -154,6 +154,7 @@ impl Inbox {
     }
 
     /// What to do with a session frame that came by `from`. `Err`: the peer broke the order.
+    #[inline]
     pub fn order(&self, from: Route, header: &Header) -> Result<Order, WireError> {
         if from != self.route {
             return match from {
@@ -216,6 +217,7 @@ impl Inbox {
     }
 
     /// Takes the next frame in; gives a message when one is whole.
+    #[inline]
     pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Taken, WireError> {
         self.rx_seq = header.seq;
         if header.kind == FrameType::FRAGMENT {

@@ -4,8 +4,13 @@ use std::cell::Cell;
 
 use bytes::{Buf, Bytes, BytesMut};
 
+use crate::proto::shorts::MAX_SHORT;
+
 /// Byte strings longer than this are sent by reference; shorter ones are cheaper to copy.
-pub const BY_REFERENCE: usize = 2048;
+pub const BY_REFERENCE: usize = 4096;
+
+/// A body that is no longer than this is copied when it is sent: it has no pieces worth a reference.
+const SHORT_BODY: usize = MAX_SHORT - 64;
 
 /// A view shorter than this is copied out of the receive buffer, so that a few kept bytes do not pin a buffer of
 /// many kilobytes.
@@ -72,7 +77,7 @@ impl Payload {
     /// The length of a body that is copied when it is sent, if there is no more than that.
     pub(crate) fn short_len(&self) -> Option<u32> {
         let len = self.body.len();
-        (self.rest.is_none() && len <= BY_REFERENCE).then_some(len as u32)
+        (self.rest.is_none() && len <= SHORT_BODY).then_some(len as u32)
     }
 
     /// The first piece of the body.

@@ -18,7 +18,7 @@ use crate::read::{ReadEnd, Reader};
 use crate::write::Writer;
 
 /// The longest payload of a frame. A longer message goes in fragments, between which others can go.
-pub(crate) const MAX_FRAME: usize = 128 * 1024;
+pub(crate) const MAX_FRAME: usize = 256 * 1024;
 
 /// How many reads are made before other tasks get their turn.
 const READS: usize = 16;

@@ -77,7 +77,8 @@ impl Reader {
             self.make_room();
         }
         let (buffer, most) = match &mut self.bulk {
-            Some(Bulk { target, missing, .. }) => (target, *missing),
+            // With the header of the frame behind it, where there is room: it may be another long one.
+            Some(Bulk { target, missing, .. }) => (target, *missing + HEADER_LEN),
             None => (&mut self.buffer, self.read_size),
         };
         let room = (buffer.capacity() - buffer.len()).clamp(1, most.max(1));
@@ -90,10 +91,18 @@ impl Reader {
         };
         self.bytes_read += n as u64;
         match &mut self.bulk {
-            Some(bulk) => {
-                bulk.missing -= n;
-                if bulk.missing == 0 {
+            Some(Bulk { target, missing, .. }) => {
+                let behind = n.saturating_sub(*missing);
+                *missing -= n - behind;
+                if *missing == 0 {
+                    let end = target.len() - behind;
+                    let mut next = [0; HEADER_LEN];
+                    next[..behind].copy_from_slice(&target[end..]);
+                    target.truncate(end);
                     self.finish_bulk(handler)?;
+                    self.make_room();
+                    self.buffer.extend_from_slice(&next[..behind]);
+                    self.deliver(handler)?;
                 }
             }
             None => {
@@ -157,7 +166,7 @@ impl Reader {
                 }
                 lent => {
                     let is_lent = lent.is_some();
-                    let target = lent.unwrap_or_else(|| BytesMut::with_capacity(len));
+                    let target = lent.unwrap_or_else(|| BytesMut::with_capacity(len + HEADER_LEN));
                     self.begin_bulk(header, target, is_lent, handler)?;
                 }
             }

@@ -206,10 +206,10 @@ async fn a_reset_in_the_middle_of_a_frame_is_a_failure() {
 #[tokio::test]
 async fn what_is_no_frame_is_malformed() {
     let mut too_long = encoded(FrameType::REQUEST, 1, b"");
-    too_long[4..8].copy_from_slice(&(128 * 1024 + 1_u32).to_le_bytes());
+    too_long[4..8].copy_from_slice(&(256 * 1024 + 1_u32).to_le_bytes());
     let mut unknown_flag = encoded(FrameType::REQUEST, 1, b"");
     unknown_flag[1] = 0x80;
-    for (bytes, words) in [(too_long, "131072 is the limit"), (unknown_flag, "header.flags")] {
+    for (bytes, words) in [(too_long, "262144 is the limit"), (unknown_flag, "header.flags")] {
         let mut pair = Pair::new().await;
         pair.socket.write_all(&[PREFACE.to_vec(), bytes].concat()).await.unwrap();
         let end = end(&mut pair.events).await;

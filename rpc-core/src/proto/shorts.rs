@@ -6,7 +6,7 @@ use super::message::{Frame, Head, Message};
 use super::wire::{FrameType, HEADER_LEN, Header};
 
 /// A message of a call that is no longer than this is copied rather than sent by reference.
-pub const MAX_SHORT: usize = 4096;
+pub const MAX_SHORT: usize = 8192;
 
 /// Frames one behind the other, each a message; what is stamped when a frame leaves is missing in their headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -137,6 +137,15 @@ fn copy_out(view: &[u8]) -> Bytes {
     copy
 }
 
+/// What was written. The allocation of a long one is not kept for those that come next: short ones would hold it.
+fn cut(buffer: &mut BytesMut) -> Bytes {
+    let written = buffer.split().freeze();
+    if written.len() > ARENA {
+        *buffer = BytesMut::new();
+    }
+    written
+}
+
 impl Encoder {
     /// An empty message.
     pub fn new() -> Self {
@@ -165,7 +174,7 @@ impl Encoder {
         if bytes.len() <= BY_REFERENCE {
             return self.put_slice(bytes);
         }
-        let before = self.buffer.split().freeze();
+        let before = cut(&mut self.buffer);
         let pieces = &mut self.rest.get_or_insert_default().more;
         if !before.is_empty() || pieces.is_empty() {
             pieces.push(before);
@@ -182,7 +191,7 @@ impl Encoder {
 
     /// The finished message.
     pub fn finish(mut self) -> Payload {
-        let last = self.buffer.split().freeze();
+        let last = cut(&mut self.buffer);
         BUFFER.set(self.buffer);
         let Some(mut rest) = self.rest else { return Payload::from_body(last) };
         if rest.more.is_empty() {
@@ -307,6 +316,21 @@ mod tests {
         e.put_slice(b"second");
         let second = e.finish();
         assert_eq!((&first.body[..], &second.body[..]), (&b"first"[..], &b"second"[..]));
+    }
+
+    #[test]
+    fn the_memory_of_a_long_message_is_not_kept_for_short_ones() {
+        let put = |len| {
+            let mut e = Encoder::new();
+            e.buffer().extend((0..len).map(|_| 7));
+            e.finish()
+        };
+        for _ in 0..2 {
+            put(1 << 20);
+            put(1);
+        }
+        let mut kept = BUFFER.take();
+        assert!(!kept.try_reclaim(4 * ARENA));
     }
 
     #[test]

@@ -414,3 +414,19 @@ async fn the_reason_of_a_close_reaches_the_caller() {
         assert_ne!(header.kind, FrameType::CLOSE, "no CLOSE answers a CLOSE");
     }
 }
+
+/// A call that only waited was not answered: such a connection was of no use.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ends_every_connection_when_it_is_called_is_not_tried_without_a_pause() {
+    let (caller, mut links) = caller();
+    for _ in 0..2 {
+        let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+        let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+        peer.expect(FrameType::REQUEST).await;
+        let close = Close { code: CloseCode::Done, reason: "again".into() };
+        peer.link_frame(FrameType::CLOSE, encoded(|out| close.encode(out)));
+        answer.await.unwrap().unwrap_err();
+    }
+    call(&caller, &info("test"), ECHO, "x").await.unwrap_err();
+    assert!(links.try_recv().is_err(), "another connection was made at once");
+}

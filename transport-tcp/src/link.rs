@@ -111,25 +111,23 @@ impl TcpLink {
         let mut reader = Reader::new();
         let mut attention = pin!(self.attention.notified());
         let end = loop {
-            match self.read_batch(&mut reader, &*handler) {
-                Ok(true) => {
-                    // More may be there: after the others' turn.
-                    tokio::task::yield_now().await;
-                    continue;
-                }
-                Ok(false) => {}
+            let more = match self.read_batch(&mut reader, &*handler) {
+                Ok(more) => more,
                 Err(ReadEnd::Eof) => break LinkEnd::orderly(),
                 Err(ReadEnd::Refused) => break LinkEnd::failed("the peer broke the protocol"),
                 Err(ReadEnd::Failed(why)) => break LinkEnd::failed(why),
                 Err(ReadEnd::Malformed(why)) => break LinkEnd::malformed(why),
-            }
+            };
             if let Some(failed) = self.out().failed.take() {
                 break LinkEnd::failed(failed);
             }
             if self.closing.load(Ordering::Acquire) {
                 break LinkEnd::orderly();
             }
-            if self.wait(attention.as_mut()).await == Event::Attention {
+            if more {
+                // After the others' turn. A peer that sends without a pause stops neither writing nor closing.
+                tokio::task::yield_now().await;
+            } else if self.wait(attention.as_mut()).await == Event::Attention {
                 attention.set(self.attention.notified());
             }
             self.write_on(&*handler);

@@ -17,6 +17,9 @@ const COPY: usize = 4096;
 /// How much is taken before it is written.
 const BATCH: usize = 256 * 1024;
 
+/// How much of the buffer for what is copied is kept at most for what comes next.
+const KEPT: usize = 128 * 1024;
+
 /// The most pieces of one write; the system's own limit is 1024 (writev(2)).
 const MAX_PIECES: usize = 64;
 
@@ -89,6 +92,7 @@ impl Writer {
             self.len -= written;
             if self.len == 0 {
                 self.tail.clear();
+                self.let_go();
             } else {
                 self.tail.advance(written);
             }
@@ -102,7 +106,17 @@ impl Writer {
         }
         let written = socket.try_write_vectored(&slices[..n])?;
         self.advance(written);
+        if self.len == 0 {
+            self.let_go();
+        }
         Ok(written)
+    }
+
+    /// Frees a large buffer in which there is nothing.
+    fn let_go(&mut self) {
+        if self.tail.try_reclaim(KEPT + 1) {
+            self.tail = BytesMut::new();
+        }
     }
 
     fn advance(&mut self, mut written: usize) {
@@ -115,5 +129,46 @@ impl Writer {
             written -= piece.len();
             self.pieces.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    struct Much;
+
+    impl FrameSource for Much {
+        fn next(&mut self, _: usize) -> Option<Frame> {
+            None
+        }
+
+        fn next_shorts(&mut self, to: &mut BytesMut, _: usize, _: usize) -> bool {
+            // As one who has had much waiting does: it gives its own buffer.
+            *to = BytesMut::zeroed(2 << 20);
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn a_link_that_has_once_sent_much_keeps_little() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut peer, _) = listener.accept().await.unwrap();
+        let read = tokio::spawn(async move { peer.read_exact(&mut vec![0; 2 << 20]).await });
+        let mut writer = Writer { pieces: VecDeque::new(), tail: BytesMut::new(), len: 0 };
+        assert!(!writer.take_shorts(&mut Much));
+        while !writer.is_empty() {
+            socket.writable().await.unwrap();
+            // It may not be after all.
+            let _ = writer.write_to(&socket);
+        }
+        read.await.unwrap().unwrap();
+        assert!(!writer.tail.try_reclaim(KEPT + 1));
     }
 }

@@ -191,16 +191,15 @@ impl Connection {
     }
 
     pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
-        self.end_call(call, Ok(message))
-            .map_err(|NeverMade| WireError::new("response.call", "was never made"))
+        let answered = self.calls.slots.answer(call, Ok(message));
+        let waker = answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))?;
+        waker.into_iter().for_each(Waker::wake);
+        Ok(())
     }
 
-    /// A call has ended, if it has not before, and its caller wants to know.
-    fn end_call(&self, call: u64, end: Result<Bytes, Status>) -> Result<(), NeverMade> {
-        if let Some(waker) = self.calls.slots.end(call, end)? {
-            waker.wake();
-        }
-        Ok(())
+    /// A call ends without an answer, if it has not ended before.
+    fn end_call(&self, call: u64, why: Status) {
+        self.calls.slots.end(call, Err(why)).into_iter().for_each(Waker::wake);
     }
 
     /// The server is going: begins no more calls, and takes back those that it will not, or need not, execute.
@@ -212,7 +211,7 @@ impl Connection {
         let unsent = self.change_sending(|sending| sending.outbox.take_back(FrameType::REQUEST));
         let later = self.calls.slots.waiting_after(goaway.last_call);
         for call in unsent.into_iter().chain(later) {
-            let _ = self.end_call(call, Err(status.clone()));
+            self.end_call(call, status.clone());
         }
     }
 
@@ -225,7 +224,7 @@ impl Connection {
         for call in self.calls.slots.waiting_after(0) {
             let certain = unsent.contains(&call) || status.executed() == Executed::No;
             let executed = if certain { Executed::No } else { Executed::Maybe };
-            let _ = self.end_call(call, Err(status.clone().with_executed(executed)));
+            self.end_call(call, status.clone().with_executed(executed));
         }
     }
 

@@ -22,7 +22,9 @@ struct Table<E, R> {
     /// A call's slot is at its number modulo the length, which is a power of two; numbers whose slot is taken are left
     /// out. So a call is found without a search, and one that lasts costs the others nothing.
     ring: Vec<Slot<E>>,
-    /// How many places are taken: by calls that have a slot, or by who was in line and is about to open one.
+    /// How many calls have a slot.
+    open: usize,
+    /// How many places are taken: by these, or by who was in line and is about to open a slot.
     taken: usize,
     places: usize,
     /// Who waits for a place, in order of their tickets.
@@ -48,6 +50,9 @@ enum State<E> {
     Ended(E),
 }
 
+/// A ring that is longer is given up when no call is left in it.
+const KEPT: usize = 1024;
+
 impl<E> Slot<E> {
     fn free() -> Self {
         Self { call: 0, state: State::Waiting { waker: None, deadline: None, late: false } }
@@ -58,7 +63,7 @@ impl<E> Slot<E> {
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) call: u64,
-    /// No other call waits.
+    /// No other call has a slot.
     pub(super) alone: bool,
     /// Its deadline is before any alarm: one must be set.
     pub(super) first_alarm: bool,
@@ -97,6 +102,12 @@ impl Next {
     }
 }
 
+/// Has another be woken. Gives whom it is instead of, to be dropped when no lock is held: a waker may be the last that has
+/// its task, and with that go its future and the calls in it.
+fn exchange(waker: &mut Waker, cx: &TaskContext<'_>) -> Option<Waker> {
+    (!waker.will_wake(cx.waker())).then(|| std::mem::replace(waker, cx.waker().clone()))
+}
+
 /// Names one who stands in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ticket(u64);
@@ -105,6 +116,7 @@ impl<E, R: Clone> Slots<E, R> {
     pub(super) fn new() -> Self {
         Self(Mutex::new(Table {
             ring: Vec::new(),
+            open: 0,
             taken: 0,
             places: 0,
             line: VecDeque::new(),
@@ -140,58 +152,58 @@ impl<E, R: Clone> Slots<E, R> {
         }
         let call = table.next();
         let waker = Some(cx.waker().clone());
-        *table.slot(call) = Slot { call, state: State::Waiting { waker, deadline, late: false } };
+        *table.at(call) = Slot { call, state: State::Waiting { waker, deadline, late: false } };
+        table.open += 1;
         queue(call);
         let first_alarm = table.set_alarm(deadline);
-        Ok(Opened { call, alone: table.taken == 1, first_alarm })
+        Ok(Opened { call, alone: table.open == 1, first_alarm })
     }
 
     /// How a call ended, if it has; else it is told when it has, or is late.
     pub(super) fn poll(&self, call: u64, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
+        let _before;
         let mut table = self.lock();
         let slot = table.slot(call);
-        debug_assert_eq!(slot.call, call, "a call that waits has a slot");
-        match &mut slot.state {
-            State::Waiting { late: true, .. } => (Poll::Ready(Found::Late), Next::default()),
-            State::Waiting { waker, .. } => {
-                match waker {
-                    Some(waker) => waker.clone_from(cx.waker()),
-                    None => *waker = Some(cx.waker().clone()),
-                }
+        debug_assert!(slot.is_some(), "a call that waits has a slot");
+        match slot {
+            Some(Slot { state: State::Waiting { late: true, .. }, .. }) => {
+                (Poll::Ready(Found::Late), Next::default())
+            }
+            Some(Slot { state: State::Waiting { waker, .. }, .. }) => {
+                _before = waker.as_mut().and_then(|waker| exchange(waker, cx));
                 (Poll::Pending, Next::default())
             }
-            State::Ended(_) => match std::mem::replace(slot, Slot::free()).state {
-                State::Ended(end) => (Poll::Ready(Found::End(end)), table.leave()),
+            Some(slot) => match std::mem::replace(slot, Slot::free()).state {
+                State::Ended(end) => (Poll::Ready(Found::End(end)), table.leave_slot()),
                 State::Waiting { .. } => (Poll::Pending, Next::default()),
             },
+            None => (Poll::Pending, Next::default()),
         }
     }
 
-    /// A call has ended; gives whom to wake, when no lock is held. Of one that has ended before, or that nobody waits
-    /// for, this is not heeded.
-    pub(super) fn end(&self, call: u64, end: E) -> Result<Option<Waker>, NeverMade> {
+    /// The peer has answered a call; gives whom to wake, when no lock is held. Of one that has ended before, or that nobody
+    /// waits for, this is not heeded.
+    pub(super) fn answer(&self, call: u64, end: E) -> Result<Option<Waker>, NeverMade> {
         let mut table = self.lock();
-        if call > table.last {
+        if call == 0 || call > table.last {
             return Err(NeverMade);
         }
         table.answered = true;
-        Ok(table.waiting(call).and_then(|state| match std::mem::replace(state, State::Ended(end)) {
-            State::Waiting { waker, .. } => waker,
-            State::Ended(_) => None,
-        }))
+        Ok(table.end(call, end))
+    }
+
+    /// The same for a call that ends without an answer.
+    pub(super) fn end(&self, call: u64, end: E) -> Option<Waker> {
+        self.lock().end(call, end)
     }
 
     /// A caller waits no longer. False: it need not be said to anybody, the call has ended.
     pub(super) fn forget(&self, call: u64) -> (bool, Next) {
+        let left;
         let mut table = self.lock();
-        let slot = table.slot(call);
-        if slot.call != call {
-            return (false, Next::default());
-        }
-        let waited = matches!(slot.state, State::Waiting { .. });
-        // What is dropped here, an answer that nobody took, has no code of the user's in it.
-        *slot = Slot::free();
-        (waited, table.leave())
+        let Some(slot) = table.slot(call) else { return (false, Next::default()) };
+        left = std::mem::replace(slot, Slot::free());
+        (matches!(left.state, State::Waiting { .. }), table.leave_slot())
     }
 
     /// Opens no more slots, for this reason unless there is one already. Gives whom to wake: who stands in line.
@@ -241,6 +253,7 @@ impl<E, R: Clone> Slots<E, R> {
         ticket: &mut Option<Ticket>,
         cx: &TaskContext<'_>,
     ) -> Poll<Result<(), R>> {
+        let _before;
         let mut table = self.lock();
         if let Some(reason) = &table.refusing {
             return Poll::Ready(Err(reason.clone()));
@@ -257,7 +270,7 @@ impl<E, R: Clone> Slots<E, R> {
         };
         match table.in_line(own) {
             Some(at) => {
-                table.line[at].1.clone_from(cx.waker());
+                _before = exchange(&mut table.line[at].1, cx);
                 Poll::Pending
             }
             None => {
@@ -269,10 +282,11 @@ impl<E, R: Clone> Slots<E, R> {
 
     /// Leaves the line, or the place that has come free meanwhile.
     pub(super) fn leave_line(&self, ticket: Ticket) -> Next {
+        let _gone;
         let mut table = self.lock();
         match table.in_line(ticket) {
             Some(at) => {
-                table.line.remove(at);
+                _gone = table.line.remove(at);
                 Next::default()
             }
             None => table.leave(),
@@ -291,7 +305,7 @@ impl<E, R: Clone> Slots<E, R> {
 
     /// Whether no call waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.lock().taken == 0
+        self.lock().open == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<E, R>> {
@@ -303,39 +317,59 @@ impl<E, R> Table<E, R> {
     /// A number whose slot is free.
     fn next(&mut self) -> u64 {
         // At least half of them are free.
-        if 2 * self.taken >= self.ring.len() {
+        if 2 * self.open >= self.ring.len() {
             self.grow();
         }
         loop {
             self.last += 1;
             let call = self.last;
-            if self.slot(call).call == 0 {
+            if self.at(call).call == 0 {
                 return call;
             }
         }
     }
 
     fn grow(&mut self) {
-        let len = (4 * self.taken).next_power_of_two().max(8);
+        let len = (4 * self.open).next_power_of_two().max(8);
         let old = std::mem::replace(&mut self.ring, std::iter::repeat_with(Slot::free).take(len).collect());
         for slot in old {
             // Those that had different slots have.
             if slot.call != 0 {
                 let call = slot.call;
-                *self.slot(call) = slot;
+                *self.at(call) = slot;
             }
         }
     }
 
-    /// The slot of this number, whoever has it. There is one as soon as a call was made.
-    fn slot(&mut self, call: u64) -> &mut Slot<E> {
+    /// The slot of this number, whoever has it. There is one while a call is open.
+    fn at(&mut self, call: u64) -> &mut Slot<E> {
         let mask = self.ring.len() - 1;
         &mut self.ring[call as usize & mask]
     }
 
-    fn waiting(&mut self, call: u64) -> Option<&mut State<E>> {
-        let slot = self.slot(call);
-        (slot.call == call && matches!(slot.state, State::Waiting { .. })).then_some(&mut slot.state)
+    /// The slot of a call, if it has one.
+    fn slot(&mut self, call: u64) -> Option<&mut Slot<E>> {
+        if self.open == 0 {
+            return None;
+        }
+        Some(self.at(call)).filter(|slot| slot.call == call)
+    }
+
+    fn end(&mut self, call: u64, end: E) -> Option<Waker> {
+        let slot = self.slot(call)?;
+        let State::Waiting { waker, .. } = &mut slot.state else { return None };
+        let waker = waker.take();
+        slot.state = State::Ended(end);
+        waker
+    }
+
+    /// A slot has come free.
+    fn leave_slot(&mut self) -> Next {
+        self.open -= 1;
+        if self.open == 0 && self.ring.len() > KEPT {
+            self.ring = Vec::new();
+        }
+        self.leave()
     }
 
     fn take_place(&mut self) -> bool {
@@ -369,3 +403,9 @@ impl<E, R> Table<E, R> {
         first
     }
 }
+
+#[cfg(all(test, not(farcall_loom)))]
+mod tests;
+
+#[cfg(all(test, farcall_loom))]
+mod loom_tests;

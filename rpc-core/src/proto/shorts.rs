@@ -13,15 +13,20 @@ pub const MAX_SHORT: usize = 8192;
 pub struct Shorts {
     frames: BytesMut,
     count: usize,
-    /// There are frames that were taken out, with this in place of their type.
-    gaps: bool,
+    /// How many bytes of `frames` are frames that were taken out.
+    gaps: usize,
+    /// The allocation is larger than what is kept.
+    large: bool,
 }
 
-/// No frame's type.
+/// In place of the type of a frame that was taken out.
 const GAP: FrameType = FrameType(0);
 
 /// How much is allocated at least.
 const LEAST: usize = 8 * 1024;
+
+/// How much is kept at most for what comes next: many have to wait at times, and then mostly none.
+const KEPT: usize = 128 * 1024;
 
 impl Shorts {
     /// Puts a message at the end.
@@ -32,6 +37,7 @@ impl Shorts {
         if self.frames.capacity() - self.frames.len() < len {
             // Takes back what has left of the old allocation.
             self.frames.reserve(len.max(LEAST));
+            self.large |= self.frames.capacity() > KEPT;
         }
         self.frames.extend_from_slice(&header.encode());
         self.frames.extend_from_slice(head);
@@ -55,8 +61,9 @@ impl Shorts {
             std::mem::swap(self, other);
         } else {
             self.frames.extend_from_slice(&other.frames);
+            self.large |= self.frames.capacity() > KEPT;
             self.count += other.count;
-            self.gaps |= other.gaps;
+            self.gaps += other.gaps;
         }
         other.clear();
     }
@@ -65,7 +72,15 @@ impl Shorts {
     pub fn clear(&mut self) {
         self.frames.clear();
         self.count = 0;
-        self.gaps = false;
+        self.gaps = 0;
+        self.let_go();
+    }
+
+    /// Frees a large allocation in which there is nothing.
+    fn let_go(&mut self) {
+        if std::mem::take(&mut self.large) {
+            self.frames = BytesMut::new();
+        }
     }
 
     /// Takes the first one.
@@ -75,10 +90,14 @@ impl Shorts {
         self.frames.advance(HEADER_LEN);
         self.count -= 1;
         let payload = self.frames.split_to(header.len as usize).freeze();
+        if self.is_empty() {
+            self.let_go();
+        }
         Some(Frame { header, pieces: payload.into() })
     }
 
-    /// Moves frames to the end of `to` while it is shorter than `max`, numbered from `seq` on; gives how many.
+    /// Moves frames to the end of `to` while it is shorter than `max`, numbered from `seq` on; gives how many. Takes over what
+    /// is allocated for `to`, of which its owner keeps little, if it is empty.
     pub(super) fn move_to(&mut self, to: &mut BytesMut, max: usize, seq: u32, rx_seq: u32) -> u32 {
         self.close_gaps();
         let (mut end, mut moved) = (0, 0);
@@ -92,9 +111,13 @@ impl Shorts {
         self.count -= moved as usize;
         if self.count == 0 && to.is_empty() {
             std::mem::swap(&mut self.frames, to);
+            self.large = false;
         } else {
             to.extend_from_slice(&self.frames[..end]);
             self.frames.advance(end);
+            if self.is_empty() {
+                self.let_go();
+            }
         }
         moved
     }
@@ -106,21 +129,27 @@ impl Shorts {
             let header = Header::read(b);
             if header.kind != GAP && is_such(&header) {
                 b[0] = GAP.0;
+                self.gaps += HEADER_LEN + header.len as usize;
                 taken += 1;
             }
             at += HEADER_LEN + header.len as usize;
         }
-        self.gaps |= taken > 0;
         self.count -= taken;
+        if self.gaps > self.frames.len() / 2 {
+            // Those who call and give up while nothing leaves must not fill memory.
+            self.close_gaps();
+        }
         taken
     }
 
     /// Before frames leave, and not as often as they are taken out: that may be thousands of times.
     fn close_gaps(&mut self) {
-        if !std::mem::take(&mut self.gaps) {
+        let gaps = std::mem::take(&mut self.gaps);
+        if gaps == 0 {
             return;
         }
-        let all = std::mem::take(&mut self.frames);
+        let left = BytesMut::with_capacity(self.frames.len() - gaps);
+        let all = std::mem::replace(&mut self.frames, left);
         let mut rest = &all[..];
         while let Some(header) = rest.first_chunk().map(Header::read) {
             let (frame, behind) = rest.split_at(HEADER_LEN + header.len as usize);
@@ -147,3 +176,6 @@ impl Message {
         Self::new(frame.header.kind, frame.header.call, payload)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+use std::collections::VecDeque;
+
+use super::*;
+
+/// What should be in it: call and payload of each, oldest first.
+#[derive(Default)]
+struct Model(VecDeque<(u64, Vec<u8>)>);
+
+fn push(shorts: &mut Shorts, model: &mut Model, call: u64, payload: &[u8]) {
+    let (head, body) = payload.split_at(payload.len() / 3);
+    shorts.push(FrameType::REQUEST, call, head, body);
+    model.0.push_back((call, payload.to_vec()));
+}
+
+/// The frames that were moved, which are stamped with these numbers.
+fn moved(mut frames: &[u8], seq: u32, rx_seq: u32) -> VecDeque<(u64, Vec<u8>)> {
+    let mut all = VecDeque::new();
+    while let Some((header, rest)) = frames.split_first_chunk() {
+        let header = Header::decode(header).unwrap();
+        assert_eq!((header.seq, header.rx_seq), (seq.wrapping_add(all.len() as u32), rx_seq));
+        let (payload, rest) = rest.split_at(header.len as usize);
+        all.push_back((header.call, payload.to_vec()));
+        frames = rest;
+    }
+    all
+}
+
+/// As many as leave together while there are fewer bytes than `max`.
+fn first(model: &mut Model, already: usize, max: usize) -> VecDeque<(u64, Vec<u8>)> {
+    let mut len = already;
+    let n = model.0.iter().take_while(|(_, payload)| {
+        let fits = len < max;
+        len += HEADER_LEN + payload.len();
+        fits
+    });
+    let n = n.count();
+    model.0.drain(..n).collect()
+}
+
+#[test]
+fn it_is_a_queue_from_which_any_can_be_taken() {
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut shorts, mut model) = (Shorts::default(), Model::default());
+        let (mut others, mut other_model) = (Shorts::default(), Model::default());
+        let mut to = BytesMut::new();
+        for call in 1..300 {
+            let payload = vec![rng.u8(..); rng.usize(..100)];
+            match rng.u32(..12) {
+                0..4 => push(&mut shorts, &mut model, call, &payload),
+                4..7 => push(&mut others, &mut other_model, call, &payload),
+                7 => {
+                    shorts.append(&mut others);
+                    model.0.append(&mut other_model.0);
+                }
+                8 => {
+                    let popped = shorts.pop().map(|frame| {
+                        let payload: Vec<u8> = frame.pieces.slices().flatten().copied().collect();
+                        (frame.header.call, payload)
+                    });
+                    assert_eq!(popped, model.0.pop_front(), "seed {seed}");
+                }
+                9 => {
+                    let (max, seq) = (rng.usize(..400), rng.u32(..));
+                    // As a link that has written all, or not.
+                    if rng.bool() {
+                        to.clear();
+                    }
+                    let before = to.len();
+                    let expected = first(&mut model, before, max);
+                    assert_eq!(shorts.move_to(&mut to, max, seq, 7) as usize, expected.len());
+                    assert_eq!(moved(&to[before..], seq, 7), expected, "seed {seed}");
+                }
+                10 => {
+                    let one = rng.u64(..=call);
+                    let taken = shorts.take_out(|header| header.call == one);
+                    let before = model.0.len();
+                    model.0.retain(|(call, _)| *call != one);
+                    assert_eq!(taken, before - model.0.len(), "seed {seed}");
+                }
+                _ => {
+                    let rest = rng.u64(..8);
+                    shorts.take_out(|header| header.call % 8 == rest);
+                    model.0.retain(|(call, _)| *call % 8 != rest);
+                }
+            }
+            assert_eq!((shorts.len(), shorts.is_empty()), (model.0.len(), model.0.is_empty()), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn who_calls_and_gives_up_while_nothing_leaves_takes_no_memory() {
+    let mut shorts = Shorts::default();
+    shorts.push(FrameType::REQUEST, 1, b"", b"stays");
+    for call in 2..10_000 {
+        shorts.push(FrameType::REQUEST, call, b"", &[7; 1000]);
+        assert_eq!(shorts.take_out(|header| header.call == call), 1);
+    }
+    assert!(shorts.frames.capacity() < 4 * LEAST, "{}", shorts.frames.capacity());
+    assert_eq!(shorts.pop().unwrap().header.call, 1);
+}
+
+#[test]
+fn who_has_once_queued_much_keeps_little() {
+    let leave: [fn(&mut Shorts); 4] = [
+        |shorts| while shorts.pop().is_some() {},
+        |shorts| {
+            let mut to = BytesMut::from(&b"written in part"[..]);
+            while shorts.move_to(&mut to, 64 * 1024, 1, 0) > 0 {
+                to.truncate(1);
+            }
+        },
+        |shorts| Shorts::default().append(shorts),
+        |shorts| shorts.clear(),
+    ];
+    for leave in leave {
+        let mut shorts = Shorts::default();
+        (1..2000).for_each(|call| shorts.push(FrameType::REQUEST, call, b"", &[7; 1000]));
+        leave(&mut shorts);
+        shorts.push(FrameType::REQUEST, 1, b"", b"x");
+        leave(&mut shorts);
+        assert!(shorts.is_empty() && !shorts.frames.try_reclaim(KEPT + 1));
+    }
+}

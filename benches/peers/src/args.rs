@@ -1,0 +1,117 @@
+//! The command line.
+
+use std::str::FromStr;
+
+use crate::Result;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Server,
+    Client,
+}
+
+/// What the client calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// The payload goes there and back.
+    Echo,
+    /// It goes there, and nothing comes back.
+    Put,
+    /// It comes back for a number.
+    Get,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Args {
+    pub(crate) contestant: String,
+    pub(crate) role: Role,
+    /// Where the server listens, or where it is.
+    pub(crate) address: String,
+    /// A runtime of one thread, else of `workers`.
+    pub(crate) current_thread: bool,
+    pub(crate) workers: usize,
+    /// Settings of Farcall's, as TOML.
+    pub(crate) settings: String,
+    pub(crate) method: Method,
+    /// Bytes of a payload.
+    pub(crate) size: usize,
+    /// Calls in flight, over all connections.
+    pub(crate) concurrency: usize,
+    pub(crate) connections: usize,
+    pub(crate) warmup: f64,
+    pub(crate) seconds: f64,
+    /// Make so many calls instead, from the first to the last without a warm-up: for counting what they take.
+    pub(crate) calls: Option<u64>,
+    /// The server's process, to say what the calls took there.
+    pub(crate) server_pid: Option<u32>,
+}
+
+impl Args {
+    pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Self> {
+        let mut parsed = Self {
+            contestant: args.next().ok_or("whose server or client?")?,
+            role: match args.next().as_deref() {
+                Some("server") => Role::Server,
+                Some("client") => Role::Client,
+                _ => return Err("server or client?".into()),
+            },
+            address: "127.0.0.1:0".to_owned(),
+            current_thread: false,
+            workers: 2,
+            settings: String::new(),
+            method: Method::Echo,
+            size: 64,
+            concurrency: 1,
+            connections: 1,
+            warmup: 0.5,
+            seconds: 2.0,
+            calls: None,
+            server_pid: None,
+        };
+        while let Some(option) = args.next() {
+            if option == "--current-thread" {
+                parsed.current_thread = true;
+                continue;
+            }
+            let value = args.next().ok_or_else(|| format!("{option} needs a value"))?;
+            parsed.set(&option, value)?;
+        }
+        Ok(parsed)
+    }
+
+    fn set(&mut self, option: &str, value: String) -> Result<()> {
+        match option {
+            "--listen" | "--connect" => self.address = value,
+            "--workers" => self.workers = number(option, &value)?,
+            "--set" => self.settings += &setting(&value)?,
+            "--method" => {
+                self.method = match value.as_str() {
+                    "echo" => Method::Echo,
+                    "put" => Method::Put,
+                    "get" => Method::Get,
+                    _ => return Err(format!("no method {value}").into()),
+                }
+            }
+            "--size" => self.size = number(option, &value)?,
+            "--concurrency" => self.concurrency = number(option, &value)?,
+            "--connections" => self.connections = number(option, &value)?,
+            "--warmup" => self.warmup = number(option, &value)?,
+            "--seconds" => self.seconds = number(option, &value)?,
+            "--calls" => self.calls = Some(number(option, &value)?),
+            "--server-pid" => self.server_pid = Some(number(option, &value)?),
+            _ => return Err(format!("no option {option}").into()),
+        }
+        Ok(())
+    }
+}
+
+fn number<T: FromStr>(option: &str, value: &str) -> Result<T> {
+    value.parse().map_err(|_| format!("{option} is not {value}").into())
+}
+
+/// `KEY=VALUE`, as in `rdma.completion=busy`, as a line of TOML.
+fn setting(text: &str) -> Result<String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("--set KEY=VALUE, not {text}"))?;
+    let is_string = value.parse::<u64>().is_err() && value.parse::<bool>().is_err();
+    Ok(if is_string { format!("{key} = {value:?}\n") } else { format!("{key} = {value}\n") })
+}

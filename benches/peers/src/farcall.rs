@@ -1,0 +1,97 @@
+//! Farcall, as an application would use it: a typed service, a deadline on each call, the default limits.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use bytes::Bytes;
+use farcall::{Channel, Config, Server};
+
+use crate::args::{Args, Method};
+use crate::load::{Caller, pattern};
+use crate::{Contestant, Result};
+
+/// What is called.
+#[farcall::service(package = "farcall.bench")]
+pub(crate) trait Echo {
+    /// Gives back what it gets.
+    async fn echo(&self, data: Bytes) -> farcall::Result<Bytes>;
+
+    /// Keeps nothing.
+    async fn put(&self, data: Bytes) -> farcall::Result<()>;
+
+    /// Gives the server's payload, which has the size that was asked for first.
+    async fn get(&self, size: u64) -> farcall::Result<Bytes>;
+}
+
+#[derive(Default)]
+struct Service {
+    /// Made when it is first asked for: then it is known whether there is RDMA to send it by.
+    payload: OnceLock<Bytes>,
+}
+
+impl Echo for Service {
+    async fn echo(&self, data: Bytes) -> farcall::Result<Bytes> {
+        Ok(data)
+    }
+
+    async fn put(&self, _: Bytes) -> farcall::Result<()> {
+        Ok(())
+    }
+
+    async fn get(&self, size: u64) -> farcall::Result<Bytes> {
+        Ok(self.payload.get_or_init(|| payload(size as usize)).clone())
+    }
+}
+
+/// Far enough never to be reached.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Farcall;
+
+impl Contestant for Farcall {
+    type Client = Client;
+
+    async fn serve(args: Args) -> Result<()> {
+        let server = Server::builder().add(EchoServer::new(Service::default()));
+        let server = server.config(Config::from_toml(&args.settings)?).bind(&args.address).await?;
+        crate::listening(server.local_addr())?;
+        server.serve().await;
+        Ok(())
+    }
+
+    async fn connect(args: Args) -> Result<Client> {
+        let config = Config::from_toml(&args.settings)?;
+        let channel =
+            Channel::builder().config(config).connect(&format!("farcall://{}", args.address)).await?;
+        Ok(Client { echo: EchoClient::new(channel), method: args.method, size: args.size as u64 })
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Client {
+    echo: EchoClient,
+    method: Method,
+    size: u64,
+}
+
+impl Caller for Client {
+    async fn call(&mut self, payload: &Bytes) -> Result<usize> {
+        let moved = match self.method {
+            Method::Echo => self.echo.echo(payload.clone()).deadline(DEADLINE).await?.len(),
+            Method::Put => self.echo.put(payload.clone()).deadline(DEADLINE).await.map(|()| payload.len())?,
+            Method::Get => self.echo.get(self.size).deadline(DEADLINE).await?.len(),
+        };
+        Ok(moved)
+    }
+
+    fn payload(&self, size: usize) -> Bytes {
+        payload(size)
+    }
+}
+
+/// In memory from which RDMA sends without a copy.
+fn payload(size: usize) -> Bytes {
+    let mut payload = farcall::buf(size);
+    payload.put_slice(&pattern(size).collect::<Vec<_>>());
+    payload.freeze()
+}

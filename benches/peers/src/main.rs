@@ -1,0 +1,86 @@
+//! Farcall and those it is compared with. Each is a server and a client, which are processes of their own:
+//!
+//! ```text
+//! peers NAME server [--listen ADDRESS]       says "listening ADDRESS", serves until its standard input ends
+//! peers NAME client --connect ADDRESS ...    makes calls, then prints what they took as one line of JSON
+//! ```
+//!
+//! The options are those of [`args`]; `docs/BENCHMARKS.md` says what is measured and how.
+
+mod args;
+mod farcall;
+mod load;
+mod process;
+mod raw_tokio;
+mod report;
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use args::{Args, Role};
+use load::Caller;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T> = std::result::Result<T, Error>;
+
+/// Who is measured: a way to call, with both its ends.
+trait Contestant: 'static {
+    type Client: Caller;
+
+    /// Serves for ever; says where as soon as clients may come.
+    fn serve(args: Args) -> impl Future<Output = Result<()>> + Send;
+
+    /// One connection to a server.
+    fn connect(args: Args) -> impl Future<Output = Result<Self::Client>> + Send;
+}
+
+fn main() -> ExitCode {
+    let outcome = Args::parse(std::env::args().skip(1)).and_then(|args| match args.contestant.as_str() {
+        "farcall" => run::<farcall::Farcall>(args),
+        "raw-tokio" => run::<raw_tokio::RawTokio>(args),
+        other => Err(format!("no contestant {other}").into()),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("peers: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run<C: Contestant>(args: Args) -> Result<()> {
+    let mut builder = match args.current_thread {
+        true => tokio::runtime::Builder::new_current_thread(),
+        false => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = builder.worker_threads(args.workers).enable_all().build()?;
+    match args.role {
+        Role::Server => {
+            std::thread::spawn(end_with_standard_input);
+            // A task, because what runs in block_on itself is woken more slowly.
+            runtime.block_on(async { tokio::spawn(C::serve(args)).await? })
+        }
+        Role::Client => {
+            let report = runtime.block_on(load::run::<C>(args))?;
+            println!("{report}");
+            // Taking things down is not measured, and may take long.
+            std::process::exit(0)
+        }
+    }
+}
+
+/// Whoever started this server holds the other end of its standard input, so no server is left behind. And no signal
+/// is needed, which tools that start the server for somebody would have to pass on.
+fn end_with_standard_input() {
+    // Whatever ends it, an error too, is the end.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    std::process::exit(0);
+}
+
+/// Says where a server listens.
+fn listening(address: SocketAddr) -> Result<()> {
+    println!("listening {address}");
+    Ok(std::io::stdout().flush()?)
+}

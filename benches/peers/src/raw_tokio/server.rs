@@ -1,0 +1,40 @@
+//! The server: answers to what one read has brought leave in one write.
+
+use bytes::Bytes;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::frames::Reader;
+use super::sender::Sender;
+use crate::Result;
+
+pub(super) async fn serve(address: &str) -> Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    crate::listening(listener.local_addr()?)?;
+    loop {
+        let (socket, _) = listener.accept().await?;
+        socket.set_nodelay(true)?;
+        // It ends with its client.
+        tokio::spawn(connection(socket));
+    }
+}
+
+async fn connection(socket: TcpStream) -> Result<()> {
+    let (reading, writing) = socket.into_split();
+    let mut reader = Reader::new(reading);
+    let sender = Sender::start(writing);
+    let mut answers = Vec::new();
+    while reader.read().await? {
+        while let Some((number, payload)) = reader.next() {
+            answers.push((number, echo(payload).await));
+        }
+        if !answers.is_empty() {
+            sender.now(answers.iter().map(|(number, payload)| (*number, payload)))?;
+            answers.clear();
+        }
+    }
+    Ok(())
+}
+
+async fn echo(payload: Bytes) -> Bytes {
+    payload
+}

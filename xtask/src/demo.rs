@@ -65,8 +65,7 @@ pub(crate) fn command(mut args: impl Iterator<Item = String>) -> Result<u8> {
 
 /// Builds the two programs; the client's path.
 fn build() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let status = host::cargo()
         .args(["build", "--release", "--example", "kv-server", "--example", "kv-client"])
         .current_dir(host::workspace_dir())
         .status()

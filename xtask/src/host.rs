@@ -93,6 +93,11 @@ pub(crate) fn system(program: &str) -> Command {
     command
 }
 
+/// The cargo that runs this program.
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 /// Runs a program to its end and returns what it wrote; anything but success is a failure that quotes it.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().display().to_string();

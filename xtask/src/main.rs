@@ -1,6 +1,7 @@
 //! The project's own chores, run as `cargo xtask`. `docs/TESTING.md` says how they are used.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command speaks through its output")]
 
+mod bench;
 mod demo;
 mod failure;
 mod host;

@@ -13,6 +13,9 @@ pub(crate) const VM: &[&str] =
 /// What the tests of the VM drive its device with.
 pub(crate) const TESTS: &[&str] = &["ibverbs-utils"];
 
+/// What counts instructions, allocations and system calls.
+pub(crate) const COUNTING: &[&str] = &["valgrind", "strace"];
+
 /// Makes sure that `wanted` are installed: as root by installing what is missing, otherwise by telling the
 /// user what to type.
 pub(crate) fn ensure(wanted: &[&str]) -> Result<()> {

@@ -13,6 +13,10 @@ mod load;
 mod process;
 mod raw_tokio;
 mod report;
+#[cfg(feature = "frameworks")]
+mod tarpc;
+#[cfg(feature = "frameworks")]
+mod tonic;
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -39,6 +43,10 @@ fn main() -> ExitCode {
     let outcome = Args::parse(std::env::args().skip(1)).and_then(|args| match args.contestant.as_str() {
         "farcall" => run::<farcall::Farcall>(args),
         "raw-tokio" => run::<raw_tokio::RawTokio>(args),
+        #[cfg(feature = "frameworks")]
+        "tarpc" => run::<tarpc::Tarpc>(args),
+        #[cfg(feature = "frameworks")]
+        "tonic" => run::<tonic::Tonic>(args),
         other => Err(format!("no contestant {other}").into()),
     });
     match outcome {

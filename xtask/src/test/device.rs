@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::{Run, Tally, cargo};
+use super::{Run, Tally};
 use crate::failure::{Failure, Result};
-use crate::host::{self, quote};
+use crate::host::{self, cargo, quote};
 use crate::packages;
 use crate::vm::{self, Line, Vm};
 

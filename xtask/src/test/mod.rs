@@ -3,12 +3,12 @@
 mod device;
 mod tally;
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
+use crate::bench;
 use crate::failure::{Failure, Result};
-use crate::host::{self, TempDir};
+use crate::host::{self, TempDir, cargo};
 use crate::packages;
 use tally::Tally;
 
@@ -27,6 +27,7 @@ const STEPS: &[Step] = &[
     ("doc", Run::doc),
     ("deny", Run::deny),
     ("package", Run::package),
+    ("cost", |_| bench::cost::check()),
     ("machine", Run::machine),
     ("vm", device::one),
     ("pair", device::pair),
@@ -194,11 +195,6 @@ impl Run {
         })?;
         if status.success() { Ok(()) } else { Err(Failure::failed(format!("{command:?}: {status}"))) }
     }
-}
-
-/// The cargo that runs this program.
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from))
 }
 
 #[cfg(test)]

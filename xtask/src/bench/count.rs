@@ -1,0 +1,122 @@
+//! Counting what does not depend on how fast a machine is, nor on what else runs there.
+//!
+//! A count per call is the difference between a run with many calls and one with few, divided by the difference of the
+//! calls. What starting and ending take is gone with it.
+
+use std::fs;
+use std::path::Path;
+
+use super::peers::{Peers, Run};
+use crate::failure::{Context, Failure, Result};
+use crate::host::TempDir;
+
+/// What is counted, each by a tool that runs client or server for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// In user space.
+    Instructions,
+    /// Blocks taken from the heap.
+    Allocations,
+    SystemCalls,
+}
+
+/// Per call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ends {
+    pub(crate) client: f64,
+    pub(crate) server: f64,
+}
+
+impl Ends {
+    pub(crate) fn sum(self) -> f64 {
+        self.client + self.server
+    }
+}
+
+/// Enough for buffers and tables to have their size.
+const FEW: u64 = 2_000;
+const MANY: u64 = 8_000;
+
+/// Counts what a call takes of a contestant whose ends have these options.
+pub(crate) fn per_call(peers: &Peers, what: What, contestant: &str, options: &[String]) -> Result<Ends> {
+    let few = count(peers, what, contestant, options, FEW)?;
+    let many = count(peers, what, contestant, options, MANY)?;
+    let per_call = |few: u64, many: u64| (many as f64 - few as f64) / (MANY - FEW) as f64;
+    Ok(Ends { client: per_call(few.0, many.0), server: per_call(few.1, many.1) })
+}
+
+/// The client's and the server's count of a run with so many calls.
+fn count(peers: &Peers, what: What, contestant: &str, options: &[String], calls: u64) -> Result<(u64, u64)> {
+    let dir = TempDir::new_in(&std::env::temp_dir())?;
+    let logs = ["client", "server"].map(|end| dir.path().join(end));
+    let [under_client, under_server] = [&logs[0], &logs[1]].map(|log| what.command(log));
+    let client = Run { contestant, under: &under_client, options };
+    let server = peers.server(&Run { under: &under_server, ..client })?;
+    peers.client(&client, &server, &["--calls".to_owned(), calls.to_string()])?;
+    server.end()?;
+    Ok((what.read(&logs[0])?, what.read(&logs[1])?))
+}
+
+impl What {
+    /// The command that counts and writes the count to `log`.
+    fn command(self, log: &Path) -> Vec<String> {
+        let log = log.display();
+        match self {
+            Self::Instructions => vec![
+                "valgrind".into(),
+                "--tool=callgrind".into(),
+                "--callgrind-out-file=/dev/null".into(),
+                format!("--log-file={log}"),
+            ],
+            Self::Allocations => vec![
+                "valgrind".into(),
+                "--tool=dhat".into(),
+                "--dhat-out-file=/dev/null".into(),
+                format!("--log-file={log}"),
+            ],
+            Self::SystemCalls => {
+                ["strace", "-f", "-c", "-U", "name,calls", "-o", &log.to_string()].map(str::to_owned).to_vec()
+            }
+        }
+    }
+
+    fn read(self, log: &Path) -> Result<u64> {
+        let said = fs::read_to_string(log).context(log.display())?;
+        self.parse(&said).ok_or_else(|| Failure::failed(format!("{self:?}: there is no count in\n{said}")))
+    }
+
+    fn parse(self, said: &str) -> Option<u64> {
+        let number = |text: &str| text.replace(',', "").parse().ok();
+        match self {
+            // ==1== Collected : 123456
+            Self::Instructions => number(said.split_once("Collected : ")?.1.split_whitespace().next()?),
+            // ==1== Total:     12,345 bytes in 678 blocks
+            Self::Allocations => {
+                let total = said.split_once("Total:")?.1;
+                number(total.split_once(" bytes in ")?.1.split_whitespace().next()?)
+            }
+            // total   123
+            Self::SystemCalls => {
+                number(said.lines().find_map(|line| line.trim_start().strip_prefix("total"))?.trim())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::What;
+
+    #[test]
+    fn counts_are_found_in_what_the_tools_say() {
+        let callgrind = "==7== Events    : Ir\n==7== Collected : 26789123\n==7== \n";
+        assert_eq!(What::Instructions.parse(callgrind), Some(26_789_123));
+        let dhat = "==7== Total:     1,052,301 bytes in 4,099 blocks\n==7== At t-gmax: 9 bytes in 1 blocks\n";
+        assert_eq!(What::Allocations.parse(dhat), Some(4_099));
+        let strace = "syscall       calls\n--------- ---------\nsendto          2000\ntotal           6130\n";
+        assert_eq!(What::SystemCalls.parse(strace), Some(6_130));
+        for what in [What::Instructions, What::Allocations, What::SystemCalls] {
+            assert_eq!(what.parse("==7== \n"), None, "{what:?}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The programs of `benches/peers`: building them, starting a server, making a client call it.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{ChildStdin, Command, Stdio};
+
+use crate::failure::{Context, Failure, Result};
+use crate::host::{self, Killed};
+
+/// Whether tonic and tarpc are built, which takes most of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Frameworks {
+    With,
+    Without,
+}
+
+/// The built program.
+#[derive(Clone, Debug)]
+pub(crate) struct Peers {
+    program: PathBuf,
+}
+
+/// A server that runs. It ends with this value.
+#[derive(Debug)]
+pub(crate) struct Server {
+    address: String,
+    process: Killed,
+    /// The server ends itself when this is closed, and with it the tool that watches it.
+    stdin: Option<ChildStdin>,
+}
+
+/// Whose client or server runs, under what, and with which options.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Run<'a> {
+    pub(crate) contestant: &'a str,
+    /// The command that runs it, as in `taskset -c 0`.
+    pub(crate) under: &'a [String],
+    /// For both ends.
+    pub(crate) options: &'a [String],
+}
+
+impl Peers {
+    pub(crate) fn build(frameworks: Frameworks) -> Result<Self> {
+        // Apart for each set of features, or they would be built anew in turns.
+        let (name, features) = match frameworks {
+            Frameworks::With => ("peers", &[][..]),
+            Frameworks::Without => ("peers-alone", &["--no-default-features"][..]),
+        };
+        let target = host::target_dir()?.join(name);
+        let mut build = host::cargo();
+        build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target).args(features);
+        build.current_dir(host::workspace_dir().join("benches/peers"));
+        let status = build.status().context("cargo build")?;
+        host::check_signals()?;
+        if !status.success() {
+            return Err(Failure::failed("benches/peers does not build"));
+        }
+        Ok(Self { program: target.join("release/peers") })
+    }
+
+    fn command(&self, run: &Run<'_>, role: &str) -> Command {
+        let mut words = run.under.iter().map(OsString::from).chain([self.program.clone().into_os_string()]);
+        // The chain ends with the program, so there is a first.
+        let mut command = host::system(&words.next().unwrap_or_default().to_string_lossy());
+        command.args(words).args([run.contestant, role]).args(run.options);
+        command
+    }
+
+    /// Starts a server and waits until it listens.
+    pub(crate) fn server(&self, run: &Run<'_>) -> Result<Server> {
+        let mut command = self.command(run, "server");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Killed(command.spawn().context(format!("{command:?}"))?);
+        let stdin = process.0.stdin.take();
+        let mut said = String::new();
+        if let Some(stdout) = process.0.stdout.take() {
+            BufReader::new(stdout).read_line(&mut said).context(run.contestant)?;
+        }
+        host::check_signals()?;
+        let address = said.trim_end().strip_prefix("listening ");
+        let address =
+            address.ok_or_else(|| Failure::failed(format!("{command:?} does not listen: {said:?}")))?;
+        Ok(Server { address: address.to_owned(), process, stdin })
+    }
+
+    /// Runs a client to its end; what it reports.
+    pub(crate) fn client(&self, run: &Run<'_>, server: &Server, options: &[String]) -> Result<String> {
+        let mut command = self.command(run, "client");
+        command.args(["--connect", &server.address]).args(options);
+        host::output(&mut command)
+    }
+}
+
+impl Server {
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// Lets it end by itself, so that who watches it has its say.
+    pub(crate) fn end(mut self) -> Result<()> {
+        drop(self.stdin.take());
+        let status = self.process.0.wait().context("the server")?;
+        if status.success() { Ok(()) } else { Err(Failure::failed(format!("the server: {status}"))) }
+    }
+}

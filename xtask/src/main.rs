@@ -21,6 +21,8 @@ Usage: cargo xtask demo                               real files through a key-v
        cargo xtask test [--long] [STEP...] [-- ARG...]
                                                       run what CI runs, or the named steps of it;
                                                       ARGs go to the test programs
+       cargo xtask bench [--quick] [--rounds N] [--only PART]... [--report]
+                                                      measure calls, and what others do with theirs
 
 Options of vm:
   --cpus N          virtual CPUs of each VM (2; with --pair 1)
@@ -57,6 +59,7 @@ fn run(args: Vec<OsString>) -> Result<u8> {
     let mut args = args.into_iter();
     match args.next().as_deref() {
         Some("vm") => vm::command(args),
+        Some("bench") => bench::command(args),
         Some("demo") => demo::command(args),
         Some("test") => test::command(args),
         Some(other) => Err(Failure::usage(format!("no such chore: {other}\n{USAGE}"))),

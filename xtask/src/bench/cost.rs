@@ -13,7 +13,7 @@ const TAKES: &[Takes] = &[
 ];
 
 struct Takes {
-    in_flight: u32,
+    in_flight: usize,
     /// Of client and server.
     instructions: [u32; 2],
     allocations: [u32; 2],
@@ -37,9 +37,9 @@ pub(crate) fn check() -> Result<()> {
     for takes in TAKES {
         let counts = [(What::Instructions, takes.instructions, 0), (What::Allocations, takes.allocations, 2)];
         for (what, was, digits) in counts {
-            let now = count::per_call(&peers, what, "farcall", &options(takes.in_flight))?;
+            let now = count::per_call(&peers, what, "farcall", takes.in_flight)?;
             let was = Ends { client: f64::from(was[0]), server: f64::from(was[1]) };
-            let name = format!("{what:?}").to_lowercase();
+            let name = what.name();
             println!(
                 "{:>9}  {name:<12} {:>8.digits$} {:>8} {:>8.digits$} {:>8}",
                 takes.in_flight, now.client, was.client, now.server, was.server
@@ -63,12 +63,6 @@ fn allowed(what: What, was: f64) -> f64 {
         What::Allocations => was + SLACK,
         What::Instructions | What::SystemCalls => was * (1.0 + TOLERANCE / 100.0),
     }
-}
-
-/// For both ends, which a client's options are of no use to but do not disturb.
-pub(super) fn options(in_flight: u32) -> Vec<String> {
-    let options = format!("--current-thread --set transport=tcp --concurrency {in_flight}");
-    options.split(' ').map(str::to_owned).collect()
 }
 
 #[cfg(test)]

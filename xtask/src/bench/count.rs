@@ -7,12 +7,15 @@ use std::fs;
 use std::path::Path;
 
 use super::peers::{Peers, Run};
+use super::plan::{self, COUNTED_IN_FLIGHT, Part, words};
+use super::progress::Progress;
+use super::results::{Counted, Results};
 use crate::failure::{Context, Failure, Result};
 use crate::host::TempDir;
 
 /// What is counted, each by a tool that runs client or server for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(super) enum What {
     /// In user space.
     Instructions,
     /// Blocks taken from the heap.
@@ -22,25 +25,45 @@ pub(crate) enum What {
 
 /// Per call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Ends {
-    pub(crate) client: f64,
-    pub(crate) server: f64,
-}
-
-impl Ends {
-    pub(crate) fn sum(self) -> f64 {
-        self.client + self.server
-    }
+pub(super) struct Ends {
+    pub(super) client: f64,
+    pub(super) server: f64,
 }
 
 /// Enough for buffers and tables to have their size.
 const FEW: u64 = 2_000;
 const MANY: u64 = 8_000;
 
-/// Counts what a call takes of a contestant whose ends have these options.
-pub(crate) fn per_call(peers: &Peers, what: What, contestant: &str, options: &[String]) -> Result<Ends> {
-    let few = count(peers, what, contestant, options, FEW)?;
-    let many = count(peers, what, contestant, options, MANY)?;
+/// Everything, of everyone.
+pub(super) fn all(peers: &Peers, results: &mut Results) -> Result<()> {
+    const WHAT: [What; 3] = [What::Instructions, What::Allocations, What::SystemCalls];
+    let mut progress = Progress::new(WHAT.len() * COUNTED_IN_FLIGHT.len() * plan::ALL.len());
+    for what in WHAT {
+        for concurrency in COUNTED_IN_FLIGHT {
+            for contestant in plan::ALL {
+                progress.step(&format!("{}, {concurrency} in flight, {contestant}", what.name()));
+                let Ends { client, server } = per_call(peers, what, contestant, *concurrency)?;
+                let (counted, contestant) = (what.name().to_owned(), (*contestant).to_owned());
+                results.add_counted(Counted {
+                    counted,
+                    contestant,
+                    concurrency: *concurrency,
+                    client,
+                    server,
+                })?;
+            }
+        }
+    }
+    progress.end();
+    Ok(())
+}
+
+/// Counts what a call of 64 bytes takes of a contestant.
+pub(super) fn per_call(peers: &Peers, what: What, contestant: &str, in_flight: usize) -> Result<Ends> {
+    let mut options = Part::Counts.options();
+    options.extend(words(&format!("--concurrency {in_flight}")));
+    let few = count(peers, what, contestant, &options, FEW)?;
+    let many = count(peers, what, contestant, &options, MANY)?;
     let per_call = |few: u64, many: u64| (many as f64 - few as f64) / (MANY - FEW) as f64;
     Ok(Ends { client: per_call(few.0, many.0), server: per_call(few.1, many.1) })
 }
@@ -58,6 +81,14 @@ fn count(peers: &Peers, what: What, contestant: &str, options: &[String], calls:
 }
 
 impl What {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Instructions => "instructions",
+            Self::Allocations => "allocations",
+            Self::SystemCalls => "system calls",
+        }
+    }
+
     /// The command that counts and writes the count to `log`.
     fn command(self, log: &Path) -> Vec<String> {
         let log = log.display();

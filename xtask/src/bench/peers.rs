@@ -10,20 +10,20 @@ use crate::host::{self, Killed};
 
 /// Whether tonic and tarpc are built, which takes most of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frameworks {
+pub(super) enum Frameworks {
     With,
     Without,
 }
 
 /// The built program.
 #[derive(Clone, Debug)]
-pub(crate) struct Peers {
+pub(super) struct Peers {
     program: PathBuf,
 }
 
 /// A server that runs. It ends with this value.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(super) struct Server {
     address: String,
     process: Killed,
     /// The server ends itself when this is closed, and with it the tool that watches it.
@@ -32,16 +32,16 @@ pub(crate) struct Server {
 
 /// Whose client or server runs, under what, and with which options.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Run<'a> {
-    pub(crate) contestant: &'a str,
+pub(super) struct Run<'a> {
+    pub(super) contestant: &'a str,
     /// The command that runs it, as in `taskset -c 0`.
-    pub(crate) under: &'a [String],
+    pub(super) under: &'a [String],
     /// For both ends.
-    pub(crate) options: &'a [String],
+    pub(super) options: &'a [String],
 }
 
 impl Peers {
-    pub(crate) fn build(frameworks: Frameworks) -> Result<Self> {
+    pub(super) fn build(frameworks: Frameworks) -> Result<Self> {
         // Apart for each set of features, or they would be built anew in turns.
         let (name, features) = match frameworks {
             Frameworks::With => ("peers", &[][..]),
@@ -68,7 +68,7 @@ impl Peers {
     }
 
     /// Starts a server and waits until it listens.
-    pub(crate) fn server(&self, run: &Run<'_>) -> Result<Server> {
+    pub(super) fn server(&self, run: &Run<'_>) -> Result<Server> {
         let mut command = self.command(run, "server");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Killed(command.spawn().context(format!("{command:?}"))?);
@@ -85,7 +85,7 @@ impl Peers {
     }
 
     /// Runs a client to its end; what it reports.
-    pub(crate) fn client(&self, run: &Run<'_>, server: &Server, options: &[String]) -> Result<String> {
+    pub(super) fn client(&self, run: &Run<'_>, server: &Server, options: &[String]) -> Result<String> {
         let mut command = self.command(run, "client");
         command.args(["--connect", &server.address]).args(options);
         host::output(&mut command)
@@ -93,12 +93,12 @@ impl Peers {
 }
 
 impl Server {
-    pub(crate) fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.process.0.id()
     }
 
     /// Lets it end by itself, so that who watches it has its say.
-    pub(crate) fn end(mut self) -> Result<()> {
+    pub(super) fn end(mut self) -> Result<()> {
         drop(self.stdin.take());
         let status = self.process.0.wait().context("the server")?;
         if status.success() { Ok(()) } else { Err(Failure::failed(format!("the server: {status}"))) }

@@ -1,0 +1,127 @@
+//! What is to be reached, and whether it is.
+
+use super::plan::{self, BASE, IN_FLIGHT, MANY, Part, Place, SIZES};
+use super::results::{Metric, Results};
+
+/// Something to be reached, with what was measured.
+#[derive(Debug)]
+pub(super) struct Goal {
+    pub(super) what: String,
+    pub(super) limit: Limit,
+    pub(super) measured: f64,
+    /// Least and most over the rounds.
+    pub(super) range: Option<(f64, f64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Limit {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+use Limit::{AtLeast, AtMost};
+
+impl Goal {
+    pub(super) fn is_met(&self) -> bool {
+        // To two digits, as it is shown.
+        let measured = (self.measured * 100.0).round() / 100.0;
+        match self.limit {
+            AtMost(limit) => measured <= limit,
+            AtLeast(limit) => measured >= limit,
+        }
+    }
+}
+
+/// Those for which there are measurements.
+pub(super) fn all(results: &Results) -> Vec<Goal> {
+    let mut goals = Vec::new();
+    for part in [Part::Pinned, Part::Unpinned] {
+        let against_base = |place: &Place| against_base(results, place);
+        for in_flight in IN_FLIGHT {
+            let place = Place::echo(part, 64, *in_flight, 1);
+            goals.extend(against_base(&place));
+        }
+        for size in &SIZES[1..] {
+            goals.extend(IN_FLIGHT.iter().flat_map(|n| against_base(&Place::echo(part, *size, *n, 1))));
+        }
+    }
+    goals.extend(counts(results));
+    let [one, many] = [1, MANY].map(|connections| Place::echo(Part::Connections, 64, MANY, connections));
+    let what = format!("CPU per call, {MANY} connections to one, {MANY} in flight");
+    goals.extend(ratio(results, what, Metric::Cpu, (&many, "farcall"), (&one, "farcall"), AtMost(1.25)));
+    goals
+}
+
+/// What is asked of us in a place, compared with the base.
+fn against_base(results: &Results, place: &Place) -> Vec<Goal> {
+    let asked: &[_] = match (place.part, place.size, place.concurrency) {
+        (Part::Pinned, 64, 1) => &[(Metric::P50, AtMost(1.05))],
+        (Part::Pinned, 64, _) => &[(Metric::CallsPerSecond, AtLeast(0.8))],
+        (Part::Unpinned, 64, 1) => &[(Metric::P50, AtMost(0.95)), (Metric::Cpu, AtMost(1.3))],
+        (Part::Unpinned, 64, _) => &[],
+        _ => &[(Metric::CallsPerSecond, AtLeast(1.0))],
+    };
+    let goal = |(metric, limit): &(Metric, Limit)| {
+        let what = format!("{}, {}: {} to {BASE}", place.part.title(), place.title(), metric.title());
+        ratio(results, what, *metric, (place, "farcall"), (place, BASE), *limit)
+    };
+    asked.iter().filter_map(goal).collect()
+}
+
+fn ratio(
+    results: &Results,
+    what: String,
+    metric: Metric,
+    of: (&Place, &str),
+    to: (&Place, &str),
+    limit: Limit,
+) -> Option<Goal> {
+    let ratio = results.ratio(metric, of, to)?;
+    Some(Goal { what, limit, measured: ratio.median, range: Some((ratio.least, ratio.most)) })
+}
+
+fn counts(results: &Results) -> Vec<Goal> {
+    let find = |what: &str, contestant: &str, in_flight: usize| {
+        let mut all = results.counted().iter();
+        all.find(|c| c.counted == what && c.contestant == contestant && c.concurrency == in_flight)
+    };
+    let mut goals = Vec::new();
+    let mut goal = |what: String, measured: Option<f64>, limit| {
+        goals.extend(measured.map(|measured| Goal { what, limit, measured, range: None }));
+    };
+    for (in_flight, limit) in [(1, 9_000.0), (32, 2_400.0)] {
+        let counted = find("instructions", "farcall", in_flight).map(|c| c.client + c.server);
+        goal(format!("instructions per call, {in_flight} in flight"), counted, AtMost(limit));
+    }
+    let allocations = find("allocations", "farcall", 1);
+    goal("allocations per call, client".into(), allocations.map(|c| c.client), AtMost(1.0));
+    goal("allocations per call, server".into(), allocations.map(|c| c.server), AtMost(2.0));
+    let calls = |contestant| find("system calls", contestant, 1).map(|c| c.client + c.server);
+    let ratio = calls("farcall").zip(calls(BASE)).map(|(ours, base)| ours / base);
+    goal(format!("system calls per call, 1 in flight, to {BASE}"), ratio, AtMost(1.0));
+    for in_flight in plan::COUNTED_IN_FLIGHT.iter().filter(|n| **n > 1) {
+        let counted = find("system calls", "farcall", *in_flight).map(|c| c.client + c.server);
+        goal(format!("system calls per call, {in_flight} in flight"), counted, AtMost(0.4));
+    }
+    goals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_met(limit: Limit, measured: f64) -> bool {
+        Goal { what: String::new(), limit, measured, range: None }.is_met()
+    }
+
+    #[test]
+    fn a_goal_is_met_up_to_its_limit() {
+        assert!(is_met(AtMost(1.05), 1.054) && !is_met(AtMost(1.05), 1.06));
+        assert!(is_met(AtLeast(0.8), 0.796) && !is_met(AtLeast(0.8), 0.79));
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_goal() {
+        assert!(all(&Results::default()).is_empty());
+    }
+}

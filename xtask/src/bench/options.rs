@@ -1,0 +1,71 @@
+//! The command line of `cargo xtask bench`.
+
+use super::plan::Part;
+use crate::failure::{Failure, Result};
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Options {
+    /// All if empty.
+    parts: Vec<Part>,
+    pub(super) rounds: u32,
+    /// How long each measurement takes, after a third of that to warm up.
+    pub(super) seconds: f64,
+    /// Measure nothing, show what was measured last.
+    pub(super) report: bool,
+}
+
+impl Options {
+    pub(super) fn includes(&self, part: Part) -> bool {
+        self.parts.is_empty() || self.parts.contains(&part)
+    }
+}
+
+pub(super) fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
+    let mut options = Options { parts: Vec::new(), rounds: 5, seconds: 1.0, report: false };
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--quick" => (options.rounds, options.seconds) = (2, 0.3),
+            "--report" => options.report = true,
+            "--rounds" => {
+                let rounds = args.next().and_then(|rounds| rounds.parse().ok()).filter(|rounds| *rounds > 0);
+                options.rounds = rounds.ok_or_else(|| Failure::usage("bench: --rounds needs a number"))?;
+            }
+            "--only" => options.parts.push(part(args.next())?),
+            _ => return Err(Failure::usage(format!("bench: unknown option {arg}"))),
+        }
+    }
+    Ok(options)
+}
+
+fn part(name: Option<String>) -> Result<Part> {
+    let found = Part::ALL.iter().find(|part| name.as_deref() == Some(part.name()));
+    found.copied().ok_or_else(|| {
+        let names: Vec<_> = Part::ALL.iter().map(|part| part.name()).collect();
+        Failure::usage(format!("bench: --only needs one of {}", names.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn without_names_everything_is_measured_and_with_them_only_that() {
+        let (all, some) = (parsed("").unwrap(), parsed("--quick --only counts --only pinned").unwrap());
+        assert!(Part::ALL.iter().all(|part| all.includes(*part)));
+        let included: Vec<_> = Part::ALL.iter().filter(|part| some.includes(**part)).collect();
+        assert_eq!(included, [&Part::Counts, &Part::Pinned]);
+        assert!(some.rounds < all.rounds && some.seconds < all.seconds);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in ["pinned", "--only", "--only tcp", "--rounds", "--rounds 0", "--rounds many"] {
+            assert_eq!(parsed(line).unwrap_err().status(), 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Results as pictures.
+
+mod chart;
+
+use super::plan::{IN_FLIGHT, Part, Place, SIZES};
+use super::results::{Metric, Results, median};
+use super::table::bytes;
+use chart::{Chart, Series, Tick};
+
+/// Every plot for which there are measurements, by the name of its file.
+pub(super) fn all(results: &Results) -> Vec<(String, String)> {
+    let mut plots = Vec::new();
+    for part in [Part::Pinned, Part::Unpinned] {
+        let name = part.name();
+        for in_flight in [1, 32] {
+            let place = Place::echo(part, 64, in_flight, 1);
+            plots.push((format!("latency-{name}-{in_flight}.svg"), latency(results, &place)));
+        }
+        plots.push((format!("throughput-{name}.svg"), throughput(results, part)));
+        plots.push((format!("bandwidth-{name}.svg"), bandwidth(results, part)));
+    }
+    let drawn = |(name, chart): (String, Chart)| (!chart.series.is_empty()).then(|| (name, chart.svg()));
+    plots.into_iter().filter_map(drawn).collect()
+}
+
+/// The programs of `benches/peers` report the time within which all but one in `10^(i / 8)` calls ended.
+const STEPS_PER_DIGIT: usize = 8;
+
+/// Beyond, a measurement has too few calls.
+const DIGITS: usize = 4;
+
+fn latency(results: &Results, place: &Place) -> Chart {
+    let mut series = Vec::new();
+    for name in results.contestants(place) {
+        let point = |i: usize| {
+            let at = results.rows(place, name).filter_map(|row| row.distribution_us.get(i).copied());
+            Some((i as f64, median(at)?))
+        };
+        let points = (0..=DIGITS * STEPS_PER_DIGIT).map_while(point).collect();
+        series.push(Series { name: name.to_owned(), points });
+    }
+    let labels = ["0", "90 %", "99 %", "99.9 %", "99.99 %"];
+    let x = labels
+        .iter()
+        .enumerate()
+        .map(|(i, label)| Tick { at: (i * STEPS_PER_DIGIT) as f64, label: (*label).to_owned() });
+    Chart {
+        title: format!("{}: {}", place.part.title(), place.title()),
+        x: x.collect(),
+        x_title: "part of the calls".to_owned(),
+        y_title: "within us".to_owned(),
+        series,
+    }
+}
+
+fn throughput(results: &Results, part: Part) -> Chart {
+    let places: Vec<_> = IN_FLIGHT.iter().map(|n| Place::echo(part, 64, *n, 1)).collect();
+    Chart {
+        title: format!("{}: echo of 64 B", part.title()),
+        x: IN_FLIGHT.iter().map(|n| Tick { at: (*n as f64).log2(), label: n.to_string() }).collect(),
+        x_title: "calls in flight".to_owned(),
+        y_title: "calls/s".to_owned(),
+        series: over(results, &places, Metric::CallsPerSecond, |place| place.concurrency),
+    }
+}
+
+fn bandwidth(results: &Results, part: Part) -> Chart {
+    let places: Vec<_> = SIZES.iter().map(|size| Place::echo(part, *size, 32, 1)).collect();
+    Chart {
+        title: format!("{}: echo, 32 in flight", part.title()),
+        x: SIZES.iter().map(|size| Tick { at: (*size as f64).log2(), label: bytes(*size) }).collect(),
+        x_title: "payload".to_owned(),
+        y_title: "MB/s in each direction".to_owned(),
+        series: over(results, &places, Metric::Bandwidth, |place| place.size),
+    }
+}
+
+/// A line for each contestant over the logarithm of something of the places.
+fn over(results: &Results, places: &[Place], metric: Metric, x: fn(&Place) -> usize) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    for place in places {
+        for name in results.contestants(place) {
+            let Some(y) = results.median(place, name, metric) else { continue };
+            let point = ((x(place) as f64).log2(), y);
+            match series.iter_mut().find(|series| series.name == name) {
+                Some(series) => series.points.push(point),
+                None => series.push(Series { name: name.to_owned(), points: vec![point] }),
+            }
+        }
+    }
+    series
+}

@@ -13,6 +13,9 @@ pub(crate) const VM: &[&str] =
 /// What the tests of the VM drive its device with.
 pub(crate) const TESTS: &[&str] = &["ibverbs-utils"];
 
+/// What others measure devices with.
+pub(crate) const PERFTEST: &[&str] = &["perftest"];
+
 /// What counts instructions, allocations and system calls.
 pub(crate) const COUNTING: &[&str] = &["valgrind", "strace"];
 

@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::Result;
 
@@ -19,6 +20,10 @@ pub(crate) enum Method {
     Put,
     /// It comes back for a number.
     Get,
+    /// It is read from the server's memory (raw verbs).
+    Read,
+    /// It goes there in pieces, and one byte comes back (raw verbs).
+    Chain,
 }
 
 #[derive(Clone, Debug)]
@@ -38,6 +43,8 @@ pub(crate) struct Args {
     /// Calls in flight, over all connections.
     pub(crate) concurrency: usize,
     pub(crate) connections: usize,
+    /// How long each caller waits before it calls again.
+    pub(crate) pause: Duration,
     pub(crate) warmup: f64,
     pub(crate) seconds: f64,
     /// Make so many calls instead, from the first to the last without a warm-up: for counting what they take.
@@ -63,6 +70,7 @@ impl Args {
             size: 64,
             concurrency: 1,
             connections: 1,
+            pause: Duration::ZERO,
             warmup: 0.5,
             seconds: 2.0,
             calls: None,
@@ -89,12 +97,15 @@ impl Args {
                     "echo" => Method::Echo,
                     "put" => Method::Put,
                     "get" => Method::Get,
+                    "read" => Method::Read,
+                    "chain" => Method::Chain,
                     _ => return Err(format!("no method {value}").into()),
                 }
             }
             "--size" => self.size = number(option, &value)?,
             "--concurrency" => self.concurrency = number(option, &value)?,
             "--connections" => self.connections = number(option, &value)?,
+            "--pause-ms" => self.pause = Duration::from_millis(number(option, &value)?),
             "--warmup" => self.warmup = number(option, &value)?,
             "--seconds" => self.seconds = number(option, &value)?,
             "--calls" => self.calls = Some(number(option, &value)?),

@@ -80,6 +80,7 @@ impl Caller for Client {
             Method::Echo => self.echo.echo(payload.clone()).deadline(DEADLINE).await?.len(),
             Method::Put => self.echo.put(payload.clone()).deadline(DEADLINE).await.map(|()| payload.len())?,
             Method::Get => self.echo.get(self.size).deadline(DEADLINE).await?.len(),
+            other => return Err(format!("there is no method {other:?}").into()),
         };
         Ok(moved)
     }

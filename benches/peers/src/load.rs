@@ -32,6 +32,11 @@ pub(crate) fn pattern(size: usize) -> impl Iterator<Item = u8> {
 /// else much. Then one in eight is timed.
 const TIMED: usize = 16 << 10;
 
+/// Of how many calls one is timed.
+pub(crate) fn timed_of(args: &Args) -> u32 {
+    if args.concurrency == 1 || args.size >= TIMED { 1 } else { 8 }
+}
+
 const WARMUP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
@@ -43,6 +48,7 @@ struct Shared {
     payload: Bytes,
     /// How many of so many calls are timed.
     timed_of: u32,
+    pause: Duration,
     done: AtomicU64,
     /// Calls that may still be begun.
     left: Option<AtomicU64>,
@@ -59,7 +65,8 @@ pub(crate) async fn run<C: Contestant>(args: Args) -> Result<Report> {
         phase: AtomicU8::new(if args.calls.is_some() { MEASURE } else { WARMUP }),
         size: args.size,
         payload,
-        timed_of: if args.concurrency == 1 || args.size >= TIMED { 1 } else { 8 },
+        timed_of: timed_of(&args),
+        pause: args.pause,
         done: AtomicU64::new(0),
         left: args.calls.map(AtomicU64::new),
     });
@@ -114,6 +121,9 @@ async fn caller(shared: Arc<Shared>, mut client: impl Caller) -> Result<()> {
             return Err(format!("a call moved {moved} bytes, not {}", shared.size).into());
         }
         shared.done.fetch_add(1, Ordering::Relaxed);
+        if !shared.pause.is_zero() {
+            tokio::time::sleep(shared.pause).await;
+        }
     }
 }
 
@@ -138,7 +148,7 @@ thread_local! {
 }
 
 /// From 100 ns to 100 s, to three digits.
-fn empty() -> Histogram<u64> {
+pub(crate) fn empty() -> Histogram<u64> {
     Histogram::new_with_bounds(100, 100_000_000_000, 3).expect("these bounds are right")
 }
 

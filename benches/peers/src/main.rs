@@ -12,6 +12,7 @@ mod farcall;
 mod load;
 mod process;
 mod raw_tokio;
+mod raw_verbs;
 mod report;
 #[cfg(feature = "frameworks")]
 mod tarpc;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 
 use args::{Args, Role};
 use load::Caller;
+use report::Report;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         "tarpc" => run::<tarpc::Tarpc>(args),
         #[cfg(feature = "frameworks")]
         "tonic" => run::<tonic::Tonic>(args),
+        "raw-verbs" => run_raw_verbs(args),
         other => Err(format!("no contestant {other}").into()),
     });
     match outcome {
@@ -70,13 +73,23 @@ fn run<C: Contestant>(args: Args) -> Result<()> {
             // A task, because what runs in block_on itself is woken more slowly.
             runtime.block_on(async { tokio::spawn(C::serve(args)).await? })
         }
-        Role::Client => {
-            let report = runtime.block_on(load::run::<C>(args))?;
-            println!("{report}");
-            // Taking things down is not measured, and may take long.
-            std::process::exit(0)
-        }
+        Role::Client => end_with(runtime.block_on(load::run::<C>(args))?),
     }
+}
+
+/// Has no calls, so its ends are loops of their own.
+fn run_raw_verbs(args: Args) -> Result<()> {
+    if args.role == Role::Server {
+        std::thread::spawn(end_with_standard_input);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(raw_verbs::run(args))?.map_or(Ok(()), |report| end_with(report))
+}
+
+fn end_with(report: Report) -> ! {
+    println!("{report}");
+    // Taking things down is not measured, and may take long.
+    std::process::exit(0)
 }
 
 /// Whoever started this server holds the other end of its standard input, so no server is left behind. And no signal

@@ -1,5 +1,7 @@
 //! What is to be reached, and whether it is.
 
+mod rdma;
+
 use super::plan::{self, BASE, IN_FLIGHT, MANY, Part, Place, SIZES};
 use super::results::{Metric, Results};
 
@@ -46,10 +48,16 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
         }
     }
     goals.extend(counts(results));
-    let [one, many] = [1, MANY].map(|connections| Place::echo(Part::Connections, 64, MANY, connections));
-    let what = format!("CPU per call, {MANY} connections to one, {MANY} in flight");
-    goals.extend(ratio(results, what, Metric::Cpu, (&many, "farcall"), (&one, "farcall"), AtMost(1.25)));
+    goals.extend(rdma::all(results));
+    goals.extend(connections(results, Part::Connections, "farcall"));
     goals
+}
+
+/// What many connections cost, against as many calls over one.
+fn connections(results: &Results, part: Part, contestant: &str) -> Option<Goal> {
+    let [one, many] = [1, MANY].map(|connections| Place::echo(part, 64, MANY, connections));
+    let what = format!("{}, {}: {} to one", part.title(), many.title(), Metric::Cpu.title());
+    ratio(results, what, Metric::Cpu, (&many, contestant), (&one, contestant), AtMost(1.25))
 }
 
 /// What is asked of us in a place, compared with the base.

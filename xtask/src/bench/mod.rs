@@ -5,12 +5,14 @@ mod count;
 mod goals;
 mod options;
 mod peers;
+mod perftest;
 mod plan;
 mod plot;
 mod progress;
 mod results;
 mod rounds;
 mod table;
+mod vm;
 
 use std::fs;
 use std::path::Path;
@@ -26,6 +28,9 @@ use results::Results;
 /// Runs `cargo xtask bench` with these arguments.
 pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
     let options = options::parse(args)?;
+    if let Some(peers) = &options.guest {
+        return vm::inside(peers, &options).map(|()| 0);
+    }
     let dir = host::target_dir()?.join("bench");
     fs::create_dir_all(&dir).context(dir.display())?;
     let file = dir.join("results.jsonl");
@@ -45,7 +50,11 @@ fn measure(options: &Options, results: &mut Results) -> Result<()> {
     if options.includes(Part::Counts) {
         count::all(&peers, results)?;
     }
-    rounds::run(&peers, &plan::native(options), options, results)
+    rounds::run(&peers, &plan::native(options), options, results)?;
+    if options.includes(Part::Rdma) {
+        vm::run(&peers, options, results)?;
+    }
+    Ok(())
 }
 
 /// Tables to standard output, plots into `dir`.

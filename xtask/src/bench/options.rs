@@ -1,5 +1,8 @@
 //! The command line of `cargo xtask bench`.
 
+use std::path::PathBuf;
+use std::str::FromStr;
+
 use super::plan::Part;
 use crate::failure::{Failure, Result};
 
@@ -12,6 +15,8 @@ pub(super) struct Options {
     pub(super) seconds: f64,
     /// Measure nothing, show what was measured last.
     pub(super) report: bool,
+    /// Measure what is measured in the VM, here and now, with this program of `benches/peers`.
+    pub(super) guest: Option<PathBuf>,
 }
 
 impl Options {
@@ -21,20 +26,24 @@ impl Options {
 }
 
 pub(super) fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { parts: Vec::new(), rounds: 5, seconds: 1.0, report: false };
+    let mut options = Options { parts: Vec::new(), rounds: 5, seconds: 1.0, report: false, guest: None };
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--quick" => (options.rounds, options.seconds) = (2, 0.3),
             "--report" => options.report = true,
-            "--rounds" => {
-                let rounds = args.next().and_then(|rounds| rounds.parse().ok()).filter(|rounds| *rounds > 0);
-                options.rounds = rounds.ok_or_else(|| Failure::usage("bench: --rounds needs a number"))?;
-            }
+            "--guest" => options.guest = args.next().map(PathBuf::from),
+            "--rounds" => options.rounds = number(&arg, args.next().filter(|rounds| rounds != "0"))?,
+            "--seconds" => options.seconds = number(&arg, args.next())?,
             "--only" => options.parts.push(part(args.next())?),
             _ => return Err(Failure::usage(format!("bench: unknown option {arg}"))),
         }
     }
     Ok(options)
+}
+
+fn number<N: FromStr>(option: &str, value: Option<String>) -> Result<N> {
+    let number = value.and_then(|value| value.parse().ok());
+    number.ok_or_else(|| Failure::usage(format!("bench: {option} needs a number")))
 }
 
 fn part(name: Option<String>) -> Result<Part> {

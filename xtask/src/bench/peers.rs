@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 
 use crate::failure::{Context, Failure, Result};
@@ -57,6 +57,15 @@ impl Peers {
             return Err(Failure::failed("benches/peers does not build"));
         }
         Ok(Self { program: target.join("release/peers") })
+    }
+
+    /// One that was built elsewhere.
+    pub(super) fn built(program: &Path) -> Self {
+        Self { program: program.to_path_buf() }
+    }
+
+    pub(super) fn program(&self) -> &PathBuf {
+        &self.program
     }
 
     fn command(&self, run: &Run<'_>, role: &str) -> Command {

@@ -16,10 +16,13 @@ pub(super) enum Part {
     Unpinned,
     /// Many connections, and as many calls in flight over one.
     Connections,
+    /// The software device of a VM, against the device used by hand.
+    Rdma,
 }
 
 impl Part {
-    pub(super) const ALL: &[Self] = &[Self::Counts, Self::Pinned, Self::Unpinned, Self::Connections];
+    pub(super) const ALL: &[Self] =
+        &[Self::Counts, Self::Pinned, Self::Unpinned, Self::Connections, Self::Rdma];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -27,6 +30,7 @@ impl Part {
             Self::Pinned => "pinned",
             Self::Unpinned => "unpinned",
             Self::Connections => "connections",
+            Self::Rdma => "rdma",
         }
     }
 
@@ -36,22 +40,36 @@ impl Part {
             Self::Pinned => "TCP, both ends on one CPU",
             Self::Unpinned => "TCP, on all CPUs",
             Self::Connections => "TCP, many connections, both ends on one CPU",
+            Self::Rdma => "RDMA in a VM",
         }
     }
 
     /// The command that both ends run under.
     pub(super) fn under(self) -> Vec<String> {
         match self {
-            Self::Unpinned => Vec::new(),
+            Self::Unpinned | Self::Rdma => Vec::new(),
             Self::Counts | Self::Pinned | Self::Connections => words("taskset -c 0"),
         }
     }
 
-    /// The runtime of both ends.
+    /// What both ends are told.
     pub(super) fn options(self) -> Vec<String> {
+        words(match self {
+            Self::Unpinned => "--set transport=tcp",
+            Self::Counts | Self::Pinned | Self::Connections => "--current-thread --set transport=tcp",
+            // Setting a link up takes long where the processor is emulated.
+            Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
+        })
+    }
+
+    /// Whom the tables compare with.
+    pub(super) fn compared(self) -> &'static str {
         match self {
-            Self::Unpinned => words("--set transport=tcp"),
-            Self::Counts | Self::Pinned | Self::Connections => words("--current-thread --set transport=tcp"),
+            Self::Rdma => {
+                "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put or got. \
+                 `adaptive` is compared with `busy`, and with `event` where calls are rare."
+            }
+            _ => "Ratios are to `raw-tokio`.",
         }
     }
 }
@@ -64,18 +82,46 @@ pub(super) struct Place {
     pub(super) size: usize,
     pub(super) concurrency: usize,
     pub(super) connections: usize,
+    /// How long a caller waits before it calls again.
+    pub(super) pause_ms: u64,
 }
 
 impl Place {
     pub(super) fn echo(part: Part, size: usize, concurrency: usize, connections: usize) -> Self {
-        Self { part, method: "echo".to_owned(), size, concurrency, connections }
+        Self { part, method: "echo".to_owned(), size, concurrency, connections, pause_ms: 0 }
     }
 
-    /// What it tells the client.
+    /// A long payload by RDMA.
+    pub(super) fn bulk(method: &str, size: usize) -> Self {
+        Self { method: method.to_owned(), ..Self::echo(Part::Rdma, size, BULK_IN_FLIGHT, 1) }
+    }
+
+    /// Calls by RDMA that are rare.
+    pub(super) fn rare() -> Self {
+        Self { pause_ms: 10, ..Self::echo(Part::Rdma, 64, 1, 1) }
+    }
+
+    /// Whom a contestant is compared with here.
+    pub(super) fn base(&self, contestant: &str) -> (Self, String) {
+        let Some(mode) = contestant.split_once(' ').map(|(_, mode)| mode) else {
+            return (self.clone(), BASE.to_owned());
+        };
+        if self.pause_ms > 0 {
+            return (self.clone(), "farcall event".to_owned());
+        }
+        let bulk = ["put", "get", "chain"].contains(&self.method.as_str());
+        let place = if bulk { Self::bulk("read", self.size) } else { self.clone() };
+        let mode = if mode == "adaptive" { "busy" } else { mode };
+        let name = if self.connections > 1 { "farcall" } else { "raw-verbs" };
+        (place, format!("{name} {mode}"))
+    }
+
+    /// What both ends are told.
     pub(super) fn options(&self) -> Vec<String> {
-        let Self { method, size, concurrency, connections, .. } = self;
+        let Self { method, size, concurrency, connections, pause_ms, .. } = self;
         words(&format!(
-            "--method {method} --size {size} --concurrency {concurrency} --connections {connections}"
+            "--method {method} --size {size} --concurrency {concurrency} --connections {connections} \
+             --pause-ms {pause_ms}"
         ))
     }
 }
@@ -113,6 +159,45 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
         groups.push(Group { place, contestants: &[BASE, "farcall"] });
     }
     groups.retain(|group| options.includes(group.place.part));
+    groups
+}
+
+/// How many long payloads are on their way by RDMA, and how long they are.
+const BULK_IN_FLIGHT: usize = 8;
+pub(super) const BULK_SIZES: &[usize] = &[64 << 10, 1 << 20];
+
+/// Behind the name stands how an end waits for the device.
+pub(super) const MODES: &[&str] = &["busy", "event"];
+
+/// What is measured inside of the VM.
+pub(super) fn guest() -> Vec<Group> {
+    const ONE: &[&str] = &[
+        "perftest busy",
+        "raw-verbs busy",
+        "farcall busy",
+        "farcall adaptive",
+        "farcall event",
+        "raw-verbs event",
+        "perftest event",
+    ];
+    const READ: &[&str] = &["perftest busy", "raw-verbs busy", "raw-verbs event", "perftest event"];
+    const CHAIN: &[&str] = &["raw-verbs busy", "raw-verbs event"];
+    const BULK: &[&str] = &["farcall busy", "farcall adaptive", "farcall event"];
+    let window = &ONE[1..ONE.len() - 1];
+    let mut groups = vec![
+        Group { place: Place::echo(Part::Rdma, 64, 1, 1), contestants: ONE },
+        Group { place: Place::echo(Part::Rdma, 64, 32, 1), contestants: window },
+        Group { place: Place::rare(), contestants: BULK },
+    ];
+    for size in BULK_SIZES {
+        for (method, contestants) in [("read", READ), ("put", BULK), ("get", BULK), ("chain", CHAIN)] {
+            groups.push(Group { place: Place::bulk(method, *size), contestants });
+        }
+    }
+    for connections in [1, MANY] {
+        let place = Place::echo(Part::Rdma, 64, MANY, connections);
+        groups.push(Group { place, contestants: &["farcall adaptive"] });
+    }
     groups
 }
 

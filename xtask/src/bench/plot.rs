@@ -2,7 +2,7 @@
 
 mod chart;
 
-use super::plan::{IN_FLIGHT, Part, Place, SIZES};
+use super::plan::{BULK_SIZES, IN_FLIGHT, Part, Place, SIZES};
 use super::results::{Metric, Results, median};
 use super::table::bytes;
 use chart::{Chart, Series, Tick};
@@ -19,6 +19,8 @@ pub(super) fn all(results: &Results) -> Vec<(String, String)> {
         plots.push((format!("throughput-{name}.svg"), throughput(results, part)));
         plots.push((format!("bandwidth-{name}.svg"), bandwidth(results, part)));
     }
+    plots.push(("latency-rdma-1.svg".to_owned(), latency(results, &Place::echo(Part::Rdma, 64, 1, 1))));
+    plots.push(("bandwidth-rdma.svg".to_owned(), bulk(results)));
     let drawn = |(name, chart): (String, Chart)| (!chart.series.is_empty()).then(|| (name, chart.svg()));
     plots.into_iter().filter_map(drawn).collect()
 }
@@ -36,8 +38,11 @@ fn latency(results: &Results, place: &Place) -> Chart {
             let at = results.rows(place, name).filter_map(|row| row.distribution_us.get(i).copied());
             Some((i as f64, median(at)?))
         };
-        let points = (0..=DIGITS * STEPS_PER_DIGIT).map_while(point).collect();
-        series.push(Series { name: name.to_owned(), points });
+        let points: Vec<_> = (0..=DIGITS * STEPS_PER_DIGIT).map_while(point).collect();
+        // perftest does not say.
+        if !points.is_empty() {
+            series.push(Series { name: name.to_owned(), points });
+        }
     }
     let labels = ["0", "90 %", "99 %", "99.9 %", "99.99 %"];
     let x = labels
@@ -72,6 +77,27 @@ fn bandwidth(results: &Results, part: Part) -> Chart {
         x_title: "payload".to_owned(),
         y_title: "MB/s in each direction".to_owned(),
         series: over(results, &places, Metric::Bandwidth, |place| place.size),
+    }
+}
+
+/// Put, get and READ over size, by those that wait for events.
+fn bulk(results: &Results) -> Chart {
+    let mut series = Vec::new();
+    for (method, name) in [("read", "raw-verbs event"), ("put", "farcall event"), ("get", "farcall event")] {
+        let places: Vec<_> = BULK_SIZES.iter().map(|size| Place::bulk(method, *size)).collect();
+        let lines = over(results, &places, Metric::Bandwidth, |place| place.size).into_iter();
+        series.extend(
+            lines
+                .filter(|line| line.name == name)
+                .map(|line| Series { name: format!("{method}, {name}"), ..line }),
+        );
+    }
+    Chart {
+        title: format!("{}: 8 in flight", Part::Rdma.title()),
+        x: BULK_SIZES.iter().map(|size| Tick { at: (*size as f64).log2(), label: bytes(*size) }).collect(),
+        x_title: "payload".to_owned(),
+        y_title: "MB/s".to_owned(),
+        series,
     }
 }
 

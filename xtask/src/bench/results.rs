@@ -16,14 +16,16 @@ pub(super) struct Row {
     pub(super) contestant: String,
     #[serde(flatten)]
     pub(super) place: Place,
-    pub(super) rps: f64,
-    pub(super) mb_per_s: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
-    pub(super) client_cpu_us_per_call: f64,
-    pub(super) server_cpu_us_per_call: f64,
-    pub(super) client_csw_per_call: f64,
-    pub(super) server_csw_per_call: f64,
+    rps: f64,
+    mb_per_s: f64,
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    // Who measures itself by other means does not say the rest.
+    client_cpu_us_per_call: Option<f64>,
+    server_cpu_us_per_call: Option<f64>,
+    client_csw_per_call: Option<f64>,
+    server_csw_per_call: Option<f64>,
+    #[serde(default)]
     pub(super) distribution_us: Vec<f64>,
     #[serde(flatten)]
     rest: serde_json::Map<String, serde_json::Value>,
@@ -60,30 +62,41 @@ pub(super) enum Metric {
 }
 
 impl Row {
-    pub(super) fn get(&self, metric: Metric) -> f64 {
+    fn get(&self, metric: Metric) -> Option<f64> {
+        let both = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
         match metric {
-            Metric::CallsPerSecond => self.rps,
-            Metric::Bandwidth => self.mb_per_s,
+            Metric::CallsPerSecond => Some(self.rps),
+            Metric::Bandwidth => Some(self.mb_per_s),
             Metric::P50 => self.p50_us,
             Metric::P99 => self.p99_us,
-            Metric::Cpu => self.client_cpu_us_per_call + self.server_cpu_us_per_call,
-            Metric::Sleeps => self.client_csw_per_call + self.server_csw_per_call,
+            Metric::Cpu => both(self.client_cpu_us_per_call, self.server_cpu_us_per_call),
+            Metric::Sleeps => both(self.client_csw_per_call, self.server_csw_per_call),
         }
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Results {
     rows: Vec<Row>,
     counted: Vec<Counted>,
     failures: Vec<String>,
-    file: Option<File>,
+    out: Option<Box<dyn Write>>,
 }
 
 impl Results {
     /// Begins anew.
     pub(super) fn create(path: &Path) -> Result<Self> {
-        Ok(Self { file: Some(File::create(path).context(path.display())?), ..Self::default() })
+        Ok(Self::into(File::create(path).context(path.display())?))
+    }
+
+    /// Lines go to `out`, each at once.
+    pub(super) fn into(out: impl Write + 'static) -> Self {
+        Self { out: Some(Box::new(out)), ..Self::default() }
+    }
+
+    /// A line that another process has written.
+    pub(super) fn add_line(&mut self, line: &str) -> Result<()> {
+        self.write(serde_json::from_str(line).context(line)?)
     }
 
     pub(super) fn read(path: &Path) -> Result<Self> {
@@ -114,9 +127,9 @@ impl Results {
     }
 
     fn write(&mut self, line: Line) -> Result<()> {
-        if let Some(file) = &mut self.file {
+        if let Some(out) = &mut self.out {
             let text = serde_json::to_string(&line).context("a result")?;
-            writeln!(file, "{text}").context("writing results")?;
+            writeln!(out, "{text}").and_then(|()| out.flush()).context("writing results")?;
         }
         self.keep(line);
         Ok(())
@@ -168,14 +181,14 @@ impl Results {
 
     /// The median over the rounds.
     pub(super) fn median(&self, place: &Place, contestant: &str, metric: Metric) -> Option<f64> {
-        median(self.rows(place, contestant).map(|row| row.get(metric)))
+        median(self.rows(place, contestant).filter_map(|row| row.get(metric)))
     }
 
     /// How one figure relates to another of the same round: median, least and most over the rounds.
     pub(super) fn ratio(&self, metric: Metric, of: (&Place, &str), to: (&Place, &str)) -> Option<Ratio> {
         let ratios = self.rows(of.0, of.1).filter_map(|row| {
-            let base = self.rows(to.0, to.1).find(|base| base.round == row.round)?.get(metric);
-            (base > 0.0).then(|| row.get(metric) / base)
+            let base = self.rows(to.0, to.1).find(|base| base.round == row.round)?.get(metric)?;
+            Some(row.get(metric)? / base).filter(|ratio| ratio.is_finite())
         });
         let ratios: Vec<_> = ratios.collect();
         Some(Ratio {
@@ -211,7 +224,7 @@ pub(super) mod tests {
         format!(
             r#"{{"contestant":"x","method":"echo","size":64,"concurrency":1,"connections":1,"rps":{rps},
             "mb_per_s":{},"p50_us":{},"p99_us":9,"client_cpu_us_per_call":1,"server_cpu_us_per_call":2,
-            "client_csw_per_call":1,"server_csw_per_call":1,"distribution_us":[1,2,3],"more":7}}"#,
+            "client_csw_per_call":1,"server_csw_per_call":1,"distribution_us":[1,2,3],"pause_ms":0,"more":7}}"#,
             rps * 64e-6,
             1e6 / rps
         )

@@ -3,7 +3,8 @@
 
 use super::options::Options;
 use super::peers::{Peers, Run};
-use super::plan::{Group, Place};
+use super::perftest;
+use super::plan::{Group, Place, words};
 use super::progress::Progress;
 use super::results::Results;
 use crate::failure::Result;
@@ -34,14 +35,19 @@ pub(super) fn run(peers: &Peers, groups: &[Group], options: &Options, results: &
 
 /// One measurement, with processes of its own.
 fn measure(peers: &Peers, place: &Place, contestant: &str, seconds: f64) -> Result<String> {
-    let (under, options) = (place.part.under(), place.part.options());
-    let run = Run { contestant, under: &under, options: &options };
+    let (name, mode) = contestant.split_once(' ').unwrap_or((contestant, ""));
+    if name == "perftest" {
+        return perftest::measure(place, mode, seconds);
+    }
+    let under = place.part.under();
+    let mut options = [place.part.options(), place.options()].concat();
+    if !mode.is_empty() {
+        options.extend(["--set".to_owned(), format!("rdma.completion={mode}")]);
+    }
+    let run = Run { contestant: name, under: &under, options: &options };
     let server = peers.server(&run)?;
-    let mut asked = place.options();
-    asked.extend(["--seconds".to_owned(), seconds.to_string()]);
-    asked.extend(["--warmup".to_owned(), (seconds / 3.0).to_string()]);
-    asked.extend(["--server-pid".to_owned(), server.pid().to_string()]);
-    let report = peers.client(&run, &server, &asked)?;
+    let asked = format!("--seconds {seconds} --warmup {} --server-pid {}", seconds / 3.0, server.pid());
+    let report = peers.client(&run, &server, &words(&asked))?;
     server.end()?;
     Ok(report)
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::goals::{self, Goal, Limit};
-use super::plan::{BASE, Place};
+use super::plan::Place;
 use super::results::{Metric, Results};
 
 /// All that there are, the goals first.
@@ -20,7 +20,8 @@ pub(super) fn all(results: &Results) -> String {
     for same in places.chunk_by(|a, b| a.part == b.part && a.size == b.size && a.method == b.method) {
         if let Some(place) = same.first() {
             let title = format!("{}: {} of {}", place.part.title(), place.method, bytes(place.size));
-            section(&mut text, &title, &measured(results, same));
+            let table = format!("{}\n\n{}", place.part.compared(), measured(results, same));
+            section(&mut text, &title, &table);
         }
     }
     text
@@ -70,22 +71,17 @@ const COLUMNS: &[Metric] =
     &[Metric::CallsPerSecond, Metric::Bandwidth, Metric::P50, Metric::P99, Metric::Cpu, Metric::Sleeps];
 
 fn measured(results: &Results, places: &[&Place]) -> String {
-    let (calls, cpu) = (format!("calls/s to {BASE}"), format!("CPU to {BASE}"));
-    let p50 = format!("p50 to {BASE}");
-    let titles = COLUMNS.iter().map(|metric| metric.title()).chain([calls.as_str(), &p50, &cpu]);
+    let titles = COLUMNS.iter().map(|metric| metric.title()).chain(["ratio of calls/s", "of p50", "of CPU"]);
     let mut table = head(&["in flight", ""], &titles.collect::<Vec<_>>());
     for place in places {
         for contestant in results.contestants(place) {
             let of = (*place, contestant);
             let medians = COLUMNS.iter().map(|metric| results.median(place, contestant, *metric));
+            let (place_of_base, base) = place.base(contestant);
             let ratios = [Metric::CallsPerSecond, Metric::P50, Metric::Cpu]
-                .map(|metric| results.ratio(metric, of, (place, BASE)).map(|ratio| ratio.median));
+                .map(|metric| results.ratio(metric, of, (&place_of_base, &base)).map(|ratio| ratio.median));
             let numbers = medians.chain(ratios).map(|n| n.map_or_else(|| "-".to_owned(), number));
-            let in_flight = match place.connections {
-                1 => place.concurrency.to_string(),
-                many => format!("{} over {many} connections", place.concurrency),
-            };
-            table += &row([in_flight, contestant.to_owned()].into_iter().chain(numbers));
+            table += &row([place.in_flight(), contestant.to_owned()].into_iter().chain(numbers));
         }
     }
     table
@@ -106,11 +102,15 @@ impl Metric {
 
 impl Place {
     pub(super) fn title(&self) -> String {
-        let over = match self.connections {
-            1 => String::new(),
-            many => format!(" over {many} connections"),
-        };
-        format!("{} of {}, {} in flight{over}", self.method, bytes(self.size), self.concurrency)
+        format!("{} of {}, {} in flight", self.method, bytes(self.size), self.in_flight())
+    }
+
+    fn in_flight(&self) -> String {
+        match (self.connections, self.pause_ms) {
+            (1, 0) => self.concurrency.to_string(),
+            (1, pause) => format!("{} every {pause} ms", self.concurrency),
+            (many, _) => format!("{} over {many} connections", self.concurrency),
+        }
     }
 }
 
@@ -140,7 +140,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::plan::Part;
+    use crate::bench::plan::{BASE, Part};
     use crate::bench::results::tests::report;
 
     #[test]

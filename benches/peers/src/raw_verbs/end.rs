@@ -1,0 +1,184 @@
+//! One end of a queue pair.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv6Addr, TcpStream};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use farcall_rdma::device::{
+    Channel, Completion, Cq, Device, Gid, Host, Landing, LocalPath, QpSize, QpTuning, QueuePair, QueueSize,
+    Queues, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
+};
+use farcall_rdma::verbs::SystemHost;
+use farcall_rdma::{Completion as Waiting, RdmaConfig};
+
+use crate::Result;
+use crate::args::Args;
+
+/// The longest message.
+pub(super) const SLOT: usize = 8 << 10;
+
+const RECEIVES: u32 = 256;
+const SENDS: u16 = 256;
+
+/// Half of what is sent may wait for its completion to be looked at.
+const REAP_AT: usize = 128;
+
+/// Any will do.
+const PSN: u32 = 0x00_1234;
+
+pub(super) struct End {
+    qp: Arc<dyn QueuePair>,
+    queues: Arc<dyn Queues>,
+    /// To sleep by; none if it never sleeps.
+    channel: Option<Box<dyn Channel>>,
+    slab: Arc<Slab>,
+    device: Arc<dyn Device>,
+    /// Where the other end is told what no queue pair tells.
+    socket: BufReader<TcpStream>,
+    // Memory that is used again.
+    works: VecDeque<Work>,
+    done: Vec<Completion>,
+    slots: Vec<Slot>,
+}
+
+impl End {
+    /// Connects with what the other end says of itself over `socket`.
+    pub(super) fn connect(args: &Args, socket: TcpStream) -> Result<Self> {
+        let config = farcall::Config::from_toml(&args.settings)?.rdma;
+        let (device, path) = open(&config)?;
+        let slab = device.add_slab(SlabLayout { slot_size: SLOT, slots: 2 * RECEIVES }).map_err(shown)?;
+        let sends = u32::from(SENDS) + 1;
+        let queues = device.create_queues(QueueSize { receives: RECEIVES, sends }).map_err(shown)?;
+        let qp = queues.create_qp(QpSize { sends: SENDS, signal_every: 16, inline: 220 }).map_err(shown)?;
+        qp.to_init(&path).map_err(shown)?;
+        let channel = match config.completion {
+            Waiting::Busy => None,
+            _ => Some(queues.channel()?),
+        };
+        let mut slots: Vec<_> = (0..RECEIVES).map_while(|_| slab.take()).collect();
+        queues.post_receives(&mut slots).map_err(shown)?;
+
+        let mut socket = BufReader::new(socket);
+        let Gid(gid) = path.gid;
+        let own = format!("{} {} {}", qp.number(), Ipv6Addr::from(gid), path.status.lid);
+        let remote = exchange(&mut socket, &own)?;
+        let words: Vec<_> = remote.split_whitespace().collect();
+        let [number, gid, lid] = words[..] else { return Err(format!("no address: {remote}").into()) };
+        let gid = Gid(gid.parse::<Ipv6Addr>()?.octets());
+        let remote = RemoteQp { qp_num: number.parse()?, psn: PSN, gid, lid: lid.parse()? };
+        let tuning = QpTuning::new(path.status.active_mtu);
+        qp.to_rtr(&path, &remote, &tuning).map_err(shown)?;
+        qp.to_rts(PSN, &tuning).map_err(shown)?;
+        exchange(&mut socket, "ready")?;
+        let (works, done) = (VecDeque::new(), Vec::new());
+        Ok(Self { qp, queues, channel, slab, device, socket, works, done, slots })
+    }
+
+    /// A message in registered memory.
+    pub(super) fn message(&self, len: usize) -> Result<Bytes> {
+        Ok(self.slab.take().ok_or("no slot is free")?.freeze(0..len))
+    }
+
+    /// Posts all of it.
+    pub(super) fn post(&mut self, works: impl IntoIterator<Item = Work>) -> Result<()> {
+        self.works.extend(works);
+        while !self.works.is_empty() {
+            if self.qp.post(&mut self.works).map_err(shown)? == 0 {
+                self.reap()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for what is sent. What was sent has arrived or fails; nobody waits for it.
+    fn reap(&mut self) -> Result<()> {
+        self.queues.poll(Cq::Send, 64, &mut self.done).map_err(shown)?;
+        self.look().map(drop)
+    }
+
+    /// Waits until something has completed; how much.
+    pub(super) async fn completed(&mut self, cq: Cq) -> Result<usize> {
+        while self.queues.poll(cq, 32, &mut self.done).map_err(shown)? == 0 {
+            let Some(channel) = &mut self.channel else { continue };
+            self.queues.arm(cq, false).map_err(shown)?;
+            if self.queues.poll(cq, 32, &mut self.done).map_err(shown)? > 0 {
+                break;
+            }
+            poll_fn(|cx| channel.poll_event(cx)).await?;
+        }
+        let completed = self.look()?;
+        if !self.slots.is_empty() {
+            self.queues.post_receives(&mut self.slots).map_err(shown)?;
+        }
+        if cq == Cq::Receive && self.qp.sends_outstanding() >= REAP_AT {
+            self.reap()?;
+        }
+        Ok(completed)
+    }
+
+    /// Looks at what has completed: nothing may have failed.
+    fn look(&mut self) -> Result<usize> {
+        let count = self.done.len();
+        for completion in self.done.drain(..) {
+            match completion {
+                Completion::Received { slot, .. } => self.slots.push(slot),
+                Completion::Sent { .. } | Completion::Read { .. } => {}
+                failed => return Err(format!("{failed:?}").into()),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Lets the other end read so many bytes, and tells it where. They can be read as long as this end is there.
+    pub(super) async fn expose(&mut self, len: usize) -> Result<()> {
+        let arena = self.device.add_arena(len).map_err(shown)?;
+        let bytes = arena.take(len).ok_or("the arena is too small")?.freeze(0..len);
+        self.qp.alloc_windows(1).map_err(shown)?;
+        let exposure = self.qp.expose(&bytes).map_err(shown)?;
+        // It can be read when something posted later has completed.
+        let marker = Work::Send { parts: [Bytes::new(), Bytes::new()], signaled: true, solicited: false };
+        self.post([Work::Bind(exposure), marker])?;
+        self.completed(Cq::Send).await?;
+        exchange(&mut self.socket, &format!("{} {}", exposure.addr(), exposure.rkey())).map(drop)
+    }
+
+    /// Where the other end lets this one read.
+    pub(super) fn exposed(&mut self) -> Result<RemoteRange> {
+        let told = exchange(&mut self.socket, "where?")?;
+        let (addr, rkey) = told.trim_end().split_once(' ').ok_or_else(|| format!("no range: {told}"))?;
+        Ok(RemoteRange { addr: addr.parse()?, rkey: rkey.parse()? })
+    }
+
+    pub(super) fn landings(&self, count: usize, len: usize) -> Result<Vec<Arc<Landing>>> {
+        // Extents are whole pages, of which the arena has some more than asked for at the most.
+        let arena = self.device.add_arena(count * (len + (16 << 10))).map_err(shown)?;
+        let extents = (0..count).map(|_| arena.take(len).ok_or("the arena is too small".into()));
+        extents.map(|extent| extent.map(Landing::new)).collect()
+    }
+}
+
+fn open(config: &RdmaConfig) -> Result<(Arc<dyn Device>, LocalPath)> {
+    let host = SystemHost::default();
+    let devices = host.devices().map_err(shown)?;
+    let chosen = choose(&devices, &host.interfaces(), config, None).map_err(shown)?;
+    let summary = devices.iter().find(|device| device.name == chosen.device).ok_or("the device is gone")?;
+    let device = host.open(summary, config).map_err(shown)?;
+    let status = device.port(chosen.port).map_err(shown)?;
+    Ok((device, LocalPath::new(chosen.port, &chosen.gid, status, config)))
+}
+
+/// Says a line, and gives what the other end says.
+fn exchange(socket: &mut BufReader<TcpStream>, line: &str) -> Result<String> {
+    socket.get_mut().write_all(format!("{line}\n").as_bytes())?;
+    let mut said = String::new();
+    socket.read_line(&mut said)?;
+    Ok(said)
+}
+
+/// Not all of the device's errors are `std::error::Error`.
+fn shown(error: impl std::fmt::Debug) -> crate::Error {
+    format!("{error:?}").into()
+}

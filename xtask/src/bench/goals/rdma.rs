@@ -1,0 +1,48 @@
+//! What is to be reached by RDMA, and by the baseline that it is measured by.
+
+use super::Limit::{AtLeast, AtMost};
+use super::{Goal, Limit, connections, ratio};
+use crate::bench::plan::{BULK_SIZES, MODES, Part, Place};
+use crate::bench::results::{Metric, Results};
+
+pub(super) fn all(results: &Results) -> Vec<Goal> {
+    let [one, window] = [1, 32].map(|in_flight| Place::echo(Part::Rdma, 64, in_flight, 1));
+    let mut goals = Vec::new();
+    let mut goal = |metric: Metric, of: (&Place, &str), to: (&Place, &str), limit: Limit| {
+        let what = format!("{}, {}: {} to {}", of.0.title(), of.1, metric.title(), named(of.0, to));
+        goals.extend(ratio(results, what, metric, of, to, limit));
+    };
+    for mode in MODES {
+        let [perftest, raw, farcall] =
+            ["perftest", "raw-verbs", "farcall"].map(|name| format!("{name} {mode}"));
+        goal(Metric::P50, (&one, &raw), (&one, &perftest), AtMost(1.05));
+        let most = if *mode == "busy" { 1.3 } else { 1.2 };
+        goal(Metric::P50, (&one, &farcall), (&one, &raw), AtMost(most));
+        goal(Metric::CallsPerSecond, (&window, &farcall), (&window, &raw), AtLeast(0.8));
+        for size in BULK_SIZES {
+            let [read, put, get, chain] =
+                ["read", "put", "get", "chain"].map(|method| Place::bulk(method, *size));
+            goal(Metric::Bandwidth, (&read, &raw), (&read, &perftest), AtLeast(0.95));
+            let least = if *size < 1 << 20 { 0.85 } else { 0.95 };
+            for place in [&put, &get] {
+                goal(Metric::Bandwidth, (place, &farcall), (&read, &raw), AtLeast(least));
+                if *size < 1 << 20 {
+                    goal(Metric::Bandwidth, (place, &farcall), (&chain, &raw), AtLeast(1.0));
+                }
+            }
+        }
+    }
+    let rare = Place::rare();
+    for (place, mode) in [(&one, "farcall busy"), (&rare, "farcall event")] {
+        for metric in [Metric::P50, Metric::Cpu] {
+            goal(metric, (place, "farcall adaptive"), (place, mode), AtMost(1.1));
+        }
+    }
+    goals.extend(connections(results, Part::Rdma, "farcall adaptive"));
+    goals
+}
+
+/// Whom it is compared with, and at what if that is something else.
+fn named(of: &Place, to: (&Place, &str)) -> String {
+    if *of == *to.0 { to.1.to_owned() } else { format!("{} of {}", to.0.method, to.1) }
+}

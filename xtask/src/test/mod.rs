@@ -15,12 +15,15 @@ use tally::Tally;
 /// The version that is installed, so that a new one cannot fail a build that passed before.
 const CARGO_DENY: &str = "0.20.2";
 
+/// A workspace of its own.
+const PEERS: &str = "benches/peers/Cargo.toml";
+
 /// One part of the whole: what it is called on the command line, and what it does.
 type Step = (&'static str, fn(&mut Run) -> Result<()>);
 
 /// Cheap ones first.
 const STEPS: &[Step] = &[
-    ("fmt", |run| run.cargo(&["fmt", "--all", "--check"])),
+    ("fmt", Run::fmt),
     ("clippy", Run::clippy),
     ("test", |run| run.cargo_tests(&["--workspace", "--all-features"])),
     ("loom", Run::loom),
@@ -104,6 +107,12 @@ impl Run {
         self.steps.is_empty() || self.steps.iter().any(|name| name == step)
     }
 
+    fn fmt(&mut self) -> Result<()> {
+        let check = ["fmt", "--all", "--check"];
+        self.cargo(&check)?;
+        self.cargo(&[&check[..], &["--manifest-path", PEERS]].concat())
+    }
+
     fn clippy(&mut self) -> Result<()> {
         let deny = ["--", "-D", "warnings"];
         let mut clippy = |targets: &[&str]| self.cargo(&[&["clippy"], targets, &deny].concat());
@@ -112,7 +121,10 @@ impl Run {
         let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
         clippy(&["--package", "farcall", "--no-default-features"])?;
-        clippy(&["--package", "farcall", "--no-default-features", "--features", "tcp"])
+        clippy(&["--package", "farcall", "--no-default-features", "--features", "tcp"])?;
+        // Apart, because what else is built there is none of this workspace's.
+        let target = host::target_dir()?.join("peers").display().to_string();
+        clippy(&["--manifest-path", PEERS, "--target-dir", &target, "--all-features"])
     }
 
     /// What threads do to each other, in every order. The models stand beside what they are of; what else is in those

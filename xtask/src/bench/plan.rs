@@ -78,8 +78,8 @@ impl Part {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) part: Part,
-    pub(super) method: String,
     pub(super) size: usize,
+    pub(super) method: String,
     pub(super) concurrency: usize,
     pub(super) connections: usize,
     /// How long a caller waits before it calls again.

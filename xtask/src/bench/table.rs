@@ -17,12 +17,15 @@ pub(super) fn all(results: &Results) -> String {
         section(&mut text, "Counts per call", &counts(results));
     }
     let places = results.places();
-    for same in places.chunk_by(|a, b| a.part == b.part && a.size == b.size && a.method == b.method) {
-        if let Some(place) = same.first() {
-            let title = format!("{}: {} of {}", place.part.title(), place.method, bytes(place.size));
-            let table = format!("{}\n\n{}", place.part.compared(), measured(results, same));
-            section(&mut text, &title, &table);
+    for same_part in places.chunk_by(|a, b| a.part == b.part) {
+        let part = same_part[0].part;
+        let mut tables = format!("{}\n", part.compared());
+        for same in same_part.chunk_by(|a, b| a.size == b.size) {
+            let size = bytes(same[0].size);
+            // Writing to a String does not fail.
+            let _ = write!(tables, "\n{size}\n\n{}", measured(results, same));
         }
+        section(&mut text, part.title(), &tables);
     }
     text
 }
@@ -72,7 +75,7 @@ const COLUMNS: &[Metric] =
 
 fn measured(results: &Results, places: &[&Place]) -> String {
     let titles = COLUMNS.iter().map(|metric| metric.title()).chain(["ratio of calls/s", "of p50", "of CPU"]);
-    let mut table = head(&["in flight", ""], &titles.collect::<Vec<_>>());
+    let mut table = head(&["calls", ""], &titles.collect::<Vec<_>>());
     for place in places {
         for contestant in results.contestants(place) {
             let of = (*place, contestant);
@@ -81,7 +84,7 @@ fn measured(results: &Results, places: &[&Place]) -> String {
             let ratios = [Metric::CallsPerSecond, Metric::P50, Metric::Cpu]
                 .map(|metric| results.ratio(metric, of, (&place_of_base, &base)).map(|ratio| ratio.median));
             let numbers = medians.chain(ratios).map(|n| n.map_or_else(|| "-".to_owned(), number));
-            table += &row([place.in_flight(), contestant.to_owned()].into_iter().chain(numbers));
+            table += &row([place.calls(), contestant.to_owned()].into_iter().chain(numbers));
         }
     }
     table
@@ -102,15 +105,18 @@ impl Metric {
 
 impl Place {
     pub(super) fn title(&self) -> String {
-        format!("{} of {}, {} in flight", self.method, bytes(self.size), self.in_flight())
+        format!("{}, {}", bytes(self.size), self.calls())
     }
 
-    fn in_flight(&self) -> String {
-        match (self.connections, self.pause_ms) {
-            (1, 0) => self.concurrency.to_string(),
-            (1, pause) => format!("{} every {pause} ms", self.concurrency),
-            (many, _) => format!("{} over {many} connections", self.concurrency),
-        }
+    /// What is called, and how many at a time.
+    fn calls(&self) -> String {
+        let Self { method, concurrency, connections, pause_ms, .. } = self;
+        let how = match (connections, pause_ms) {
+            (1, 0) => String::new(),
+            (1, pause) => format!(", {pause} ms after the last"),
+            (many, _) => format!(" over {many} connections"),
+        };
+        format!("{method}, {concurrency} in flight{how}")
     }
 }
 
@@ -158,7 +164,7 @@ mod tests {
         results.add(&report(500.0), &place, "farcall", 0).unwrap();
         let text = all(&results);
         assert!(
-            text.contains("| 1 | farcall | 500 | 0.03 | 2,000 | 9.00 | 3.00 | 2.00 | 0.50 | 2.00 | 1.00 |"),
+            text.contains("| echo, 1 in flight | farcall | 500 | 0.03 | 2,000 | 9.00 | 3.00 | 2.00 | 0.50 | 2.00 | 1.00 |"),
             "{text}"
         );
         assert!(

@@ -9,7 +9,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
     let [one, window] = [1, 32].map(|in_flight| Place::echo(Part::Rdma, 64, in_flight, 1));
     let mut goals = Vec::new();
     let mut goal = |metric: Metric, of: (&Place, &str), to: (&Place, &str), limit: Limit| {
-        let what = format!("{}, {}: {} to {}", of.0.title(), of.1, metric.title(), named(of.0, to));
+        let what = format!("RDMA, {}, {}: {} to {}", of.0.title(), of.1, metric.title(), named(of.0, to));
         goals.extend(ratio(results, what, metric, of, to, limit));
     };
     for mode in MODES {

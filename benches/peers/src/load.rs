@@ -73,8 +73,11 @@ pub(crate) async fn run<C: Contestant>(args: Args) -> Result<Report> {
     let now = || Moment::now(shared.done.load(Ordering::Relaxed), &args);
     let (mut from, mut began) = (now(), Instant::now());
     let mut callers = JoinSet::new();
-    for client in clients.iter().cycle().take(args.concurrency) {
-        callers.spawn(caller(shared.clone(), client.clone()));
+    for i in 0..args.concurrency {
+        // Where there are more connections than callers, each has several, and goes round.
+        let first = i % clients.len();
+        let own = clients.iter().skip(first).step_by(args.concurrency).cloned().collect();
+        callers.spawn(caller(shared.clone(), own));
     }
     if args.calls.is_none() {
         tokio::time::sleep(Duration::from_secs_f64(args.warmup)).await;
@@ -100,13 +103,14 @@ async fn ended(callers: &mut JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-async fn caller(shared: Arc<Shared>, mut client: impl Caller) -> Result<()> {
-    let mut untimed = 0;
+async fn caller<C: Caller>(shared: Arc<Shared>, mut clients: Vec<C>) -> Result<()> {
+    let (mut untimed, mut next) = (0, 0);
     loop {
         let phase = shared.phase.load(Ordering::Relaxed);
         if phase == STOP || !shared.may_begin() {
             return Ok(());
         }
+        let client = &mut clients[next];
         untimed += 1;
         let moved = if phase == MEASURE && untimed >= shared.timed_of {
             untimed = 0;
@@ -121,6 +125,7 @@ async fn caller(shared: Arc<Shared>, mut client: impl Caller) -> Result<()> {
             return Err(format!("a call moved {moved} bytes, not {}", shared.size).into());
         }
         shared.done.fetch_add(1, Ordering::Relaxed);
+        next = if next + 1 == clients.len() { 0 } else { next + 1 };
         if !shared.pause.is_zero() {
             tokio::time::sleep(shared.pause).await;
         }

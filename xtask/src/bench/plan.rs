@@ -67,7 +67,7 @@ impl Part {
         match self {
             Self::Rdma => {
                 "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put or got. \
-                 `adaptive` is compared with `busy`, and with `event` where calls are rare."
+                 `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
             }
             _ => "Ratios are to `raw-tokio`.",
         }
@@ -101,6 +101,12 @@ impl Place {
         Self { pause_ms: 10, ..Self::echo(Part::Rdma, 64, 1, 1) }
     }
 
+    /// How long it is measured: longer where so much is on its way that a call takes a good part of a second, and memory
+    /// has to be had for all of it first.
+    pub(super) fn seconds(&self, seconds: f64) -> f64 {
+        seconds * (1.0 + (self.size * self.concurrency) as f64 / f64::from(64 << 20))
+    }
+
     /// Whom a contestant is compared with here.
     pub(super) fn base(&self, contestant: &str) -> (Self, String) {
         let Some(mode) = contestant.split_once(' ').map(|(_, mode)| mode) else {
@@ -109,11 +115,13 @@ impl Place {
         if self.pause_ms > 0 {
             return (self.clone(), "farcall event".to_owned());
         }
+        if self.connections > 1 {
+            return (Self { connections: 1, ..self.clone() }, contestant.to_owned());
+        }
         let bulk = ["put", "get", "chain"].contains(&self.method.as_str());
         let place = if bulk { Self::bulk("read", self.size) } else { self.clone() };
         let mode = if mode == "adaptive" { "busy" } else { mode };
-        let name = if self.connections > 1 { "farcall" } else { "raw-verbs" };
-        (place, format!("{name} {mode}"))
+        (place, format!("raw-verbs {mode}"))
     }
 
     /// What both ends are told.
@@ -144,8 +152,12 @@ pub(super) const IN_FLIGHT: &[usize] = &[1, 32, 256];
 /// With how many in flight calls are counted through.
 pub(super) const COUNTED_IN_FLIGHT: &[usize] = &[1, 32, 256];
 
-/// How many connections are many, and how many calls are in flight over them, or over one.
+/// How many connections are many.
 pub(super) const MANY: usize = 256;
+
+/// How many calls are in flight over all of them: one that goes round, which shows what a connection costs that is there;
+/// and one on each, which shows how much less gathers for each write.
+pub(super) const MANY_IN_FLIGHT: &[usize] = &[1, MANY];
 
 pub(super) fn native(options: &Options) -> Vec<Group> {
     let mut groups = Vec::new();
@@ -154,8 +166,8 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
             groups.push(Group { place: Place::echo(part, size, in_flight, 1), contestants: ALL });
         }
     }
-    for connections in [1, MANY] {
-        let place = Place::echo(Part::Connections, 64, MANY, connections);
+    for (in_flight, connections) in MANY_IN_FLIGHT.iter().flat_map(|n| [(*n, 1), (*n, MANY)]) {
+        let place = Place::echo(Part::Connections, 64, in_flight, connections);
         groups.push(Group { place, contestants: &[BASE, "farcall"] });
     }
     groups.retain(|group| options.includes(group.place.part));
@@ -194,8 +206,8 @@ pub(super) fn guest() -> Vec<Group> {
             groups.push(Group { place: Place::bulk(method, *size), contestants });
         }
     }
-    for connections in [1, MANY] {
-        let place = Place::echo(Part::Rdma, 64, MANY, connections);
+    for (in_flight, connections) in MANY_IN_FLIGHT.iter().flat_map(|n| [(*n, 1), (*n, MANY)]) {
+        let place = Place::echo(Part::Rdma, 64, in_flight, connections);
         groups.push(Group { place, contestants: &["farcall adaptive"] });
     }
     groups

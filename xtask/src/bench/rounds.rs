@@ -46,6 +46,7 @@ fn measure(peers: &Peers, place: &Place, contestant: &str, seconds: f64) -> Resu
     }
     let run = Run { contestant: name, under: &under, options: &options };
     let server = peers.server(&run)?;
+    let seconds = place.seconds(seconds);
     let asked = format!("--seconds {seconds} --warmup {} --server-pid {}", seconds / 3.0, server.pid());
     let report = peers.client(&run, &server, &words(&asked))?;
     server.end()?;

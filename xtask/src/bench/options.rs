@@ -19,6 +19,12 @@ pub(super) struct Options {
     pub(super) guest: Option<PathBuf>,
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self { parts: Vec::new(), rounds: 5, seconds: 1.0, report: false, guest: None }
+    }
+}
+
 impl Options {
     pub(super) fn includes(&self, part: Part) -> bool {
         self.parts.is_empty() || self.parts.contains(&part)
@@ -26,7 +32,7 @@ impl Options {
 }
 
 pub(super) fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { parts: Vec::new(), rounds: 5, seconds: 1.0, report: false, guest: None };
+    let mut options = Options::default();
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--quick" => (options.rounds, options.seconds) = (2, 0.3),

@@ -195,19 +195,24 @@ pub(super) fn guest() -> Vec<Group> {
     const READ: &[&str] = &["perftest busy", "raw-verbs busy", "raw-verbs event", "perftest event"];
     const CHAIN: &[&str] = &["raw-verbs busy", "raw-verbs event"];
     const BULK: &[&str] = &["farcall busy", "farcall adaptive", "farcall event"];
-    let window = &ONE[1..ONE.len() - 1];
+    let without_perftest = &ONE[1..ONE.len() - 1];
     let mut groups = vec![
         Group { place: Place::echo(Part::Rdma, 64, 1, 1), contestants: ONE },
-        Group { place: Place::echo(Part::Rdma, 64, 32, 1), contestants: window },
+        Group { place: Place::echo(Part::Rdma, 64, 32, 1), contestants: without_perftest },
         Group { place: Place::rare(), contestants: BULK },
     ];
     for size in BULK_SIZES {
-        for (method, contestants) in [("read", READ), ("put", BULK), ("get", BULK), ("chain", CHAIN)] {
+        for (method, contestants) in [("read", READ), ("put", BULK), ("get", BULK)] {
             groups.push(Group { place: Place::bulk(method, *size), contestants });
         }
     }
-    for (in_flight, connections) in MANY_IN_FLIGHT.iter().flat_map(|n| [(*n, 1), (*n, MANY)]) {
-        let place = Place::echo(Part::Rdma, 64, in_flight, connections);
+    // What READs are worth shows where they begin to be used; longer chains only take longer.
+    groups.push(Group { place: Place::bulk("chain", BULK_SIZES[0]), contestants: CHAIN });
+    // One over one connection is among the first.
+    let place = Place::echo(Part::Rdma, 64, MANY, 1);
+    groups.push(Group { place, contestants: &["raw-verbs busy", "farcall adaptive"] });
+    for in_flight in MANY_IN_FLIGHT {
+        let place = Place::echo(Part::Rdma, 64, *in_flight, MANY);
         groups.push(Group { place, contestants: &["farcall adaptive"] });
     }
     groups
@@ -215,4 +220,33 @@ pub(super) fn guest() -> Vec<Group> {
 
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_compared_with_is_measured_in_the_same_round() {
+        let options = Options::default();
+        let groups = [native(&options), guest()].concat();
+        let is_measured = |place: &Place, name: &str| {
+            groups.iter().any(|group| group.place == *place && group.contestants.contains(&name))
+        };
+        for Group { place, contestants } in &groups {
+            for contestant in *contestants {
+                let (at, base) = place.base(contestant);
+                assert!(is_measured(&at, &base), "{contestant} at {place:?} against {base} at {at:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_measured_twice_in_a_round() {
+        let groups = [native(&Options::default()), guest()].concat();
+        let mut places: Vec<_> = groups.iter().map(|group| &group.place).collect();
+        places.sort();
+        places.dedup();
+        assert_eq!(places.len(), groups.len());
+    }
 }

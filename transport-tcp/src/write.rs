@@ -134,7 +134,6 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
     use tokio::io::AsyncReadExt;
     use tokio::net::TcpListener;

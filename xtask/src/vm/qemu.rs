@@ -59,7 +59,10 @@ impl Parts<'_> {
         command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]);
         command.args(["-smp", &self.vm.cpus(self.guest).to_string(), "-m", &self.vm.memory_mib.to_string()]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initrd);
-        command.args(["-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 tsc=reliable"]);
+        command.args([
+            "-append",
+            "console=ttyS0 quiet panic=-1 oops=panic mitigations=off net.ifnames=0 tsc=reliable",
+        ]);
         command.arg("-serial").arg(option("file:", &self.file("console"), ""));
         share(&mut command, "host", Path::new("/"), "readonly=on,multidevs=remap");
         share(&mut command, "out", self.out, "multidevs=remap");

@@ -20,7 +20,8 @@ use crate::args::Args;
 /// The longest message.
 pub(super) const SLOT: usize = 8 << 10;
 
-const RECEIVES: u32 = 256;
+/// Twice what is in flight at the most, because receives are posted again after the answers.
+const RECEIVES: u32 = 512;
 const SENDS: u16 = 256;
 
 /// Half of what is sent may wait for its completion to be looked at.
@@ -82,13 +83,16 @@ impl End {
         Ok(self.slab.take().ok_or("no slot is free")?.freeze(0..len))
     }
 
-    /// Posts all of it.
+    /// Posts all of it, and then what there is to receive into: it is not needed for as long as the peer takes.
     pub(super) fn post(&mut self, works: impl IntoIterator<Item = Work>) -> Result<()> {
         self.works.extend(works);
         while !self.works.is_empty() {
             if self.qp.post(&mut self.works).map_err(shown)? == 0 {
                 self.reap()?;
             }
+        }
+        if !self.slots.is_empty() {
+            self.queues.post_receives(&mut self.slots).map_err(shown)?;
         }
         Ok(())
     }
@@ -110,9 +114,6 @@ impl End {
             poll_fn(|cx| channel.poll_event(cx)).await?;
         }
         let completed = self.look()?;
-        if !self.slots.is_empty() {
-            self.queues.post_receives(&mut self.slots).map_err(shown)?;
-        }
         if cq == Cq::Receive && self.qp.sends_outstanding() >= REAP_AT {
             self.reap()?;
         }

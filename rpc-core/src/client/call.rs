@@ -8,20 +8,14 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep};
-
 use super::Caller;
-use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Asked, Connection, Ended, Line, NotSent, Pending, Place};
-use crate::context::{Context, earlier};
+use super::under_way::{Answer, UnderWay};
+use crate::codec::Decode;
+use crate::connection::Connection;
+use crate::context::Context;
 use crate::payload::Payload;
-use crate::proto::wire::Verdict;
 use crate::service::{Outcome, ServiceInfo};
-use crate::status::{Blame, Code, Executed, Status};
-use crate::transport::BoxFuture;
-
-/// How often a call that was certainly not executed is sent again without anybody noticing.
-const TRANSPARENT_ATTEMPTS: u8 = 4;
+use crate::status::{Code, Status};
 
 /// A call that has not begun: set its options, then `.await` it.
 ///
@@ -167,13 +161,8 @@ impl<O, C> Call<O, C> {
             Inherit::Given(context) => context.deadline(),
             Inherit::Nothing => None,
         };
-        let (payload, state) = match self.arguments {
-            Ok(payload) => (payload, State::New),
-            Err(status) => (Payload::default(), State::Refused(status)),
-        };
-        let Self { caller, service, method, timeout, .. } = self;
-        let asked = Asked { service, method, payload, deadline: inherited, attempt: 1 };
-        UnderWay { caller, asked, timeout, began: None, state, alarm: None }
+        let Self { caller, service, method, arguments, timeout, .. } = self;
+        UnderWay::new(caller, service, method, arguments, inherited, timeout)
     }
 }
 
@@ -238,7 +227,7 @@ where
         let answer = ready!(self.call.poll(cx));
         let connection = answer.as_ref().ok().map(|answer| answer.connection.clone());
         let value = self.call.decode::<O::Ok, C, O::Err, C>(answer);
-        let attempts = self.call.asked.attempt;
+        let attempts = self.call.attempts();
         Poll::Ready(value.and_then(|value| match connection {
             Some(connection) => Ok(Response { value, connection, attempts }),
             // There is a value only of an answer, and an answer comes by a connection.
@@ -292,236 +281,5 @@ impl Answered {
     /// What it says: a `T` as `C` reads it, or an `E` as `D` does.
     pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(self) -> Result<T, E> {
         self.call.decode::<T, C, E, D>(self.answer)
-    }
-}
-
-struct Answer {
-    verdict: Verdict,
-    payload: Payload,
-    connection: Arc<Connection>,
-}
-
-/// A call under way.
-struct UnderWay {
-    caller: Caller,
-    asked: Asked,
-    /// The call's own, which begins with its first poll.
-    timeout: Option<Duration>,
-    /// When it was polled first, if it has a deadline.
-    began: Option<Instant>,
-    state: State,
-    /// While it is not sent; then its connection sees to its deadline.
-    alarm: Option<Pin<Box<Sleep>>>,
-}
-
-enum State {
-    Refused(Status),
-    /// Not polled.
-    New,
-    Unsent,
-    Connecting(BoxFuture<Result<Arc<Connection>, Status>>),
-    /// The peer takes no more calls at once.
-    Placing(Line),
-    Sent(Pending),
-    Done,
-}
-
-impl UnderWay {
-    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
-        let mut left = None;
-        if let State::New = self.state {
-            left = self.start();
-            self.state = State::Unsent;
-        }
-        let mut polled = self.step(left, cx);
-        if polled.is_pending() && self.is_late(cx) {
-            polled = Poll::Ready(Err(self.expire()));
-        }
-        if polled.is_ready() {
-            self.state = State::Done;
-        }
-        polled
-    }
-
-    /// The time begins. How much there is, if the call has a deadline.
-    fn start(&mut self) -> Option<Duration> {
-        if self.timeout.is_none() && self.asked.deadline.is_none() {
-            return None;
-        }
-        let now = Instant::now();
-        self.began = Some(now);
-        let own = self.timeout.and_then(|timeout| now.checked_add(timeout));
-        self.asked.deadline = earlier(own, self.asked.deadline);
-        self.asked.deadline.map(|deadline| deadline.saturating_duration_since(now))
-    }
-
-    /// Goes on until the call waits for something, or is done. `left` is how much time there is, if that is known.
-    fn step(&mut self, mut left: Option<Duration>, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
-        loop {
-            match &mut self.state {
-                State::Refused(_) | State::Done => {
-                    let state = std::mem::replace(&mut self.state, State::Done);
-                    return Poll::Ready(Err(match state {
-                        State::Refused(status) => status,
-                        _ => Status::new(Code::Internal, "a call was polled after it was done")
-                            .with_blame(Blame::Caller),
-                    }));
-                }
-                State::New | State::Unsent => {
-                    left = left.or_else(|| self.asked.left());
-                    if left.is_some_and(|left| left.is_zero()) {
-                        // Not sent any more; the alarm says so.
-                        return Poll::Pending;
-                    }
-                    match self.caller.connected() {
-                        Some(connection) => self.send(connection, left, None, cx)?,
-                        None => {
-                            let caller = self.caller.clone();
-                            self.state =
-                                State::Connecting(Box::pin(async move { caller.connection().await }));
-                        }
-                    }
-                }
-                State::Connecting(connecting) => match ready!(connecting.as_mut().poll(cx)) {
-                    Ok(_) => self.state = State::Unsent,
-                    Err(status) => return Poll::Ready(Err(named(&self.asked, status))),
-                },
-                State::Placing(line) => match ready!(line.poll(cx)) {
-                    Ok(place) => {
-                        let connection = line.connection().clone();
-                        match self.asked.left() {
-                            Some(Duration::ZERO) => self.state = State::Unsent,
-                            left => self.send(connection, left, Some(place), cx)?,
-                        }
-                    }
-                    Err(status) => self.again(status)?,
-                },
-                State::Sent(pending) => match ready!(pending.poll(cx)) {
-                    Ended::Answered(Ok((verdict, payload))) => {
-                        let connection = pending.connection().clone();
-                        return Poll::Ready(Ok(Answer { verdict, payload, connection }));
-                    }
-                    Ended::Answered(Err(status)) => self.again(status)?,
-                    Ended::Late => return Poll::Ready(Err(self.expire())),
-                },
-            }
-            if let State::Sent(_) = self.state {
-                // It was sent just now, and is woken when there is an answer.
-                return Poll::Pending;
-            }
-            left = None;
-        }
-    }
-
-    fn send(
-        &mut self,
-        connection: Arc<Connection>,
-        left: Option<Duration>,
-        place: Option<Place>,
-        cx: &mut TaskContext<'_>,
-    ) -> Result<(), Status> {
-        match connection.call(&self.asked, left, place, cx) {
-            Ok(pending) => {
-                self.state = State::Sent(pending);
-                self.alarm = None;
-                Ok(())
-            }
-            Err(NotSent::Full) => {
-                self.state = State::Placing(Line::new(connection));
-                Ok(())
-            }
-            Err(NotSent::For(status)) => self.again(status),
-        }
-    }
-
-    /// Begins a call again that was certainly not executed and may fare better elsewhere.
-    fn again(&mut self, status: Status) -> Result<(), Status> {
-        let elsewhere = status.code() == Code::Unavailable
-            && status.executed() == Executed::No
-            && status.blame() != Blame::Application;
-        if !elsewhere || self.asked.attempt >= TRANSPARENT_ATTEMPTS {
-            return Err(named(&self.asked, status));
-        }
-        self.asked.attempt += 1;
-        self.state = State::Unsent;
-        Ok(())
-    }
-
-    /// Whether the deadline of a call that is not sent has passed. If not, it is polled again when it has.
-    fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
-        let Some(deadline) = self.asked.deadline else { return false };
-        if let State::Sent(_) = self.state {
-            return false;
-        }
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        alarm.as_mut().poll(cx).is_ready()
-    }
-
-    /// The deadline has passed: says what the call was waiting for.
-    fn expire(&mut self) -> Status {
-        let (when, executed) = match &mut self.state {
-            State::Sent(pending) => {
-                pending.expire();
-                ("no answer".to_owned(), Executed::Maybe)
-            }
-            State::Connecting(_) => (format!("not connected to {}", self.caller.target()), Executed::No),
-            State::Placing(_) => {
-                let when = "no place free among the server's limits.concurrent_calls";
-                (when.to_owned(), Executed::No)
-            }
-            _ => ("not sent".to_owned(), Executed::No),
-        };
-        let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        Status::new(Code::DeadlineExceeded, format!("{}: {when} after {after:.1?}", self.asked))
-            .with_executed(executed)
-            .with_blame(Blame::Caller)
-    }
-
-    /// What the answer says: a `T` as `C` reads it, or an `E` as `D` does.
-    fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
-        &self,
-        answer: Result<Answer, Status>,
-    ) -> Result<T, E> {
-        let Answer { verdict, payload, .. } = answer?;
-        let malformed = |what: &str, why: &CodecError| {
-            let call = &self.asked;
-            let message =
-                format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
-            Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
-        };
-        match verdict {
-            Verdict::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| malformed("result", &e))?),
-            _ => Err(from_payload::<D, E>(payload).map_err(|e| malformed("error", &e))?),
-        }
-    }
-}
-
-/// Puts the call's name before a status of farcall's own making, and behind one that names the fingerprint of this side's
-/// signature, the signature.
-fn named(asked: &Asked, status: Status) -> Status {
-    if status.blame() == Blame::Application {
-        return status;
-    }
-    let refused = status.code() == Code::FailedPrecondition && status.executed() == Executed::No;
-    let method = asked
-        .service
-        .methods
-        .get(asked.method)
-        .filter(|m| refused && status.message().contains(&format!("{:016x}", m.fingerprint)));
-    let ours = method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
-    status.map_message(|m| format!("{asked}: {m}{ours}"))
-}
-
-impl Asked {
-    /// How much time there is, if it has a deadline.
-    fn left(&self) -> Option<Duration> {
-        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
-    }
-}
-
-impl fmt::Display for Asked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = self.service.methods.get(self.method).map_or("?", |m| m.name);
-        write!(f, "{}/{method}", self.service.name)
     }
 }

@@ -2,6 +2,7 @@
 
 mod call;
 mod caller;
+mod under_way;
 
 pub(crate) use call::Answered;
 pub use call::{Call, CallFuture, Response, ResponseFuture};

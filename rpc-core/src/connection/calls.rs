@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::{Context as TaskContext, Poll, Waker};
+use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::help::Help;
-use super::slots::{Found, NeverMade, Refused, Slots, Ticket};
+use super::pending::{Pending, Place};
+use super::slots::{NeverMade, Refused, Slots};
 use super::{Connection, lock};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
@@ -34,7 +34,7 @@ struct Announced {
 #[derive(Debug)]
 pub(super) struct Calls {
     /// Where they wait for a RESPONSE, or for what came instead.
-    slots: Slots<Result<Bytes, Status>, Status>,
+    pub(super) slots: Slots<Result<Bytes, Status>, Status>,
     announced: Mutex<Announced>,
     /// The first of them, which on many connections is the only one.
     first: OnceLock<Arc<ServiceInfo>>,
@@ -117,8 +117,7 @@ impl Connection {
         } else {
             self.flush_soon();
         }
-        let help = Help::begin(self, cx);
-        Ok(Pending { connection: self.clone(), id: opened.call, done: false, help })
+        Ok(Pending::new(self, opened.call, cx))
     }
 
     /// The request of a call that has no number yet.
@@ -228,7 +227,7 @@ impl Connection {
         }
     }
 
-    fn forget(&self, call: u64, reason: u8) {
+    pub(super) fn forget(&self, call: u64, reason: u8) {
         let (waited, next) = self.calls.slots.forget(call);
         next.wake();
         if waited {
@@ -245,7 +244,7 @@ impl Connection {
     }
 
     /// Reads a RESPONSE. One that is none ends the connection.
-    fn understand(&self, message: Bytes) -> Answered {
+    pub(super) fn understand(&self, message: Bytes) -> Answered {
         let understood = ResponseHead::decode(message).and_then(|(head, content)| match head.verdict {
             Verdict::Status => Ok(Err(decode_status(content.payload.body)?)),
             verdict => Ok(Ok((verdict, content.payload))),
@@ -285,118 +284,4 @@ pub(super) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status
     let message =
         format!("{what}: {len} bytes, but {whose} limits.max_message is {max}; raise it there, or send less");
     refused(Code::ResourceExhausted, message)
-}
-
-/// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
-#[derive(Debug)]
-pub(crate) struct Line {
-    connection: Arc<Connection>,
-    ticket: Option<Ticket>,
-}
-
-impl Line {
-    pub(crate) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, ticket: None }
-    }
-
-    pub(crate) fn connection(&self) -> &Arc<Connection> {
-        &self.connection
-    }
-
-    /// Until the connection takes no more calls.
-    pub(crate) fn poll(&mut self, cx: &TaskContext<'_>) -> Poll<Result<Place, Status>> {
-        let polled = self.connection.calls.slots.wait_in_line(&mut self.ticket, cx);
-        polled.map(|waited| match waited {
-            Ok(()) => Ok(Place(Some(self.connection.clone()))),
-            Err(why) => Err(why.with_executed(Executed::No)),
-        })
-    }
-}
-
-impl Drop for Line {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
-            self.connection.calls.slots.leave_line(ticket).wake();
-        }
-    }
-}
-
-/// A place for a call, which was waited for.
-#[derive(Debug)]
-pub(crate) struct Place(Option<Arc<Connection>>);
-
-impl Place {
-    /// A call has it now, until it ends.
-    fn pass_on(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Some(connection) = &self.0 {
-            connection.calls.slots.give_back().wake();
-        }
-    }
-}
-
-/// A call that was sent. Dropping it cancels it: its handler is dropped too.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    connection: Arc<Connection>,
-    id: u64,
-    done: bool,
-    help: Help,
-}
-
-/// How a call that was sent ended.
-#[derive(Debug)]
-pub(crate) enum Ended {
-    Answered(Answered),
-    /// Its deadline has passed.
-    Late,
-}
-
-impl Pending {
-    pub(crate) fn connection(&self) -> &Arc<Connection> {
-        &self.connection
-    }
-
-    /// The deadline passed: tells the peer so, instead of that it was dropped.
-    pub(crate) fn expire(&mut self) {
-        self.done = true;
-        self.connection.forget(self.id, 1);
-    }
-
-    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Ended> {
-        let mut polled = self.look(cx);
-        if polled.is_pending() && self.help.look() {
-            polled = self.look(cx);
-        }
-        if polled.is_pending() {
-            self.help.again(cx);
-        }
-        polled
-    }
-
-    fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Ended> {
-        let (found, next) = self.connection.calls.slots.poll(self.id, cx);
-        next.wake();
-        let message = match found {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(Found::Late) => return Poll::Ready(Ended::Late),
-            Poll::Ready(Found::End(message)) => message,
-        };
-        self.done = true;
-        self.connection.close_if_drained();
-        Poll::Ready(Ended::Answered(message.and_then(|message| self.connection.understand(message))))
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if !self.done {
-            self.connection.forget(self.id, 0);
-        }
-    }
 }

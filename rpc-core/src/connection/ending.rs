@@ -177,7 +177,7 @@ impl Connection {
         let attempt = lock(&self.receiving).attempt.take();
         attempt.inspect(|attempt| attempt.abort());
         self.running.drop_all();
-        self.end_flusher();
+        self.flusher.end();
         self.fail_calls(&status);
         self.upgrading.send_if_modified(|u| {
             let undecided = matches!(u, Upgrading::Undecided);

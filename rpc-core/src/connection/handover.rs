@@ -143,6 +143,7 @@ mod loom_tests {
     use loom::sync::atomic::Ordering;
     use loom::thread;
 
+    use super::super::flusher::Flusher;
     use super::{Absorb, Handover, Queued};
 
     /// What was put in, and how much of it was worked on.
@@ -229,5 +230,30 @@ mod loom_tests {
     fn who_changes_leaves_nothing_undone() {
         check(1, &[push, change]);
         check(2, &[push, push, change]);
+    }
+
+    /// The flusher's task begins as another tells it of more. That one's telling is lost on it, or wakes it again.
+    #[test]
+    fn what_the_flusher_is_told_of_is_worked_on() {
+        loom::model(|| {
+            let shared = Arc::new((Handover::<Count, Done>::new(Done::default()), Flusher::default()));
+            let flush = |(handover, flusher): &(Shared, Flusher)| {
+                flusher.begin();
+                handover.run(|done| work(handover, done));
+            };
+            shared.0.queue(|queued| queued.0 += 1);
+            assert!(shared.1.is_first_told());
+            let task = thread::spawn({
+                let shared = shared.clone();
+                move || flush(&shared)
+            });
+            shared.0.queue(|queued| queued.0 += 1);
+            let wakes = shared.1.is_first_told();
+            task.join().unwrap();
+            if wakes {
+                flush(&shared);
+            }
+            assert_eq!(super::lock(&shared.0.state).worked, 2, "something was forgotten");
+        });
     }
 }

@@ -11,9 +11,11 @@ mod bulk;
 mod calls;
 mod control;
 mod ending;
+mod flusher;
 mod handover;
 mod help;
 mod keeper;
+mod pending;
 mod receive;
 mod registry;
 mod retry;
@@ -32,7 +34,8 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-pub(crate) use calls::{Asked, Ended, Line, NotSent, Pending, Place};
+pub(crate) use calls::{Asked, NotSent};
+pub(crate) use pending::{Ended, Line, Pending, Place};
 pub(crate) use registry::Registry;
 
 use crate::config::{Limits, Liveness, Policy};
@@ -196,7 +199,7 @@ pub struct Connection {
     /// A call has begun, or one whose deadline comes before those of all others.
     keeper: Notify,
     deadlines: Notify,
-    flusher: send::Flusher,
+    flusher: flusher::Flusher,
     /// Somebody waits for `progress`.
     watched: AtomicBool,
     progress: Notify,
@@ -246,7 +249,7 @@ impl Connection {
             gone: watch::Sender::new(false),
             keeper: Notify::new(),
             deadlines: Notify::new(),
-            flusher: send::Flusher::default(),
+            flusher: flusher::Flusher::default(),
             watched: AtomicBool::new(false),
             progress: Notify::new(),
             settings,

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
-use tokio::sync::Notify;
 
 use super::Connection;
 use super::handover::{Absorb, Queued};
@@ -151,25 +150,6 @@ impl FrameSource for UpgradedSource<'_> {
     }
 }
 
-/// Sends what several callers have queued, in one go.
-#[derive(Debug, Default)]
-pub(super) struct Flusher {
-    /// It has been told, and has not begun.
-    told: AtomicBool,
-    wake: Notify,
-}
-
-/// The task of a [`Flusher`], which ends with its connection.
-pub(super) async fn flush_when_told(connection: Arc<Connection>) {
-    while !connection.is_closed() {
-        connection.flusher.wake.notified().await;
-        // Who is about to run may have something for the same write.
-        tokio::task::yield_now().await;
-        connection.flusher.told.swap(false, Ordering::AcqRel);
-        connection.flush();
-    }
-}
-
 impl Connection {
     /// Puts what has been taken in into the header of a frame that leaves now, and notes that it leaves.
     fn stamp(&self, mut frame: Frame, outbox: &Outbox) -> Frame {
@@ -234,14 +214,7 @@ impl Connection {
     /// Sends what is queued when the runtime's other tasks have had their turn: with what they queue, and with one system
     /// call for all of it.
     pub(super) fn flush_soon(&self) {
-        if !self.flusher.told.swap(true, Ordering::AcqRel) {
-            self.flusher.wake.notify_one();
-        }
-    }
-
-    /// Lets its task end.
-    pub(super) fn end_flusher(&self) {
-        self.flusher.wake.notify_one();
+        self.flusher.tell();
     }
 
     /// Sends what waits although nothing new was queued: something that was in its way is gone.

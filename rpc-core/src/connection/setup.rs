@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, lock, receive, required, send};
+use super::{
+    Connection, Phase, Registry, Role, Settings, Upgrading, flusher, keeper, lock, receive, required,
+};
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
@@ -50,7 +52,7 @@ impl Connection {
         let connection = Self::new(role, stream, settings, registry);
         connection.runtime.spawn(connection.clone().greet());
         connection.runtime.spawn(keeper::keep(connection.clone()));
-        connection.runtime.spawn(send::flush_when_told(connection.clone()));
+        connection.runtime.spawn(flusher::flush_when_told(connection.clone()));
         connection
     }
 

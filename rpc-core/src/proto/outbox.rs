@@ -1,12 +1,16 @@
 //! What a session sends: numbering, fragments, acknowledgement, and which link it goes by.
 
+mod moving;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::BytesMut;
 
 use super::message::{Cutting, Expose, Exposing, Frame, Message};
 use super::shorts::{MAX_SHORT, Shorts};
-use super::wire::{Done, Down, FrameType, HEADER_LEN, Pull, Up, flags};
+use super::wire::{Done, Down, FrameType, HEADER_LEN};
 
 /// Which of a session's links something travels by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -288,18 +292,6 @@ impl Outbox {
         }
     }
 
-    /// The next of the frames that went by a link which died. By the stream link they need no keeping any more.
-    fn next_again(&mut self) -> Option<Frame> {
-        let index = self.retained.len() - self.resend;
-        self.resend -= 1;
-        if self.route != Route::Stream {
-            return self.retained.get(index).cloned();
-        }
-        let frame = self.retained.remove(index)?;
-        self.retained_bytes -= size(&frame);
-        Some(frame)
-    }
-
     /// Takes back what was not sent of a call's message. If a part has left, the peer is told that the rest will not
     /// come.
     pub fn abandon(&mut self, kind: FrameType, call: u64) -> Abandoned {
@@ -362,35 +354,6 @@ impl Outbox {
         calls
     }
 
-    /// The peer has taken in everything up to `rx_seq`. An acknowledgement of what was never sent is refused.
-    pub fn acknowledged(&mut self, rx_seq: u32) -> Result<(), NotSent> {
-        // The number after the last one sent is the first that can't be acknowledged.
-        if (self.last_seq().wrapping_sub(rx_seq) as i32) < 0 {
-            return Err(NotSent);
-        }
-        while self.retained.len() > self.resend
-            && let Some(frame) = self.retained.front()
-            && rx_seq.wrapping_sub(frame.header.seq) as i32 >= 0
-        {
-            self.retained_bytes -= size(frame);
-            self.retained.pop_front();
-        }
-        Ok(())
-    }
-
-    /// From the next frame on goes by the upgraded link; the UP must be the next thing on the stream link.
-    pub fn go_up(&mut self, epoch: u32) -> Up {
-        self.route = Route::Upgraded(epoch);
-        // What a former link left to be sent again goes first.
-        let again = self.retained.get(self.retained.len() - self.resend).filter(|_| self.resend > 0);
-        Up { epoch, first_seq: again.map_or(self.next_seq, |frame| frame.header.seq) }
-    }
-
-    /// Stops: no session frame leaves by any link until [`resume`](Self::resume).
-    pub fn freeze(&mut self) {
-        self.frozen = true;
-    }
-
     /// The session is over: nothing leaves any more, so that what is said of its calls stays true. Gives the calls of
     /// which a message of this kind has not left whole, and forgets everything.
     pub fn close(&mut self, kind: FrameType) -> Vec<u64> {
@@ -406,35 +369,6 @@ impl Outbox {
         (self.abandoned, self.own, self.barriers, self.resend) = (0, 0, 0, 0);
         (self.assembling, self.retained_bytes) = (0, 0);
         calls
-    }
-
-    /// Both sides have said DOWN: goes on by the stream link, with what the peer does not have. `pulls` are the messages
-    /// whose beginning it has, and of which it has not read what was exposed.
-    pub fn resume(&mut self, peer_rx_seq: u32, pulls: &[Pull]) -> Result<(), NotSent> {
-        self.frozen = false;
-        self.route = Route::Stream;
-        self.resend = 0;
-        self.acknowledged(peer_rx_seq)?;
-        self.resend = self.retained.len();
-        for frame in &mut self.retained {
-            if frame.header.flags & flags::DESCRIBED != 0 {
-                self.retained_bytes -= size(frame);
-                frame.undescribe();
-                self.retained_bytes += size(frame);
-                self.cutting.extend(self.exposed.remove(&frame.header.seq));
-            }
-        }
-        // Of the others a DONE is on its way.
-        for pull in pulls {
-            let rest = self.exposed.remove(&pull.seq).ok_or(NotSent)?;
-            self.cutting.push_back(rest);
-        }
-        Ok(())
-    }
-
-    /// Whether nothing leaves before the peer's DOWN.
-    pub fn is_frozen(&self) -> bool {
-        self.frozen
     }
 
     /// How many messages are described to the peer, which has not said DONE.
@@ -461,11 +395,6 @@ impl Outbox {
     pub(super) fn assembling(&self) -> u64 {
         self.assembling
     }
-
-    /// How many frames are kept for the peer's acknowledgement.
-    pub fn retained(&self) -> usize {
-        self.retained.len()
-    }
 }
 
 /// What a retained frame counts.
@@ -487,110 +416,3 @@ pub enum Abandoned {
 /// The peer acknowledged a frame that was never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotSent;
-
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::*;
-    use crate::proto::message::ExposeNothing;
-
-    const MAX_FRAME: usize = 2048;
-
-    fn request(call: u64, len: usize) -> Message {
-        Message::new(FrameType::REQUEST, call, Bytes::from(vec![7; len]))
-    }
-
-    impl Outbox {
-        fn extend<const N: usize>(&mut self, requests: [(u64, usize); N]) {
-            requests.into_iter().for_each(|(call, len)| self.push(request(call, len)));
-        }
-    }
-
-    /// Call, flags and length of the next frame.
-    fn next(outbox: &mut Outbox) -> Option<(u64, u8, u32)> {
-        outbox
-            .next(MAX_FRAME, &mut ExposeNothing)
-            .map(|frame| (frame.header.call, frame.header.flags, frame.header.len))
-    }
-
-    #[test]
-    fn a_message_given_up_keeps_its_budget_until_the_peer_is_told() {
-        let mut outbox = Outbox::new(10_000, 1 << 20);
-        outbox.push(request(1, 9000));
-        outbox.push(request(2, 9000));
-        assert_eq!(next(&mut outbox), Some((1, flags::FRAGMENTED, 2048)));
-        assert_eq!((outbox.abandon(FrameType::REQUEST, 1), outbox.waiting()), (Abandoned::Partly, 1));
-        assert_eq!(next(&mut outbox), Some((1, flags::ABANDONED, 0)), "first, for the second has no room");
-        assert_eq!(next(&mut outbox), Some((2, flags::FRAGMENTED, 2048)));
-    }
-
-    #[test]
-    fn what_has_not_begun_is_taken_back_and_the_peer_never_hears_of_it() {
-        let mut outbox = Outbox::new(10_000, 1 << 20);
-        outbox.push(request(1, 9000));
-        assert!(next(&mut outbox).is_some());
-        outbox.push(Message::new(FrameType::BIND, 0, Bytes::from_static(b"x")));
-        outbox.extend([(2, 10), (3, 5000), (4, 900)]);
-        assert_eq!(outbox.abandon(FrameType::REQUEST, 4), Abandoned::Unsent);
-        assert_eq!(outbox.take_back(FrameType::REQUEST), [2, 3]);
-        assert_eq!(next(&mut outbox), Some((0, 0, 1)), "the BIND stays");
-        let mut left = 2044;
-        while let Some((call, _, len)) = next(&mut outbox) {
-            assert_eq!(call, 1);
-            left += len;
-        }
-        assert_eq!((left, outbox.is_empty(), outbox.assembling()), (9000, true, 0));
-    }
-
-    #[test]
-    fn a_closed_outbox_says_what_has_not_left_whole_and_sends_nothing_more() {
-        let mut outbox = Outbox::new(100_000, 1 << 20);
-        outbox.extend([(1, 10), (2, 9000), (3, 9000)]);
-        assert_eq!(next(&mut outbox), Some((1, 0, 10)));
-        assert_eq!(next(&mut outbox), Some((2, flags::FRAGMENTED, 2048)));
-        let mut unsent = outbox.close(FrameType::REQUEST);
-        unsent.sort_unstable();
-        assert_eq!(unsent, [2, 3]);
-        outbox.push(request(4, 10));
-        assert_eq!((next(&mut outbox), outbox.is_empty(), outbox.waiting()), (None, true, 0));
-    }
-
-    #[test]
-    fn the_peer_is_told_that_its_memory_is_free_before_anything_else() {
-        let mut outbox = Outbox::new(100_000, 1 << 20);
-        outbox.extend([(1, 10), (2, 9000), (3, 10)]);
-        outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
-        assert_eq!((next(&mut outbox), outbox.waiting()), (Some((0, 0, 1)), 3));
-    }
-
-    #[test]
-    fn short_messages_do_not_wait_for_one_that_can_not_be_exposed_yet() {
-        struct Full;
-        impl Expose for Full {
-            fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
-                Exposing::Later
-            }
-        }
-        let mut outbox = Outbox::new(100_000, 1 << 20);
-        outbox.go_up(1);
-        let mut long = request(1, 10);
-        long.bulk = vec![7; 9000].into();
-        outbox.push(long);
-        (2..60).for_each(|call| outbox.push(request(call, 10)));
-        outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
-        let frames = std::iter::from_fn(|| outbox.next(MAX_FRAME, &mut Full)).count();
-        assert_eq!((frames, outbox.waiting()), (59, 1));
-    }
-
-    #[test]
-    fn many_short_messages_and_a_long_one_take_turns() {
-        let mut outbox = Outbox::new(100_000, 1 << 20);
-        outbox.push(request(1, 9000));
-        (2..200).for_each(|call| outbox.push(request(call, 10)));
-        let calls: Vec<u64> = std::iter::from_fn(|| next(&mut outbox)).map(|frame| frame.0).collect();
-        let long: Vec<usize> = (0..calls.len()).filter(|i| calls[*i] == 1).collect();
-        assert_eq!(long.len(), 5);
-        assert!(long.windows(2).all(|w| w[1] - w[0] == SMALL_RUN as usize + 1), "{long:?}");
-    }
-}

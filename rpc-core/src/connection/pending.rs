@@ -1,0 +1,128 @@
+//! What a caller holds of its connection: its turn, its place, its call.
+
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use super::Connection;
+use super::calls::Answered;
+use super::help::Help;
+use super::slots::{Found, Ticket};
+use crate::status::{Executed, Status};
+
+/// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
+#[derive(Debug)]
+pub(crate) struct Line {
+    connection: Arc<Connection>,
+    ticket: Option<Ticket>,
+}
+
+impl Line {
+    pub(crate) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, ticket: None }
+    }
+
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Until the connection takes no more calls.
+    pub(crate) fn poll(&mut self, cx: &TaskContext<'_>) -> Poll<Result<Place, Status>> {
+        let polled = self.connection.calls.slots.wait_in_line(&mut self.ticket, cx);
+        polled.map(|waited| match waited {
+            Ok(()) => Ok(Place(Some(self.connection.clone()))),
+            Err(why) => Err(why.with_executed(Executed::No)),
+        })
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.connection.calls.slots.leave_line(ticket).wake();
+        }
+    }
+}
+
+/// A place for a call, which was waited for.
+#[derive(Debug)]
+pub(crate) struct Place(Option<Arc<Connection>>);
+
+impl Place {
+    /// A call has it now, until it ends.
+    pub(super) fn pass_on(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            connection.calls.slots.give_back().wake();
+        }
+    }
+}
+
+/// A call that was sent. Dropping it cancels it: its handler is dropped too.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    connection: Arc<Connection>,
+    id: u64,
+    done: bool,
+    help: Help,
+}
+
+/// How a call that was sent ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Answered(Answered),
+    /// Its deadline has passed.
+    Late,
+}
+
+impl Pending {
+    pub(super) fn new(connection: &Arc<Connection>, id: u64, cx: &mut TaskContext<'_>) -> Self {
+        Self { connection: connection.clone(), id, done: false, help: Help::begin(connection, cx) }
+    }
+
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// The deadline passed: tells the peer so, instead of that it was dropped.
+    pub(crate) fn expire(&mut self) {
+        self.done = true;
+        self.connection.forget(self.id, 1);
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Ended> {
+        let mut polled = self.look(cx);
+        if polled.is_pending() && self.help.look() {
+            polled = self.look(cx);
+        }
+        if polled.is_pending() {
+            self.help.again(cx);
+        }
+        polled
+    }
+
+    fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Ended> {
+        let (found, next) = self.connection.calls.slots.poll(self.id, cx);
+        next.wake();
+        let message = match found {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Found::Late) => return Poll::Ready(Ended::Late),
+            Poll::Ready(Found::End(message)) => message,
+        };
+        self.done = true;
+        self.connection.close_if_drained();
+        Poll::Ready(Ended::Answered(message.and_then(|message| self.connection.understand(message))))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.done {
+            self.connection.forget(self.id, 0);
+        }
+    }
+}

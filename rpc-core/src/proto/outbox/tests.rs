@@ -1,0 +1,104 @@
+use bytes::Bytes;
+
+use super::*;
+use crate::proto::message::ExposeNothing;
+use crate::proto::wire::flags;
+
+const MAX_FRAME: usize = 2048;
+
+fn request(call: u64, len: usize) -> Message {
+    Message::new(FrameType::REQUEST, call, Bytes::from(vec![7; len]))
+}
+
+impl Outbox {
+    fn extend<const N: usize>(&mut self, requests: [(u64, usize); N]) {
+        requests.into_iter().for_each(|(call, len)| self.push(request(call, len)));
+    }
+}
+
+/// Call, flags and length of the next frame.
+fn next(outbox: &mut Outbox) -> Option<(u64, u8, u32)> {
+    outbox
+        .next(MAX_FRAME, &mut ExposeNothing)
+        .map(|frame| (frame.header.call, frame.header.flags, frame.header.len))
+}
+
+#[test]
+fn a_message_given_up_keeps_its_budget_until_the_peer_is_told() {
+    let mut outbox = Outbox::new(10_000, 1 << 20);
+    outbox.push(request(1, 9000));
+    outbox.push(request(2, 9000));
+    assert_eq!(next(&mut outbox), Some((1, flags::FRAGMENTED, 2048)));
+    assert_eq!((outbox.abandon(FrameType::REQUEST, 1), outbox.waiting()), (Abandoned::Partly, 1));
+    assert_eq!(next(&mut outbox), Some((1, flags::ABANDONED, 0)), "first, for the second has no room");
+    assert_eq!(next(&mut outbox), Some((2, flags::FRAGMENTED, 2048)));
+}
+
+#[test]
+fn what_has_not_begun_is_taken_back_and_the_peer_never_hears_of_it() {
+    let mut outbox = Outbox::new(10_000, 1 << 20);
+    outbox.push(request(1, 9000));
+    assert!(next(&mut outbox).is_some());
+    outbox.push(Message::new(FrameType::BIND, 0, Bytes::from_static(b"x")));
+    outbox.extend([(2, 10), (3, 5000), (4, 900)]);
+    assert_eq!(outbox.abandon(FrameType::REQUEST, 4), Abandoned::Unsent);
+    assert_eq!(outbox.take_back(FrameType::REQUEST), [2, 3]);
+    assert_eq!(next(&mut outbox), Some((0, 0, 1)), "the BIND stays");
+    let mut left = 2044;
+    while let Some((call, _, len)) = next(&mut outbox) {
+        assert_eq!(call, 1);
+        left += len;
+    }
+    assert_eq!((left, outbox.is_empty(), outbox.assembling()), (9000, true, 0));
+}
+
+#[test]
+fn a_closed_outbox_says_what_has_not_left_whole_and_sends_nothing_more() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    outbox.extend([(1, 10), (2, 9000), (3, 9000)]);
+    assert_eq!(next(&mut outbox), Some((1, 0, 10)));
+    assert_eq!(next(&mut outbox), Some((2, flags::FRAGMENTED, 2048)));
+    let mut unsent = outbox.close(FrameType::REQUEST);
+    unsent.sort_unstable();
+    assert_eq!(unsent, [2, 3]);
+    outbox.push(request(4, 10));
+    assert_eq!((next(&mut outbox), outbox.is_empty(), outbox.waiting()), (None, true, 0));
+}
+
+#[test]
+fn the_peer_is_told_that_its_memory_is_free_before_anything_else() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    outbox.extend([(1, 10), (2, 9000), (3, 10)]);
+    outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((0, 0, 1)), 3));
+}
+
+#[test]
+fn short_messages_do_not_wait_for_one_that_can_not_be_exposed_yet() {
+    struct Full;
+    impl Expose for Full {
+        fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+            Exposing::Later
+        }
+    }
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    outbox.go_up(1);
+    let mut long = request(1, 10);
+    long.bulk = vec![7; 9000].into();
+    outbox.push(long);
+    (2..60).for_each(|call| outbox.push(request(call, 10)));
+    outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
+    let frames = std::iter::from_fn(|| outbox.next(MAX_FRAME, &mut Full)).count();
+    assert_eq!((frames, outbox.waiting()), (59, 1));
+}
+
+#[test]
+fn many_short_messages_and_a_long_one_take_turns() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    outbox.push(request(1, 9000));
+    (2..200).for_each(|call| outbox.push(request(call, 10)));
+    let calls: Vec<u64> = std::iter::from_fn(|| next(&mut outbox)).map(|frame| frame.0).collect();
+    let long: Vec<usize> = (0..calls.len()).filter(|i| calls[*i] == 1).collect();
+    assert_eq!(long.len(), 5);
+    assert!(long.windows(2).all(|w| w[1] - w[0] == SMALL_RUN as usize + 1), "{long:?}");
+}

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -262,4 +264,61 @@ async fn all_that_was_taken_arrives_before_a_closed_link_says_so() {
     let Pair { socket, mut events, .. } = pair;
     drop(socket);
     assert!(!end(&mut events).await.failed);
+}
+
+/// Closes the link when something arrives, and has more arrive.
+struct Flood {
+    link: Arc<TcpLink>,
+    socket: std::net::TcpStream,
+    frames: Vec<u8>,
+    /// Where in `frames` it goes on.
+    at: AtomicUsize,
+}
+
+impl Flood {
+    fn fill(&self) {
+        let mut at = self.at.load(Ordering::Relaxed);
+        while let Ok(n) = (&self.socket).write(&self.frames[at..]) {
+            at = (at + n) % self.frames.len();
+        }
+        self.at.store(at, Ordering::Relaxed);
+    }
+}
+
+impl LinkHandler for Flood {
+    fn receive(&self, _: Header, _: Bytes) -> Result<(), WireError> {
+        self.fill();
+        self.link.close();
+        Ok(())
+    }
+
+    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
+        Ok(None)
+    }
+
+    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
+        Ok(())
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {}
+
+    fn closed(&self, _: LinkEnd) {}
+}
+
+#[tokio::test]
+async fn a_peer_that_sends_without_a_pause_does_not_keep_a_link_from_closing() {
+    let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+    let (socket, link) = tokio::join!(TcpStream::connect(acceptor.local_addr().unwrap()), acceptor.accept());
+    let (socket, link) = (socket.unwrap().into_std().unwrap(), link);
+    (&socket).write_all(PREFACE).unwrap();
+    let frames = encoded(FrameType::REQUEST, 1, &[7; 4000]).repeat(64);
+    let flood =
+        Flood { link: link.clone(), socket: socket.try_clone().unwrap(), frames, at: AtomicUsize::new(0) };
+    flood.fill();
+    link.start(Arc::new(flood));
+    let mut socket = TcpStream::from_std(socket).unwrap();
+    let mut read = Vec::new();
+    tokio::time::timeout(PATIENCE, socket.read_to_end(&mut read)).await.expect("it must close").unwrap();
 }

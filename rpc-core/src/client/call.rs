@@ -84,6 +84,8 @@ use crate::status::{Code, Status};
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`.
 /// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server does not have the method, or has it with another signature.
 /// - INTERNAL, if the handler panicked or a message can't be decoded.
+///
+/// [`Executed`]: crate::status::Executed
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
     caller: Caller,

@@ -70,7 +70,7 @@ enum Request {
 /// Why a request was not sent. Nothing was executed.
 #[derive(Debug)]
 pub(crate) enum NotSent {
-    /// The peer takes no more calls at once: one must [wait](Connection::place) for a place.
+    /// The peer takes no more calls at once: one must [wait](super::Line) for a place.
     Full,
     For(Status),
 }

@@ -136,6 +136,8 @@ impl LinkHandler for Handler {
 
     fn closed(&self, end: LinkEnd) {
         self.ended.store(true, Ordering::Relaxed);
+        // It may have ended within a batch, whose time is not that of what the other link brings.
+        lock(&self.connection.receiving).now = None;
         match self.route {
             Route::Stream => self.connection.on_stream_closed(&end),
             Route::Upgraded(epoch) => self.connection.on_upgraded_closed(epoch, &end),

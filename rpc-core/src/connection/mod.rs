@@ -258,6 +258,10 @@ impl Connection {
 
     fn stay_on_stream(&self, why: Unavailable) {
         log_once(&why, self.peer());
+        self.note_on_stream(why);
+    }
+
+    fn note_on_stream(&self, why: Unavailable) {
         self.upgrading.send_modify(|upgrading| match upgrading {
             Upgrading::Stream { why: first, again } => *again = (*first != why).then_some(why),
             undecided_or_upgraded => *undecided_or_upgraded = Upgrading::Stream { why, again: None },

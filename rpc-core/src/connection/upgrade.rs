@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 
 use super::receive::{Handler, Receiving};
 use super::send::Sending;
-use super::{Connection, Upgrading, lock, required};
+use super::{Connection, Upgrading, lock, log_once, required};
 use crate::config::Policy;
 use crate::proto::message::Frame;
 use crate::proto::session::{Fallen, Say, Session};
@@ -249,6 +249,11 @@ impl Connection {
                 let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
                 let gone = sending.say_down(epoch, &fallen, &why).inspect(|_| self.set_better(None));
                 let owed = sending.owed(epoch, &fallen);
+                // The first to say DOWN knows why; the other's answer says nothing new. Under the locks: who finds the session
+                // resumed, which may be another thread, tries again soon, and only if it knows of this.
+                if fallen.say.is_some() {
+                    self.note_on_stream(why.clone());
+                }
                 Ok((fallen, gone, owed))
             })?;
             // The first to say DOWN ends the attempt; the second finds none.
@@ -269,9 +274,8 @@ impl Connection {
             tracing::warn!(peer = ?self.peer(), %why, "fell back to the stream link");
             link.close();
         }
-        // The first to say DOWN knows why; the other's answer says nothing new.
         if fallen.say.is_some() {
-            self.stay_on_stream(why);
+            log_once(&why, self.peer());
         }
         if fallen.resumed {
             self.move_up_later();

@@ -90,13 +90,17 @@ async fn main() -> ExitCode {
     }
 }
 
+fn configured(file: &str) -> Result<Config, Box<dyn Error>> {
+    Ok(Config::from_toml(&std::fs::read_to_string(file)?)?)
+}
+
 async fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let Some(address) = arguments.next() else {
         return Err("usage: kv-server HOST:PORT [CONFIG.toml]".into());
     };
     let config = match arguments.next() {
-        Some(file) => Config::from_toml(&std::fs::read_to_string(&file)?)?,
+        Some(file) => configured(&file).map_err(|why| format!("{file}: {why}"))?,
         None => Config::default(),
     };
     let server = Server::builder().add(KvServer::new(Store::default())).config(config).bind(&address).await?;

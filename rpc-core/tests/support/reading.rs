@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::inbox::Described;
@@ -36,6 +36,7 @@ pub(crate) struct Reading {
     inner: Arc<dyn Link>,
     shared: Arc<Shared>,
     asked: Mutex<Vec<Described>>,
+    reader: OnceLock<Weak<Reader>>,
 }
 
 /// The two ends of a link, with each able to read what the other exposes.
@@ -43,7 +44,13 @@ pub(crate) fn over(ends: [Arc<dyn Link>; 2], shared: &Arc<Shared>) -> [Arc<dyn L
     let mut side = 0;
     ends.map(|inner| {
         side += 1;
-        Arc::new(Reading { side, inner, shared: shared.clone(), asked: Mutex::default() }) as Arc<dyn Link>
+        Arc::new(Reading {
+            side,
+            inner,
+            shared: shared.clone(),
+            asked: Mutex::default(),
+            reader: OnceLock::new(),
+        }) as Arc<dyn Link>
     })
 }
 
@@ -74,7 +81,9 @@ impl Link for Reading {
     }
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
-        self.inner.clone().start(Arc::new(Reader(self, handler)));
+        let reader = Arc::new(Reader(self, handler));
+        reader.0.reader.set(Arc::downgrade(&reader)).expect("started once");
+        reader.0.inner.clone().start(reader.clone());
     }
 
     fn send(&self, source: &mut dyn FrameSource) {
@@ -95,6 +104,14 @@ impl Link for Reading {
 
     fn pull(&self, _: Direction, described: Described) {
         lock(&self.asked).push(described);
+        // What came before its UP is asked for when that comes, by the other link, and no batch of this one ends then.
+        if let Some(reader) = self.reader.get().and_then(Weak::upgrade) {
+            tokio::spawn(async move {
+                if reader.read() {
+                    reader.1.batch_end();
+                }
+            });
+        }
     }
 
     fn conceal(&self, seq: u32, _: bool) {
@@ -104,6 +121,29 @@ impl Link for Reading {
 
 /// What arrives is delivered, then what it asks for is read.
 struct Reader(Arc<Reading>, Arc<dyn LinkHandler>);
+
+impl Reader {
+    /// Reads what was asked for; says whether that was anything.
+    fn read(&self) -> bool {
+        let shared = &self.0.shared;
+        if shared.stall.load(Ordering::Relaxed) {
+            return false;
+        }
+        let asked = std::mem::take(&mut *lock(&self.0.asked));
+        let any = !asked.is_empty();
+        for Described { seq, begin, total, descriptor, .. } in asked {
+            assert_eq!(usize::from(descriptor[0]), 3 - self.0.side, "the peer's memory");
+            // It is not exposed any more where the link has fallen.
+            let Some(rest) = lock(&shared.exposed).get(&(3 - self.0.side, seq)).cloned() else { continue };
+            let whole: Bytes = [begin, rest].concat().into();
+            assert_eq!(whole.len(), total);
+            shared.reads.fetch_add(1, Ordering::Relaxed);
+            let room = !shared.full.load(Ordering::Relaxed);
+            self.1.pulled(seq, room.then_some(whole)).expect("an honest peer");
+        }
+        any
+    }
+}
 
 impl LinkHandler for Reader {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
@@ -119,19 +159,7 @@ impl LinkHandler for Reader {
     }
 
     fn batch_end(&self) {
-        let shared = &self.0.shared;
-        if !shared.stall.load(Ordering::Relaxed) {
-            let asked = std::mem::take(&mut *lock(&self.0.asked));
-            for Described { seq, begin, total, descriptor, .. } in asked {
-                assert_eq!(usize::from(descriptor[0]), 3 - self.0.side, "the peer's memory");
-                let rest = lock(&shared.exposed).get(&(3 - self.0.side, seq)).cloned();
-                let whole: Bytes = [begin, rest.expect("exposed until DONE")].concat().into();
-                assert_eq!(whole.len(), total);
-                shared.reads.fetch_add(1, Ordering::Relaxed);
-                let room = !shared.full.load(Ordering::Relaxed);
-                self.1.pulled(seq, room.then_some(whole)).expect("an honest peer");
-            }
-        }
+        self.read();
         self.1.batch_end();
     }
 

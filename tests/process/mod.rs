@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Says which part a process plays, and what it needs to know for that.
 const PART: &str = "TEST_PART";
@@ -45,7 +45,6 @@ impl Process {
     /// Kills it and waits until nothing is left of it.
     pub(crate) async fn kill(mut self) {
         self.0.kill().unwrap();
-        let killed = Instant::now();
         let gone = async {
             while self.0.try_wait().unwrap().is_none() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -53,7 +52,6 @@ impl Process {
         };
         // One whose queue pairs are destroyed with windows bound takes 50 s and more. This is slow, but not like that.
         tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the killed process stays");
-        println!("gone after {:?}", killed.elapsed());
     }
 }
 

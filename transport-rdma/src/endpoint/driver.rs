@@ -65,8 +65,8 @@ impl Driver {
         if polled < BATCH {
             self.finish_drained();
         }
-        let sent = self.reap()?;
-        let mail = self.read_mail()?;
+        let sent = self.reap(&mut intake)?;
+        let mail = self.read_mail(&mut intake)?;
         self.endings.advance(&self.shard.device.control);
         Ok(polled + delivered + intake.waiting() + sent + mail)
     }
@@ -74,14 +74,7 @@ impl Driver {
     /// Takes all that has arrived; then delivers some of it. Says how many completions there were last, when the queue was
     /// asked for a batch, and how many frames were delivered.
     fn receive(&mut self, intake: &mut Intake) -> Result<(usize, usize), DeviceError> {
-        let polled = loop {
-            let polled = intake.poll(&self.shard, BATCH)?;
-            // All at once, because a frame is held against what its sender knew when it came: what is told it meanwhile
-            // must not excuse frames that were there already.
-            if polled < BATCH || intake.waiting() >= MAX_ARRIVALS {
-                break polled;
-            }
-        };
+        let polled = self.take_in(intake)?;
         let mut count = 0;
         while count < BATCH
             && let Some((link, end)) = intake.accept()
@@ -95,8 +88,20 @@ impl Driver {
         Ok((polled, count))
     }
 
+    /// Takes all that has arrived. Says how many completions there were last, when the queue was asked for a batch.
+    fn take_in(&self, intake: &mut Intake) -> Result<usize, DeviceError> {
+        loop {
+            let polled = intake.poll(&self.shard, BATCH)?;
+            // All at once, because a frame is held against what its sender knew when it came: what is told it meanwhile
+            // must not excuse frames that were there already.
+            if polled < BATCH || intake.waiting() >= MAX_ARRIVALS {
+                return Ok(polled);
+            }
+        }
+    }
+
     /// Takes completions of sends, and lets those go on who waited for room.
-    fn reap(&mut self) -> Result<usize, DeviceError> {
+    fn reap(&mut self, intake: &mut Intake) -> Result<usize, DeviceError> {
         let polled = self.shard.queues.poll(Cq::Send, BATCH, &mut self.completions)?;
         if polled == 0 {
             return Ok(0);
@@ -118,7 +123,7 @@ impl Driver {
                 Completion::SendFailed { qp_num, error, .. } => {
                     if let Some(link) = self.link(qp_num) {
                         let end = link.explain(error);
-                        self.end(&link, end);
+                        self.fail(intake, link, end)?;
                     }
                 }
                 Completion::Drained { qp_num, .. } => self.endings.drained(qp_num),
@@ -135,7 +140,7 @@ impl Driver {
         Ok(polled)
     }
 
-    fn read_mail(&mut self) -> Result<usize, DeviceError> {
+    fn read_mail(&mut self, intake: &mut Intake) -> Result<usize, DeviceError> {
         let mail = self.shard.mailbox.take();
         let count = mail.changed.len() + mail.failed.len() + mail.events.len();
         for number in mail.changed {
@@ -155,20 +160,19 @@ impl Driver {
             }
         }
         for event in mail.events {
-            self.on_event(event)?;
+            self.on_event(intake, event)?;
         }
         Ok(count)
     }
 
-    fn on_event(&mut self, event: DeviceEvent) -> Result<(), DeviceError> {
+    fn on_event(&mut self, intake: &mut Intake, event: DeviceEvent) -> Result<(), DeviceError> {
         let device = self.shard.device.device.name();
         let lost = |operation| DeviceError { device: device.to_owned(), operation, errno: libc::EIO };
         match event {
             DeviceEvent::QpFailed { qp_num } => {
                 if let Some(link) = self.link(qp_num) {
                     let why = format!("{}: {event}, says the device; {}", link.ends(), event.remedy());
-                    let end = LinkEnd::failed(why);
-                    self.end(&link, end);
+                    self.fail(intake, link, LinkEnd::failed(why))?;
                 }
             }
             DeviceEvent::QueueFailed { queue_id } if self.shard.queues.owns(queue_id) => {
@@ -189,7 +193,15 @@ impl Driver {
         }
     }
 
-    /// The link is over: tells its handler, after all that arrived before, and begins to take it down.
+    /// The link has failed, which its handler hears after what has arrived. That may be the peer's CLOSE, and the link has
+    /// failed because of it.
+    fn fail(&self, intake: &mut Intake, link: Arc<LinkCore>, end: LinkEnd) -> Result<(), DeviceError> {
+        self.take_in(intake)?;
+        intake.fail(link, end);
+        Ok(())
+    }
+
+    /// The link is over: tells its handler, after all that was delivered before, and begins to take it down.
     fn end(&mut self, link: &Arc<LinkCore>, end: LinkEnd) {
         self.endings.begin(link, end);
     }

@@ -30,6 +30,11 @@ impl Intake {
         Ok(polled)
     }
 
+    /// The link has failed. It ends when what waits has been delivered.
+    pub(super) fn fail(&mut self, link: Arc<LinkCore>, end: LinkEnd) {
+        self.arrivals.push_back(Arrival::failure(link, end));
+    }
+
     /// How many frames wait to be delivered.
     pub(super) fn waiting(&self) -> usize {
         self.arrivals.len()
@@ -72,7 +77,8 @@ impl Intake {
                 Ok(len) => Arrival::take(link, slot, len, shard.memory.receives(), &mut self.slots),
                 Err(error) => {
                     self.slots.push(slot);
-                    Arrival::failure(link, error)
+                    let end = link.explain(error);
+                    Arrival::failure(link, end)
                 }
             };
             self.arrivals.push_back(arrival);

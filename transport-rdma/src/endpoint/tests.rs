@@ -293,6 +293,33 @@ async fn killed_queue_pair_ends_its_link_and_no_other() {
 }
 
 #[tokio::test]
+async fn what_fails_after_the_peer_has_closed_ends_in_order_behind_all_that_came() {
+    let (fabric, [near, far]) = nodes(1);
+    let mut links = [near.link(&far).await, near.link(&far).await];
+    for [a, b] in &mut links {
+        a.send(1000, 10);
+        b.receive(1000).await;
+    }
+    until("the driver does not sleep", || fabric.queues_armed() == 4).await;
+    // All of this comes before the far driver's next turn, and is more than it delivers in one.
+    for [a, _] in &links {
+        a.send(40, 10);
+        assert!(a.peer.outgoing.lock().unwrap().is_empty());
+        a.link.close();
+    }
+    let numbers: Vec<_> = near.shard().links().keys().copied().collect();
+    assert!(numbers.into_iter().all(|number| fabric.kill_qp(number)));
+    for [_, b] in &mut links {
+        b.send(1, 10);
+    }
+    for [_, b] in &mut links {
+        b.receive(40).await;
+        let end = b.end().await;
+        assert!(!end.failed, "{end}");
+    }
+}
+
+#[tokio::test]
 async fn lost_completion_queue_ends_all_links_and_the_next_has_a_new_endpoint() {
     let (fabric, [near, far]) = nodes(1);
     // Fewer than the receives that are posted: more at once than these, and the queue is lost.

@@ -8,7 +8,7 @@ use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, flags};
 use farcall_core::transport::LinkEnd;
 
 use super::LinkCore;
-use crate::device::{Slot, WcError};
+use crate::device::Slot;
 use crate::endpoint::memory::Pool;
 
 /// Payloads below this are copied: a view would cost as much, and keep a slot.
@@ -67,9 +67,8 @@ impl Arrival {
         Self { link, heard, frame: Ok((header, payload)) }
     }
 
-    /// A receive has failed.
-    pub(crate) fn failure(link: Arc<LinkCore>, error: WcError) -> Self {
-        let end = link.explain(error);
+    /// Nothing more arrives: the link has failed.
+    pub(crate) fn failure(link: Arc<LinkCore>, end: LinkEnd) -> Self {
         Self { link, heard: Heard::default(), frame: Err(end) }
     }
 
@@ -85,7 +84,8 @@ impl Arrival {
     pub(crate) fn accept(self) -> (Arc<LinkCore>, Option<LinkEnd>) {
         let end = match self.frame {
             Ok((header, payload)) => self.link.accept(header, payload, self.heard),
-            Err(end) => Some(end),
+            // One that has ended may have been released, and must not end again.
+            Err(end) => (!self.link.has_ended()).then_some(end),
         };
         (self.link, end)
     }

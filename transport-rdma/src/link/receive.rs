@@ -269,6 +269,10 @@ impl LinkCore {
         self.deliver_rest();
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.receiving().ended
+    }
+
     /// Delivers what there is of a link that has ended, the end included.
     pub(super) fn deliver_rest(&self) {
         while self.deliver().is_some() {

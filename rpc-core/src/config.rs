@@ -75,6 +75,10 @@ impl Limits {
 /// `ping_ms * (missed_pings + 2)`, 10 s by default; its calls end UNAVAILABLE, perhaps executed. A handler that takes
 /// long is not taken for that: its process answers. While no call waits nothing is sent; an idle connection is looked
 /// after by the transport (TCP's keepalive).
+///
+/// A network that comes back within half of that costs no connection. The half, because TCP repeats what is lost after 0.2 s
+/// and then waits twice as long each time: after an outage calls may stand for as long again. Where outages are longer
+/// than 4 s and connections are to outlast them, raise `missed_pings`, and above 20 s `tcp.user_timeout_ms` too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -122,6 +126,12 @@ impl Liveness {
     /// How long a silence is before it is looked into.
     pub fn ping(&self) -> Duration {
         Duration::from_millis(self.ping_ms.max(1))
+    }
+
+    /// The longest silence that is borne while calls wait: one interval may pass before it begins to count, and another
+    /// before the first ping.
+    pub fn silence(&self) -> Duration {
+        self.ping().saturating_mul(self.missed_pings.max(1).saturating_add(2))
     }
 }
 

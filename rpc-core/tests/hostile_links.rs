@@ -305,6 +305,21 @@ async fn a_down_is_answered_in_time_or_the_connection_ends() {
     hostile.stream.expect_close(CloseCode::Silent, "has not answered DOWN within 10s").await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_bears_a_longer_silence_waits_longer_for_a_down() {
+    let memory = Arc::new(Shared::default());
+    let fabric = Arc::new(Fabric::readable(&memory));
+    let mut patient = settings(&fabric, Policy::Auto);
+    patient.liveness.missed_pings = 20;
+    let t = setup(settings(&fabric, Policy::Auto), patient);
+    let (mut hostile, _) = described(&t, &fabric, &memory).await;
+    hostile.link.link.close();
+    hostile.stream.expect(FrameType::DOWN).await;
+    let fall = tokio::time::Instant::now();
+    hostile.stream.expect_close(CloseCode::Silent, "has not answered DOWN within 44s").await;
+    assert_eq!(fall.elapsed().as_secs(), 44);
+}
+
 #[tokio::test]
 async fn a_call_whose_answer_is_not_read_is_in_progress() {
     let memory = Arc::new(Shared::default());

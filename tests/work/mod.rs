@@ -159,6 +159,10 @@ impl Seen {
         self.outcomes.lock().unwrap().insert(id, outcome);
         goes_on
     }
+
+    fn first_error(&self) -> Option<Status> {
+        self.outcomes.lock().unwrap().values().find_map(|outcome| outcome.clone().err())
+    }
 }
 
 async fn call_on(work: WorkClient, caller: u64, seen: Arc<Seen>, sizes: &'static [usize]) {
@@ -199,7 +203,14 @@ impl Load {
     /// Waits until so many more have been answered.
     pub(crate) async fn go_on(&self, calls: u64) {
         let before = self.answered();
-        until("calls are answered", async || self.answered() >= before + calls).await;
+        let is_answered = || self.answered() >= before + calls;
+        until("calls are answered", async || {
+            // Nobody is left to call: the error says more than waiting would.
+            let is_over = self.callers.iter().all(JoinHandle::is_finished);
+            assert!(!is_over || is_answered(), "all calls fail: {:?}", self.seen.first_error());
+            is_answered()
+        })
+        .await;
     }
 
     /// Lets each caller finish its call.

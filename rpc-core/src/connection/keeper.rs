@@ -47,8 +47,7 @@ impl Connection {
         }
     }
 
-    /// Finds a silent peer after at most `missed_pings + 2` times the interval: one may pass before the silence begins to
-    /// count, and another before the first ping.
+    /// Finds a silent peer.
     async fn listen(&self) {
         let mut silence = None;
         loop {

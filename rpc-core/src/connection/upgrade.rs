@@ -24,7 +24,8 @@ const MAX_CONTROL: usize = 64;
 
 /// How long a peer may take, after the fall of a link, for what is asked of it then: to answer our DOWN, until which
 /// nothing leaves, and to answer for the messages that its DOWN does not ask for, until which they are kept. As long as
-/// the lease of what a link exposes.
+/// the lease of what a link exposes; longer where a longer silence is borne, as what made the link fall may hold up the
+/// stream link, too.
 const FALL_LEASE: Duration = Duration::from_secs(10);
 
 /// What the fall of a link asks of the peer.
@@ -284,13 +285,14 @@ impl Connection {
 
     /// Closes, when the time for it is over, if the peer has not done this.
     fn expect_in_time(&self, owed: Owed) {
+        let lease = FALL_LEASE.max(self.settings.liveness.silence());
         let connection = self.me.clone();
         self.runtime.spawn(async move {
-            tokio::time::sleep(FALL_LEASE).await;
+            tokio::time::sleep(lease).await;
             let Some(this) = connection.upgrade() else { return };
             if let Some(what) = this.still_owes(owed) {
                 let detail = format!(
-                    "the peer {what} within {FALL_LEASE:?} of the loss of the upgraded link: its process is stopped, or \
+                    "the peer {what} within {lease:?} of the loss of the upgraded link: its process is stopped, or \
                      it is at fault"
                 );
                 this.close(CloseCode::Silent, this.status(detail, Executed::Maybe, Blame::Peer));

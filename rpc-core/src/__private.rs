@@ -4,17 +4,16 @@
 
 use std::any::{Any, TypeId};
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 
-pub use crate::client::{Call, Caller, in_process};
+pub use crate::client::{Call, CallFuture, Caller, Stub, in_process};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
 pub use crate::status::Status;
 
-use crate::client::Answered;
+use crate::client::Finish;
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
 use crate::payload::{Decoder, Encoder};
 use crate::service::Failure;
@@ -48,7 +47,7 @@ pub fn argument<C: Carry<T>, T: Send>() -> Argument<T> {
 pub struct Returned<O> {
     shape: fn(&mut Shape),
     reply: fn(&ServiceInfo, usize, O) -> Reply,
-    finish: fn(Answered) -> O,
+    finish: Finish<O>,
 }
 
 /// A method that returns `O`. `C` and `D` are the codec and `E` the error type: the compiler complains at the tokens of
@@ -72,7 +71,7 @@ where
             }
         },
         reply: reply::<O, C, D, E>,
-        finish: |answered| O::from_result(answered.decode::<O::Ok, C, E, D>()),
+        finish: |call, answer| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
     }
 }
 
@@ -162,9 +161,8 @@ impl<'a> Outgoing<'a> {
 }
 
 /// Begins a call. Unlike `into_future` it has no bounds.
-pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> impl Future<Output = O> + Send + use<O, C> {
-    let answered = call.answered();
-    async move { (returned.finish)(answered.await) }
+pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> CallFuture<O> {
+    call.finished_by(returned.finish)
 }
 
 /// The arguments of a call as they came. What is wrong with them is answered without running the handler.

@@ -106,8 +106,8 @@ impl Context {
     }
 }
 
-/// The earlier of two deadlines, where none is later than any.
-pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+/// The earlier of two deadlines, or the shorter of two times, where none is later than any.
+pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
-use super::Caller;
-use super::under_way::{Answer, UnderWay};
+use tokio::time::Instant;
+
+use super::under_way::UnderWay;
+use super::{Caller, Stub};
 use crate::codec::Decode;
-use crate::connection::Connection;
+use crate::connection::{Answered, Connection};
 use crate::context::Context;
 use crate::payload::Payload;
 use crate::service::{Outcome, ServiceInfo};
@@ -88,43 +90,42 @@ use crate::status::{Code, Status};
 /// [`Executed`]: crate::status::Executed
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
-    caller: Caller,
-    service: Arc<ServiceInfo>,
+    stub: Stub,
     method: usize,
     arguments: Result<Payload, Status>,
     timeout: Option<Duration>,
-    context: Inherit,
+    inherits: Inherits,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
-enum Inherit {
+/// Which deadline besides its own a call has, perhaps.
+#[derive(Clone, Copy)]
+enum Inherits {
+    /// That of the handler that is being polled when the call is awaited.
     Current,
-    Given(Context),
-    Nothing,
+    Given(Option<Instant>),
 }
 
 impl<O, C> Call<O, C> {
-    /// A call of the method with this index. Generated clients do this.
+    /// A call of the method with this index, for who makes one without a [`Stub`].
     pub fn new(
         caller: &Caller,
         service: &Arc<ServiceInfo>,
         method: usize,
         arguments: Result<Payload, Status>,
     ) -> Self {
-        Self {
-            caller: caller.clone(),
-            service: service.clone(),
-            method,
-            arguments,
-            timeout: None,
-            context: Inherit::Current,
-            returns: PhantomData,
-        }
+        Self::of(Stub::new(caller.clone(), service.clone()), method, arguments)
+    }
+
+    #[inline]
+    pub(super) fn of(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
+        Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, returns: PhantomData }
     }
 
     /// Gives up after `timeout`, counted from when the call is awaited; connecting and waiting for a turn count. The
     /// server is told, and drops the handler. A call made by a handler never outlasts the call that it serves,
     /// whatever is set here.
+    #[inline]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -133,13 +134,13 @@ impl<O, C> Call<O, C> {
     /// Inherits from `context` instead of from the handler that is being polled, for calls made by tasks that a
     /// handler has spawned.
     pub fn context(mut self, context: &Context) -> Self {
-        self.context = Inherit::Given(context.clone());
+        self.inherits = Inherits::Given(context.deadline());
         self
     }
 
     /// Inherits nothing: the call may outlast the handler that makes it.
     pub fn detached(mut self) -> Self {
-        self.context = Inherit::Nothing;
+        self.inherits = Inherits::Given(None);
         self
     }
 
@@ -148,30 +149,27 @@ impl<O, C> Call<O, C> {
         ResponseFuture { call: self.begin(), returns: PhantomData }
     }
 
-    /// The call under way, before its answer is decoded.
-    pub(crate) fn answered(self) -> impl Future<Output = Answered> + Send + use<O, C> {
-        let mut call = self.begin();
-        async move {
-            let answer = std::future::poll_fn(|cx| call.poll(cx)).await;
-            Answered { answer, call }
-        }
+    /// The future of the call; `finish` makes its result of the answer.
+    #[inline]
+    pub(crate) fn finished_by(self, finish: Finish<O>) -> CallFuture<O> {
+        CallFuture { call: self.begin(), finish }
     }
 
+    #[inline]
     fn begin(self) -> UnderWay {
-        let inherited = match self.context {
-            Inherit::Current => Context::current_deadline(),
-            Inherit::Given(context) => context.deadline(),
-            Inherit::Nothing => None,
+        let inherited = match self.inherits {
+            Inherits::Current => Context::current_deadline(),
+            Inherits::Given(deadline) => deadline,
         };
-        let Self { caller, service, method, arguments, timeout, .. } = self;
-        UnderWay::new(caller, service, method, arguments, inherited, timeout)
+        UnderWay::new(self.stub, self.method, self.arguments, inherited, self.timeout)
     }
 }
 
 impl<O, C> fmt::Debug for Call<O, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = self.service.methods.get(self.method).map_or("?", |m| m.name);
-        write!(f, "Call({}/{method})", self.service.name)
+        let service = self.stub.service();
+        let method = service.methods.get(self.method).map_or("?", |m| m.name);
+        write!(f, "Call({}/{method})", service.name)
     }
 }
 
@@ -182,31 +180,31 @@ where
     C: Decode<O::Ok> + Decode<O::Err>,
 {
     type Output = O;
-    type IntoFuture = CallFuture<O, C>;
+    type IntoFuture = CallFuture<O>;
 
-    fn into_future(self) -> CallFuture<O, C> {
-        CallFuture { call: self.begin(), returns: PhantomData }
+    #[inline]
+    fn into_future(self) -> CallFuture<O> {
+        self.finished_by(|call, answer| O::from_result(call.decode::<O::Ok, C, O::Err, C>(answer)))
     }
 }
 
+/// Makes the result of a call of what it was answered.
+pub(crate) type Finish<O> = fn(&UnderWay, Answered) -> O;
+
 /// A call under way. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
-pub struct CallFuture<O, C> {
+pub struct CallFuture<O> {
     call: UnderWay,
-    returns: PhantomData<fn() -> (O, C)>,
+    finish: Finish<O>,
 }
 
-impl<O, C> Future for CallFuture<O, C>
-where
-    O: Outcome,
-    O::Err: From<Status>,
-    C: Decode<O::Ok> + Decode<O::Err>,
-{
+impl<O> Future for CallFuture<O> {
     type Output = O;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
         let answer = ready!(self.call.poll(cx));
-        Poll::Ready(O::from_result(self.call.decode::<O::Ok, C, O::Err, C>(answer)))
+        Poll::Ready((self.finish)(&self.call, answer))
     }
 }
 
@@ -227,18 +225,17 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let answer = ready!(self.call.poll(cx));
-        let connection = answer.as_ref().ok().map(|answer| answer.connection.clone());
         let value = self.call.decode::<O::Ok, C, O::Err, C>(answer);
         let attempts = self.call.attempts();
-        Poll::Ready(value.and_then(|value| match connection {
-            Some(connection) => Ok(Response { value, connection, attempts }),
+        Poll::Ready(value.and_then(|value| match self.call.connection() {
+            Some(connection) => Ok(Response { value, connection: connection.clone(), attempts }),
             // There is a value only of an answer, and an answer comes by a connection.
             None => Err(Status::new(Code::Internal, "an answer came by no connection").into()),
         }))
     }
 }
 
-impl<O, C> fmt::Debug for CallFuture<O, C> {
+impl<O> fmt::Debug for CallFuture<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallFuture").finish_non_exhaustive()
     }
@@ -270,18 +267,5 @@ impl<T: fmt::Debug> fmt::Debug for Response<T> {
             .field("transport", &self.connection.transport().name)
             .field("attempts", &self.attempts)
             .finish()
-    }
-}
-
-/// A call that has ended, before its answer is decoded.
-pub(crate) struct Answered {
-    answer: Result<Answer, Status>,
-    call: UnderWay,
-}
-
-impl Answered {
-    /// What it says: a `T` as `C` reads it, or an `E` as `D` does.
-    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(self) -> Result<T, E> {
-        self.call.decode::<T, C, E, D>(self.answer)
     }
 }

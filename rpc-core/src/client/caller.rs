@@ -1,7 +1,7 @@
 //! What calls are made on: a connection that is made when it is needed, and made again when it is lost.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -39,6 +39,8 @@ struct Shared {
     connector: Box<dyn Connector>,
     settings: Arc<Settings>,
     state: Mutex<State>,
+    /// The first connection, which mostly is the only one: found without a lock.
+    first: OnceLock<Weak<Connection>>,
     runtime: tokio::runtime::Handle,
 }
 
@@ -87,6 +89,7 @@ impl Caller {
             connector: Box::new(connector),
             settings: Arc::new(settings),
             state: Mutex::new(State::Idle),
+            first: OnceLock::new(),
             runtime: tokio::runtime::Handle::current(),
         }))
     }
@@ -124,6 +127,10 @@ impl Caller {
 
     /// The connection, if there is one.
     pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
+        let first = self.0.first.get().and_then(Weak::upgrade);
+        if let Some(connection) = first.filter(|first| first.is_open()) {
+            return Some(connection);
+        }
         match &*self.0.state() {
             State::Connected { connection, .. } if connection.is_open() => Some(connection.clone()),
             _ => None,
@@ -179,6 +186,9 @@ async fn connect(shared: Weak<Shared>, pause: Duration, sender: watch::Sender<Ou
     let Some(shared) = shared.upgrade() else {
         return close(outcome.ok());
     };
+    if let Ok(connection) = &outcome {
+        shared.first.get_or_init(|| Arc::downgrade(connection));
+    }
     let now = Instant::now();
     *shared.state() = match &outcome {
         Ok(connection) => State::Connected { connection: connection.clone(), since: now, pause },

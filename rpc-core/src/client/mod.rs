@@ -2,11 +2,13 @@
 
 mod call;
 mod caller;
+mod stub;
 mod under_way;
 
-pub(crate) use call::Answered;
+pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, Response, ResponseFuture};
 pub use caller::{Caller, Connector};
+pub use stub::Stub;
 
 use std::sync::Arc;
 

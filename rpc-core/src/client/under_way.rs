@@ -9,34 +9,30 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::Caller;
+use super::Stub;
 use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Asked, Connection, Ended, Line, NotSent, Pending, Place};
+use crate::connection::{Answered, Asked, Connection, Ended, Line, NotSent, Pending, Place};
 use crate::context::earlier;
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
-use crate::service::ServiceInfo;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::BoxFuture;
 
 /// How often a call that was certainly not executed is sent again without anybody noticing.
 const TRANSPARENT_ATTEMPTS: u8 = 4;
 
-/// How a call ended, before it is decoded.
-pub(super) struct Answer {
-    verdict: Verdict,
-    payload: Payload,
-    pub(super) connection: Arc<Connection>,
-}
-
 /// A call under way.
-pub(super) struct UnderWay {
-    caller: Caller,
-    asked: Asked,
+pub(crate) struct UnderWay {
+    stub: Stub,
+    method: usize,
+    arguments: Payload,
     /// The call's own, which begins with its first poll.
     timeout: Option<Duration>,
+    /// What it inherits, and from its first poll on the earlier of the two.
+    deadline: Option<Instant>,
     /// When it was polled first, if it has a deadline.
     began: Option<Instant>,
+    attempt: u8,
     state: State,
     /// While it is not sent; then its connection sees to its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -50,34 +46,43 @@ enum State {
     Connecting(BoxFuture<Result<Arc<Connection>, Status>>),
     /// The peer takes no more calls at once.
     Placing(Line),
+    /// Also when it has been answered.
     Sent(Pending),
-    Done,
+    Failed,
 }
 
 impl UnderWay {
     /// A call that inherits a deadline, perhaps, and has a time of its own, perhaps.
+    #[inline]
     pub(super) fn new(
-        caller: Caller,
-        service: Arc<ServiceInfo>,
+        stub: Stub,
         method: usize,
         arguments: Result<Payload, Status>,
         inherited: Option<Instant>,
         timeout: Option<Duration>,
     ) -> Self {
-        let (payload, state) = match arguments {
-            Ok(payload) => (payload, State::New),
+        let (arguments, state) = match arguments {
+            Ok(arguments) => (arguments, State::New),
             Err(status) => (Payload::default(), State::Refused(status)),
         };
-        let asked = Asked { service, method, payload, deadline: inherited, attempt: 1 };
-        Self { caller, asked, timeout, began: None, state, alarm: None }
+        let deadline = inherited;
+        Self { stub, method, arguments, timeout, deadline, began: None, attempt: 1, state, alarm: None }
     }
 
     /// How often it was sent.
     pub(super) fn attempts(&self) -> u8 {
-        self.asked.attempt
+        self.attempt
     }
 
-    pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
+    /// What it was sent by.
+    pub(super) fn connection(&self) -> Option<&Arc<Connection>> {
+        match &self.state {
+            State::Sent(pending) => Some(pending.connection()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         let mut left = None;
         if let State::New = self.state {
             left = self.start();
@@ -87,46 +92,47 @@ impl UnderWay {
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
         }
-        if polled.is_ready() {
-            self.state = State::Done;
+        if let Poll::Ready(Err(_)) = polled {
+            self.state = State::Failed;
         }
         polled
     }
 
     /// The time begins. How much there is, if the call has a deadline.
     fn start(&mut self) -> Option<Duration> {
-        if self.timeout.is_none() && self.asked.deadline.is_none() {
+        if self.timeout.is_none() && self.deadline.is_none() {
             return None;
         }
         let now = Instant::now();
         self.began = Some(now);
-        let own = self.timeout.and_then(|timeout| now.checked_add(timeout));
-        self.asked.deadline = earlier(own, self.asked.deadline);
-        self.asked.deadline.map(|deadline| deadline.saturating_duration_since(now))
+        let inherited = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
+        let left = earlier(self.timeout, inherited);
+        self.deadline = earlier(self.timeout.and_then(|timeout| now.checked_add(timeout)), self.deadline);
+        left
     }
 
     /// Goes on until the call waits for something, or is done. `left` is how much time there is, if that is known.
-    fn step(&mut self, mut left: Option<Duration>, cx: &mut TaskContext<'_>) -> Poll<Result<Answer, Status>> {
+    fn step(&mut self, mut left: Option<Duration>, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         loop {
             match &mut self.state {
-                State::Refused(_) | State::Done => {
-                    let state = std::mem::replace(&mut self.state, State::Done);
-                    return Poll::Ready(Err(match state {
-                        State::Refused(status) => status,
-                        _ => Status::new(Code::Internal, "a call was polled after it was done")
-                            .with_blame(Blame::Caller),
-                    }));
+                State::Refused(_) => {
+                    let State::Refused(status) = std::mem::replace(&mut self.state, State::Failed) else {
+                        continue;
+                    };
+                    return Poll::Ready(Err(status));
                 }
+                State::Sent(pending) if pending.is_done() => return Poll::Ready(Err(polled_again())),
+                State::Failed => return Poll::Ready(Err(polled_again())),
                 State::New | State::Unsent => {
-                    left = left.or_else(|| self.asked.left());
+                    left = left.or_else(|| self.left());
                     if left.is_some_and(|left| left.is_zero()) {
                         // Not sent any more; the alarm says so.
                         return Poll::Pending;
                     }
-                    match self.caller.connected() {
+                    match self.stub.caller().connected() {
                         Some(connection) => self.send(connection, left, None, cx)?,
                         None => {
-                            let caller = self.caller.clone();
+                            let caller = self.stub.caller().clone();
                             self.state =
                                 State::Connecting(Box::pin(async move { caller.connection().await }));
                         }
@@ -134,12 +140,12 @@ impl UnderWay {
                 }
                 State::Connecting(connecting) => match ready!(connecting.as_mut().poll(cx)) {
                     Ok(_) => self.state = State::Unsent,
-                    Err(status) => return Poll::Ready(Err(named(&self.asked, status))),
+                    Err(status) => return Poll::Ready(Err(self.named(status))),
                 },
                 State::Placing(line) => match ready!(line.poll(cx)) {
                     Ok(place) => {
                         let connection = line.connection().clone();
-                        match self.asked.left() {
+                        match self.left() {
                             Some(Duration::ZERO) => self.state = State::Unsent,
                             left => self.send(connection, left, Some(place), cx)?,
                         }
@@ -147,10 +153,7 @@ impl UnderWay {
                     Err(status) => self.again(status)?,
                 },
                 State::Sent(pending) => match ready!(pending.poll(cx)) {
-                    Ended::Answered(Ok((verdict, payload))) => {
-                        let connection = pending.connection().clone();
-                        return Poll::Ready(Ok(Answer { verdict, payload, connection }));
-                    }
+                    Ended::Answered(Ok(answer)) => return Poll::Ready(Ok(answer)),
                     Ended::Answered(Err(status)) => self.again(status)?,
                     Ended::Late => return Poll::Ready(Err(self.expire())),
                 },
@@ -170,9 +173,17 @@ impl UnderWay {
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<(), Status> {
-        match connection.call(&self.asked, left, place, cx) {
-            Ok(pending) => {
-                self.state = State::Sent(pending);
+        let asked = Asked {
+            service: self.stub.service(),
+            method: self.method,
+            arguments: &self.arguments,
+            deadline: self.deadline,
+            left,
+            attempt: self.attempt,
+        };
+        match connection.call(&asked, place, cx) {
+            Ok(call) => {
+                self.state = State::Sent(Pending::new(connection, call, cx));
                 self.alarm = None;
                 Ok(())
             }
@@ -189,20 +200,20 @@ impl UnderWay {
         let elsewhere = status.code() == Code::Unavailable
             && status.executed() == Executed::No
             && status.blame() != Blame::Application;
-        if !elsewhere || self.asked.attempt >= TRANSPARENT_ATTEMPTS {
-            return Err(named(&self.asked, status));
+        if !elsewhere || self.attempt >= TRANSPARENT_ATTEMPTS {
+            return Err(self.named(status));
         }
-        self.asked.attempt += 1;
+        self.attempt += 1;
         self.state = State::Unsent;
         Ok(())
     }
 
     /// Whether the deadline of a call that is not sent has passed. If not, it is polled again when it has.
     fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
-        let Some(deadline) = self.asked.deadline else { return false };
         if let State::Sent(_) = self.state {
             return false;
         }
+        let Some(deadline) = self.deadline else { return false };
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         alarm.as_mut().poll(cx).is_ready()
     }
@@ -214,7 +225,9 @@ impl UnderWay {
                 pending.expire();
                 ("no answer".to_owned(), Executed::Maybe)
             }
-            State::Connecting(_) => (format!("not connected to {}", self.caller.target()), Executed::No),
+            State::Connecting(_) => {
+                (format!("not connected to {}", self.stub.caller().target()), Executed::No)
+            }
             State::Placing(_) => {
                 let when = "no place free among the server's limits.concurrent_calls";
                 (when.to_owned(), Executed::No)
@@ -222,56 +235,62 @@ impl UnderWay {
             _ => ("not sent".to_owned(), Executed::No),
         };
         let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        Status::new(Code::DeadlineExceeded, format!("{}: {when} after {after:.1?}", self.asked))
+        Status::new(Code::DeadlineExceeded, format!("{self}: {when} after {after:.1?}"))
             .with_executed(executed)
             .with_blame(Blame::Caller)
     }
 
-    /// What the answer says: a `T` as `C` reads it, or an `E` as `D` does.
-    pub(super) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
-        &self,
-        answer: Result<Answer, Status>,
-    ) -> Result<T, E> {
-        let Answer { verdict, payload, .. } = answer?;
-        let malformed = |what: &str, why: &CodecError| {
-            let call = &self.asked;
-            let message =
-                format!("{call}: the {what} can't be decoded: {why}; do both sides have the same types?");
-            Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
-        };
-        match verdict {
-            Verdict::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| malformed("result", &e))?),
-            _ => Err(from_payload::<D, E>(payload).map_err(|e| malformed("error", &e))?),
-        }
-    }
-}
-
-/// Puts the call's name before a status of farcall's own making, and behind one that names the fingerprint of this side's
-/// signature, the signature.
-fn named(asked: &Asked, status: Status) -> Status {
-    if status.blame() == Blame::Application {
-        return status;
-    }
-    let refused = status.code() == Code::FailedPrecondition && status.executed() == Executed::No;
-    let method = asked
-        .service
-        .methods
-        .get(asked.method)
-        .filter(|m| refused && status.message().contains(&format!("{:016x}", m.fingerprint)));
-    let ours = method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
-    status.map_message(|m| format!("{asked}: {m}{ours}"))
-}
-
-impl Asked {
     /// How much time there is, if it has a deadline.
     fn left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
+
+    /// What the answer says: a `T` as `C` reads it, or an `E` as `D` does.
+    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
+        &self,
+        answer: Answered,
+    ) -> Result<T, E> {
+        let (verdict, payload) = answer?;
+        match verdict {
+            Verdict::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
+            _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
+        }
+    }
+
+    fn malformed(&self, what: &str, why: &CodecError) -> Status {
+        let message =
+            format!("{self}: the {what} can't be decoded: {why}; do both sides have the same types?");
+        Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
+    }
+
+    /// Puts the call's name before a status of farcall's own making, and behind one that names the fingerprint of this
+    /// side's signature, the signature.
+    fn named(&self, status: Status) -> Status {
+        if status.blame() == Blame::Application {
+            return status;
+        }
+        let refused = status.code() == Code::FailedPrecondition && status.executed() == Executed::No;
+        let method = self
+            .stub
+            .service()
+            .methods
+            .get(self.method)
+            .filter(|m| refused && status.message().contains(&format!("{:016x}", m.fingerprint)));
+        let ours =
+            method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
+        status.map_message(|m| format!("{self}: {m}{ours}"))
+    }
 }
 
-impl fmt::Display for Asked {
+fn polled_again() -> Status {
+    Status::new(Code::Internal, "a call was polled after it was done").with_blame(Blame::Caller)
+}
+
+/// Its name.
+impl fmt::Display for UnderWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = self.service.methods.get(self.method).map_or("?", |m| m.name);
-        write!(f, "{}/{method}", self.service.name)
+        let service = self.stub.service();
+        let method = service.methods.get(self.method).map_or("?", |m| m.name);
+        write!(f, "{}/{method}", service.name)
     }
 }

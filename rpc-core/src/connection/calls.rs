@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::pending::{Pending, Place};
+use super::pending::Place;
 use super::slots::{NeverMade, Refused, Slots};
 use super::{Connection, lock};
 use crate::payload::Payload;
@@ -52,11 +52,13 @@ impl Calls {
 
 /// What a call asks for.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) service: Arc<ServiceInfo>,
+pub(crate) struct Asked<'a> {
+    pub(crate) service: &'a Arc<ServiceInfo>,
     pub(crate) method: usize,
-    pub(crate) payload: Payload,
+    pub(crate) arguments: &'a Payload,
     pub(crate) deadline: Option<Instant>,
+    /// How long that is from now.
+    pub(crate) left: Option<Duration>,
     pub(crate) attempt: u8,
 }
 
@@ -83,19 +85,18 @@ impl From<Status> for NotSent {
 
 impl Connection {
     /// Sends a request, in a place that was waited for or in one that is free, and has the caller woken when there is
-    /// something to [poll](Pending::poll) for. `left`: how long the caller waits, if it has a deadline.
+    /// something to poll for. Gives the number of the call, which must become a [`Pending`](super::Pending).
     pub(crate) fn call(
-        self: &Arc<Self>,
-        asked: &Asked,
-        left: Option<Duration>,
+        &self,
+        asked: &Asked<'_>,
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
-    ) -> Result<Pending, NotSent> {
-        let request = self.request(asked, left)?;
+    ) -> Result<u64, NotSent> {
+        let request = self.request(asked)?;
         let queue = |id| {
             let _queued = match request {
                 Request::Short(head) => {
-                    self.enqueue_short(FrameType::REQUEST, id, &head, asked.payload.body())
+                    self.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
                 }
                 Request::Long(message) => self.enqueue(Message { call: id, ..*message }),
             };
@@ -117,28 +118,29 @@ impl Connection {
         } else {
             self.flush_soon();
         }
-        Ok(Pending::new(self, opened.call, cx))
+        Ok(opened.call)
     }
 
     /// The request of a call that has no number yet.
-    fn request(&self, asked: &Asked, left: Option<Duration>) -> Result<Request, Status> {
+    fn request(&self, asked: &Asked<'_>) -> Result<Request, Status> {
         let Some(peer) = self.peer_hello.get() else {
             return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
         };
         // Zero would be "no deadline"; the caller's own timer ends a call this late.
-        let remaining_us = left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
-        let service = self.bind(&asked.service, peer.max_message)?;
+        let remaining_us =
+            asked.left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
+        let service = self.bind(asked.service, peer.max_message)?;
         let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, remaining_us };
         let check = |len: usize| match len as u64 <= peer.max_message {
             true => Ok(()),
             false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
         };
-        if let Some(len) = asked.payload.short_len() {
+        if let Some(len) = asked.arguments.short_len() {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
-        let content = Content { metadata: Bytes::new(), payload: asked.payload.clone() };
+        let content = Content { metadata: Bytes::new(), payload: asked.arguments.clone() };
         let head =
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);

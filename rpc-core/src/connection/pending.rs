@@ -80,12 +80,19 @@ pub(crate) enum Ended {
 }
 
 impl Pending {
-    pub(super) fn new(connection: &Arc<Connection>, id: u64, cx: &mut TaskContext<'_>) -> Self {
-        Self { connection: connection.clone(), id, done: false, help: Help::begin(connection, cx) }
+    /// The call that was just sent by this connection, with this number.
+    pub(crate) fn new(connection: Arc<Connection>, id: u64, cx: &mut TaskContext<'_>) -> Self {
+        let help = Help::begin(&connection, cx);
+        Self { connection, id, done: false, help }
     }
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {
         &self.connection
+    }
+
+    /// Whether [`poll`](Self::poll) has said how it ended.
+    pub(crate) fn is_done(&self) -> bool {
+        self.done
     }
 
     /// The deadline passed: tells the peer so, instead of that it was dropped.

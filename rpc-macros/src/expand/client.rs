@@ -41,8 +41,7 @@ impl Parts<'_> {
             #docs
             #[allow(dead_code)]
             #vis struct #ident #generics #bounds {
-                caller: #private::Caller,
-                info: ::std::sync::Arc<#private::ServiceInfo>,
+                stub: #private::Stub,
                 #types
             }
         }
@@ -77,7 +76,7 @@ impl Parts<'_> {
                 quote! {
                     /// A client that calls on `channel`.
                     #vis fn new(channel: impl ::core::convert::Into<#private::Caller>) -> Self {
-                        Self { caller: ::core::convert::Into::into(channel), info: #info, #types }
+                        Self { stub: #private::Stub::new(::core::convert::Into::into(channel), #info), #types }
                     }
 
                     #in_process
@@ -94,7 +93,7 @@ impl Parts<'_> {
                         name: impl ::core::convert::Into<::std::borrow::Cow<'static, str>>,
                         channel: impl ::core::convert::Into<#private::Caller>,
                     ) -> Self {
-                        Self { caller: ::core::convert::Into::into(channel), info: #info, #types }
+                        Self { stub: #private::Stub::new(::core::convert::Into::into(channel), #info), #types }
                     }
 
                     #in_process
@@ -130,7 +129,7 @@ impl Parts<'_> {
             quote! { #arguments.put(#argument, #wire_name, &#value); }
         });
         let codec = &service.codec;
-        let call = quote! { #private::Call::<#output, #codec> };
+        let call = quote! { #private::Call<#output, #codec> };
         let outgoing = names::local("arguments", Span::mixed_site());
         let separator = (!attributes.is_empty()).then(|| quote!(#[doc = ""]));
         let docs = doc(&format!("Calls `{}`.", service.full_name(method)));
@@ -140,9 +139,9 @@ impl Parts<'_> {
             #docs
             #vis fn #ident(&self, #(#inputs),*) -> #call {
                 #[allow(unused_mut)]
-                let mut #outgoing = #private::Outgoing::new(&self.info, #index);
+                let mut #outgoing = #private::Outgoing::new(self.stub.service(), #index);
                 #(#put)*
-                #call::new(&self.caller, &self.info, #index, #outgoing.finish())
+                self.stub.call(#index, #outgoing.finish())
             }
         }
     }
@@ -156,18 +155,17 @@ impl Parts<'_> {
             #[automatically_derived]
             impl #generics ::core::clone::Clone for #ident #arguments #bounds {
                 fn clone(&self) -> Self {
-                    Self {
-                        caller: ::core::clone::Clone::clone(&self.caller),
-                        info: ::std::sync::Arc::clone(&self.info),
-                        #types
-                    }
+                    Self { stub: ::core::clone::Clone::clone(&self.stub), #types }
                 }
             }
 
             #[automatically_derived]
             impl #generics ::core::fmt::Debug for #ident #arguments #bounds {
                 fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
-                    f.debug_struct(#name).field("service", &self.info.name).field("caller", &self.caller).finish()
+                    f.debug_struct(#name)
+                        .field("service", &self.stub.service().name)
+                        .field("caller", self.stub.caller())
+                        .finish()
                 }
             }
         }

@@ -1,0 +1,47 @@
+//! What a client holds.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Call, Caller};
+use crate::payload::Payload;
+use crate::service::ServiceInfo;
+use crate::status::Status;
+
+/// A service, and what to call it on. Cheap to clone: each of its calls holds one.
+#[derive(Clone)]
+pub struct Stub(Arc<Bound>);
+
+struct Bound {
+    caller: Caller,
+    service: Arc<ServiceInfo>,
+}
+
+impl Stub {
+    /// Calls of this service on this caller.
+    pub fn new(caller: Caller, service: Arc<ServiceInfo>) -> Self {
+        Self(Arc::new(Bound { caller, service }))
+    }
+
+    /// A call of the method with this index.
+    pub fn call<O, C>(&self, method: usize, arguments: Result<Payload, Status>) -> Call<O, C> {
+        Call::of(self.clone(), method, arguments)
+    }
+
+    /// What is called.
+    pub fn service(&self) -> &Arc<ServiceInfo> {
+        &self.0.service
+    }
+
+    /// What it is called on.
+    pub fn caller(&self) -> &Caller {
+        &self.0.caller
+    }
+}
+
+impl fmt::Debug for Stub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Bound { caller, service } = &*self.0;
+        f.debug_struct("Stub").field("service", &service.name).field("caller", caller).finish()
+    }
+}

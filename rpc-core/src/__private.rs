@@ -165,6 +165,30 @@ pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> CallFuture<O> {
     call.finished_by(returned.finish)
 }
 
+/// What a server serves: an implementation, and what its trait looks like. Cheap to clone: each of its handlers holds one.
+#[derive(Debug)]
+pub struct Served<S>(Arc<(Arc<S>, Arc<ServiceInfo>)>);
+
+impl<S> Served<S> {
+    pub fn new(service: Arc<S>, info: Arc<ServiceInfo>) -> Self {
+        Self(Arc::new((service, info)))
+    }
+
+    pub fn service(&self) -> &S {
+        &self.0.0
+    }
+
+    pub fn info(&self) -> &ServiceInfo {
+        &self.0.1
+    }
+}
+
+impl<S> Clone for Served<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 /// The arguments of a call as they came. What is wrong with them is answered without running the handler.
 #[derive(Debug)]
 pub struct Incoming<'a> {

@@ -93,8 +93,9 @@ impl Connection {
         cx: &mut TaskContext<'_>,
     ) -> Result<u64, NotSent> {
         let request = self.request(asked)?;
+        let mut queued = 0;
         let queue = |id| {
-            let _queued = match request {
+            queued = match request {
                 Request::Short(head) => {
                     self.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
                 }
@@ -115,7 +116,8 @@ impl Connection {
         if opened.alone {
             self.keeper.notify_one();
             self.flush();
-        } else {
+        } else if queued == 1 {
+            // Where there were others, the first of them has seen to it.
             self.flush_soon();
         }
         Ok(opened.call)
@@ -186,7 +188,9 @@ impl Connection {
         announced.bytes += head.len();
         announced.services.push(service.clone());
         // Queued under this lock: no call can name the index before its BIND is in the queue.
-        self.enqueue(Message::new(FrameType::BIND, 0, head.freeze()));
+        if self.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
+            self.flush_soon();
+        }
         self.calls.first.get_or_init(|| service.clone());
         Ok(index)
     }

@@ -53,14 +53,17 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
         }
     }
 
-    /// Puts something into the queue, and gives how many are in it now. [`run`](Self::run) must follow.
+    /// Puts something into the queue, and gives how many are in it now. [`run`](Self::run) must follow, if the queue was
+    /// empty; else whoever has put in the first sees to it.
     pub(super) fn queue(&self, put: impl FnOnce(&mut Q)) -> usize {
         let mut queue = lock(&self.queue);
+        if queue.len() == 0 {
+            // Under the lock: who finds something in the queue must be sure that it is wanted, or being taken out.
+            self.want();
+        }
         put(&mut queue);
         let len = queue.len();
         self.queued.store(len, Ordering::Release);
-        drop(queue);
-        self.want();
         len
     }
 
@@ -181,9 +184,20 @@ mod loom_tests {
         pause(shared);
     }
 
+    /// Who is not the first leaves the rest to the first.
     fn push(shared: &Shared) {
-        shared.queue(|queued| queued.0 += 1);
-        shared.run(|done| work(shared, done));
+        if shared.queue(|queued| queued.0 += 1) == 1 {
+            shared.run(|done| work(shared, done));
+        }
+    }
+
+    /// What a thread has pushed is there when it makes a change.
+    fn push_and_change(shared: &Shared) {
+        let first = shared.queue(|queued| queued.0 += 1) == 1;
+        shared.change(|done| assert!(done.taken > 0, "it was left out"), |done| work(shared, done));
+        if first {
+            shared.run(|done| work(shared, done));
+        }
     }
 
     fn look(shared: &Shared) {
@@ -232,6 +246,11 @@ mod loom_tests {
         check(2, &[push, push, change]);
     }
 
+    #[test]
+    fn who_changes_finds_what_it_has_pushed() {
+        check(2, &[push, push_and_change]);
+    }
+
     /// The flusher's task begins as another tells it of more. That one's telling is lost on it, or wakes it again.
     #[test]
     fn what_the_flusher_is_told_of_is_worked_on() {
@@ -241,14 +260,12 @@ mod loom_tests {
                 flusher.begin();
                 handover.run(|done| work(handover, done));
             };
-            shared.0.queue(|queued| queued.0 += 1);
-            assert!(shared.1.is_first_told());
+            assert!(shared.0.queue(|queued| queued.0 += 1) == 1 && shared.1.is_first_told());
             let task = thread::spawn({
                 let shared = shared.clone();
                 move || flush(&shared)
             });
-            shared.0.queue(|queued| queued.0 += 1);
-            let wakes = shared.1.is_first_told();
+            let wakes = shared.0.queue(|queued| queued.0 += 1) == 1 && shared.1.is_first_told();
             task.join().unwrap();
             if wakes {
                 flush(&shared);

@@ -263,15 +263,15 @@ impl Connection {
         let Some(Arrived { kind, call, bytes }) = arrived else { return Ok(Action::Nothing) };
         match kind {
             FrameType::REQUEST => {
-                if self.registry.is_none() {
+                let Some(registry) = &self.registry else {
                     return Err(WireError::new("request", "goes to a side that serves nothing"));
-                }
+                };
                 // Not "not above the last one": calls of several threads may overtake each other.
                 if call == 0 || call >> 63 != 0 {
                     return Err(WireError::new("request.call", "is not a client's"));
                 }
                 receiving.last_call = receiving.last_call.max(call);
-                self.job(receiving, call, bytes).map(Action::Serve)
+                self.job(registry, receiving, call, bytes).map(Action::Serve)
             }
             FrameType::RESPONSE => Ok(Action::Respond(call, bytes)),
             FrameType::BIND => {

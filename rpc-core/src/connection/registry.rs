@@ -1,24 +1,23 @@
 //! The services of a server, and what a client's indexes stand for.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError};
-use crate::service::{Service, ServiceInfo};
+use crate::service::{HandlerFuture, Kind, Request, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// The services of a server, by name.
+/// The services of a server, of which no two have the same name.
 #[derive(Default)]
 pub(crate) struct Registry {
-    services: HashMap<String, Arc<dyn Service>>,
+    services: Vec<Arc<dyn Service>>,
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.services.keys()).finish()
+        f.debug_set().entries(self.services.iter().map(|service| &service.info().name)).finish()
     }
 }
 
@@ -57,16 +56,27 @@ pub(super) struct Bound {
     name: String,
     /// The codec the client uses.
     codec: String,
-    service: Option<Arc<dyn Service>>,
+    /// The index of our service of that name.
+    service: Option<usize>,
     /// What each of the client's methods is here.
     methods: Vec<Match>,
 }
 
+/// A method that can be called, by index.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    service: usize,
+    method: usize,
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Match {
-    Same(usize),
+    Same(Found),
+    /// The client uses another codec.
+    OtherCodec,
     /// Our method of that name, and the client's fingerprint.
     Changed(usize, u64),
+    Stream,
     Unknown,
 }
 
@@ -82,54 +92,79 @@ impl fmt::Debug for Bound {
 impl Registry {
     /// Adds a service. `Err`: its name is taken.
     pub(crate) fn add(&mut self, service: Arc<dyn Service>) -> Result<(), String> {
-        let name = service.info().name.to_string();
-        if self.services.contains_key(&name) {
+        let name = &service.info().name;
+        if self.position(name).is_some() {
             return Err(format!("two services are named `{name}`"));
         }
-        self.services.insert(name, service);
+        self.services.push(service);
         Ok(())
+    }
+
+    fn position(&self, name: &str) -> Option<usize> {
+        self.services.iter().position(|service| service.info().name == name)
+    }
+
+    fn info(&self, service: usize) -> &ServiceInfo {
+        self.services[service].info()
     }
 
     fn bind(&self, bind: Bind) -> Bound {
         let Bind { name, codec, methods, .. } = bind;
-        let service = self.services.get(&name).cloned();
-        let methods = match &service {
-            Some(service) => methods.iter().map(|m| find_method(service.info(), m)).collect(),
+        let service = self.position(&name);
+        let methods = match service {
+            Some(service) if self.info(service).codec == codec => {
+                methods.iter().map(|m| self.find_method(service, m)).collect()
+            }
+            Some(_) => vec![Match::OtherCodec; methods.len()],
             None => Vec::new(),
         };
         Bound { name, codec, service, methods }
     }
-}
 
-fn find_method(info: &ServiceInfo, wanted: &BindMethod) -> Match {
-    match info.methods.iter().position(|m| m.hash() == wanted.hash) {
-        None => Match::Unknown,
-        Some(i) => {
-            let same =
-                info.methods[i].understands(wanted.fingerprint) && info.methods[i].kind as u8 == wanted.kind;
-            if same { Match::Same(i) } else { Match::Changed(i, wanted.fingerprint) }
+    fn find_method(&self, service: usize, wanted: &BindMethod) -> Match {
+        let methods = &self.info(service).methods;
+        let Some(method) = methods.iter().position(|m| m.hash() == wanted.hash) else {
+            return Match::Unknown;
+        };
+        let ours = &methods[method];
+        if !ours.understands(wanted.fingerprint) || ours.kind as u8 != wanted.kind {
+            Match::Changed(method, wanted.fingerprint)
+        } else if ours.kind != Kind::Unary {
+            Match::Stream
+        } else {
+            Match::Same(Found { service, method })
         }
     }
-}
 
-impl Bound {
-    /// The service, and our index for the client's method; or why it can't be called.
-    pub(super) fn find(&self, method: u16) -> Result<(&Arc<dyn Service>, usize), Status> {
-        let name = &self.name;
-        let Some(service) = &self.service else {
-            let message = format!("this server has no service `{name}`; was it added to the server?");
-            return Err(refusal(Code::Unimplemented, message));
-        };
-        let info = service.info();
-        if info.codec != self.codec {
-            let message = format!(
-                "service `{name}`: the caller's codec is {}, the server's is {}; they must be the same",
-                self.codec, info.codec
-            );
-            return Err(refusal(Code::FailedPrecondition, message));
+    /// Makes a handler. The service's own code does, and may panic.
+    pub(super) fn call(&self, found: Found, request: Request) -> HandlerFuture {
+        self.services[found.service].call(found.method, request)
+    }
+
+    /// What a call of the client's method runs, or why it can't be called.
+    #[inline]
+    pub(super) fn find(&self, bound: &Bound, method: u16) -> Result<Found, Status> {
+        match bound.methods.get(usize::from(method)) {
+            Some(Match::Same(found)) => Ok(*found),
+            other => Err(self.refuse(bound, other)),
         }
-        match self.methods.get(usize::from(method)) {
-            Some(Match::Same(index)) => Ok((service, *index)),
+    }
+
+    #[cold]
+    fn refuse(&self, bound: &Bound, found: Option<&Match>) -> Status {
+        let Bound { name, codec, .. } = bound;
+        let Some(info) = bound.service.map(|service| self.info(service)) else {
+            let message = format!("this server has no service `{name}`; was it added to the server?");
+            return refusal(Code::Unimplemented, message);
+        };
+        match found {
+            Some(Match::OtherCodec) => {
+                let message = format!(
+                    "service `{name}`: the caller's codec is {codec}, the server's is {}; they must be the same",
+                    info.codec
+                );
+                refusal(Code::FailedPrecondition, message)
+            }
             Some(Match::Changed(index, theirs)) => {
                 let ours = &info.methods[*index];
                 let message = format!(
@@ -138,13 +173,16 @@ impl Bound {
                      EVOLUTION.md",
                     ours.name, ours.fingerprint, ours.signature
                 );
-                Err(refusal(Code::FailedPrecondition, message))
+                refusal(Code::FailedPrecondition, message)
             }
-            Some(Match::Unknown) => {
+            Some(Match::Stream) => {
+                refusal(Code::Unimplemented, "streams are not supported by this version")
+            }
+            Some(Match::Same(_) | Match::Unknown) => {
                 let message = format!("service `{name}` of this server has no such method; it may be older");
-                Err(refusal(Code::Unimplemented, message))
+                refusal(Code::Unimplemented, message)
             }
-            None => Err(refusal(Code::Unimplemented, "the call's method was not announced")),
+            None => refusal(Code::Unimplemented, "the call's method was not announced"),
         }
     }
 }

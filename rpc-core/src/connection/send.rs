@@ -171,7 +171,8 @@ impl Connection {
         self.backlog.store(outbox.waiting(), Ordering::Release);
     }
 
-    /// Queues a message without sending it yet: [`flush`](Self::flush) must follow. Gives how many are queued.
+    /// Queues a message without sending it yet: [`flush`](Self::flush) must follow, if it is the only one. Gives how many
+    /// are queued.
     pub(super) fn enqueue(&self, message: Message) -> usize {
         self.sending.queue(|queue| queue.push(message))
     }

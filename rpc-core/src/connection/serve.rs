@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use tokio::task::AbortHandle;
 use super::Connection;
 use super::calls::too_large;
 use super::receive::{Action, Receiving};
-use super::registry::refusal;
+use super::registry::{Found, Registry, refusal};
 use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
@@ -22,7 +21,7 @@ use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Content, FrameType, PLAIN_RESPONSE, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
 };
-use crate::service::{HandlerFuture, Kind, Reply, Request, Service};
+use crate::service::{HandlerFuture, Reply, Request};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// A request that has been understood, or the reason why it is refused.
@@ -33,20 +32,18 @@ pub(super) struct Job {
 
 /// A handler that is to be made.
 struct Start {
-    service: Arc<dyn Service>,
-    method: usize,
+    found: Found,
     request: Request,
 }
 
 impl Start {
     /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
     /// wakes something.
-    fn run(self) -> Result<Reply, Handler> {
-        let Self { service, method, request } = self;
+    fn run(self, registry: &Registry) -> Result<Reply, Handler> {
+        let Self { found, request } = self;
         let mut handler = Handler { context: request.context.clone(), future: None };
         let polled = handler.contain(|future| {
-            // A service's own code makes it, and may panic.
-            let future = future.insert(service.call(method, request));
+            let future = future.insert(registry.call(found, request));
             future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
         });
         match polled {
@@ -132,7 +129,13 @@ const ENOUGH: usize = 64;
 
 impl Connection {
     /// Understands a REQUEST. `Err`: it is not one, or one of too many.
-    pub(super) fn job(&self, receiving: &mut Receiving, call: u64, message: Bytes) -> Result<Job, WireError> {
+    pub(super) fn job(
+        &self,
+        registry: &Registry,
+        receiving: &mut Receiving,
+        call: u64,
+        message: Bytes,
+    ) -> Result<Job, WireError> {
         let Some(unanswered) = self.begin(call) else {
             return Err(WireError::new("request.call", "is in use"));
         };
@@ -141,7 +144,7 @@ impl Connection {
             return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
         }
         let (head, content) = RequestHead::decode(message)?;
-        let work = self.admit(receiving, &head, content, unanswered);
+        let work = self.admit(registry, receiving, &head, content, unanswered);
         Ok(Job { call, work })
     }
 
@@ -161,6 +164,7 @@ impl Connection {
 
     fn admit(
         &self,
+        registry: &Registry,
         receiving: &mut Receiving,
         head: &RequestHead,
         content: Content,
@@ -173,14 +177,11 @@ impl Connection {
         let Some(bound) = receiving.announced().get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
-        let (service, method) = bound.find(head.method)?;
-        if service.info().methods[method].kind != Kind::Unary {
-            return Err(refusal(Code::Unimplemented, "streams are not supported by this version"));
-        }
+        let found = registry.find(bound, head.method)?;
         self.takes_calls(content.metadata.len(), unanswered)?;
         let context = Context::new(deadline, head.attempt, self.peer());
         let request = Request { context, payload: content.payload };
-        Ok(Start { service: service.clone(), method, request })
+        Ok(Start { found, request })
     }
 
     /// Whether this side takes another call now, with so much metadata.
@@ -216,9 +217,11 @@ impl Connection {
     /// at once leaves with those of the other requests that arrived with it.
     pub(super) fn serve(&self, job: Job) {
         let Job { call, work } = job;
+        // There is no job where nothing is served.
+        let Some(registry) = &self.registry else { return };
         let done = match work {
             Err(status) => Ok(Reply::Status(status)),
-            Ok(start) => start.run(),
+            Ok(start) => start.run(registry),
         };
         match done {
             Err(handler) => self.spawn(call, handler),

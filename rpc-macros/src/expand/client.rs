@@ -102,7 +102,7 @@ impl Parts<'_> {
                         service: impl #name #trait_arguments,
                     ) -> Self {
                         let server = #server::named(name, service);
-                        let name = ::core::clone::Clone::clone(&server.info.name);
+                        let name = ::core::clone::Clone::clone(&#private::Service::info(&server).name);
                         Self::named(name, #private::in_process(server))
                     }
                 }

@@ -77,15 +77,14 @@ impl<'s> Parts<'s> {
             #docs
             #[allow(dead_code)]
             #vis struct #ident #generics #bounds {
-                service: ::std::sync::Arc<#implementation>,
-                info: ::std::sync::Arc<#private::ServiceInfo>,
+                served: #private::Served<#implementation>,
                 #types
             }
         }
     }
 
     fn constructors(&self) -> TokenStream {
-        let Self { service, ident, implementation, .. } = self;
+        let Self { service, private, ident, implementation, .. } = self;
         let vis = &service.item.vis;
         let bounded = self.bounded();
         let (generics, _, bounds) = bounded.split_for_impl();
@@ -101,7 +100,7 @@ impl<'s> Parts<'s> {
 
                 /// Serves `service`, which the application uses, too.
                 #vis fn from_arc(service: ::std::sync::Arc<#implementation>) -> Self {
-                    Self { service, info: #info, #types }
+                    Self { served: #private::Served::new(service, #info), #types }
                 }
             },
             None => quote! {
@@ -118,7 +117,7 @@ impl<'s> Parts<'s> {
                     name: impl ::core::convert::Into<::std::borrow::Cow<'static, str>>,
                     service: ::std::sync::Arc<#implementation>,
                 ) -> Self {
-                    Self { service, info: #info, #types }
+                    Self { served: #private::Served::new(service, #info), #types }
                 }
             },
         };
@@ -137,18 +136,14 @@ impl<'s> Parts<'s> {
             #[automatically_derived]
             impl #generics ::core::clone::Clone for #ident #arguments #bounds {
                 fn clone(&self) -> Self {
-                    Self {
-                        service: ::std::sync::Arc::clone(&self.service),
-                        info: ::std::sync::Arc::clone(&self.info),
-                        #types
-                    }
+                    Self { served: ::core::clone::Clone::clone(&self.served), #types }
                 }
             }
 
             #[automatically_derived]
             impl #generics ::core::fmt::Debug for #ident #arguments #bounds {
                 fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
-                    f.debug_struct(#name).field("service", &self.info.name).finish_non_exhaustive()
+                    f.debug_struct(#name).field("service", &self.served.info().name).finish_non_exhaustive()
                 }
             }
         }
@@ -165,15 +160,14 @@ impl<'s> Parts<'s> {
             #[automatically_derived]
             impl #generics #private::Service for #ident #arguments #bounds {
                 fn info(&self) -> &#private::ServiceInfo {
-                    &self.info
+                    self.served.info()
                 }
 
                 fn call(&self, method: usize, request: #private::Request) -> #private::HandlerFuture {
-                    let service = ::std::sync::Arc::clone(&self.service);
-                    let info = ::std::sync::Arc::clone(&self.info);
+                    let served = ::core::clone::Clone::clone(&self.served);
                     match method {
                         #(#arms)*
-                        _ => #private::no_such_method(&info, method),
+                        _ => #private::no_such_method(served.info(), method),
                     }
                 }
             }
@@ -203,14 +197,14 @@ impl<'s> Parts<'s> {
         let returned = names::returned(service, output);
         quote_spanned! { Span::mixed_site() =>
             #index => ::std::boxed::Box::pin(async move {
-                let mut incoming = #private::Incoming::new(&info, method, request.payload);
+                let mut incoming = #private::Incoming::new(served.info(), method, request.payload);
                 #(#decode)*
                 if let ::core::result::Result::Err(reply) = incoming.finish() {
                     return reply;
                 }
                 let outcome =
-                    <#implementation as #name #trait_arguments>::#ident(&service, #context #(#locals),*).await;
-                #private::finish(&info, method, outcome, #returned)
+                    <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*).await;
+                #private::finish(served.info(), method, outcome, #returned)
             }),
         }
     }

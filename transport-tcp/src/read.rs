@@ -189,15 +189,9 @@ impl Reader {
         if len == 0 {
             return Ok(());
         }
-        let mut frames = self.buffer.split_to(len).freeze();
-        while let Some(header) = frames.first_chunk::<HEADER_LEN>() {
-            let header = decode(header)?;
-            let end = HEADER_LEN + header.len as usize;
-            let payload = frames.slice(HEADER_LEN..end);
-            frames.advance(end);
-            handler.receive(header, payload).map_err(|_| ReadEnd::Refused)?;
-        }
-        Ok(())
+        let mut frames = Frames { rest: self.buffer.split_to(len).freeze(), malformed: None };
+        handler.receive_all(&mut frames).map_err(|_| ReadEnd::Refused)?;
+        frames.malformed.map_or(Ok(()), Err)
     }
 
     /// Takes a header off the buffer, and the payload behind it.
@@ -244,6 +238,36 @@ impl Reader {
         let _preface = self.buffer.split_to(n);
         self.greeted = true;
         Ok(true)
+    }
+}
+
+/// Whole frames, one behind the other, up to one that is malformed.
+struct Frames {
+    rest: Bytes,
+    malformed: Option<ReadEnd>,
+}
+
+impl Iterator for Frames {
+    type Item = (Header, Bytes);
+
+    fn next(&mut self) -> Option<(Header, Bytes)> {
+        let header = match decode(self.rest.first_chunk()?) {
+            Ok(header) => header,
+            Err(malformed) => {
+                self.malformed = Some(malformed);
+                return None;
+            }
+        };
+        let end = HEADER_LEN + header.len as usize;
+        let mut payload = if end == self.rest.len() {
+            std::mem::take(&mut self.rest)
+        } else {
+            let frame = self.rest.slice(..end);
+            self.rest.advance(end);
+            frame
+        };
+        payload.advance(HEADER_LEN);
+        Some((header, payload))
     }
 }
 

@@ -63,17 +63,16 @@ impl Connection {
     /// A message that was to be read is whole, or can't be read.
     pub(super) fn on_pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
         let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
-        let mut receiving = lock(&self.receiving);
-        let arrived = match receiving.inbox.pulled(seq, whole) {
-            Pulled::Stale => return Ok(()),
-            Pulled::Nothing => None,
-            Pulled::Message(arrived) => Some(arrived),
-        };
-        // Before what the message asks for: an answer must not leave the peer waiting to reuse its memory.
-        self.send_message(FrameType::DONE, 0, |out| Done { seq, outcome }.encode(out));
-        let action = self.interpret(&mut receiving, arrived)?;
-        drop(receiving);
-        self.act(action)
+        self.take_in(|receiving, batch| {
+            let arrived = match receiving.inbox.pulled(seq, whole) {
+                Pulled::Stale => return Ok(()),
+                Pulled::Nothing => None,
+                Pulled::Message(arrived) => Some(arrived),
+            };
+            // Before what the message asks for: an answer must not leave the peer waiting to reuse its memory.
+            self.send_message(FrameType::DONE, 0, |out| Done { seq, outcome }.encode(out));
+            arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
+        })
     }
 
     /// The peer has read what a frame described, or wants it sent. Under the lock of `receiving`: the REQUEST that comes

@@ -9,13 +9,13 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 use super::pending::Place;
-use super::slots::{NeverMade, Refused, Slots};
+use super::slots::{Refused, Slots};
 use super::{Connection, lock};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead,
-    ResponseHead, Verdict, WireError, decode_status,
+    ResponseHead, Verdict, decode_status,
 };
 use crate::service::ServiceInfo;
 use crate::status::{Blame, Code, Executed, Status};
@@ -193,13 +193,6 @@ impl Connection {
         }
         self.calls.first.get_or_init(|| service.clone());
         Ok(index)
-    }
-
-    pub(super) fn on_response(&self, call: u64, message: Bytes) -> Result<(), WireError> {
-        let answered = self.calls.slots.answer(call, Ok(message));
-        let waker = answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))?;
-        waker.into_iter().for_each(Waker::wake);
-        Ok(())
     }
 
     /// A call ends without an answer, if it has not ended before.

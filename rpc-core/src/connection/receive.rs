@@ -1,5 +1,6 @@
 //! The way in: from a link, through the inbox, to who it is for.
 
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,15 +9,15 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::bulk::pull;
+use super::batch::{Action, Batch, ENOUGH};
 use super::registry::Announced;
 use super::{Connection, Role, lock};
-use crate::proto::inbox::{Arrived, Described, Inbox, Limits, Order, Taken};
+use crate::proto::inbox::{Arrived, Inbox, Limits, Order, Taken};
 use crate::proto::outbox::Route;
 use crate::proto::switch::Switch;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Goaway, Header, Up, WireError};
 use crate::status::{Blame, Executed};
-use crate::transport::{Link, LinkEnd, LinkHandler, Reason, Unavailable};
+use crate::transport::{LinkEnd, LinkHandler};
 
 /// What receiving needs; under one lock, which no user code runs under.
 #[derive(Debug)]
@@ -92,8 +93,12 @@ impl Handler {
 
 impl LinkHandler for Handler {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        self.receive_all(&mut iter::once((header, payload)))
+    }
+
+    fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
         self.connection.heard.fetch_add(1, Ordering::Relaxed);
-        self.check(self.connection.on_frame(self.route, header, payload))
+        self.check(self.connection.on_frames(self.route, frames))
     }
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
@@ -153,89 +158,106 @@ impl Drop for Handler {
     }
 }
 
-/// What a message asks for, decided under the lock and done outside of it.
-pub(super) enum Action {
-    Nothing,
-    /// By the link that it came by; the session may have another when this is done.
-    Pull(Arc<dyn Link>, Described),
-    Serve(super::serve::Job),
-    Respond(u64, Bytes),
-    Abort(Option<AbortHandle>),
-    Goaway(Goaway),
-}
-
 impl Connection {
-    #[inline]
-    fn on_frame(&self, route: Route, header: Header, payload: Bytes) -> Result<(), WireError> {
-        if header.kind.is_link() {
-            return self.on_link_frame(route, &header, payload);
-        }
-        let mut receiving = lock(&self.receiving);
-        if self.peer_hello.get().is_none() {
-            return Err(WireError::new("hello", "is not the first frame"));
-        }
-        match receiving.inbox.order(route, &header)? {
-            Order::Next => {}
-            Order::Hold => {
-                let fits = receiving.inbox.hold(header, payload);
-                drop(receiving);
-                if let (false, Route::Upgraded(epoch)) = (fits, route) {
-                    self.fall(epoch, &Unavailable::at_peer(Reason::Other, "it sent too much before its UP"));
-                }
-                return Ok(());
+    fn on_frames(
+        &self,
+        route: Route,
+        frames: &mut dyn Iterator<Item = (Header, Bytes)>,
+    ) -> Result<(), WireError> {
+        let mut frames = frames.peekable();
+        while let Some((header, payload)) = frames.next() {
+            if header.kind.is_link() {
+                self.on_link_frame(route, &header, payload)?;
+                continue;
             }
-            Order::Discard => return Ok(()),
+            self.take_in(|receiving, batch| {
+                self.on_session_frame(route, receiving, batch, &header, payload)?;
+                // Requests and answers are many, and do not depend on what those before them asked for.
+                let many = |header: &Header| matches!(header.kind, FrameType::REQUEST | FrameType::RESPONSE);
+                for _ in 1..if many(&header) { ENOUGH } else { 1 } {
+                    let Some((header, payload)) = frames.next_if(|(header, _)| many(header)) else { break };
+                    self.on_session_frame(route, receiving, batch, &header, payload)?;
+                }
+                Ok(())
+            })?;
         }
-        let action = self.take(&mut receiving, &header, payload)?;
-        drop(receiving);
-        self.act(action)
+        Ok(())
     }
 
     #[inline]
-    fn take(&self, receiving: &mut Receiving, header: &Header, payload: Bytes) -> Result<Action, WireError> {
+    fn on_session_frame(
+        &self,
+        route: Route,
+        receiving: &mut Receiving,
+        batch: &mut Batch,
+        header: &Header,
+        payload: Bytes,
+    ) -> Result<(), WireError> {
+        if self.peer_hello.get().is_none() {
+            return Err(WireError::new("hello", "is not the first frame"));
+        }
+        match receiving.inbox.order(route, header)? {
+            Order::Next => self.take(receiving, batch, header, payload),
+            Order::Hold => {
+                let fits = receiving.inbox.hold(*header, payload);
+                if let (false, Route::Upgraded(epoch)) = (fits, route) {
+                    batch.actions.push(Action::Fall(epoch));
+                }
+                Ok(())
+            }
+            Order::Discard => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn take(
+        &self,
+        receiving: &mut Receiving,
+        batch: &mut Batch,
+        header: &Header,
+        payload: Bytes,
+    ) -> Result<(), WireError> {
         self.note_acknowledged(header)?;
         let taken = receiving.inbox.take(header, payload)?;
         self.rx_seq.store(header.seq, Ordering::Release);
         match taken {
-            Taken::Part => Ok(Action::Nothing),
-            Taken::Message(arrived) => self.interpret(receiving, Some(arrived)),
+            Taken::Part => {}
+            Taken::Message(arrived) => self.interpret(receiving, batch, arrived)?,
+            // None has been exchanged for another yet: that takes this lock, too.
             Taken::Described(described) => {
-                // None has been exchanged for another yet: that takes this lock, too.
-                Ok(self.better().map_or(Action::Nothing, |link| Action::Pull(link, described)))
+                batch.actions.extend(self.better().map(|link| Action::Pull(link, described)));
             }
         }
+        Ok(())
     }
 
     /// The peer's UP: its frames come by the new link from now on, and some may have come already.
     pub(super) fn on_up(&self, up: Up) -> Result<(), WireError> {
-        let mut actions = Vec::new();
-        {
-            let mut receiving = lock(&self.receiving);
+        // All under one lock: what the link delivers meanwhile comes after these.
+        self.take_in(|receiving, batch| {
             if up.epoch > receiving.switch.epoch() {
                 return Err(WireError::new("up.epoch", "was never offered"));
             }
             if !receiving.switch.is_usable(up.epoch) {
                 return Ok(());
             }
-            // All under one lock: what the link delivers meanwhile comes after these.
             let route = Route::Upgraded(up.epoch);
             for (header, payload) in receiving.inbox.up(up)? {
                 receiving.inbox.order(route, &header)?;
-                actions.push(self.take(&mut receiving, &header, payload)?);
+                self.take(receiving, batch, &header, payload)?;
             }
-        }
-        actions.into_iter().try_for_each(|action| self.act(action))
+            Ok(())
+        })
     }
 
     fn on_filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        let mut receiving = lock(&self.receiving);
-        receiving.inbox.order(Route::Stream, &header)?;
-        self.note_acknowledged(&header)?;
-        let arrived = receiving.inbox.filled(&header, buffer)?;
-        self.rx_seq.store(header.seq, Ordering::Release);
-        let action = self.interpret(&mut receiving, arrived)?;
-        drop(receiving);
-        self.act(action)
+        self.take_in(|receiving, batch| {
+            receiving.inbox.order(Route::Stream, &header)?;
+            self.note_acknowledged(&header)?;
+            let arrived = receiving.inbox.filled(&header, buffer)?;
+            self.rx_seq.store(header.seq, Ordering::Release);
+            arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
+        })
     }
 
     /// Every header, on whichever link, says what the peer has taken in.
@@ -255,74 +277,45 @@ impl Connection {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn interpret(
         &self,
         receiving: &mut Receiving,
-        arrived: Option<Arrived>,
-    ) -> Result<Action, WireError> {
-        let Some(Arrived { kind, call, bytes }) = arrived else { return Ok(Action::Nothing) };
+        batch: &mut Batch,
+        Arrived { kind, call, bytes }: Arrived,
+    ) -> Result<(), WireError> {
         match kind {
             FrameType::REQUEST => {
-                let Some(registry) = &self.registry else {
-                    return Err(WireError::new("request", "goes to a side that serves nothing"));
-                };
                 // Not "not above the last one": calls of several threads may overtake each other.
                 if call == 0 || call >> 63 != 0 {
                     return Err(WireError::new("request.call", "is not a client's"));
                 }
                 receiving.last_call = receiving.last_call.max(call);
-                self.job(registry, receiving, call, bytes).map(Action::Serve)
+                batch.requests.push((call, bytes));
             }
-            FrameType::RESPONSE => Ok(Action::Respond(call, bytes)),
+            FrameType::RESPONSE => batch.answers.push((call, Ok(bytes))),
             FrameType::BIND => {
                 let Some(registry) = &self.registry else {
                     return Err(WireError::new("bind", "goes to a side that serves nothing"));
                 };
                 receiving.announced.add(registry, bytes)?;
-                Ok(Action::Nothing)
             }
             FrameType::CANCEL => {
                 Cancel::decode(bytes)?;
                 receiving.inbox.cancel(call);
-                Ok(self.cancel_running(call))
+                // Those that came before it are to be found.
+                self.begin(receiving, batch)?;
+                batch.actions.extend(self.cancel_running(call));
             }
-            FrameType::DONE => {
-                self.on_done(Done::decode(bytes)?)?;
-                Ok(Action::Nothing)
-            }
+            FrameType::DONE => self.on_done(Done::decode(bytes)?)?,
             FrameType::GOAWAY if self.role == Role::Server => {
-                Err(WireError::new("goaway", "comes from a client"))
+                return Err(WireError::new("goaway", "comes from a client"));
             }
-            FrameType::GOAWAY => Goaway::decode(bytes).map(Action::Goaway),
-            kind if kind.is_ignorable() => Ok(Action::Nothing),
-            _ => Err(WireError::new("header.type", "is not one that was agreed on")),
+            FrameType::GOAWAY => batch.actions.push(Action::Goaway(Goaway::decode(bytes)?)),
+            kind if kind.is_ignorable() => {}
+            _ => return Err(WireError::new("header.type", "is not one that was agreed on")),
         }
-    }
-
-    #[inline]
-    pub(super) fn act(&self, action: Action) -> Result<(), WireError> {
-        match action {
-            Action::Nothing => Ok(()),
-            Action::Pull(link, described) => {
-                pull(&*link, described);
-                Ok(())
-            }
-            Action::Serve(job) => {
-                self.serve(job);
-                Ok(())
-            }
-            Action::Respond(call, bytes) => self.on_response(call, bytes),
-            Action::Abort(task) => {
-                task.inspect(AbortHandle::abort);
-                self.progressed();
-                Ok(())
-            }
-            Action::Goaway(goaway) => {
-                self.on_goaway(&goaway);
-                self.close_if_drained();
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
     fn on_stream_closed(&self, end: &LinkEnd) {

@@ -175,9 +175,7 @@ impl Registry {
                 );
                 refusal(Code::FailedPrecondition, message)
             }
-            Some(Match::Stream) => {
-                refusal(Code::Unimplemented, "streams are not supported by this version")
-            }
+            Some(Match::Stream) => refusal(Code::Unimplemented, "streams are not supported by this version"),
             Some(Match::Same(_) | Match::Unknown) => {
                 let message = format!("service `{name}` of this server has no such method; it may be older");
                 refusal(Code::Unimplemented, message)

@@ -1,7 +1,7 @@
 //! The calls of the peer that are in progress on this side.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard};
 
 use tokio::task::{AbortHandle, JoinHandle};
 
@@ -13,22 +13,20 @@ use super::lock;
 pub(super) struct Running(Mutex<Table>);
 
 #[derive(Debug, Default)]
-struct Table {
-    /// Whose handlers have not been polled yet, or are being polled the first time: few, and most never become tasks.
-    new: Vec<u64>,
+pub(super) struct Table {
+    /// Whose handlers have not been polled yet, or are being polled the first time: few, and most never become tasks. Mostly
+    /// they are done in the order in which they came.
+    new: VecDeque<u64>,
     tasks: HashMap<u64, AbortHandle>,
+    /// The highest number that was ever in here.
+    last: u64,
 }
 
 impl Running {
-    /// Adds a call, and gives how many there were; `None`: it is one of them.
-    pub(super) fn begin(&self, call: u64) -> Option<usize> {
-        let mut table = lock(&self.0);
-        let known = table.new.contains(&call) || !table.tasks.is_empty() && table.tasks.contains_key(&call);
-        let count = table.count();
-        (!known).then(|| {
-            table.new.push(call);
-            count
-        })
+    /// For several calls at once. A call that ends is to be found in here or in the queue of what is sent, and not in both:
+    /// its answer is queued under this lock.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
+        lock(&self.0)
     }
 
     /// The handler of a call has become a task. False: the call has ended meanwhile.
@@ -52,33 +50,50 @@ impl Running {
     /// because a call is to be found here or in the queue, and not in both.
     pub(super) fn end_with<R>(&self, call: u64, answer: impl FnOnce() -> R) -> Option<R> {
         let mut table = lock(&self.0);
-        let was_there = table.take_new(call) || table.tasks.remove(&call).is_some();
-        was_there.then(answer)
-    }
-
-    pub(super) fn count(&self) -> usize {
-        lock(&self.0).count()
+        table.end(call).then(answer)
     }
 
     /// Whether no handler runs.
     pub(super) fn is_idle(&self) -> bool {
-        self.count() == 0
+        lock(&self.0).count() == 0
     }
 
     /// Drops every handler: the connection is gone.
     pub(super) fn drop_all(&self) {
-        let Table { tasks, .. } = std::mem::take(&mut *lock(&self.0));
+        let mut table = lock(&self.0);
+        table.new.clear();
+        let tasks = std::mem::take(&mut table.tasks);
+        drop(table);
         tasks.into_values().for_each(|task| task.abort());
     }
 }
 
 impl Table {
-    fn count(&self) -> usize {
+    /// Adds a call. False: it is there already.
+    pub(super) fn begin(&mut self, call: u64) -> bool {
+        if call <= self.last && (self.new.contains(&call) || self.tasks.contains_key(&call)) {
+            return false;
+        }
+        self.last = self.last.max(call);
+        self.new.push_back(call);
+        true
+    }
+
+    /// The handler of a call is done. False: the call has ended before.
+    pub(super) fn end(&mut self, call: u64) -> bool {
+        self.take_new(call) || self.tasks.remove(&call).is_some()
+    }
+
+    pub(super) fn count(&self) -> usize {
         self.new.len() + self.tasks.len()
     }
 
     fn take_new(&mut self, call: u64) -> bool {
+        if self.new.front() == Some(&call) {
+            self.new.pop_front();
+            return true;
+        }
         let at = self.new.iter().position(|new| *new == call);
-        at.map(|at| self.new.swap_remove(at)).is_some()
+        at.map(|at| self.new.remove(at)).is_some()
     }
 }

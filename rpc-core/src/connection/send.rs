@@ -182,6 +182,11 @@ impl Connection {
         self.sending.queue(|queue| queue.shorts.push(kind, call, head, body))
     }
 
+    /// The same for as many as `put` puts in.
+    pub(super) fn enqueue_all(&self, put: impl FnOnce(&mut Shorts)) -> usize {
+        self.sending.queue(|queue| put(&mut queue.shorts))
+    }
+
     /// How many messages are queued that are not in the outbox yet.
     pub(super) fn queued(&self) -> usize {
         self.sending.queued()

@@ -1,6 +1,7 @@
 //! The handlers that run on this side for the peer's calls.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -9,10 +10,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::Connection;
+use super::batch::{Action, Batch, ENOUGH};
 use super::calls::too_large;
-use super::receive::{Action, Receiving};
+use super::receive::Receiving;
 use super::registry::{Found, Registry, refusal};
 use crate::config::Policy;
 use crate::context::Context;
@@ -33,15 +36,18 @@ pub(super) struct Job {
 /// A handler that is to be made.
 struct Start {
     found: Found,
-    request: Request,
+    payload: Payload,
+    deadline: Option<Instant>,
+    attempt: u8,
 }
 
 impl Start {
     /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
     /// wakes something.
-    fn run(self, registry: &Registry) -> Result<Reply, Handler> {
-        let Self { found, request } = self;
-        let mut handler = Handler { context: request.context.clone(), future: None };
+    fn run(self, registry: &Registry, peer: Option<SocketAddr>) -> Result<Reply, Handler> {
+        let Self { found, payload, deadline, attempt } = self;
+        let mut handler = Handler { context: Context::new(deadline, attempt, peer), future: None };
+        let request = Request { context: handler.context.clone(), payload };
         let polled = handler.contain(|future| {
             let future = future.insert(registry.call(found, request));
             future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
@@ -124,44 +130,46 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
 /// How many refusals may be on their way beyond the answers that a client can wait for.
 const MAX_CROSSING: usize = 1024;
 
-/// With so many answers queued they leave, though more of the batch is to be served.
-const ENOUGH: usize = 64;
-
 impl Connection {
-    /// Understands a REQUEST. `Err`: it is not one, or one of too many.
-    pub(super) fn job(
-        &self,
-        registry: &Registry,
-        receiving: &mut Receiving,
-        call: u64,
-        message: Bytes,
-    ) -> Result<Job, WireError> {
-        let Some(unanswered) = self.begin(call) else {
-            return Err(WireError::new("request.call", "is in use"));
+    /// Begins the calls that the requests of a batch ask for: they count as running from now on. `Err`: one is no request, or
+    /// one of too many.
+    pub(super) fn begin(&self, receiving: &mut Receiving, batch: &mut Batch) -> Result<(), WireError> {
+        if batch.requests.is_empty() {
+            return Ok(());
+        }
+        let Some(registry) = &self.registry else {
+            batch.requests.clear();
+            return Err(WireError::new("request", "goes to a side that serves nothing"));
         };
-        // A client that sends requests and reads no answers must not fill our memory with refusals, either.
-        if unanswered > 2 * self.settings.limits.concurrent_calls as usize + MAX_CROSSING {
-            return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
-        }
-        let (head, content) = RequestHead::decode(message)?;
-        let work = self.admit(registry, receiving, &head, content, unanswered);
-        Ok(Job { call, work })
-    }
-
-    /// Begins a call of the peer, and gives how many others are in progress: their answers have not left, or not been
-    /// read. Against the order in which calls move on, so that none is counted twice; and what the peer may have seen the
-    /// answer of is not counted any more. `None`: this one is in progress already.
-    fn begin(&self, call: u64) -> Option<usize> {
+        let max = self.settings.limits.concurrent_calls as usize;
+        // How many calls are in progress beside these: their answers have not left, or not been read. Against the order in
+        // which calls move on, so that none is counted twice; and what the peer may have seen the answer of is not counted
+        // any more.
         let waiting = || self.backlog.load(Ordering::Acquire);
-        let most = waiting() + self.queued() + self.running.begin(call)?;
-        // As long as there is room nobody asks whether the session's own messages are among those queued.
-        if most < self.settings.limits.concurrent_calls as usize {
-            return Some(most);
+        let most = waiting() + self.queued();
+        let mut running = self.running.lock();
+        for (call, message) in batch.requests.drain(..) {
+            let mut unanswered = most + running.count();
+            if !running.begin(call) {
+                return Err(WireError::new("request.call", "is in use"));
+            }
+            if unanswered >= max {
+                // As long as there is room nobody asks whether the session's own messages are among those queued.
+                let others = waiting() + self.queued_of_calls() + running.count();
+                unanswered = others.saturating_sub(1);
+            }
+            // A client that sends requests and reads no answers must not fill our memory with refusals, either.
+            if unanswered > 2 * max + MAX_CROSSING {
+                return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
+            }
+            let (head, content) = RequestHead::decode(message)?;
+            let work = self.admit(registry, receiving, &head, content, unanswered);
+            batch.actions.push(Action::Serve(Job { call, work }));
         }
-        let others = waiting() + self.queued_of_calls() + self.running.count();
-        Some(others.saturating_sub(1))
+        Ok(())
     }
 
+    #[inline]
     fn admit(
         &self,
         registry: &Registry,
@@ -179,9 +187,7 @@ impl Connection {
         };
         let found = registry.find(bound, head.method)?;
         self.takes_calls(content.metadata.len(), unanswered)?;
-        let context = Context::new(deadline, head.attempt, self.peer());
-        let request = Request { context, payload: content.payload };
-        Ok(Start { found, request })
+        Ok(Start { found, payload: content.payload, deadline, attempt: head.attempt })
     }
 
     /// Whether this side takes another call now, with so much metadata.
@@ -213,24 +219,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Runs a handler: here and now until it first waits, then in a task of its own. The answer of one that is done
-    /// at once leaves with those of the other requests that arrived with it.
-    pub(super) fn serve(&self, job: Job) {
+    /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, with a result that
+    /// is short, gives that: it leaves with those of the other requests that arrived with it.
+    pub(super) fn serve(&self, job: Job) -> Option<(u64, Payload)> {
         let Job { call, work } = job;
-        // There is no job where nothing is served.
-        let Some(registry) = &self.registry else { return };
+        // There is no job where nothing is served; and the connection may have ended since it was made.
+        let registry = self.registry.as_ref().filter(|_| !self.is_closed());
+        let Some(registry) = registry else {
+            self.running.take(call);
+            return None;
+        };
         let done = match work {
             Err(status) => Ok(Reply::Status(status)),
-            Ok(start) => start.run(registry),
+            Ok(start) => start.run(registry, self.peer()),
         };
         match done {
             Err(handler) => self.spawn(call, handler),
-            Ok(reply) => {
-                if self.complete(call, reply) >= ENOUGH {
-                    self.flush();
-                }
-            }
+            Ok(Reply::Ok(payload)) if self.short_result(&payload).is_some() => return Some((call, payload)),
+            Ok(reply) => self.complete(call, reply),
         }
+        None
     }
 
     fn spawn(&self, call: u64, handler: Handler) {
@@ -253,41 +261,57 @@ impl Connection {
         }
     }
 
-    /// The handler of a call is done: queues its answer, and gives how many messages are queued.
-    fn complete(&self, call: u64, reply: Reply) -> usize {
-        // Cancelled: nobody waits for it.
-        let queued = match self.short_result(&reply) {
-            Some((head, body)) => {
-                self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body))
+    /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
+    fn complete(&self, call: u64, reply: Reply) {
+        let reply = match reply {
+            Reply::Ok(payload) if self.short_result(&payload).is_some() => {
+                return self.complete_short(&[(call, payload)]);
             }
-            None => {
-                let reply = self.reply(call, reply);
-                self.running.end_with(call, || self.enqueue(reply))
-            }
+            reply => self.reply(call, reply),
         };
+        self.running.end_with(call, || self.enqueue(reply));
         self.progressed();
-        queued.unwrap_or(0)
     }
 
-    /// The message of a result that is short, unless the peer can't take it.
-    fn short_result<'a>(&self, reply: &'a Reply) -> Option<([u8; PLAIN_RESPONSE], &'a [u8])> {
-        let Reply::Ok(payload) = reply else { return None };
+    /// The same for handlers whose results are short.
+    pub(super) fn complete_short(&self, results: &[(u64, Payload)]) {
+        if results.is_empty() {
+            return;
+        }
+        let mut running = self.running.lock();
+        let queued = self.enqueue_all(|shorts| {
+            for (call, payload) in results {
+                if running.end(*call)
+                    && let Some(head) = self.short_result(payload)
+                {
+                    shorts.push(FrameType::RESPONSE, *call, &head, payload.body());
+                }
+            }
+        });
+        drop(running);
+        self.progressed();
+        if queued >= ENOUGH {
+            self.flush();
+        }
+    }
+
+    /// What goes before a result that is short, unless the peer can't take it.
+    #[inline]
+    fn short_result(&self, payload: &Payload) -> Option<[u8; PLAIN_RESPONSE]> {
         let len = payload.short_len()?;
-        let head = ResponseHead { verdict: Verdict::Ok }.encode_plain(len);
         let max = self.peer_hello.get()?.max_message;
-        (head.len() as u64 + u64::from(len) <= max).then_some((head, payload.body()))
+        let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
+        fits.then(|| ResponseHead { verdict: Verdict::Ok }.encode_plain(len))
     }
 
     /// The peer no longer waits for a call: its handler is to be dropped, or what is left of its answer. Under the lock of
     /// `receiving`: the REQUEST that comes next may have its place.
-    pub(super) fn cancel_running(&self, call: u64) -> Action {
-        match self.running.take(call) {
-            Some(task) => Action::Abort(task),
-            None => {
-                self.abandon_response(call);
-                Action::Nothing
-            }
+    pub(super) fn cancel_running(&self, call: u64) -> Option<Action> {
+        let running = self.running.take(call);
+        if running.is_none() {
+            self.abandon_response(call);
         }
+        running.map(Action::Abort)
     }
 
     fn reply(&self, call: u64, reply: Reply) -> Message {

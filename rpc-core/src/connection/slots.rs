@@ -181,18 +181,29 @@ impl<E, R: Clone> Slots<E, R> {
         }
     }
 
-    /// The peer has answered a call; gives whom to wake, when no lock is held. Of one that has ended before, or that nobody
+    /// The peer has answered calls; gives whom to wake, when no lock is held. Of those that have ended before, or that nobody
     /// waits for, this is not heeded.
-    pub(super) fn answer(&self, call: u64, end: E) -> Result<Option<Waker>, NeverMade> {
-        let mut table = self.lock();
-        if call == 0 || call > table.last {
-            return Err(NeverMade);
+    pub(super) fn answer(
+        &self,
+        answers: impl Iterator<Item = (u64, E)>,
+        wake: &mut Vec<Waker>,
+    ) -> Result<(), NeverMade> {
+        let mut answers = answers.peekable();
+        if answers.peek().is_none() {
+            return Ok(());
         }
-        table.answered = true;
-        Ok(table.end(call, end))
+        let mut table = self.lock();
+        for (call, end) in answers {
+            if call == 0 || call > table.last {
+                return Err(NeverMade);
+            }
+            table.answered = true;
+            wake.extend(table.end(call, end));
+        }
+        Ok(())
     }
 
-    /// The same for a call that ends without an answer.
+    /// A call ends without an answer; gives whom to wake, likewise.
     pub(super) fn end(&self, call: u64, end: E) -> Option<Waker> {
         self.lock().end(call, end)
     }
@@ -401,6 +412,15 @@ impl<E, R> Table<E, R> {
             self.alarm = Some(deadline);
         }
         first
+    }
+}
+
+#[cfg(test)]
+impl<E, R: Clone> Slots<E, R> {
+    fn answer_one(&self, call: u64, end: E) -> Result<Option<Waker>, NeverMade> {
+        let mut wake = Vec::new();
+        self.answer(std::iter::once((call, end)), &mut wake)?;
+        Ok(wake.pop())
     }
 }
 

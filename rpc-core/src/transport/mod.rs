@@ -162,6 +162,15 @@ pub trait LinkHandler: Send + Sync {
     /// delivers no more.
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
 
+    /// The same for frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper
+    /// to take in many at once. `frames` is asked for the next one under a lock, and only cuts it off.
+    fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
+        for (header, payload) in frames {
+            self.receive(header, payload)?;
+        }
+        Ok(())
+    }
+
     /// Asks where the payload of a FRAGMENT belongs, before it is read. `Some`: the link appends `header.len` bytes
     /// to it and gives it to [`filled`](Self::filled). `None`: it goes to [`receive`](Self::receive).
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError>;

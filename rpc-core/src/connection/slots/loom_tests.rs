@@ -76,7 +76,7 @@ fn a_call_has_one_end() {
         let world = World::new(1);
         let call = world.call(None, &Task::default()).unwrap();
         let answered =
-            spawn(&world, move |w| w.slots.answer(call, "answer").unwrap().map(Waker::wake).is_some());
+            spawn(&world, move |w| w.slots.answer_one(call, "answer").unwrap().map(Waker::wake).is_some());
         let forgotten = spawn(&world, move |w| w.slots.forget(call).0);
         let closed = world.close() == [call];
         let ends = [closed, answered.join().unwrap(), forgotten.join().unwrap()];
@@ -91,8 +91,9 @@ fn a_caller_is_told_once_whether_its_call_was_answered_or_is_late() {
         let (world, task) = (World::new(1), Task::default());
         let now = Instant::now();
         let call = world.call(Some(now), &task).unwrap();
-        let peer =
-            spawn(&world, move |w| w.slots.answer(call, "answer").unwrap().into_iter().for_each(Waker::wake));
+        let peer = spawn(&world, move |w| {
+            w.slots.answer_one(call, "answer").unwrap().into_iter().for_each(Waker::wake)
+        });
         let clock = spawn(&world, move |w| w.slots.find_late(now).0.into_iter().for_each(Waker::wake));
         let poll = || task.run(|cx| world.slots.poll(call, cx).0);
         let mut found = poll();

@@ -24,7 +24,7 @@ fn calls_find_their_slots_however_long_others_last() {
     for _ in 0..1000 {
         let (call, alone) = open(&slots).unwrap();
         assert!(!alone && !long.contains(&call));
-        assert!(slots.answer(call, "short").unwrap().is_some());
+        assert!(slots.answer_one(call, "short").unwrap().is_some());
         assert!(slots.end(call, "again").is_none());
         let (found, _) = slots.poll(call, &TaskContext::from_waker(Waker::noop()));
         assert_eq!(found, Poll::Ready(Found::End("short")));
@@ -42,12 +42,12 @@ fn calls_find_their_slots_however_long_others_last() {
 #[test]
 fn only_the_peer_answers_and_only_what_was_asked() {
     let slots = slots(10);
-    assert_eq!(slots.answer(0, "").unwrap_err(), NeverMade);
+    assert_eq!(slots.answer_one(0, "").unwrap_err(), NeverMade);
     let (call, _) = open(&slots).unwrap();
-    assert_eq!(slots.answer(call + 1, "").unwrap_err(), NeverMade);
+    assert_eq!(slots.answer_one(call + 1, "").unwrap_err(), NeverMade);
     slots.end(call, "the connection is gone");
     assert!(!slots.has_answered());
-    slots.answer(call, "late").unwrap();
+    slots.answer_one(call, "late").unwrap();
     assert!(slots.has_answered());
 }
 
@@ -67,7 +67,7 @@ fn many_calls_leave_no_large_table_behind() {
     let calls: Vec<u64> = (0..10 * KEPT).map(|_| open(&slots).unwrap().0).collect();
     calls.iter().for_each(|call| assert!(slots.forget(*call).0));
     assert!(slots.lock().ring.len() <= KEPT);
-    assert!(slots.answer(calls[0], "late").unwrap().is_none());
+    assert!(slots.answer_one(calls[0], "late").unwrap().is_none());
     assert!(!slots.forget(calls[0]).0);
     assert!(open(&slots).unwrap().1);
 }

@@ -1,0 +1,112 @@
+//! What frames that are taken in together ask for: decided under one lock, done outside of it.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::task::Waker;
+
+use bytes::Bytes;
+use tokio::task::AbortHandle;
+
+use super::receive::Receiving;
+use super::serve::Job;
+use super::slots::NeverMade;
+use super::{Connection, lock};
+use crate::payload::Payload;
+use crate::proto::inbox::Described;
+use crate::proto::wire::{Goaway, WireError};
+use crate::status::Status;
+use crate::transport::{Link, Reason, Unavailable};
+
+/// How many frames make a batch at most. What a thread keeps for batches is bounded by it, and so is how long answers that are
+/// ready wait for others.
+pub(super) const ENOUGH: usize = 64;
+
+/// What is to be done. Of its parts, answers come first: nothing can depend on what comes after them.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Calls of this side that were answered.
+    pub(super) answers: Vec<(u64, Result<Bytes, Status>)>,
+    /// Calls of the peer that have not [begun](Connection::begin).
+    pub(super) requests: Vec<(u64, Bytes)>,
+    pub(super) actions: Vec<Action>,
+    /// Calls of the peer whose handlers were done at their first poll, with short results.
+    pub(super) results: Vec<(u64, Payload)>,
+    wakers: Vec<Waker>,
+}
+
+/// What a message asks for besides answering a call.
+pub(super) enum Action {
+    /// By the link that it came by; the session may have another when this is done.
+    Pull(Arc<dyn Link>, Described),
+    Serve(Job),
+    Abort(Option<AbortHandle>),
+    Goaway(Goaway),
+    /// More than this side holds back came by the link of this epoch before its UP.
+    Fall(u32),
+}
+
+thread_local! {
+    /// Emptied, for the next: so that a frame costs no allocation.
+    static KEPT: Cell<Batch> = Cell::default();
+}
+
+impl Connection {
+    /// Has `take` take in what has arrived, under the lock, and does what that asks for.
+    pub(super) fn take_in(
+        &self,
+        take: impl FnOnce(&mut Receiving, &mut Batch) -> Result<(), WireError>,
+    ) -> Result<(), WireError> {
+        let mut batch = KEPT.take();
+        let mut receiving = lock(&self.receiving);
+        let taken = take(&mut receiving, &mut batch);
+        let begun = self.begin(&mut receiving, &mut batch);
+        drop(receiving);
+        // Whatever is wrong, what came before it counts.
+        let done = self.act(&mut batch);
+        if batch.is_short() {
+            KEPT.set(batch);
+        }
+        taken.and(begun).and(done)
+    }
+
+    fn act(&self, batch: &mut Batch) -> Result<(), WireError> {
+        let Batch { answers, actions, results, wakers, .. } = batch;
+        let answered = self.calls.slots.answer(answers.drain(..), wakers);
+        wakers.drain(..).for_each(Waker::wake);
+        for action in actions.drain(..) {
+            match action {
+                Action::Pull(link, described) => super::bulk::pull(&*link, described),
+                Action::Serve(job) => {
+                    results.extend(self.serve(job));
+                    if results.len() >= ENOUGH {
+                        self.complete_short(results);
+                        results.clear();
+                    }
+                }
+                Action::Abort(task) => {
+                    task.inspect(AbortHandle::abort);
+                    self.progressed();
+                }
+                Action::Goaway(goaway) => {
+                    self.on_goaway(&goaway);
+                    self.close_if_drained();
+                }
+                Action::Fall(epoch) => {
+                    let why = Unavailable::at_peer(Reason::Other, "it sent too much before its UP");
+                    self.fall(epoch, &why);
+                }
+            }
+        }
+        self.complete_short(results);
+        // Under no lock: the bytes may be the application's own.
+        results.clear();
+        answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
+    }
+}
+
+impl Batch {
+    /// Whether it is no longer than most are. Those that an UP lets in may be thousands.
+    fn is_short(&self) -> bool {
+        self.answers.capacity().max(self.requests.capacity()).max(self.actions.capacity()) <= 2 * ENOUGH
+    }
+}

@@ -1,6 +1,6 @@
 //! The content of a message: a body and the byte strings that travel beside it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -35,6 +35,7 @@ struct Rest {
 
 impl Payload {
     /// A payload that is only a body.
+    #[inline]
     pub fn from_body(body: Bytes) -> Self {
         Self { body, rest: None }
     }
@@ -75,6 +76,7 @@ impl Payload {
     }
 
     /// The length of a body that is copied when it is sent, if there is no more than that.
+    #[inline]
     pub(crate) fn short_len(&self) -> Option<u32> {
         let len = self.body.len();
         (self.rest.is_none() && len <= SHORT_BODY).then_some(len as u32)
@@ -119,7 +121,7 @@ const ARENA: usize = 16 * 1024;
 
 thread_local! {
     static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
-    static COPIES: Cell<BytesMut> = Cell::new(BytesMut::new());
+    static COPIES: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
 /// Copies of this size share an allocation.
@@ -127,14 +129,13 @@ const COPIES_SIZE: usize = 4 * COPY_OUT;
 
 /// A copy that pins little more than itself.
 fn copy_out(view: &[u8]) -> Bytes {
-    let mut buffer = COPIES.take();
-    if buffer.capacity() < view.len() {
-        buffer = BytesMut::with_capacity(COPIES_SIZE);
-    }
-    buffer.extend_from_slice(view);
-    let copy = buffer.split().freeze();
-    COPIES.set(buffer);
-    copy
+    COPIES.with_borrow_mut(|buffer| {
+        if buffer.capacity() < view.len() {
+            *buffer = BytesMut::with_capacity(COPIES_SIZE);
+        }
+        buffer.extend_from_slice(view);
+        buffer.split().freeze()
+    })
 }
 
 /// What was written. The allocation of a long one is not kept for those that come next: short ones would hold it.
@@ -222,14 +223,15 @@ pub struct Decoder {
 
 impl Decoder {
     /// Reads `payload` from its start.
+    #[inline]
     pub fn new(payload: Payload) -> Self {
-        let body = if payload.more().is_empty() {
-            payload.body
-        } else {
+        let Payload { body, rest } = payload;
+        let body = match &rest {
             // It has not crossed a wire.
-            flatten(&payload.body, payload.more())
+            Some(rest) if !rest.more.is_empty() => flatten(&body, &rest.more),
+            _ => body,
         };
-        Self { body, rest: payload.rest, next: 0 }
+        Self { body, rest, next: 0 }
     }
 
     /// What of the body has not been read yet.
@@ -269,6 +271,7 @@ impl Decoder {
     }
 
     /// Whether everything, attachments too, has been read.
+    #[inline]
     pub fn is_finished(&self) -> bool {
         self.body.is_empty() && self.next == self.rest.as_ref().map_or(0, |rest| rest.attachments.len())
     }

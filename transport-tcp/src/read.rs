@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE};
+use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE, WireError};
 use farcall_core::transport::LinkHandler;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -286,13 +286,18 @@ fn read_to(socket: &TcpStream, buffer: &mut impl BufMut, room: usize) -> (io::Re
     (read, result.is_err())
 }
 
+#[inline]
 fn decode(header: &[u8; HEADER_LEN]) -> Result<Header, ReadEnd> {
-    let header = Header::decode(header).map_err(|e| ReadEnd::Malformed(e.to_string()))?;
-    let len = header.len as usize;
-    if len > MAX_FRAME {
-        return Err(ReadEnd::Malformed(format!(
-            "the peer sent a frame of {len} bytes; {MAX_FRAME} is the limit"
-        )));
+    match Header::decode(header) {
+        Ok(header) if header.len as usize <= MAX_FRAME => Ok(header),
+        decoded => Err(malformed(decoded)),
     }
-    Ok(header)
+}
+
+#[cold]
+fn malformed(decoded: Result<Header, WireError>) -> ReadEnd {
+    ReadEnd::Malformed(match decoded {
+        Ok(Header { len, .. }) => format!("the peer sent a frame of {len} bytes; {MAX_FRAME} is the limit"),
+        Err(error) => error.to_string(),
+    })
 }

@@ -88,6 +88,7 @@ pub fn to_payload<C: Encode<T>, T>(value: &T) -> Result<Payload, CodecError> {
 }
 
 /// The one value of a message; anything after it is an error.
+#[inline]
 pub fn from_payload<C: Decode<T>, T>(payload: Payload) -> Result<T, CodecError> {
     let mut input = Decoder::new(payload);
     let value = C::decode(&mut input)?;
@@ -96,11 +97,16 @@ pub fn from_payload<C: Decode<T>, T>(payload: Payload) -> Result<T, CodecError> 
 }
 
 /// Refuses a message with something left in it: its sender meant more by it than was understood.
+#[inline]
 pub(crate) fn all_read(input: &Decoder) -> Result<(), CodecError> {
+    if input.is_finished() { Ok(()) } else { Err(left_over(input)) }
+}
+
+#[cold]
+fn left_over(input: &Decoder) -> CodecError {
     match input.rest().len() {
-        0 if input.is_finished() => Ok(()),
-        0 => Err(CodecError::new("the message has attachments that nothing in it refers to")),
-        n => Err(CodecError::new(format!("the message has {n} bytes after its end"))),
+        0 => CodecError::new("the message has attachments that nothing in it refers to"),
+        n => CodecError::new(format!("the message has {n} bytes after its end")),
     }
 }
 

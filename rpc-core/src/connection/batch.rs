@@ -37,7 +37,7 @@ pub(super) struct Batch {
 /// What a message asks for besides answering a call.
 pub(super) enum Action {
     /// By the link that it came by; the session may have another when this is done.
-    Pull(Arc<dyn Link>, Described),
+    Pull(Arc<dyn Link>, Box<Described>),
     Serve(Job),
     Abort(Option<AbortHandle>),
     Goaway(Goaway),
@@ -47,7 +47,7 @@ pub(super) enum Action {
 
 thread_local! {
     /// Emptied, for the next: so that a frame costs no allocation.
-    static KEPT: Cell<Batch> = Cell::default();
+    static KEPT: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
 }
 
 impl Connection {
@@ -56,7 +56,7 @@ impl Connection {
         &self,
         take: impl FnOnce(&mut Receiving, &mut Batch) -> Result<(), WireError>,
     ) -> Result<(), WireError> {
-        let mut batch = KEPT.take();
+        let mut batch = KEPT.take().unwrap_or_default();
         let mut receiving = lock(&self.receiving);
         let taken = take(&mut receiving, &mut batch);
         let begun = self.begin(&mut receiving, &mut batch);
@@ -64,7 +64,7 @@ impl Connection {
         // Whatever is wrong, what came before it counts.
         let done = self.act(&mut batch);
         if batch.is_short() {
-            KEPT.set(batch);
+            KEPT.set(Some(batch));
         }
         taken.and(begun).and(done)
     }
@@ -75,7 +75,7 @@ impl Connection {
         wakers.drain(..).for_each(Waker::wake);
         for action in actions.drain(..) {
             match action {
-                Action::Pull(link, described) => super::bulk::pull(&*link, described),
+                Action::Pull(link, described) => super::bulk::pull(&*link, *described),
                 Action::Serve(job) => {
                     results.extend(self.serve(job));
                     if results.len() >= ENOUGH {

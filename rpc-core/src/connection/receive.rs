@@ -172,10 +172,10 @@ impl Connection {
             }
             self.take_in(|receiving, batch| {
                 self.on_session_frame(route, receiving, batch, &header, payload)?;
-                // Requests and answers are many, and do not depend on what those before them asked for.
-                let many = |header: &Header| matches!(header.kind, FrameType::REQUEST | FrameType::RESPONSE);
-                for _ in 1..if many(&header) { ENOUGH } else { 1 } {
-                    let Some((header, payload)) = frames.next_if(|(header, _)| many(header)) else { break };
+                // Calls are many, and do not depend on what those before them ask for.
+                for _ in 1..if is_call(header.kind) { ENOUGH } else { 1 } {
+                    let next = frames.next_if(|(header, _)| is_call(header.kind));
+                    let Some((header, payload)) = next else { break };
                     self.on_session_frame(route, receiving, batch, &header, payload)?;
                 }
                 Ok(())
@@ -218,6 +218,13 @@ impl Connection {
         payload: Bytes,
     ) -> Result<(), WireError> {
         self.note_acknowledged(header)?;
+        if header.flags == 0 && is_call(header.kind) {
+            // Most frames.
+            receiving.inbox.take_whole(header, payload.len())?;
+            self.rx_seq.store(header.seq, Ordering::Release);
+            let arrived = Arrived { kind: header.kind, call: header.call, bytes: payload };
+            return self.interpret(receiving, batch, arrived);
+        }
         let taken = receiving.inbox.take(header, payload)?;
         self.rx_seq.store(header.seq, Ordering::Release);
         match taken {
@@ -225,7 +232,7 @@ impl Connection {
             Taken::Message(arrived) => self.interpret(receiving, batch, arrived)?,
             // None has been exchanged for another yet: that takes this lock, too.
             Taken::Described(described) => {
-                batch.actions.extend(self.better().map(|link| Action::Pull(link, described)));
+                batch.actions.extend(self.better().map(|link| Action::Pull(link, Box::new(described))));
             }
         }
         Ok(())
@@ -294,6 +301,18 @@ impl Connection {
                 batch.requests.push((call, bytes));
             }
             FrameType::RESPONSE => batch.answers.push((call, Ok(bytes))),
+            _ => self.interpret_other(receiving, batch, Arrived { kind, call, bytes })?,
+        }
+        Ok(())
+    }
+
+    fn interpret_other(
+        &self,
+        receiving: &mut Receiving,
+        batch: &mut Batch,
+        Arrived { kind, call, bytes }: Arrived,
+    ) -> Result<(), WireError> {
+        match kind {
             FrameType::BIND => {
                 let Some(registry) = &self.registry else {
                     return Err(WireError::new("bind", "goes to a side that serves nothing"));
@@ -334,6 +353,11 @@ impl Connection {
         let detail = format!("the peer broke the protocol ({error}); is it of the same version?");
         self.close(CloseCode::Protocol, self.status(detail, Executed::Maybe, Blame::Peer));
     }
+}
+
+/// Whether a call begins or ends with messages of this type.
+fn is_call(kind: FrameType) -> bool {
+    matches!(kind, FrameType::REQUEST | FrameType::RESPONSE)
 }
 
 impl Header {

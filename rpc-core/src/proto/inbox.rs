@@ -217,7 +217,6 @@ impl Inbox {
     }
 
     /// Takes the next frame in; gives a message when one is whole.
-    #[inline]
     pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Taken, WireError> {
         self.rx_seq = header.seq;
         if header.kind == FrameType::FRAGMENT {
@@ -230,13 +229,22 @@ impl Inbox {
             self.begin(header, payload)?;
             return Ok(Taken::Part);
         }
-        if payload.len() as u64 > self.limits.max_message {
+        self.take_whole(header, payload.len())?;
+        Ok(Taken::Message(Arrived { kind: header.kind, call: header.call, bytes: payload }))
+    }
+
+    /// Takes the next frame in, which is a message of so many bytes.
+    #[inline]
+    pub(crate) fn take_whole(&mut self, header: &Header, len: usize) -> Result<(), WireError> {
+        self.rx_seq = header.seq;
+        if len as u64 > self.limits.max_message {
             return Err(WireError::new("message", "is longer than HELLO's max_message"));
         }
-        if header.kind.is_message_of_call() && self.assembling.contains_key(&header.call) {
+        let is_assembling = !self.assembling.is_empty() && self.assembling.contains_key(&header.call);
+        if is_assembling && header.kind.is_message_of_call() {
             return Err(WireError::new("message", "comes before another of its call is finished"));
         }
-        Ok(Taken::Message(Arrived { kind: header.kind, call: header.call, bytes: payload }))
+        Ok(())
     }
 
     fn begin(&mut self, header: &Header, payload: Bytes) -> Result<(), WireError> {

@@ -102,15 +102,11 @@ fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
 /// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.
 #[inline]
 fn put_varint(out: &mut Encoder, mut value: u64) {
-    let mut bytes = [0; 10];
-    let mut used = 0;
     while value >= 0x80 {
-        bytes[used] = value as u8 | 0x80;
+        out.put_slice(&[value as u8 | 0x80]);
         value >>= 7;
-        used += 1;
     }
-    bytes[used] = value as u8;
-    out.put_slice(&bytes[..=used]);
+    out.put_slice(&[value as u8]);
 }
 
 #[cfg(test)]

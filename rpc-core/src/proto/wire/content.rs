@@ -93,6 +93,7 @@ impl RequestHead {
     }
 
     /// Reads a REQUEST as [`encode_plain`](Self::encode_plain) begins it. `Err`: it is not of that form.
+    #[inline]
     fn decode_plain(mut message: Bytes) -> Result<(Self, Content), Bytes> {
         let Some(&[s0, s1, m0, m1, attempt, 0, 0, 0, ref rest @ ..]) = message.first_chunk::<PLAIN_REQUEST>()
         else {
@@ -113,11 +114,12 @@ impl RequestHead {
     }
 
     /// Reads a whole REQUEST.
+    #[inline]
     pub fn decode(message: Bytes) -> Result<(Self, Content), WireError> {
-        let message = match Self::decode_plain(message) {
-            Ok(decoded) => return Ok(decoded),
-            Err(message) => message,
-        };
+        Self::decode_plain(message).or_else(Self::decode_any)
+    }
+
+    fn decode_any(message: Bytes) -> Result<(Self, Content), WireError> {
         let mut r = Reader::new(message);
         let service = r.u16("request.service")?;
         let method = r.u16("request.method")?;
@@ -152,6 +154,7 @@ impl ResponseHead {
 
     /// Reads a RESPONSE as [`encode_plain`](Self::encode_plain) begins it, if it has a result. `Err`: it is not of that
     /// form.
+    #[inline]
     fn decode_plain(mut message: Bytes) -> Result<(Self, Content), Bytes> {
         let Some(&[0, 0, 0, 0, b0, b1, b2, b3, 0]) = message.first_chunk::<PLAIN_RESPONSE>() else {
             return Err(message);
@@ -164,11 +167,12 @@ impl ResponseHead {
     }
 
     /// Reads a whole RESPONSE.
+    #[inline]
     pub fn decode(message: Bytes) -> Result<(Self, Content), WireError> {
-        let message = match Self::decode_plain(message) {
-            Ok(decoded) => return Ok(decoded),
-            Err(message) => message,
-        };
+        Self::decode_plain(message).or_else(Self::decode_any)
+    }
+
+    fn decode_any(message: Bytes) -> Result<(Self, Content), WireError> {
         let mut r = Reader::new(message);
         let verdict = match r.u8("response.verdict")? {
             0 => Verdict::Ok,

@@ -180,6 +180,7 @@ impl Header {
     }
 
     /// The length of the payload behind a header, which may be anything.
+    #[inline]
     pub fn payload_len(b: &[u8; HEADER_LEN]) -> usize {
         u32::from_le_bytes([b[4], b[5], b[6], b[7]]) as usize
     }
@@ -191,6 +192,7 @@ impl Header {
     }
 
     /// Reads a header of this side's own making.
+    #[inline]
     pub(crate) fn read(b: &[u8; HEADER_LEN]) -> Self {
         let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
         Self {
@@ -207,6 +209,7 @@ impl Header {
 
     /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
     /// payload means. A type that it does not know is not: see [`FrameType::is_ignorable`].
+    #[inline]
     pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
         let header = Self::read(b);
         let is_whole = matches!(header.kind, FrameType::REQUEST | FrameType::RESPONSE) && header.call != 0;
@@ -214,18 +217,18 @@ impl Header {
             // Most frames; of such there is no more to check.
             return Ok(header);
         }
-        if (b[2], b[3]) != (0, 0) {
-            return Err(WireError::new("header.reserved", "is not zero"));
-        }
-        if header.checksum != 0 {
-            return Err(WireError::new("header.checksum", "is not zero"));
-        }
-        header.check()?;
+        header.check((b[2], b[3]))?;
         Ok(header)
     }
 
     /// Holds the fields against the frame's type.
-    fn check(&self) -> Result<(), WireError> {
+    fn check(&self, reserved: (u8, u8)) -> Result<(), WireError> {
+        if reserved != (0, 0) {
+            return Err(WireError::new("header.reserved", "is not zero"));
+        }
+        if self.checksum != 0 {
+            return Err(WireError::new("header.checksum", "is not zero"));
+        }
         let (kind, has) = (self.kind, |flag| self.flags & flag != 0);
         if has(!flags::KNOWN) {
             return Err(WireError::new("header.flags", "has a bit that was not agreed on"));

@@ -59,7 +59,7 @@ impl Connection {
         let mut batch = KEPT.take().unwrap_or_default();
         let mut receiving = lock(&self.receiving);
         let taken = take(&mut receiving, &mut batch);
-        let begun = self.begin(&mut receiving, &mut batch);
+        let begun = self.begin(&receiving, &mut batch);
         drop(receiving);
         // Whatever is wrong, what came before it counts.
         let done = self.act(&mut batch);
@@ -71,8 +71,11 @@ impl Connection {
 
     fn act(&self, batch: &mut Batch) -> Result<(), WireError> {
         let Batch { answers, actions, results, wakers, .. } = batch;
-        let answered = self.calls.slots.answer(answers.drain(..), wakers);
-        wakers.drain(..).for_each(Waker::wake);
+        let mut answered = Ok(());
+        if !answers.is_empty() {
+            answered = self.calls.slots.answer(answers.drain(..), wakers);
+            wakers.drain(..).for_each(Waker::wake);
+        }
         for action in actions.drain(..) {
             match action {
                 Action::Pull(link, described) => super::bulk::pull(&*link, *described),
@@ -97,9 +100,11 @@ impl Connection {
                 }
             }
         }
-        self.complete_short(results);
-        // Under no lock: the bytes may be the application's own.
-        results.clear();
+        if !results.is_empty() {
+            self.complete_short(results);
+            // Under no lock: the bytes may be the application's own.
+            results.clear();
+        }
         answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
     }
 }

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 
 use super::batch::{Action, Batch, ENOUGH};
 use super::registry::Announced;
@@ -32,8 +31,6 @@ pub(super) struct Receiving {
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
     announced: Announced,
     last_call: u64,
-    /// When the batch of frames began to be taken in, if anybody has asked: from then on the time of the calls in it counts.
-    now: Option<Instant>,
 }
 
 impl Receiving {
@@ -46,18 +43,12 @@ impl Receiving {
             ping: None,
             announced: Announced::default(),
             last_call: 0,
-            now: None,
         }
     }
 
     /// What the peer has announced.
     pub(super) fn announced(&self) -> &Announced {
         &self.announced
-    }
-
-    /// When what is being taken in arrived.
-    pub(super) fn arrived(&mut self) -> Instant {
-        *self.now.get_or_insert_with(Instant::now)
     }
 
     /// The last call of the peer's that was taken.
@@ -128,7 +119,6 @@ impl LinkHandler for Handler {
     }
 
     fn batch_end(&self) {
-        lock(&self.connection.receiving).now = None;
         self.connection.flush();
         if self.route != Route::Stream {
             self.connection.acknowledge_soon();
@@ -141,8 +131,6 @@ impl LinkHandler for Handler {
 
     fn closed(&self, end: LinkEnd) {
         self.ended.store(true, Ordering::Relaxed);
-        // It may have ended within a batch, whose time is not that of what the other link brings.
-        lock(&self.connection.receiving).now = None;
         match self.route {
             Route::Stream => self.connection.on_stream_closed(&end),
             Route::Upgraded(epoch) => self.connection.on_upgraded_closed(epoch, &end),
@@ -164,19 +152,25 @@ impl Connection {
         route: Route,
         frames: &mut dyn Iterator<Item = (Header, Bytes)>,
     ) -> Result<(), WireError> {
-        let mut frames = frames.peekable();
-        while let Some((header, payload)) = frames.next() {
-            if header.kind.is_link() {
+        let mut next = frames.next();
+        while let Some((header, _)) = &next {
+            // Calls are many, and do not depend on what those before them ask for.
+            let most = if is_call(header.kind) { ENOUGH } else { 1 };
+            if header.kind.is_link()
+                && let Some((header, payload)) = next.take()
+            {
                 self.on_link_frame(route, &header, payload)?;
+                next = frames.next();
                 continue;
             }
             self.take_in(|receiving, batch| {
-                self.on_session_frame(route, receiving, batch, &header, payload)?;
-                // Calls are many, and do not depend on what those before them ask for.
-                for _ in 1..if is_call(header.kind) { ENOUGH } else { 1 } {
-                    let next = frames.next_if(|(header, _)| is_call(header.kind));
-                    let Some((header, payload)) = next else { break };
+                for _ in 0..most {
+                    let Some((header, payload)) = next.take() else { break };
                     self.on_session_frame(route, receiving, batch, &header, payload)?;
+                    next = frames.next();
+                    if !next.as_ref().is_some_and(|(header, _)| is_call(header.kind)) {
+                        break;
+                    }
                 }
                 Ok(())
             })?;

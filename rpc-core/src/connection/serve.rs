@@ -16,7 +16,7 @@ use super::Connection;
 use super::batch::{Action, Batch, ENOUGH};
 use super::calls::too_large;
 use super::receive::Receiving;
-use super::registry::{Found, Registry, refusal};
+use super::registry::{Announced, Found, Registry, refusal};
 use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
@@ -133,7 +133,7 @@ const MAX_CROSSING: usize = 1024;
 impl Connection {
     /// Begins the calls that the requests of a batch ask for: they count as running from now on. `Err`: one is no request, or
     /// one of too many.
-    pub(super) fn begin(&self, receiving: &mut Receiving, batch: &mut Batch) -> Result<(), WireError> {
+    pub(super) fn begin(&self, receiving: &Receiving, batch: &mut Batch) -> Result<(), WireError> {
         if batch.requests.is_empty() {
             return Ok(());
         }
@@ -147,6 +147,8 @@ impl Connection {
         // any more.
         let waiting = || self.backlog.load(Ordering::Acquire);
         let most = waiting() + self.queued();
+        // Asked for once: from then on the time of all of them counts.
+        let mut now = None;
         let mut running = self.running.lock();
         for (call, message) in batch.requests.drain(..) {
             let mut unanswered = most + running.count();
@@ -163,7 +165,7 @@ impl Connection {
                 return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
             }
             let (head, content) = RequestHead::decode(message)?;
-            let work = self.admit(registry, receiving, &head, content, unanswered);
+            let work = self.admit(registry, receiving.announced(), &mut now, &head, content, unanswered);
             batch.actions.push(Action::Serve(Job { call, work }));
         }
         Ok(())
@@ -173,16 +175,17 @@ impl Connection {
     fn admit(
         &self,
         registry: &Registry,
-        receiving: &mut Receiving,
+        announced: &Announced,
+        now: &mut Option<Instant>,
         head: &RequestHead,
         content: Content,
         unanswered: usize,
     ) -> Result<Start, Status> {
         let deadline = match head.remaining_us {
             0 => None,
-            us => receiving.arrived().checked_add(Duration::from_micros(us)),
+            us => now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
-        let Some(bound) = receiving.announced().get(head.service) else {
+        let Some(bound) = announced.get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
         let found = registry.find(bound, head.method)?;
@@ -275,9 +278,6 @@ impl Connection {
 
     /// The same for handlers whose results are short.
     pub(super) fn complete_short(&self, results: &[(u64, Payload)]) {
-        if results.is_empty() {
-            return;
-        }
         let mut running = self.running.lock();
         let queued = self.enqueue_all(|shorts| {
             for (call, payload) in results {

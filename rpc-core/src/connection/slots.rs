@@ -188,10 +188,6 @@ impl<E, R: Clone> Slots<E, R> {
         answers: impl Iterator<Item = (u64, E)>,
         wake: &mut Vec<Waker>,
     ) -> Result<(), NeverMade> {
-        let mut answers = answers.peekable();
-        if answers.peek().is_none() {
-            return Ok(());
-        }
         let mut table = self.lock();
         for (call, end) in answers {
             if call == 0 || call > table.last {

@@ -1,0 +1,117 @@
+//! Frames that arrive together are taken in together, and mean what they would one by one.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use bytes::BytesMut;
+use farcall_core::config::Limits;
+use farcall_core::payload::Payload;
+use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping};
+use farcall_core::server::Host;
+use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::transport::memory;
+
+use support::peer::{self, Peer};
+use support::{ECHO, HANG, host, info, plain, until};
+
+/// A peer that has called nothing yet. What it sends without waiting arrives together.
+async fn connected(host: &Arc<Host>) -> Peer {
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let mut peer = Peer::greeted(near, peer::hello()).await;
+    peer.bind();
+    peer
+}
+
+fn ping(peer: &mut Peer, token: u64) {
+    let mut payload = BytesMut::new();
+    Ping { token }.encode(&mut payload);
+    peer.link_frame(FrameType::PING, payload);
+}
+
+#[tokio::test]
+async fn more_requests_than_a_batch_takes_and_others_between_them_are_all_answered() {
+    let (host, seen) = host(plain(Limits::default()));
+    let mut peer = connected(&host).await;
+    for call in 1..=300 {
+        peer.request(call, ECHO, b"x");
+        if call % 70 == 0 {
+            ping(&mut peer, call);
+        }
+    }
+    let (mut answered, mut pongs) = (BTreeSet::new(), 0);
+    while answered.len() < 300 || pongs < 4 {
+        match peer.next().await.unwrap() {
+            (Header { kind: FrameType::RESPONSE, call, .. }, _) => assert!(answered.insert(call)),
+            (Header { kind: FrameType::PONG, .. }, _) => pongs += 1,
+            (header, _) => panic!("{header:?}"),
+        }
+    }
+    assert_eq!((seen.runs(), answered.last()), (300, Some(&300)));
+}
+
+#[tokio::test]
+async fn a_cancel_drops_the_handler_whose_request_it_came_with() {
+    let (host, seen) = host(plain(Limits::default()));
+    let mut peer = connected(&host).await;
+    peer.request(1, HANG, b"");
+    let mut payload = BytesMut::new();
+    Cancel { reason: 0 }.encode(&mut payload);
+    peer.session_frame(FrameType::CANCEL, 1, 0, payload);
+    // The number is free again.
+    peer.request(1, ECHO, b"x");
+    let (header, _) = peer.expect(FrameType::RESPONSE).await;
+    assert_eq!((header.call, seen.runs()), (1, 2));
+    until("the handler is dropped", || seen.hanging() == 0).await;
+}
+
+#[tokio::test]
+async fn what_came_before_a_broken_frame_is_served() {
+    let (host, seen) = host(plain(Limits::default()));
+    let mut peer = connected(&host).await;
+    peer.request(1, ECHO, b"x");
+    peer.request(2, ECHO, b"x");
+    // Its number is in use.
+    peer.request(2, ECHO, b"x");
+    peer.request(3, ECHO, b"x");
+    peer.expect_close(CloseCode::Protocol, "request.call: is in use").await;
+    assert_eq!(seen.runs(), 2);
+}
+
+/// Whatever is called, it closes its host.
+struct Closing {
+    info: Arc<ServiceInfo>,
+    host: Arc<OnceLock<Arc<Host>>>,
+    runs: Arc<AtomicU32>,
+}
+
+impl Service for Closing {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, _: usize, _: Request) -> HandlerFuture {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        self.host.get().unwrap().close();
+        Box::pin(std::future::ready(Reply::Ok(Payload::default())))
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_served_after_the_connection_has_closed() {
+    let (place, runs) = (Arc::new(OnceLock::new()), Arc::new(AtomicU32::new(0)));
+    let service = Closing { info: info("test"), host: place.clone(), runs: runs.clone() };
+    let host = Host::new(vec![Arc::new(service)], plain(Limits::default())).unwrap();
+    place.set(host.clone()).unwrap();
+    let mut peer = connected(&host).await;
+    peer.request(1, ECHO, b"");
+    peer.request(2, ECHO, b"");
+    peer.expect_close(CloseCode::Done, "the server was closed").await;
+    host.finished().await;
+    assert_eq!(runs.load(Ordering::Relaxed), 1);
+}

@@ -253,12 +253,17 @@ where
     })
 }
 
+/// A handler that has nothing to wait for.
+pub fn at_once(reply: Reply) -> HandlerFuture {
+    Box::pin(std::future::ready(reply))
+}
+
 /// Answers a call of a method that the service does not have. The server has looked the method up in the same
 /// `ServiceInfo`, so it is never seen.
 pub fn no_such_method(service: &ServiceInfo, method: usize) -> HandlerFuture {
     let message = format!("service `{}` has no method {method}", service.name);
     let status = Status::new(Code::Unimplemented, message).with_blame(Blame::Bug).with_executed(Executed::No);
-    Box::pin(std::future::ready(Reply::Status(status)))
+    at_once(Reply::Status(status))
 }
 
 /// A method as messages name it: `shop.v1.Kv/get`.

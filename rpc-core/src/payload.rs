@@ -120,8 +120,8 @@ pub struct Encoder {
 const ARENA: usize = 16 * 1024;
 
 thread_local! {
-    static BUFFER: Cell<BytesMut> = Cell::new(BytesMut::new());
-    static COPIES: RefCell<BytesMut> = RefCell::new(BytesMut::new());
+    static BUFFER: Cell<Option<BytesMut>> = const { Cell::new(None) };
+    static COPIES: RefCell<Option<BytesMut>> = const { RefCell::new(None) };
 }
 
 /// Copies of this size share an allocation.
@@ -129,10 +129,11 @@ const COPIES_SIZE: usize = 4 * COPY_OUT;
 
 /// A copy that pins little more than itself.
 fn copy_out(view: &[u8]) -> Bytes {
-    COPIES.with_borrow_mut(|buffer| {
-        if buffer.capacity() < view.len() {
-            *buffer = BytesMut::with_capacity(COPIES_SIZE);
-        }
+    COPIES.with_borrow_mut(|kept| {
+        let buffer = match kept {
+            Some(buffer) if buffer.capacity() >= view.len() => buffer,
+            _ => kept.insert(BytesMut::with_capacity(COPIES_SIZE)),
+        };
         buffer.extend_from_slice(view);
         buffer.split().freeze()
     })
@@ -150,7 +151,7 @@ fn cut(buffer: &mut BytesMut) -> Bytes {
 impl Encoder {
     /// An empty message.
     pub fn new() -> Self {
-        let mut buffer = BUFFER.take();
+        let mut buffer = BUFFER.take().unwrap_or_default();
         if buffer.capacity() < 256 {
             // Takes the old allocation back if every message in it is gone, else makes a new one.
             buffer.reserve(ARENA);
@@ -193,7 +194,7 @@ impl Encoder {
     /// The finished message.
     pub fn finish(mut self) -> Payload {
         let last = cut(&mut self.buffer);
-        BUFFER.set(self.buffer);
+        BUFFER.set(Some(self.buffer));
         let Some(mut rest) = self.rest else { return Payload::from_body(last) };
         if rest.more.is_empty() {
             return Payload { body: last, rest: Some(rest) };
@@ -332,7 +333,7 @@ mod tests {
             put(1 << 20);
             put(1);
         }
-        let mut kept = BUFFER.take();
+        let mut kept = BUFFER.take().unwrap();
         assert!(!kept.try_reclaim(4 * ARENA));
     }
 

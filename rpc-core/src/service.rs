@@ -122,8 +122,8 @@ pub trait Service: Send + Sync + 'static {
     /// Its names and fingerprints.
     fn info(&self) -> &ServiceInfo;
 
-    /// Starts the handler of method `method` (an index into [`ServiceInfo::methods`]). Does nothing but make the
-    /// future: it may be called with many requests at once.
+    /// Starts the handler of method `method` (an index into [`ServiceInfo::methods`]). Does nothing but read the arguments and
+    /// make the future: it may be called with many requests at once.
     fn call(&self, method: usize, request: Request) -> HandlerFuture;
 }
 

@@ -83,11 +83,7 @@ impl UnderWay {
     }
 
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
-        let mut left = None;
-        if let State::New = self.state {
-            left = self.start();
-            self.state = State::Unsent;
-        }
+        let left = if let State::New = self.state { self.start() } else { None };
         let mut polled = self.step(left, cx);
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
@@ -127,6 +123,7 @@ impl UnderWay {
                     left = left.or_else(|| self.left());
                     if left.is_some_and(|left| left.is_zero()) {
                         // Not sent any more; the alarm says so.
+                        self.state = State::Unsent;
                         return Poll::Pending;
                     }
                     match self.stub.caller().connected() {

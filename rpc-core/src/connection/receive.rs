@@ -178,7 +178,8 @@ impl Connection {
         Ok(())
     }
 
-    #[inline]
+    // This and what it calls are one piece for the compiler, or a frame would go through memory from each to the next.
+    #[inline(always)]
     fn on_session_frame(
         &self,
         route: Route,
@@ -203,7 +204,7 @@ impl Connection {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(
         &self,
         receiving: &mut Receiving,
@@ -268,17 +269,20 @@ impl Connection {
             return Err(WireError::new("header.rx_seq", "acknowledges what was never sent"));
         }
         // What went by the stream link alone is not kept.
-        if self.retaining.load(Ordering::Relaxed) {
-            let acknowledged = self.sending(|sending| sending.outbox.acknowledged(header.rx_seq));
-            acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))?;
-            // There may be room now for what waits; it is sent at the end of the batch, if nobody is faster.
-            self.sending.want();
-            self.progressed();
-        }
+        if self.retaining.load(Ordering::Relaxed) { self.let_go(header) } else { Ok(()) }
+    }
+
+    /// What was kept for the peer's acknowledgement is not any more.
+    fn let_go(&self, header: &Header) -> Result<(), WireError> {
+        let acknowledged = self.sending(|sending| sending.outbox.acknowledged(header.rx_seq));
+        acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))?;
+        // There may be room now for what waits; it is sent at the end of the batch, if nobody is faster.
+        self.sending.want();
+        self.progressed();
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn interpret(
         &self,
         receiving: &mut Receiving,

@@ -88,11 +88,16 @@ impl Table {
         self.new.len() + self.tasks.len()
     }
 
+    #[inline]
     fn take_new(&mut self, call: u64) -> bool {
         if self.new.front() == Some(&call) {
             self.new.pop_front();
             return true;
         }
+        self.take_later(call)
+    }
+
+    fn take_later(&mut self, call: u64) -> bool {
         let at = self.new.iter().position(|new| *new == call);
         at.map(|at| self.new.remove(at)).is_some()
     }

@@ -174,7 +174,7 @@ impl<'s> Parts<'s> {
         }
     }
 
-    /// Decodes the arguments of one method, calls it, and encodes what it returns.
+    /// Decodes the arguments of one method, and makes a future that calls it and encodes what it returns.
     fn arm(&self, index: usize, method: &Method) -> TokenStream {
         let Self { service, private, implementation, .. } = self;
         let (_, trait_arguments, _) = service.generics().split_for_impl();
@@ -189,23 +189,31 @@ impl<'s> Parts<'s> {
             quote_spanned! { Span::mixed_site() =>
                 let #local = match incoming.#next::<#ty>(#argument, #wire_name) {
                     ::core::result::Result::Ok(value) => value,
-                    ::core::result::Result::Err(reply) => return reply,
+                    ::core::result::Result::Err(reply) => return #private::at_once(reply),
                 };
             }
         });
-        let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &request.context, });
+        let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &context, });
+        let keep_context = method.context.then(|| {
+            quote_spanned! { Span::mixed_site() => let context = request.context; }
+        });
         let returned = names::returned(service, output);
         quote_spanned! { Span::mixed_site() =>
-            #index => ::std::boxed::Box::pin(async move {
+            #index => {
+                // Not in the future, which would hold the whole request.
                 let mut incoming = #private::Incoming::new(served.info(), method, request.payload);
                 #(#decode)*
                 if let ::core::result::Result::Err(reply) = incoming.finish() {
-                    return reply;
+                    return #private::at_once(reply);
                 }
-                let outcome =
-                    <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*).await;
-                #private::finish(served.info(), method, outcome, #returned)
-            }),
+                #keep_context
+                ::std::boxed::Box::pin(async move {
+                    let outcome =
+                        <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*)
+                            .await;
+                    #private::finish(served.info(), method, outcome, #returned)
+                })
+            }
         }
     }
 }

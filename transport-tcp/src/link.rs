@@ -37,6 +37,8 @@ pub struct TcpLink {
     description: Description,
     socket: TcpStream,
     out: Mutex<Out>,
+    /// A write had to wait, or has failed: written under the lock of `out`, which the link's task has no other reason to take.
+    stuck: AtomicBool,
     /// Wakes the link's task: there is something to wait for that it does not know of.
     attention: Notify,
     closing: AtomicBool,
@@ -74,6 +76,7 @@ impl TcpLink {
             description,
             socket,
             out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
+            stuck: AtomicBool::new(false),
             attention: Notify::new(),
             closing: AtomicBool::new(false),
             sent: AtomicU64::new(0),
@@ -93,12 +96,13 @@ impl TcpLink {
                 Ok(n) => {
                     self.sent.fetch_add(n as u64, Ordering::Relaxed);
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    out.blocked = true;
-                    return false;
-                }
                 Err(e) => {
-                    out.failed = Some(format!("writing failed: {e}"));
+                    if e.kind() == io::ErrorKind::WouldBlock {
+                        out.blocked = true;
+                    } else {
+                        out.failed = Some(format!("writing failed: {e}"));
+                    }
+                    self.stuck.store(true, Ordering::Release);
                     return false;
                 }
             }
@@ -118,7 +122,9 @@ impl TcpLink {
                 Err(ReadEnd::Failed(why)) => break LinkEnd::failed(why),
                 Err(ReadEnd::Malformed(why)) => break LinkEnd::malformed(why),
             };
-            if let Some(failed) = self.out().failed.take() {
+            if self.is_stuck()
+                && let Some(failed) = self.out().failed.take()
+            {
                 break LinkEnd::failed(failed);
             }
             if self.closing.load(Ordering::Acquire) {
@@ -144,7 +150,7 @@ impl TcpLink {
 
     /// Waits until there is something to read, or room to write for who needs it, or attention is called for.
     async fn wait(&self, mut attention: Pin<&mut Notified<'_>>) -> Event {
-        let blocked = self.out().blocked;
+        let blocked = self.is_stuck() && self.out().blocked;
         poll_fn(|cx| {
             // An error is met again by who reads or writes.
             if self.socket.poll_read_ready(cx).is_ready()
@@ -157,12 +163,20 @@ impl TcpLink {
         .await
     }
 
+    fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Acquire)
+    }
+
     /// Goes on with a write that had to wait.
     fn write_on(&self, handler: &dyn LinkHandler) {
+        if !self.is_stuck() {
+            return;
+        }
         let mut out = self.out();
         if !std::mem::take(&mut out.blocked) {
             return;
         }
+        self.stuck.store(out.failed.is_some(), Ordering::Release);
         let written = self.write(&mut out);
         drop(out);
         if written {

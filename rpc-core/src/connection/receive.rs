@@ -263,7 +263,7 @@ impl Connection {
     }
 
     /// Every header, on whichever link, says what the peer has taken in.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note_acknowledged(&self, header: &Header) -> Result<(), WireError> {
         if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(header.rx_seq) as i32) < 0 {
             return Err(WireError::new("header.rx_seq", "acknowledges what was never sent"));

@@ -82,7 +82,9 @@ impl Queued for Queue {
 impl Absorb<Queue> for Sending {
     fn absorb(&mut self, queue: &mut Queue) {
         self.outbox.push_shorts(&mut queue.shorts);
-        queue.others.drain(..).for_each(|message| self.outbox.push(message));
+        while let Some(message) = queue.others.pop_front() {
+            self.outbox.push(message);
+        }
     }
 }
 

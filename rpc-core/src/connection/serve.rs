@@ -1,7 +1,6 @@
 //! The handlers that run on this side for the peer's calls.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -41,31 +40,24 @@ struct Start {
     attempt: u8,
 }
 
-impl Start {
-    /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
-    /// wakes something.
-    fn run(self, registry: &Registry, peer: Option<SocketAddr>) -> Result<Reply, Handler> {
-        let Self { found, payload, deadline, attempt } = self;
-        let mut handler = Handler { context: Context::new(deadline, attempt, peer), future: None };
-        let request = Request { context: handler.context.clone(), payload };
-        let polled = handler.contain(|future| {
-            let future = future.insert(registry.call(found, request));
-            future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
-        });
-        match polled {
-            Poll::Ready(reply) => Ok(reply),
-            Poll::Pending => Err(handler),
-        }
-    }
-}
-
 /// A handler with its context: current while it is polled, and panics end here.
 struct Handler {
     context: Context,
+    /// `None`: not made, or done.
     future: Option<HandlerFuture>,
 }
 
 impl Handler {
+    /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
+    /// wakes something.
+    fn start(&mut self, registry: &Registry, found: Found, payload: Payload) -> Poll<Reply> {
+        let request = Request { context: self.context.clone(), payload };
+        self.contain(|future| {
+            let future = future.insert(registry.call(found, request));
+            future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
+        })
+    }
+
     fn contain(&mut self, poll: impl FnOnce(&mut Option<HandlerFuture>) -> Poll<Reply>) -> Poll<Reply> {
         let Self { context, future } = self;
         let polled = catch_unwind(AssertUnwindSafe(|| {
@@ -232,16 +224,27 @@ impl Connection {
             self.running.take(call);
             return None;
         };
-        let done = match work {
-            Err(status) => Ok(Reply::Status(status)),
-            Ok(start) => start.run(registry, self.peer()),
+        let reply = match work {
+            Err(status) => Reply::Status(status),
+            Ok(Start { found, payload, deadline, attempt }) => {
+                let context = Context::new(deadline, attempt, self.peer());
+                let mut handler = Handler { context, future: None };
+                match handler.start(registry, found, payload) {
+                    Poll::Ready(reply) => reply,
+                    Poll::Pending => {
+                        self.spawn(call, handler);
+                        return None;
+                    }
+                }
+            }
         };
-        match done {
-            Err(handler) => self.spawn(call, handler),
-            Ok(Reply::Ok(payload)) if self.short_result(&payload).is_some() => return Some((call, payload)),
-            Ok(reply) => self.complete(call, reply),
+        match reply {
+            Reply::Ok(payload) if self.short_result(&payload).is_some() => Some((call, payload)),
+            reply => {
+                self.complete(call, reply);
+                None
+            }
         }
-        None
     }
 
     fn spawn(&self, call: u64, handler: Handler) {

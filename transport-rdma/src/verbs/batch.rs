@@ -8,26 +8,26 @@ use super::device::{Hca, Regions};
 use super::returned_errno;
 use super::srq::index_of;
 use super::sys::{self, Plain as _, ibv_qp, ibv_send_wr, ibv_sge};
-use crate::device::{MAX_BATCH, PostError};
+use crate::device::PostError;
 
 /// Parts of a message.
 pub(super) const MAX_PARTS: usize = 2;
 
-/// A list of requests under construction.
-pub(super) struct Batch {
-    wrs: [ibv_send_wr; MAX_BATCH],
-    sges: [ibv_sge; MAX_BATCH * MAX_PARTS],
+/// A list of requests under construction, at most `N`: zeroing many takes longer than posting one.
+pub(super) struct Batch<const N: usize> {
+    wrs: [ibv_send_wr; N],
+    sges: [[ibv_sge; MAX_PARTS]; N],
     len: usize,
 }
 
-impl Batch {
+impl<const N: usize> Batch<N> {
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
     pub(super) fn new() -> Self {
         let sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
-        Self { wrs: [ibv_send_wr::zeroed(); MAX_BATCH], sges: [sge; MAX_BATCH * MAX_PARTS], len: 0 }
+        Self { wrs: [ibv_send_wr::zeroed(); N], sges: [[sge; MAX_PARTS]; N], len: 0 }
     }
 
     /// Adds a message, to be signed.
@@ -43,7 +43,7 @@ impl Batch {
             // Inline data needs no key.
             let lkey = if inline { 0 } else { regions.lkey(part).ok_or(PostError::NotRegistered)? };
             let length = part.len() as u32;
-            self.sges[self.len * MAX_PARTS + num_sge] = ibv_sge { addr: part.as_ptr() as u64, length, lkey };
+            self.sges[self.len][num_sge] = ibv_sge { addr: part.as_ptr() as u64, length, lkey };
             num_sge += 1;
         }
         let wr = &mut self.wrs[self.len];
@@ -63,7 +63,7 @@ impl Batch {
         wr.num_sge = i32::from(into.length > 0);
         wr.rdma.remote_addr = remote_addr;
         wr.rdma.rkey = rkey;
-        self.sges[self.len * MAX_PARTS] = into;
+        self.sges[self.len][0] = into;
     }
 
     /// Adds a bind, to be signed.
@@ -104,7 +104,7 @@ impl Batch {
         if self.len == 0 {
             return (0, Ok(()));
         }
-        let (first, buffers) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr());
+        let (first, buffers) = (self.wrs.as_mut_ptr(), self.sges.as_mut_ptr().cast::<ibv_sge>());
         for i in 0..self.len {
             let wr = first.wrapping_add(i);
             let next = if i + 1 < self.len { first.wrapping_add(i + 1) } else { ptr::null_mut() };

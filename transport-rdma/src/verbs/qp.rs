@@ -75,9 +75,9 @@ impl VerbsQp {
     }
 
     /// Adds a request to the batch and to the ring. One whose exposure is over comes to nothing.
-    fn build(
+    fn build<const N: usize>(
         &self,
-        batch: &mut Batch,
+        batch: &mut Batch<N>,
         work: &Work,
         windows: &[Window],
         regions: &Regions<'_>,
@@ -122,6 +122,52 @@ impl VerbsQp {
         let ticket = self.ring.push(kept, asked);
         batch.sign(ticket.wr_id, ticket.signaled);
         Ok(())
+    }
+
+    /// Posts up to `N` requests.
+    fn post_batch<const N: usize>(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {
+        let mut windows = self.posting();
+        let regions = self.queues.hca().regions();
+        let count = works.len().min(N).min(self.ring.room());
+        // Which work each request of the batch stands for.
+        let mut places = [0; N];
+        let (mut batch, mut taken, mut refused) = (Batch::<N>::new(), 0, None);
+        for work in works.iter().take(count) {
+            let before = batch.len();
+            if let Err(error) = self.build(&mut batch, work, &windows, &regions) {
+                refused = Some(error);
+                break;
+            }
+            if batch.len() > before {
+                places[before] = taken;
+            }
+            taken += 1;
+        }
+        let built = batch.len();
+        if taken == 0 {
+            return refused.map_or(Ok(0), Err);
+        }
+        // SAFETY: inline data outlives the call, as it is in `works`; other data, and what is bound, is kept by the ring.
+        // Windows and regions are there during the call, and longer than what is bound.
+        let (posted, result) = unsafe { batch.post(self.queues.hca(), self.raw.as_ptr()) };
+        self.ring.withdraw(built - posted);
+        if posted < built {
+            taken = places[posted];
+        }
+        for &place in &places[..posted] {
+            if let Some(Work::Bind(exposure)) = works.get(place)
+                && let Some(window) = windows.get_mut(exposure.window())
+            {
+                window.set_rkey(exposure.rkey());
+            }
+        }
+        drop((windows, regions));
+        works.drain(..taken);
+        match result {
+            Err(errno) if taken == 0 => Err(self.device_error(errno)),
+            // What was posted is with the device; the error is met again by who posts the rest.
+            _ => Ok(taken),
+        }
     }
 
     /// Ends what the peer may read and deallocates the windows, which the queue pair could not be destroyed with. False if
@@ -262,48 +308,7 @@ impl QueuePair for VerbsQp {
     }
 
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {
-        let mut windows = self.posting();
-        let regions = self.queues.hca().regions();
-        let count = works.len().min(MAX_BATCH).min(self.ring.room());
-        // Which work each request of the batch stands for.
-        let mut places = [0; MAX_BATCH];
-        let (mut batch, mut taken, mut refused) = (Batch::new(), 0, None);
-        for work in works.iter().take(count) {
-            let before = batch.len();
-            if let Err(error) = self.build(&mut batch, work, &windows, &regions) {
-                refused = Some(error);
-                break;
-            }
-            if batch.len() > before {
-                places[before] = taken;
-            }
-            taken += 1;
-        }
-        let built = batch.len();
-        if taken == 0 {
-            return refused.map_or(Ok(0), Err);
-        }
-        // SAFETY: inline data outlives the call, as it is in `works`; other data, and what is bound, is kept by the ring.
-        // Windows and regions are there during the call, and longer than what is bound.
-        let (posted, result) = unsafe { batch.post(self.queues.hca(), self.raw.as_ptr()) };
-        self.ring.withdraw(built - posted);
-        if posted < built {
-            taken = places[posted];
-        }
-        for &place in &places[..posted] {
-            if let Some(Work::Bind(exposure)) = works.get(place)
-                && let Some(window) = windows.get_mut(exposure.window())
-            {
-                window.set_rkey(exposure.rkey());
-            }
-        }
-        drop((windows, regions));
-        works.drain(..taken);
-        match result {
-            Err(errno) if taken == 0 => Err(self.device_error(errno)),
-            // What was posted is with the device; the error is met again by who posts the rest.
-            _ => Ok(taken),
-        }
+        if works.len() == 1 { self.post_batch::<1>(works) } else { self.post_batch::<MAX_BATCH>(works) }
     }
 
     fn post_marker(&self) -> Result<(), PostError> {
@@ -313,7 +318,7 @@ impl QueuePair for VerbsQp {
             return Err(PostError::Misplaced);
         }
         let ticket = self.ring.push_marker().ok_or(PostError::Misplaced)?;
-        let mut batch = Batch::new();
+        let mut batch = Batch::<1>::new();
         batch.push_empty();
         batch.sign(ticket.wr_id, true);
         // SAFETY: a request without data.

@@ -50,7 +50,11 @@ impl SharedReceiveQueue {
     pub(super) fn post(&self, hca: &Hca, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
         let mut total = 0;
         loop {
-            match self.post_batch(hca, slots) {
+            let posted = match slots.len() {
+                1 => self.post_batch::<1>(hca, slots),
+                _ => self.post_batch::<MAX_BATCH>(hca, slots),
+            };
+            match posted {
                 Ok(0) => return Ok(total),
                 Ok(count) => total += count,
                 // What was posted before is with the device; the error is met again by who posts the rest.
@@ -60,12 +64,13 @@ impl SharedReceiveQueue {
         }
     }
 
-    fn post_batch(&self, hca: &Hca, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
+    /// Posts up to `N`: zeroing the requests of many takes longer than posting one.
+    fn post_batch<const N: usize>(&self, hca: &Hca, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
         let regions = hca.regions();
         let mut receives = self.in_flight.receives();
-        let count = slots.len().min(MAX_BATCH).min(receives.room());
-        let mut wrs = [ibv_recv_wr::zeroed(); MAX_BATCH];
-        let mut sges = [ibv_sge { addr: 0, length: 0, lkey: 0 }; MAX_BATCH];
+        let count = slots.len().min(N).min(receives.room());
+        let mut wrs = [ibv_recv_wr::zeroed(); N];
+        let mut sges = [ibv_sge { addr: 0, length: 0, lkey: 0 }; N];
         let mut built = 0;
         while built < count {
             let Some(mut slot) = slots.pop() else { break };

@@ -37,6 +37,9 @@ struct Polling {
     backlog: VecDeque<RawCompletion>,
     /// Where the device writes completions; kept, because zeroing it for each poll would cost more than an empty poll.
     entries: Box<[ibv_wc; POLL_BATCH]>,
+    /// An event was asked for, for whatever comes next, and nothing has been taken from the device since: it is still asked
+    /// for, or it has come.
+    armed: bool,
 }
 
 // SAFETY: the library allows its objects to be used and destroyed on any thread.
@@ -57,7 +60,8 @@ impl CompletionQueue {
         // SAFETY: an open context and a channel of it; the id is only carried around.
         let raw = unsafe { (hca.verbs().ibv_create_cq)(hca.context(), entries, id, channel.raw.as_ptr(), 0) };
         let raw = NonNull::new(raw).ok_or_else(|| hca.error("ibv_create_cq", last_errno()))?;
-        let polling = Polling { backlog: VecDeque::new(), entries: Box::new([ibv_wc::zeroed(); POLL_BATCH]) };
+        let entries = Box::new([ibv_wc::zeroed(); POLL_BATCH]);
+        let polling = Polling { backlog: VecDeque::new(), entries, armed: false };
         Ok(Self { raw, verbs: hca.verbs(), polling: Mutex::new(polling), unacknowledged: AtomicU32::new(0) })
     }
 
@@ -81,7 +85,7 @@ impl CompletionQueue {
         }
         while count < max {
             let want = POLL_BATCH.min(max - count);
-            let got = self.poll_device(hca, &mut polling.entries[..want])?;
+            let got = self.poll_device(hca, &mut polling, want)?;
             polling.entries[..got].iter().map(completion).for_each(|raw| take(&raw));
             count += got;
             if got < want {
@@ -94,10 +98,11 @@ impl CompletionQueue {
     /// Takes everything from the device before or after a queue pair is destroyed: what is in the queue then, some devices
     /// drop, and some leave to be taken for a later queue pair of the same number.
     pub(super) fn absorb(&self, hca: &Hca) {
-        let Polling { backlog, entries } = &mut *self.lock();
+        let mut polling = self.lock();
         loop {
             // A queue that is lost is noticed where it is polled.
-            let got = self.poll_device(hca, &mut entries[..]).unwrap_or(0);
+            let got = self.poll_device(hca, &mut polling, POLL_BATCH).unwrap_or(0);
+            let Polling { backlog, entries, .. } = &mut *polling;
             backlog.extend(entries[..got].iter().map(completion));
             if got < POLL_BATCH {
                 return;
@@ -116,10 +121,17 @@ impl CompletionQueue {
         });
     }
 
+    /// Asks for an event, unless that was done and none has come: on many devices it takes a system call.
     pub(super) fn arm(&self, hca: &Hca, solicited_only: bool) -> Result<(), i32> {
+        let mut polling = self.lock();
+        if polling.armed {
+            return Ok(());
+        }
         let Some(req_notify_cq) = hca.ops().req_notify_cq else { return Err(libc::EOPNOTSUPP) };
         // SAFETY: this queue, with the function of its own context.
-        returned_errno(unsafe { req_notify_cq(self.as_ptr(), i32::from(solicited_only)) })
+        returned_errno(unsafe { req_notify_cq(self.as_ptr(), i32::from(solicited_only)) })?;
+        polling.armed = !solicited_only;
+        Ok(())
     }
 
     /// Counts an event that was read, and acknowledges if there are many.
@@ -137,13 +149,16 @@ impl CompletionQueue {
         }
     }
 
-    /// Fills the entries from the beginning and says how many.
-    fn poll_device(&self, hca: &Hca, entries: &mut [ibv_wc]) -> Result<usize, i32> {
+    /// Fills the entries from the beginning, `want` at most, and says how many.
+    fn poll_device(&self, hca: &Hca, polling: &mut Polling, want: usize) -> Result<usize, i32> {
         let Some(poll_cq) = hca.ops().poll_cq else { return Err(libc::EOPNOTSUPP) };
-        let want = i32::try_from(entries.len()).unwrap_or(i32::MAX);
-        // SAFETY: this queue, with the function of its own context, and room for `want` entries.
-        let got = unsafe { poll_cq(self.as_ptr(), want, entries.as_mut_ptr()) };
-        usize::try_from(got).ok().filter(|&got| got <= entries.len()).ok_or(libc::EIO)
+        let entries = &mut polling.entries[..want];
+        let count = i32::try_from(entries.len()).unwrap_or(i32::MAX);
+        // SAFETY: this queue, with the function of its own context, and room for `count` entries.
+        let got = unsafe { poll_cq(self.as_ptr(), count, entries.as_mut_ptr()) };
+        let got = usize::try_from(got).ok().filter(|&got| got <= want).ok_or(libc::EIO)?;
+        polling.armed &= got == 0;
+        Ok(got)
     }
 
     fn lock(&self) -> MutexGuard<'_, Polling> {
@@ -206,10 +221,10 @@ impl CompletionChannel {
         unsafe { self.raw.as_ref() }.fd
     }
 
-    /// Reads all events there are, of these queues, and says how many.
-    pub(super) fn read_events(&self, queues: [&CompletionQueue; 2]) -> Result<usize, i32> {
+    /// Reads events of these queues, `max` at most, and says how many there were.
+    pub(super) fn read_events(&self, queues: [&CompletionQueue; 2], max: usize) -> Result<usize, i32> {
         let mut count = 0;
-        loop {
+        while count < max {
             let (mut cq, mut id) = (ptr::null_mut(), ptr::null_mut());
             // SAFETY: this channel; the results are written on success only.
             let result =
@@ -226,6 +241,7 @@ impl CompletionChannel {
                 queue.count_event();
             }
         }
+        Ok(count)
     }
 }
 

@@ -110,8 +110,8 @@ impl Inner {
         self.channel.fd()
     }
 
-    pub(super) fn read_events(&self) -> Result<usize, i32> {
-        self.channel.read_events([&self.receive_cq, &self.send_cq])
+    pub(super) fn read_events(&self, max: usize) -> Result<usize, i32> {
+        self.channel.read_events([&self.receive_cq, &self.send_cq], max)
     }
 
     pub(super) fn budget(&self) -> MutexGuard<'_, Budget> {

@@ -1,8 +1,8 @@
 //! What a connection does by the clock: asks a silent peer whether it is there, and acknowledges what no answer
 //! has acknowledged.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -102,17 +102,10 @@ impl Connection {
         match self.unacknowledged() {
             0 => {}
             ACKNOWLEDGE_AT_ONCE.. => self.acknowledge(),
-            _ if self.acknowledging.swap(true, Ordering::Relaxed) => {}
+            _ if self.acknowledging.swap(true, Ordering::AcqRel) => {}
             _ => {
                 let connection = self.me.clone();
-                self.runtime.spawn(async move {
-                    tokio::time::sleep(ACKNOWLEDGE).await;
-                    let Some(this) = connection.upgrade() else { return };
-                    this.acknowledging.store(false, Ordering::Relaxed);
-                    if this.unacknowledged() > 0 {
-                        this.acknowledge();
-                    }
-                });
+                self.runtime.spawn(acknowledge_what_stays(connection));
             }
         }
     }
@@ -129,5 +122,29 @@ impl Connection {
                 sending.control.push_back(Frame::link(FrameType::ACK, Bytes::new()));
             }
         });
+    }
+}
+
+/// Acknowledges what no header has acknowledged for a while, and ends when there is nothing left. What goes the other way
+/// does it for nothing.
+async fn acknowledge_what_stays(connection: Weak<Connection>) {
+    let mut seen = None;
+    loop {
+        let Some(this) = connection.upgrade() else { return };
+        if let Some(seen) = seen
+            && (this.stamped.load(Ordering::Acquire).wrapping_sub(seen) as i32) < 0
+        {
+            this.acknowledge();
+        }
+        if this.unacknowledged() == 0 {
+            this.acknowledging.swap(false, Ordering::AcqRel);
+            // What came just before that has been left to this task, and what comes after it begins another.
+            if this.unacknowledged() == 0 || this.acknowledging.swap(true, Ordering::AcqRel) {
+                return;
+            }
+        }
+        seen = Some(this.rx_seq.load(Ordering::Acquire));
+        drop(this);
+        tokio::time::sleep(ACKNOWLEDGE).await;
     }
 }

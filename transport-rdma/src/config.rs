@@ -56,15 +56,17 @@ pub struct RdmaConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Completion {
-    /// Asks the device again and again, as long as that tends to find something within 50 microseconds, or within less time
-    /// than waking takes, 200 microseconds at most; then sleeps. A caller that waits alone asks too.
+    /// Asks the device again and again as long as that tends to find something within 50 microseconds, or, where waking takes
+    /// long, in at most three quarters of the time of a sleep, and within a millisecond; then sleeps. A caller that waits alone
+    /// asks too.
     #[default]
     Adaptive,
     /// Sleeps whenever there is nothing to do: least work, more latency.
     Event,
-    /// Never sleeps, on a thread of its own for each device and runtime: least latency, and a CPU at 100 % whether or not
-    /// there is anything to do. Handlers run on that thread until they first wait, so they should not be long. With two
-    /// CPUs or fewer the thread lets others go first, and little is left of the advantage.
+    /// Never sleeps: least latency, and a CPU at 100 % whether or not there is anything to do. It has a thread of its own for
+    /// each device and runtime; with two CPUs or fewer, and without [`busy_cpu`](RdmaConfig::busy_cpu), it is a task that keeps
+    /// a thread of the runtime from sleeping. Handlers run there until they first wait, so they should not be long. Callers
+    /// that wait ask, too, a millisecond at most.
     Busy,
 }
 

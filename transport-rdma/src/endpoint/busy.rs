@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
@@ -18,6 +19,8 @@ use crate::verbs::pin_to_cpu;
 pub(super) fn start(shard: &Arc<Shard>, runtime: &Handle) -> Result<(), Unavailable> {
     let (cpu, device) = (shard.config.busy_cpu, shard.device.device.name().to_owned());
     let (sender, pinned) = sync_channel(1);
+    // Waking a caller on another thread takes longer than many an answer.
+    shard.helpers.set_window(Duration::MAX);
     let (shard, runtime) = (Arc::clone(shard), runtime.clone());
     // The kernel shows fifteen characters.
     let thread = thread::Builder::new().name(format!("busy-{device}")).spawn(move || {
@@ -42,8 +45,8 @@ pub(super) fn start(shard: &Arc<Shard>, runtime: &Handle) -> Result<(), Unavaila
 fn run(mut driver: Driver) {
     while !driver.is_done() {
         match driver.turn() {
-            Ok(0) => super::relax(),
-            Ok(_) => {}
+            Ok(true) => {}
+            Ok(false) => super::relax(),
             Err(error) => return driver.die(&error.to_string()),
         }
     }

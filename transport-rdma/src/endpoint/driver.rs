@@ -56,7 +56,7 @@ impl Driver {
     }
 
     /// Does what there is to do now and says whether there was anything.
-    pub(super) fn turn(&mut self) -> Result<usize, DeviceError> {
+    pub(super) fn turn(&mut self) -> Result<bool, DeviceError> {
         let shard = Arc::clone(&self.shard);
         // Waits for a helper at most, for microseconds. Handlers run while this is held: they, too, can only ask whether
         // it is free, which it is not.
@@ -68,7 +68,7 @@ impl Driver {
         let sent = self.reap(&mut intake)?;
         let mail = self.read_mail(&mut intake)?;
         self.endings.advance(&self.shard.device.control);
-        Ok(polled + delivered + intake.waiting() + sent + mail)
+        Ok(polled + delivered + intake.waiting() + sent + mail > 0)
     }
 
     /// Takes all that has arrived; then delivers some of it. Says how many completions there were last, when the queue was

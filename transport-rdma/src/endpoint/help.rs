@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::Shard;
 use super::intake::Intake;
+use super::wait::LOOK;
 
 /// Completions that a helper takes at once. If there are more, their order and their count are the driver's business.
 const BATCH: usize = 16;
 
-/// How long a helper looks before other tasks get their turn.
-const LOOK: Duration = Duration::from_micros(5);
+/// The longest that a caller looks.
+const LONGEST: Duration = Duration::from_millis(1);
 
 /// What helpers and the driver tell each other.
 #[derive(Debug, Default)]
@@ -32,7 +33,7 @@ pub(super) struct Helpers {
 
 impl Helpers {
     pub(super) fn set_window(&self, window: Duration) {
-        self.window.store(window.as_micros() as u32, Ordering::Relaxed);
+        self.window.store(window.min(LONGEST).as_micros() as u32, Ordering::Relaxed);
     }
 
     pub(super) fn found(&self) -> u32 {
@@ -174,7 +175,7 @@ mod loom_tests {
                     self.device.lock().unwrap().1 = true;
                     Ok(())
                 };
-                let Ok(busy) = arm_and_look(&mut (), arm, |_| Ok(self.turn()));
+                let Ok(busy) = arm_and_look(&mut (), arm, |_| Ok(self.turn() > 0));
                 if busy {
                     continue;
                 }

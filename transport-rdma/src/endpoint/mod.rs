@@ -113,8 +113,9 @@ impl Endpoint {
         shard.device.bulk.begin();
         shard.device.join(&shard);
         match config.completion {
-            Completion::Busy => busy::start(&shard, runtime)?,
-            Completion::Adaptive | Completion::Event => {
+            // With few CPUs a thread more would only keep the others from theirs.
+            Completion::Busy if config.busy_cpu.is_some() || !few_cpus() => busy::start(&shard, runtime)?,
+            _ => {
                 let watch = runtime.spawn(watch::watch(Arc::clone(&shard))).abort_handle();
                 runtime.spawn(wait::drive(Driver::new(Arc::clone(&shard), watch)));
             }
@@ -237,12 +238,16 @@ impl Shard {
     }
 }
 
-/// Between two looks at queues that were empty. With so few CPUs that a thread which only looks would keep the peer, or the
-/// kernel's network code, from running, others run first.
-fn relax() {
-    static FEW_CPUS: LazyLock<bool> =
+/// Whether a thread that only looks would keep the peer, or the kernel's network code, from running.
+fn few_cpus() -> bool {
+    static FEW: LazyLock<bool> =
         LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|n| n.get() <= 2));
-    if *FEW_CPUS {
+    *FEW
+}
+
+/// Between two looks at queues that were empty.
+fn relax() {
+    if few_cpus() {
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();

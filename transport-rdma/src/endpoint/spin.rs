@@ -8,76 +8,193 @@ const MAX: Duration = Duration::from_micros(50);
 /// Where it begins when it has been worth it for the first time.
 const START: Duration = Duration::from_micros(5);
 
-/// The longest of all, where waking costs as much: in virtual machines.
-const LIMIT: Duration = Duration::from_micros(200);
+/// The longest of all, where waking takes long: in virtual machines.
+const LIMIT: Duration = Duration::from_millis(3);
 
-/// After so many sleeps without looking before, one is put off for `LIMIT`, to see what would be there by then.
-const TRIAL_EVERY: u32 = 64;
+/// After so many sleeps looking is tried, and after twice as many each time it is in vain.
+const FIRST_TRIAL: u32 = 32;
+const LAST_TRIAL: u32 = 8192;
 
-/// A window that grows while sleeps turn out short and shrinks when they turn out long, as Linux's halt-polling governor
-/// does.
+/// Of a wide window there are so many times as many waits before sleeping is tried.
+const RARER: u32 = 16;
+
+/// How many waits a trial of looking has. Its first half does not count: the system puts who sleeps and wakes each other on
+/// the same CPU, and needs some milliseconds to see that they have come to look, and take each a CPU.
+const LOOKS: u32 = 32;
+
+/// How many waits a trial of sleeping has.
+const SLEEPS: u32 = 4;
+
+/// So many waits in a row that looking did not cover close the window.
+const MISSES: u32 = 4;
+
+/// A window that grows while sleeps turn out short and closes when they turn out long.
 ///
 /// A sleep that is long because waking takes long says nothing of how soon something came. So from time to time a closed
-/// window is opened on trial; it stays open if that found something in at most half the time of the sleep before, so that
-/// looking costs no more than the waking that it saves.
+/// window is opened on trial, and stays open if waits take three quarters of the time at most: then waking is a third of a
+/// wait at least, and looking costs no more than three times as much. A window that is wide is closed on trial, and stays
+/// closed if that was no slower.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpinWindow {
     now: Duration,
     is_adaptive: bool,
-    last_sleep: Duration,
-    /// Sleeps with a closed window since the last trial.
-    sleeps: u32,
-    is_trial: bool,
+    /// How long a wait takes, on average, that is slept through, and one that is looked through.
+    sleep: Duration,
+    look: Duration,
+    /// Waits since the last trial, and how many there are to be before the next.
+    waits: u32,
+    next_trial: u32,
+    misses: u32,
+    trial: Option<Trial>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    waits: u32,
+    /// Of the second half of them.
+    sum: Duration,
 }
 
 impl SpinWindow {
     pub(super) fn adaptive() -> Self {
-        let now = Duration::ZERO;
-        Self { now, is_adaptive: true, last_sleep: Duration::ZERO, sleeps: 0, is_trial: false }
+        Self { is_adaptive: true, ..Self::none() }
     }
 
     /// Never spins.
     pub(super) fn none() -> Self {
-        Self { is_adaptive: false, ..Self::adaptive() }
+        Self {
+            now: Duration::ZERO,
+            is_adaptive: false,
+            sleep: Duration::ZERO,
+            look: Duration::ZERO,
+            waits: 0,
+            next_trial: FIRST_TRIAL,
+            misses: 0,
+            trial: None,
+        }
+    }
+
+    /// Never sleeps.
+    pub(super) fn always() -> Self {
+        Self { now: Duration::MAX, ..Self::none() }
     }
 
     pub(super) fn get(&self) -> Duration {
-        if self.is_trial { LIMIT } else { self.now }
+        match (self.trial, self.is_open()) {
+            (None, _) => self.now,
+            (Some(_), false) => LIMIT.min(2 * self.sleep),
+            (Some(_), true) => Duration::ZERO,
+        }
     }
 
     /// Something came after so long, while it was looked for.
     pub(super) fn found(&mut self, wait: Duration) {
-        if std::mem::take(&mut self.is_trial) && 2 * wait <= self.last_sleep {
-            self.now = (2 * wait).clamp(START, LIMIT);
+        if !self.is_adaptive {
+            return;
+        }
+        self.misses = 0;
+        if self.trial.is_some() {
+            self.on_trial(wait);
+        } else if self.now > MAX {
+            self.look = average(self.look, wait);
+            self.now = (3 * self.look).clamp(MAX, LIMIT);
+            self.count();
         }
     }
 
     /// Something came after so long, and ended a sleep.
     pub(super) fn slept(&mut self, wait: Duration) {
-        self.last_sleep = wait;
-        if !self.is_adaptive || std::mem::take(&mut self.is_trial) {
+        if !self.is_adaptive {
             return;
         }
-        if wait > self.now.max(MAX) {
-            let half = self.now / 2;
-            self.now = if half < START { Duration::ZERO } else { half };
-        } else if wait > self.now {
-            self.now = (self.now * 2).clamp(START, MAX);
+        if self.trial.is_some() {
+            self.misses += u32::from(!self.is_open());
+            if self.misses == MISSES {
+                return self.conclude(false);
+            }
+            return self.on_trial(wait);
         }
-        self.sleeps = if self.now.is_zero() { self.sleeps + 1 } else { 0 };
-        if self.sleeps == TRIAL_EVERY {
-            (self.sleeps, self.is_trial) = (0, true);
+        if wait <= MAX {
+            self.misses = 0;
+            self.now = (self.now * 2).clamp(START, MAX);
+        } else if self.is_open() {
+            self.misses += 1;
+            if self.misses == MISSES {
+                self.close();
+            }
+        } else if wait <= LIMIT {
+            self.sleep = average(self.sleep, wait);
+            self.count();
         }
     }
+
+    fn is_open(&self) -> bool {
+        !self.now.is_zero()
+    }
+
+    fn close(&mut self) {
+        (self.now, self.sleep) = (Duration::ZERO, Duration::ZERO);
+        self.conclude(true);
+    }
+
+    fn count(&mut self) {
+        self.waits += 1;
+        let rarer = if self.is_open() { RARER } else { 1 };
+        if self.waits >= rarer * self.next_trial {
+            self.trial = Some(Trial { waits: 0, sum: Duration::ZERO });
+        }
+    }
+
+    fn on_trial(&mut self, wait: Duration) {
+        let length = if self.is_open() { SLEEPS } else { LOOKS };
+        let Some(trial) = &mut self.trial else { return };
+        trial.waits += 1;
+        if trial.waits > length / 2 {
+            trial.sum += wait;
+        }
+        if trial.waits < length {
+            return;
+        }
+        let average = trial.sum / (length / 2);
+        match self.is_open() {
+            false if pays(average, self.sleep) => {
+                self.look = average;
+                self.now = (3 * average).clamp(START, LIMIT);
+                self.conclude(true);
+            }
+            true if !pays(self.look, average) => self.close(),
+            _ => self.conclude(false),
+        }
+    }
+
+    /// The next trial comes soon after a change, and later each time there is none.
+    fn conclude(&mut self, has_changed: bool) {
+        (self.trial, self.waits, self.misses) = (None, 0, 0);
+        self.next_trial = if has_changed { FIRST_TRIAL } else { (2 * self.next_trial).min(LAST_TRIAL) };
+    }
+}
+
+/// Whether looking for so long is worth it in place of a sleep of so long.
+fn pays(look: Duration, sleep: Duration) -> bool {
+    4 * look <= 3 * sleep
+}
+
+/// One that follows the last eight or so.
+fn average(before: Duration, now: Duration) -> Duration {
+    if before.is_zero() { now } else { (7 * before + now) / 8 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
     fn after(sleeps: &[u64]) -> u128 {
         let mut window = SpinWindow::adaptive();
-        sleeps.iter().for_each(|&us| window.slept(Duration::from_micros(us)));
+        sleeps.iter().for_each(|&sleep| window.slept(us(sleep)));
         window.get().as_micros()
     }
 
@@ -91,61 +208,151 @@ mod tests {
     }
 
     #[test]
-    fn sleep_that_the_window_would_have_covered_changes_nothing() {
-        assert_eq!(after(&[20, 20, 20, 15]), 20);
+    fn long_sleeps_in_a_row_close_it() {
+        assert_eq!(after(&[45, 45, 45, 45, 45, 1000, 1000, 1000]), 50);
+        assert_eq!(after(&[45, 45, 45, 45, 45, 1000, 1000, 1000, 1000]), 0);
+        assert_eq!(after(&[45, 45, 45, 45, 45, 1000, 1000, 45, 1000, 1000, 1000]), 50);
     }
 
     #[test]
-    fn long_sleeps_close_it() {
-        assert_eq!(after(&[45, 45, 45, 45, 45, 1000]), 25);
-        assert_eq!(after(&[45, 45, 45, 45, 45, 1000, 1000, 1000, 1000]), 0);
+    fn long_sleep_between_waits_that_it_covers_changes_nothing() {
+        let mut window = SpinWindow::adaptive();
+        (0..5).for_each(|_| window.slept(us(45)));
+        for _ in 0..100 {
+            window.slept(us(1000));
+            window.found(us(10));
+        }
+        assert_eq!(window.get(), MAX);
+    }
+
+    fn closed_for(window: &mut SpinWindow, waits: u32, sleep: u64) {
+        for _ in 0..waits {
+            assert_eq!(window.get(), Duration::ZERO);
+            window.slept(us(sleep));
+        }
     }
 
     /// A window on trial, after sleeps of 300 us.
     fn on_trial() -> SpinWindow {
         let mut window = SpinWindow::adaptive();
-        for _ in 0..TRIAL_EVERY {
-            assert_eq!(window.get(), Duration::ZERO);
-            window.slept(Duration::from_micros(300));
-        }
-        assert_eq!(window.get(), LIMIT);
+        closed_for(&mut window, FIRST_TRIAL, 300);
+        assert_eq!(window.get(), us(600));
+        window
+    }
+
+    /// The window after a trial in which waits take so long.
+    fn tried(mut window: SpinWindow, wait: u64) -> SpinWindow {
+        (0..LOOKS).for_each(|_| window.found(us(wait)));
         window
     }
 
     #[test]
-    fn trial_that_saves_as_much_as_it_costs_opens_the_window() {
-        for (found, then) in [(80, 160), (1, 5), (150, 200), (160, 0)] {
-            let mut window = on_trial();
-            window.found(Duration::from_micros(found));
-            assert_eq!(window.get(), Duration::from_micros(then), "found after {found} us");
+    fn trial_that_saves_a_quarter_opens_the_window() {
+        for (found, then) in [(80, 240), (1, 5), (225, 675), (226, 0)] {
+            assert_eq!(tried(on_trial(), found).get(), us(then), "found after {found} us");
         }
     }
 
     #[test]
-    fn trial_in_vain_is_over() {
+    fn first_half_of_a_trial_does_not_count() {
         let mut window = on_trial();
-        window.slept(Duration::from_micros(10_000));
+        (0..LOOKS / 2).for_each(|_| window.found(us(500)));
+        (0..LOOKS / 2).for_each(|_| window.found(us(100)));
+        assert_eq!(window.get(), us(300));
+    }
+
+    #[test]
+    fn trial_that_finds_nothing_is_soon_over() {
+        let mut window = on_trial();
+        (0..MISSES).for_each(|_| window.slept(us(10_000)));
         assert_eq!(window.get(), Duration::ZERO);
-        window.found(Duration::from_micros(1));
+        window.found(us(1));
         assert_eq!(window.get(), Duration::ZERO);
     }
 
     #[test]
-    fn window_that_a_trial_has_opened_closes_like_others() {
+    fn trials_in_vain_become_rare() {
         let mut window = on_trial();
-        window.found(Duration::from_micros(80));
-        window.slept(Duration::from_micros(100));
-        assert_eq!(window.get(), Duration::from_micros(160));
-        window.slept(Duration::from_micros(1000));
-        assert_eq!(window.get(), Duration::from_micros(80));
+        for between in [2 * FIRST_TRIAL, 4 * FIRST_TRIAL, 8 * FIRST_TRIAL] {
+            window = tried(window, 290);
+            closed_for(&mut window, between, 300);
+            assert_eq!(window.get(), us(600));
+        }
+    }
+
+    #[test]
+    fn nothing_is_tried_where_calls_are_rare() {
+        closed_for(&mut SpinWindow::adaptive(), 2 * LAST_TRIAL, 10_000);
+    }
+
+    #[test]
+    fn wide_window_stays_open_while_it_pays() {
+        for (slept, then) in [(134, 300), (133, 0)] {
+            let mut window = tried(on_trial(), 100);
+            for _ in 0..RARER * FIRST_TRIAL {
+                assert_eq!(window.get(), us(300));
+                window.found(us(100));
+            }
+            closed_for(&mut window, SLEEPS, slept);
+            assert_eq!(window.get(), us(then), "slept for {slept} us");
+        }
+    }
+
+    #[test]
+    fn wide_window_follows_what_is_usual() {
+        let mut window = tried(on_trial(), 200);
+        assert_eq!(window.get(), us(600));
+        (0..100).for_each(|_| window.found(us(20)));
+        assert!(window.get() < us(62), "{:?}", window.get());
     }
 
     #[test]
     fn event_mode_never_spins() {
         let mut window = SpinWindow::none();
-        for _ in 0..2 * TRIAL_EVERY {
-            window.slept(Duration::from_micros(1));
+        for _ in 0..2 * FIRST_TRIAL {
+            window.slept(us(1));
             assert_eq!(window.get(), Duration::ZERO);
+        }
+    }
+
+    /// One end of a connection with one call in flight.
+    struct End {
+        window: SpinWindow,
+        idle_since: Duration,
+    }
+
+    impl End {
+        /// When what arrives at this time is taken: at once, or after waking.
+        fn take(&mut self, arrival: Duration, waking: Duration) -> Duration {
+            let wait = arrival - self.idle_since;
+            if wait < self.window.get() {
+                self.window.found(wait);
+                return arrival;
+            }
+            self.window.slept(wait + waking);
+            arrival + waking
+        }
+    }
+
+    /// How long the last of many calls takes, one behind the other.
+    fn round_trip(way: Duration, work: Duration, waking: Duration) -> Duration {
+        let [mut client, mut server] =
+            [(); 2].map(|()| End { window: SpinWindow::adaptive(), idle_since: Duration::ZERO });
+        let (mut now, mut took) = (us(1), Duration::ZERO);
+        for _ in 0..1000 {
+            let began = now;
+            client.idle_since = began;
+            server.idle_since = server.take(began + way, waking) + work;
+            now = client.take(server.idle_since + way, waking) + work;
+            took = now - began;
+        }
+        took
+    }
+
+    #[test]
+    fn both_ends_look_where_waking_takes_long() {
+        for waking in [100, 200, 350] {
+            assert_eq!(round_trip(us(40), us(30), us(waking)), us(140), "waking takes {waking} us");
         }
     }
 }

@@ -2,12 +2,16 @@
 
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::driver::Driver;
 use super::spin::SpinWindow;
 use crate::config::Completion;
 use crate::device::{Channel, Cq, DeviceError};
+
+/// How long the device is asked before other tasks get their turn, which takes a system call if there are none.
+pub(super) const LOOK: Duration = Duration::from_micros(5);
 
 /// What ended a sleep.
 enum Woken {
@@ -32,19 +36,21 @@ pub(super) async fn drive(mut driver: Driver) {
 async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), DeviceError> {
     let mut spin = match driver.shard().config.completion {
         Completion::Adaptive => SpinWindow::adaptive(),
-        Completion::Event | Completion::Busy => SpinWindow::none(),
+        Completion::Event => SpinWindow::none(),
+        Completion::Busy => SpinWindow::always(),
     };
     let helpers = &Arc::clone(driver.shard()).helpers;
     let mut found = helpers.found();
     let mut idle_since: Option<Instant> = None;
+    let mut others_turn = Instant::now();
     loop {
         let taken = driver.turn()?;
-        if taken > 0 || helpers.found() != found {
+        if taken || helpers.found() != found {
             found = helpers.found();
             if let Some(since) = idle_since.take() {
                 spin.found(since.elapsed());
             }
-            tokio::task::yield_now().await;
+            let_others_run().await;
             continue;
         }
         if driver.is_done() {
@@ -54,11 +60,15 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         helpers.set_window(spin.get());
         if since.elapsed() < spin.get() {
             super::relax();
-            tokio::task::yield_now().await;
+            if others_turn.elapsed() > LOOK {
+                tokio::task::yield_now().await;
+                others_turn = Instant::now();
+            }
             continue;
         }
         if arm_and_look(driver, arm, Driver::turn)? {
             idle_since = None;
+            let_others_run().await;
             continue;
         }
         // The last link may have gone with the second look, and nothing wakes a driver without links.
@@ -72,6 +82,20 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
     }
 }
 
+/// Lets those run who have got something. Unlike [`tokio::task::yield_now`] it does not look at timers and sockets each time,
+/// which takes a system call.
+async fn let_others_run() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// Asks for an event, and looks once more. False: there was nothing, and the next completion makes an event.
 ///
 /// What completes before the asking makes no event. Without the second look a completion that comes between the first and
@@ -79,10 +103,10 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
 pub(super) fn arm_and_look<D, E>(
     driver: &mut D,
     arm: impl FnOnce(&mut D) -> Result<(), E>,
-    look: impl FnOnce(&mut D) -> Result<usize, E>,
+    look: impl FnOnce(&mut D) -> Result<bool, E>,
 ) -> Result<bool, E> {
     arm(driver)?;
-    Ok(look(driver)? > 0)
+    look(driver)
 }
 
 fn arm(driver: &mut Driver) -> Result<(), DeviceError> {

@@ -1,14 +1,25 @@
-//! `completion = "busy"`: a thread drives, and never sleeps.
+//! `completion = "busy"`: what drives never sleeps. It is a thread where there are CPUs enough, or where it is told which.
 
 use std::fs;
 
 use super::*;
 
+/// The first of them with a thread.
 fn busy_nodes() -> (Arc<Fabric>, [Node; 2]) {
+    nodes_with(Some(last_cpu()))
+}
+
+fn nodes_with(busy_cpu: Option<u16>) -> (Arc<Fabric>, [Node; 2]) {
     let fabric = Fabric::new(1);
-    let busy = RdmaConfig { completion: Completion::Busy, ..RdmaConfig::default() };
+    let busy = RdmaConfig { completion: Completion::Busy, busy_cpu, ..RdmaConfig::default() };
     let nodes = [node(&fabric, 1, busy), node(&fabric, 2, RdmaConfig::default())];
     (fabric, nodes)
+}
+
+/// The last CPU that this process may use.
+fn last_cpu() -> u16 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    field(&status, "Cpus_allowed_list:").split([',', '-']).next_back().unwrap().parse().unwrap()
 }
 
 /// The threads of this process that drive an endpoint.
@@ -24,19 +35,21 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
 
 #[tokio::test]
 async fn frames_arrive_both_ways_and_nothing_is_armed() {
-    let (fabric, [near, far]) = busy_nodes();
-    let [mut a, mut b] = near.link(&far).await;
-    for _ in 0..20 {
-        a.send(100, 3000);
-        b.send(100, 100);
-        b.receive(100).await;
-        a.receive(100).await;
+    for busy_cpu in [None, Some(last_cpu())] {
+        let (fabric, [near, far]) = nodes_with(busy_cpu);
+        let [mut a, mut b] = near.link(&far).await;
+        for _ in 0..20 {
+            a.send(100, 3000);
+            b.send(100, 100);
+            b.receive(100).await;
+            a.receive(100).await;
+        }
+        // Those of the other side.
+        until("the driver does not sleep", || fabric.queues_armed() == 2).await;
+        b.link.close();
+        assert!(!a.end().await.failed);
+        until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
     }
-    // Those of the other side.
-    until("the driver does not sleep", || fabric.queues_armed() == 2).await;
-    b.link.close();
-    assert!(!a.end().await.failed);
-    until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
 }
 
 #[tokio::test]
@@ -85,12 +98,8 @@ async fn lost_device_ends_all_links() {
 
 #[tokio::test]
 async fn thread_runs_where_it_is_put() {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let allowed = field(&status, "Cpus_allowed_list:");
-    let cpu: u16 = allowed.split([',', '-']).next_back().unwrap().parse().unwrap();
-    let fabric = Fabric::new(1);
-    let config = RdmaConfig { completion: Completion::Busy, busy_cpu: Some(cpu), ..RdmaConfig::default() };
-    let [near, far] = [node(&fabric, 1, config), node(&fabric, 2, RdmaConfig::default())];
+    let cpu = last_cpu();
+    let (_fabric, [near, far]) = busy_nodes();
     let [a, mut b] = near.link(&far).await;
     a.send(10, 10);
     b.receive(10).await;

@@ -107,6 +107,11 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
         result
     }
 
+    /// The same, and leaves the work undone: [`run`](Self::run) must follow.
+    pub(super) fn look_only<R>(&self, look: impl FnOnce(&mut S) -> R) -> R {
+        look(&mut lock(&self.state))
+    }
+
     /// Waits for the state and has `change` change it, with what was queued in it. Then does `work`.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut S) -> R, mut work: impl FnMut(&mut S)) -> R {
         let mut state = lock(&self.state);

@@ -274,9 +274,10 @@ impl Connection {
 
     /// What was kept for the peer's acknowledgement is not any more.
     fn let_go(&self, header: &Header) -> Result<(), WireError> {
-        let acknowledged = self.sending(|sending| sending.outbox.acknowledged(header.rx_seq));
+        // What is queued, as answers to what arrived before are, stays for the end of the batch.
+        let acknowledged = self.sending.look_only(|sending| sending.outbox.acknowledged(header.rx_seq));
         acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))?;
-        // There may be room now for what waits; it is sent at the end of the batch, if nobody is faster.
+        // There may be room now for what waits.
         self.sending.want();
         self.progressed();
         Ok(())

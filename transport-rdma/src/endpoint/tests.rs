@@ -74,6 +74,9 @@ impl Node {
     }
 }
 
+/// So long a payload that its frame has a message, and so a credit, of its own.
+const LONE: usize = 5000;
+
 /// One end of a link; dropping it drops the link.
 struct End {
     link: Arc<dyn Link>,
@@ -326,8 +329,8 @@ async fn lost_completion_queue_ends_all_links_and_the_next_has_a_new_endpoint() 
     far.host.limit_completion_queues(8);
     let ([a, mut b], [c, mut d]) = (near.link(&far).await, near.link(&far).await);
     fabric.set_traffic(false);
-    a.send(30, 10);
-    c.send(30, 10);
+    a.send(30, LONE);
+    c.send(30, LONE);
     until("the driver does not sleep", || fabric.queues_armed() == 4).await;
     fabric.set_traffic(true);
     assert!(b.end().await.failed && d.end().await.failed);

@@ -10,7 +10,7 @@ use farcall_core::transport::{LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
-use super::arrival::Heard;
+use super::arrival::{Heard, Message};
 use super::credit::{Received, Turn};
 
 /// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
@@ -118,9 +118,9 @@ impl Receiving {
 }
 
 impl LinkCore {
-    /// A frame has arrived. `Some`: the link is over.
-    pub(super) fn accept(&self, header: Header, payload: Bytes, heard: Heard) -> Option<LinkEnd> {
-        match self.take_in(header, payload, heard) {
+    /// A message has arrived. `Some`: the link is over.
+    pub(super) fn accept(&self, message: Message, heard: Heard) -> Option<LinkEnd> {
+        match self.take_in(message, heard) {
             Ok(None) => {}
             Ok(end) => return end,
             Err(error) => {
@@ -133,8 +133,7 @@ impl LinkCore {
         self.deliver()
     }
 
-    fn take_in(&self, header: Header, payload: Bytes, heard: Heard) -> Result<Option<LinkEnd>, String> {
-        let wrong = |error: WireError| error.to_string();
+    fn take_in(&self, mut message: Message, heard: Heard) -> Result<Option<LinkEnd>, String> {
         let mut receiving = self.receiving();
         if receiving.ended {
             return Ok(None);
@@ -142,10 +141,9 @@ impl LinkCore {
         if receiving.farewell {
             return Err("it sends a frame after its CLOSE".to_owned());
         }
-        let kind = header.kind;
+        let Some((header, payload)) = message.next() else { return Ok(None) };
         let is_control =
-            [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&kind);
-        self.sending().on_grant(header.grant);
+            [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&header.kind);
         if !is_control {
             if !receiving.count.count(heard.grants) {
                 return Err("it sent a frame without a credit".to_owned());
@@ -153,10 +151,38 @@ impl LinkCore {
             // The driver has already put another receive in the place of this one.
             self.granted.fetch_add(1, Ordering::Release);
         }
+        self.sending().on_grant(header.grant);
         if header.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(heard.grants)) {
             self.lend(&mut receiving);
         }
-        match kind {
+        if header.kind.is_link() {
+            return self.take_in_own(&mut receiving, &header, payload, heard);
+        }
+        if !receiving.is_proven() {
+            return Err("its first frame is not a PROBE".to_owned());
+        }
+        receiving.inbox.push_back(Item::Frame(header, payload));
+        let mut grant = header.grant;
+        for (header, payload) in message {
+            grant = header.grant;
+            receiving.inbox.push_back(Item::Frame(header, payload));
+        }
+        if grant != header.grant {
+            self.sending().on_grant(grant);
+        }
+        Ok(None)
+    }
+
+    /// A frame of the link itself.
+    fn take_in_own(
+        &self,
+        receiving: &mut Receiving,
+        header: &Header,
+        payload: Bytes,
+        heard: Heard,
+    ) -> Result<Option<LinkEnd>, String> {
+        let wrong = |error: WireError| error.to_string();
+        match header.kind {
             FrameType::PROBE if matches!(receiving.proof, Proof::Awaited | Proof::Asked(_)) => {
                 let probe = Probe::decode(payload).map_err(wrong)?;
                 receiving.prove(Ok(probe));
@@ -171,7 +197,7 @@ impl LinkCore {
                 match credit.op {
                     CreditOp::Grant => {}
                     CreditOp::Reclaim => self.sending().want_forfeit(credit.count),
-                    CreditOp::Forfeit => self.take_back(&mut receiving, credit.count, heard.grants)?,
+                    CreditOp::Forfeit => self.take_back(receiving, credit.count, heard.grants)?,
                 }
             }
             FrameType::PING => {
@@ -187,7 +213,8 @@ impl LinkCore {
                     return Err("it answers a PING that was not sent".to_owned());
                 }
             }
-            _ => receiving.inbox.push_back(Item::Frame(header, payload)),
+            // What this link has no use for is the session's to judge.
+            _ => receiving.inbox.push_back(Item::Frame(*header, payload)),
         }
         Ok(None)
     }

@@ -175,12 +175,43 @@ impl Sending {
             pieces.for_each(|piece| rest.put_slice(piece));
             slot.freeze(0..len)
         };
-        Some(Work::Send { parts: [whole, Bytes::new()], signaled: false, solicited: false })
+        Some(send(whole))
     }
 
     /// Whether the link's own short frames fit into a work request, as they do on most devices.
     fn has_inline_controls(&self) -> bool {
         self.inline >= HEADER_LEN + MAX_CONTROL
+    }
+}
+
+fn send(message: Bytes) -> Work {
+    Work::Send { parts: [message, Bytes::new()], signaled: false, solicited: false }
+}
+
+/// Frames of the session that leave together, one behind the other: a SEND costs much more than a short frame does.
+struct Message {
+    slot: Slot,
+    len: usize,
+    /// How much of it is payload.
+    copied: u64,
+}
+
+impl Message {
+    fn new(slot: Slot) -> Self {
+        Self { slot, len: 0, copied: 0 }
+    }
+
+    /// Whether a frame with a payload of `len` bytes fits, here and at a peer that takes `max_frame` bytes behind a header.
+    fn has_room(&self, len: usize, max_frame: usize) -> bool {
+        self.len + HEADER_LEN + len <= self.slot.len().min(HEADER_LEN + max_frame)
+    }
+
+    fn add<'a>(&mut self, header: &Header, pieces: impl Iterator<Item = &'a [u8]>) {
+        let mut rest = &mut self.slot[self.len..];
+        rest.put_slice(&header.encode());
+        pieces.for_each(|piece| rest.put_slice(piece));
+        self.len += HEADER_LEN + header.len as usize;
+        self.copied += u64::from(header.len);
     }
 }
 
@@ -192,7 +223,7 @@ impl LinkCore {
             return;
         }
         let max_frame = self.max_frame.load(Ordering::Acquire) as usize;
-        let mut slot = None;
+        let (mut slot, mut message) = (None, None::<Message>);
         loop {
             if !sending.has_room() || !self.has_slot(&mut slot) {
                 sending.blocked = true;
@@ -204,10 +235,22 @@ impl LinkCore {
                 sending.starved = false;
                 break;
             };
-            self.take(&mut sending, &frame, &mut slot);
+            if let Some(full) = message.take_if(|m| !m.has_room(frame.header.len as usize, max_frame)) {
+                self.finish(&mut sending, full);
+            }
+            if message.is_none() {
+                sending.credits.take();
+                message = slot.take().map(Message::new);
+            }
+            if let Some(message) = &mut message {
+                self.add(&mut sending, message, &frame);
+            }
             if sending.requests.len() >= MAX_BATCH {
                 self.post(&mut sending);
             }
+        }
+        if let Some(message) = message {
+            self.finish(&mut sending, message);
         }
         self.post(&mut sending);
     }
@@ -261,21 +304,22 @@ impl LinkCore {
         slot.is_some()
     }
 
-    /// Encodes a frame of the session's.
-    fn take(&self, sending: &mut Sending, frame: &Frame, slot: &mut Option<Slot>) {
-        sending.credits.take();
+    /// Adds a frame of the session's to a message that has room for it.
+    fn add(&self, sending: &mut Sending, message: &mut Message, frame: &Frame) {
         sending.rx_seq = frame.header.rx_seq;
         let mut header = frame.header;
         header.flags |= sending.hunger();
         header.grant = self.stamp(sending);
-        let had_slot = slot.is_some();
-        // A frame has at most `max_frame` bytes, for which a slot has room, header included.
-        let Some(request) = sending.encode(&header, frame.pieces.slices(), slot) else { return };
-        self.sent.fetch_add(HEADER_LEN as u64 + u64::from(header.len), Ordering::Release);
-        if had_slot && slot.is_none() {
-            self.copied.fetch_add(u64::from(header.len), Ordering::Relaxed);
+        message.add(&header, frame.pieces.slices());
+    }
+
+    fn finish(&self, sending: &mut Sending, message: Message) {
+        let Message { slot, len, copied } = message;
+        self.sent.fetch_add(len as u64, Ordering::Release);
+        if len > sending.inline {
+            self.copied.fetch_add(copied, Ordering::Relaxed);
         }
-        sending.requests.push_back(request);
+        sending.requests.push_back(send(slot.freeze(0..len)));
     }
 
     /// What a header that leaves now says of grants.

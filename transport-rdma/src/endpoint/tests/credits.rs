@@ -1,6 +1,6 @@
 //! Windows that follow what peers do.
 
-use farcall_core::proto::wire::{Credit, CreditOp};
+use farcall_core::proto::wire::{Credit, CreditOp, HEADER_LEN};
 
 use super::hostile::Hostile;
 use super::*;
@@ -33,7 +33,7 @@ impl Node {
 /// Sends so much that windows grow to what there is.
 async fn exercise([a, b]: &mut [End; 2]) {
     for _ in 0..3 {
-        a.send(300, 10);
+        a.send(300, LONE);
         b.receive(300).await;
     }
 }
@@ -59,6 +59,25 @@ async fn one_call_at_a_time_needs_no_larger_window() {
         a.receive(1).await;
     }
     assert_eq!((near.windows(), far.windows()), (vec![4], vec![4]));
+}
+
+#[tokio::test]
+async fn short_frames_leave_together() {
+    let (fabric, [_near, far]) = nodes(1);
+    let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
+    let end = End::start(server.await.unwrap().unwrap());
+    // 195 fit into a slot.
+    end.send(300, 10);
+    let messages = Mutex::new(Vec::new());
+    until("messages are missing", || {
+        let mut messages = messages.lock().unwrap();
+        messages.extend(hostile.received().into_iter().filter(|(kind, ..)| *kind == FrameType::ITEM));
+        messages.len() >= 2
+    })
+    .await;
+    let messages = messages.into_inner().unwrap();
+    let frames: usize = messages.iter().map(|(_, _, rest)| rest.len().div_ceil(HEADER_LEN + 10)).sum();
+    assert_eq!((messages.len(), frames), (2, 300));
 }
 
 #[tokio::test]
@@ -96,7 +115,7 @@ async fn busy_peers_are_asked_when_there_are_no_idle_ones() {
     let mut links = Vec::new();
     for _ in 0..182 / 8 - 1 {
         let [a, b] = &mut busy;
-        a.send(300, 10);
+        a.send(300, LONE);
         links.push(near.link(&far).await);
         b.receive(300).await;
     }

@@ -5,8 +5,13 @@ use std::sync::atomic::AtomicBool;
 use super::*;
 
 impl End {
-    /// Sends a frame of each of these kinds.
+    /// Sends a frame of each of these kinds, each in a message of its own.
     fn send_kinds(&self, kinds: &[FrameType]) {
+        kinds.iter().for_each(|&kind| self.send_together(&[kind]));
+    }
+
+    /// Sends a message of frames of these kinds.
+    fn send_together(&self, kinds: &[FrameType]) {
         let frames = kinds.iter().map(|&kind| {
             let mut frame = Frame::link(kind, vec![7; 64].into());
             frame.header.call = 1;
@@ -39,6 +44,20 @@ async fn helper_delivers_answers_up_to_what_runs_a_handler() {
         assert_eq!(shard.help(), by_helper > 0, "{kinds:?}");
         assert_eq!(b.delivered(), by_helper, "{kinds:?}");
         assert!(!shard.help(), "the rest is the driver's: {kinds:?}");
+        b.receive(kinds.len() - by_helper).await;
+    }
+}
+
+#[tokio::test]
+async fn helper_leaves_a_message_to_the_driver_that_is_not_all_answers() {
+    let (fabric, [near, far]) = nodes(1);
+    let [a, mut b] = near.link(&far).await;
+    let shard = far.shard();
+    for (kinds, by_helper) in [(&[ANSWER, ANSWER][..], 2), (&[ANSWER, REQUEST], 0), (&[REQUEST, ANSWER], 0)] {
+        until("the driver does not sleep", || fabric.queues_armed() == 4).await;
+        a.send_together(kinds);
+        assert_eq!(shard.help(), by_helper > 0, "{kinds:?}");
+        assert_eq!(b.delivered(), by_helper, "{kinds:?}");
         b.receive(kinds.len() - by_helper).await;
     }
 }

@@ -111,6 +111,8 @@ pub(super) type Server = tokio::task::JoinHandle<Result<Arc<dyn Link>, transport
 async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
     let mut bad_header = Header::new(FrameType::ITEM, 1).encode();
     bad_header[2] = 1;
+    let item = |len| Header { len, ..Header::new(FrameType::ITEM, 1) }.encode();
+    let ping = Header::new(FrameType::PING, 0).encode();
     let encode = |op, count| {
         let mut payload = BytesMut::new();
         Credit { op, count }.encode(&mut payload);
@@ -121,10 +123,10 @@ async fn peer_that_breaks_the_rules_loses_its_link_and_others_keep_theirs() {
         ("without a credit", Box::new(|h| (0..70).for_each(|_| h.send(FrameType::ITEM, b"x", 250)))),
         ("has no header", Box::new(|h| h.send_raw(&[1, 2, 3]))),
         ("header.reserved", Box::new(move |h| h.send_raw(&bad_header))),
-        (
-            "says 0 bytes",
-            Box::new(|h| h.send_raw(&[&Header::new(FrameType::ITEM, 1).encode()[..], b"more"].concat())),
-        ),
+        ("says 9 bytes", Box::new(move |h| h.send_raw(&[&item(9)[..], b"less"].concat()))),
+        ("a frame of 4 bytes", Box::new(move |h| h.send_raw(&[&item(0)[..], b"more"].concat()))),
+        ("shares a message", Box::new(move |h| h.send_raw(&[item(0), ping].concat()))),
+        ("shares a message", Box::new(move |h| h.send_raw(&[ping, item(0)].concat()))),
         (
             "gives back credits",
             Box::new(move |h| h.send(FrameType::CREDIT, &encode(CreditOp::Forfeit, 5), 250)),
@@ -208,7 +210,7 @@ async fn ping_is_answered_and_reclaimed_credits_are_given_back() {
         got.set(got.get() + hostile.received().len());
         got.get()
     };
-    end.send(100, 10);
+    end.send(100, LONE);
     until("frames are missing", || received() >= 49).await;
     hostile.send(FrameType::ITEM, b"x", 260);
     until("frames are missing", || received() >= 59).await;

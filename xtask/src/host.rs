@@ -68,11 +68,10 @@ impl Drop for TempDir {
 /// Cargo's target directory: the one that holds this very program, wherever configuration has put it.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let program = std::env::current_exe().context("finding this program")?;
-    program
-        .ancestors()
-        .find(|dir| dir.join("CACHEDIR.TAG").exists())
-        .map(Path::to_path_buf)
-        .ok_or_else(|| Failure::failed(format!("{} is not in a target directory", program.display())))
+    // Cargo tags a directory that it has made itself. In one that was there before, the program is in that of its profile.
+    let tagged = program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists());
+    let target = tagged.or_else(|| program.ancestors().nth(2)).map(Path::to_path_buf);
+    target.ok_or_else(|| Failure::failed(format!("{} is not in a target directory", program.display())))
 }
 
 /// The directory of the workspace's own Cargo.toml.

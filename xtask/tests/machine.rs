@@ -22,9 +22,7 @@ fn assert_status(output: &Output, status: i32) {
 
 /// The directory that a VM shares with this machine.
 fn shared() -> PathBuf {
-    let target =
-        Path::new(env!("CARGO_BIN_EXE_xtask")).ancestors().find(|dir| dir.join("CACHEDIR.TAG").exists());
-    target.expect("a build of Cargo's").join("vm/out")
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("vm").join("out")
 }
 
 /// The processes and temporary files of the `xtask` process `id`: all have a path of the same form in them.

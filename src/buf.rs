@@ -10,8 +10,9 @@ use bytes::Bytes;
 ///
 /// Where the process uses RDMA, its memory is registered with the device: what is [frozen](Buf::freeze) from it goes to
 /// the peer without a copy, if it is 16 KiB or more and the only long part of its message. What comes from anywhere else
-/// is copied once. For fewer bytes, elsewhere, and when `rdma.bulk_memory` is used up, it is ordinary memory; everything works with that,
-/// too.
+/// is copied once. For fewer bytes and elsewhere it is ordinary memory, with which everything works, too; also when
+/// `rdma.bulk_memory` is used up, and while more of it is being registered, in the background, because what there was did
+/// not suffice.
 ///
 /// ```
 /// use std::io::Write;

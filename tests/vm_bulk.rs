@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use farcall::{Bytes, Channel, Config, Connection, Handle, Policy, Server, buf};
+use farcall::{Buf, Bytes, Channel, Config, Connection, Handle, Policy, Server, buf};
 
 #[farcall::service(package = "test")]
 trait Store {
@@ -71,10 +71,15 @@ impl Ends {
 }
 
 /// In memory that the device can let the peer read.
-fn registered(id: u64, len: usize) -> Bytes {
+async fn registered(id: u64, len: usize) -> Bytes {
+    let is_registered = |buffer: &Buf| format!("{buffer:?}").contains("registered: true");
     let mut buffer = buf(len);
+    // The first to find too little left has more registered, in the background.
+    while !is_registered(&buffer) {
+        tokio::task::yield_now().await;
+        buffer = buf(len);
+    }
     buffer.put_slice(&made(id, len));
-    assert!(format!("{buffer:?}").contains("registered: true"), "{buffer:?}");
     buffer.freeze()
 }
 
@@ -82,10 +87,10 @@ fn registered(id: u64, len: usize) -> Bytes {
 async fn a_long_value_is_put_and_got_without_a_copy() {
     let ends = connect(config(), &Memory::default()).await;
     // Slabs grow and windows come with the first.
-    ends.store.put("first", registered(0, 100_000)).await.unwrap();
+    ends.store.put("first", registered(0, 100_000).await).await.unwrap();
     ends.store.get("first").await.unwrap();
     for len in [16 << 10, 64 << 10, 1 << 20, 3_000_001] {
-        let value = registered(len as u64, len);
+        let value = registered(len as u64, len).await;
         let (before, sent) = (ends.copied(), ends.near.traffic());
         ends.store.put("k", value.clone()).await.unwrap();
         assert_eq!(ends.store.get("k").await.unwrap().unwrap(), value);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::client::{Caller, Connector, Stub};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::payload::Payload;
@@ -116,7 +116,7 @@ async fn a_server_with_too_many_connections_says_so_and_executes_nothing() {
     let t = setup(plain(Limits::default()), plain(few));
     assert_eq!(t.call(ECHO, "first").await.unwrap(), "first");
     let another = t.another();
-    let call: Echo = Call::new(&another, &t.info, ECHO, Ok(Payload::default()));
+    let call: Echo = Stub::new(another.clone(), t.info.clone()).call(ECHO, Ok(Payload::default()));
     let error = call.await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
     assert!(error.message().contains("limits.connections"), "{error}");
@@ -127,7 +127,7 @@ async fn a_server_with_too_many_connections_says_so_and_executes_nothing() {
 async fn an_unknown_service_or_method_is_named() {
     let t = default();
     let elsewhere = ServiceInfo { name: "elsewhere".into(), ..(*t.info).clone() };
-    let call: Echo = Call::new(&t.caller, &Arc::new(elsewhere), ECHO, Ok(Payload::default()));
+    let call: Echo = Stub::new(t.caller.clone(), Arc::new(elsewhere)).call(ECHO, Ok(Payload::default()));
     let error = call.await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unimplemented, Executed::No));
     assert!(error.message().contains("`elsewhere`"), "{error}");
@@ -135,12 +135,12 @@ async fn an_unknown_service_or_method_is_named() {
     let mut newer = (*t.info).clone();
     newer.methods.insert(0, Method::unary("brand_new", "brand_new"));
     let newer = Arc::new(newer);
-    let call: Echo = Call::new(&t.caller, &newer, 0, Ok(Payload::default()));
+    let call: Echo = Stub::new(t.caller.clone(), newer.clone()).call(0, Ok(Payload::default()));
     let error = call.await.unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);
     assert!(error.message().contains("brand_new"), "{error}");
     // The methods that both have go on, whatever their index.
-    let call: Echo = Call::new(&t.caller, &newer, 1, Ok(Payload::from_body("x".into())));
+    let call: Echo = Stub::new(t.caller.clone(), newer.clone()).call(1, Ok(Payload::from_body("x".into())));
     assert_eq!(call.await.unwrap(), "x");
 }
 
@@ -149,7 +149,8 @@ async fn a_changed_signature_fails_with_both_fingerprints() {
     let t = default();
     let mut changed = (*t.info).clone();
     changed.methods[ECHO] = Method::unary("echo", "echo, but different");
-    let call: Echo = Call::new(&t.caller, &Arc::new(changed.clone()), ECHO, Ok(Payload::default()));
+    let call: Echo =
+        Stub::new(t.caller.clone(), Arc::new(changed.clone())).call(ECHO, Ok(Payload::default()));
     let error = call.await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::FailedPrecondition, Executed::No));
     for method in [&changed.methods[ECHO], &t.info.methods[ECHO]] {
@@ -306,7 +307,7 @@ async fn a_server_that_closes_at_once_is_not_tried_without_pause() {
 async fn a_failed_argument_sends_nothing() {
     let t = default();
     let refused = Status::new(Code::Internal, "can't be encoded");
-    let call: Echo = Call::new(&t.caller, &t.info, ECHO, Err(refused.clone()));
+    let call: Echo = Stub::new(t.caller.clone(), t.info.clone()).call(ECHO, Err(refused.clone()));
     assert_eq!(call.await.unwrap_err(), refused);
     assert_eq!(t.seen.runs(), 0);
 }

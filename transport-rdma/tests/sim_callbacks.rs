@@ -4,12 +4,14 @@
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod near;
+
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
@@ -17,9 +19,10 @@ use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::Result;
-use farcall_core::transport::{BoxFuture, Link, memory};
 use farcall_rdma::sim::Fabric;
 use farcall_rdma::{RdmaConfig, RdmaUpgrade};
+
+use near::Near;
 
 /// Against hanging only.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -40,7 +43,7 @@ fn bounce(caller: &Caller, info: &Arc<ServiceInfo>, hops: u8, content: Bytes) ->
     let mut arguments = Encoder::new();
     arguments.put_slice(&[hops]);
     arguments.put_slice(&content);
-    Call::new(caller, info, 0, Ok(arguments.finish()))
+    Stub::new(caller.clone(), info.clone()).call(0, Ok(arguments.finish()))
 }
 
 impl Service for Bounce {
@@ -61,20 +64,6 @@ impl Service for Bounce {
             reply.put_slice(&content);
             Reply::Ok(reply.finish())
         })
-    }
-}
-
-struct Near(Arc<Host>);
-
-impl Connector for Near {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.serve(far);
-        Box::pin(async { Ok(near) })
-    }
-
-    fn target(&self) -> String {
-        "there".into()
     }
 }
 

@@ -3,13 +3,15 @@
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod near;
+
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
@@ -17,9 +19,10 @@ use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::Result;
-use farcall_core::transport::{BoxFuture, Link, memory};
 use farcall_rdma::sim::Fabric;
 use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
+
+use near::Near;
 
 /// echo(x) -> x, counting how often each x was executed.
 struct Echo {
@@ -46,20 +49,6 @@ impl Service for Echo {
             }
             Reply::Ok(request.payload)
         })
-    }
-}
-
-struct Near(Arc<Host>);
-
-impl Connector for Near {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.serve(far);
-        Box::pin(async { Ok(near) })
-    }
-
-    fn target(&self) -> String {
-        "there".into()
     }
 }
 
@@ -110,7 +99,7 @@ impl Setup {
     fn call(&self, argument: Bytes) -> Call<Result<Bytes>, Raw> {
         let mut arguments = Encoder::new();
         arguments.put_bytes(&argument);
-        Call::new(&self.caller, &self.info, 0, Ok(arguments.finish()))
+        Stub::new(self.caller.clone(), self.info.clone()).call(0, Ok(arguments.finish()))
     }
 
     /// Makes calls of many sizes at once; each must come back, after one execution.

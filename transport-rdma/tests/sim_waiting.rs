@@ -3,24 +3,27 @@
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+mod near;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
-use farcall_core::payload::{Encoder, Payload};
+use farcall_core::payload::Encoder;
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::Result;
-use farcall_core::transport::{BoxFuture, Link, memory};
 use farcall_rdma::sim::Fabric;
 use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
 use tokio::sync::Notify;
+
+use near::Near;
 
 /// Against hanging only.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -44,20 +47,6 @@ impl Service for Server {
             }
             Reply::Ok(request.payload)
         })
-    }
-}
-
-struct Near(Arc<Host>);
-
-impl Connector for Near {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.serve(far);
-        Box::pin(async { Ok(near) })
-    }
-
-    fn target(&self) -> String {
-        "there".into()
     }
 }
 
@@ -90,7 +79,7 @@ impl Client {
     fn call(&self, method: usize, argument: &Bytes) -> Call<Result<Bytes>, Raw> {
         let mut arguments = Encoder::new();
         arguments.put_bytes(argument);
-        Call::new(&self.caller, &self.info, method, Ok::<Payload, _>(arguments.finish()))
+        Stub::new(self.caller.clone(), self.info.clone()).call(method, Ok(arguments.finish()))
     }
 
     async fn echo(&self, number: u64) {

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Stub;
 use super::under_way::UnderWay;
-use super::{Caller, Stub};
 use crate::codec::Decode;
 use crate::connection::{Answered, Connection};
 use crate::context::Context;
 use crate::payload::Payload;
-use crate::service::{Outcome, ServiceInfo};
+use crate::service::Outcome;
 use crate::status::{Code, Status};
 
 /// A call that has not begun: set its options, then `.await` it.
@@ -27,7 +27,7 @@ use crate::status::{Code, Status};
 /// ```
 /// use std::time::Duration;
 /// # use std::sync::Arc;
-/// # use farcall_core::client::{Call, Caller, in_process};
+/// # use farcall_core::client::{Call, Stub, in_process};
 /// # use farcall_core::codec::Raw;
 /// # use farcall_core::payload::Payload;
 /// # use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
@@ -42,10 +42,10 @@ use crate::status::{Code, Status};
 /// #         })
 /// #     }
 /// # }
-/// # struct Client(Caller, Arc<ServiceInfo>);
+/// # struct Client(Stub);
 /// # impl Client {
 /// #     fn call(&self, method: usize, text: &'static str) -> Call<Result<bytes::Bytes, Status>, Raw> {
-/// #         Call::new(&self.0, &self.1, method, Ok(Payload::from_body(text.into())))
+/// #         self.0.call(method, Ok(Payload::from_body(text.into())))
 /// #     }
 /// #     fn echo(&self, text: &'static str) -> Call<Result<bytes::Bytes, Status>, Raw> { self.call(0, text) }
 /// #     fn hang(&self) -> Call<Result<bytes::Bytes, Status>, Raw> { self.call(1, "") }
@@ -53,7 +53,7 @@ use crate::status::{Code, Status};
 /// # let methods = ["echo", "hang"].map(|name| Method::unary(name, name)).to_vec();
 /// # let info = Arc::new(ServiceInfo { name: "Echo".into(), codec: "raw", methods });
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// # let client = Client(in_process(Echo(info.clone())), info);
+/// # let client = Client(Stub::new(in_process(Echo(info.clone())), info));
 ///
 /// assert_eq!(client.echo("hello").await?, "hello");
 /// assert_eq!(client.echo("hello").deadline(Duration::from_secs(5)).await?, "hello");
@@ -107,18 +107,8 @@ enum Inherits {
 }
 
 impl<O, C> Call<O, C> {
-    /// A call of the method with this index, for who makes one without a [`Stub`].
-    pub fn new(
-        caller: &Caller,
-        service: &Arc<ServiceInfo>,
-        method: usize,
-        arguments: Result<Payload, Status>,
-    ) -> Self {
-        Self::of(Stub::new(caller.clone(), service.clone()), method, arguments)
-    }
-
     #[inline]
-    pub(super) fn of(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
+    pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
         Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, returns: PhantomData }
     }
 

@@ -25,7 +25,7 @@ impl Stub {
 
     /// A call of the method with this index.
     pub fn call<O, C>(&self, method: usize, arguments: Result<Payload, Status>) -> Call<O, C> {
-        Call::of(self.clone(), method, arguments)
+        Call::new(self.clone(), method, arguments)
     }
 
     /// What is called.

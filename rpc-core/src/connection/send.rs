@@ -134,6 +134,10 @@ struct UpgradedSource<'a> {
 }
 
 impl FrameSource for UpgradedSource<'_> {
+    fn is_empty(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
     fn next(&mut self, max_payload: usize) -> Option<Frame> {
         self.next_exposing(max_payload, &mut ExposeNothing)
     }

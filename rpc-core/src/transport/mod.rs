@@ -136,6 +136,11 @@ impl std::ops::AddAssign for Counters {
 
 /// Where a link gets what it sends.
 pub trait FrameSource {
+    /// Whether nothing waits: a link may ask before it gets ready to encode a frame. False where that is not known.
+    fn is_empty(&self) -> bool {
+        false
+    }
+
     /// The next frame, with a payload of at most `max_payload` bytes; its header is complete but for `grant`.
     fn next(&mut self, max_payload: usize) -> Option<Frame>;
 

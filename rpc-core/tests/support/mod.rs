@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::client::{Call, Caller, Connector, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness};
 use farcall_core::connection::Settings;
@@ -231,7 +231,7 @@ pub(crate) fn call(
 ) -> Echo {
     let mut arguments = Encoder::new();
     arguments.put_bytes(&argument.into());
-    Call::new(caller, info, method, Ok(arguments.finish()))
+    Stub::new(caller.clone(), info.clone()).call(method, Ok(arguments.finish()))
 }
 
 pub(crate) fn bytes(len: usize, seed: usize) -> Bytes {

@@ -72,7 +72,7 @@ impl Driver {
     }
 
     /// Takes all that has arrived; then delivers some of it. Says how many completions there were last, when the queue was
-    /// asked for a batch, and how many frames were delivered.
+    /// asked for a batch, and how many messages were delivered.
     fn receive(&mut self, intake: &mut Intake) -> Result<(usize, usize), DeviceError> {
         let polled = self.take_in(intake)?;
         let mut count = 0;
@@ -92,8 +92,8 @@ impl Driver {
     fn take_in(&self, intake: &mut Intake) -> Result<usize, DeviceError> {
         loop {
             let polled = intake.poll(&self.shard, BATCH)?;
-            // All at once, because a frame is held against what its sender knew when it came: what is told it meanwhile
-            // must not excuse frames that were there already.
+            // All at once, because a message is held against what its sender knew when it came: what is told it meanwhile
+            // must not excuse messages that were there already.
             if polled < BATCH || intake.waiting() >= MAX_ARRIVALS {
                 return Ok(polled);
             }

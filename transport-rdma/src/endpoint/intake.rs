@@ -1,5 +1,5 @@
 //! What has arrived on an endpoint, from the device to the links. Whoever has this receives, for all links: that keeps the
-//! frames of each in order.
+//! messages of each in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,17 +35,17 @@ impl Intake {
         self.arrivals.push_back(Arrival::failure(link, end));
     }
 
-    /// How many frames wait to be delivered.
+    /// How many messages wait to be delivered.
     pub(super) fn waiting(&self) -> usize {
         self.arrivals.len()
     }
 
-    /// Whether the next frame does no more than complete a call.
+    /// Whether the next message does no more than complete calls.
     pub(super) fn next_is_answer(&self) -> bool {
         self.arrivals.front().is_some_and(Arrival::is_answer)
     }
 
-    /// Delivers the next frame. With `Some`, its link is over.
+    /// Delivers the next message. With `Some`, its link is over.
     pub(super) fn accept(&mut self) -> Option<(Arc<LinkCore>, Option<LinkEnd>)> {
         let (link, end) = self.arrivals.pop_front()?.accept();
         if self.touched.last().is_none_or(|last| last.number() != link.number()) {
@@ -54,7 +54,7 @@ impl Intake {
         Some((link, end))
     }
 
-    /// Lets leave what came of the frames that were delivered: one flush for all that a link has received.
+    /// Lets leave what came of the messages that were delivered: one flush for all that a link has received.
     pub(super) fn end_batch(&mut self) {
         self.touched.sort_unstable_by_key(|link| link.number());
         self.touched.dedup_by_key(|link| link.number());

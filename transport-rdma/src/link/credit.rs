@@ -1,4 +1,4 @@
-//! Credits: a frame is sent only when the peer has a receive for it. Arithmetic only; WIRE.md section 6.3 is the rule.
+//! Credits: a message is sent only when the peer has a receive for it, however many frames it holds. Arithmetic only; WIRE.md section 6.3 is the rule.
 //!
 //! Both sides count from the link's beginning, modulo 2^32: what was granted, what was used. A count that arrives twice, or
 //! late, therefore says nothing wrong.
@@ -18,12 +18,12 @@ impl SendCredits {
         Self { granted, used: 0 }
     }
 
-    /// How many more frames may be sent.
+    /// How many more messages may be sent.
     pub(crate) fn available(&self) -> u32 {
         self.granted.wrapping_sub(self.used)
     }
 
-    /// One frame is sent; the caller has looked at [`available`](Self::available).
+    /// One message is sent; the caller has looked at [`available`](Self::available).
     pub(crate) fn take(&mut self) {
         self.used = self.used.wrapping_add(1);
     }
@@ -50,7 +50,7 @@ impl SendCredits {
 pub(crate) struct Received(u32);
 
 impl Received {
-    /// A frame has arrived that takes a credit, before the peer can have been told of more than `told`. False if it had
+    /// A message has arrived that takes a credit, before the peer can have been told of more than `told`. False if it had
     /// none.
     #[must_use]
     pub(crate) fn count(&mut self, told: u32) -> bool {
@@ -72,7 +72,7 @@ impl Received {
         self.0 == told
     }
 
-    /// How many frames have come since then.
+    /// How many messages have come since then.
     pub(crate) fn since(self, then: Self) -> u32 {
         self.0.wrapping_sub(then.0)
     }
@@ -107,7 +107,7 @@ pub(crate) struct Reports {
 /// A GRANT or RECLAIM on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Unread {
-    /// The grant that the peer knew of before: a frame beyond it proves that the CREDIT was read.
+    /// The grant that the peer knew of before: a message beyond it proves that the CREDIT was read.
     before: u32,
     /// So does a FORFEIT, if it was a RECLAIM.
     reclaims: bool,

@@ -63,7 +63,7 @@ impl LinkCore {
         Ok(())
     }
 
-    /// How many frames the peer may have on their way.
+    /// How many messages the peer may have on their way.
     #[cfg(test)]
     pub(crate) fn window(&self) -> u32 {
         self.promise().as_ref().map_or(0, Promise::window)

@@ -139,13 +139,13 @@ impl Sending {
         self.reclaim.is_some()
     }
 
-    /// Whether the send queue takes another frame that is none of the link's own.
+    /// Whether the send queue takes another message that is none of the link's own.
     fn has_queue_room(&self) -> bool {
         let outstanding = self.qp.as_ref().map_or(usize::MAX, |qp| qp.sends_outstanding());
         outstanding.saturating_add(self.requests.len()) < self.shares.data
     }
 
-    /// Whether another frame may be sent. What it is encoded into comes later.
+    /// Whether another message may be sent. What it is encoded into comes later.
     fn has_room(&self) -> bool {
         self.credits.available() > 0 && self.has_queue_room()
     }
@@ -225,6 +225,11 @@ impl LinkCore {
         let max_frame = self.max_frame.load(Ordering::Acquire) as usize;
         let (mut slot, mut message) = (None, None::<Message>);
         loop {
+            if source.is_empty() {
+                sending.starved = false;
+                break;
+            }
+            // Until the next frame is known, it may be too long for the message.
             if !sending.has_room() || !self.has_slot(&mut slot) {
                 sending.blocked = true;
                 sending.starved = sending.credits.available() == 0;

@@ -1,6 +1,6 @@
 //! Hostile peers that speak the session's protocol: what they can do with long messages.
 
-use farcall_core::client::{Call, Caller, Connector};
+use farcall_core::client::{Call, Caller, Connector, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
@@ -81,7 +81,7 @@ impl Setup {
     fn call(&self, len: usize) -> Call<farcall_core::status::Result<Bytes>, Raw> {
         let mut arguments = Encoder::new();
         arguments.put_bytes(&vec![9; len].into());
-        Call::new(&self.honest, &self.info, 0, Ok(arguments.finish()))
+        Stub::new(self.honest.clone(), self.info.clone()).call(0, Ok(arguments.finish()))
     }
 
     /// They come back unharmed, by RDMA.

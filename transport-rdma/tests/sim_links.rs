@@ -41,7 +41,7 @@ between_machines! {
     conforms
     more_than_the_window_arrives_both_ways
     one_way_traffic_is_granted_by_credit_frames
-    fragments_go_to_the_handlers_buffer
+    longest_frames_arrive
     reader_that_keeps_everything_stops_nobody
     closing_is_seen_as_an_orderly_end
 }

@@ -45,7 +45,7 @@ on_the_device! {
     vm_links_conform_by_events: conforms Event
     vm_more_than_the_window_arrives_both_ways: more_than_the_window_arrives_both_ways Adaptive
     vm_one_way_traffic_is_granted_by_credit_frames: one_way_traffic_is_granted_by_credit_frames Adaptive
-    vm_fragments_go_to_the_handlers_buffer: fragments_go_to_the_handlers_buffer Event
+    vm_longest_frames_arrive: longest_frames_arrive Event
     vm_reader_that_keeps_everything_stops_nobody: reader_that_keeps_everything_stops_nobody Adaptive
     vm_closing_is_seen_as_an_orderly_end: closing_is_seen_as_an_orderly_end Adaptive
 }

@@ -177,7 +177,8 @@ pub trait LinkHandler: Send + Sync {
     }
 
     /// Asks where the payload of a FRAGMENT belongs, before it is read. `Some`: the link appends `header.len` bytes
-    /// to it and gives it to [`filled`](Self::filled). `None`: it goes to [`receive`](Self::receive).
+    /// to it and gives it to [`filled`](Self::filled). `None`: it goes to [`receive`](Self::receive), as does that of a link
+    /// that does not ask because it has the payload in memory.
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError>;
 
     /// Takes back what [`buffer`](Self::buffer) gave, with the payload appended.

@@ -19,7 +19,7 @@ use crate::link::LinkCore;
 /// Completions that are handled before other tasks get their turn.
 const BATCH: usize = 64;
 
-/// Frames that are taken from the device before the first of them is delivered. Credits keep them below this; it is for a
+/// Messages that are taken from the device before the first of them is delivered. Credits keep them below this; it is for a
 /// peer that does not heed them.
 const MAX_ARRIVALS: usize = 4096;
 
@@ -68,7 +68,7 @@ impl Driver {
         let sent = self.reap(&mut intake)?;
         let mail = self.read_mail(&mut intake)?;
         self.endings.advance(&self.shard.device.control);
-        Ok(polled + delivered + intake.waiting() + sent + mail > 0)
+        Ok(intake.is_ready() || polled + delivered + sent + mail > 0)
     }
 
     /// Takes all that has arrived; then delivers some of it. Says how many completions there were last, when the queue was
@@ -77,24 +77,31 @@ impl Driver {
         let polled = self.take_in(intake)?;
         let mut count = 0;
         while count < BATCH
-            && let Some((link, end)) = intake.accept()
+            && let Some(link) = intake.next()
         {
-            if let Some(end) = end {
-                self.end(&link, end);
-            }
-            count += 1;
+            // A link that has nothing but a frame of its own counts, too.
+            count += self.deliver(intake, &link, BATCH - count).max(1);
         }
-        intake.end_batch();
         Ok((polled, count))
+    }
+
+    fn deliver(&mut self, intake: &mut Intake, link: &Arc<LinkCore>, most: usize) -> usize {
+        let (count, over) = intake.deliver(link, most);
+        if let Some(end) = over {
+            self.end(link, end);
+        }
+        count
     }
 
     /// Takes all that has arrived. Says how many completions there were last, when the queue was asked for a batch.
     fn take_in(&self, intake: &mut Intake) -> Result<usize, DeviceError> {
+        let mut taken = 0;
         loop {
             let polled = intake.poll(&self.shard, BATCH)?;
+            taken += polled;
             // All at once, because a message is held against what its sender knew when it came: what is told it meanwhile
             // must not excuse messages that were there already.
-            if polled < BATCH || intake.waiting() >= MAX_ARRIVALS {
+            if polled < BATCH || taken >= MAX_ARRIVALS {
                 return Ok(polled);
             }
         }
@@ -147,9 +154,8 @@ impl Driver {
             let Some(link) = self.link(number) else { continue };
             if link.is_closing() {
                 self.end(&link, LinkEnd::orderly());
-            } else if let Some(end) = link.deliver() {
-                self.end(&link, end);
             } else {
+                self.deliver(intake, &link, BATCH);
                 link.read_on();
                 self.go_on(&link);
             }
@@ -231,7 +237,7 @@ impl Driver {
         let links: Vec<_> = {
             let mut links = self.shard.links();
             self.shard.dead.store(true, Ordering::Release);
-            links.drain().map(|(_, link)| link).collect()
+            std::mem::take(&mut *links).into_values().collect()
         };
         self.endings.clear();
         for link in links {

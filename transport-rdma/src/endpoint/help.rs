@@ -75,7 +75,7 @@ impl Shard {
     }
 
     fn take_answers(&self, intake: &mut Intake) -> Looked {
-        if intake.waiting() > 0 {
+        if intake.is_ready() {
             return Looked::NotMine;
         }
         let polled = match intake.poll(self, BATCH) {
@@ -85,14 +85,14 @@ impl Shard {
             Err(_) => return Looked::NotMine,
         };
         let mut looked = Looked::NotMine;
-        while polled < BATCH && intake.next_is_answer() {
-            let Some((link, end)) = intake.accept() else { break };
-            if let Some(end) = end {
+        while polled < BATCH
+            && let Some(link) = intake.next_with_answers()
+        {
+            if let (_, Some(end)) = intake.deliver(&link, BATCH) {
                 self.mailbox.failed(link.number(), end);
             }
             looked = Looked::Found;
         }
-        intake.end_batch();
         looked
     }
 }

@@ -4,64 +4,86 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bytes::BytesMut;
 use farcall_core::transport::LinkEnd;
 
 use super::Shard;
 use crate::device::{Completion, Cq, DeviceError, PostError, Slot};
-use crate::link::{Arrival, LinkCore};
+use crate::link::{Arrival, Delivered, LinkCore, Message};
 
-#[derive(Debug, Default)]
+/// Short messages share allocations of this many bytes.
+const COPIES: usize = 16 << 10;
+
+#[derive(Debug)]
 pub(super) struct Intake {
     // Empty between polls; kept for their memory.
     completions: Vec<Completion>,
     slots: Vec<Slot>,
-    /// Polled and not delivered.
-    arrivals: VecDeque<Arrival>,
-    /// Links that have received something in this batch.
-    touched: Vec<Arc<LinkCore>>,
+    arrivals: Vec<Arrival>,
+    scratch: VecDeque<Message>,
+    /// Where short messages are copied to.
+    copies: BytesMut,
+    /// Links that have something to deliver.
+    ready: VecDeque<Arc<LinkCore>>,
 }
 
 impl Intake {
-    /// Takes up to `max` completions from the device and puts new receives in their place. Says how many there were.
+    pub(super) fn new() -> Self {
+        Self {
+            completions: Vec::new(),
+            slots: Vec::new(),
+            arrivals: Vec::new(),
+            scratch: VecDeque::new(),
+            copies: BytesMut::with_capacity(COPIES),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Takes up to `max` completions from the device, puts new receives in their place, and gives what has arrived to its
+    /// links. Says how many there were.
     pub(super) fn poll(&mut self, shard: &Shard, max: usize) -> Result<usize, DeviceError> {
         let polled = shard.queues.poll(Cq::Receive, max, &mut self.completions)?;
         self.take_receives(shard);
         self.replace_receives(shard)?;
+        self.ready.extend(self.arrivals.drain(..).filter_map(Arrival::take_in));
         Ok(polled)
     }
 
     /// The link has failed. It ends when what waits has been delivered.
     pub(super) fn fail(&mut self, link: Arc<LinkCore>, end: LinkEnd) {
-        self.arrivals.push_back(Arrival::failure(link, end));
+        self.ready.extend(Arrival::failure(link, end).take_in());
     }
 
-    /// How many messages wait to be delivered.
-    pub(super) fn waiting(&self) -> usize {
-        self.arrivals.len()
+    /// Whether a link has something to deliver.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
     }
 
-    /// Whether the next message does no more than complete calls.
-    pub(super) fn next_is_answer(&self) -> bool {
-        self.arrivals.front().is_some_and(Arrival::is_answer)
+    /// The next link that has something to deliver, if that does no more than complete calls.
+    pub(super) fn next_with_answers(&mut self) -> Option<Arc<LinkCore>> {
+        let is_mine = self.ready.front().is_some_and(|link| link.has_only_answers());
+        is_mine.then(|| self.next()).flatten()
     }
 
-    /// Delivers the next message. With `Some`, its link is over.
-    pub(super) fn accept(&mut self) -> Option<(Arc<LinkCore>, Option<LinkEnd>)> {
-        let (link, end) = self.arrivals.pop_front()?.accept();
-        if self.touched.last().is_none_or(|last| last.number() != link.number()) {
-            self.touched.push(Arc::clone(&link));
+    /// The next link that has something to deliver.
+    pub(super) fn next(&mut self) -> Option<Arc<LinkCore>> {
+        self.ready.pop_front()
+    }
+
+    /// Delivers up to `most` messages of a link's. Says how many; and whether that was the last of it, and why.
+    pub(super) fn deliver(&mut self, link: &Arc<LinkCore>, most: usize) -> (usize, Option<LinkEnd>) {
+        // Not with this if the handler panics.
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let Delivered { messages, unfinished, over } = link.deliver(&mut scratch, most);
+        self.scratch = scratch;
+        if unfinished {
+            self.ready.push_back(Arc::clone(link));
         }
-        Some((link, end))
-    }
-
-    /// Lets leave what came of the messages that were delivered: one flush for all that a link has received.
-    pub(super) fn end_batch(&mut self) {
-        self.touched.sort_unstable_by_key(|link| link.number());
-        self.touched.dedup_by_key(|link| link.number());
-        self.touched.drain(..).for_each(|link| link.batch_end());
+        (messages, over)
     }
 
     fn take_receives(&mut self, shard: &Shard) {
+        let links = shard.links();
         for completion in self.completions.drain(..) {
             let (qp_num, slot, result) = match completion {
                 Completion::Received { qp_num, slot, len } => (qp_num, slot, Ok(len)),
@@ -69,19 +91,22 @@ impl Intake {
                 // A receive queue completes no sends.
                 _ => continue,
             };
-            let Some(link) = shard.links().get(&qp_num).cloned() else {
+            let Some(link) = links.get(&qp_num).cloned() else {
                 self.slots.push(slot);
                 continue;
             };
             let arrival = match result {
-                Ok(len) => Arrival::take(link, slot, len, shard.memory.receives(), &mut self.slots),
+                Ok(len) => {
+                    let receives = shard.memory.receives();
+                    Arrival::take(link, slot, len, receives, &mut self.slots, &mut self.copies)
+                }
                 Err(error) => {
                     self.slots.push(slot);
                     let end = link.explain(error);
                     Arrival::failure(link, end)
                 }
             };
-            self.arrivals.push_back(arrival);
+            self.arrivals.push(arrival);
         }
     }
 

@@ -18,7 +18,7 @@ mod spin;
 mod wait;
 mod watch;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -69,7 +69,7 @@ pub(crate) struct Shard {
     config: RdmaConfig,
     runtime: Handle,
     /// By the number of the queue pair, from its creation to its destruction.
-    links: Mutex<HashMap<u32, Arc<LinkCore>>>,
+    links: Mutex<BTreeMap<u32, Arc<LinkCore>>>,
     /// Only the driver waits for it.
     intake: Mutex<Intake>,
     helpers: Helpers,
@@ -104,7 +104,7 @@ impl Endpoint {
             config: config.clone(),
             runtime: runtime.clone(),
             links: Mutex::default(),
-            intake: Mutex::default(),
+            intake: Mutex::new(Intake::new()),
             helpers: Helpers::default(),
             dead: AtomicBool::new(false),
             device,
@@ -233,7 +233,7 @@ impl Shard {
         self.intake.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn links(&self) -> MutexGuard<'_, HashMap<u32, Arc<LinkCore>>> {
+    fn links(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<LinkCore>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,9 +1,9 @@
-//! A completed receive, from the device's slot to a frame.
+//! A completed receive, from the device's slot to frames.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, flags};
 use farcall_core::transport::LinkEnd;
 
@@ -14,7 +14,7 @@ use crate::endpoint::memory::Pool;
 /// Payloads below this are copied: a view would cost as much, and keep a slot.
 const COPY: usize = 1024;
 
-/// What a link has received, to be accepted when a new receive is in its place.
+/// What a link has received, to be taken in when a new receive is in its place.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     link: Arc<LinkCore>,
@@ -22,42 +22,67 @@ pub(crate) struct Arrival {
     message: Result<Message, LinkEnd>,
 }
 
-/// The content of one SEND: a frame, or several of the session's, one behind the other.
+/// The content of one SEND: a frame, or several of the session's, one behind the other. An iterator over its frames.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(crate) struct Message {
+    pub(super) headers: Headers,
     rest: Bytes,
+}
+
+/// What the headers of a message say together.
+#[derive(Debug)]
+pub(super) struct Headers {
+    pub(super) first: Header,
+    /// The newest.
+    pub(super) grant: u32,
     /// All of it only completes calls.
-    answers: bool,
+    pub(super) answers: bool,
+}
+
+impl Headers {
+    /// Looks at all headers, of which each but the first is a session frame's.
+    fn of(message: &[u8]) -> Result<Self, String> {
+        let (first, mut rest) = split_frame(message)?;
+        let mut headers = Self { first, grant: first.grant, answers: is_answer(&first) };
+        if first.kind.is_link() && !rest.is_empty() {
+            return Err(SHARES.to_owned());
+        }
+        while !rest.is_empty() {
+            let (header, behind) = split_frame(rest)?;
+            if header.kind.is_link() {
+                return Err(SHARES.to_owned());
+            }
+            headers.grant = header.grant;
+            headers.answers &= is_answer(&header);
+            rest = behind;
+        }
+        Ok(headers)
+    }
 }
 
 impl Message {
-    /// Looks at all headers, of which each but the first is a session frame's.
-    fn check(bytes: &[u8]) -> Result<bool, String> {
-        let (mut rest, mut answers) = (bytes, true);
-        loop {
-            let (header, behind) = split_header(rest)?;
-            let len = header.len as usize;
-            if len > behind.len() {
-                return Err(format!("a header says {len} bytes, {} arrived", behind.len()));
-            }
-            rest = &behind[len..];
-            answers &= header.kind == FrameType::RESPONSE && header.flags & flags::FRAGMENTED == 0;
-            let is_alone = rest.is_empty() && bytes.len() == HEADER_LEN + len;
-            if header.kind.is_link() && !is_alone {
-                return Err("a frame of the link shares a message with others".to_owned());
-            }
-            if rest.is_empty() {
-                return Ok(answers);
-            }
-        }
+    /// The payload of its only frame.
+    pub(super) fn only_payload(&self) -> Bytes {
+        self.rest.slice(HEADER_LEN..)
     }
+
+    #[cfg(all(test, farcall_loom))]
+    pub(super) fn new(rest: Bytes) -> Result<Self, String> {
+        Ok(Self { headers: Headers::of(&rest)?, rest })
+    }
+}
+
+const SHARES: &str = "a frame of the link shares a message with others";
+
+fn is_answer(header: &Header) -> bool {
+    header.kind == FrameType::RESPONSE && header.flags & flags::FRAGMENTED == 0
 }
 
 impl Iterator for Message {
     type Item = (Header, Bytes);
 
     fn next(&mut self) -> Option<(Header, Bytes)> {
-        let (header, _) = split_header(&self.rest).ok()?;
+        let header = Header::decode(self.rest.first_chunk()?).ok()?;
         self.rest.advance(HEADER_LEN);
         Some((header, self.rest.split_to(header.len as usize)))
     }
@@ -72,20 +97,21 @@ pub(super) struct Heard {
 
 impl Arrival {
     /// Reads a message of `len` bytes. What is to be posted in place of its slot goes to `slots`: a free one from `pool`, if
-    /// the content stays where it is, else the slot itself. So readers that keep payloads for long get copies, and never
-    /// use up the receives.
+    /// the content stays where it is, else the slot itself, and the content in `copies`. So readers that keep payloads for
+    /// long get copies, and never use up the receives.
     pub(crate) fn take(
         link: Arc<LinkCore>,
         slot: Slot,
         len: usize,
         pool: &Pool,
         slots: &mut Vec<Slot>,
+        copies: &mut BytesMut,
     ) -> Self {
         let heard =
             Heard { grants: link.told.load(Ordering::Acquire), bytes: link.sent.load(Ordering::Acquire) };
         link.received.fetch_add(len as u64, Ordering::Relaxed);
-        let answers = match Message::check(&slot[..len]) {
-            Ok(answers) => answers,
+        let headers = match Headers::of(&slot[..len]) {
+            Ok(headers) => headers,
             Err(why) => {
                 slots.push(slot);
                 let end = LinkEnd::malformed(format!("{}: the peer broke the protocol: {why}", link.name));
@@ -100,12 +126,12 @@ impl Arrival {
             }
             None => {
                 link.copied.fetch_add((len - HEADER_LEN) as u64, Ordering::Relaxed);
-                let copy = Bytes::copy_from_slice(&slot[..len]);
+                copies.extend_from_slice(&slot[..len]);
                 slots.push(slot);
-                copy
+                copies.split().freeze()
             }
         };
-        Self { link, heard, message: Ok(Message { rest, answers }) }
+        Self { link, heard, message: Ok(Message { headers, rest }) }
     }
 
     /// Nothing more arrives: the link has failed.
@@ -113,26 +139,24 @@ impl Arrival {
         Self { link, heard: Heard::default(), message: Err(end) }
     }
 
-    /// Whether it does no more than complete calls: what delivers it runs no handler.
-    pub(crate) fn is_answer(&self) -> bool {
-        self.message.as_ref().is_ok_and(|message| message.answers) && self.link.delivers_at_once()
-    }
-
-    /// Counts and delivers it. `Some`: the link is over.
-    pub(crate) fn accept(self) -> (Arc<LinkCore>, Option<LinkEnd>) {
-        let end = match self.message {
-            Ok(message) => self.link.accept(message, self.heard),
-            // One that has ended may have been released, and must not end again.
-            Err(end) => (!self.link.has_ended()).then_some(end),
+    /// Gives it to the link. `Some`: that had nothing to deliver before.
+    pub(crate) fn take_in(self) -> Option<Arc<LinkCore>> {
+        let is_first = match self.message {
+            Ok(message) => self.link.take_in(message, self.heard),
+            Err(end) => self.link.fail(end),
         };
-        (self.link, end)
+        is_first.then_some(self.link)
     }
 }
 
-fn split_header(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
+/// A frame's header, and what comes behind the frame.
+fn split_frame(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
     let Some((header, behind)) = bytes.split_first_chunk::<HEADER_LEN>() else {
         return Err(format!("a frame of {} bytes has no header", bytes.len()));
     };
     let header = Header::decode(header).map_err(|error| error.to_string())?;
+    let len = header.len as usize;
+    let behind =
+        behind.get(len..).ok_or_else(|| format!("a header says {len} bytes, {} arrived", behind.len()))?;
     Ok((header, behind))
 }

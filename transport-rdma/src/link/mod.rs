@@ -19,10 +19,11 @@ use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
 use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler};
 
-pub(crate) use arrival::Arrival;
+pub(crate) use arrival::{Arrival, Message};
 pub(crate) use bootstrap::{Bootstrap, announcement};
 pub(crate) use candidate::{RdmaCandidate, Side};
 pub(crate) use expose::LEAST_EXPOSED;
+pub(crate) use receive::Delivered;
 
 use self::receive::Receiving;
 use self::send::Sending;

@@ -1,16 +1,16 @@
-//! The way in: from the driver, through credits, to the handler.
+//! The way in: from the intake, through credits, to the handler.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use farcall_core::proto::wire::{Credit, CreditOp, FrameType, Header, Ping, Probe, WireError, flags};
+use farcall_core::proto::wire::{Credit, CreditOp, FrameType, Ping, Probe, WireError, flags};
 use farcall_core::transport::{LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
-use super::arrival::{Heard, Message};
+use super::arrival::{Headers, Heard, Message};
 use super::credit::{Received, Turn};
 
 /// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
@@ -27,18 +27,31 @@ pub(super) struct Receiving {
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
     /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
-    inbox: VecDeque<Item>,
+    inbox: VecDeque<Message>,
+    /// All that has arrived since the last delivery only completes calls.
+    answers: bool,
+    /// The intake knows that there is something to deliver.
+    is_listed: bool,
+    /// The link is over, which the driver learns when what came before is delivered.
+    over: Option<LinkEnd>,
     /// The peer has said CLOSE.
     farewell: bool,
     /// Nothing more is taken in.
     ended: bool,
+    /// What the handler is told after all that is in the inbox.
+    end: Option<LinkEnd>,
     /// The driver knows the link no more.
     released: bool,
 }
 
-enum Item {
-    Frame(Header, Bytes),
-    End(LinkEnd),
+/// What came of a delivery.
+#[derive(Default)]
+pub(crate) struct Delivered {
+    pub(crate) messages: usize,
+    /// There are more.
+    pub(crate) unfinished: bool,
+    /// The link is over.
+    pub(crate) over: Option<LinkEnd>,
 }
 
 /// Whether the peer's PROBE has arrived.
@@ -64,7 +77,7 @@ impl Receiving {
     /// the link delivers the rest, if it comes after this, and the driver otherwise: never both, at the same time.
     #[must_use]
     pub(super) fn release(&mut self) -> bool {
-        self.released = self.handler.is_none() || self.inbox.is_empty();
+        self.released = self.handler.is_none() || (self.inbox.is_empty() && self.end.is_none());
         self.released
     }
 
@@ -74,7 +87,28 @@ impl Receiving {
     pub(super) fn abandon(&mut self) -> Option<Arc<dyn LinkHandler>> {
         self.ended = true;
         self.inbox.clear();
+        self.end = None;
         self.handler.take()
+    }
+
+    /// Nothing is taken in any more: the link has ended, or is about to.
+    fn is_deaf(&self) -> bool {
+        self.ended || self.over.as_ref().is_some_and(|end| end.failed)
+    }
+
+    /// Puts the link on the intake's list. False if it is there.
+    fn list(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_listed, true)
+    }
+
+    /// Takes up to `most` messages out of the inbox, into `to`, which is empty.
+    fn take_out(&mut self, to: &mut VecDeque<Message>, most: usize) {
+        if self.inbox.len() <= most {
+            // Each has its room for the next ones.
+            std::mem::swap(&mut self.inbox, to);
+        } else {
+            to.extend(self.inbox.drain(..most));
+        }
     }
 
     /// Resolves when the peer's PROBE has arrived, or the link has failed. Asked once.
@@ -117,78 +151,82 @@ impl Receiving {
     }
 }
 
+const NOT_PROVEN: &str = "its first frame is not a PROBE";
+
 impl LinkCore {
-    /// A message has arrived. `Some`: the link is over.
-    pub(super) fn accept(&self, message: Message, heard: Heard) -> Option<LinkEnd> {
-        match self.take_in(message, heard) {
-            Ok(None) => {}
-            Ok(end) => return end,
-            Err(error) => {
-                return Some(LinkEnd::malformed(format!(
-                    "{}: the peer broke the protocol: {error}",
-                    self.name
-                )));
-            }
+    /// A message has arrived, and another receive is in its place. True: the intake has to list the link.
+    pub(super) fn take_in(&self, message: Message, heard: Heard) -> bool {
+        let mut receiving = self.receiving();
+        if receiving.is_deaf() {
+            return false;
         }
-        self.deliver()
+        receiving.answers &= message.headers.answers;
+        if let Err(error) = self.count_in(&mut receiving, message, heard) {
+            let why = format!("{}: the peer broke the protocol: {error}", self.name);
+            receiving.over = Some(LinkEnd::malformed(why));
+        }
+        receiving.list()
     }
 
-    fn take_in(&self, mut message: Message, heard: Heard) -> Result<Option<LinkEnd>, String> {
-        let mut receiving = self.receiving();
-        if receiving.ended {
-            return Ok(None);
-        }
+    fn count_in(&self, receiving: &mut Receiving, message: Message, heard: Heard) -> Result<(), String> {
         if receiving.farewell {
             return Err("it sends a frame after its CLOSE".to_owned());
         }
-        let Some((header, payload)) = message.next() else { return Ok(None) };
+        let Headers { first, grant, .. } = message.headers;
         let is_control =
-            [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&header.kind);
+            [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&first.kind);
         if !is_control {
             if !receiving.count.count(heard.grants) {
                 return Err("it sent a frame without a credit".to_owned());
             }
-            // The driver has already put another receive in the place of this one.
             self.granted.fetch_add(1, Ordering::Release);
         }
-        self.sending().on_grant(header.grant);
-        if header.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(heard.grants)) {
-            self.lend(&mut receiving);
+        self.sending().on_grant(grant);
+        if first.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(heard.grants)) {
+            self.lend(receiving);
         }
-        if header.kind.is_link() {
-            return self.take_in_own(&mut receiving, &header, payload, heard);
+        if is_control || first.kind == FrameType::PROBE && !receiving.is_proven() {
+            return self.take_in_own(receiving, first.kind, message.only_payload(), heard);
         }
         if !receiving.is_proven() {
-            return Err("its first frame is not a PROBE".to_owned());
+            return Err(NOT_PROVEN.to_owned());
         }
-        receiving.inbox.push_back(Item::Frame(header, payload));
-        let mut grant = header.grant;
-        for (header, payload) in message {
-            grant = header.grant;
-            receiving.inbox.push_back(Item::Frame(header, payload));
+        // What this link has no use for is the session's to judge.
+        receiving.inbox.push_back(message);
+        Ok(())
+    }
+
+    /// The link has failed, which the driver learns when what has arrived is delivered. That may be the peer's CLOSE, and it
+    /// has failed because of that. True: the intake has to list it.
+    pub(super) fn fail(&self, end: LinkEnd) -> bool {
+        let mut receiving = self.receiving();
+        // One that has ended may have been released, and must not end again.
+        if receiving.ended {
+            return false;
         }
-        if grant != header.grant {
-            self.sending().on_grant(grant);
-        }
-        Ok(None)
+        receiving.over.get_or_insert(end);
+        receiving.list()
     }
 
     /// A frame of the link itself.
     fn take_in_own(
         &self,
         receiving: &mut Receiving,
-        header: &Header,
+        kind: FrameType,
         payload: Bytes,
         heard: Heard,
-    ) -> Result<Option<LinkEnd>, String> {
+    ) -> Result<(), String> {
         let wrong = |error: WireError| error.to_string();
-        match header.kind {
-            FrameType::PROBE if matches!(receiving.proof, Proof::Awaited | Proof::Asked(_)) => {
+        match kind {
+            FrameType::PROBE => {
                 let probe = Probe::decode(payload).map_err(wrong)?;
                 receiving.prove(Ok(probe));
             }
-            FrameType::CLOSE => return Ok(Some(LinkEnd::orderly())),
-            _ if !receiving.is_proven() => return Err("its first frame is not a PROBE".to_owned()),
+            FrameType::CLOSE => {
+                receiving.farewell = true;
+                receiving.over = Some(LinkEnd::orderly());
+            }
+            _ if !receiving.is_proven() => return Err(NOT_PROVEN.to_owned()),
             FrameType::CREDIT => {
                 let credit = Credit::decode(payload).map_err(wrong)?;
                 if credit.op != CreditOp::Forfeit && !receiving.credits.take(heard.bytes) {
@@ -207,62 +245,61 @@ impl LinkCore {
                 }
                 self.sending().want_pong(ping.token);
             }
-            FrameType::PONG => {
+            // PONG: there are no others.
+            _ => {
                 Ping::decode(payload).map_err(wrong)?;
                 if !self.sending().reports.note_pong() {
                     return Err("it answers a PING that was not sent".to_owned());
                 }
             }
-            // What this link has no use for is the session's to judge.
-            _ => receiving.inbox.push_back(Item::Frame(*header, payload)),
         }
-        Ok(None)
+        Ok(())
     }
 
-    /// Whether what arrives next goes straight to the handler, with nothing before it.
-    pub(super) fn delivers_at_once(&self) -> bool {
+    /// Whether delivering all that has arrived would only complete calls.
+    pub(crate) fn has_only_answers(&self) -> bool {
         let receiving = self.receiving();
-        receiving.handler.is_some() && receiving.inbox.is_empty()
+        receiving.handler.is_some() && receiving.answers && receiving.over.is_none()
     }
 
-    /// Gives the handler what has arrived, if the link is started. `Some`: the handler will have no more of it.
-    pub(crate) fn deliver(&self) -> Option<LinkEnd> {
-        loop {
-            let (handler, item) = {
-                let mut receiving = self.receiving();
-                let handler = receiving.handler.clone()?;
-                (handler, receiving.inbox.pop_front()?)
-            };
-            match item {
-                Item::Frame(header, payload) => {
-                    if self.hand_over(&*handler, header, payload).is_err() {
-                        // The handler knows, and has closed the connection.
-                        return Some(LinkEnd::failed("the peer broke the protocol"));
-                    }
-                }
-                Item::End(end) => {
-                    self.receiving().handler = None;
-                    handler.closed(end);
-                    return None;
-                }
-            }
+    /// Gives the handler up to `most` messages of those that have arrived, if the link is started; then lets replies leave,
+    /// and more be sent. `scratch` is empty, and is again.
+    pub(crate) fn deliver(&self, scratch: &mut VecDeque<Message>, most: usize) -> Delivered {
+        let mut receiving = self.receiving();
+        receiving.is_listed = false;
+        if receiving.ended {
+            drop(receiving);
+            self.deliver_rest();
+            return Delivered::default();
         }
-    }
-
-    fn hand_over(&self, handler: &dyn LinkHandler, header: Header, payload: Bytes) -> Result<(), WireError> {
-        if header.kind == FrameType::FRAGMENT
-            && let Some(mut buffer) = handler.buffer(&header)?
+        let handler = receiving.handler.clone();
+        if handler.is_some() {
+            receiving.take_out(scratch, most);
+        }
+        receiving.answers = receiving.inbox.is_empty();
+        let unfinished = handler.is_some() && !receiving.answers;
+        let mut over = if unfinished { None } else { receiving.over.clone() };
+        drop(receiving);
+        let messages = scratch.len();
+        if let Some(handler) = &handler
+            && messages > 0
+            && handler.receive_all(&mut scratch.iter_mut().flatten()).is_err()
         {
-            buffer.extend_from_slice(&payload);
-            self.copied.fetch_add(payload.len() as u64, Ordering::Relaxed);
-            return handler.filled(header, buffer);
+            // The handler knows, and has closed the connection.
+            over = Some(LinkEnd::failed("the peer broke the protocol"));
         }
-        handler.receive(header, payload)
+        scratch.clear();
+        self.end_batch(handler.as_deref());
+        Delivered { messages, unfinished, over }
     }
 
     /// All that had arrived is delivered: lets replies leave, and more be sent.
     pub(crate) fn batch_end(&self) {
         let handler = self.receiving().handler();
+        self.end_batch(handler.as_deref());
+    }
+
+    fn end_batch(&self, handler: Option<&dyn LinkHandler>) {
         if let Some(handler) = handler {
             handler.batch_end();
         }
@@ -288,7 +325,7 @@ impl LinkCore {
                 receiving.inbox.clear();
             }
             receiving.prove(Err(end.clone()));
-            receiving.inbox.push_back(Item::End(end));
+            receiving.end = Some(end);
         }
         if !self.is_closing() {
             self.sending().end();
@@ -296,15 +333,18 @@ impl LinkCore {
         self.deliver_rest();
     }
 
-    pub(super) fn has_ended(&self) -> bool {
-        self.receiving().ended
-    }
-
     /// Delivers what there is of a link that has ended, the end included.
     pub(super) fn deliver_rest(&self) {
-        while self.deliver().is_some() {
-            // The handler refuses a frame: it wants none of those behind it, only the end.
-            self.receiving().inbox.retain(|item| matches!(item, Item::End(_)));
+        let (handler, mut inbox, end) = {
+            let mut receiving = self.receiving();
+            let Some(handler) = receiving.handler.clone() else { return };
+            (handler, std::mem::take(&mut receiving.inbox), receiving.end.take())
+        };
+        // If it refuses a frame, it wants none of those behind it, only the end.
+        let _ = handler.receive_all(&mut inbox.iter_mut().flatten());
+        if let Some(end) = end {
+            self.receiving().handler = None;
+            handler.closed(end);
         }
     }
 
@@ -326,6 +366,7 @@ impl LinkCore {
 #[cfg(all(test, farcall_loom))]
 mod loom_tests {
     use bytes::BytesMut;
+    use farcall_core::proto::wire::Header;
     use loom::sync::{Arc, Mutex, MutexGuard};
     use loom::thread;
 
@@ -365,23 +406,18 @@ mod loom_tests {
         }
     }
 
-    /// As [`LinkCore::deliver_rest`] does, to a handler that refuses nothing.
+    /// As [`LinkCore::deliver_rest`] does.
     fn deliver_rest(receiving: &Mutex<Receiving>) {
         let lock = || -> MutexGuard<'_, Receiving> { receiving.lock().unwrap() };
-        loop {
-            let (handler, item) = {
-                let mut receiving = lock();
-                let Some(handler) = receiving.handler.clone() else { return };
-                let Some(item) = receiving.inbox.pop_front() else { return };
-                (handler, item)
-            };
-            match item {
-                Item::Frame(header, payload) => drop(handler.receive(header, payload)),
-                Item::End(end) => {
-                    lock().handler = None;
-                    return handler.closed(end);
-                }
-            }
+        let (handler, mut inbox, end) = {
+            let mut receiving = lock();
+            let Some(handler) = receiving.handler.clone() else { return };
+            (handler, std::mem::take(&mut receiving.inbox), receiving.end.take())
+        };
+        handler.receive_all(&mut inbox.iter_mut().flatten()).unwrap();
+        if let Some(end) = end {
+            lock().handler = None;
+            handler.closed(end);
         }
     }
 
@@ -390,9 +426,10 @@ mod loom_tests {
         loom::model(|| {
             let mut receiving = Receiving { ended: true, ..Receiving::default() };
             for _ in 0..2 {
-                receiving.inbox.push_back(Item::Frame(Header::new(FrameType::ITEM, 1), Bytes::new()));
+                let message = Header::new(FrameType::ITEM, 1).encode();
+                receiving.inbox.push_back(Message::new(Bytes::copy_from_slice(&message)).unwrap());
             }
-            receiving.inbox.push_back(Item::End(LinkEnd::orderly()));
+            receiving.end = Some(LinkEnd::orderly());
             let receiving = Arc::new(Mutex::new(receiving));
             let handler = std::sync::Arc::new(Handler::default());
             let driver = thread::spawn({

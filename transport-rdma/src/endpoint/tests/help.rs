@@ -32,13 +32,16 @@ const REQUEST: FrameType = FrameType::REQUEST;
 
 /// Between two awaits the drivers do nothing: what happens there is the helper's work.
 #[tokio::test]
-async fn helper_delivers_answers_up_to_what_runs_a_handler() {
+async fn helper_delivers_what_runs_no_handler() {
     let (fabric, [near, far]) = nodes(1);
     let [a, mut b] = near.link(&far).await;
     let shard = far.shard();
-    for (kinds, by_helper) in
-        [(&[ANSWER][..], 1), (&[ANSWER, ANSWER, REQUEST, ANSWER], 2), (&[REQUEST, ANSWER], 0)]
-    {
+    for (kinds, by_helper) in [
+        (&[ANSWER][..], 1),
+        (&[ANSWER, ANSWER], 2),
+        (&[ANSWER, ANSWER, REQUEST, ANSWER], 0),
+        (&[REQUEST, ANSWER], 0),
+    ] {
         until("the driver does not sleep", || fabric.queues_armed() == 4).await;
         a.send_kinds(kinds);
         assert_eq!(shard.help(), by_helper > 0, "{kinds:?}");
@@ -71,7 +74,7 @@ async fn helper_leaves_to_the_driver_what_waits_for_the_start_of_its_link() {
     until("the driver does not sleep", || fabric.queues_armed() == 4).await;
     a.send_kinds(&[REQUEST, ANSWER]);
     assert!(!shard.help());
-    until("the driver does not take it", || shard.intake.try_lock().is_ok_and(|i| i.waiting() == 0)).await;
+    until("the driver does not take it", || shard.intake.try_lock().is_ok_and(|i| !i.is_ready())).await;
     let mut b = End::start(b);
     a.send_kinds(&[ANSWER]);
     assert!(!shard.help() && b.delivered() == 0);

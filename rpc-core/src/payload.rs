@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::proto::shorts::MAX_SHORT;
+use crate::transport::SHORT_PAYLOAD;
 
 /// Byte strings longer than this are sent by reference; shorter ones are cheaper to copy.
 pub const BY_REFERENCE: usize = 4096;
@@ -12,8 +13,7 @@ pub const BY_REFERENCE: usize = 4096;
 /// A body that is no longer than this is copied when it is sent: it has no pieces worth a reference.
 const SHORT_BODY: usize = MAX_SHORT - 64;
 
-/// A view shorter than this is copied out of the receive buffer, so that a few kept bytes do not pin a buffer of
-/// many kilobytes.
+/// A view shorter than this is copied out of a long message, so that a few kept bytes do not pin many kilobytes.
 pub const COPY_OUT: usize = 1024;
 
 /// A message's content: the body that a codec wrote, and attachments that were not copied into it.
@@ -217,6 +217,8 @@ impl Default for Encoder {
 #[derive(Debug)]
 pub struct Decoder {
     body: Bytes,
+    /// Whether the body pins more than is good for a few bytes of it.
+    is_long: bool,
     /// The attachments, in most messages none.
     rest: Option<Box<Rest>>,
     next: usize,
@@ -232,7 +234,8 @@ impl Decoder {
             Some(rest) if !rest.more.is_empty() => flatten(&body, &rest.more),
             _ => body,
         };
-        Self { body, rest, next: 0 }
+        let is_long = body.len() >= SHORT_PAYLOAD;
+        Self { body, is_long, rest, next: 0 }
     }
 
     /// What of the body has not been read yet.
@@ -241,13 +244,13 @@ impl Decoder {
         &self.body
     }
 
-    /// Takes the next `len` bytes of the body, if there are so many: as a view of the receive buffer, or as a copy
-    /// when they are few.
+    /// Takes the next `len` bytes of the body, if there are so many: as a view of what was received, or as a copy when they
+    /// are few of many.
     pub fn take(&mut self, len: usize) -> Option<Bytes> {
         if len > self.body.len() {
             return None;
         }
-        if len < COPY_OUT {
+        if self.is_long && len < COPY_OUT {
             let copy = copy_out(&self.body[..len]);
             self.body.advance(len);
             return Some(copy);
@@ -353,11 +356,18 @@ mod tests {
     }
 
     #[test]
-    fn short_views_do_not_pin_the_receive_buffer() {
+    fn short_parts_do_not_pin_a_long_message() {
         let buffer = Bytes::from(vec![1; 8192]);
         let mut d = Decoder::new(Payload::from_body(buffer.clone()));
         assert_ne!(d.take(100).unwrap().as_ptr(), buffer.as_ptr());
         assert_eq!(d.take(4096).unwrap().as_ptr(), buffer[100..].as_ptr());
         assert_eq!(d.take(8192), None);
+    }
+
+    #[test]
+    fn parts_of_a_short_message_are_views() {
+        let buffer = Bytes::from(vec![1; SHORT_PAYLOAD - 1]);
+        let mut d = Decoder::new(Payload::from_body(buffer.clone()));
+        assert_eq!(d.take(100).unwrap().as_ptr(), buffer.as_ptr());
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE, WireError};
-use farcall_core::transport::LinkHandler;
+use farcall_core::transport::{LinkHandler, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -40,6 +40,8 @@ pub(crate) enum ReadEnd {
 #[derive(Debug)]
 pub(crate) struct Reader {
     buffer: BytesMut,
+    /// Where short frames are copied to.
+    shorts: BytesMut,
     retired: VecDeque<BytesMut>,
     read_size: usize,
     greeted: bool,
@@ -62,6 +64,7 @@ impl Reader {
     pub(crate) fn new() -> Self {
         Self {
             buffer: BytesMut::new(),
+            shorts: BytesMut::new(),
             retired: VecDeque::new(),
             read_size: SHORT_READ,
             greeted: false,
@@ -127,7 +130,8 @@ impl Reader {
 
     /// Sees to it that the buffer has room for a read.
     fn make_room(&mut self) {
-        if self.buffer.capacity() - self.buffer.len() >= self.read_size {
+        let room = self.buffer.capacity() - self.buffer.len();
+        if room >= self.read_size || self.buffer.try_reclaim(self.read_size) {
             return;
         }
         let free = self.retired.iter_mut().position(|old| old.try_reclaim(BUFFER));
@@ -175,23 +179,48 @@ impl Reader {
         Ok(())
     }
 
-    /// Delivers the frames that are whole, up to one that may have a buffer of its own: as views of one piece of the
-    /// buffer, because cutting it for each costs more than all the rest.
+    /// Delivers the frames that are whole, up to one that may have a buffer of its own.
     fn deliver_whole(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
-        let mut len = 0;
-        while let Some(header) = self.buffer[len..].first_chunk::<HEADER_LEN>() {
-            let next = len + HEADER_LEN + Header::payload_len(header);
-            if next > self.buffer.len() || FrameType(header[0]) == FrameType::FRAGMENT {
+        loop {
+            // Views of one piece, because cutting the buffer for each frame costs more than all the rest.
+            let rest = match self.run() {
+                Run { len: 0, .. } => return Ok(()),
+                Run { len, short: true } => self.copy_out(len),
+                Run { len, short: false } => self.buffer.split_to(len).freeze(),
+            };
+            let mut frames = Frames { rest, malformed: None };
+            handler.receive_all(&mut frames).map_err(|_| ReadEnd::Refused)?;
+            if let Some(malformed) = frames.malformed {
+                return Err(malformed);
+            }
+        }
+    }
+
+    /// The frames at the front of the buffer that can be delivered together.
+    fn run(&self) -> Run {
+        let mut run = Run { len: 0, short: false };
+        while let Some(header) = self.buffer[run.len..].first_chunk::<HEADER_LEN>() {
+            let payload = Header::payload_len(header);
+            let (next, short) = (run.len + HEADER_LEN + payload, payload < SHORT_PAYLOAD);
+            let fits = run.len == 0 || short == run.short && (!short || next <= SHORT_PAYLOADS_SHARE);
+            if !fits || next > self.buffer.len() || FrameType(header[0]) == FrameType::FRAGMENT {
                 break;
             }
-            len = next;
+            run = Run { len: next, short };
         }
-        if len == 0 {
-            return Ok(());
+        run
+    }
+
+    /// Takes short frames off the buffer, all of them in one copy.
+    fn copy_out(&mut self, len: usize) -> Bytes {
+        if self.shorts.capacity() < len {
+            // Takes its old allocation back if nobody has a view of it any more.
+            self.shorts.reserve(SHORT_PAYLOADS_SHARE);
         }
-        let mut frames = Frames { rest: self.buffer.split_to(len).freeze(), malformed: None };
-        handler.receive_all(&mut frames).map_err(|_| ReadEnd::Refused)?;
-        frames.malformed.map_or(Ok(()), Err)
+        self.shorts.extend_from_slice(&self.buffer[..len]);
+        self.buffer.advance(len);
+        self.bytes_copied += len as u64;
+        self.shorts.split().freeze()
     }
 
     /// Takes a header off the buffer, and the payload behind it.
@@ -239,6 +268,12 @@ impl Reader {
         self.greeted = true;
         Ok(true)
     }
+}
+
+/// Whole frames that are all short, or none of them.
+struct Run {
+    len: usize,
+    short: bool,
 }
 
 /// Whole frames, one behind the other, up to one that is malformed.

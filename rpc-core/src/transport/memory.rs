@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 
-use super::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+use super::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler, SHORT_PAYLOAD};
 use crate::proto::wire::{HEADER_LEN, Header};
 
 /// The longest payload of a frame, as on TCP.
@@ -116,6 +116,7 @@ impl Link for MemoryLink {
             let mut pieces = frame.pieces.iter();
             let payload = match (frame.pieces.head(), pieces.next(), pieces.next()) {
                 ([], None, _) => Bytes::new(),
+                ([], Some(short), None) if short.len() < SHORT_PAYLOAD => Bytes::copy_from_slice(short),
                 ([], Some(only), None) => only.clone(),
                 _ => {
                     let mut whole = BytesMut::with_capacity(frame.header.len as usize);

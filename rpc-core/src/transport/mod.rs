@@ -160,11 +160,21 @@ pub trait FrameSource {
     }
 }
 
+/// A payload shorter than this is [short](LinkHandler::receive).
+pub const SHORT_PAYLOAD: usize = 1024;
+
+/// How much memory a short payload that is kept may keep with it.
+pub const SHORT_PAYLOADS_SHARE: usize = 8192;
+
 /// What a link delivers to. Calls come one at a time, from the link's own task. A link keeps it until it has said
 /// [`closed`](Self::closed), or until its task is dropped with its runtime.
 pub trait LinkHandler: Send + Sync {
     /// A frame has arrived. `Err`: the peer broke the protocol; the handler has closed the connection and the link
     /// delivers no more.
+    ///
+    /// Applications keep views of what is short ([`SHORT_PAYLOAD`]): that lies in an allocation of
+    /// [`SHORT_PAYLOADS_SHARE`] at most, which it may share with others. One copy for all that one read has brought costs
+    /// less than one for each byte string in them.
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
 
     /// The same for frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper

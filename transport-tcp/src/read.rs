@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE, WireError};
+use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
 use farcall_core::transport::{LinkHandler, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -188,10 +188,10 @@ impl Reader {
                 Run { len, short: true } => self.copy_out(len),
                 Run { len, short: false } => self.buffer.split_to(len).freeze(),
             };
-            let mut frames = Frames { rest, malformed: None };
+            let mut frames = Frames::new(rest);
             handler.receive_all(&mut frames).map_err(|_| ReadEnd::Refused)?;
-            if let Some(malformed) = frames.malformed {
-                return Err(malformed);
+            if let Some(error) = frames.malformed() {
+                return Err(ReadEnd::Malformed(error.to_string()));
             }
         }
     }
@@ -274,36 +274,6 @@ impl Reader {
 struct Run {
     len: usize,
     short: bool,
-}
-
-/// Whole frames, one behind the other, up to one that is malformed.
-struct Frames {
-    rest: Bytes,
-    malformed: Option<ReadEnd>,
-}
-
-impl Iterator for Frames {
-    type Item = (Header, Bytes);
-
-    fn next(&mut self) -> Option<(Header, Bytes)> {
-        let header = match decode(self.rest.first_chunk()?) {
-            Ok(header) => header,
-            Err(malformed) => {
-                self.malformed = Some(malformed);
-                return None;
-            }
-        };
-        let end = HEADER_LEN + header.len as usize;
-        let mut payload = if end == self.rest.len() {
-            std::mem::take(&mut self.rest)
-        } else {
-            let frame = self.rest.slice(..end);
-            self.rest.advance(end);
-            frame
-        };
-        payload.advance(HEADER_LEN);
-        Some((header, payload))
-    }
 }
 
 /// Reads once, and says whether there is nothing more to read now.

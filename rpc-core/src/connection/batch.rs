@@ -6,13 +6,14 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::receive::Receiving;
 use super::serve::Job;
 use super::slots::NeverMade;
 use super::{Connection, lock};
-use crate::payload::Payload;
 use crate::proto::inbox::Described;
+use crate::proto::shorts::Shorts;
 use crate::proto::wire::{Goaway, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
@@ -26,19 +27,22 @@ pub(super) const ENOUGH: usize = 64;
 pub(super) struct Batch {
     /// Calls of this side that were answered.
     pub(super) answers: Vec<(u64, Result<Bytes, Status>)>,
-    /// Calls of the peer that have not [begun](Connection::begin).
-    pub(super) requests: Vec<(u64, Bytes)>,
+    /// Calls of the peer.
+    pub(super) jobs: Vec<Job>,
+    /// How many of them have [begun](Connection::begin).
+    pub(super) begun: usize,
+    /// When the first of them was looked at: the time of all of them counts from then on.
+    pub(super) now: Option<Instant>,
     pub(super) actions: Vec<Action>,
-    /// Calls of the peer whose handlers were done at their first poll, with short results.
-    pub(super) results: Vec<(u64, Payload)>,
+    /// The answers of handlers that were done at their first poll.
+    results: Shorts,
     wakers: Vec<Waker>,
 }
 
-/// What a message asks for besides answering a call.
+/// What a message asks for besides making or answering a call.
 pub(super) enum Action {
     /// By the link that it came by; the session may have another when this is done.
     Pull(Arc<dyn Link>, Box<Described>),
-    Serve(Job),
     Abort(Option<AbortHandle>),
     Goaway(Goaway),
     /// More than this side holds back came by the link of this epoch before its UP.
@@ -59,7 +63,7 @@ impl Connection {
         let mut batch = KEPT.take().unwrap_or_default();
         let mut receiving = lock(&self.receiving);
         let taken = take(&mut receiving, &mut batch);
-        let begun = self.begin(&receiving, &mut batch);
+        let begun = self.begin(&mut batch);
         drop(receiving);
         // Whatever is wrong, what came before it counts.
         let done = self.act(&mut batch);
@@ -70,22 +74,25 @@ impl Connection {
     }
 
     fn act(&self, batch: &mut Batch) -> Result<(), WireError> {
-        let Batch { answers, actions, results, wakers, .. } = batch;
+        let Batch { answers, jobs, begun, now, actions, results, wakers } = batch;
+        (*begun, *now) = (0, None);
         let mut answered = Ok(());
         if !answers.is_empty() {
             answered = self.calls.slots.answer(answers.drain(..), wakers);
             wakers.drain(..).for_each(Waker::wake);
         }
+        for job in jobs.drain(..) {
+            self.serve(job, results);
+            if results.len() >= ENOUGH {
+                self.complete_all(results);
+            }
+        }
+        if !results.is_empty() {
+            self.complete_all(results);
+        }
         for action in actions.drain(..) {
             match action {
                 Action::Pull(link, described) => super::bulk::pull(&*link, *described),
-                Action::Serve(job) => {
-                    results.extend(self.serve(job));
-                    if results.len() >= ENOUGH {
-                        self.complete_short(results);
-                        results.clear();
-                    }
-                }
                 Action::Abort(task) => {
                     task.inspect(AbortHandle::abort);
                     self.progressed();
@@ -100,11 +107,6 @@ impl Connection {
                 }
             }
         }
-        if !results.is_empty() {
-            self.complete_short(results);
-            // Under no lock: the bytes may be the application's own.
-            results.clear();
-        }
         answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
     }
 }
@@ -112,6 +114,6 @@ impl Connection {
 impl Batch {
     /// Whether it is no longer than most are. Those that an UP lets in may be thousands.
     fn is_short(&self) -> bool {
-        self.answers.capacity().max(self.requests.capacity()).max(self.actions.capacity()) <= 2 * ENOUGH
+        self.answers.capacity().max(self.jobs.capacity()).max(self.actions.capacity()) <= 2 * ENOUGH
     }
 }

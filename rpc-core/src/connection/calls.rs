@@ -244,9 +244,11 @@ impl Connection {
 
     /// Reads a RESPONSE. One that is none ends the connection.
     pub(super) fn understand(&self, message: Bytes) -> Answered {
-        let understood = ResponseHead::decode(message).and_then(|(head, content)| match head.verdict {
-            Verdict::Status => Ok(Err(decode_status(content.payload.body)?)),
-            verdict => Ok(Ok((verdict, content.payload))),
+        let understood = ResponseHead::decode_without_metadata(message).and_then(|(head, payload)| {
+            Ok(match head.verdict {
+                Verdict::Status => Err(decode_status(payload.body)?),
+                verdict => Ok((verdict, payload)),
+            })
         });
         understood.unwrap_or_else(|error| {
             self.protocol_error(&error);

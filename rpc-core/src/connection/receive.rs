@@ -14,7 +14,7 @@ use super::{Connection, Role, lock};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Order, Taken};
 use crate::proto::outbox::Route;
 use crate::proto::switch::Switch;
-use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Goaway, Header, Up, WireError};
+use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
 use crate::status::{Blame, Executed};
 use crate::transport::{LinkEnd, LinkHandler};
 
@@ -46,11 +46,6 @@ impl Receiving {
         }
     }
 
-    /// What the peer has announced.
-    pub(super) fn announced(&self) -> &Announced {
-        &self.announced
-    }
-
     /// The last call of the peer's that was taken.
     pub(super) fn last_call(&self) -> u64 {
         self.last_call
@@ -74,6 +69,11 @@ impl Handler {
         Self { connection, route: Route::Upgraded(epoch), ended: AtomicBool::new(false) }
     }
 
+    fn take_in(&self, frames: &mut impl Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
+        self.connection.heard.fetch_add(1, Ordering::Relaxed);
+        self.check(self.connection.on_frames(self.route, frames))
+    }
+
     fn check(&self, result: Result<(), WireError>) -> Result<(), WireError> {
         if let Err(error) = &result {
             self.connection.protocol_error(error);
@@ -84,12 +84,11 @@ impl Handler {
 
 impl LinkHandler for Handler {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        self.receive_all(&mut iter::once((header, payload)))
+        self.take_in(&mut iter::once((header, payload)))
     }
 
-    fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
-        self.connection.heard.fetch_add(1, Ordering::Relaxed);
-        self.check(self.connection.on_frames(self.route, frames))
+    fn receive_all(&self, frames: &mut Frames) -> Result<(), WireError> {
+        self.take_in(frames)
     }
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
@@ -150,27 +149,31 @@ impl Connection {
     fn on_frames(
         &self,
         route: Route,
-        frames: &mut dyn Iterator<Item = (Header, Bytes)>,
+        frames: &mut impl Iterator<Item = (Header, Bytes)>,
     ) -> Result<(), WireError> {
-        let mut next = frames.next();
-        while let Some((header, _)) = &next {
-            // Calls are many, and do not depend on what those before them ask for.
-            let most = if is_call(header.kind) { ENOUGH } else { 1 };
-            if header.kind.is_link()
-                && let Some((header, payload)) = next.take()
-            {
+        // The one that did not belong to the batch before.
+        let mut next = None;
+        while let Some((header, payload)) = next.take().or_else(|| frames.next()) {
+            if header.kind.is_link() {
                 self.on_link_frame(route, &header, payload)?;
-                next = frames.next();
                 continue;
             }
+            // Calls are many, and do not depend on what those before them ask for.
+            let most = if is_call(header.kind) { ENOUGH } else { 1 };
             self.take_in(|receiving, batch| {
-                for _ in 0..most {
-                    let Some((header, payload)) = next.take() else { break };
-                    self.on_session_frame(route, receiving, batch, &header, payload)?;
-                    next = frames.next();
-                    if !next.as_ref().is_some_and(|(header, _)| is_call(header.kind)) {
+                let mut frame = (header, payload);
+                for left in (0..most).rev() {
+                    self.on_session_frame(route, receiving, batch, &frame.0, frame.1)?;
+                    if left == 0 {
                         break;
                     }
+                    frame = match frames.next() {
+                        Some(frame) if is_call(frame.0.kind) => frame,
+                        other => {
+                            next = other;
+                            break;
+                        }
+                    };
                 }
                 Ok(())
             })?;
@@ -297,7 +300,7 @@ impl Connection {
                     return Err(WireError::new("request.call", "is not a client's"));
                 }
                 receiving.last_call = receiving.last_call.max(call);
-                batch.requests.push((call, bytes));
+                self.push_job(&receiving.announced, batch, call, bytes)?;
             }
             FrameType::RESPONSE => batch.answers.push((call, Ok(bytes))),
             _ => self.interpret_other(receiving, batch, Arrived { kind, call, bytes })?,
@@ -322,7 +325,7 @@ impl Connection {
                 Cancel::decode(bytes)?;
                 receiving.inbox.cancel(call);
                 // Those that came before it are to be found.
-                self.begin(receiving, batch)?;
+                self.begin(batch)?;
                 batch.actions.extend(self.cancel_running(call));
             }
             FrameType::DONE => self.on_done(Done::decode(bytes)?)?,

@@ -188,9 +188,9 @@ impl Connection {
         self.sending.queue(|queue| queue.shorts.push(kind, call, head, body))
     }
 
-    /// The same for as many as `put` puts in.
-    pub(super) fn enqueue_all(&self, put: impl FnOnce(&mut Shorts)) -> usize {
-        self.sending.queue(|queue| put(&mut queue.shorts))
+    /// The same for several, of which it leaves none.
+    pub(super) fn enqueue_all(&self, shorts: &mut Shorts) -> usize {
+        self.sending.queue(|queue| queue.shorts.append(shorts))
     }
 
     /// How many messages are queued that are not in the outbox yet.

@@ -14,12 +14,12 @@ use tokio::time::Instant;
 use super::Connection;
 use super::batch::{Action, Batch, ENOUGH};
 use super::calls::too_large;
-use super::receive::Receiving;
 use super::registry::{Announced, Found, Registry, refusal};
 use crate::config::Policy;
 use crate::context::Context;
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
+use crate::proto::shorts::Shorts;
 use crate::proto::wire::{
     Content, FrameType, PLAIN_RESPONSE, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
 };
@@ -51,18 +51,21 @@ impl Handler {
     /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
     /// wakes something.
     fn start(&mut self, registry: &Registry, found: Found, payload: Payload) -> Poll<Reply> {
-        let request = Request { context: self.context.clone(), payload };
-        self.contain(|future| {
+        self.contain(|context, future| {
+            let request = Request { context: context.clone(), payload };
             let future = future.insert(registry.call(found, request));
             future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
         })
     }
 
-    fn contain(&mut self, poll: impl FnOnce(&mut Option<HandlerFuture>) -> Poll<Reply>) -> Poll<Reply> {
+    fn contain(
+        &mut self,
+        poll: impl FnOnce(&Context, &mut Option<HandlerFuture>) -> Poll<Reply>,
+    ) -> Poll<Reply> {
         let Self { context, future } = self;
         let polled = catch_unwind(AssertUnwindSafe(|| {
             context.enter(|| {
-                let polled = poll(future);
+                let polled = poll(context, future);
                 if polled.is_ready() {
                     *future = None;
                 }
@@ -97,7 +100,7 @@ impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        self.contain(|future| future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(cx)))
+        self.contain(|_, future| future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(cx)))
     }
 }
 
@@ -123,30 +126,70 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
 const MAX_CROSSING: usize = 1024;
 
 impl Connection {
-    /// Begins the calls that the requests of a batch ask for: they count as running from now on. `Err`: one is no request, or
-    /// one of too many.
-    pub(super) fn begin(&self, receiving: &Receiving, batch: &mut Batch) -> Result<(), WireError> {
-        if batch.requests.is_empty() {
-            return Ok(());
-        }
+    /// Puts to a batch what a request asks for. `Err`: it is none.
+    #[inline]
+    pub(super) fn push_job(
+        &self,
+        announced: &Announced,
+        batch: &mut Batch,
+        call: u64,
+        message: Bytes,
+    ) -> Result<(), WireError> {
         let Some(registry) = &self.registry else {
-            batch.requests.clear();
             return Err(WireError::new("request", "goes to a side that serves nothing"));
         };
+        let (head, metadata, payload) = RequestHead::decode_without_metadata(message)?;
+        let deadline = match head.remaining_us {
+            0 => None,
+            us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
+        };
+        let found = self.find(registry, announced, &head, metadata);
+        let start = |found| Start { found, payload, deadline, attempt: head.attempt };
+        batch.jobs.push(Job { call, work: found.map(start) });
+        Ok(())
+    }
+
+    #[inline]
+    fn find(
+        &self,
+        registry: &Registry,
+        announced: &Announced,
+        head: &RequestHead,
+        metadata: usize,
+    ) -> Result<Found, Status> {
+        let Some(bound) = announced.get(head.service) else {
+            return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
+        };
+        let found = registry.find(bound, head.method)?;
+        let max = self.settings.limits.max_metadata;
+        if metadata > max as usize {
+            let message =
+                format!("the metadata takes {metadata} bytes; the server's limits.max_metadata is {max}");
+            return Err(refusal(Code::ResourceExhausted, message));
+        }
+        Ok(found)
+    }
+
+    /// Begins the calls of a batch that have not begun: they count as running from now on. `Err`: one is of a number that is
+    /// in use, or one of too many.
+    pub(super) fn begin(&self, batch: &mut Batch) -> Result<(), WireError> {
+        let Batch { jobs, begun, .. } = batch;
+        if jobs.len() == *begun {
+            return Ok(());
+        }
         let max = self.settings.limits.concurrent_calls as usize;
         // How many calls are in progress beside these: their answers have not left, or not been read. Against the order in
         // which calls move on, so that none is counted twice; and what the peer may have seen the answer of is not counted
         // any more.
         let waiting = || self.backlog.load(Ordering::Acquire);
         let most = waiting() + self.queued();
-        // Asked for once: from then on the time of all of them counts.
-        let mut now = None;
         let mut running = self.running.lock();
-        for (call, message) in batch.requests.drain(..) {
+        let result = jobs[*begun..].iter_mut().try_for_each(|job| {
             let mut unanswered = most + running.count();
-            if !running.begin(call) {
+            if !running.begin(job.call) {
                 return Err(WireError::new("request.call", "is in use"));
             }
+            *begun += 1;
             if unanswered >= max {
                 // As long as there is room nobody asks whether the session's own messages are among those queued.
                 let others = waiting() + self.queued_of_calls() + running.count();
@@ -156,45 +199,21 @@ impl Connection {
             if unanswered > 2 * max + MAX_CROSSING {
                 return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
             }
-            let (head, content) = RequestHead::decode(message)?;
-            let work = self.admit(registry, receiving.announced(), &mut now, &head, content, unanswered);
-            batch.actions.push(Action::Serve(Job { call, work }));
-        }
-        Ok(())
+            if job.work.is_ok()
+                && let Err(status) = self.takes_calls(unanswered)
+            {
+                job.work = Err(status);
+            }
+            Ok(())
+        });
+        // Of the rest none is served.
+        jobs.truncate(*begun);
+        result
     }
 
-    #[inline]
-    fn admit(
-        &self,
-        registry: &Registry,
-        announced: &Announced,
-        now: &mut Option<Instant>,
-        head: &RequestHead,
-        content: Content,
-        unanswered: usize,
-    ) -> Result<Start, Status> {
-        let deadline = match head.remaining_us {
-            0 => None,
-            us => now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
-        };
-        let Some(bound) = announced.get(head.service) else {
-            return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
-        };
-        let found = registry.find(bound, head.method)?;
-        self.takes_calls(content.metadata.len(), unanswered)?;
-        Ok(Start { found, payload: content.payload, deadline, attempt: head.attempt })
-    }
-
-    /// Whether this side takes another call now, with so much metadata.
-    fn takes_calls(&self, metadata: usize, unanswered: usize) -> Result<(), Status> {
+    /// Whether this side takes another call now.
+    fn takes_calls(&self, unanswered: usize) -> Result<(), Status> {
         let limits = &self.settings.limits;
-        if metadata > limits.max_metadata as usize {
-            let message = format!(
-                "the metadata takes {metadata} bytes; the server's limits.max_metadata is {}",
-                limits.max_metadata
-            );
-            return Err(refusal(Code::ResourceExhausted, message));
-        }
         if self.settings.policy == Policy::Rdma && !self.retaining.load(Ordering::Relaxed) {
             // It is about to be closed for that; until then nothing is executed.
             let message = "the server requires RDMA, which this connection does not have";
@@ -215,14 +234,14 @@ impl Connection {
     }
 
     /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, with a result that
-    /// is short, gives that: it leaves with those of the other requests that arrived with it.
-    pub(super) fn serve(&self, job: Job) -> Option<(u64, Payload)> {
+    /// is short, puts that to `results`: it leaves with those of the other requests that arrived with it.
+    pub(super) fn serve(&self, job: Job, results: &mut Shorts) {
         let Job { call, work } = job;
         // There is no job where nothing is served; and the connection may have ended since it was made.
         let registry = self.registry.as_ref().filter(|_| !self.is_closed());
         let Some(registry) = registry else {
             self.running.take(call);
-            return None;
+            return;
         };
         let reply = match work {
             Err(status) => Reply::Status(status),
@@ -231,19 +250,13 @@ impl Connection {
                 let mut handler = Handler { context, future: None };
                 match handler.start(registry, found, payload) {
                     Poll::Ready(reply) => reply,
-                    Poll::Pending => {
-                        self.spawn(call, handler);
-                        return None;
-                    }
+                    Poll::Pending => return self.spawn(call, handler),
                 }
             }
         };
-        match reply {
-            Reply::Ok(payload) if self.short_result(&payload).is_some() => Some((call, payload)),
-            reply => {
-                self.complete(call, reply);
-                None
-            }
+        match self.short_result(&reply) {
+            Some((head, body)) => results.push(FrameType::RESPONSE, call, &head, body),
+            None => self.complete(call, reply),
         }
     }
 
@@ -269,28 +282,23 @@ impl Connection {
 
     /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
     fn complete(&self, call: u64, reply: Reply) {
-        let reply = match reply {
-            Reply::Ok(payload) if self.short_result(&payload).is_some() => {
-                return self.complete_short(&[(call, payload)]);
+        match self.short_result(&reply) {
+            Some((head, body)) => {
+                self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
             }
-            reply => self.reply(call, reply),
-        };
-        self.running.end_with(call, || self.enqueue(reply));
+            None => {
+                let reply = self.reply(call, reply);
+                self.running.end_with(call, || self.enqueue(reply));
+            }
+        }
         self.progressed();
     }
 
-    /// The same for handlers whose results are short.
-    pub(super) fn complete_short(&self, results: &[(u64, Payload)]) {
+    /// The same for several, whose answers are short.
+    pub(super) fn complete_all(&self, results: &mut Shorts) {
         let mut running = self.running.lock();
-        let queued = self.enqueue_all(|shorts| {
-            for (call, payload) in results {
-                if running.end(*call)
-                    && let Some(head) = self.short_result(payload)
-                {
-                    shorts.push(FrameType::RESPONSE, *call, &head, payload.body());
-                }
-            }
-        });
+        results.take_out(|answer| !running.end(answer.call));
+        let queued = self.enqueue_all(results);
         drop(running);
         self.progressed();
         if queued >= ENOUGH {
@@ -298,13 +306,14 @@ impl Connection {
         }
     }
 
-    /// What goes before a result that is short, unless the peer can't take it.
+    /// A result that is short, with what goes before it, unless the peer can't take it.
     #[inline]
-    fn short_result(&self, payload: &Payload) -> Option<[u8; PLAIN_RESPONSE]> {
+    fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
+        let Reply::Ok(payload) = reply else { return None };
         let len = payload.short_len()?;
         let max = self.peer_hello.get()?.max_message;
         let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
-        fits.then(|| ResponseHead { verdict: Verdict::Ok }.encode_plain(len))
+        fits.then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), &payload.body()[..]))
     }
 
     /// The peer no longer waits for a call: its handler is to be dropped, or what is left of its answer. Under the lock of

@@ -123,7 +123,7 @@ impl Shorts {
     }
 
     /// Takes those out that are such, by their headers; gives how many.
-    pub(super) fn take_out(&mut self, mut is_such: impl FnMut(&Header) -> bool) -> usize {
+    pub(crate) fn take_out(&mut self, mut is_such: impl FnMut(&Header) -> bool) -> usize {
         let (mut at, mut taken) = (0, 0);
         while let Some(b) = self.frames[at..].first_chunk_mut::<HEADER_LEN>() {
             let header = Header::read(b);

@@ -16,7 +16,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::proto::inbox::Described;
 use crate::proto::message::{Expose, Frame};
-use crate::proto::wire::{Header, WireError};
+use crate::proto::wire::{Frames, Header, WireError};
 
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
@@ -177,9 +177,8 @@ pub trait LinkHandler: Send + Sync {
     /// less than one for each byte string in them.
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
 
-    /// The same for frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper
-    /// to take in many at once. `frames` is asked for the next one under a lock, and only cuts it off.
-    fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
+    /// The same for frames that have arrived together, of which those behind a wrong one are left: cheaper for many.
+    fn receive_all(&self, frames: &mut Frames) -> Result<(), WireError> {
         for (header, payload) in frames {
             self.receive(header, payload)?;
         }

@@ -92,33 +92,45 @@ impl RequestHead {
         b
     }
 
-    /// Reads a REQUEST as [`encode_plain`](Self::encode_plain) begins it. `Err`: it is not of that form.
-    #[inline]
-    fn decode_plain(mut message: Bytes) -> Result<(Self, Content), Bytes> {
-        let Some(&[s0, s1, m0, m1, attempt, 0, 0, 0, ref rest @ ..]) = message.first_chunk::<PLAIN_REQUEST>()
+    /// Reads what goes before the body of a REQUEST as [`encode_plain`](Self::encode_plain) writes it. `None`: it is not of that
+    /// form.
+    #[inline(always)]
+    fn decode_plain(message: &[u8]) -> Option<Self> {
+        let &[s0, s1, m0, m1, attempt, 0, 0, 0, ref rest @ ..] = message.first_chunk::<PLAIN_REQUEST>()?
         else {
-            return Err(message);
+            return None;
         };
-        let &[r0, r1, r2, r3, r4, r5, r6, r7, b0, b1, b2, b3, 0] = rest else { return Err(message) };
-        if u32::from_le_bytes([b0, b1, b2, b3]) as usize != message.len() - PLAIN_REQUEST {
-            return Err(message);
-        }
-        let head = Self {
+        let &[r0, r1, r2, r3, r4, r5, r6, r7, b0, b1, b2, b3, 0] = rest else { return None };
+        let is_whole = u32::from_le_bytes([b0, b1, b2, b3]) as usize == message.len() - PLAIN_REQUEST;
+        is_whole.then(|| Self {
             service: u16::from_le_bytes([s0, s1]),
             method: u16::from_le_bytes([m0, m1]),
             attempt,
             remaining_us: u64::from_le_bytes([r0, r1, r2, r3, r4, r5, r6, r7]),
-        };
-        message.advance(PLAIN_REQUEST);
-        Ok((head, Content::plain(message)))
+        })
     }
 
     /// Reads a whole REQUEST.
-    #[inline]
     pub fn decode(message: Bytes) -> Result<(Self, Content), WireError> {
-        Self::decode_plain(message).or_else(Self::decode_any)
+        if Self::decode_plain(&message).is_none() {
+            return Self::decode_any(message);
+        }
+        let (head, _, payload) = Self::decode_without_metadata(message)?;
+        Ok((head, Content { metadata: Bytes::new(), payload }))
     }
 
+    /// The same, but for the metadata, of which it gives the length.
+    #[inline(always)]
+    pub(crate) fn decode_without_metadata(mut message: Bytes) -> Result<(Self, usize, Payload), WireError> {
+        let Some(head) = Self::decode_plain(&message) else {
+            let (head, content) = Self::decode_any(message)?;
+            return Ok((head, content.metadata.len(), content.payload));
+        };
+        message.advance(PLAIN_REQUEST);
+        Ok((head, 0, Payload::from_body(message)))
+    }
+
+    #[cold]
     fn decode_any(message: Bytes) -> Result<(Self, Content), WireError> {
         let mut r = Reader::new(message);
         let service = r.u16("request.service")?;
@@ -152,26 +164,37 @@ impl ResponseHead {
         [self.verdict as u8, 0, 0, 0, b0, b1, b2, b3, 0]
     }
 
-    /// Reads a RESPONSE as [`encode_plain`](Self::encode_plain) begins it, if it has a result. `Err`: it is not of that
-    /// form.
-    #[inline]
-    fn decode_plain(mut message: Bytes) -> Result<(Self, Content), Bytes> {
-        let Some(&[0, 0, 0, 0, b0, b1, b2, b3, 0]) = message.first_chunk::<PLAIN_RESPONSE>() else {
-            return Err(message);
-        };
-        if u32::from_le_bytes([b0, b1, b2, b3]) as usize != message.len() - PLAIN_RESPONSE {
-            return Err(message);
+    /// Whether a RESPONSE is as [`encode_plain`](Self::encode_plain) begins it, and has a result.
+    #[inline(always)]
+    fn is_plain(message: &[u8]) -> bool {
+        match message.first_chunk::<PLAIN_RESPONSE>() {
+            Some(&[0, 0, 0, 0, b0, b1, b2, b3, 0]) => {
+                u32::from_le_bytes([b0, b1, b2, b3]) as usize == message.len() - PLAIN_RESPONSE
+            }
+            _ => false,
         }
-        message.advance(PLAIN_RESPONSE);
-        Ok((Self { verdict: Verdict::Ok }, Content::plain(message)))
     }
 
     /// Reads a whole RESPONSE.
-    #[inline]
     pub fn decode(message: Bytes) -> Result<(Self, Content), WireError> {
-        Self::decode_plain(message).or_else(Self::decode_any)
+        if !Self::is_plain(&message) {
+            return Self::decode_any(message);
+        }
+        let (head, payload) = Self::decode_without_metadata(message)?;
+        Ok((head, Content { metadata: Bytes::new(), payload }))
     }
 
+    /// The same, but for the metadata.
+    #[inline(always)]
+    pub(crate) fn decode_without_metadata(mut message: Bytes) -> Result<(Self, Payload), WireError> {
+        if !Self::is_plain(&message) {
+            return Self::decode_any(message).map(|(head, content)| (head, content.payload));
+        }
+        message.advance(PLAIN_RESPONSE);
+        Ok((Self { verdict: Verdict::Ok }, Payload::from_body(message)))
+    }
+
+    #[cold]
     fn decode_any(message: Bytes) -> Result<(Self, Content), WireError> {
         let mut r = Reader::new(message);
         let verdict = match r.u8("response.verdict")? {
@@ -194,10 +217,6 @@ fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireError> {
 const LONG_METADATA: u8 = 0xff;
 
 impl Content {
-    fn plain(body: Bytes) -> Self {
-        Self { metadata: Bytes::new(), payload: Payload::from_body(body) }
-    }
-
     /// Appends all that goes before the body of an ITEM, unless there are more than [`MAX_ATTACHMENTS`] or a part
     /// has 4 GiB.
     pub fn encode_item(&self, out: &mut impl BufMut) -> Result<(), TooLong> {

@@ -9,6 +9,7 @@
 mod bind;
 mod content;
 mod control;
+mod frames;
 mod header;
 mod hello;
 mod read;
@@ -24,6 +25,7 @@ pub use content::{
 };
 pub(crate) use content::{PLAIN_REQUEST, PLAIN_RESPONSE};
 pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, End, EndReason, Goaway, Ping, Window};
+pub use frames::Frames;
 pub use header::{FrameType, HEADER_LEN, Header, flags};
 pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
 pub use read::{Reader, WireError};

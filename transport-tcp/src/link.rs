@@ -250,9 +250,9 @@ impl Link for TcpLink {
             if out.blocked || out.failed.is_some() {
                 return;
             }
-            while out.writer.has_room() && out.writer.take_shorts(source) {
-                let Some(frame) = source.next(MAX_FRAME) else { break };
-                out.writer.push(&frame);
+            let mut more = true;
+            while more && out.writer.has_room() {
+                more = out.writer.take_shorts(source) && out.writer.take(source);
             }
             if out.writer.is_empty() {
                 return;
@@ -260,6 +260,9 @@ impl Link for TcpLink {
             if !self.write(&mut out) {
                 // The task waits for the right thing only if it is told.
                 self.attention.notify_one();
+                return;
+            }
+            if !more {
                 return;
             }
         }

@@ -189,7 +189,7 @@ impl Reader {
                 Run { len, short: false } => self.buffer.split_to(len).freeze(),
             };
             let mut frames = Frames::new(rest);
-            handler.receive_all(&mut frames).map_err(|_| ReadEnd::Refused)?;
+            handler.receive_frames(&mut frames).map_err(|_| ReadEnd::Refused)?;
             if let Some(error) = frames.malformed() {
                 return Err(ReadEnd::Malformed(error.to_string()));
             }

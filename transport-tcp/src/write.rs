@@ -55,7 +55,13 @@ impl Writer {
         more
     }
 
-    pub(crate) fn push(&mut self, frame: &Frame) {
+    /// Takes the next frame. False: there is none.
+    pub(crate) fn take(&mut self, source: &mut dyn FrameSource) -> bool {
+        let frame = source.next(MAX_FRAME);
+        frame.inspect(|frame| self.push(frame)).is_some()
+    }
+
+    fn push(&mut self, frame: &Frame) {
         self.copy(&frame.header.encode());
         self.copy(frame.pieces.head());
         for piece in frame.pieces.iter() {

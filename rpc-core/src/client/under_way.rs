@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::Stub;
 use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Answered, Asked, Connection, Ended, Line, NotSent, Pending, Place};
+use crate::connection::{Answered, Asked, Connection, Line, NotSent, Pending, Place};
 use crate::context::earlier;
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
@@ -149,10 +149,10 @@ impl UnderWay {
                     }
                     Err(status) => self.again(status)?,
                 },
-                State::Sent(pending) => match ready!(pending.poll(cx)) {
-                    Ended::Answered(Ok(answer)) => return Poll::Ready(Ok(answer)),
-                    Ended::Answered(Err(status)) => self.again(status)?,
-                    Ended::Late => return Poll::Ready(Err(self.expire())),
+                State::Sent(pending) => match pending.poll(cx) {
+                    Poll::Ready(Err(status)) => self.again(status)?,
+                    Poll::Pending if pending.is_late() => return Poll::Ready(Err(self.expire())),
+                    polled => return polled,
                 },
             }
             if let State::Sent(_) = self.state {

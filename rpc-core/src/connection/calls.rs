@@ -267,6 +267,7 @@ impl Connection {
     }
 
     /// A client that was told to go away closes when its last call is done.
+    #[inline]
     pub(super) fn close_if_drained(&self) {
         if self.is_draining() && self.is_idle() && self.registry.is_none() {
             let status = self.status("the server drained", Executed::No, Blame::Environment);

@@ -29,7 +29,7 @@ impl Connection {
                 Err(WireError::new("header.type", "does not belong on this link"))
             };
         }
-        self.note_acknowledged(header)?;
+        self.note_acknowledged(header.rx_seq)?;
         match kind {
             FrameType::HELLO => self.on_hello(Hello::decode(payload)?),
             FrameType::PING => {

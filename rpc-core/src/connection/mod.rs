@@ -36,7 +36,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 pub(crate) use calls::{Answered, Asked, NotSent};
-pub(crate) use pending::{Ended, Line, Pending, Place};
+pub(crate) use pending::{Line, Pending, Place};
 pub(crate) use registry::Registry;
 
 use crate::config::{Limits, Liveness, Policy};

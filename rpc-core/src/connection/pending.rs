@@ -68,22 +68,15 @@ pub(crate) struct Pending {
     connection: Arc<Connection>,
     id: u64,
     done: bool,
+    late: bool,
     help: Help,
-}
-
-/// How a call that was sent ended.
-#[derive(Debug)]
-pub(crate) enum Ended {
-    Answered(Answered),
-    /// Its deadline has passed.
-    Late,
 }
 
 impl Pending {
     /// The call that was just sent by this connection, with this number.
     pub(crate) fn new(connection: Arc<Connection>, id: u64, cx: &mut TaskContext<'_>) -> Self {
         let help = Help::begin(&connection, cx);
-        Self { connection, id, done: false, help }
+        Self { connection, id, done: false, late: false, help }
     }
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {
@@ -101,7 +94,13 @@ impl Pending {
         self.connection.forget(self.id, 1);
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Ended> {
+    /// Whether its deadline has passed, and it is still to be [expired](Self::expire).
+    pub(crate) fn is_late(&self) -> bool {
+        self.late
+    }
+
+    /// How it ended; pending also when it [is late](Self::is_late).
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         let mut polled = self.look(cx);
         if polled.is_pending() && self.help.look() {
             polled = self.look(cx);
@@ -112,17 +111,20 @@ impl Pending {
         polled
     }
 
-    fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Ended> {
+    fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
         let (found, next) = self.connection.calls.slots.poll(self.id, cx);
         next.wake();
         let message = match found {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(Found::Late) => return Poll::Ready(Ended::Late),
+            Poll::Ready(Found::Late) => {
+                self.late = true;
+                return Poll::Pending;
+            }
             Poll::Ready(Found::End(message)) => message,
         };
         self.done = true;
         self.connection.close_if_drained();
-        Poll::Ready(Ended::Answered(message.and_then(|message| self.connection.understand(message))))
+        Poll::Ready(message.and_then(|message| self.connection.understand(message)))
     }
 }
 

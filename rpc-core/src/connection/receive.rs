@@ -84,10 +84,14 @@ impl Handler {
 
 impl LinkHandler for Handler {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        self.take_in(&mut iter::once((header, payload)))
+        self.receive_all(&mut iter::once((header, payload)))
     }
 
-    fn receive_all(&self, frames: &mut Frames) -> Result<(), WireError> {
+    fn receive_all(&self, mut frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
+        self.take_in(&mut frames)
+    }
+
+    fn receive_frames(&self, frames: &mut Frames) -> Result<(), WireError> {
         self.take_in(frames)
     }
 
@@ -163,7 +167,7 @@ impl Connection {
             self.take_in(|receiving, batch| {
                 let mut frame = (header, payload);
                 for left in (0..most).rev() {
-                    self.on_session_frame(route, receiving, batch, &frame.0, frame.1)?;
+                    self.on_session_frame(route, receiving, batch, frame.0, frame.1)?;
                     if left == 0 {
                         break;
                     }
@@ -181,23 +185,24 @@ impl Connection {
         Ok(())
     }
 
-    // This and what it calls are one piece for the compiler, or a frame would go through memory from each to the next.
+    // This and what it calls are one piece for the compiler, and headers are handed on by value, or a frame would go through
+    // memory from each to the next.
     #[inline(always)]
     fn on_session_frame(
         &self,
         route: Route,
         receiving: &mut Receiving,
         batch: &mut Batch,
-        header: &Header,
+        header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
         if self.peer_hello.get().is_none() {
             return Err(WireError::new("hello", "is not the first frame"));
         }
-        match receiving.inbox.order(route, header)? {
+        match receiving.inbox.order(route, &header)? {
             Order::Next => self.take(receiving, batch, header, payload),
             Order::Hold => {
-                let fits = receiving.inbox.hold(*header, payload);
+                let fits = receiving.inbox.hold(header, payload);
                 if let (false, Route::Upgraded(epoch)) = (fits, route) {
                     batch.actions.push(Action::Fall(epoch));
                 }
@@ -212,18 +217,29 @@ impl Connection {
         &self,
         receiving: &mut Receiving,
         batch: &mut Batch,
-        header: &Header,
+        header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
-        self.note_acknowledged(header)?;
-        if header.flags == 0 && is_call(header.kind) {
-            // Most frames.
-            receiving.inbox.take_whole(header, payload.len())?;
-            self.rx_seq.store(header.seq, Ordering::Release);
-            let arrived = Arrived { kind: header.kind, call: header.call, bytes: payload };
-            return self.interpret(receiving, batch, arrived);
+        self.note_acknowledged(header.rx_seq)?;
+        if header.flags != 0 || !is_call(header.kind) {
+            return self.take_any(receiving, batch, header, payload);
         }
-        let taken = receiving.inbox.take(header, payload)?;
+        // Most frames.
+        receiving.inbox.take_whole(&header, payload.len())?;
+        self.rx_seq.store(header.seq, Ordering::Release);
+        let arrived = Arrived { kind: header.kind, call: header.call, bytes: payload };
+        self.interpret(receiving, batch, arrived)
+    }
+
+    #[cold]
+    fn take_any(
+        &self,
+        receiving: &mut Receiving,
+        batch: &mut Batch,
+        header: Header,
+        payload: Bytes,
+    ) -> Result<(), WireError> {
+        let taken = receiving.inbox.take(&header, payload)?;
         self.rx_seq.store(header.seq, Ordering::Release);
         match taken {
             Taken::Part => {}
@@ -249,7 +265,7 @@ impl Connection {
             let route = Route::Upgraded(up.epoch);
             for (header, payload) in receiving.inbox.up(up)? {
                 receiving.inbox.order(route, &header)?;
-                self.take(receiving, batch, &header, payload)?;
+                self.take(receiving, batch, header, payload)?;
             }
             Ok(())
         })
@@ -258,7 +274,7 @@ impl Connection {
     fn on_filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
         self.take_in(|receiving, batch| {
             receiving.inbox.order(Route::Stream, &header)?;
-            self.note_acknowledged(&header)?;
+            self.note_acknowledged(header.rx_seq)?;
             let arrived = receiving.inbox.filled(&header, buffer)?;
             self.rx_seq.store(header.seq, Ordering::Release);
             arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
@@ -267,18 +283,18 @@ impl Connection {
 
     /// Every header, on whichever link, says what the peer has taken in.
     #[inline(always)]
-    pub(super) fn note_acknowledged(&self, header: &Header) -> Result<(), WireError> {
-        if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(header.rx_seq) as i32) < 0 {
+    pub(super) fn note_acknowledged(&self, rx_seq: u32) -> Result<(), WireError> {
+        if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(rx_seq) as i32) < 0 {
             return Err(WireError::new("header.rx_seq", "acknowledges what was never sent"));
         }
         // What went by the stream link alone is not kept.
-        if self.retaining.load(Ordering::Relaxed) { self.let_go(header) } else { Ok(()) }
+        if self.retaining.load(Ordering::Relaxed) { self.let_go(rx_seq) } else { Ok(()) }
     }
 
     /// What was kept for the peer's acknowledgement is not any more.
-    fn let_go(&self, header: &Header) -> Result<(), WireError> {
+    fn let_go(&self, rx_seq: u32) -> Result<(), WireError> {
         // What is queued, as answers to what arrived before are, stays for the end of the batch.
-        let acknowledged = self.sending.look_only(|sending| sending.outbox.acknowledged(header.rx_seq));
+        let acknowledged = self.sending.look_only(|sending| sending.outbox.acknowledged(rx_seq));
         acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))?;
         // There may be room now for what waits.
         self.sending.want();
@@ -308,6 +324,7 @@ impl Connection {
         Ok(())
     }
 
+    #[cold]
     fn interpret_other(
         &self,
         receiving: &mut Receiving,

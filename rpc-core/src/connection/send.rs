@@ -184,6 +184,8 @@ impl Connection {
     }
 
     /// The same for a short message of a call.
+    // A call's own, as what it is put in with.
+    #[inline(always)]
     pub(super) fn enqueue_short(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
         self.sending.queue(|queue| queue.shorts.push(kind, call, head, body))
     }

@@ -127,7 +127,6 @@ const MAX_CROSSING: usize = 1024;
 
 impl Connection {
     /// Puts to a batch what a request asks for. `Err`: it is none.
-    #[inline]
     pub(super) fn push_job(
         &self,
         announced: &Announced,

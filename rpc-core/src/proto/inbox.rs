@@ -240,7 +240,8 @@ impl Inbox {
         if len as u64 > self.limits.max_message {
             return Err(WireError::new("message", "is longer than HELLO's max_message"));
         }
-        let is_assembling = !self.assembling.is_empty() && self.assembling.contains_key(&header.call);
+        let Header { call, .. } = *header;
+        let is_assembling = !self.assembling.is_empty() && self.assembling.contains_key(&call);
         if is_assembling && header.kind.is_message_of_call() {
             return Err(WireError::new("message", "comes before another of its call is finished"));
         }

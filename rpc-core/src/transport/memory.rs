@@ -181,11 +181,11 @@ async fn deliver(inward: Arc<Pipe>, out: Arc<Pipe>, received: Arc<AtomicU64>, ha
                 }
                 break;
             }
-            for (header, payload) in batch {
+            let mut frames = batch.into_iter().inspect(|(_, payload)| {
                 received.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Relaxed);
-                if handler.receive(header, payload).is_err() {
-                    return;
-                }
+            });
+            if handler.receive_all(&mut frames).is_err() {
+                return;
             }
             handler.batch_end();
             tokio::task::consume_budget().await;

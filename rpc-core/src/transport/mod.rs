@@ -177,12 +177,18 @@ pub trait LinkHandler: Send + Sync {
     /// less than one for each byte string in them.
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
 
-    /// The same for frames that have arrived together, of which those behind a wrong one are left: cheaper for many.
-    fn receive_all(&self, frames: &mut Frames) -> Result<(), WireError> {
+    /// The same for frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper
+    /// to take in many at once. `frames` is asked for the next one under a lock, and only cuts it off.
+    fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
         for (header, payload) in frames {
             self.receive(header, payload)?;
         }
         Ok(())
+    }
+
+    /// The same for frames that lie one behind the other: cheapest.
+    fn receive_frames(&self, frames: &mut Frames) -> Result<(), WireError> {
+        self.receive_all(frames)
     }
 
     /// Asks where the payload of a FRAGMENT belongs, before it is read. `Some`: the link appends `header.len` bytes

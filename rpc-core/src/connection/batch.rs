@@ -14,7 +14,7 @@ use super::slots::NeverMade;
 use super::{Connection, lock};
 use crate::proto::inbox::Described;
 use crate::proto::shorts::Shorts;
-use crate::proto::wire::{Goaway, WireError};
+use crate::proto::wire::{FrameType, Goaway, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
 
@@ -81,8 +81,16 @@ impl Connection {
             answered = self.calls.slots.answer(answers.drain(..), wakers);
             wakers.drain(..).for_each(Waker::wake);
         }
+        // One by itself has nothing to share a lock with.
+        let alone = jobs.len() == 1;
         for job in jobs.drain(..) {
-            self.serve(job, results);
+            let call = job.call;
+            if let Some(reply) = self.serve(job) {
+                match self.short_result(&reply) {
+                    Some((head, body)) if !alone => results.push(FrameType::RESPONSE, call, &head, body),
+                    _ => self.complete(call, reply),
+                }
+            }
             if results.len() >= ENOUGH {
                 self.complete_all(results);
             }

@@ -28,7 +28,7 @@ use crate::status::{Blame, Code, Executed, Status};
 
 /// A request that has been understood, or the reason why it is refused.
 pub(super) struct Job {
-    call: u64,
+    pub(super) call: u64,
     work: Result<Start, Status>,
 }
 
@@ -232,30 +232,29 @@ impl Connection {
         Ok(())
     }
 
-    /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, with a result that
-    /// is short, puts that to `results`: it leaves with those of the other requests that arrived with it.
-    pub(super) fn serve(&self, job: Job, results: &mut Shorts) {
+    /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, gives its reply,
+    /// with which the call is to be completed.
+    pub(super) fn serve(&self, job: Job) -> Option<Reply> {
         let Job { call, work } = job;
         // There is no job where nothing is served; and the connection may have ended since it was made.
         let registry = self.registry.as_ref().filter(|_| !self.is_closed());
         let Some(registry) = registry else {
             self.running.take(call);
-            return;
+            return None;
         };
-        let reply = match work {
-            Err(status) => Reply::Status(status),
+        match work {
+            Err(status) => Some(Reply::Status(status)),
             Ok(Start { found, payload, deadline, attempt }) => {
                 let context = Context::new(deadline, attempt, self.peer());
                 let mut handler = Handler { context, future: None };
                 match handler.start(registry, found, payload) {
-                    Poll::Ready(reply) => reply,
-                    Poll::Pending => return self.spawn(call, handler),
+                    Poll::Ready(reply) => Some(reply),
+                    Poll::Pending => {
+                        self.spawn(call, handler);
+                        None
+                    }
                 }
             }
-        };
-        match self.short_result(&reply) {
-            Some((head, body)) => results.push(FrameType::RESPONSE, call, &head, body),
-            None => self.complete(call, reply),
         }
     }
 
@@ -280,7 +279,7 @@ impl Connection {
     }
 
     /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
-    fn complete(&self, call: u64, reply: Reply) {
+    pub(super) fn complete(&self, call: u64, reply: Reply) {
         match self.short_result(&reply) {
             Some((head, body)) => {
                 self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
@@ -307,7 +306,7 @@ impl Connection {
 
     /// A result that is short, with what goes before it, unless the peer can't take it.
     #[inline]
-    fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
+    pub(super) fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
         let Reply::Ok(payload) = reply else { return None };
         let len = payload.short_len()?;
         let max = self.peer_hello.get()?.max_message;

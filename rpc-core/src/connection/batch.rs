@@ -77,10 +77,21 @@ impl Connection {
         let Batch { answers, jobs, begun, now, actions, results, wakers } = batch;
         (*begun, *now) = (0, None);
         let mut answered = Ok(());
+        // To drain nothing has a cost, too, and most batches are of one kind.
         if !answers.is_empty() {
             answered = self.calls.slots.answer(answers.drain(..), wakers);
             wakers.drain(..).for_each(Waker::wake);
         }
+        if !jobs.is_empty() {
+            self.serve_all(jobs, results);
+        }
+        if !actions.is_empty() {
+            actions.drain(..).for_each(|action| self.act_on(action));
+        }
+        answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
+    }
+
+    fn serve_all(&self, jobs: &mut Vec<Job>, results: &mut Shorts) {
         // One by itself has nothing to share a lock with.
         let alone = jobs.len() == 1;
         for job in jobs.drain(..) {
@@ -98,24 +109,24 @@ impl Connection {
         if !results.is_empty() {
             self.complete_all(results);
         }
-        for action in actions.drain(..) {
-            match action {
-                Action::Pull(link, described) => super::bulk::pull(&*link, *described),
-                Action::Abort(task) => {
-                    task.inspect(AbortHandle::abort);
-                    self.progressed();
-                }
-                Action::Goaway(goaway) => {
-                    self.on_goaway(&goaway);
-                    self.close_if_drained();
-                }
-                Action::Fall(epoch) => {
-                    let why = Unavailable::at_peer(Reason::Other, "it sent too much before its UP");
-                    self.fall(epoch, &why);
-                }
+    }
+
+    fn act_on(&self, action: Action) {
+        match action {
+            Action::Pull(link, described) => super::bulk::pull(&*link, *described),
+            Action::Abort(task) => {
+                task.inspect(AbortHandle::abort);
+                self.progressed();
+            }
+            Action::Goaway(goaway) => {
+                self.on_goaway(&goaway);
+                self.close_if_drained();
+            }
+            Action::Fall(epoch) => {
+                let why = Unavailable::at_peer(Reason::Other, "it sent too much before its UP");
+                self.fall(epoch, &why);
             }
         }
-        answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
     }
 }
 

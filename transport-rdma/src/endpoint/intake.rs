@@ -5,14 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use farcall_core::transport::LinkEnd;
+use farcall_core::transport::{LinkEnd, SHORT_PAYLOADS_SHARE};
 
 use super::Shard;
 use crate::device::{Completion, Cq, DeviceError, PostError, Slot};
 use crate::link::{Arrival, Delivered, LinkCore, Message};
-
-/// Short messages share allocations of this many bytes.
-const COPIES: usize = 16 << 10;
 
 #[derive(Debug)]
 pub(super) struct Intake {
@@ -21,7 +18,7 @@ pub(super) struct Intake {
     slots: Vec<Slot>,
     arrivals: Vec<Arrival>,
     scratch: VecDeque<Message>,
-    /// Where short messages are copied to.
+    /// Where messages are copied to that are short, or find no other slot.
     copies: BytesMut,
     /// Links that have something to deliver.
     ready: VecDeque<Arc<LinkCore>>,
@@ -34,7 +31,7 @@ impl Intake {
             slots: Vec::new(),
             arrivals: Vec::new(),
             scratch: VecDeque::new(),
-            copies: BytesMut::with_capacity(COPIES),
+            copies: BytesMut::with_capacity(SHORT_PAYLOADS_SHARE),
             ready: VecDeque::new(),
         }
     }

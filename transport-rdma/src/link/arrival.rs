@@ -5,14 +5,11 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, flags};
-use farcall_core::transport::LinkEnd;
+use farcall_core::transport::{LinkEnd, SHORT_PAYLOAD};
 
 use super::LinkCore;
 use crate::device::Slot;
 use crate::endpoint::memory::Pool;
-
-/// Payloads below this are copied: a view would cost as much, and keep a slot.
-const COPY: usize = 1024;
 
 /// What a link has received, to be taken in when a new receive is in its place.
 #[derive(Debug)]
@@ -37,13 +34,16 @@ pub(super) struct Headers {
     pub(super) grant: u32,
     /// All of it only completes calls.
     pub(super) answers: bool,
+    /// All payloads are short: readers may keep views of them, and those must not keep a slot.
+    short: bool,
 }
 
 impl Headers {
     /// Looks at all headers, of which each but the first is a session frame's.
     fn of(message: &[u8]) -> Result<Self, String> {
         let (first, mut rest) = split_frame(message)?;
-        let mut headers = Self { first, grant: first.grant, answers: is_answer(&first) };
+        let mut headers =
+            Self { first, grant: first.grant, answers: is_answer(&first), short: is_short(&first) };
         if first.kind.is_link() && !rest.is_empty() {
             return Err(SHARES.to_owned());
         }
@@ -54,6 +54,7 @@ impl Headers {
             }
             headers.grant = header.grant;
             headers.answers &= is_answer(&header);
+            headers.short &= is_short(&header);
             rest = behind;
         }
         Ok(headers)
@@ -73,6 +74,10 @@ impl Message {
 }
 
 const SHARES: &str = "a frame of the link shares a message with others";
+
+fn is_short(header: &Header) -> bool {
+    (header.len as usize) < SHORT_PAYLOAD
+}
 
 fn is_answer(header: &Header) -> bool {
     header.kind == FrameType::RESPONSE && header.flags & flags::FRAGMENTED == 0
@@ -118,7 +123,7 @@ impl Arrival {
                 return Self { link, heard, message: Err(end) };
             }
         };
-        let spare = if len - HEADER_LEN < COPY { None } else { pool.take() };
+        let spare = if headers.short { None } else { pool.take() };
         let rest = match spare {
             Some(spare) => {
                 slots.push(spare);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::{Buf, Bytes, BytesMut};
-use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, flags};
+use bytes::BytesMut;
+use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, flags};
 use farcall_core::transport::{LinkEnd, SHORT_PAYLOAD};
 
 use super::LinkCore;
@@ -19,11 +19,11 @@ pub(crate) struct Arrival {
     message: Result<Message, LinkEnd>,
 }
 
-/// The content of one SEND: a frame, or several of the session's, one behind the other. An iterator over its frames.
+/// The content of one SEND: a frame, or several of the session's.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(super) headers: Headers,
-    rest: Bytes,
+    pub(super) frames: Frames,
 }
 
 /// What the headers of a message say together.
@@ -61,15 +61,10 @@ impl Headers {
     }
 }
 
+#[cfg(all(test, farcall_loom))]
 impl Message {
-    /// The payload of its only frame.
-    pub(super) fn only_payload(&self) -> Bytes {
-        self.rest.slice(HEADER_LEN..)
-    }
-
-    #[cfg(all(test, farcall_loom))]
-    pub(super) fn new(rest: Bytes) -> Result<Self, String> {
-        Ok(Self { headers: Headers::of(&rest)?, rest })
+    pub(super) fn new(bytes: bytes::Bytes) -> Result<Self, String> {
+        Ok(Self { headers: Headers::of(&bytes)?, frames: Frames::new(bytes) })
     }
 }
 
@@ -81,16 +76,6 @@ fn is_short(header: &Header) -> bool {
 
 fn is_answer(header: &Header) -> bool {
     header.kind == FrameType::RESPONSE && header.flags & flags::FRAGMENTED == 0
-}
-
-impl Iterator for Message {
-    type Item = (Header, Bytes);
-
-    fn next(&mut self) -> Option<(Header, Bytes)> {
-        let header = Header::decode(self.rest.first_chunk()?).ok()?;
-        self.rest.advance(HEADER_LEN);
-        Some((header, self.rest.split_to(header.len as usize)))
-    }
 }
 
 /// The most that the peer can have heard from this side when a frame of its own was polled.
@@ -124,7 +109,7 @@ impl Arrival {
             }
         };
         let spare = if headers.short { None } else { pool.take() };
-        let rest = match spare {
+        let bytes = match spare {
             Some(spare) => {
                 slots.push(spare);
                 slot.freeze(0..len)
@@ -136,7 +121,7 @@ impl Arrival {
                 copies.split().freeze()
             }
         };
-        Self { link, heard, message: Ok(Message { headers, rest }) }
+        Self { link, heard, message: Ok(Message { headers, frames: Frames::new(bytes) }) }
     }
 
     /// Nothing more arrives: the link has failed.

@@ -151,6 +151,17 @@ impl Receiving {
     }
 }
 
+fn hand_over(handler: &dyn LinkHandler, messages: &mut VecDeque<Message>) -> Result<(), WireError> {
+    let mut frames = messages.iter_mut().map(|message| &mut message.frames);
+    match (frames.next(), frames.next()) {
+        (None, _) => Ok(()),
+        (Some(only), None) => handler.receive_frames(only),
+        (Some(first), Some(second)) => {
+            handler.receive_all(&mut [first, second].into_iter().chain(frames).flatten())
+        }
+    }
+}
+
 const NOT_PROVEN: &str = "its first frame is not a PROBE";
 
 impl LinkCore {
@@ -168,7 +179,7 @@ impl LinkCore {
         receiving.list()
     }
 
-    fn count_in(&self, receiving: &mut Receiving, message: Message, heard: Heard) -> Result<(), String> {
+    fn count_in(&self, receiving: &mut Receiving, mut message: Message, heard: Heard) -> Result<(), String> {
         if receiving.farewell {
             return Err("it sends a frame after its CLOSE".to_owned());
         }
@@ -186,7 +197,8 @@ impl LinkCore {
             self.lend(receiving);
         }
         if is_control || first.kind == FrameType::PROBE && !receiving.is_proven() {
-            return self.take_in_own(receiving, first.kind, message.only_payload(), heard);
+            let payload = message.frames.next().map(|(_, payload)| payload);
+            return self.take_in_own(receiving, first.kind, payload.unwrap_or_default(), heard);
         }
         if !receiving.is_proven() {
             return Err(NOT_PROVEN.to_owned());
@@ -282,8 +294,7 @@ impl LinkCore {
         drop(receiving);
         let messages = scratch.len();
         if let Some(handler) = &handler
-            && messages > 0
-            && handler.receive_all(&mut scratch.iter_mut().flatten()).is_err()
+            && hand_over(&**handler, scratch).is_err()
         {
             // The handler knows, and has closed the connection.
             over = Some(LinkEnd::failed("the peer broke the protocol"));
@@ -341,7 +352,7 @@ impl LinkCore {
             (handler, std::mem::take(&mut receiving.inbox), receiving.end.take())
         };
         // If it refuses a frame, it wants none of those behind it, only the end.
-        let _ = handler.receive_all(&mut inbox.iter_mut().flatten());
+        let _ = hand_over(&*handler, &mut inbox);
         if let Some(end) = end {
             self.receiving().handler = None;
             handler.closed(end);
@@ -414,7 +425,7 @@ mod loom_tests {
             let Some(handler) = receiving.handler.clone() else { return };
             (handler, std::mem::take(&mut receiving.inbox), receiving.end.take())
         };
-        handler.receive_all(&mut inbox.iter_mut().flatten()).unwrap();
+        hand_over(&*handler, &mut inbox).unwrap();
         if let Some(end) = end {
             lock().handler = None;
             handler.closed(end);

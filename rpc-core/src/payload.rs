@@ -13,6 +13,10 @@ pub const BY_REFERENCE: usize = 4096;
 /// A body that is no longer than this is copied when it is sent: it has no pieces worth a reference.
 const SHORT_BODY: usize = MAX_SHORT - 64;
 
+/// A body of this length or more is not sure to have come in a [short payload](SHORT_PAYLOAD), for the sake of what goes
+/// before it.
+pub(crate) const LONG_BODY: usize = SHORT_PAYLOAD - 64;
+
 /// A view shorter than this is copied out of a long message, so that a few kept bytes do not pin many kilobytes.
 pub const COPY_OUT: usize = 1024;
 
@@ -217,7 +221,7 @@ impl Default for Encoder {
 #[derive(Debug)]
 pub struct Decoder {
     body: Bytes,
-    /// Whether the body pins more than is good for a few bytes of it.
+    /// Whether the body may pin more than is good for a few bytes of it.
     is_long: bool,
     /// The attachments, in most messages none.
     rest: Option<Box<Rest>>,
@@ -234,7 +238,7 @@ impl Decoder {
             Some(rest) if !rest.more.is_empty() => flatten(&body, &rest.more),
             _ => body,
         };
-        let is_long = body.len() >= SHORT_PAYLOAD;
+        let is_long = rest.is_some() || body.len() >= LONG_BODY;
         Self { body, is_long, rest, next: 0 }
     }
 
@@ -366,8 +370,13 @@ mod tests {
 
     #[test]
     fn parts_of_a_short_message_are_views() {
-        let buffer = Bytes::from(vec![1; SHORT_PAYLOAD - 1]);
-        let mut d = Decoder::new(Payload::from_body(buffer.clone()));
-        assert_eq!(d.take(100).unwrap().as_ptr(), buffer.as_ptr());
+        let first = |len, attachments: &[Bytes]| {
+            let buffer = Bytes::from(vec![1; len]);
+            let mut d = Decoder::new(Payload::new(buffer.clone(), attachments.to_vec()));
+            d.take(100).unwrap().as_ptr() == buffer.as_ptr()
+        };
+        assert!(first(500, &[]));
+        assert!(!first(SHORT_PAYLOAD - 1, &[]), "with what went before it, it was not short");
+        assert!(!first(500, &[Bytes::from_static(b"long")]), "nor where more came with it");
     }
 }

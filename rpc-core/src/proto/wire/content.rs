@@ -5,7 +5,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
 use super::write::{TooLong, cut, len16, put_len32};
-use crate::payload::Payload;
+use crate::payload::{LONG_BODY, Payload};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// The length of the fixed part of a REQUEST, before the metadata.
@@ -270,8 +270,12 @@ impl Content {
             if metadata_len == 0 { Bytes::new() } else { r.bytes(metadata_len, "content.metadata")? };
         let count = usize::from(attachments);
         if count == 0 {
-            let body = r.bytes(body_len, "content.body")?;
+            let mut body = r.bytes(body_len, "content.body")?;
             r.finish("content")?;
+            if !metadata.is_empty() && body.len() < LONG_BODY {
+                // Views of a short body are kept, and must not keep the metadata.
+                body = Bytes::copy_from_slice(&body);
+            }
             return Ok(Self { metadata, payload: Payload::from_body(body) });
         }
         let mut lengths = Reader::new(r.bytes(count * 4, "content.attachments")?);

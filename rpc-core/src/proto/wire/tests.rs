@@ -323,6 +323,20 @@ fn numbers_of_later_versions_are_read_as_what_promises_least() {
 }
 
 #[test]
+fn a_short_body_does_not_keep_the_metadata_that_came_with_it() {
+    let content =
+        Content { metadata: vec![7; 5000].into(), payload: Payload::from_body(vec![1; 100].into()) };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let mut message = BytesMut::new();
+    head.encode(&content, &mut message).unwrap();
+    message.extend_from_slice(&content.payload.body);
+    let message = message.freeze();
+    let (_, decoded) = RequestHead::decode(message.clone()).unwrap();
+    assert_eq!(decoded, content);
+    assert!(!message.as_ptr_range().contains(&decoded.payload.body.as_ptr()));
+}
+
+#[test]
 fn metadata_has_one_form_for_each_length() {
     let request = |metadata: Vec<u8>| forms::Request {
         head: RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 },

@@ -79,14 +79,19 @@ impl Connection {
     async fn finish(&self, reason: &str) {
         self.start_draining();
         self.go_away(u64::MAX >> 1, reason);
-        // When this is done the peer has read the GOAWAY, and all that it had begun to send before has arrived. Where it
-        // takes too long, calls that come later are refused as not executed, which only means a detour.
+        // When this is done the peer has read the GOAWAY, and all that it had begun to send before has arrived. Those calls are
+        // served: a client that made refused ones again before it had read that would be refused again. Where it takes too
+        // long, calls that come later are refused as not executed, which only means a detour.
         let read = async {
             self.until(Self::has_left).await;
             self.ping().await;
         };
         let _ = tokio::time::timeout(self.settings.liveness.ping(), read).await;
-        let last_call = lock(&self.receiving).last_call();
+        let last_call = {
+            let receiving = lock(&self.receiving);
+            self.refuses.store(true, Ordering::Relaxed);
+            receiving.last_call()
+        };
         self.go_away(last_call, reason);
         self.until(Self::is_done).await;
     }

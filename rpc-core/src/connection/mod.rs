@@ -183,6 +183,8 @@ pub struct Connection {
     backlog: AtomicUsize,
     /// An upgraded link has been used: something may be kept for the peer's acknowledgement.
     retaining: AtomicBool,
+    /// The peer's last call is settled. Changed under the lock of `receiving`.
+    refuses: AtomicBool,
     /// Whether a timer runs that will acknowledge.
     acknowledging: AtomicBool,
     /// Counts what arrives, so that silence can be noticed.
@@ -239,6 +241,7 @@ impl Connection {
             sent_seq: AtomicU32::new(0),
             backlog: AtomicUsize::new(0),
             retaining: AtomicBool::new(false),
+            refuses: AtomicBool::new(false),
             acknowledging: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             calls: calls::Calls::new(),

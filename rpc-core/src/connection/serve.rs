@@ -218,7 +218,7 @@ impl Connection {
             let message = "the server requires RDMA, which this connection does not have";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
         }
-        if !self.is_open() {
+        if self.refuses.load(Ordering::Relaxed) {
             let message = "the server is draining and takes no new calls";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
         }

@@ -1,8 +1,10 @@
 //! The client's end.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::Policy;
 use farcall_core::connection::{Connection, Transport};
@@ -12,8 +14,9 @@ use farcall_tcp::TcpConfig;
 
 use crate::{Address, Config, ConfigError};
 
-/// A connection to a server, made again when it is lost. Cheap to clone; all clones and all clients made of it share
-/// the connection. It is closed when the last of them is gone.
+/// Connections to a server, made again when they are lost: one, and one more for each other [`TrafficClass`] that calls
+/// are made of. Cheap to clone; all clones and all clients made of it share them. They are closed when the last of these is
+/// gone.
 #[derive(Clone, Debug)]
 pub struct Channel {
     caller: Caller,
@@ -44,7 +47,47 @@ impl Channel {
         ChannelBuilder::default()
     }
 
-    /// The connection that calls go by now; connects if there is none.
+    /// The same channel for calls of this class, which go by a connection of their own: there they do not wait behind what
+    /// other calls move. It is made when the first of them needs it; of several servers, to the one that other calls go to,
+    /// if that can be reached.
+    ///
+    /// ```
+    /// # use farcall::{Bytes, Channel, Server};
+    /// use farcall::TrafficClass;
+    ///
+    /// # #[farcall::service]
+    /// # pub trait Pages {
+    /// #     async fn put(&self, page: Bytes) -> farcall::Result<()>;
+    /// #     async fn renew_lease(&self) -> farcall::Result<()>;
+    /// # }
+    /// # struct Node;
+    /// # impl Pages for Node {
+    /// #     async fn put(&self, _: Bytes) -> farcall::Result<()> { Ok(()) }
+    /// #     async fn renew_lease(&self) -> farcall::Result<()> { Ok(()) }
+    /// # }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = Server::builder().add(PagesServer::new(Node)).bind("127.0.0.1:0").await?;
+    /// # let channel = Channel::connect_lazy(&format!("farcall://{}", server.local_addr()))?;
+    /// # tokio::spawn(server.serve());
+    /// let pages = PagesClient::new(&channel);
+    /// let leases = PagesClient::new(channel.class(TrafficClass::Urgent));
+    ///
+    /// let page = pages.put(Bytes::from(vec![0; 1 << 20]));
+    /// let (put, renewed) = tokio::join!(page.into_future(), leases.renew_lease().into_future());
+    /// # put?;
+    /// # renewed?;
+    ///
+    /// // Or for a single call:
+    /// pages.renew_lease().class(TrafficClass::Urgent).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn class(&self, class: TrafficClass) -> Self {
+        Self { caller: self.caller.class(class) }
+    }
+
+    /// The connection that calls of its class go by now; connects if there is none.
     ///
     /// # Errors
     ///
@@ -53,7 +96,7 @@ impl Channel {
         self.caller.connection().await
     }
 
-    /// What calls travel by now, and for TCP under `auto`, why not by RDMA; connects if there is no connection.
+    /// What calls of its class travel by now, and for TCP under `auto`, why not by RDMA; connects if there is no connection.
     ///
     /// # Errors
     ///
@@ -161,6 +204,11 @@ impl Connector for Dial {
                 .with_executed(Executed::No)
                 .with_blame(Blame::Environment))
         })
+    }
+
+    fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let (tcp, patience) = (self.config.tcp.clone(), self.config.liveness.connect());
+        Box::pin(async move { Ok(farcall_tcp::connect(&peer.to_string(), &tcp, patience).await? as _) })
     }
 
     fn attempts(&self) -> usize {

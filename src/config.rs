@@ -87,9 +87,7 @@ impl Config {
         self.limits.check().map_err(wrong)?;
         self.liveness.check().map_err(wrong)?;
         #[cfg(feature = "tcp")]
-        if self.tcp.keepalive_s > 32_767 {
-            return Err(wrong("tcp.keepalive_s must be at most 32767 seconds".into()));
-        }
+        self.tcp.check().map_err(wrong)?;
         #[cfg(feature = "rdma")]
         self.rdma.check().map_err(wrong)?;
         Ok(())
@@ -175,6 +173,8 @@ impl Config {
 
 #[cfg(all(test, feature = "tcp"))]
 mod tests {
+    use farcall_core::class::TrafficClass;
+
     use super::*;
 
     #[test]
@@ -190,6 +190,31 @@ mod tests {
     fn limits_that_contradict_each_other_are_errors() {
         let error = Config::from_toml("[limits]\nmax_message = 10000000\nmax_assembly = 1000").unwrap_err();
         assert!(error.to_string().contains("limits.max_assembly"), "{error}");
+    }
+
+    #[test]
+    fn packets_are_marked_by_class() {
+        let config = Config::from_toml("[tcp.dscp]\nurgent = 46\nbulk = 8").unwrap();
+        assert_eq!(
+            [TrafficClass::Normal, TrafficClass::Urgent].map(|class| config.tcp.dscp.of(class)),
+            [0, 46]
+        );
+        let address: Address = "tcp://a:1?tcp.dscp.urgent=18".parse().unwrap();
+        let config = config.resolve(Some(&address)).unwrap();
+        assert_eq!(
+            [TrafficClass::Urgent, TrafficClass::Bulk].map(|class| config.tcp.dscp.of(class)),
+            [18, 8]
+        );
+        for (setting, why) in [
+            ("tcp.dscp.urgent = 64", "tcp.dscp.urgent must be at most 63"),
+            #[cfg(feature = "rdma")]
+            ("rdma.dscp.normal = 64", "rdma.dscp.normal must be at most 63"),
+            #[cfg(feature = "rdma")]
+            ("rdma.service_level.bulk = 16", "rdma.service_level.bulk must be at most 15"),
+        ] {
+            let error = Config::from_toml(setting).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[cfg(feature = "rdma")]

@@ -65,6 +65,7 @@ pub use bytes::Bytes;
 #[cfg(feature = "tcp")]
 pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
+pub use farcall_core::class::{ByClass, TrafficClass};
 pub use farcall_core::client::{Call, CallFuture, Caller, Response, ResponseFuture};
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::config::{Limits, Liveness, Policy};

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use farcall::{
     Blame, Bytes, Channel, Code, Config, Context, Executed, Handle, Policy, Reason, Server, Status,
+    TrafficClass,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -318,6 +319,38 @@ async fn of_several_servers_one_that_does_not_answer_is_passed_over() {
     let both = format!("tcp://{},{good}?liveness.connect_ms=300", silent.local_addr().unwrap());
     let store = StoreClient::new(Channel::connect(&both).await.unwrap());
     assert_eq!(store.get("key", 2).await.unwrap().unwrap(), vec![7; 2]);
+}
+
+async fn peer(channel: &Channel) -> String {
+    channel.connection().await.unwrap().peer().unwrap().to_string()
+}
+
+#[tokio::test]
+async fn of_several_servers_all_classes_go_to_the_same() {
+    let servers = [serve(Shelf::default()).await, serve(Shelf::default()).await];
+    let [one, other] = servers.each_ref().map(|(address, _)| address.trim_start_matches("tcp://"));
+    let channel = Channel::connect_lazy(&format!("tcp://{one},{other}")).unwrap();
+    for class in [TrafficClass::Bulk, TrafficClass::Normal, TrafficClass::Urgent] {
+        assert_eq!(peer(&channel.class(class)).await, one);
+    }
+}
+
+#[tokio::test]
+async fn of_several_servers_a_class_goes_to_another_if_it_must() {
+    let servers = [serve(Shelf::default()).await, serve(Shelf::default()).await];
+    let [one, other] = servers.each_ref().map(|(address, _)| address.trim_start_matches("tcp://").to_owned());
+    // The first is reached once.
+    let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let channel = Channel::connect_lazy(&format!("tcp://{},{other}", door.local_addr().unwrap())).unwrap();
+    tokio::spawn(async move {
+        let (mut near, _) = door.accept().await.unwrap();
+        drop(door);
+        let mut far = TcpStream::connect(one).await.unwrap();
+        // However it ends.
+        let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+    });
+    assert_ne!(peer(&channel).await, other);
+    assert_eq!(peer(&channel.class(TrafficClass::Urgent)).await, other);
 }
 
 /// What a stranger at the port gets, and a client at a stranger's.

@@ -4,6 +4,7 @@
 
 #[doc(hidden)]
 pub mod __private;
+pub mod class;
 pub mod client;
 pub mod codec;
 pub mod config;

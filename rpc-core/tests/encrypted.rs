@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
@@ -62,11 +63,11 @@ impl Upgrade for Untouched {
         panic!("an encrypted session announces no upgrade")
     }
 
-    fn offer(&self, _: Bytes, _: &Description) -> BoxFuture<Result<Prepared, Unavailable>> {
+    fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> BoxFuture<Result<Prepared, Unavailable>> {
         panic!("an encrypted session offers no upgrade")
     }
 
-    fn answer(&self, _: Bytes, _: &Description) -> BoxFuture<Result<Prepared, Unavailable>> {
+    fn answer(&self, _: Bytes, _: &Description, _: TrafficClass) -> BoxFuture<Result<Prepared, Unavailable>> {
         panic!("an encrypted session answers no offer")
     }
 }

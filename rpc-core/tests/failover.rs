@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::config::Policy;
 use farcall_core::connection::Settings;
 use farcall_core::transport::{BoxFuture, Description, Prepared, Reason, Unavailable, Upgrade};
@@ -123,12 +124,24 @@ impl Upgrade for Lacking {
         self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, ToFabric::announce)
     }
 
-    fn offer(&self, announced: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>> {
-        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, |able| able.offer(announced, stream))
+    fn offer(
+        &self,
+        announced: Bytes,
+        stream: &Description,
+        class: TrafficClass,
+    ) -> BoxFuture<Result<Prepared, Unavailable>> {
+        let offer = |able: &ToFabric| able.offer(announced, stream, class);
+        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, offer)
     }
 
-    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>> {
-        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, |able| able.answer(offer, stream))
+    fn answer(
+        &self,
+        offer: Bytes,
+        stream: &Description,
+        class: TrafficClass,
+    ) -> BoxFuture<Result<Prepared, Unavailable>> {
+        let answer = |able: &ToFabric| able.answer(offer, stream, class);
+        self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, answer)
     }
 }
 

@@ -1,5 +1,6 @@
 //! How RDMA is configured.
 
+use farcall_core::class::ByClass;
 use serde::{Deserialize, Serialize};
 
 /// Which device, port and address RDMA uses, and how much it may use of them. The default leaves every choice to farcall,
@@ -20,10 +21,15 @@ pub struct RdmaConfig {
     pub gid_index: Option<u8>,
     /// Index in the port's partition key table. Default 0.
     pub pkey_index: u16,
-    /// The IP traffic class (DSCP and ECN bits) of RoCE packets, for example 106 for DSCP 26 with ECN. Default 0.
-    pub traffic_class: u8,
-    /// InfiniBand's service level, 0 to 15. Default 0.
-    pub service_level: u8,
+    /// The DSCP of what this side sends by RoCE for the connections of each class, 0 to 63. Default 0: nothing is marked.
+    /// Switches keep packets of some DSCPs from loss and others not, so every class needs one that they know: ask who runs
+    /// the network.
+    pub dscp: ByClass,
+    /// Lets switches mark RoCE packets where they queue (ECN), for devices that slow down then. Where others ask for a traffic
+    /// class of 106, that is a `dscp` of 26 with `ecn`. Default `false`.
+    pub ecn: bool,
+    /// InfiniBand's service level for each class's connections, 0 to 15. Default 0.
+    pub service_level: ByClass,
     /// Lets the device write payloads to memory in any order, which some machines (AMD's) need for full speed. Ignored by
     /// devices and libraries that do not know it. Default `false`.
     pub relaxed_ordering: bool,
@@ -91,7 +97,8 @@ impl RdmaConfig {
         if self.port == Some(0) {
             return Err("rdma.port is counted from 1".to_owned());
         }
-        Ok(())
+        self.dscp.check("rdma.dscp", 63)?;
+        self.service_level.check("rdma.service_level", 15)
     }
 }
 
@@ -102,8 +109,9 @@ impl Default for RdmaConfig {
             port: None,
             gid_index: None,
             pkey_index: 0,
-            traffic_class: 0,
-            service_level: 0,
+            dscp: ByClass::default(),
+            ecn: false,
+            service_level: ByClass::default(),
             relaxed_ordering: false,
             completion: Completion::Adaptive,
             busy_cpu: None,

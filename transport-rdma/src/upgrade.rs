@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::transport::{self, BoxFuture, Candidate, Description, Reason, Upgrade};
 use tokio::runtime::Handle;
 
@@ -83,18 +84,29 @@ impl RdmaUpgrade {
         why
     }
 
-    async fn make_offer(self, local: Option<IpAddr>, stream: Description) -> Offered {
+    /// The endpoint for such a session, and the path of its packets if it is of this class.
+    async fn path(
+        &self,
+        stream: &Description,
+        class: TrafficClass,
+    ) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
+        let local = stream.local.map(|address| address.ip());
         let (endpoint, path) = self.clone().endpoint(local).await?;
+        Ok((endpoint, path.for_class(class, &self.0.config)))
+    }
+
+    async fn make_offer(self, stream: Description, class: TrafficClass) -> Offered {
+        let (endpoint, path) = self.path(&stream, class).await?;
         let (candidate, data) = RdmaCandidate::prepare(endpoint, path, &stream, Side::Client)
             .await
             .map_err(|why| self.log(why))?;
         Ok((Box::new(candidate), data.encode()))
     }
 
-    async fn make_answer(self, offer: Bytes, local: Option<IpAddr>, stream: Description) -> Offered {
+    async fn make_answer(self, offer: Bytes, stream: Description, class: TrafficClass) -> Offered {
         let peer = Bootstrap::decode(offer)
             .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its offer: {error}")))?;
-        let (endpoint, path) = self.clone().endpoint(local).await?;
+        let (endpoint, path) = self.path(&stream, class).await?;
         let side = Side::Server(peer);
         let (candidate, data) =
             RdmaCandidate::prepare(endpoint, path, &stream, side).await.map_err(|why| self.log(why))?;
@@ -122,15 +134,11 @@ impl Upgrade for RdmaUpgrade {
         Box::pin(async { endpoint.await.map(|_| announcement()) })
     }
 
-    fn offer(&self, _announced: Bytes, stream: &Description) -> BoxFuture<Offered> {
-        Box::pin(self.clone().make_offer(address(stream), stream.clone()))
+    fn offer(&self, _announced: Bytes, stream: &Description, class: TrafficClass) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_offer(stream.clone(), class))
     }
 
-    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Offered> {
-        Box::pin(self.clone().make_answer(offer, address(stream), stream.clone()))
+    fn answer(&self, offer: Bytes, stream: &Description, class: TrafficClass) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_answer(offer, stream.clone(), class))
     }
-}
-
-fn address(stream: &Description) -> Option<IpAddr> {
-    stream.local.map(|address| address.ip())
 }

@@ -1,6 +1,7 @@
 //! Stands in for `upgrade.rs` on platforms without verbs.
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::transport::{BoxFuture, Candidate, Description, Unavailable, Upgrade};
 
 use crate::config::RdmaConfig;
@@ -27,11 +28,11 @@ impl Upgrade for RdmaUpgrade {
         Box::pin(async { Err(unsupported()) })
     }
 
-    fn offer(&self, _announced: Bytes, _stream: &Description) -> BoxFuture<Offered> {
+    fn offer(&self, _announced: Bytes, _stream: &Description, _class: TrafficClass) -> BoxFuture<Offered> {
         Box::pin(async { Err(unsupported()) })
     }
 
-    fn answer(&self, _offer: Bytes, _stream: &Description) -> BoxFuture<Offered> {
+    fn answer(&self, _offer: Bytes, _stream: &Description, _class: TrafficClass) -> BoxFuture<Offered> {
         Box::pin(async { Err(unsupported()) })
     }
 }

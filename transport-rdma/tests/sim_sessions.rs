@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness, Policy};
@@ -142,6 +143,27 @@ async fn calls_are_the_same_whatever_waits_for_completions() {
         let t = setup_with(2, 0, mode);
         t.load(0..300).await;
         assert_eq!(t.transport(), ("rdma", None));
+    }
+}
+
+#[tokio::test]
+async fn each_class_has_a_queue_pair_with_its_own_marks_at_both_ends() {
+    let t = setup_with(2, 0, |config| {
+        config.dscp.normal = 26;
+        config.dscp.urgent = Some(46);
+        config.ecn = true;
+        config.service_level.urgent = Some(5);
+    });
+    for (class, marks) in
+        [(TrafficClass::Normal, (106, 0)), (TrafficClass::Urgent, (186, 5)), (TrafficClass::Bulk, (106, 0))]
+    {
+        let before = t.fabric.paths().len();
+        let connection = t.caller.class(class).connection().await.unwrap();
+        assert_eq!((connection.class(), connection.transport().name), (class, "rdma"));
+        let paths = t.fabric.paths().split_off(before);
+        let marked: Vec<_> = paths.iter().map(|path| (path.traffic_class, path.service_level)).collect();
+        assert_eq!(marked, [marks, marks], "{class}");
+        assert_eq!(t.call(argument(7, 40_000)).class(class).await.unwrap(), argument(7, 40_000));
     }
 }
 

@@ -6,6 +6,7 @@ mod links;
 
 use std::net::Ipv4Addr;
 
+use farcall_core::class::TrafficClass;
 use farcall_core::proto::wire::FrameType;
 use farcall_core::transport::Upgrade as _;
 use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade, verbs};
@@ -69,9 +70,10 @@ fn vm_peer_that_vanishes_is_explained() {
     let (near_end, far_end) = near_runtime.block_on(async {
         let announced = far.upgrade.announce().await.unwrap();
         let stream = links::stream(near.address);
-        let (client, offer) = near.upgrade.offer(announced, &stream).await.unwrap();
+        let (client, offer) = near.upgrade.offer(announced, &stream, TrafficClass::Normal).await.unwrap();
         let upgrade = far.upgrade.clone();
-        let server = far_runtime.spawn(async move { upgrade.answer(offer, &stream).await.unwrap() });
+        let server = far_runtime
+            .spawn(async move { upgrade.answer(offer, &stream, TrafficClass::Normal).await.unwrap() });
         let (server, answer) = server.await.unwrap();
         let server = far_runtime.spawn(server.complete(1, None));
         (client.complete(1, Some(answer)).await.unwrap(), server.await.unwrap().unwrap())

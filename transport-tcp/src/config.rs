@@ -1,5 +1,9 @@
+use std::io;
+#[cfg(target_os = "linux")]
+use std::net::IpAddr;
 use std::time::Duration;
 
+use farcall_core::class::ByClass;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -14,17 +18,33 @@ pub struct TcpConfig {
     /// The connection is given up when sent data stays unacknowledged for so long, in milliseconds (Linux's
     /// `TCP_USER_TIMEOUT`, see tcp(7)). Default 20000; 0: the system's own limit, many minutes.
     pub user_timeout_ms: u64,
+    /// The DSCP of what this side sends by the connections of each class, 0 to 63; on Linux. It is set when the class is
+    /// known, so the packets that connect are unmarked, and the server's first. Default 0: nothing is marked. Switches may
+    /// well treat a DSCP that they do not expect worse than none, so ask who runs the network.
+    pub dscp: ByClass,
 }
 
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self { keepalive_s: 15, user_timeout_ms: 20_000 }
+        Self { keepalive_s: 15, user_timeout_ms: 20_000, dscp: ByClass::default() }
     }
 }
 
 impl TcpConfig {
+    /// Whether anything can be done with it.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that is wrong, by its name in a configuration, with what it may be.
+    pub fn check(&self) -> Result<(), String> {
+        if self.keepalive_s > 32_767 {
+            return Err("tcp.keepalive_s must be at most 32767 seconds".into());
+        }
+        self.dscp.check("tcp.dscp", 63)
+    }
+
     /// Sets up a connected socket.
-    pub(crate) fn apply(&self, socket: &TcpStream) -> std::io::Result<()> {
+    pub(crate) fn apply(&self, socket: &TcpStream) -> io::Result<()> {
         socket.set_nodelay(true)?;
         let socket = SockRef::from(socket);
         if self.keepalive_s > 0 {
@@ -39,4 +59,24 @@ impl TcpConfig {
         }
         Ok(())
     }
+}
+
+/// Marks what a connected socket sends from now on.
+pub(crate) fn mark(socket: &TcpStream, dscp: u8) -> io::Result<()> {
+    // The two bits below are ECN's, which the kernel sets for TCP.
+    if dscp > 0 { set_tos(socket, u32::from(dscp) << 2) } else { Ok(()) }
+}
+
+#[cfg(target_os = "linux")]
+fn set_tos(socket: &TcpStream, tos: u32) -> io::Result<()> {
+    // A socket that was accepted on an IPv6 address may send by IPv4.
+    match socket.peer_addr()?.ip().to_canonical() {
+        IpAddr::V4(_) => SockRef::from(socket).set_tos_v4(tos),
+        IpAddr::V6(_) => SockRef::from(socket).set_tclass_v6(tos),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_tos(_: &TcpStream, _: u32) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use farcall_core::class::{ByClass, TrafficClass};
 use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use crate::TcpConfig;
+use crate::config::{TcpConfig, mark};
 use crate::read::{ReadEnd, Reader};
 use crate::write::Writer;
 
@@ -36,6 +37,7 @@ const LINGER: Duration = Duration::from_secs(5);
 pub struct TcpLink {
     description: Description,
     socket: TcpStream,
+    dscp: ByClass,
     out: Mutex<Out>,
     /// A write had to wait, or has failed: written under the lock of `out`, which the link's task has no other reason to take.
     stuck: AtomicBool,
@@ -75,6 +77,7 @@ impl TcpLink {
         Ok(Arc::new(Self {
             description,
             socket,
+            dscp: config.dscp.clone(),
             out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
             stuck: AtomicBool::new(false),
             attention: Notify::new(),
@@ -244,6 +247,13 @@ impl Link for TcpLink {
         tokio::spawn(self.run(handler));
     }
 
+    fn mark(&self, class: TrafficClass) {
+        if let Err(error) = mark(&self.socket, self.dscp.of(class)) {
+            let peer = self.description.peer;
+            tracing::warn!(?peer, %class, %error, "packets can't be marked with the DSCP of tcp.dscp");
+        }
+    }
+
     fn send(&self, source: &mut dyn FrameSource) {
         let mut out = self.out();
         loop {
@@ -279,5 +289,54 @@ impl Link for TcpLink {
         counters.bytes_received = self.received.load(Ordering::Relaxed);
         counters.bytes_copied = self.copied.load(Ordering::Relaxed);
         counters
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+#[expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use farcall_core::class::TrafficClass;
+    use farcall_core::transport::Link;
+    use socket2::SockRef;
+
+    use super::TcpLink;
+    use crate::{Acceptor, TcpConfig, connect};
+
+    /// Both ends of a connection to an address that listens here; `None` where the system does not have that.
+    async fn ends(listen: &str, host: &str, config: &TcpConfig) -> Option<[Arc<TcpLink>; 2]> {
+        let acceptor = Acceptor::bind(listen, config.clone()).await.ok()?;
+        let target = format!("{host}:{}", acceptor.local_addr().unwrap().port());
+        let connect = connect(&target, config, Duration::from_secs(60));
+        let (near, far) = tokio::join!(connect, acceptor.accept());
+        Some([near.unwrap(), far])
+    }
+
+    #[tokio::test]
+    async fn sockets_have_the_mark_of_their_class() {
+        let mut config = TcpConfig::default();
+        config.dscp.urgent = Some(46);
+        config.dscp.bulk = Some(8);
+        let marks =
+            [(TrafficClass::Normal, 0), (TrafficClass::Urgent, 46 << 2), (TrafficClass::Bulk, 8 << 2)];
+        for (class, tos) in marks {
+            for (listen, host) in
+                [("127.0.0.1:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("[::1]:0", "[::1]")]
+            {
+                let v6 = host.starts_with('[');
+                let Some(ends) = ends(listen, host, &config).await else {
+                    assert!(listen.starts_with('['), "IPv4 is everywhere");
+                    continue;
+                };
+                for link in ends {
+                    link.mark(class);
+                    let socket = SockRef::from(&link.socket);
+                    let marked = if v6 { socket.tclass_v6() } else { socket.tos_v4() };
+                    assert_eq!(marked.unwrap(), tos, "{class} by {host} at {listen}");
+                }
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::Stub;
 use super::under_way::UnderWay;
+use crate::class::TrafficClass;
 use crate::codec::Decode;
 use crate::connection::{Answered, Connection};
 use crate::context::Context;
@@ -118,6 +119,13 @@ impl<O, C> Call<O, C> {
     #[inline]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Makes the call by the connection of this class, whichever the client's is. That costs an allocation, which a client
+    /// on a [view](super::Caller::class) of the channel saves.
+    pub fn class(mut self, class: TrafficClass) -> Self {
+        self.stub = self.stub.class(class);
         self
     }
 

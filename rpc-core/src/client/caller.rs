@@ -1,12 +1,14 @@
 //! What calls are made on: a connection that is made when it is needed, and made again when it is lost.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::class::TrafficClass;
 use crate::connection::{Connection, Settings};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::{BoxFuture, Link};
@@ -15,6 +17,12 @@ use crate::transport::{BoxFuture, Link};
 pub trait Connector: Send + Sync + 'static {
     /// Makes a link. The status of a failure says what was tried; it counts as not executed.
     fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>>;
+
+    /// The same to this peer, where the caller's calls of another class go; [`connect`](Self::connect) follows if it fails.
+    fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let _ = peer;
+        self.connect()
+    }
 
     /// How many links to try for one connection before that counts as failed: as many as there are peers to choose
     /// from, if [`connect`](Self::connect) takes them in turn.
@@ -26,22 +34,33 @@ pub trait Connector: Send + Sync + 'static {
     fn target(&self) -> String;
 }
 
-/// What clients make calls on. Cheap to clone; the connection is closed when the last clone and the last call on it
-/// are gone.
+/// What clients make calls on: a connection for each [`TrafficClass`]. Cheap to clone; the connections are closed when the
+/// last clone, of whatever class, and the last call on it are gone.
 ///
-/// The connection is made when the first call needs it, and made again when it is lost. Calls that need one while it is
-/// being made wait for it, as long as their deadlines allow. After a failed attempt calls fail at once, for 50 ms at
-/// first and twice as long after each further failure, up to 10 s; then the next call begins another attempt.
+/// A connection is made when the first call of its class needs it, and made again when it is lost. Calls that need one
+/// while it is being made wait for it, as long as their deadlines allow. After a failed attempt calls of that class fail at
+/// once, for 50 ms at first and twice as long after each further failure, up to 10 s; then the next call begins another
+/// attempt. Of several peers it goes to the one that another class is connected to, if it can.
 #[derive(Clone)]
-pub struct Caller(Arc<Shared>);
+pub struct Caller {
+    shared: Arc<Shared>,
+    /// The one of `shared` that its calls go by, here as well so that they need not look for it.
+    lane: Arc<Lane>,
+}
 
 struct Shared {
     connector: Box<dyn Connector>,
     settings: Arc<Settings>,
+    lanes: [Arc<Lane>; TrafficClass::ALL.len()],
+    runtime: tokio::runtime::Handle,
+}
+
+/// The connection of a class.
+struct Lane {
+    class: TrafficClass,
     state: Mutex<State>,
     /// The first connection, which mostly is the only one: found without a lock.
     first: OnceLock<Weak<Connection>>,
-    runtime: tokio::runtime::Handle,
 }
 
 type Outcome = Option<Result<Arc<Connection>, Status>>;
@@ -77,7 +96,10 @@ const EARLY: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller").field("target", &self.0.connector.target()).finish_non_exhaustive()
+        f.debug_struct("Caller")
+            .field("target", &self.shared.connector.target())
+            .field("class", &self.lane.class)
+            .finish_non_exhaustive()
     }
 }
 
@@ -85,16 +107,24 @@ impl Caller {
     /// A caller that connects when the first call needs it. Must be called within a tokio runtime, which is the one
     /// that its connections run on.
     pub fn new(connector: impl Connector, settings: Settings) -> Self {
-        Self(Arc::new(Shared {
+        let lanes = TrafficClass::ALL.map(|class| Arc::new(Lane::new(class)));
+        let lane = lanes[TrafficClass::default() as usize].clone();
+        let shared = Shared {
             connector: Box::new(connector),
             settings: Arc::new(settings),
-            state: Mutex::new(State::Idle),
-            first: OnceLock::new(),
+            lanes,
             runtime: tokio::runtime::Handle::current(),
-        }))
+        };
+        Self { shared: Arc::new(shared), lane }
     }
 
-    /// The connection that calls go by now; makes one if there is none. Cancel safe: an attempt goes on for others.
+    /// The same caller for calls of this class.
+    pub fn class(&self, class: TrafficClass) -> Self {
+        Self { shared: self.shared.clone(), lane: self.shared.lanes[class as usize].clone() }
+    }
+
+    /// The connection that calls of its class go by now; makes one if there is none. Cancel safe: an attempt goes on for
+    /// others.
     ///
     /// # Errors
     ///
@@ -113,32 +143,33 @@ impl Caller {
                 Ok(Some(Ok(_))) => {}
                 Ok(Some(Err(status))) => return Err(status),
                 _ => {
-                    self.0.forget(&attempt);
+                    self.lane.forget(&attempt);
                     return Err(gone());
                 }
             }
         }
     }
 
-    /// Whom it connects to, for messages.
+    /// Whom it connects to, and what for unless that is nothing special, for messages.
     pub(crate) fn target(&self) -> String {
-        self.0.connector.target()
+        let target = self.shared.connector.target();
+        match self.lane.class {
+            TrafficClass::Normal => target,
+            class => format!("{target} ({class})"),
+        }
     }
 
     /// The connection, if there is one.
     pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
-        let first = self.0.first.get().and_then(Weak::upgrade);
+        let first = self.lane.first.get().and_then(Weak::upgrade);
         if let Some(connection) = first.filter(|first| first.is_open()) {
             return Some(connection);
         }
-        match &*self.0.state() {
-            State::Connected { connection, .. } if connection.is_open() => Some(connection.clone()),
-            _ => None,
-        }
+        self.lane.connected()
     }
 
     fn look(&self) -> Look {
-        let mut state = self.0.state();
+        let mut state = self.lane.state();
         if let State::Connected { connection, since, pause } = &*state {
             if connection.is_open() {
                 return Look::Connected(connection.clone());
@@ -159,22 +190,27 @@ impl Caller {
         let (sender, attempt) = watch::channel(None);
         *state = State::Connecting(attempt.clone());
         // A task of its own, so that the attempt outlives the call that began it.
-        self.0.runtime.spawn(connect(Arc::downgrade(&self.0), pause, sender));
+        let shared = Arc::downgrade(&self.shared);
+        self.shared.runtime.spawn(connect(shared, self.lane.clone(), pause, sender));
         Look::Connecting(attempt)
     }
 }
 
 /// Makes a connection. `pause`: how long to wait before the next attempt if it ends early.
-async fn connect(shared: Weak<Shared>, pause: Duration, sender: watch::Sender<Outcome>) {
-    let attempts = shared.upgrade().map_or(0, |s| s.connector.attempts());
+async fn connect(shared: Weak<Shared>, lane: Arc<Lane>, pause: Duration, sender: watch::Sender<Outcome>) {
+    let (attempts, mut beside) =
+        shared.upgrade().map_or((0, None), |s| (s.connector.attempts().max(1), s.connected_to()));
     let mut outcome = Err(gone());
-    for _ in 0..attempts.max(1) {
-        let Some((link, settings)) = shared.upgrade().map(|s| (s.connector.connect(), s.settings.clone()))
-        else {
-            return;
+    for _ in 0..attempts + usize::from(beside.is_some()) {
+        let Some(shared) = shared.upgrade() else { return };
+        let link = match beside.take() {
+            Some(peer) => shared.connector.connect_beside(peer),
+            None => shared.connector.connect(),
         };
+        let settings = shared.settings.clone();
+        drop(shared);
         outcome = match link.await {
-            Ok(link) => Connection::connect(link, settings).await,
+            Ok(link) => Connection::connect(link, lane.class, settings).await,
             Err(status) => Err(status),
         };
         if outcome.is_ok() {
@@ -183,14 +219,15 @@ async fn connect(shared: Weak<Shared>, pause: Duration, sender: watch::Sender<Ou
     }
     // However it went wrong, no call had been sent.
     let outcome = outcome.map_err(|status| status.with_executed(Executed::No));
-    let Some(shared) = shared.upgrade() else {
+    // Until the connection is where it is closed with the others.
+    let Some(_shared) = shared.upgrade() else {
         return close(outcome.ok());
     };
     if let Ok(connection) = &outcome {
-        shared.first.get_or_init(|| Arc::downgrade(connection));
+        lane.first.get_or_init(|| Arc::downgrade(connection));
     }
     let now = Instant::now();
-    *shared.state() = match &outcome {
+    *lane.state() = match &outcome {
         Ok(connection) => State::Connected { connection: connection.clone(), since: now, pause },
         Err(status) => {
             let pause = pause.max(FIRST_PAUSE);
@@ -207,6 +244,24 @@ enum Look {
 }
 
 impl Shared {
+    /// Where calls of some class go.
+    fn connected_to(&self) -> Option<SocketAddr> {
+        self.lanes.iter().find_map(|lane| lane.connected()?.peer())
+    }
+}
+
+impl Lane {
+    fn new(class: TrafficClass) -> Self {
+        Self { class, state: Mutex::new(State::Idle), first: OnceLock::new() }
+    }
+
+    fn connected(&self) -> Option<Arc<Connection>> {
+        match &*self.state() {
+            State::Connected { connection, .. } if connection.is_open() => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -222,8 +277,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let State::Connected { connection, .. } = std::mem::replace(&mut *self.state(), State::Idle) {
-            close(Some(connection));
+        for lane in &self.lanes {
+            if let State::Connected { connection, .. } = std::mem::replace(&mut *lane.state(), State::Idle) {
+                close(Some(connection));
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Call, Caller};
+use crate::class::TrafficClass;
 use crate::payload::Payload;
 use crate::service::ServiceInfo;
 use crate::status::Status;
@@ -26,6 +27,11 @@ impl Stub {
     /// A call of the method with this index.
     pub fn call<O, C>(&self, method: usize, arguments: Result<Payload, Status>) -> Call<O, C> {
         Call::new(self.clone(), method, arguments)
+    }
+
+    /// The same service on the same caller, for calls of this class.
+    pub(super) fn class(&self, class: TrafficClass) -> Self {
+        Self::new(self.caller().class(class), self.service().clone())
     }
 
     /// What is called.

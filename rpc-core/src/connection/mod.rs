@@ -39,6 +39,7 @@ pub(crate) use calls::{Answered, Asked, NotSent};
 pub(crate) use pending::{Line, Pending, Place};
 pub(crate) use registry::Registry;
 
+use crate::class::TrafficClass;
 use crate::config::{Limits, Liveness, Policy};
 use crate::proto::inbox;
 use crate::proto::wire::Hello;
@@ -163,6 +164,8 @@ enum Upgrading {
 pub struct Connection {
     me: Weak<Self>,
     role: Role,
+    /// The client's; a server is told by HELLO.
+    class: TrafficClass,
     settings: Arc<Settings>,
     registry: Option<Arc<Registry>>,
     runtime: tokio::runtime::Handle,
@@ -212,6 +215,7 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("role", &self.role)
+            .field("class", &self.class())
             .field("stream", &self.stream)
             .field("phase", &*self.phase.borrow())
             .finish_non_exhaustive()
@@ -221,6 +225,7 @@ impl fmt::Debug for Connection {
 impl Connection {
     fn new(
         role: Role,
+        class: TrafficClass,
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
         registry: Option<Arc<Registry>>,
@@ -229,6 +234,7 @@ impl Connection {
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             role,
+            class,
             registry,
             runtime: tokio::runtime::Handle::current(),
             stream,
@@ -301,6 +307,14 @@ impl Connection {
         Traffic { stream: self.stream.counters(), upgraded }
     }
 
+    /// What its client has it for.
+    pub fn class(&self) -> TrafficClass {
+        match (self.role, self.peer_hello.get()) {
+            (Role::Server, Some(hello)) => TrafficClass::from_wire(hello.class),
+            _ => self.class,
+        }
+    }
+
     /// The peer's address, where the transport has addresses.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.stream.description().peer
@@ -314,7 +328,10 @@ impl Connection {
 
     /// What such a status begins with.
     fn with_whom(&self) -> String {
-        self.peer().map_or_else(String::new, |peer| format!("connection with {peer}: "))
+        self.peer().map_or_else(String::new, |peer| match self.class() {
+            TrafficClass::Normal => format!("connection with {peer}: "),
+            class => format!("{class} connection with {peer}: "),
+        })
     }
 
     fn me(&self) -> Option<Arc<Self>> {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::{
     Connection, Phase, Registry, Role, Settings, Upgrading, flusher, keeper, lock, receive, required,
 };
+use crate::class::TrafficClass;
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
@@ -16,8 +17,13 @@ use crate::transport::{Link, Reason, Unavailable};
 impl Connection {
     /// Begins a session as its client: sends HELLO and returns when it is known what calls will travel by. Must be
     /// called within a tokio runtime. Dropping the future gives the connection up.
-    pub(crate) async fn connect(stream: Arc<dyn Link>, settings: Arc<Settings>) -> Result<Arc<Self>, Status> {
-        let guard = CloseOnDrop(Some(Self::start(Role::Client, stream, settings, None)));
+    pub(crate) async fn connect(
+        stream: Arc<dyn Link>,
+        class: TrafficClass,
+        settings: Arc<Settings>,
+    ) -> Result<Arc<Self>, Status> {
+        stream.mark(class);
+        let guard = CloseOnDrop(Some(Self::start(Role::Client, class, stream, settings, None)));
         guard.greeted().await?;
         guard.decided().await?;
         Ok(guard.keep())
@@ -29,14 +35,15 @@ impl Connection {
         settings: Arc<Settings>,
         registry: Arc<Registry>,
     ) -> Result<Arc<Self>, Status> {
-        let guard = CloseOnDrop(Some(Self::start(Role::Server, stream, settings, Some(registry))));
+        let class = TrafficClass::Normal; // Until it says otherwise.
+        let guard = CloseOnDrop(Some(Self::start(Role::Server, class, stream, settings, Some(registry))));
         guard.greeted().await?;
         Ok(guard.keep())
     }
 
     /// Tells a client that it can't be served, without hearing it.
     pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
-        let connection = Self::new(Role::Server, stream, settings.clone(), None);
+        let connection = Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), None);
         let handler = receive::Handler::stream(connection.clone());
         connection.stream.clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
@@ -45,11 +52,12 @@ impl Connection {
 
     fn start(
         role: Role,
+        class: TrafficClass,
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
         registry: Option<Arc<Registry>>,
     ) -> Arc<Self> {
-        let connection = Self::new(role, stream, settings, registry);
+        let connection = Self::new(role, class, stream, settings, registry);
         connection.runtime.spawn(connection.clone().greet());
         connection.runtime.spawn(keeper::keep(connection.clone()));
         connection.runtime.spawn(flusher::flush_when_told(connection.clone()));
@@ -69,7 +77,7 @@ impl Connection {
             max_assembly: limits.max_assembly,
             max_calls: limits.concurrent_calls,
             max_metadata: limits.max_metadata,
-            class: 0,
+            class: self.class as u8,
             security: 0,
             instance: instance(),
             upgrades: vec![upgrade],
@@ -159,7 +167,10 @@ impl Connection {
         self.enter(|phase| matches!(phase, Phase::Greeting).then_some(Phase::Open));
         match self.role {
             Role::Client => self.decide(&upgrades),
-            Role::Server => self.expect_offer(&upgrades),
+            Role::Server => {
+                self.stream.mark(self.class());
+                self.expect_offer(&upgrades);
+            }
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ impl Connection {
     }
 
     pub(super) async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
-        let prepared = upgrade.offer(announced, self.stream.description());
+        let prepared = upgrade.offer(announced, self.stream.description(), self.class());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
         let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
             Ok(prepared) => prepared,
@@ -145,7 +145,7 @@ impl Connection {
 
     async fn answer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, epoch: u32, offer: Bytes) {
         let result = tokio::time::timeout(self.patience(), async {
-            let (candidate, data) = upgrade.answer(offer, self.stream.description()).await?;
+            let (candidate, data) = upgrade.answer(offer, self.stream.description(), self.class()).await?;
             self.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
             candidate.complete(epoch, None).await
         });
@@ -203,7 +203,7 @@ impl Connection {
         if up.is_none() {
             return link.close(); // The attempt was given up meanwhile.
         }
-        tracing::debug!(peer = ?self.peer(), link = ?link.description(), epoch, "moved up");
+        tracing::debug!(peer = ?self.peer(), class = %self.class(), link = ?link.description(), epoch, "moved up");
         link.start(Arc::new(Handler::upgraded(connection, epoch)));
     }
 
@@ -272,7 +272,7 @@ impl Connection {
 
     fn fell(&self, fallen: Fallen, gone: Option<Arc<dyn Link>>, why: Unavailable) {
         if let Some(link) = gone {
-            tracing::warn!(peer = ?self.peer(), %why, "fell back to the stream link");
+            tracing::warn!(peer = ?self.peer(), class = %self.class(), %why, "fell back to the stream link");
             link.close();
         }
         if fallen.say.is_some() {

@@ -96,7 +96,7 @@ impl Host {
             Some(Ending::Close) => connection.close_by_server(),
         }
         let status = connection.closed().await;
-        tracing::debug!(peer = ?connection.peer(), %status, "a session ended");
+        tracing::debug!(peer = ?connection.peer(), class = %connection.class(), %status, "a session ended");
         connection.gone().await;
         let mut open = self.open();
         open.connections.retain(|c| !Arc::ptr_eq(c, &connection));

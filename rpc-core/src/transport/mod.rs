@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
+use crate::class::TrafficClass;
 use crate::proto::inbox::Described;
 use crate::proto::message::{Expose, Frame};
 use crate::proto::wire::{Frames, Header, WireError};
@@ -35,6 +36,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Starts to deliver to `handler`: called once. What arrived before is delivered then.
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>);
+
+    /// Marks the packets that it sends from now on, as the transport is configured to for connections of this class. Called
+    /// before anything is sent by a client, and when that has said what it wants by a server. What can't be marked is sent
+    /// without.
+    fn mark(&self, _: TrafficClass) {}
 
     /// Takes frames from `source` for as long as it has room, and sends them. Never blocks. When it stops for lack
     /// of room it calls [`LinkHandler::writable`] once there is some again. A failure is not reported here but to
@@ -267,11 +273,22 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
     /// What HELLO says of it: data for the peer, or why this side can't.
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
 
-    /// Client: prepares a link and what to say of it in an OFFER. `announced` is from the server's HELLO.
-    fn offer(&self, announced: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>>;
+    /// Client: prepares a link for a connection of this class, and what to say of it in an OFFER. `announced` is from the
+    /// server's HELLO.
+    fn offer(
+        &self,
+        announced: Bytes,
+        stream: &Description,
+        class: TrafficClass,
+    ) -> BoxFuture<Result<Prepared, Unavailable>>;
 
     /// Server: prepares a link as the OFFER says, ready to receive, and what to say in the ANSWER.
-    fn answer(&self, offer: Bytes, stream: &Description) -> BoxFuture<Result<Prepared, Unavailable>>;
+    fn answer(
+        &self,
+        offer: Bytes,
+        stream: &Description,
+        class: TrafficClass,
+    ) -> BoxFuture<Result<Prepared, Unavailable>>;
 }
 
 /// A link that is not proven yet. Dropping it gives it up.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::transport::{
@@ -68,7 +69,7 @@ impl Upgrade for ToFabric {
         Box::pin(async { Ok(Bytes::new()) })
     }
 
-    fn offer(&self, _: Bytes, _: &Description) -> Prepared {
+    fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> Prepared {
         let fabric = self.0.clone();
         Box::pin(async move {
             if fabric.refuse_offer.load(Ordering::Relaxed) {
@@ -89,7 +90,7 @@ impl Upgrade for ToFabric {
         })
     }
 
-    fn answer(&self, offer: Bytes, _: &Description) -> Prepared {
+    fn answer(&self, offer: Bytes, _: &Description, _: TrafficClass) -> Prepared {
         let fabric = self.0.clone();
         Box::pin(async move {
             if fabric.refuse_answer.load(Ordering::Relaxed) {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header, WireError};
 use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
@@ -19,6 +20,8 @@ pub(crate) struct Tap {
     cut: AtomicBool,
     sent: Mutex<Vec<Passed>>,
     arrived: Mutex<Vec<Passed>>,
+    /// What it was told to mark its packets for.
+    pub(crate) marks: Mutex<Vec<TrafficClass>>,
 }
 
 /// Type, call and length of a frame.
@@ -34,6 +37,7 @@ impl Tap {
             cut: flag(),
             sent: Mutex::default(),
             arrived: Mutex::default(),
+            marks: Mutex::default(),
         })
     }
 
@@ -86,6 +90,10 @@ impl Link for Tap {
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
         self.inner.clone().start(Arc::new(Tapped(self, handler)));
+    }
+
+    fn mark(&self, class: TrafficClass) {
+        self.marks.lock().unwrap().push(class);
     }
 
     fn send(&self, source: &mut dyn FrameSource) {

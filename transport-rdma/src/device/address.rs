@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
+use farcall_core::class::TrafficClass;
+
 use super::RdmaConfig;
 
 /// A port's 128-bit address. On RoCE it is an IP address, IPv4 in its IPv6 form.
@@ -131,8 +133,11 @@ pub struct LocalPath {
     pub service_level: u8,
 }
 
+/// Below the DSCP in a traffic class: a switch with a queue may say so rather than drop.
+const ECN_CAPABLE: u8 = 0b10;
+
 impl LocalPath {
-    /// The path from a port's table entry, with what the configuration says of the packets.
+    /// The path from a port's table entry, with what the configuration says of the packets of normal connections.
     pub fn new(port: u8, entry: &GidEntry, status: PortStatus, config: &RdmaConfig) -> Self {
         Self {
             port,
@@ -140,9 +145,17 @@ impl LocalPath {
             gid: entry.gid,
             status,
             pkey_index: config.pkey_index,
-            traffic_class: config.traffic_class,
-            service_level: config.service_level,
+            traffic_class: 0,
+            service_level: 0,
         }
+        .for_class(TrafficClass::Normal, config)
+    }
+
+    /// The same path with what the configuration says of the packets of this class's connections.
+    pub fn for_class(self, class: TrafficClass, config: &RdmaConfig) -> Self {
+        let ecn = if config.ecn { ECN_CAPABLE } else { 0 };
+        let traffic_class = config.dscp.of(class) << 2 | ecn;
+        Self { traffic_class, service_level: config.service_level.of(class), ..self }
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header, WireError};
 use farcall_core::transport::{
@@ -58,8 +59,8 @@ impl Node {
 
     async fn candidates(&self, far: &Self) -> Result<Candidates, transport::Unavailable> {
         let announced = far.upgrade.announce().await?;
-        let (client, offer) = self.upgrade.offer(announced, &self.stream).await?;
-        let (server, answer) = far.upgrade.answer(offer, &far.stream).await?;
+        let (client, offer) = self.upgrade.offer(announced, &self.stream, TrafficClass::Normal).await?;
+        let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await?;
         Ok((client, server, answer))
     }
 
@@ -348,10 +349,10 @@ async fn end_of_the_runtime_takes_the_links_along() {
     let near = node(&fabric, 1, RdmaConfig::default());
     let offer = runtime.spawn({
         let near = near.clone();
-        async move { near.upgrade.offer(Bytes::new(), &near.stream).await.unwrap() }
+        async move { near.upgrade.offer(Bytes::new(), &near.stream, TrafficClass::Normal).await.unwrap() }
     });
     let (client, offer) = offer.await.unwrap();
-    let (server, answer) = far.upgrade.answer(offer, &far.stream).await.unwrap();
+    let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await.unwrap();
     let near_link = runtime.spawn(client.complete(1, Some(answer)));
     let mut far_end = End::start(server.complete(1, None).await.unwrap());
     let near_link = near_link.await.unwrap().unwrap();

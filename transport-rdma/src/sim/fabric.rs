@@ -8,7 +8,8 @@ use bytes::Bytes;
 
 use super::windows::{Grant, SimWindow};
 use crate::device::{
-    Completion, Cq, DeviceEvent, Gid, Landing, PostError, QpTuning, RemoteQp, RemoteRange, Slot, WcStatus,
+    Completion, Cq, DeviceEvent, Gid, Landing, LocalPath, PostError, QpTuning, RemoteQp, RemoteRange, Slot,
+    WcStatus,
 };
 use crate::verbs::inflight::{InFlight, RawCompletion};
 
@@ -66,6 +67,7 @@ pub(super) struct Qp {
     pub(super) shard: u64,
     pub(super) port: Gid,
     pub(super) state: QpState,
+    pub(super) local: Option<LocalPath>,
     pub(super) remote: Option<RemoteQp>,
     pub(super) psn: u32,
     pub(super) tuning: Option<QpTuning>,

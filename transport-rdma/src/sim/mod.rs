@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fabric::State;
 pub use machine::SimHost;
 
-use crate::device::WcStatus;
+use crate::device::{LocalPath, WcStatus};
 
 /// What joins simulated machines.
 #[derive(Debug)]
@@ -97,6 +97,11 @@ impl Fabric {
     /// The numbers of the queue pairs that there are, on all machines.
     pub fn queue_pairs(&self) -> Vec<u32> {
         self.lock().qps.keys().copied().collect()
+    }
+
+    /// The paths of those of them that have been connected, in the order in which they were made.
+    pub fn paths(&self) -> Vec<LocalPath> {
+        self.lock().qps.values().filter_map(|qp| qp.local).collect()
     }
 
     /// How many completion events are asked for, on all machines: how many wait that do not poll.

@@ -135,6 +135,7 @@ impl Queues for SimQueues {
                 shard,
                 port,
                 state: QpState::Reset,
+                local: None,
                 remote: None,
                 psn: 0,
                 tuning: None,
@@ -264,9 +265,10 @@ impl QueuePair for SimQp {
         self.modify(&[QpState::Reset], |qp| qp.state = QpState::Init)
     }
 
-    fn to_rtr(&self, _local: &LocalPath, remote: &RemoteQp, tuning: &QpTuning) -> Result<(), DeviceError> {
+    fn to_rtr(&self, local: &LocalPath, remote: &RemoteQp, tuning: &QpTuning) -> Result<(), DeviceError> {
         self.modify(&[QpState::Init], |qp| {
             qp.state = QpState::Rtr;
+            qp.local = Some(*local);
             qp.remote = Some(*remote);
             qp.tuning = Some(within_limits(tuning));
         })

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header, WireError};
 use farcall_core::transport::conformance::{self, Pair};
@@ -35,8 +36,8 @@ pub(crate) fn stream(local: IpAddr) -> Description {
 pub(crate) async fn try_pair(near: &Side, far: &Side) -> Result<Pair, Unavailable> {
     const EPOCH: u32 = 3;
     let announced = far.upgrade.announce().await?;
-    let (client, offer) = near.upgrade.offer(announced, &stream(near.address)).await?;
-    let (server, answer) = far.upgrade.answer(offer, &stream(far.address)).await?;
+    let (client, offer) = near.upgrade.offer(announced, &stream(near.address), TrafficClass::Normal).await?;
+    let (server, answer) = far.upgrade.answer(offer, &stream(far.address), TrafficClass::Normal).await?;
     tokio::try_join!(client.complete(EPOCH, Some(answer)), server.complete(EPOCH, None))
 }
 

@@ -61,7 +61,7 @@ pub struct Hello {
     pub max_calls: u32,
     /// The longest metadata block that it takes, in bytes.
     pub max_metadata: u32,
-    /// The traffic class the client wants this connection for: 0 normal, 1 urgent, 2 bulk.
+    /// The traffic class the client wants this connection for: 0 normal, 1 urgent, 2 bulk, others as 0.
     pub class: u8,
     /// 0: neither encrypted nor authenticated; others are reserved.
     pub security: u8,

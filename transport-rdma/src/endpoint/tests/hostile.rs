@@ -56,7 +56,7 @@ impl Hostile {
     /// Connects to a server, and sends it a PROBE if it is to be believed.
     pub(super) async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
         let (hostile, offer) = Self::new(fabric, 0);
-        let (server, answer) = far.upgrade.answer(offer, &far.stream).await.unwrap();
+        let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await.unwrap();
         hostile.join(answer, prove);
         let server = tokio::spawn(server.complete(1, None));
         (hostile, server)

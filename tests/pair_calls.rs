@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farcall::{Bytes, Channel, Config, Reason, Server};
+use farcall::{Bytes, Channel, Config, Reason, Server, TrafficClass};
 use tokio::sync::Notify;
 
 /// A guard against hangs only.
@@ -91,6 +91,65 @@ async fn calls_cross_the_wire_by_rdma() {
     .await;
 }
 
+/// Counts the bytes that leave this host in packets with a DSCP: in TCP's with one, and in UDP's, which are RoCE's, with
+/// another.
+struct Marked;
+
+impl Marked {
+    fn begin(tcp: u8, roce: u8) -> Self {
+        run("tc qdisc add dev eth0 root handle 1: prio bands 5");
+        for (protocol, dscp, band) in [(6, tcp, 4), (17, roce, 5)] {
+            run(&format!(
+                "tc filter add dev eth0 parent 1: protocol ip u32 match ip protocol {protocol} 0xff \
+                 match ip tos {:#x} 0xfc flowid 1:{band}",
+                dscp << 2
+            ));
+        }
+        Self
+    }
+
+    fn bytes(&self) -> [u64; 2] {
+        let shown = run("tc -s class show dev eth0");
+        [4, 5].map(|band| {
+            let (_, class) = shown.split_once(&format!("class prio 1:{band} ")).unwrap();
+            class.split_once("Sent ").and_then(|(_, sent)| sent.split(' ').next()?.parse().ok()).unwrap()
+        })
+    }
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        let _ = Command::new("tc").args(["qdisc", "del", "dev", "eth0", "root"]).status();
+    }
+}
+
+#[tokio::test]
+async fn packets_have_the_mark_of_their_class_in_both_directions() {
+    let mut config = config();
+    config.tcp.dscp.urgent = Some(10);
+    config.rdma.dscp.urgent = Some(46);
+    let marked = Marked::begin(10, 46);
+    together_with(7405, config, async |channel| {
+        call(&EchoClient::new(channel), 1, 10_000).await;
+        assert_eq!(marked.bytes(), [0, 0]);
+        let urgent = channel.class(TrafficClass::Urgent);
+        call(&EchoClient::new(&urgent), 2, 10_000).await;
+        assert_eq!(urgent.transport().await.unwrap().name, "rdma");
+    })
+    .await;
+    // On the host that calls, and on the one that serves.
+    let [tcp, roce] = marked.bytes();
+    assert!(tcp > 0 && roce > 10_000, "{tcp} bytes of TCP and {roce} of RoCE are marked");
+}
+
+/// What a command says.
+fn run(command: &str) -> String {
+    let output = Command::new("bash").args(["-c", command]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
 /// Drops, on this host, what RoCE sends and receives; TCP goes on.
 struct NoRoce;
 
@@ -102,8 +161,7 @@ impl NoRoce {
             "tc qdisc add dev eth0 parent 1:3 handle 30: netem loss 100%",
             "tc filter add dev eth0 parent 1: protocol ip u32 match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:3",
         ] {
-            let status = Command::new("bash").args(["-c", command]).status().unwrap();
-            assert!(status.success(), "{command}");
+            run(command);
         }
         Self
     }

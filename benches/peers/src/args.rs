@@ -26,6 +26,17 @@ pub(crate) enum Method {
     Chain,
 }
 
+/// Which connection calls go by where another load uses the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// That one.
+    Same,
+    /// Another channel's.
+    Second,
+    /// The same channel's of the class urgent.
+    Urgent,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Args {
     pub(crate) contestant: String,
@@ -45,6 +56,10 @@ pub(crate) struct Args {
     pub(crate) connections: usize,
     /// How long each caller waits before it calls again.
     pub(crate) pause: Duration,
+    /// Calls in flight beside them, each of which puts so many bytes (Farcall).
+    pub(crate) load: usize,
+    pub(crate) load_size: usize,
+    pub(crate) by: By,
     pub(crate) warmup: f64,
     pub(crate) seconds: f64,
     /// Make so many calls instead, from the first to the last without a warm-up: for counting what they take.
@@ -71,6 +86,9 @@ impl Args {
             concurrency: 1,
             connections: 1,
             pause: Duration::ZERO,
+            load: 0,
+            load_size: 64 << 20,
+            by: By::Same,
             warmup: 0.5,
             seconds: 2.0,
             calls: None,
@@ -106,6 +124,16 @@ impl Args {
             "--concurrency" => self.concurrency = number(option, &value)?,
             "--connections" => self.connections = number(option, &value)?,
             "--pause-ms" => self.pause = Duration::from_millis(number(option, &value)?),
+            "--load" => self.load = number(option, &value)?,
+            "--load-size" => self.load_size = number(option, &value)?,
+            "--by" => {
+                self.by = match value.as_str() {
+                    "same" => By::Same,
+                    "second" => By::Second,
+                    "urgent" => By::Urgent,
+                    _ => return Err(format!("no connection is {value}").into()),
+                }
+            }
             "--warmup" => self.warmup = number(option, &value)?,
             "--seconds" => self.seconds = number(option, &value)?,
             "--calls" => self.calls = Some(number(option, &value)?),

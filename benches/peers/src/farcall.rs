@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall::{Channel, Config, Server};
+use farcall::{Channel, Config, Server, TrafficClass};
 
-use crate::args::{Args, Method};
+use crate::args::{Args, By, Method};
 use crate::load::{Caller, pattern};
 use crate::{Contestant, Result};
 
@@ -60,10 +60,38 @@ impl Contestant for Farcall {
     }
 
     async fn connect(args: Args) -> Result<Client> {
-        let config = Config::from_toml(&args.settings)?;
-        let channel =
-            Channel::builder().config(config).connect(&format!("farcall://{}", args.address)).await?;
+        let first = channel(&args).await?;
+        if args.load > 0 {
+            load(&EchoClient::new(&first), &args);
+        }
+        let channel = match args.by {
+            By::Same => first,
+            By::Second => channel(&args).await?,
+            By::Urgent => first.class(TrafficClass::Urgent),
+        };
         Ok(Client { echo: EchoClient::new(channel), method: args.method, size: args.size as u64 })
+    }
+}
+
+async fn channel(args: &Args) -> Result<Channel> {
+    let config = Config::from_toml(&args.settings)?;
+    Ok(Channel::builder().config(config).connect(&format!("farcall://{}", args.address)).await?)
+}
+
+/// Keeps calls in flight that put long payloads, for as long as this process lives.
+fn load(client: &EchoClient, args: &Args) {
+    let payload = payload(args.load_size);
+    for _ in 0..args.load {
+        let (client, payload) = (client.clone(), payload.clone());
+        tokio::spawn(async move {
+            loop {
+                if let Err(error) = client.put(payload.clone()).await {
+                    // What is measured without it is not what was asked for.
+                    eprintln!("peers: the load: {error}");
+                    std::process::exit(1);
+                }
+            }
+        });
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod rdma;
 
-use super::plan::{self, BASE, IN_FLIGHT, MANY, MANY_IN_FLIGHT, Part, Place, SIZES};
+use super::plan::{self, BASE, BESIDE_LOAD, IN_FLIGHT, MANY, MANY_IN_FLIGHT, Part, Place, SIZES};
 use super::results::{Metric, Results};
 
 /// Something to be reached, with what was measured.
@@ -51,6 +51,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
     goals.extend(rdma::all(results));
     goals.extend(connections(results, Part::Connections, BASE));
     goals.extend(connections(results, Part::Connections, "farcall"));
+    goals.extend([Part::Urgent, Part::Rdma].iter().filter_map(|part| urgent(results, *part)));
     goals
 }
 
@@ -63,6 +64,14 @@ fn connections(results: &Results, part: Part, contestant: &str) -> Vec<Goal> {
         ratio(results, what, Metric::Cpu, (&many, contestant), (&one, contestant), AtMost(1.25))
     };
     MANY_IN_FLIGHT.iter().filter_map(goal).collect()
+}
+
+/// What long calls of one class may cost a short one of another: as much as if they were another channel's.
+fn urgent(results: &Results, part: Part) -> Option<Goal> {
+    let place = Place::beside_load(part);
+    let [own, second] = [BESIDE_LOAD[0], BESIDE_LOAD[1]];
+    let what = format!("{}, {}, {own}: {} to {second}", part.title(), place.title(), Metric::P99.title());
+    ratio(results, what, Metric::P99, (&place, own), (&place, second), AtMost(2.0))
 }
 
 /// What is asked of us in a place, compared with the base.

@@ -46,7 +46,9 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
 
 fn measure(options: &Options, results: &mut Results) -> Result<()> {
     packages::ensure(packages::COUNTING)?;
-    let peers = Peers::build(Frameworks::With)?;
+    // They take most of the time to build.
+    let with = [Part::Counts, Part::Pinned, Part::Unpinned].into_iter().any(|part| options.includes(part));
+    let peers = Peers::build(if with { Frameworks::With } else { Frameworks::Without })?;
     if options.includes(Part::Counts) {
         count::all(&peers, results)?;
     }

@@ -16,13 +16,15 @@ pub(super) enum Part {
     Unpinned,
     /// Many connections, and as many calls in flight over one.
     Connections,
+    /// A short call beside long ones, by a connection of its own class.
+    Urgent,
     /// The software device of a VM, against the device used by hand.
     Rdma,
 }
 
 impl Part {
     pub(super) const ALL: &[Self] =
-        &[Self::Counts, Self::Pinned, Self::Unpinned, Self::Connections, Self::Rdma];
+        &[Self::Counts, Self::Pinned, Self::Unpinned, Self::Connections, Self::Urgent, Self::Rdma];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -30,6 +32,7 @@ impl Part {
             Self::Pinned => "pinned",
             Self::Unpinned => "unpinned",
             Self::Connections => "connections",
+            Self::Urgent => "urgent",
             Self::Rdma => "rdma",
         }
     }
@@ -40,6 +43,7 @@ impl Part {
             Self::Pinned => "TCP, both ends on one CPU",
             Self::Unpinned => "TCP, on all CPUs",
             Self::Connections => "TCP, many connections, both ends on one CPU",
+            Self::Urgent => "TCP, short calls beside long ones, on all CPUs",
             Self::Rdma => "RDMA in a VM",
         }
     }
@@ -47,7 +51,7 @@ impl Part {
     /// The command that both ends run under.
     pub(super) fn under(self) -> Vec<String> {
         match self {
-            Self::Unpinned | Self::Rdma => Vec::new(),
+            Self::Unpinned | Self::Urgent | Self::Rdma => Vec::new(),
             Self::Counts | Self::Pinned | Self::Connections => words("taskset -c 0"),
         }
     }
@@ -55,7 +59,7 @@ impl Part {
     /// What both ends are told.
     pub(super) fn options(self) -> Vec<String> {
         words(match self {
-            Self::Unpinned => "--set transport=tcp",
+            Self::Unpinned | Self::Urgent => "--set transport=tcp",
             Self::Counts | Self::Pinned | Self::Connections => "--current-thread --set transport=tcp",
             // Setting a link up takes long where the processor is emulated.
             Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
@@ -65,6 +69,7 @@ impl Part {
     /// Whom the tables compare with.
     pub(super) fn compared(self) -> &'static str {
         match self {
+            Self::Urgent => "Ratios are to the same call by a second channel.",
             Self::Rdma => {
                 "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put or got. \
                  `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
@@ -84,11 +89,13 @@ pub(super) struct Place {
     pub(super) connections: usize,
     /// How long a caller waits before it calls again.
     pub(super) pause_ms: u64,
+    /// How many calls of [`LOAD_SIZE`] are in flight beside these.
+    pub(super) load: usize,
 }
 
 impl Place {
     pub(super) fn echo(part: Part, size: usize, concurrency: usize, connections: usize) -> Self {
-        Self { part, method: "echo".to_owned(), size, concurrency, connections, pause_ms: 0 }
+        Self { part, method: "echo".to_owned(), size, concurrency, connections, pause_ms: 0, load: 0 }
     }
 
     /// A long payload by RDMA.
@@ -101,14 +108,23 @@ impl Place {
         Self { pause_ms: 10, ..Self::echo(Part::Rdma, 64, 1, 1) }
     }
 
+    /// A short call beside long ones.
+    pub(super) fn beside_load(part: Part) -> Self {
+        Self { load: 8, ..Self::echo(part, 64, 1, 1) }
+    }
+
     /// How long it is measured: longer where so much is on its way that a call takes a good part of a second, and memory
     /// has to be had for all of it first.
     pub(super) fn seconds(&self, seconds: f64) -> f64 {
-        seconds * (1.0 + (self.size * self.concurrency) as f64 / f64::from(64 << 20))
+        let on_the_way = self.size * self.concurrency + self.load * LOAD_SIZE;
+        seconds * (1.0 + on_the_way as f64 / f64::from(64 << 20))
     }
 
     /// Whom a contestant is compared with here.
     pub(super) fn base(&self, contestant: &str) -> (Self, String) {
+        if self.load > 0 {
+            return (self.clone(), BESIDE_LOAD[1].to_owned());
+        }
         let Some(mode) = contestant.split_once(' ').map(|(_, mode)| mode) else {
             return (self.clone(), BASE.to_owned());
         };
@@ -126,11 +142,26 @@ impl Place {
 
     /// What both ends are told.
     pub(super) fn options(&self) -> Vec<String> {
-        let Self { method, size, concurrency, connections, pause_ms, .. } = self;
-        words(&format!(
+        let Self { method, size, concurrency, connections, pause_ms, load, .. } = self;
+        let mut options = words(&format!(
             "--method {method} --size {size} --concurrency {concurrency} --connections {connections} \
              --pause-ms {pause_ms}"
-        ))
+        ));
+        if *load > 0 {
+            // The arguments are a little longer than the payload.
+            let message = LOAD_SIZE + 1024;
+            options.extend(words(&format!(
+                "--load {load} --load-size {LOAD_SIZE} --set limits.max_message={message} \
+                 --set limits.max_assembly={}",
+                load * message
+            )));
+        }
+        options
+    }
+
+    /// What both ends are told of what stands behind a contestant's name.
+    pub(super) fn mode(&self, mode: &str) -> Vec<String> {
+        words(&if self.load > 0 { format!("--by {mode}") } else { format!("--set rdma.completion={mode}") })
     }
 }
 
@@ -159,6 +190,12 @@ pub(super) const MANY: usize = 256;
 /// and one on each, which shows how much less gathers for each write.
 pub(super) const MANY_IN_FLIGHT: &[usize] = &[1, MANY];
 
+/// How long the calls are that others are measured beside.
+pub(super) const LOAD_SIZE: usize = 64 << 20;
+
+/// By which connection a call goes beside such: that of its class, a second channel's, that of the load.
+pub(super) const BESIDE_LOAD: &[&str] = &["farcall urgent", "farcall second", "farcall same"];
+
 pub(super) fn native(options: &Options) -> Vec<Group> {
     let mut groups = Vec::new();
     for part in [Part::Pinned, Part::Unpinned] {
@@ -170,6 +207,7 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
         let place = Place::echo(Part::Connections, 64, in_flight, connections);
         groups.push(Group { place, contestants: &[BASE, "farcall"] });
     }
+    groups.push(Group { place: Place::beside_load(Part::Urgent), contestants: BESIDE_LOAD });
     groups.retain(|group| options.includes(group.place.part));
     groups
 }
@@ -215,6 +253,7 @@ pub(super) fn guest() -> Vec<Group> {
         let place = Place::echo(Part::Rdma, 64, *in_flight, MANY);
         groups.push(Group { place, contestants: &["farcall adaptive"] });
     }
+    groups.push(Group { place: Place::beside_load(Part::Rdma), contestants: BESIDE_LOAD });
     groups
 }
 

@@ -42,7 +42,7 @@ fn measure(peers: &Peers, place: &Place, contestant: &str, seconds: f64) -> Resu
     let under = place.part.under();
     let mut options = [place.part.options(), place.options()].concat();
     if !mode.is_empty() {
-        options.extend(["--set".to_owned(), format!("rdma.completion={mode}")]);
+        options.extend(place.mode(mode));
     }
     let run = Run { contestant: name, under: &under, options: &options };
     let server = peers.server(&run)?;

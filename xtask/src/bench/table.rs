@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::goals::{self, Goal, Limit};
-use super::plan::Place;
+use super::plan::{LOAD_SIZE, Place};
 use super::results::{Metric, Results};
 
 /// All that there are, the goals first.
@@ -110,11 +110,12 @@ impl Place {
 
     /// What is called, and how many at a time.
     fn calls(&self) -> String {
-        let Self { method, concurrency, connections, pause_ms, .. } = self;
-        let how = match (connections, pause_ms) {
-            (1, 0) => String::new(),
-            (1, pause) => format!(", {pause} ms after the last"),
-            (many, _) => format!(" over {many} connections"),
+        let Self { method, concurrency, connections, pause_ms, load, .. } = self;
+        let how = match (connections, pause_ms, load) {
+            (1, 0, 0) => String::new(),
+            (1, 0, load) => format!(" beside {load} of {}", bytes(LOAD_SIZE)),
+            (1, pause, _) => format!(", {pause} ms after the last"),
+            (many, ..) => format!(" over {many} connections"),
         };
         format!("{method}, {concurrency} in flight{how}")
     }

@@ -55,7 +55,7 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
 
     /// Puts something into the queue, and gives how many are in it now. [`run`](Self::run) must follow, if the queue was
     /// empty; else whoever has put in the first sees to it.
-    // A call's own, with what it puts in.
+    // Inlined, as `put` is: so that what is put in is not moved on its way.
     #[inline(always)]
     pub(super) fn queue(&self, put: impl FnOnce(&mut Q)) -> usize {
         let mut queue = lock(&self.queue);

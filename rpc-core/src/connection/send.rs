@@ -184,7 +184,7 @@ impl Connection {
     }
 
     /// The same for a short message of a call.
-    // A call's own, as what it is put in with.
+    // Inlined where a call is made or answered, so that what is put in is not moved on its way.
     #[inline(always)]
     pub(super) fn enqueue_short(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
         self.sending.queue(|queue| queue.shorts.push(kind, call, head, body))

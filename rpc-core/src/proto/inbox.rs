@@ -240,6 +240,7 @@ impl Inbox {
         if len as u64 > self.limits.max_message {
             return Err(WireError::new("message", "is longer than HELLO's max_message"));
         }
+        // A copy, or the header would need an address, and go through memory.
         let Header { call, .. } = *header;
         let is_assembling = !self.assembling.is_empty() && self.assembling.contains_key(&call);
         if is_assembling && header.kind.is_message_of_call() {

@@ -278,8 +278,8 @@ impl LinkCore {
     /// and more be sent. `scratch` is empty, and is again.
     pub(crate) fn deliver(&self, scratch: &mut VecDeque<Message>, most: usize) -> Delivered {
         let mut receiving = self.receiving();
-        receiving.is_listed = false;
         if receiving.ended {
+            receiving.is_listed = false;
             drop(receiving);
             self.deliver_rest();
             return Delivered::default();
@@ -290,6 +290,8 @@ impl LinkCore {
         }
         receiving.answers = receiving.inbox.is_empty();
         let unfinished = handler.is_some() && !receiving.answers;
+        // The intake lists it again.
+        receiving.is_listed = unfinished;
         let mut over = if unfinished { None } else { receiving.over.clone() };
         drop(receiving);
         let messages = scratch.len();
@@ -320,7 +322,6 @@ impl LinkCore {
 
     /// The peer has closed the link, and listens no more.
     pub(crate) fn hear_farewell(&self) {
-        self.receiving().farewell = true;
         self.sending().end();
     }
 

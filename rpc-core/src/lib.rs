@@ -14,5 +14,6 @@ pub mod payload;
 pub mod proto;
 pub mod server;
 pub mod service;
+pub mod spare;
 pub mod status;
 pub mod transport;

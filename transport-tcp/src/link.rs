@@ -260,10 +260,7 @@ impl Link for TcpLink {
             if out.blocked || out.failed.is_some() {
                 return;
             }
-            let mut more = true;
-            while more && out.writer.has_room() {
-                more = out.writer.take_shorts(source) && out.writer.take(source);
-            }
+            let more = out.writer.take(source);
             if out.writer.is_empty() {
                 return;
             }

@@ -5,6 +5,7 @@ use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
+use farcall_core::spare;
 use farcall_core::transport::{LinkHandler, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -134,7 +135,7 @@ impl Reader {
         if room >= self.read_size || self.buffer.try_reclaim(self.read_size) {
             return;
         }
-        let free = self.retired.iter_mut().position(|old| old.try_reclaim(BUFFER));
+        let free = self.retired.iter_mut().rposition(|old| old.try_reclaim(BUFFER));
         let mut fresh = match free.and_then(|i| self.retired.remove(i)) {
             Some(free) => free,
             None => BytesMut::with_capacity(BUFFER),
@@ -170,7 +171,7 @@ impl Reader {
                 }
                 lent => {
                     let is_lent = lent.is_some();
-                    let target = lent.unwrap_or_else(|| BytesMut::with_capacity(len + HEADER_LEN));
+                    let target = lent.unwrap_or_else(|| spare::take(len + HEADER_LEN));
                     self.begin_bulk(header, target, is_lent, handler)?;
                 }
             }
@@ -248,7 +249,7 @@ impl Reader {
     fn finish_bulk(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
         let Some(Bulk { header, target, lent, .. }) = self.bulk.take() else { return Ok(()) };
         let done =
-            if lent { handler.filled(header, target) } else { handler.receive(header, target.freeze()) };
+            if lent { handler.filled(header, target) } else { handler.receive(header, spare::share(target)) };
         done.map_err(|_| ReadEnd::Refused)
     }
 

@@ -6,6 +6,7 @@ use std::io::{self, IoSlice};
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::PREFACE;
+use farcall_core::spare;
 use farcall_core::transport::FrameSource;
 use tokio::net::TcpStream;
 
@@ -17,8 +18,8 @@ const COPY: usize = 4096;
 /// How much is taken before it is written.
 const BATCH: usize = 256 * 1024;
 
-/// How much of the buffer for what is copied is kept at most for what comes next.
-const KEPT: usize = 128 * 1024;
+/// From this length on the buffer of what was copied goes as a whole, and is used again for another.
+const LARGE: usize = 16 * 1024;
 
 /// The most pieces of one write; the system's own limit is 1024 (writev(2)).
 const MAX_PIECES: usize = 64;
@@ -43,22 +44,24 @@ impl Writer {
         self.len == 0
     }
 
-    pub(crate) fn has_room(&self) -> bool {
-        self.len < BATCH && self.pieces.len() < MAX_PIECES
-    }
-
-    /// Takes frames that are copied anyway, all at once. False: there is nothing behind them.
-    pub(crate) fn take_shorts(&mut self, source: &mut dyn FrameSource) -> bool {
-        let before = self.tail.len();
-        let more = source.next_shorts(&mut self.tail, BATCH, MAX_FRAME);
-        self.len += self.tail.len() - before;
-        more
-    }
-
-    /// Takes the next frame. False: there is none.
+    /// Takes what is next while there is room. False: there is nothing more.
     pub(crate) fn take(&mut self, source: &mut dyn FrameSource) -> bool {
-        let frame = source.next(MAX_FRAME);
-        frame.inspect(|frame| self.push(frame)).is_some()
+        while self.len < BATCH && self.pieces.len() < MAX_PIECES {
+            self.close_tail();
+            // What is short comes in one piece, and is no other's.
+            if !source.next_shorts(&mut self.tail, MAX_FRAME) {
+                self.len += self.tail.len();
+                return false;
+            }
+            if !self.tail.is_empty() {
+                self.len += self.tail.len();
+            } else if let Some(frame) = source.next(MAX_FRAME) {
+                self.push(&frame);
+            } else {
+                return false;
+            }
+        }
+        true
     }
 
     fn push(&mut self, frame: &Frame) {
@@ -85,7 +88,9 @@ impl Writer {
     }
 
     fn close_tail(&mut self) {
-        if !self.tail.is_empty() {
+        if self.tail.len() >= LARGE {
+            self.pieces.push_back(spare::share(std::mem::take(&mut self.tail)));
+        } else if !self.tail.is_empty() {
             self.pieces.push_back(self.tail.split().freeze());
         }
     }
@@ -98,7 +103,6 @@ impl Writer {
             self.len -= written;
             if self.len == 0 {
                 self.tail.clear();
-                self.let_go();
             } else {
                 self.tail.advance(written);
             }
@@ -112,17 +116,7 @@ impl Writer {
         }
         let written = socket.try_write_vectored(&slices[..n])?;
         self.advance(written);
-        if self.len == 0 {
-            self.let_go();
-        }
         Ok(written)
-    }
-
-    /// Frees a large buffer in which there is nothing.
-    fn let_go(&mut self) {
-        if self.tail.try_reclaim(KEPT + 1) {
-            self.tail = BytesMut::new();
-        }
     }
 
     fn advance(&mut self, mut written: usize) {
@@ -135,45 +129,5 @@ impl Writer {
             written -= piece.len();
             self.pieces.pop_front();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-
-    use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
-
-    use super::*;
-
-    struct Much;
-
-    impl FrameSource for Much {
-        fn next(&mut self, _: usize) -> Option<Frame> {
-            None
-        }
-
-        fn next_shorts(&mut self, to: &mut BytesMut, _: usize, _: usize) -> bool {
-            // As one who has had much waiting does: it gives its own buffer.
-            *to = BytesMut::zeroed(2 << 20);
-            false
-        }
-    }
-
-    #[tokio::test]
-    async fn a_link_that_has_once_sent_much_keeps_little() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let (mut peer, _) = listener.accept().await.unwrap();
-        let read = tokio::spawn(async move { peer.read_exact(&mut vec![0; 2 << 20]).await });
-        let mut writer = Writer { pieces: VecDeque::new(), tail: BytesMut::new(), len: 0 };
-        assert!(!writer.take_shorts(&mut Much));
-        while !writer.is_empty() {
-            socket.writable().await.unwrap();
-            // It may not be after all.
-            let _ = writer.write_to(&socket);
-        }
-        read.await.unwrap().unwrap();
-        assert!(!writer.tail.try_reclaim(KEPT + 1));
     }
 }

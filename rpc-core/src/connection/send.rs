@@ -107,7 +107,7 @@ impl FrameSource for StreamSource<'_> {
         Some(self.connection.stamp(frame, outbox))
     }
 
-    fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize) -> bool {
+    fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
         let Sending { outbox, control, peer_max_frame, .. } = &mut *self.sending;
         if !control.is_empty() {
             return true;
@@ -116,7 +116,7 @@ impl FrameSource for StreamSource<'_> {
             return false;
         }
         let rx_seq = self.connection.stamp_header();
-        if outbox.next_shorts(to, max, max_payload.min(*peer_max_frame), rx_seq) > 0 {
+        if outbox.next_shorts(empty, max_payload.min(*peer_max_frame), rx_seq) > 0 {
             self.connection.note_sent(outbox);
         }
         !outbox.is_empty()

@@ -155,18 +155,17 @@ impl Outbox {
         Some(frame)
     }
 
-    /// Moves the frames of short messages that may leave by the stream link now to the end of `to`, encoded, while that is
-    /// shorter than `max`. Gives how many.
-    pub fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize, rx_seq: u32) -> u32 {
+    /// Gives frames of short messages that may leave by the stream link now, encoded, for `empty`. How many they are.
+    pub fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize, rx_seq: u32) -> u32 {
         let others_wait =
             self.resend > 0 || self.own > 0 || !self.cutting.is_empty() || !self.large.is_empty();
         let stopped = self.frozen || self.closed || self.route != Route::Stream;
         if stopped || others_wait || max_payload < MAX_SHORT || self.shorts.is_empty() {
             return 0;
         }
-        let moved = self.shorts.move_to(to, max, self.next_seq, rx_seq);
-        self.next_seq = self.next_seq.wrapping_add(moved);
-        moved
+        let frames = self.shorts.pop_chunk(empty, self.next_seq, rx_seq);
+        self.next_seq = self.next_seq.wrapping_add(frames);
+        frames
     }
 
     /// The number of the last frame that has left.

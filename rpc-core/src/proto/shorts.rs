@@ -1,22 +1,27 @@
 //! Short messages on their way out: each in its frame already, so that all of them leave in one piece.
 
+use std::collections::VecDeque;
+
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::message::{Frame, Head, Message};
 use super::wire::{FrameType, HEADER_LEN, Header};
+use crate::spare;
 
 /// A message of a call that is no longer than this is copied rather than sent by reference.
 pub const MAX_SHORT: usize = 8192;
 
 /// Frames one behind the other, each a message; what is stamped when a frame leaves is missing in their headers.
+///
+/// They lie in chunks, so that many change hands without being copied, and leave no large allocation behind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Shorts {
-    frames: BytesMut,
+    /// Before `last`; none is empty.
+    full: VecDeque<BytesMut>,
+    last: BytesMut,
     count: usize,
-    /// How many bytes of `frames` are frames that were taken out.
+    /// How many bytes of them are frames that were taken out.
     gaps: usize,
-    /// The allocation is larger than what is kept.
-    large: bool,
 }
 
 /// In place of the type of a frame that was taken out.
@@ -25,8 +30,11 @@ const GAP: FrameType = FrameType(0);
 /// How much is allocated at least.
 const LEAST: usize = 8 * 1024;
 
-/// How much is kept at most for what comes next: many have to wait at times, and then mostly none.
-const KEPT: usize = 128 * 1024;
+/// A chunk that is as long as this is full.
+const CHUNK: usize = 64 * 1024;
+
+/// The most that is copied to join what others have queued: two chunks that are nearly empty take more than one.
+const JOINED: usize = 16 * 1024;
 
 impl Shorts {
     /// Puts a message at the end.
@@ -34,15 +42,32 @@ impl Shorts {
         let mut header = Header::new(kind, call);
         header.len = (head.len() + body.len()) as u32;
         let len = HEADER_LEN + header.len as usize;
-        if self.frames.capacity() - self.frames.len() < len {
-            // Takes back what has left of the old allocation.
-            self.frames.reserve(len.max(LEAST));
-            self.large |= self.frames.capacity() > KEPT;
+        if self.last.capacity() - self.last.len() < len {
+            self.make_room(len);
         }
-        self.frames.extend_from_slice(&header.encode());
-        self.frames.extend_from_slice(head);
-        self.frames.extend_from_slice(body);
+        self.last.extend_from_slice(&header.encode());
+        self.last.extend_from_slice(head);
+        self.last.extend_from_slice(body);
         self.count += 1;
+    }
+
+    /// Makes room behind the last frame.
+    fn make_room(&mut self, len: usize) {
+        let needed = self.last.len() + len;
+        if self.last.try_reclaim(len) {
+            // What has left of the allocation is room.
+        } else if needed <= LEAST {
+            self.last.reserve(LEAST);
+        } else {
+            let mut old = std::mem::replace(&mut self.last, spare::take(CHUNK));
+            if needed > CHUNK {
+                self.full.push_back(old);
+            } else {
+                self.last.extend_from_slice(&old);
+                old.clear();
+                spare::give(old);
+            }
+        }
     }
 
     /// How many there are.
@@ -58,84 +83,80 @@ impl Shorts {
     /// Moves all of `other` to the end of these.
     pub fn append(&mut self, other: &mut Self) {
         if self.is_empty() {
+            self.clear();
             std::mem::swap(self, other);
-        } else {
-            self.frames.extend_from_slice(&other.frames);
-            self.large |= self.frames.capacity() > KEPT;
-            self.count += other.count;
-            self.gaps += other.gaps;
+            return;
         }
+        if other.full.is_empty() && other.last.len() <= JOINED {
+            self.make_room(other.last.len());
+            self.last.extend_from_slice(&other.last);
+        } else {
+            self.full.push_back(std::mem::take(&mut self.last));
+            self.full.append(&mut other.full);
+            std::mem::swap(&mut self.last, &mut other.last);
+        }
+        self.count += other.count;
+        self.gaps += other.gaps;
         other.clear();
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        self.frames.clear();
+        self.full.clear();
+        self.last.clear();
         self.count = 0;
         self.gaps = 0;
-        self.let_go();
-    }
-
-    /// Frees a large allocation in which there is nothing.
-    fn let_go(&mut self) {
-        if std::mem::take(&mut self.large) {
-            self.frames = BytesMut::new();
-        }
     }
 
     /// Takes the first one.
     pub(super) fn pop(&mut self) -> Option<Frame> {
         self.close_gaps();
-        let header = self.frames.first_chunk().map(Header::read)?;
-        self.frames.advance(HEADER_LEN);
+        let first = self.full.front_mut().unwrap_or(&mut self.last);
+        let header = first.first_chunk().map(Header::read)?;
+        first.advance(HEADER_LEN);
         self.count -= 1;
-        let payload = self.frames.split_to(header.len as usize).freeze();
-        if self.is_empty() {
-            self.let_go();
+        let payload = first.split_to(header.len as usize).freeze();
+        if first.is_empty() {
+            self.full.pop_front();
         }
         Some(Frame { header, pieces: payload.into() })
     }
 
-    /// Moves frames to the end of `to` while it is shorter than `max`, numbered from `seq` on; gives how many. Takes over what
-    /// is allocated for `to`, of which its owner keeps little, if it is empty.
-    pub(super) fn move_to(&mut self, to: &mut BytesMut, max: usize, seq: u32, rx_seq: u32) -> u32 {
+    /// Gives the frames of the first chunk for `empty`, which is used for others, numbered from `seq` on. How many they are.
+    pub(super) fn pop_chunk(&mut self, empty: &mut BytesMut, seq: u32, rx_seq: u32) -> u32 {
         self.close_gaps();
-        let (mut end, mut moved) = (0, 0);
-        while to.len() + end < max
-            && let Some(header) = self.frames[end..].first_chunk_mut::<HEADER_LEN>()
-        {
-            Header::stamp(header, seq.wrapping_add(moved), rx_seq);
-            end += HEADER_LEN + Header::payload_len(header);
-            moved += 1;
+        std::mem::swap(self.full.front_mut().unwrap_or(&mut self.last), empty);
+        if let Some(given) = self.full.pop_front() {
+            spare::give(given);
         }
-        self.count -= moved as usize;
-        if self.count == 0 && to.is_empty() {
-            std::mem::swap(&mut self.frames, to);
-            self.large = false;
-        } else {
-            to.extend_from_slice(&self.frames[..end]);
-            self.frames.advance(end);
-            if self.is_empty() {
-                self.let_go();
-            }
+        let (mut at, mut frames) = (0, 0);
+        while let Some(header) = empty[at..].first_chunk_mut::<HEADER_LEN>() {
+            Header::stamp(header, seq.wrapping_add(frames), rx_seq);
+            at += HEADER_LEN + Header::payload_len(header);
+            frames += 1;
         }
-        moved
+        self.count -= frames as usize;
+        frames
     }
 
     /// Takes those out that are such, by their headers; gives how many.
     pub(crate) fn take_out(&mut self, mut is_such: impl FnMut(&Header) -> bool) -> usize {
-        let (mut at, mut taken) = (0, 0);
-        while let Some(b) = self.frames[at..].first_chunk_mut::<HEADER_LEN>() {
-            let header = Header::read(b);
-            if header.kind != GAP && is_such(&header) {
-                b[0] = GAP.0;
-                self.gaps += HEADER_LEN + header.len as usize;
-                taken += 1;
+        let (mut taken, mut len) = (0, 0);
+        for chunk in self.full.iter_mut().chain([&mut self.last]) {
+            let mut at = 0;
+            while let Some(b) = chunk[at..].first_chunk_mut::<HEADER_LEN>() {
+                let header = Header::read(b);
+                if header.kind != GAP && is_such(&header) {
+                    b[0] = GAP.0;
+                    self.gaps += HEADER_LEN + header.len as usize;
+                    taken += 1;
+                }
+                at += HEADER_LEN + header.len as usize;
             }
-            at += HEADER_LEN + header.len as usize;
+            len += chunk.len();
         }
         self.count -= taken;
-        if self.gaps > self.frames.len() / 2 {
+        if self.gaps > len / 2 {
             // Those who call and give up while nothing leaves must not fill memory.
             self.close_gaps();
         }
@@ -144,19 +165,22 @@ impl Shorts {
 
     /// Before frames leave, and not as often as they are taken out: that may be thousands of times.
     fn close_gaps(&mut self) {
-        let gaps = std::mem::take(&mut self.gaps);
-        if gaps == 0 {
+        if self.gaps == 0 {
             return;
         }
-        let left = BytesMut::with_capacity(self.frames.len() - gaps);
-        let all = std::mem::replace(&mut self.frames, left);
-        let mut rest = &all[..];
-        while let Some(header) = rest.first_chunk().map(Header::read) {
-            let (frame, behind) = rest.split_at(HEADER_LEN + header.len as usize);
-            if header.kind != GAP {
-                self.frames.extend_from_slice(frame);
+        let mut all = std::mem::take(self);
+        self.count = all.count;
+        all.full.push_back(all.last);
+        for chunk in all.full {
+            let mut rest = &chunk[..];
+            while let Some(header) = rest.first_chunk().map(Header::read) {
+                let (frame, behind) = rest.split_at(HEADER_LEN + header.len as usize);
+                if header.kind != GAP {
+                    self.make_room(frame.len());
+                    self.last.extend_from_slice(frame);
+                }
+                rest = behind;
             }
-            rest = behind;
         }
     }
 }

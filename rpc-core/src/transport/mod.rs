@@ -157,11 +157,11 @@ pub trait FrameSource {
         self.next(max_payload)
     }
 
-    /// For a link whose `grant` is always 0 and which copies what is short: puts frames that are next, encoded, at the end
-    /// of `to` as long as that is shorter than `max`; none has a payload of more than `max_payload` bytes. False: there is
-    /// nothing else; true: there may be, from [`next`](Self::next).
-    fn next_shorts(&mut self, to: &mut BytesMut, max: usize, max_payload: usize) -> bool {
-        let _ = (to, max, max_payload);
+    /// For a link whose `grant` is always 0 and which copies what is short: gives frames that are next, encoded one behind the
+    /// other, in exchange for `empty`, of whose memory others are made; none has a payload of more than `max_payload` bytes.
+    /// False: there is nothing else. True: there may be; if this has given none, from [`next`](Self::next).
+    fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
+        let _ = (empty, max_payload);
         true
     }
 }

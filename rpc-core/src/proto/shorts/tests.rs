@@ -25,27 +25,16 @@ fn moved(mut frames: &[u8], seq: u32, rx_seq: u32) -> VecDeque<(u64, Vec<u8>)> {
     all
 }
 
-/// As many as leave together while there are fewer bytes than `max`.
-fn first(model: &mut Model, already: usize, max: usize) -> VecDeque<(u64, Vec<u8>)> {
-    let mut len = already;
-    let n = model.0.iter().take_while(|(_, payload)| {
-        let fits = len < max;
-        len += HEADER_LEN + payload.len();
-        fits
-    });
-    let n = n.count();
-    model.0.drain(..n).collect()
-}
-
 #[test]
 fn it_is_a_queue_from_which_any_can_be_taken() {
     for seed in 0..200 {
         let mut rng = fastrand::Rng::with_seed(seed);
+        // With the longer ones there are several chunks.
+        let longest = [100, MAX_SHORT][seed as usize % 2];
         let (mut shorts, mut model) = (Shorts::default(), Model::default());
         let (mut others, mut other_model) = (Shorts::default(), Model::default());
-        let mut to = BytesMut::new();
         for call in 1..300 {
-            let payload = vec![rng.u8(..); rng.usize(..100)];
+            let payload = vec![rng.u8(..); rng.usize(..longest)];
             match rng.u32(..12) {
                 0..4 => push(&mut shorts, &mut model, call, &payload),
                 4..7 => push(&mut others, &mut other_model, call, &payload),
@@ -61,15 +50,12 @@ fn it_is_a_queue_from_which_any_can_be_taken() {
                     assert_eq!(popped, model.0.pop_front(), "seed {seed}");
                 }
                 9 => {
-                    let (max, seq) = (rng.usize(..400), rng.u32(..));
-                    // As a link that has written all, or not.
-                    if rng.bool() {
-                        to.clear();
-                    }
-                    let before = to.len();
-                    let expected = first(&mut model, before, max);
-                    assert_eq!(shorts.move_to(&mut to, max, seq, 7) as usize, expected.len());
-                    assert_eq!(moved(&to[before..], seq, 7), expected, "seed {seed}");
+                    let seq = rng.u32(..);
+                    let mut chunk = BytesMut::with_capacity(rng.usize(..2 * CHUNK));
+                    let given = shorts.pop_chunk(&mut chunk, seq, 7);
+                    assert!(given > 0 || shorts.is_empty(), "seed {seed}");
+                    let expected: VecDeque<_> = model.0.drain(..given as usize).collect();
+                    assert_eq!(moved(&chunk, seq, 7), expected, "seed {seed}");
                 }
                 10 => {
                     let one = rng.u64(..=call);
@@ -97,7 +83,7 @@ fn who_calls_and_gives_up_while_nothing_leaves_takes_no_memory() {
         shorts.push(FrameType::REQUEST, call, b"", &[7; 1000]);
         assert_eq!(shorts.take_out(|header| header.call == call), 1);
     }
-    assert!(shorts.frames.capacity() < 4 * LEAST, "{}", shorts.frames.capacity());
+    assert!(shorts.full.is_empty());
     assert_eq!(shorts.pop().unwrap().header.call, 1);
 }
 
@@ -105,21 +91,29 @@ fn who_calls_and_gives_up_while_nothing_leaves_takes_no_memory() {
 fn who_has_once_queued_much_keeps_little() {
     let leave: [fn(&mut Shorts); 4] = [
         |shorts| while shorts.pop().is_some() {},
-        |shorts| {
-            let mut to = BytesMut::from(&b"written in part"[..]);
-            while shorts.move_to(&mut to, 64 * 1024, 1, 0) > 0 {
-                to.truncate(1);
-            }
-        },
+        |shorts| while shorts.pop_chunk(&mut BytesMut::new(), 1, 0) > 0 {},
         |shorts| Shorts::default().append(shorts),
         |shorts| shorts.clear(),
     ];
     for leave in leave {
         let mut shorts = Shorts::default();
         (1..2000).for_each(|call| shorts.push(FrameType::REQUEST, call, b"", &[7; 1000]));
+        assert!(shorts.full.len() > 10);
         leave(&mut shorts);
-        shorts.push(FrameType::REQUEST, 1, b"", b"x");
-        leave(&mut shorts);
-        assert!(shorts.is_empty() && !shorts.frames.try_reclaim(KEPT + 1));
+        assert!(shorts.is_empty() && shorts.full.is_empty());
+        assert!(!shorts.last.try_reclaim(2 * CHUNK), "more than a chunk");
     }
+}
+
+#[test]
+fn many_change_hands_without_being_copied() {
+    let (mut all, mut more) = (Shorts::default(), Shorts::default());
+    (1..20).for_each(|call| all.push(FrameType::REQUEST, call, b"", &[7; MAX_SHORT]));
+    (20..40).for_each(|call| more.push(FrameType::REQUEST, call, b"", &[7; MAX_SHORT]));
+    let lie = |shorts: &Shorts| -> Vec<_> {
+        shorts.full.iter().chain([&shorts.last]).map(|chunk| chunk.as_ptr()).collect()
+    };
+    let before = [lie(&all), lie(&more)].concat();
+    all.append(&mut more);
+    assert_eq!(lie(&all), before);
 }

@@ -22,8 +22,8 @@ const POOL: usize = 16;
 /// that are read straight to where they belong, because what of those is read with the header must be copied there.
 const SHORT_READ: usize = 4096;
 
-/// Payloads from this length on get a buffer of their own rather than a view of the receive buffer.
-const OWN_BUFFER: usize = 16 * 1024;
+/// A frame with a payload from this length on gets a buffer of its own rather than a view of one with others.
+const LONG: usize = 16 * 1024;
 
 /// Why reading ended.
 #[derive(Debug)]
@@ -45,20 +45,21 @@ pub(crate) struct Reader {
     shorts: BytesMut,
     retired: VecDeque<BytesMut>,
     read_size: usize,
+    /// The length of the long frame that stands first, or of the last one: the next may be as long, and can then be read as
+    /// a whole to where it stays. 0: short ones come.
+    long: usize,
     greeted: bool,
     bulk: Option<Bulk>,
     pub(crate) bytes_read: u64,
     pub(crate) bytes_copied: u64,
 }
 
-/// A payload that is being read to its own buffer.
+/// A payload that is being read to a buffer of the handler's.
 #[derive(Debug)]
 struct Bulk {
     header: Header,
     target: BytesMut,
     missing: usize,
-    /// The buffer is the handler's, not ours.
-    lent: bool,
 }
 
 impl Reader {
@@ -68,6 +69,7 @@ impl Reader {
             shorts: BytesMut::new(),
             retired: VecDeque::new(),
             read_size: SHORT_READ,
+            long: 0,
             greeted: false,
             bulk: None,
             bytes_read: 0,
@@ -83,6 +85,10 @@ impl Reader {
         let (buffer, most) = match &mut self.bulk {
             // With the header of the frame behind it, where there is room: it may be another long one.
             Some(Bulk { target, missing, .. }) => (target, *missing + HEADER_LEN),
+            None if self.long > 0 => {
+                let missing = self.long.saturating_sub(self.buffer.len());
+                (&mut self.buffer, missing + HEADER_LEN)
+            }
             None => (&mut self.buffer, self.read_size),
         };
         let room = (buffer.capacity() - buffer.len()).clamp(1, most.max(1));
@@ -104,6 +110,7 @@ impl Reader {
                     next[..behind].copy_from_slice(&target[end..]);
                     target.truncate(end);
                     self.finish_bulk(handler)?;
+                    self.long = 0;
                     self.make_room();
                     self.buffer.extend_from_slice(&next[..behind]);
                     self.deliver(handler)?;
@@ -131,20 +138,29 @@ impl Reader {
 
     /// Sees to it that the buffer has room for a read.
     fn make_room(&mut self) {
+        if self.long > 0 {
+            if self.buffer.capacity() < self.long {
+                self.go_on_in(spare::take(self.long + HEADER_LEN));
+            }
+            return;
+        }
         let room = self.buffer.capacity() - self.buffer.len();
         if room >= self.read_size || self.buffer.try_reclaim(self.read_size) {
             return;
         }
         let free = self.retired.iter_mut().rposition(|old| old.try_reclaim(BUFFER));
-        let mut fresh = match free.and_then(|i| self.retired.remove(i)) {
-            Some(free) => free,
-            None => BytesMut::with_capacity(BUFFER),
-        };
+        let free = free.and_then(|i| self.retired.remove(i));
+        self.go_on_in(free.unwrap_or_else(|| spare::take(BUFFER)));
+    }
+
+    fn go_on_in(&mut self, mut fresh: BytesMut) {
         fresh.extend_from_slice(&self.buffer);
         self.bytes_copied += self.buffer.len() as u64;
         let mut old = std::mem::replace(&mut self.buffer, fresh);
         old.clear();
-        if self.retired.len() < POOL {
+        if old.try_reclaim(BUFFER) || self.retired.len() == POOL {
+            spare::give(old);
+        } else {
             self.retired.push_back(old);
         }
     }
@@ -165,15 +181,12 @@ impl Reader {
                     let payload = self.take(len);
                     handler.receive(header, payload).map_err(|_| ReadEnd::Refused)?;
                 }
-                None if len < OWN_BUFFER => {
-                    // The rest is short: it is read behind what is there.
+                None => {
+                    // The rest is read behind what is there.
+                    self.long = if len >= LONG { HEADER_LEN + len } else { 0 };
                     break;
                 }
-                lent => {
-                    let is_lent = lent.is_some();
-                    let target = lent.unwrap_or_else(|| spare::take(len + HEADER_LEN));
-                    self.begin_bulk(header, target, is_lent, handler)?;
-                }
+                Some(target) => self.begin_bulk(header, target, handler)?,
             }
             self.deliver_whole(handler)?;
         }
@@ -184,12 +197,15 @@ impl Reader {
     fn deliver_whole(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
         loop {
             // Views of one piece, because cutting the buffer for each frame costs more than all the rest.
-            let rest = match self.run() {
+            let run = match self.run() {
                 Run { len: 0, .. } => return Ok(()),
-                Run { len, short: true } => self.copy_out(len),
-                Run { len, short: false } => self.buffer.split_to(len).freeze(),
+                Run { len, .. } if len == self.long => self.take_long(),
+                Run { len, short } => {
+                    self.long = 0;
+                    if short { self.copy_out(len) } else { self.buffer.split_to(len).freeze() }
+                }
             };
-            let mut frames = Frames::new(rest);
+            let mut frames = Frames::new(run);
             handler.receive_frames(&mut frames).map_err(|_| ReadEnd::Refused)?;
             if let Some(error) = frames.malformed() {
                 return Err(ReadEnd::Malformed(error.to_string()));
@@ -224,6 +240,15 @@ impl Reader {
         self.shorts.split().freeze()
     }
 
+    /// Takes a long frame and the buffer that was got for it.
+    fn take_long(&mut self) -> Bytes {
+        let mut next = spare::take(self.long + HEADER_LEN);
+        next.extend_from_slice(&self.buffer[self.long..]);
+        let mut frame = std::mem::replace(&mut self.buffer, next);
+        frame.truncate(self.long);
+        spare::share(frame)
+    }
+
     /// Takes a header off the buffer, and the payload behind it.
     fn take(&mut self, len: usize) -> Bytes {
         let _header = self.buffer.split_to(HEADER_LEN);
@@ -234,7 +259,6 @@ impl Reader {
         &mut self,
         header: Header,
         mut target: BytesMut,
-        lent: bool,
         handler: &dyn LinkHandler,
     ) -> Result<(), ReadEnd> {
         let len = header.len as usize;
@@ -242,15 +266,13 @@ impl Reader {
         target.extend_from_slice(&self.take(have));
         self.bytes_copied += have as u64;
         self.read_size = SHORT_READ;
-        self.bulk = Some(Bulk { header, target, missing: len - have, lent });
+        self.bulk = Some(Bulk { header, target, missing: len - have });
         if have == len { self.finish_bulk(handler) } else { Ok(()) }
     }
 
     fn finish_bulk(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
-        let Some(Bulk { header, target, lent, .. }) = self.bulk.take() else { return Ok(()) };
-        let done =
-            if lent { handler.filled(header, target) } else { handler.receive(header, spare::share(target)) };
-        done.map_err(|_| ReadEnd::Refused)
+        let Some(Bulk { header, target, .. }) = self.bulk.take() else { return Ok(()) };
+        handler.filled(header, target).map_err(|_| ReadEnd::Refused)
     }
 
     /// The first bytes of a connection tell a farcall peer from any other. `Ok(false)`: not all are there yet.

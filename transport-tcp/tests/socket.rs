@@ -157,6 +157,60 @@ async fn frames_arrive_whole_however_they_are_cut() {
 }
 
 #[tokio::test]
+async fn frames_of_all_lengths_follow_each_other_in_any_order() {
+    for seed in 0..20 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut frames = Vec::new();
+        for _ in 0..200 {
+            let len = rng.choice([1, 40, 1023, 1024, 5000, 16_383, 16_384, 65_536, 200_000]).unwrap();
+            let kind = rng.choice([FrameType::REQUEST, FrameType::FRAGMENT]).unwrap();
+            // Readers expect that long ones go on.
+            let run = rng.usize(1..4);
+            frames.resize(frames.len() + run, (kind, vec![rng.u8(..); len]));
+        }
+        let mut bytes = PREFACE.to_vec();
+        for (seq, (kind, payload)) in frames.iter().enumerate() {
+            bytes.extend(encoded(*kind, seq as u32, payload));
+        }
+        let Pair { mut socket, link: _link, mut events } = Pair::new().await;
+        let writes = tokio::spawn(async move {
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let most = rng.choice([16, 4096, 300_000]).unwrap();
+                let cut = rng.usize(1..=most).min(rest.len());
+                socket.write_all(&rest[..cut]).await.unwrap();
+                tokio::task::yield_now().await;
+                rest = &rest[cut..];
+            }
+            socket
+        });
+        for (seq, (_, payload)) in frames.into_iter().enumerate() {
+            match next(&mut events).await {
+                Event::Frame(header, arrived) => {
+                    assert_eq!((header.seq, arrived.len()), (seq as u32, payload.len()), "seed {seed}");
+                    assert!(arrived == payload, "seed {seed}: frame {seq} has changed");
+                }
+                Event::Writable => {}
+                Event::End(end) => panic!("seed {seed}: {end}"),
+            }
+        }
+        writes.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn long_frames_one_after_the_other_are_read_to_where_they_stay() {
+    let mut pair = Pair::new().await;
+    pair.socket.write_all(PREFACE).await.unwrap();
+    for seq in 1..=100 {
+        pair.socket.write_all(&encoded(FrameType::REQUEST, seq, &[9; 50_000])).await.unwrap();
+        assert_eq!(pair.frame().await, (seq, vec![9; 50_000].into()));
+    }
+    // The beginning of the first, and headers.
+    assert!(pair.link.counters().bytes_copied < 10_000, "{:?}", pair.link.counters());
+}
+
+#[tokio::test]
 async fn thousands_of_short_frames_in_one_write_keep_their_order() {
     let mut pair = Pair::new().await;
     let mut bytes = PREFACE.to_vec();

@@ -139,6 +139,7 @@ pub struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
+    #[inline]
     pub fn new(service: &'a ServiceInfo, method: usize) -> Self {
         Self { call: CallName { service, method }, arguments: Ok(Encoder::new()) }
     }
@@ -155,6 +156,7 @@ impl<'a> Outgoing<'a> {
         }
     }
 
+    #[inline]
     pub fn finish(self) -> Result<Payload, Status> {
         self.arguments.map(Encoder::finish)
     }
@@ -197,6 +199,7 @@ pub struct Incoming<'a> {
 }
 
 impl<'a> Incoming<'a> {
+    #[inline]
     pub fn new(service: &'a ServiceInfo, method: usize, payload: Payload) -> Self {
         Self { call: CallName { service, method }, input: Decoder::new(payload) }
     }

@@ -1,9 +1,13 @@
 //! The content of a message: a body and the byte strings that travel beside it.
 
-use std::cell::{Cell, RefCell};
+mod body;
+
+use std::cell::RefCell;
 
 use bytes::{Buf, Bytes, BytesMut};
 
+pub(crate) use self::body::Body;
+use self::body::Written;
 use crate::proto::shorts::MAX_SHORT;
 use crate::transport::SHORT_PAYLOAD;
 
@@ -26,7 +30,7 @@ pub const COPY_OUT: usize = 1024;
 /// wire, and so on arrival, it is one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Payload {
-    pub(crate) body: Bytes,
+    pub(crate) body: Body,
     /// Short messages have no more than a body, and are moved about a lot.
     rest: Option<Box<Rest>>,
 }
@@ -41,17 +45,13 @@ impl Payload {
     /// A payload that is only a body.
     #[inline]
     pub fn from_body(body: Bytes) -> Self {
-        Self { body, rest: None }
+        Self { body: Body::Shared(body), rest: None }
     }
 
     /// A payload as it arrives: the body in one piece.
     pub fn new(body: Bytes, attachments: Vec<Bytes>) -> Self {
-        Self::in_pieces(body, Vec::new(), attachments)
-    }
-
-    fn in_pieces(body: Bytes, more: Vec<Bytes>, attachments: Vec<Bytes>) -> Self {
-        let is_plain = more.is_empty() && attachments.is_empty();
-        Self { body, rest: (!is_plain).then(|| Box::new(Rest { more, attachments })) }
+        let rest = (!attachments.is_empty()).then(|| Box::new(Rest { more: Vec::new(), attachments }));
+        Self { body: Body::Shared(body), rest }
     }
 
     /// The length of the body in bytes.
@@ -87,7 +87,7 @@ impl Payload {
     }
 
     /// The first piece of the body.
-    pub(crate) fn body(&self) -> &Bytes {
+    pub(crate) fn body(&self) -> &[u8] {
         &self.body
     }
 
@@ -99,7 +99,7 @@ impl Payload {
     /// All pieces, in order.
     pub(crate) fn into_pieces(self) -> impl Iterator<Item = Bytes> {
         let Rest { more, attachments } = self.rest.map_or_else(Rest::default, |rest| *rest);
-        std::iter::once(self.body).chain(more).chain(attachments)
+        std::iter::once(self.body.into_bytes()).chain(more).chain(attachments)
     }
 
     /// Takes the last attachment off.
@@ -114,17 +114,12 @@ impl Payload {
 /// ([`attach`](Self::attach)) or in the middle of the body ([`put_bytes`](Self::put_bytes)).
 #[derive(Debug)]
 pub struct Encoder {
-    buffer: BytesMut,
+    buffer: Written,
     /// Of the body, all but the end; empty in most messages, as the attachments are.
     rest: Option<Box<Rest>>,
 }
 
-/// Messages of one thread are written one after the other into a shared allocation of this size, so that a small
-/// call costs a fraction of an allocation.
-const ARENA: usize = 16 * 1024;
-
 thread_local! {
-    static BUFFER: Cell<Option<BytesMut>> = const { Cell::new(None) };
     static COPIES: RefCell<Option<BytesMut>> = const { RefCell::new(None) };
 }
 
@@ -143,36 +138,23 @@ fn copy_out(view: &[u8]) -> Bytes {
     })
 }
 
-/// What was written. The allocation of a long one is not kept for those that come next: short ones would hold it.
-fn cut(buffer: &mut BytesMut) -> Bytes {
-    let written = buffer.split().freeze();
-    if written.len() > ARENA {
-        *buffer = BytesMut::new();
-    }
-    written
-}
-
 impl Encoder {
     /// An empty message.
+    #[inline]
     pub fn new() -> Self {
-        let mut buffer = BUFFER.take().unwrap_or_default();
-        if buffer.capacity() < 256 {
-            // Takes the old allocation back if every message in it is gone, else makes a new one.
-            buffer.reserve(ARENA);
-        }
-        Self { buffer, rest: None }
+        Self { buffer: Written::new(), rest: None }
     }
 
     /// Copies bytes to the end of the body.
     #[inline]
     pub fn put_slice(&mut self, bytes: &[u8]) {
-        self.buffer.extend_from_slice(bytes);
+        self.buffer().extend_from_slice(bytes);
     }
 
     /// The buffer at the end of the body, for codecs that write to a [`bytes::BufMut`]. Only append to it.
     #[inline]
     pub fn buffer(&mut self) -> &mut BytesMut {
-        &mut self.buffer
+        self.buffer.buffer()
     }
 
     /// Puts bytes at the end of the body: by reference if they are long, else as a copy.
@@ -180,7 +162,7 @@ impl Encoder {
         if bytes.len() <= BY_REFERENCE {
             return self.put_slice(bytes);
         }
-        let before = cut(&mut self.buffer);
+        let before = std::mem::replace(&mut self.buffer, Written::new()).freeze();
         let pieces = &mut self.rest.get_or_insert_default().more;
         if !before.is_empty() || pieces.is_empty() {
             pieces.push(before);
@@ -196,19 +178,23 @@ impl Encoder {
     }
 
     /// The finished message.
-    pub fn finish(mut self) -> Payload {
-        let last = cut(&mut self.buffer);
-        BUFFER.set(Some(self.buffer));
-        let Some(mut rest) = self.rest else { return Payload::from_body(last) };
-        if rest.more.is_empty() {
-            return Payload { body: last, rest: Some(rest) };
+    #[inline]
+    pub fn finish(self) -> Payload {
+        let Self { buffer, rest } = self;
+        match rest {
+            Some(rest) if !rest.more.is_empty() => in_pieces(*rest, buffer.freeze()),
+            rest => Payload { body: buffer.into(), rest },
         }
-        if !last.is_empty() {
-            rest.more.push(last);
-        }
-        let body = rest.more.remove(0);
-        Payload::in_pieces(body, rest.more, rest.attachments)
     }
+}
+
+/// A message whose body ends with `last`.
+fn in_pieces(mut rest: Rest, last: Bytes) -> Payload {
+    if !last.is_empty() {
+        rest.more.push(last);
+    }
+    let body = Body::Shared(rest.more.remove(0));
+    Payload { body, rest: Some(Box::new(rest)) }
 }
 
 impl Default for Encoder {
@@ -232,11 +218,22 @@ impl Decoder {
     /// Reads `payload` from its start.
     #[inline]
     pub fn new(payload: Payload) -> Self {
+        match payload {
+            // As most arrive.
+            Payload { body: Body::Shared(body), rest: None } => {
+                Self { is_long: body.len() >= LONG_BODY, body, rest: None, next: 0 }
+            }
+            payload => Self::of_any(payload),
+        }
+    }
+
+    #[cold]
+    fn of_any(payload: Payload) -> Self {
         let Payload { body, rest } = payload;
         let body = match &rest {
             // It has not crossed a wire.
             Some(rest) if !rest.more.is_empty() => flatten(&body, &rest.more),
-            _ => body,
+            _ => body.into_bytes(),
         };
         let is_long = rest.is_some() || body.len() >= LONG_BODY;
         Self { body, is_long, rest, next: 0 }
@@ -307,41 +304,13 @@ mod tests {
         e.put_bytes(&long);
         e.put_slice(b"ef");
         let p = e.finish();
-        assert_eq!(p.body, "abcd");
+        assert_eq!(&p.body[..], b"abcd");
         assert_eq!(p.more()[0].as_ptr(), long.as_ptr());
         assert_eq!(p.more()[1], "ef");
         assert_eq!(p.body_len(), 6 + long.len());
         let d = Decoder::new(p);
         assert_eq!(&d.rest()[..4], b"abcd");
         assert_eq!(d.rest().len(), 6 + long.len());
-    }
-
-    #[test]
-    fn messages_of_a_thread_share_an_allocation_without_sharing_bytes() {
-        let first = {
-            let mut e = Encoder::new();
-            e.put_slice(b"first");
-            e.finish()
-        };
-        let mut e = Encoder::new();
-        e.put_slice(b"second");
-        let second = e.finish();
-        assert_eq!((&first.body[..], &second.body[..]), (&b"first"[..], &b"second"[..]));
-    }
-
-    #[test]
-    fn the_memory_of_a_long_message_is_not_kept_for_short_ones() {
-        let put = |len| {
-            let mut e = Encoder::new();
-            e.buffer().extend((0..len).map(|_| 7));
-            e.finish()
-        };
-        for _ in 0..2 {
-            put(1 << 20);
-            put(1);
-        }
-        let mut kept = BUFFER.take().unwrap();
-        assert!(!kept.try_reclaim(4 * ARENA));
     }
 
     #[test]

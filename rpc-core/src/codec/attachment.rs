@@ -223,13 +223,14 @@ mod tests {
     fn an_attachment_that_is_not_there_is_an_error() {
         let payload = to_payload::<Postcard, _>(&pages()).unwrap();
         let some = payload.attachments()[..2].to_vec();
-        let cut = Payload::new(payload.body.clone(), some);
+        let cut = Payload::new(payload.body.clone().into_bytes(), some);
         let error = from_payload::<Postcard, Pages>(cut).unwrap_err();
         assert_eq!(error.to_string(), "attachment 2 is named but not there");
 
         let mut more = payload.attachments().to_vec();
         more.push(Bytes::new());
-        let error = from_payload::<Postcard, Pages>(Payload::new(payload.body.clone(), more)).unwrap_err();
+        let error = from_payload::<Postcard, Pages>(Payload::new(payload.body.clone().into_bytes(), more))
+            .unwrap_err();
         assert_eq!(error.to_string(), "the message has attachments that nothing in it refers to");
     }
 }

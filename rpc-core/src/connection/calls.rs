@@ -246,7 +246,7 @@ impl Connection {
     pub(super) fn understand(&self, message: Bytes) -> Answered {
         let understood = ResponseHead::decode_without_metadata(message).and_then(|(head, payload)| {
             Ok(match head.verdict {
-                Verdict::Status => Err(decode_status(payload.body)?),
+                Verdict::Status => Err(decode_status(payload.body.into_bytes())?),
                 verdict => Ok((verdict, payload)),
             })
         });

@@ -52,7 +52,7 @@ impl Message {
             Head::Long(head) => pieces.push(head),
         }
         if self.payload.is_one_piece() && self.bulk.is_empty() {
-            pieces.push(self.payload.body);
+            pieces.push(self.payload.body.into_bytes());
         } else {
             self.payload.into_pieces().for_each(|piece| pieces.push(piece));
             pieces.push(self.bulk);

@@ -9,7 +9,7 @@ mod ser;
 
 use std::any::Any;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -44,7 +44,7 @@ impl<T: Serialize + 'static> Encode<T> for Postcard {
             out.put_slice(&[u8::from(option.is_some())]);
             option.iter().for_each(|bytes| put_attachment(out, bytes));
         } else if let Some(many) = value_any.downcast_ref::<Vec<Bytes>>() {
-            put_varint(out, many.len() as u64);
+            put_varint(out.buffer(), many.len() as u64);
             many.iter().for_each(|bytes| put_attachment(out, bytes));
         } else {
             value.serialize(&mut ser::Serializer { out })?;
@@ -91,22 +91,23 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
 /// of the attachment that it becomes.
 fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
     if bytes.len() <= BY_REFERENCE {
+        let out = out.buffer();
         put_varint(out, (bytes.len() as u64) << 1);
-        out.put_slice(bytes);
+        out.extend_from_slice(bytes);
     } else {
         let index = out.attach(bytes.clone());
-        put_varint(out, (index as u64) << 1 | 1);
+        put_varint(out.buffer(), (index as u64) << 1 | 1);
     }
 }
 
 /// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.
 #[inline]
-fn put_varint(out: &mut Encoder, mut value: u64) {
+fn put_varint(out: &mut BytesMut, mut value: u64) {
     while value >= 0x80 {
-        out.put_slice(&[value as u8 | 0x80]);
+        out.extend_from_slice(&[value as u8 | 0x80]);
         value >>= 7;
     }
-    out.put_slice(&[value as u8]);
+    out.extend_from_slice(&[value as u8]);
 }
 
 #[cfg(test)]

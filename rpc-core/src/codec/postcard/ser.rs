@@ -20,12 +20,12 @@ impl Serializer<'_> {
                 "a sequence or map does not know its length (as with #[serde(flatten)]): postcard needs it",
             )
         })?;
-        put_varint(self.out, length as u64);
+        put_varint(self.out.buffer(), length as u64);
         Ok(())
     }
 
     fn variant(&mut self, index: u32) {
-        put_varint(self.out, index.into());
+        put_varint(self.out.buffer(), index.into());
     }
 }
 
@@ -87,7 +87,7 @@ impl ser::Serializer for &mut Serializer<'_> {
     }
 
     fn serialize_u64(self, v: u64) -> Result {
-        put_varint(self.out, v);
+        put_varint(self.out.buffer(), v);
         Ok(())
     }
 
@@ -118,7 +118,7 @@ impl ser::Serializer for &mut Serializer<'_> {
     }
 
     fn serialize_bytes(self, v: &[u8]) -> Result {
-        put_varint(self.out, v.len() as u64);
+        put_varint(self.out.buffer(), v.len() as u64);
         self.out.put_slice(v);
         Ok(())
     }

@@ -203,7 +203,7 @@ fn described(v: &mut Vectors) {
     let mut prefix = BytesMut::new();
     head.encode(&content, &mut prefix).unwrap();
     let mut message = Message::new(FrameType::REQUEST, 7, prefix.freeze());
-    message.bulk = content.payload.body;
+    message.bulk = content.payload.body.into_bytes();
     let frame = Cutting::new(message).describe(10, &mut Window).unwrap();
     let payload: Vec<u8> = frame.pieces.slices().flat_map(|piece| piece.to_vec()).collect();
     v.payload("REQUEST, described", Header { seq: 10, rx_seq: 1, ..frame.header }, &payload);

@@ -94,15 +94,31 @@ impl Context {
 
     /// Runs `f` with this context current, and puts back the one before, also when `f` panics.
     pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Context>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                // A thread that is being torn down has no current context to restore.
-                let _ = CURRENT.try_with(|c| c.replace(self.0.take()));
-            }
-        }
-        let _restore = Restore(CURRENT.with(|c| c.replace(Some(self.clone()))));
+        let current = Current::begin();
+        current.set(self);
         f()
+    }
+}
+
+/// Contexts that are current one after the other. When it is dropped, the one before them is again.
+pub(crate) struct Current(Option<Context>);
+
+impl Current {
+    pub(crate) fn begin() -> Self {
+        Self(CURRENT.take())
+    }
+
+    /// This one is, in place of the last.
+    #[inline]
+    pub(crate) fn set(&self, context: &Context) {
+        CURRENT.set(Some(context.clone()));
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        // A thread that is being torn down has no current context to restore.
+        let _ = CURRENT.try_with(|c| c.replace(self.0.take()));
     }
 }
 

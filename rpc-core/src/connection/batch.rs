@@ -14,7 +14,7 @@ use super::slots::NeverMade;
 use super::{Connection, lock};
 use crate::proto::inbox::Described;
 use crate::proto::shorts::Shorts;
-use crate::proto::wire::{FrameType, Goaway, WireError};
+use crate::proto::wire::{Goaway, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
 
@@ -56,10 +56,10 @@ thread_local! {
 
 impl Connection {
     /// Has `take` take in what has arrived, under the lock, and does what that asks for.
-    pub(super) fn take_in(
+    pub(super) fn take_in<T>(
         &self,
-        take: impl FnOnce(&mut Receiving, &mut Batch) -> Result<(), WireError>,
-    ) -> Result<(), WireError> {
+        take: impl FnOnce(&mut Receiving, &mut Batch) -> Result<T, WireError>,
+    ) -> Result<T, WireError> {
         let mut batch = KEPT.take().unwrap_or_default();
         let mut receiving = lock(&self.receiving);
         let taken = take(&mut receiving, &mut batch);
@@ -70,7 +70,9 @@ impl Connection {
         if batch.is_short() {
             KEPT.set(Some(batch));
         }
-        taken.and(begun).and(done)
+        begun?;
+        done?;
+        taken
     }
 
     fn act(&self, batch: &mut Batch) -> Result<(), WireError> {
@@ -89,26 +91,6 @@ impl Connection {
             actions.drain(..).for_each(|action| self.act_on(action));
         }
         answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
-    }
-
-    fn serve_all(&self, jobs: &mut Vec<Job>, results: &mut Shorts) {
-        // One by itself has nothing to share a lock with.
-        let alone = jobs.len() == 1;
-        for job in jobs.drain(..) {
-            let call = job.call;
-            if let Some(reply) = self.serve(job) {
-                match self.short_result(&reply) {
-                    Some((head, body)) if !alone => results.push(FrameType::RESPONSE, call, &head, body),
-                    _ => self.complete(call, reply),
-                }
-            }
-            if results.len() >= ENOUGH {
-                self.complete_all(results);
-            }
-        }
-        if !results.is_empty() {
-            self.complete_all(results);
-        }
     }
 
     fn act_on(&self, action: Action) {

@@ -13,6 +13,7 @@ mod calls;
 mod control;
 mod ending;
 mod flusher;
+mod handler;
 mod handover;
 mod help;
 mod keeper;

@@ -155,31 +155,26 @@ impl Connection {
         route: Route,
         frames: &mut impl Iterator<Item = (Header, Bytes)>,
     ) -> Result<(), WireError> {
-        // The one that did not belong to the batch before.
-        let mut next = None;
-        while let Some((header, payload)) = next.take().or_else(|| frames.next()) {
+        let mut next = frames.next();
+        while let Some((header, payload)) = next {
             if header.kind.is_link() {
                 self.on_link_frame(route, &header, payload)?;
+                next = frames.next();
                 continue;
             }
             // Calls are many, and do not depend on what those before them ask for.
-            let most = if is_call(header.kind) { ENOUGH } else { 1 };
-            self.take_in(|receiving, batch| {
+            let mut left = if is_call(header.kind) { ENOUGH } else { 1 };
+            next = self.take_in(|receiving, batch| {
                 let mut frame = (header, payload);
-                for left in (0..most).rev() {
+                loop {
                     self.on_session_frame(route, receiving, batch, frame.0, frame.1)?;
-                    if left == 0 {
-                        break;
-                    }
+                    left -= 1;
                     frame = match frames.next() {
-                        Some(frame) if is_call(frame.0.kind) => frame,
-                        other => {
-                            next = other;
-                            break;
-                        }
+                        Some(next) if left > 0 && is_call(next.0.kind) => next,
+                        // It does not belong to this batch.
+                        next => return Ok(next),
                     };
                 }
-                Ok(())
             })?;
         }
         Ok(())

@@ -80,6 +80,7 @@ impl Table {
     }
 
     /// The handler of a call is done. False: the call has ended before.
+    #[inline]
     pub(super) fn end(&mut self, call: u64) -> bool {
         self.take_new(call) || self.tasks.remove(&call).is_some()
     }
@@ -97,6 +98,7 @@ impl Table {
         self.take_later(call)
     }
 
+    #[cold]
     fn take_later(&mut self, call: u64) -> bool {
         let at = self.new.iter().position(|new| *new == call);
         at.map(|at| self.new.remove(at)).is_some()

@@ -1,8 +1,7 @@
 //! The handlers that run on this side for the peer's calls.
 
-use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -14,9 +13,10 @@ use tokio::time::Instant;
 use super::Connection;
 use super::batch::{Action, Batch, ENOUGH};
 use super::calls::too_large;
+use super::handler::{Handler, panicked, ran};
 use super::registry::{Announced, Found, Registry, refusal};
 use crate::config::Policy;
-use crate::context::Context;
+use crate::context::{Context, Current};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::shorts::Shorts;
@@ -26,100 +26,21 @@ use crate::proto::wire::{
 use crate::service::{HandlerFuture, Reply, Request};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// A request that has been understood, or the reason why it is refused.
+/// A request that has been understood.
 pub(super) struct Job {
-    pub(super) call: u64,
-    work: Result<Start, Status>,
-}
-
-/// A handler that is to be made.
-struct Start {
-    found: Found,
+    call: u64,
+    /// What it calls, or why it is refused.
+    found: Result<Found, Status>,
     payload: Payload,
     deadline: Option<Instant>,
     attempt: u8,
 }
 
-/// A handler with its context: current while it is polled, and panics end here.
-struct Handler {
-    context: Context,
-    /// `None`: not made, or done.
+/// The call whose handler is made and polled the first time: what a panic leaves of it is found here.
+#[derive(Default)]
+struct AtWork {
+    call: Option<u64>,
     future: Option<HandlerFuture>,
-}
-
-impl Handler {
-    /// Makes the handler and polls it once; the task that it becomes if it is not done polls it again, with a waker that
-    /// wakes something.
-    fn start(&mut self, registry: &Registry, found: Found, payload: Payload) -> Poll<Reply> {
-        self.contain(|context, future| {
-            let request = Request { context: context.clone(), payload };
-            let future = future.insert(registry.call(found, request));
-            future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()))
-        })
-    }
-
-    fn contain(
-        &mut self,
-        poll: impl FnOnce(&Context, &mut Option<HandlerFuture>) -> Poll<Reply>,
-    ) -> Poll<Reply> {
-        let Self { context, future } = self;
-        let polled = catch_unwind(AssertUnwindSafe(|| {
-            context.enter(|| {
-                let polled = poll(context, future);
-                if polled.is_ready() {
-                    *future = None;
-                }
-                polled
-            })
-        }));
-        match polled {
-            Ok(Poll::Ready(Reply::Status(status))) => Poll::Ready(Reply::Status(ran(status))),
-            Ok(polled) => polled,
-            Err(panic) => {
-                let left = self.future.take();
-                // What is left of it may panic again when it is dropped; one report is enough.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
-                Poll::Ready(Reply::Status(panicked(&*panic)))
-            }
-        }
-    }
-
-    /// What it answers, or that its time is over.
-    async fn in_time(self) -> Reply {
-        let Some(deadline) = self.context.deadline() else { return self.await };
-        let late = || {
-            Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
-                .with_executed(Executed::Maybe)
-                .with_blame(Blame::Caller)
-        };
-        tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::Status(late()))
-    }
-}
-
-impl Future for Handler {
-    type Output = Reply;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        self.contain(|_, future| future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(cx)))
-    }
-}
-
-/// A handler that passes on the status of a call that it made does not say that it has not run itself; the caller
-/// would repeat it.
-fn ran(status: Status) -> Status {
-    match (status.code(), status.executed()) {
-        (Code::Unavailable, Executed::No) => status.with_executed(Executed::Yes),
-        _ => status,
-    }
-}
-
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Status {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(panic = text.unwrap_or("(no text)"), "a handler panicked");
-    Status::new(Code::Internal, "the handler panicked; the server's log says where")
-        .with_executed(Executed::Maybe)
-        .with_blame(Blame::Application)
 }
 
 /// How many refusals may be on their way beyond the answers that a client can wait for.
@@ -143,8 +64,7 @@ impl Connection {
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
         let found = self.find(registry, announced, &head, metadata);
-        let start = |found| Start { found, payload, deadline, attempt: head.attempt };
-        batch.jobs.push(Job { call, work: found.map(start) });
+        batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt });
         Ok(())
     }
 
@@ -162,9 +82,7 @@ impl Connection {
         let found = registry.find(bound, head.method)?;
         let max = self.settings.limits.max_metadata;
         if metadata > max as usize {
-            let message =
-                format!("the metadata takes {metadata} bytes; the server's limits.max_metadata is {max}");
-            return Err(refusal(Code::ResourceExhausted, message));
+            return Err(too_much(metadata, max));
         }
         Ok(found)
     }
@@ -177,6 +95,7 @@ impl Connection {
             return Ok(());
         }
         let max = self.settings.limits.concurrent_calls as usize;
+        let refusing = self.takes_calls();
         // How many calls are in progress beside these: their answers have not left, or not been read. Against the order in
         // which calls move on, so that none is counted twice; and what the peer may have seen the answer of is not counted
         // any more.
@@ -198,10 +117,12 @@ impl Connection {
             if unanswered > 2 * max + MAX_CROSSING {
                 return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
             }
-            if job.work.is_ok()
-                && let Err(status) = self.takes_calls(unanswered)
-            {
-                job.work = Err(status);
+            if job.found.is_ok() {
+                if let Err(status) = &refusing {
+                    job.found = Err(status.clone());
+                } else if unanswered >= max {
+                    job.found = Err(full(unanswered, max));
+                }
             }
             Ok(())
         });
@@ -210,9 +131,8 @@ impl Connection {
         result
     }
 
-    /// Whether this side takes another call now.
-    fn takes_calls(&self, unanswered: usize) -> Result<(), Status> {
-        let limits = &self.settings.limits;
+    /// Whether this side takes calls now.
+    fn takes_calls(&self) -> Result<(), Status> {
         if self.settings.policy == Policy::Rdma && !self.retaining.load(Ordering::Relaxed) {
             // It is about to be closed for that; until then nothing is executed.
             let message = "the server requires RDMA, which this connection does not have";
@@ -222,38 +142,86 @@ impl Connection {
             let message = "the server is draining and takes no new calls";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
         }
-        if unanswered >= limits.concurrent_calls as usize {
-            let message = format!(
-                "{unanswered} calls are in progress on this connection; the server's limits.concurrent_calls is {}",
-                limits.concurrent_calls
-            );
-            return Err(refusal(Code::ResourceExhausted, message));
-        }
         Ok(())
+    }
+
+    /// Runs the handlers of a batch, and queues the answers of those that are done at once.
+    pub(super) fn serve_all(&self, jobs: &mut Vec<Job>, results: &mut Shorts) {
+        let alone = jobs.len() == 1;
+        let (mut jobs, mut at_work) = (jobs.drain(..), AtWork::default());
+        // For all of them: a panic ends the call that was at work, and then the others go on.
+        while let Err(panic) =
+            catch_unwind(AssertUnwindSafe(|| self.serve_each(&mut jobs, alone, results, &mut at_work)))
+        {
+            let AtWork { call, future } = std::mem::take(&mut at_work);
+            match call {
+                Some(call) => self.complete(call, panicked(&*panic, future)),
+                None => resume_unwind(panic),
+            }
+        }
+        if !results.is_empty() {
+            self.complete_all(results);
+        }
+    }
+
+    fn serve_each(
+        &self,
+        jobs: &mut impl Iterator<Item = Job>,
+        alone: bool,
+        results: &mut Shorts,
+        at_work: &mut AtWork,
+    ) {
+        let (current, peer) = (Current::begin(), self.peer());
+        for job in jobs {
+            let call = job.call;
+            let Some(reply) = self.serve(job, peer, &current, at_work) else { continue };
+            match self.short_result(&reply) {
+                // One by itself has nothing to share a lock with.
+                Some((head, body)) if !alone => results.push(FrameType::RESPONSE, call, &head, body),
+                _ => self.complete(call, reply),
+            }
+            if results.len() >= ENOUGH {
+                self.complete_all(results);
+            }
+        }
     }
 
     /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, gives its reply,
     /// with which the call is to be completed.
-    pub(super) fn serve(&self, job: Job) -> Option<Reply> {
-        let Job { call, work } = job;
+    #[inline(always)]
+    fn serve(
+        &self,
+        job: Job,
+        peer: Option<SocketAddr>,
+        current: &Current,
+        at_work: &mut AtWork,
+    ) -> Option<Reply> {
+        let Job { call, found, payload, deadline, attempt } = job;
         // There is no job where nothing is served; and the connection may have ended since it was made.
         let registry = self.registry.as_ref().filter(|_| !self.is_closed());
         let Some(registry) = registry else {
             self.running.take(call);
             return None;
         };
-        match work {
-            Err(status) => Some(Reply::Status(status)),
-            Ok(Start { found, payload, deadline, attempt }) => {
-                let context = Context::new(deadline, attempt, self.peer());
-                let mut handler = Handler { context, future: None };
-                match handler.start(registry, found, payload) {
-                    Poll::Ready(reply) => Some(reply),
-                    Poll::Pending => {
-                        self.spawn(call, handler);
-                        None
-                    }
-                }
+        let found = match found {
+            Ok(found) => found,
+            Err(status) => return Some(Reply::Status(status)),
+        };
+        let context = Context::new(deadline, attempt, peer);
+        current.set(&context);
+        at_work.call = Some(call);
+        let request = Request { context: context.clone(), payload };
+        let future = at_work.future.insert(registry.call(found, request));
+        // The task that it becomes if it is not done polls it again, with a waker that wakes something.
+        match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
+            Poll::Ready(reply) => {
+                *at_work = AtWork::default();
+                Some(ran(reply))
+            }
+            Poll::Pending => {
+                let AtWork { future, .. } = std::mem::take(at_work);
+                self.spawn(call, Handler::new(context, future));
+                None
             }
         }
     }
@@ -311,7 +279,7 @@ impl Connection {
         let len = payload.short_len()?;
         let max = self.peer_hello.get()?.max_message;
         let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
-        fits.then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), &payload.body()[..]))
+        fits.then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
     }
 
     /// The peer no longer waits for a call: its handler is to be dropped, or what is left of its answer. Under the lock of
@@ -343,6 +311,22 @@ impl Connection {
             Err(why) => status_reply(call, Status::new(Code::Internal, format!("the result: {why}")), max),
         }
     }
+}
+
+/// Metadata beyond what this side takes.
+#[cold]
+fn too_much(metadata: usize, max: u32) -> Status {
+    let message = format!("the metadata takes {metadata} bytes; the server's limits.max_metadata is {max}");
+    refusal(Code::ResourceExhausted, message)
+}
+
+/// A call more than this side takes at once.
+#[cold]
+fn full(unanswered: usize, max: usize) -> Status {
+    let message = format!(
+        "{unanswered} calls are in progress on this connection; the server's limits.concurrent_calls is {max}"
+    );
+    refusal(Code::ResourceExhausted, message)
 }
 
 fn response(call: u64, verdict: Verdict, payload: Payload) -> Result<Message, TooLong> {

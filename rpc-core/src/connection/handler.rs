@@ -1,0 +1,79 @@
+//! A handler at work: what it has with it, and what becomes of its panics.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+
+use crate::context::Context;
+use crate::service::{HandlerFuture, Reply};
+use crate::status::{Blame, Code, Executed, Status};
+
+/// A handler that has become a task, with its context: current while it is polled, and panics end here.
+pub(super) struct Handler {
+    context: Context,
+    /// `None`: it is done.
+    future: Option<HandlerFuture>,
+}
+
+impl Handler {
+    pub(super) fn new(context: Context, future: Option<HandlerFuture>) -> Self {
+        Self { context, future }
+    }
+
+    /// What it answers, or that its time is over.
+    pub(super) async fn in_time(self) -> Reply {
+        let Some(deadline) = self.context.deadline() else { return self.await };
+        let late = || {
+            Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
+                .with_executed(Executed::Maybe)
+                .with_blame(Blame::Caller)
+        };
+        tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::Status(late()))
+    }
+}
+
+impl Future for Handler {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
+        let Self { context, future } = &mut *self;
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            context.enter(|| {
+                let polled = future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(cx));
+                if polled.is_ready() {
+                    *future = None;
+                }
+                polled
+            })
+        }));
+        match polled {
+            Ok(polled) => polled.map(ran),
+            Err(panic) => Poll::Ready(panicked(&*panic, self.future.take())),
+        }
+    }
+}
+
+/// A handler that passes on the status of a call that it made does not say that it has not run itself; the caller
+/// would repeat it.
+pub(super) fn ran(reply: Reply) -> Reply {
+    match reply {
+        Reply::Status(status) if (status.code(), status.executed()) == (Code::Unavailable, Executed::No) => {
+            Reply::Status(status.with_executed(Executed::Yes))
+        }
+        reply => reply,
+    }
+}
+
+/// What is answered in place of a handler that panicked. `left`: what it has left.
+#[cold]
+pub(super) fn panicked(panic: &(dyn Any + Send), left: Option<HandlerFuture>) -> Reply {
+    // It may panic again when it is dropped; one report is enough.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("(no text)"), "a handler panicked");
+    let status = Status::new(Code::Internal, "the handler panicked; the server's log says where");
+    Reply::Status(status.with_executed(Executed::Maybe).with_blame(Blame::Application))
+}

@@ -11,13 +11,13 @@ use std::sync::{Arc, OnceLock};
 use bytes::BytesMut;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
-use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping};
+use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping, ResponseHead, Verdict};
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::transport::memory;
 
 use support::peer::{self, Peer};
-use support::{ECHO, HANG, host, info, plain, until};
+use support::{ECHO, HANG, PANIC, host, info, plain, until};
 
 /// A peer that has called nothing yet. What it sends without waiting arrives together.
 async fn connected(host: &Arc<Host>) -> Peer {
@@ -53,6 +53,24 @@ async fn more_requests_than_a_batch_takes_and_others_between_them_are_all_answer
         }
     }
     assert_eq!((seen.runs(), answered.last()), (300, Some(&300)));
+}
+
+#[tokio::test]
+async fn a_panic_ends_its_call_and_not_those_that_came_with_it() {
+    let (host, seen) = host(plain(Limits::default()));
+    let mut peer = connected(&host).await;
+    let panics = |call: u64| call.is_multiple_of(3);
+    for call in 1..=10 {
+        peer.request(call, if panics(call) { PANIC } else { ECHO }, b"x");
+    }
+    let mut answered = BTreeSet::new();
+    while answered.len() < 10 {
+        let (Header { call, .. }, response) = peer.expect(FrameType::RESPONSE).await;
+        let (head, _) = ResponseHead::decode(response).unwrap();
+        assert_eq!(head.verdict, if panics(call) { Verdict::Status } else { Verdict::Ok }, "{call}");
+        assert!(answered.insert(call));
+    }
+    assert_eq!(seen.runs(), 10);
 }
 
 #[tokio::test]

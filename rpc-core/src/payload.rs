@@ -247,6 +247,7 @@ impl Decoder {
 
     /// Takes the next `len` bytes of the body, if there are so many: as a view of what was received, or as a copy when they
     /// are few of many.
+    #[inline]
     pub fn take(&mut self, len: usize) -> Option<Bytes> {
         if len > self.body.len() {
             return None;

@@ -126,14 +126,16 @@ impl Connection {
 }
 
 /// Acknowledges what no header has acknowledged for a while, and ends when there is nothing left. What goes the other way
-/// does it for nothing.
+/// does it for nothing. It looks after each pause and not before: of calls one after the other each leaves something for
+/// the next to acknowledge, and would begin a task of its own that finds it done.
 async fn acknowledge_what_stays(connection: Weak<Connection>) {
-    let mut seen = None;
     loop {
         let Some(this) = connection.upgrade() else { return };
-        if let Some(seen) = seen
-            && (this.stamped.load(Ordering::Acquire).wrapping_sub(seen) as i32) < 0
-        {
+        let seen = this.rx_seq.load(Ordering::Acquire);
+        drop(this);
+        tokio::time::sleep(ACKNOWLEDGE).await;
+        let Some(this) = connection.upgrade() else { return };
+        if (this.stamped.load(Ordering::Acquire).wrapping_sub(seen) as i32) < 0 {
             this.acknowledge();
         }
         if this.unacknowledged() == 0 {
@@ -143,8 +145,5 @@ async fn acknowledge_what_stays(connection: Weak<Connection>) {
                 return;
             }
         }
-        seen = Some(this.rx_seq.load(Ordering::Acquire));
-        drop(this);
-        tokio::time::sleep(ACKNOWLEDGE).await;
     }
 }

@@ -289,10 +289,13 @@ impl Connection {
     /// What was kept for the peer's acknowledgement is not any more.
     fn let_go(&self, rx_seq: u32) -> Result<(), WireError> {
         // What is queued, as answers to what arrived before are, stays for the end of the batch.
-        let acknowledged = self.sending.look_only(|sending| sending.outbox.acknowledged(rx_seq));
-        acknowledged.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))?;
-        // There may be room now for what waits.
-        self.sending.want();
+        let waits = self
+            .sending
+            .look_only(|sending| sending.outbox.acknowledged(rx_seq).map(|()| !sending.outbox.is_empty()));
+        if waits.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))? {
+            // There may be room for it now.
+            self.sending.want();
+        }
         self.progressed();
         Ok(())
     }

@@ -249,7 +249,9 @@ impl Connection {
 
     /// Feeds the links.
     fn feed(&self, sending: &mut Sending) {
-        self.stream.send(&mut StreamSource { sending, connection: self });
+        if sending.outbox.route() == Route::Stream || !sending.control.is_empty() {
+            self.stream.send(&mut StreamSource { sending, connection: self });
+        }
         if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, describes, .. } = sending {
             let (epoch, most, describes) = (*epoch, *peer_max_frame, *describes);
             link.send(&mut UpgradedSource { outbox, epoch, most, describes, connection: self });

@@ -32,6 +32,7 @@ on_the_simulated_device! {
         marker_comes_after_every_outstanding_send
         completions_are_asked_for_every_so_often
         full_send_queue_takes_what_fits
+        copied_messages_arrive_between_others
         message_of_two_parts_arrives_as_one
         only_small_messages_may_lie_anywhere
         message_larger_than_a_slot_fails_both_ends

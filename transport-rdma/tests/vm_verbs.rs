@@ -49,6 +49,7 @@ on_the_device! {
     vm_marker_comes_after_every_outstanding_send: scenarios::marker_comes_after_every_outstanding_send
     vm_completions_are_asked_for_every_so_often: scenarios::completions_are_asked_for_every_so_often
     vm_full_send_queue_takes_what_fits: scenarios::full_send_queue_takes_what_fits
+    vm_copied_messages_arrive_between_others: scenarios::copied_messages_arrive_between_others
     vm_message_of_two_parts_arrives_as_one: scenarios::message_of_two_parts_arrives_as_one
     vm_only_small_messages_may_lie_anywhere: scenarios::only_small_messages_may_lie_anywhere
     vm_message_larger_than_a_slot_fails_both_ends: scenarios::message_larger_than_a_slot_fails_both_ends

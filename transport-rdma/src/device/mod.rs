@@ -177,6 +177,10 @@ pub trait Queues: Debug + Send + Sync {
     /// An error means that the completion queue is lost, and with it every queue pair that uses it.
     fn poll(&self, cq: Cq, max: usize, out: &mut Vec<Completion>) -> Result<usize, DeviceError>;
 
+    /// Whether a completion of a send, or of whatever else goes to a send queue, was asked for and not polled yet. If not,
+    /// there can only be those of requests that have failed.
+    fn awaits_sends(&self) -> bool;
+
     /// Asks for an event when the next completion comes, or the next that is solicited or failed. One that is there
     /// already makes no event: after arming, poll once more before sleeping.
     fn arm(&self, cq: Cq, solicited_only: bool) -> Result<(), DeviceError>;

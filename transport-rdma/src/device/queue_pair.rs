@@ -66,6 +66,10 @@ pub trait QueuePair: Debug + Send + Sync {
     /// left was not posted, after an error too.
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError>;
 
+    /// Posts a message of at most [`inline`](Self::inline) bytes, which are copied during the call. False: the send queue is
+    /// full. That is less work than a [`Work::Send`] of one message, which has to be kept.
+    fn send_copy(&self, message: &[u8]) -> Result<bool, PostError>;
+
     /// After [`to_err`](Self::to_err): posts the request whose completion comes after all others. Once only.
     fn post_marker(&self) -> Result<(), PostError>;
 

@@ -65,6 +65,13 @@ impl Exposures {
         self.windows != Windows::Never
     }
 
+    /// Whether somebody must begin to [watch] over what is exposed.
+    pub(super) fn needs_watch(&mut self) -> bool {
+        let needs = self.due.is_some() && !self.watched;
+        self.watched |= needs;
+        needs
+    }
+
     /// A peer that reads at [`SLOWEST`], in whatever order, is never late; one that leaves the oldest unread is in the
     /// end, however much else it reads and answers meanwhile.
     fn add(&mut self, seq: u32, exposure: Exposure) {
@@ -183,14 +190,6 @@ impl LinkCore {
             link.sending().exposures.windows = if result.is_ok() { Windows::There } else { Windows::Never };
             link.mailbox.changed(link.number);
         });
-    }
-
-    /// Whether somebody must begin to [watch] over what is exposed.
-    pub(super) fn needs_watch(&self) -> bool {
-        let mut sending = self.sending();
-        let needs = sending.exposures.due.is_some() && !sending.exposures.watched;
-        sending.exposures.watched |= needs;
-        needs
     }
 
     /// When to look again; `None`: nothing is exposed. Gives the link up if the peer is late.

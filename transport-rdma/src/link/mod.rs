@@ -239,8 +239,7 @@ impl Link for RdmaLink {
     }
 
     fn send(&self, source: &mut dyn FrameSource) {
-        self.core.send(source);
-        if self.core.needs_watch() {
+        if self.core.send(source) {
             self.endpoint.shard().spawn(expose::watch(Arc::downgrade(&self.core)));
         }
     }

@@ -293,6 +293,7 @@ impl LinkCore {
         // The intake lists it again.
         receiving.is_listed = unfinished;
         let mut over = if unfinished { None } else { receiving.over.clone() };
+        let received = receiving.count;
         drop(receiving);
         let messages = scratch.len();
         if let Some(handler) = &handler
@@ -302,22 +303,29 @@ impl LinkCore {
             over = Some(LinkEnd::failed("the peer broke the protocol"));
         }
         scratch.clear();
-        self.end_batch(handler.as_deref());
+        self.end_batch(handler.as_deref(), received);
         Delivered { messages, unfinished, over }
     }
 
     /// All that had arrived is delivered: lets replies leave, and more be sent.
     pub(crate) fn batch_end(&self) {
-        let handler = self.receiving().handler();
-        self.end_batch(handler.as_deref());
+        let (handler, received) = {
+            let receiving = self.receiving();
+            (receiving.handler(), receiving.count)
+        };
+        self.end_batch(handler.as_deref(), received);
     }
 
-    fn end_batch(&self, handler: Option<&dyn LinkHandler>) {
+    fn end_batch(&self, handler: Option<&dyn LinkHandler>, received: Received) {
         if let Some(handler) = handler {
             handler.batch_end();
         }
         // After the replies, which report grants as well.
-        self.on_room();
+        if self.has_room_again(received)
+            && let Some(handler) = handler
+        {
+            handler.writable();
+        }
     }
 
     /// The peer has closed the link, and listens no more.

@@ -217,10 +217,12 @@ impl Message {
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::send`].
-    pub(super) fn send(self: &Arc<Self>, source: &mut dyn FrameSource) {
+    ///
+    /// True: somebody must begin to [watch](super::expose::watch) over what is exposed.
+    pub(super) fn send(self: &Arc<Self>, source: &mut dyn FrameSource) -> bool {
         let mut sending = self.sending();
         if !sending.is_open() {
-            return;
+            return false;
         }
         let max_frame = self.max_frame.load(Ordering::Acquire) as usize;
         let (mut slot, mut message) = (None, None::<Message>);
@@ -258,6 +260,7 @@ impl LinkCore {
             self.finish(&mut sending, message);
         }
         self.post(&mut sending);
+        sending.exposures.needs_watch()
     }
 
     /// Sends this side's PROBE, unless the link has ended. False if there is no room.
@@ -278,22 +281,23 @@ impl LinkCore {
     /// There may be room again: sends what waits, and has the handler send more.
     pub(crate) fn on_room(&self) {
         let received = self.receiving().count();
-        let wake = {
-            let mut sending = self.sending();
-            self.say_controls(&mut sending, received);
-            self.post(&mut sending);
-            let wake = sending.blocked && sending.is_open() && sending.has_room();
-            sending.blocked &= !wake;
-            wake
-        };
-        if !wake {
-            return;
+        if self.has_room_again(received) {
+            // In a statement of its own, which ends with the lock.
+            let handler = self.receiving().handler();
+            if let Some(handler) = handler {
+                handler.writable();
+            }
         }
-        // In a statement of its own, which ends with the lock.
-        let handler = self.receiving().handler();
-        if let Some(handler) = handler {
-            handler.writable();
-        }
+    }
+
+    /// Sends what waits. True: there is room for what the session has left, which is to be told.
+    pub(super) fn has_room_again(&self, received: Received) -> bool {
+        let mut sending = self.sending();
+        self.say_controls(&mut sending, received);
+        self.post(&mut sending);
+        let wake = sending.blocked && sending.is_open() && sending.has_room();
+        sending.blocked &= !wake;
+        wake
     }
 
     /// Whether there is something to encode a long frame into.
@@ -323,8 +327,27 @@ impl LinkCore {
         self.sent.fetch_add(len as u64, Ordering::Release);
         if len > sending.inline {
             self.copied.fetch_add(copied, Ordering::Relaxed);
+        } else if self.send_copy(sending, &slot[..len]) {
+            return;
         }
         sending.requests.push_back(send(slot.freeze(0..len)));
+    }
+
+    /// Sends a short message, unless others are to go before it. False if it has not.
+    fn send_copy(&self, sending: &mut Sending, message: &[u8]) -> bool {
+        let Sending { qp: Some(qp), requests, .. } = sending else { return false };
+        if !requests.is_empty() {
+            return false;
+        }
+        qp.send_copy(message).unwrap_or_else(|error| {
+            self.fail_to_post(sending, &error);
+            true
+        })
+    }
+
+    fn fail_to_post(&self, sending: &mut Sending, error: &PostError) {
+        sending.end();
+        self.mailbox.failed(self.number, LinkEnd::failed(format!("{}: {}", self.name, describe(error))));
     }
 
     /// What a header that leaves now says of grants.
@@ -432,11 +455,7 @@ impl LinkCore {
                 // Not for long: what is outstanding completes, and then this is tried again.
                 Ok(0) => return,
                 Ok(_) => {}
-                Err(error) => {
-                    let end = LinkEnd::failed(format!("{}: {}", self.name, describe(&error)));
-                    sending.end();
-                    return self.mailbox.failed(self.number, end);
-                }
+                Err(error) => return self.fail_to_post(sending, &error),
             }
         }
     }

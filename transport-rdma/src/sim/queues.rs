@@ -98,6 +98,10 @@ impl Queues for SimQueues {
         })
     }
 
+    fn awaits_sends(&self) -> bool {
+        self.0.in_flight.awaits_sends()
+    }
+
     fn arm(&self, cq: Cq, solicited_only: bool) -> Result<(), DeviceError> {
         self.0.hca.host.call("ibv_req_notify_cq")?;
         self.0.hca.host.fabric().with(|state| {
@@ -324,6 +328,17 @@ impl QueuePair for SimQp {
             }
         }
         Ok(count)
+    }
+
+    fn send_copy(&self, message: &[u8]) -> Result<bool, PostError> {
+        self.queues.hca.host.call("ibv_post_send").map_err(PostError::Device)?;
+        if message.is_empty() || message.len() > self.inline() as usize {
+            return Err(PostError::TooLong);
+        }
+        let _posting = self.posting();
+        let Some(ticket) = self.ring.push_copied() else { return Ok(false) };
+        let parts = [Bytes::copy_from_slice(message), Bytes::new()];
+        self.give(ticket, Request::Send { parts, solicited: false }).map(|()| true)
     }
 
     fn post_marker(&self) -> Result<(), PostError> {

@@ -56,6 +56,16 @@ impl<const N: usize> Batch<N> {
         Ok(())
     }
 
+    /// Adds a message that is copied when it is posted, to be signed.
+    pub(super) fn send_copy(&mut self, message: &[u8]) {
+        self.sges[self.len][0] =
+            ibv_sge { addr: message.as_ptr() as u64, length: message.len() as u32, lkey: 0 };
+        let wr = &mut self.wrs[self.len];
+        wr.num_sge = 1;
+        wr.opcode = sys::IBV_WR_SEND;
+        wr.send_flags = sys::IBV_SEND_INLINE;
+    }
+
     /// Adds a READ, to be signed.
     pub(super) fn read(&mut self, into: ibv_sge, remote_addr: u64, rkey: u32) {
         let wr = &mut self.wrs[self.len];

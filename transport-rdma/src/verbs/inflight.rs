@@ -9,7 +9,7 @@
 mod sends;
 mod windows;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 pub(crate) use sends::{Kept, SendRing, Ticket};
@@ -80,6 +80,8 @@ pub(crate) struct RawCompletion {
 pub(crate) struct InFlight {
     receives: Mutex<Receives>,
     rings: RwLock<Vec<RingEntry>>,
+    /// Sends that were posted, whose completions were asked for and not taken.
+    awaited: Arc<AtomicUsize>,
     /// Completions that named nothing. A device that works reports none, unless a queue pair was destroyed undrained.
     strays: AtomicU64,
 }
@@ -94,7 +96,12 @@ impl InFlight {
     /// Room for this many receives; sends have their room with their queue pair.
     pub(crate) fn new(receives: u32) -> Self {
         let receives = Receives::new(receives.min(MAX_INDEX));
-        Self { receives: Mutex::new(receives), rings: RwLock::default(), strays: AtomicU64::new(0) }
+        Self {
+            receives: Mutex::new(receives),
+            rings: RwLock::default(),
+            awaited: Arc::default(),
+            strays: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn receives(&self) -> MutexGuard<'_, Receives> {
@@ -111,7 +118,7 @@ impl InFlight {
         let entry = &mut rings[index];
         entry.generation = (entry.generation + 1) & RING_GENERATION;
         let key = RingKey { index: index as u32 & MAX_INDEX, generation: entry.generation };
-        let ring = Arc::new(SendRing::new(key, size));
+        let ring = Arc::new(SendRing::new(key, size, Arc::clone(&self.awaited)));
         entry.ring = Some(Arc::clone(&ring));
         ring
     }
@@ -140,6 +147,11 @@ impl InFlight {
             self.strays.fetch_add(1, Ordering::Relaxed);
         }
         completion
+    }
+
+    /// Whether a completion of a send was asked for, and not taken. One that has failed may complete unasked.
+    pub(crate) fn awaits_sends(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed) > 0
     }
 
     /// How many completions named nothing.

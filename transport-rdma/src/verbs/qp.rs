@@ -150,8 +150,8 @@ impl VerbsQp {
         // SAFETY: inline data outlives the call, as it is in `works`; other data, and what is bound, is kept by the ring.
         // Windows and regions are there during the call, and longer than what is bound.
         let (posted, result) = unsafe { batch.post(self.queues.hca(), self.raw.as_ptr()) };
-        self.ring.withdraw(built - posted);
         if posted < built {
+            self.ring.withdraw(built - posted);
             taken = places[posted];
         }
         for &place in &places[..posted] {
@@ -309,6 +309,23 @@ impl QueuePair for VerbsQp {
 
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {
         if works.len() == 1 { self.post_batch::<1>(works) } else { self.post_batch::<MAX_BATCH>(works) }
+    }
+
+    fn send_copy(&self, message: &[u8]) -> Result<bool, PostError> {
+        if message.is_empty() || message.len() > self.inline as usize {
+            return Err(PostError::TooLong);
+        }
+        let _posting = self.posting();
+        let Some(ticket) = self.ring.push_copied() else { return Ok(false) };
+        let mut batch = Batch::<1>::new();
+        batch.send_copy(message);
+        batch.sign(ticket.wr_id, ticket.signaled);
+        // SAFETY: the data outlives the call, in which it is copied.
+        let (posted, result) = unsafe { batch.post(self.queues.hca(), self.raw.as_ptr()) };
+        if posted == 0 {
+            self.ring.withdraw(1);
+        }
+        result.map(|()| true).map_err(|errno| self.device_error(errno))
     }
 
     fn post_marker(&self) -> Result<(), PostError> {

@@ -68,6 +68,10 @@ impl Queues for VerbsQueues {
         polled.map_err(|errno| self.0.hca.error("ibv_poll_cq", errno))
     }
 
+    fn awaits_sends(&self) -> bool {
+        self.0.in_flight().awaits_sends()
+    }
+
     fn arm(&self, cq: Cq, solicited_only: bool) -> Result<(), DeviceError> {
         let armed = self.0.cq(cq).arm(&self.0.hca, solicited_only);
         armed.map_err(|errno| self.0.hca.error("ibv_req_notify_cq", errno))

@@ -49,19 +49,20 @@ impl SharedReceiveQueue {
     /// See [`crate::device::Queues::post_receives`].
     pub(super) fn post(&self, hca: &Hca, slots: &mut Vec<Slot>) -> Result<usize, PostError> {
         let mut total = 0;
-        loop {
+        while !slots.is_empty() {
             let posted = match slots.len() {
                 1 => self.post_batch::<1>(hca, slots),
                 _ => self.post_batch::<MAX_BATCH>(hca, slots),
             };
             match posted {
-                Ok(0) => return Ok(total),
+                Ok(0) => break,
                 Ok(count) => total += count,
                 // What was posted before is with the device; the error is met again by who posts the rest.
                 Err(_) if total > 0 => return Ok(total),
                 Err(error) => return Err(error),
             }
         }
+        Ok(total)
     }
 
     /// Posts up to `N`: zeroing the requests of many takes longer than posting one.

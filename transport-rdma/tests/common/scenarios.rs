@@ -139,6 +139,27 @@ pub(crate) fn full_send_queue_takes_what_fits(machine: Machine) {
     assert_eq!(order, [0, 1, 2, 3, 4, 5]);
 }
 
+pub(crate) fn copied_messages_arrive_between_others(machine: Machine) {
+    let size = QpSize { sends: 4, signal_every: 2, inline: 64 };
+    let (a, b) = (machine.end_of_size(0, size), machine.end(8));
+    connect(&a, &b, &machine.tuning());
+    let too_long = vec![0; a.qp.inline() as usize + 1];
+    assert_eq!(a.qp.send_copy(&too_long), Err(PostError::TooLong));
+    let mut copied = vec![0; 64];
+    assert_eq!(a.qp.send_copy(&copied), Ok(true));
+    // It was copied, and may be written to.
+    copied.fill(9);
+    a.send(a.message(512, 1));
+    for fill in [2, 3] {
+        assert_eq!(a.qp.send_copy(&[fill; 64]), Ok(true));
+    }
+    assert_eq!(a.qp.send_copy(&[4; 64]), Ok(false), "the send queue is full");
+    a.poll(Cq::Send, 2);
+    assert_eq!(a.qp.send_copy(&[4; 64]), Ok(true));
+    let order: Vec<u8> = b.poll(Cq::Receive, 5).into_iter().map(|c| received(c)[0]).collect();
+    assert_eq!(order, [0, 1, 2, 3, 4]);
+}
+
 pub(crate) fn message_of_two_parts_arrives_as_one(machine: Machine) {
     let (a, b) = machine.pair(4);
     for (head, body) in [(20, 100), (20, 4000), (0, 4000), (300, 0)] {

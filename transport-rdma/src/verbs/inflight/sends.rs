@@ -1,6 +1,7 @@
 //! What a queue pair's send queue has of our memory.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -17,6 +18,8 @@ pub(crate) struct SendRing {
     size: QpSize,
     sends: Mutex<Sends>,
     windows: Windows,
+    /// Signalled requests of all rings.
+    awaited: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -65,8 +68,8 @@ pub(crate) struct Ticket {
 }
 
 impl SendRing {
-    pub(super) fn new(key: RingKey, size: QpSize) -> Self {
-        Self { key, size, sends: Mutex::default(), windows: Windows::default() }
+    pub(super) fn new(key: RingKey, size: QpSize, awaited: Arc<AtomicUsize>) -> Self {
+        Self { key, size, sends: Mutex::default(), windows: Windows::default(), awaited }
     }
 
     pub(super) fn key(&self) -> RingKey {
@@ -80,7 +83,10 @@ impl SendRing {
 
     /// How many more requests can be pushed: none after the marker, for which there is always room.
     pub(crate) fn room(&self) -> usize {
-        let sends = lock(&self.sends);
+        self.room_in(&lock(&self.sends))
+    }
+
+    fn room_in(&self, sends: &Sends) -> usize {
         if sends.marked { 0 } else { usize::from(self.size.sends).saturating_sub(sends.queue.len()) }
     }
 
@@ -93,9 +99,20 @@ impl SendRing {
     /// Every `signal_every`-th is signalled, so that the ring cannot fill up without a completion under way.
     pub(crate) fn push(&self, kept: Kept, signaled: bool) -> Ticket {
         let mut sends = lock(&self.sends);
-        let due = sends.silent + 1 >= self.size.signal_every.clamp(1, self.size.sends / 2 + 1);
-        let signaled = signaled || kept.is_awaited() || due;
+        let signaled = signaled || kept.is_awaited() || self.is_due(&sends);
         self.append(&mut sends, Sent { kept, signaled })
+    }
+
+    /// The same for a message that the device copies when it is posted; `None`: there is no room.
+    pub(crate) fn push_copied(&self) -> Option<Ticket> {
+        let mut sends = lock(&self.sends);
+        let signaled = self.is_due(&sends);
+        let kept = Kept::Message(Default::default());
+        (self.room_in(&sends) > 0).then(|| self.append(&mut sends, Sent { kept, signaled }))
+    }
+
+    fn is_due(&self, sends: &Sends) -> bool {
+        sends.silent + 1 >= self.size.signal_every.clamp(1, self.size.sends / 2 + 1)
     }
 
     /// Takes the marker into the table; `None` if it is there already.
@@ -110,7 +127,12 @@ impl SendRing {
     fn append(&self, sends: &mut Sends, sent: Sent) -> Ticket {
         let seq = sends.first.wrapping_add(sends.queue.len() as u16);
         let signaled = sent.signaled;
-        sends.silent = if signaled { 0 } else { sends.silent + 1 };
+        if signaled {
+            sends.silent = 0;
+            self.awaited.fetch_add(1, Ordering::Relaxed);
+        } else {
+            sends.silent += 1;
+        }
         sends.queue.push_back(sent);
         Ticket { wr_id: WrId::Send { ring: self.key, seq }.encode(), signaled }
     }
@@ -119,7 +141,9 @@ impl SendRing {
     pub(crate) fn withdraw(&self, count: usize) {
         let mut sends = lock(&self.sends);
         for _ in 0..count {
-            match sends.queue.pop_back().map(|sent| sent.kept) {
+            let sent = sends.queue.pop_back();
+            self.forget(sent.as_slice());
+            match sent.map(|sent| sent.kept) {
                 Some(Kept::Marker) => sends.marked = false,
                 Some(Kept::Bind(exposure)) => self.windows.withdraw_bind(&exposure),
                 Some(Kept::Invalidate(exposure)) => self.windows.withdraw_invalidate(&exposure),
@@ -134,6 +158,12 @@ impl SendRing {
     pub(crate) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut lock(&self.sends).queue));
         self.windows.leak();
+    }
+
+    /// These are awaited no more.
+    fn forget<'a>(&self, sent: impl IntoIterator<Item = &'a Sent>) {
+        let signaled = sent.into_iter().filter(|sent| sent.signaled).count();
+        self.awaited.fetch_sub(signaled, Ordering::Relaxed);
     }
 
     /// The request with this sequence number has completed, and so has every one before it.
@@ -154,9 +184,16 @@ impl SendRing {
             }
             Kept::Message(_) | Kept::Bind(_) => Completion::Sent { qp_num, count },
         };
+        self.forget(sends.queue.range(..count));
         sends.queue.drain(..count);
         sends.first = seq.wrapping_add(1);
         sends.silent = sends.silent.min(sends.queue.len() as u16);
         Some(completion)
+    }
+}
+
+impl Drop for SendRing {
+    fn drop(&mut self) {
+        self.forget(&lock(&self.sends).queue);
     }
 }

@@ -103,6 +103,25 @@ fn completion_of_a_send_stands_for_those_before_it() {
 }
 
 #[test]
+fn what_was_asked_for_is_awaited_until_it_is_taken_or_will_not_come() {
+    let (in_flight, slab) = (InFlight::new(0), slab());
+    let ring = in_flight.add_ring(SIZE);
+    ring.push(message(&slab), false);
+    assert!(!in_flight.awaits_sends());
+    let asked = ring.push(message(&slab), true);
+    assert!(in_flight.awaits_sends());
+    in_flight.resolve(&done(asked.wr_id));
+    assert!(!in_flight.awaits_sends());
+    ring.push(message(&slab), true);
+    ring.withdraw(1);
+    assert!(!in_flight.awaits_sends(), "it was not posted");
+    ring.push(message(&slab), true);
+    in_flight.remove_ring(&ring);
+    drop(ring);
+    assert!(!in_flight.awaits_sends(), "its queue pair is gone");
+}
+
+#[test]
 fn failed_send_that_was_not_asked_for_completes_too() {
     let (in_flight, slab) = (InFlight::new(0), slab());
     let ring = in_flight.add_ring(SIZE);

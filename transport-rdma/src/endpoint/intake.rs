@@ -40,6 +40,9 @@ impl Intake {
     /// links. Says how many there were.
     pub(super) fn poll(&mut self, shard: &Shard, max: usize) -> Result<usize, DeviceError> {
         let polled = shard.queues.poll(Cq::Receive, max, &mut self.completions)?;
+        if polled == 0 {
+            return Ok(0);
+        }
         self.take_receives(shard);
         self.replace_receives(shard)?;
         self.ready.extend(self.arrivals.drain(..).filter_map(Arrival::take_in));

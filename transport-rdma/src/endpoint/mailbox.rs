@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farcall_core::transport::LinkEnd;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 use crate::device::DeviceEvent;
 
@@ -12,6 +13,8 @@ use crate::device::DeviceEvent;
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     mail: Mutex<Mail>,
+    /// There is some, for a driver that looks at every turn. Set before it is told of.
+    unread: AtomicBool,
     arrived: Notify,
     /// Links that wait for a send slot, in the order in which they came.
     slot_waiters: Mutex<Vec<u32>>,
@@ -33,14 +36,12 @@ pub(super) struct Mail {
 impl Mailbox {
     /// A link was started or closed.
     pub(crate) fn changed(&self, link: u32) {
-        self.mail().changed.push(link);
-        self.arrived.notify_one();
+        self.put(|mail| mail.changed.push(link));
     }
 
     /// Posting on a link has failed.
     pub(crate) fn failed(&self, link: u32, end: LinkEnd) {
-        self.mail().failed.push((link, end));
-        self.arrived.notify_one();
+        self.put(|mail| mail.failed.push((link, end)));
     }
 
     /// A link needs a send slot, and there is none. The driver is not woken: the completion that frees one does that.
@@ -52,7 +53,12 @@ impl Mailbox {
     }
 
     pub(super) fn event(&self, event: DeviceEvent) {
-        self.mail().events.push(event);
+        self.put(|mail| mail.events.push(event));
+    }
+
+    fn put(&self, put: impl FnOnce(&mut Mail)) {
+        put(&mut lock(&self.mail));
+        self.unread.store(true, Ordering::Release);
         self.arrived.notify_one();
     }
 
@@ -73,21 +79,18 @@ impl Mailbox {
         self.forsaken.load(Ordering::Acquire)
     }
 
-    pub(super) fn take(&self) -> Mail {
-        std::mem::take(&mut *self.mail())
+    pub(super) fn take(&self) -> Option<Mail> {
+        let unread = self.unread.load(Ordering::Relaxed) && self.unread.swap(false, Ordering::Acquire);
+        unread.then(|| std::mem::take(&mut *lock(&self.mail)))
     }
 
     pub(super) fn take_slot_waiters(&self) -> Vec<u32> {
         std::mem::take(&mut *lock(&self.slot_waiters))
     }
 
-    /// Waits until there is mail since the last time.
-    pub(super) async fn arrived(&self) {
-        self.arrived.notified().await;
-    }
-
-    fn mail(&self) -> MutexGuard<'_, Mail> {
-        lock(&self.mail)
+    /// Resolves when there is mail since the last time.
+    pub(super) fn arrived(&self) -> Notified<'_> {
+        self.arrived.notified()
     }
 }
 

@@ -79,6 +79,11 @@ impl SpinWindow {
         Self { now: Duration::MAX, ..Self::none() }
     }
 
+    /// Whether it wants to know how long waits take.
+    pub(super) fn is_adaptive(&self) -> bool {
+        self.is_adaptive
+    }
+
     pub(super) fn get(&self) -> Duration {
         match (self.trial, self.is_open()) {
             (None, _) => self.now,

@@ -1,9 +1,12 @@
 //! What runs the driver as a task: it looks again and again while that pays, and then sleeps until there is something.
 
 use std::future::{pending, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+use tokio::sync::futures::Notified;
 
 use super::driver::Driver;
 use super::spin::SpinWindow;
@@ -16,8 +19,13 @@ pub(super) const LOOK: Duration = Duration::from_micros(5);
 /// What ended a sleep.
 enum Woken {
     ByCompletion,
-    ByOther,
+    ByMail,
+    ByTime,
 }
+
+/// After so many sleeps in a row before which arming was not in vain, the driver arms without looking before. To arm in vain
+/// costs more than to look in vain, so it takes several.
+const QUIET: u32 = 8;
 
 /// Runs until the driver is done. Dropped, it leaves the links, as the driver does.
 pub(super) async fn drive(mut driver: Driver) {
@@ -34,15 +42,19 @@ pub(super) async fn drive(mut driver: Driver) {
 }
 
 async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), DeviceError> {
-    let mut spin = match driver.shard().config.completion {
+    let shard = Arc::clone(driver.shard());
+    let mut spin = match shard.config.completion {
         Completion::Adaptive => SpinWindow::adaptive(),
         Completion::Event => SpinWindow::none(),
         Completion::Busy => SpinWindow::always(),
     };
-    let helpers = &Arc::clone(driver.shard()).helpers;
+    let helpers = &shard.helpers;
+    // Kept from sleep to sleep, like a place in a line.
+    let mut mail = pin!(shard.mailbox.arrived());
     let mut found = helpers.found();
     let mut idle_since: Option<Instant> = None;
     let mut others_turn = Instant::now();
+    let mut quiet = 0;
     loop {
         let taken = driver.turn()?;
         if taken || helpers.found() != found {
@@ -51,14 +63,19 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
                 spin.found(since.elapsed());
             }
             let_others_run().await;
-            continue;
+            if quiet < QUIET || !spin.get().is_zero() {
+                continue;
+            }
         }
         if driver.is_done() {
             return Ok(());
         }
-        let since = *idle_since.get_or_insert_with(Instant::now);
-        helpers.set_window(spin.get());
-        if since.elapsed() < spin.get() {
+        if spin.is_adaptive() {
+            idle_since.get_or_insert_with(Instant::now);
+        }
+        let window = spin.get();
+        helpers.set_window(window);
+        if window == Duration::MAX || idle_since.is_some_and(|since| since.elapsed() < window) {
             super::relax();
             if others_turn.elapsed() > LOOK {
                 tokio::task::yield_now().await;
@@ -66,17 +83,25 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
             }
             continue;
         }
-        if arm_and_look(driver, arm, Driver::turn)? {
+        if arm_and_look(driver, arm, Driver::last_turn)? {
+            quiet = 0;
             idle_since = None;
             let_others_run().await;
             continue;
         }
+        quiet = QUIET.min(quiet + 1);
         // The last link may have gone with the second look, and nothing wakes a driver without links.
         if driver.is_done() {
             return Ok(());
         }
-        if let Woken::ByCompletion = sleep(driver, &mut *channel).await {
-            spin.slept(since.elapsed());
+        match sleep(driver, &mut *channel, mail.as_mut()).await {
+            Woken::ByCompletion => {
+                if let Some(since) = idle_since {
+                    spin.slept(since.elapsed());
+                }
+            }
+            Woken::ByMail => mail.set(shard.mailbox.arrived()),
+            Woken::ByTime => {}
         }
         idle_since = None;
     }
@@ -113,7 +138,7 @@ fn arm(driver: &mut Driver) -> Result<(), DeviceError> {
     [Cq::Receive, Cq::Send].iter().try_for_each(|&cq| driver.shard().queues.arm(cq, false))
 }
 
-async fn sleep(driver: &Driver, channel: &mut dyn Channel) -> Woken {
+async fn sleep(driver: &Driver, channel: &mut dyn Channel, mail: Pin<&mut Notified<'_>>) -> Woken {
     let timer = async {
         match driver.deadline() {
             Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
@@ -121,6 +146,7 @@ async fn sleep(driver: &Driver, channel: &mut dyn Channel) -> Woken {
         }
     };
     tokio::select! {
+        biased;
         result = poll_fn(|cx| channel.poll_event(cx)) => {
             if let Err(error) = result {
                 // The next poll of the queues shows whether they are lost, too.
@@ -129,7 +155,7 @@ async fn sleep(driver: &Driver, channel: &mut dyn Channel) -> Woken {
             }
             Woken::ByCompletion
         }
-        () = driver.shard().mailbox.arrived() => Woken::ByOther,
-        () = timer => Woken::ByOther,
+        () = mail => Woken::ByMail,
+        () = timer => Woken::ByTime,
     }
 }

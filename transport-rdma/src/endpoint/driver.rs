@@ -73,7 +73,7 @@ impl Driver {
         // it is free, which it is not.
         let mut intake = shard.intake();
         let (polled, delivered) = self.receive(&mut intake)?;
-        if polled < BATCH {
+        if polled < BATCH && !self.endings.is_empty() {
             self.finish_drained();
         }
         let sent = self.reap(&mut intake)?;

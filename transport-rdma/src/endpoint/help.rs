@@ -55,7 +55,7 @@ impl Shard {
 
     /// Looks for answers and delivers them. Says whether there were any.
     pub(crate) fn help(&self) -> bool {
-        let begin = Instant::now();
+        let end = Instant::now() + LOOK;
         loop {
             // Taken: by the driver, which may have called the handler that this is. Poisoned: the driver has panicked, and
             // is about to say so to all links.
@@ -66,7 +66,7 @@ impl Shard {
                     return true;
                 }
                 Looked::NotMine => return false,
-                Looked::Nothing if begin.elapsed() >= LOOK => return false,
+                Looked::Nothing if Instant::now() >= end => return false,
                 Looked::Nothing => {}
             }
             drop(intake);

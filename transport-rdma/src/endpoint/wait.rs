@@ -18,9 +18,9 @@ pub(super) const LOOK: Duration = Duration::from_micros(5);
 
 /// What ended a sleep.
 enum Woken {
-    ByCompletion,
-    ByMail,
-    ByTime,
+    Completion,
+    Mail,
+    Time,
 }
 
 /// After so many sleeps in a row before which arming was not in vain, the driver arms without looking before. To arm in vain
@@ -53,7 +53,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
     let mut mail = pin!(shard.mailbox.arrived());
     let mut found = helpers.found();
     let mut idle_since: Option<Instant> = None;
-    let mut others_turn = Instant::now();
+    let mut others_turn = Instant::now() + LOOK;
     let mut quiet = 0;
     loop {
         let taken = driver.turn()?;
@@ -77,9 +77,9 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         helpers.set_window(window);
         if window == Duration::MAX || idle_since.is_some_and(|since| since.elapsed() < window) {
             super::relax();
-            if others_turn.elapsed() > LOOK {
+            if Instant::now() > others_turn {
                 tokio::task::yield_now().await;
-                others_turn = Instant::now();
+                others_turn = Instant::now() + LOOK;
             }
             continue;
         }
@@ -95,13 +95,13 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
             return Ok(());
         }
         match sleep(driver, &mut *channel, mail.as_mut()).await {
-            Woken::ByCompletion => {
+            Woken::Completion => {
                 if let Some(since) = idle_since {
                     spin.slept(since.elapsed());
                 }
             }
-            Woken::ByMail => mail.set(shard.mailbox.arrived()),
-            Woken::ByTime => {}
+            Woken::Mail => mail.set(shard.mailbox.arrived()),
+            Woken::Time => {}
         }
         idle_since = None;
     }
@@ -153,9 +153,9 @@ async fn sleep(driver: &Driver, channel: &mut dyn Channel, mail: Pin<&mut Notifi
                 tracing::error!(%error, "the completion channel failed");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            Woken::ByCompletion
+            Woken::Completion
         }
-        () = mail => Woken::ByMail,
-        () = timer => Woken::ByTime,
+        () = mail => Woken::Mail,
+        () = timer => Woken::Time,
     }
 }

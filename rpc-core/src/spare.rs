@@ -8,20 +8,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 
-/// Smaller ones are left to the allocator: bytes.
-const SMALLEST: usize = 16 << 10;
+/// All are a multiple of this long, so that one fits many needs: bytes.
+const STEP: usize = 16 << 10;
 
-/// Larger ones are too rare.
-const LARGEST: usize = 4 << 20;
+/// Longer ones are not kept.
+const LONGEST: usize = 512 << 10;
 
 /// How many bytes are kept at most, whatever the process does.
 const MOST: usize = 16 << 20;
 
 /// How many buffers are looked at for one that fits.
 const LOOKED_AT: usize = 8;
-
-/// How many times the size that is asked for a buffer may have: an application may hold on to it.
-const SLACK: usize = 2;
 
 #[derive(Debug)]
 struct Spare {
@@ -35,49 +32,54 @@ fn spare() -> MutexGuard<'static, Spare> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An empty buffer with room for this many bytes at least.
-pub fn take(capacity: usize) -> BytesMut {
-    let found = if (SMALLEST..=LARGEST).contains(&capacity) { spare().take(capacity) } else { None };
-    found.unwrap_or_else(|| BytesMut::with_capacity(capacity))
+/// An empty buffer with room for this many bytes, rounded up to a multiple of 16 KiB. Whoever [gives](give) or
+/// [shares](share) it says how much that was: a buffer does not tell when a part has been cut off it.
+pub fn take(least: usize) -> BytesMut {
+    let size = least.next_multiple_of(STEP);
+    let found = if size <= LONGEST { spare().take(size) } else { None };
+    found.unwrap_or_else(|| BytesMut::with_capacity(size))
 }
 
-/// Keeps a buffer for who needs one next, unless others have views of it or it is too small to be worth it.
-pub fn give(mut buffer: BytesMut) {
+/// Keeps a buffer that had so much room for who needs one next, unless others have views of it.
+pub fn give(mut buffer: BytesMut, size: usize) {
     buffer.clear();
-    if buffer.try_reclaim(SMALLEST) && buffer.capacity() <= LARGEST {
+    // All of it comes back, or it is not ours alone.
+    if (STEP..=LONGEST).contains(&size) && buffer.try_reclaim(size) && buffer.capacity() == size {
         let too_many = spare().give(buffer);
         // Freed without the lock.
         drop(too_many);
     }
 }
 
-/// What is in a buffer, which is kept for who needs one next when nobody has a view of it any more.
-pub fn share(buffer: BytesMut) -> Bytes {
-    if buffer.capacity() < SMALLEST { buffer.freeze() } else { Bytes::from_owner(Shared(buffer)) }
+/// What is in a buffer that had so much room. When nobody has a view of it any more, it is kept for who needs one next.
+pub fn share(buffer: BytesMut, size: usize) -> Bytes {
+    Bytes::from_owner(Shared { buffer, size })
 }
 
-struct Shared(BytesMut);
+struct Shared {
+    buffer: BytesMut,
+    size: usize,
+}
 
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        &self.buffer
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        give(std::mem::take(&mut self.0));
+        give(std::mem::take(&mut self.buffer), self.size);
     }
 }
 
 impl Spare {
-    /// The last one that fits: what was used just now is still in the processor's cache.
-    fn take(&mut self, capacity: usize) -> Option<BytesMut> {
-        let fits = |buffer: &BytesMut| (capacity..=SLACK * capacity).contains(&buffer.capacity());
-        let from_end = self.buffers.iter().rev().take(LOOKED_AT).position(fits)?;
-        let found = self.buffers.remove(self.buffers.len() - 1 - from_end)?;
-        self.bytes -= found.capacity();
-        Some(found)
+    /// The last one of this size: what was used just now is still in the processor's cache.
+    fn take(&mut self, size: usize) -> Option<BytesMut> {
+        let from_end =
+            self.buffers.iter().rev().take(LOOKED_AT).position(|buffer| buffer.capacity() == size)?;
+        self.bytes -= size;
+        self.buffers.remove(self.buffers.len() - 1 - from_end)
     }
 
     /// Gives those that are too many then: the oldest, of a size that is asked for no more.
@@ -102,10 +104,10 @@ mod tests {
     #[test]
     fn what_a_burst_has_needed_is_let_go() {
         let mut spare = Spare { buffers: VecDeque::new(), bytes: 0 };
-        let oldest = BytesMut::with_capacity(SMALLEST);
+        let oldest = BytesMut::with_capacity(STEP);
         let lies_at = oldest.as_ptr();
         assert!(spare.give(oldest).is_empty());
-        let let_go = (0..1000).flat_map(|_| spare.give(BytesMut::with_capacity(64 << 10)));
+        let let_go = (0..1000).flat_map(|_| spare.give(BytesMut::with_capacity(4 * STEP)));
         let let_go: Vec<BytesMut> = let_go.collect();
         assert_eq!(let_go[0].as_ptr(), lies_at, "what has not been asked for longest goes first");
         let kept: usize = spare.buffers.iter().map(BytesMut::capacity).sum();

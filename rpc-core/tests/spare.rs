@@ -5,10 +5,11 @@ use farcall_core::spare;
 #[test]
 fn large_buffers_are_used_again_when_nobody_has_a_view_of_them() {
     const LEN: usize = 64 << 10;
-    let mut buffer = spare::take(LEN);
+    let mut buffer = spare::take(LEN - 10);
+    assert_eq!(buffer.capacity(), LEN);
     buffer.extend_from_slice(&[7; LEN]);
     let lies_at = buffer.as_ptr();
-    let whole = spare::share(buffer);
+    let whole = spare::share(buffer, LEN);
     let view = whole.slice(1000..2000);
     drop(whole);
     assert_ne!(spare::take(LEN).as_ptr(), lies_at, "it is still looked at");
@@ -17,16 +18,23 @@ fn large_buffers_are_used_again_when_nobody_has_a_view_of_them() {
     let again = spare::take(LEN);
     assert_eq!((again.as_ptr(), again.len()), (lies_at, 0));
 
-    spare::give(again);
+    spare::give(again, LEN);
     assert_ne!(spare::take(LEN / 4).as_ptr(), lies_at, "who needs little must not hold on to much");
     assert_ne!(spare::take(LEN + 1).as_ptr(), lies_at, "it is too small");
-    let again = spare::take(LEN);
+    let mut again = spare::take(LEN);
     assert_eq!(again.as_ptr(), lies_at);
 
-    let mut again = again;
-    again.extend_from_slice(b"seen");
-    let seen = again.split().freeze();
-    spare::give(again);
-    assert_ne!(spare::take(LEN).as_ptr(), lies_at, "others have a view of it");
-    drop(seen);
+    // The rest is as large as others are, but is not all of it.
+    again.extend_from_slice(&[7; 3 * LEN / 4]);
+    let mut first = again.split();
+    let rest = again.as_ptr();
+    spare::give(again, LEN);
+    assert!(![rest, lies_at].contains(&spare::take(LEN / 4).as_ptr()), "others have a view of it");
+    assert!(![rest, lies_at].contains(&spare::take(LEN).as_ptr()), "others have a view of it");
+
+    // Who has the last part of it gets all back.
+    first.clear();
+    spare::give(first, LEN);
+    let again = spare::take(LEN);
+    assert_eq!((again.as_ptr(), again.capacity()), (lies_at, LEN));
 }

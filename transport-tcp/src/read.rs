@@ -12,7 +12,8 @@ use tokio::net::TcpStream;
 
 use crate::link::MAX_FRAME;
 
-/// The size of a receive buffer. Views of it go to their readers; it is used again when they are gone.
+/// The size of a receive buffer, and the most that is read to. Views of it go to their readers; it is used again when they
+/// are gone.
 const BUFFER: usize = 64 * 1024;
 
 /// How many receive buffers wait for their views to go.
@@ -22,7 +23,7 @@ const POOL: usize = 16;
 /// that are read straight to where they belong, because what of those is read with the header must be copied there.
 const SHORT_READ: usize = 4096;
 
-/// A frame with a payload from this length on gets a buffer of its own rather than a view of one with others.
+/// A frame with a payload from this length on gets a buffer of its own, unless it is whole already in one with others.
 const LONG: usize = 16 * 1024;
 
 /// Why reading ended.
@@ -41,6 +42,8 @@ pub(crate) enum ReadEnd {
 #[derive(Debug)]
 pub(crate) struct Reader {
     buffer: BytesMut,
+    /// How much the buffer had room for when it was new.
+    size: usize,
     /// Where short frames are copied to.
     shorts: BytesMut,
     retired: VecDeque<BytesMut>,
@@ -66,6 +69,7 @@ impl Reader {
     pub(crate) fn new() -> Self {
         Self {
             buffer: BytesMut::new(),
+            size: 0,
             shorts: BytesMut::new(),
             retired: VecDeque::new(),
             read_size: SHORT_READ,
@@ -96,7 +100,10 @@ impl Reader {
         let n = match read {
             Ok(0) => return Err(self.end()),
             Ok(n) => n,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.let_go();
+                return Ok(false);
+            }
             Err(e) => return Err(ReadEnd::Failed(format!("reading failed: {e}"))),
         };
         self.bytes_read += n as u64;
@@ -126,6 +133,13 @@ impl Reader {
         Ok(!drained)
     }
 
+    /// There is nothing to read, perhaps for long.
+    fn let_go(&mut self) {
+        if self.long > 0 && self.buffer.is_empty() {
+            spare::give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.size));
+        }
+    }
+
     fn end(&self) -> ReadEnd {
         if self.bulk.is_none() && self.buffer.is_empty() && self.greeted {
             ReadEnd::Eof
@@ -145,7 +159,9 @@ impl Reader {
             return;
         }
         let room = self.buffer.capacity() - self.buffer.len();
-        if room >= self.read_size || self.buffer.try_reclaim(self.read_size) {
+        // Short frames must not keep the buffer of a long one.
+        let fits = self.size <= BUFFER;
+        if fits && (room >= self.read_size || self.buffer.try_reclaim(self.read_size)) {
             return;
         }
         let free = self.retired.iter_mut().rposition(|old| old.try_reclaim(BUFFER));
@@ -154,14 +170,17 @@ impl Reader {
     }
 
     fn go_on_in(&mut self, mut fresh: BytesMut) {
+        let size = std::mem::replace(&mut self.size, fresh.capacity());
         fresh.extend_from_slice(&self.buffer);
         self.bytes_copied += self.buffer.len() as u64;
         let mut old = std::mem::replace(&mut self.buffer, fresh);
         old.clear();
-        if old.try_reclaim(BUFFER) || self.retired.len() == POOL {
-            spare::give(old);
-        } else {
+        // Else it will be, when its views are gone.
+        let is_free = old.try_reclaim(size);
+        if !is_free && size == BUFFER && self.retired.len() < POOL {
             self.retired.push_back(old);
+        } else {
+            spare::give(old, size);
         }
     }
 
@@ -202,7 +221,7 @@ impl Reader {
                 Run { len, .. } if len == self.long => self.take_long(),
                 Run { len, short } => {
                     self.long = 0;
-                    if short { self.copy_out(len) } else { self.buffer.split_to(len).freeze() }
+                    if short { self.copy_out(len) } else { self.cut(len) }
                 }
             };
             let mut frames = Frames::new(run);
@@ -219,7 +238,8 @@ impl Reader {
         while let Some(header) = self.buffer[run.len..].first_chunk::<HEADER_LEN>() {
             let payload = Header::payload_len(header);
             let (next, short) = (run.len + HEADER_LEN + payload, payload < SHORT_PAYLOAD);
-            let fits = run.len == 0 || short == run.short && (!short || next <= SHORT_PAYLOADS_SHARE);
+            let most = if short { SHORT_PAYLOADS_SHARE } else { BUFFER };
+            let fits = run.len == 0 || short == run.short && next <= most;
             if !fits || next > self.buffer.len() || FrameType(header[0]) == FrameType::FRAGMENT {
                 break;
             }
@@ -240,13 +260,26 @@ impl Reader {
         self.shorts.split().freeze()
     }
 
-    /// Takes a long frame and the buffer that was got for it.
+    /// Takes frames off the buffer that are not short.
+    fn cut(&mut self, len: usize) -> Bytes {
+        if self.size <= BUFFER {
+            return self.buffer.split_to(len).freeze();
+        }
+        // A longer one was expected, and views of these would keep the buffer that was got for it.
+        let cut = Bytes::copy_from_slice(&self.buffer[..len]);
+        self.buffer.advance(len);
+        self.bytes_copied += len as u64;
+        cut
+    }
+
+    /// Takes a long frame and the buffer that was got for it. There is another when there is more to read: a connection that
+    /// is silent then keeps none.
     fn take_long(&mut self) -> Bytes {
-        let mut next = spare::take(self.long + HEADER_LEN);
-        next.extend_from_slice(&self.buffer[self.long..]);
+        let next = BytesMut::from(&self.buffer[self.long..]);
+        let size = std::mem::replace(&mut self.size, next.capacity());
         let mut frame = std::mem::replace(&mut self.buffer, next);
         frame.truncate(self.long);
-        spare::share(frame)
+        spare::share(frame, size)
     }
 
     /// Takes a header off the buffer, and the payload behind it.
@@ -293,7 +326,7 @@ impl Reader {
     }
 }
 
-/// Whole frames that are all short, or none of them.
+/// Whole frames that are all short, or all not.
 struct Run {
     len: usize,
     short: bool,

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
+use farcall_core::proto::shorts::CHUNK;
 use farcall_core::proto::wire::PREFACE;
 use farcall_core::spare;
 use farcall_core::transport::FrameSource;
@@ -17,9 +18,6 @@ const COPY: usize = 4096;
 
 /// How much is taken before it is written.
 const BATCH: usize = 256 * 1024;
-
-/// From this length on the buffer of what was copied goes as a whole, and is used again for another.
-const LARGE: usize = 16 * 1024;
 
 /// The most pieces of one write; the system's own limit is 1024 (writev(2)).
 const MAX_PIECES: usize = 64;
@@ -88,8 +86,9 @@ impl Writer {
     }
 
     fn close_tail(&mut self) {
-        if self.tail.len() >= LARGE {
-            self.pieces.push_back(spare::share(std::mem::take(&mut self.tail)));
+        if self.tail.capacity() == CHUNK {
+            // Of short messages; it is used again for others.
+            self.pieces.push_back(spare::share(std::mem::take(&mut self.tail), CHUNK));
         } else if !self.tail.is_empty() {
             self.pieces.push_back(self.tail.split().freeze());
         }

@@ -211,6 +211,26 @@ async fn long_frames_one_after_the_other_are_read_to_where_they_stay() {
 }
 
 #[tokio::test]
+async fn what_comes_in_place_of_a_long_frame_does_not_keep_its_buffer() {
+    let mut pair = Pair::new().await;
+    pair.socket.write_all(PREFACE).await.unwrap();
+    pair.socket.write_all(&encoded(FrameType::REQUEST, 1, &[9; 200_000])).await.unwrap();
+    let (_, long) = pair.frame().await;
+    let copied = pair.link.counters().bytes_copied;
+    // It is read to where another long one was expected.
+    pair.socket.write_all(&encoded(FrameType::REQUEST, 2, &[7; 2000])).await.unwrap();
+    assert_eq!(pair.frame().await, (2, vec![7; 2000].into()));
+    assert_eq!(pair.link.counters().bytes_copied, copied + 2000 + HEADER_LEN as u64);
+    // And from then on they are short.
+    for seq in 3..100 {
+        pair.socket.write_all(&encoded(FrameType::REQUEST, seq, &[7; 2000])).await.unwrap();
+        assert_eq!(pair.frame().await, (seq, vec![7; 2000].into()));
+    }
+    assert_eq!(pair.link.counters().bytes_copied, copied + 2000 + HEADER_LEN as u64);
+    assert_eq!(long, [9; 200_000][..]);
+}
+
+#[tokio::test]
 async fn thousands_of_short_frames_in_one_write_keep_their_order() {
     let mut pair = Pair::new().await;
     let mut bytes = PREFACE.to_vec();

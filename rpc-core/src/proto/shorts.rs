@@ -30,8 +30,8 @@ const GAP: FrameType = FrameType(0);
 /// How much is allocated at least.
 const LEAST: usize = 8 * 1024;
 
-/// A chunk that is as long as this is full.
-const CHUNK: usize = 64 * 1024;
+/// The size of a chunk.
+pub const CHUNK: usize = 64 * 1024;
 
 /// The most that is copied to join what others have queued: two chunks that are nearly empty take more than one.
 const JOINED: usize = 16 * 1024;
@@ -59,13 +59,11 @@ impl Shorts {
         } else if needed <= LEAST {
             self.last.reserve(LEAST);
         } else {
-            let mut old = std::mem::replace(&mut self.last, spare::take(CHUNK));
+            let old = std::mem::replace(&mut self.last, spare::take(CHUNK));
             if needed > CHUNK {
                 self.full.push_back(old);
             } else {
                 self.last.extend_from_slice(&old);
-                old.clear();
-                spare::give(old);
             }
         }
     }
@@ -127,7 +125,7 @@ impl Shorts {
         self.close_gaps();
         std::mem::swap(self.full.front_mut().unwrap_or(&mut self.last), empty);
         if let Some(given) = self.full.pop_front() {
-            spare::give(given);
+            spare::give(given, CHUNK);
         }
         let (mut at, mut frames) = (0, 0);
         while let Some(header) = empty[at..].first_chunk_mut::<HEADER_LEN>() {

@@ -5,8 +5,10 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 
 use bytes::BytesMut;
 use farcall_core::config::Limits;
@@ -102,6 +104,56 @@ async fn what_came_before_a_broken_frame_is_served() {
 }
 
 /// Whatever is called, it closes its host.
+/// Its handlers answer at once, and panic when they are dropped.
+struct Falling {
+    info: Arc<ServiceInfo>,
+}
+
+struct Fall;
+
+impl Future for Fall {
+    type Output = Reply;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Reply> {
+        Poll::Ready(Reply::Ok(Payload::default()))
+    }
+}
+
+impl Drop for Fall {
+    fn drop(&mut self) {
+        panic!("what a handler has left panics");
+    }
+}
+
+impl Service for Falling {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, method: usize, _: Request) -> HandlerFuture {
+        if method == PANIC {
+            Box::pin(Fall)
+        } else {
+            Box::pin(std::future::ready(Reply::Ok(Payload::default())))
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_when_it_is_dropped_ends_its_call_alone() {
+    let host = Host::new(vec![Arc::new(Falling { info: info("test") })], plain(Limits::default())).unwrap();
+    let mut peer = connected(&host).await;
+    let panics = |call: u64| call == 2;
+    for call in 1..=3 {
+        peer.request(call, if panics(call) { PANIC } else { ECHO }, b"");
+    }
+    for _ in 1..=3 {
+        let (Header { call, .. }, response) = peer.expect(FrameType::RESPONSE).await;
+        let (head, _) = ResponseHead::decode(response).unwrap();
+        assert_eq!(head.verdict, if panics(call) { Verdict::Status } else { Verdict::Ok }, "{call}");
+    }
+}
+
 struct Closing {
     info: Arc<ServiceInfo>,
     host: Arc<OnceLock<Arc<Host>>>,

@@ -215,7 +215,9 @@ impl Connection {
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
             Poll::Ready(reply) => {
-                *at_work = AtWork::default();
+                // It may panic as well: until then it is at work.
+                at_work.future = None;
+                at_work.call = None;
                 Some(ran(reply))
             }
             Poll::Pending => {

@@ -40,7 +40,8 @@ impl Intake {
     /// links. Says how many there were.
     pub(super) fn poll(&mut self, shard: &Shard, max: usize) -> Result<usize, DeviceError> {
         let polled = shard.queues.poll(Cq::Receive, max, &mut self.completions)?;
-        if polled == 0 {
+        // What a failed posting has left is tried again.
+        if polled == 0 && self.slots.is_empty() && self.arrivals.is_empty() {
             return Ok(0);
         }
         self.take_receives(shard);

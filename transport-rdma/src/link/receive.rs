@@ -321,10 +321,12 @@ impl LinkCore {
             handler.batch_end();
         }
         // After the replies, which report grants as well.
-        if self.has_room_again(received)
-            && let Some(handler) = handler
-        {
-            handler.writable();
+        if self.has_room_again(received) {
+            match handler {
+                Some(handler) => handler.writable(),
+                // The link may have been started since.
+                None => self.tell_of_room(),
+            }
         }
     }
 

@@ -227,6 +227,10 @@ impl LinkCore {
         let max_frame = self.max_frame.load(Ordering::Acquire) as usize;
         let (mut slot, mut message) = (None, None::<Message>);
         loop {
+            if !sending.is_open() {
+                // Posting has failed. What is left goes by another link, in order: nothing may be sent from behind it.
+                return false;
+            }
             if source.is_empty() {
                 sending.starved = false;
                 break;
@@ -282,11 +286,15 @@ impl LinkCore {
     pub(crate) fn on_room(&self) {
         let received = self.receiving().count();
         if self.has_room_again(received) {
-            // In a statement of its own, which ends with the lock.
-            let handler = self.receiving().handler();
-            if let Some(handler) = handler {
-                handler.writable();
-            }
+            self.tell_of_room();
+        }
+    }
+
+    pub(super) fn tell_of_room(&self) {
+        // In a statement of its own, which ends with the lock.
+        let handler = self.receiving().handler();
+        if let Some(handler) = handler {
+            handler.writable();
         }
     }
 

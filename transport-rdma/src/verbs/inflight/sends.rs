@@ -156,7 +156,9 @@ impl SendRing {
 
     /// Gives up all buffers for good, because a device may still use them, or a peer through it.
     pub(crate) fn leak(&self) {
-        std::mem::forget(std::mem::take(&mut lock(&self.sends).queue));
+        let sends = std::mem::take(&mut lock(&self.sends).queue);
+        self.forget(&sends);
+        std::mem::forget(sends);
         self.windows.leak();
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Writer {
     pieces: VecDeque<Bytes>,
     /// Small pieces that come after `pieces`.
     tail: BytesMut,
+    /// Empty: what is given for short messages.
+    empty: BytesMut,
     len: usize,
 }
 
@@ -35,7 +37,7 @@ impl Writer {
     pub(crate) fn new() -> Self {
         let mut tail = BytesMut::with_capacity(COPY);
         tail.extend_from_slice(PREFACE);
-        Self { pieces: VecDeque::new(), len: tail.len(), tail }
+        Self { pieces: VecDeque::new(), len: tail.len(), tail, empty: BytesMut::new() }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -45,15 +47,16 @@ impl Writer {
     /// Takes what is next while there is room. False: there is nothing more.
     pub(crate) fn take(&mut self, source: &mut dyn FrameSource) -> bool {
         while self.len < BATCH && self.pieces.len() < MAX_PIECES {
-            self.close_tail();
-            // What is short comes in one piece, and is no other's.
-            if !source.next_shorts(&mut self.tail, MAX_FRAME) {
-                self.len += self.tail.len();
-                return false;
-            }
-            if !self.tail.is_empty() {
-                self.len += self.tail.len();
-            } else if let Some(frame) = source.next(MAX_FRAME) {
+            let more = source.next_shorts(&mut self.empty, MAX_FRAME);
+            if !self.empty.is_empty() {
+                // In one piece, which is no other's.
+                self.close_tail();
+                self.len += self.empty.len();
+                std::mem::swap(&mut self.tail, &mut self.empty);
+                if !more {
+                    return false;
+                }
+            } else if more && let Some(frame) = source.next(MAX_FRAME) {
                 self.push(&frame);
             } else {
                 return false;
@@ -79,6 +82,7 @@ impl Writer {
     fn copy(&mut self, bytes: &[u8]) {
         if self.tail.capacity() - self.tail.len() < bytes.len() {
             // Takes its old allocation back when what was in it has been written.
+            self.close_tail();
             self.tail.reserve(bytes.len().max(4 * COPY));
         }
         self.tail.extend_from_slice(bytes);

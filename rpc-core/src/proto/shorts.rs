@@ -53,18 +53,19 @@ impl Shorts {
 
     /// Makes room behind the last frame.
     fn make_room(&mut self, len: usize) {
-        let needed = self.last.len() + len;
+        // What has left of the allocation is room.
         if self.last.try_reclaim(len) {
-            // What has left of the allocation is room.
-        } else if needed <= LEAST {
-            self.last.reserve(LEAST);
+            return;
+        }
+        let needed = self.last.len() + len;
+        if needed <= LEAST {
+            return self.last.reserve(LEAST);
+        }
+        let old = std::mem::replace(&mut self.last, spare::take(CHUNK));
+        if needed > CHUNK {
+            self.full.push_back(old);
         } else {
-            let old = std::mem::replace(&mut self.last, spare::take(CHUNK));
-            if needed > CHUNK {
-                self.full.push_back(old);
-            } else {
-                self.last.extend_from_slice(&old);
-            }
+            self.last.extend_from_slice(&old);
         }
     }
 

@@ -18,15 +18,35 @@ pub struct TcpConfig {
     /// The connection is given up when sent data stays unacknowledged for so long, in milliseconds (Linux's
     /// `TCP_USER_TIMEOUT`, see tcp(7)). Default 20000; 0: the system's own limit, many minutes.
     pub user_timeout_ms: u64,
+    /// How what a peer sends is noticed. Default `adaptive`.
+    pub completion: Completion,
     /// The DSCP of what this side sends by the connections of each class, 0 to 63; on Linux. It is set when the class is
     /// known, so the packets that connect are unmarked, and the server's first. Default 0: nothing is marked. Switches may
     /// well treat a DSCP that they do not expect worse than none, so ask who runs the network.
     pub dscp: ByClass,
 }
 
+/// How a wait for the peer ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Completion {
+    /// Looks before it sleeps, for 25 us at most, where calls come one by one and that makes waits shorter by a tenth: halves
+    /// the latency of short calls on a fast network. As long as it looks, which one connection of a process does at a time,
+    /// other tasks of that thread wait. Never on one CPU, nor elsewhere than on Linux.
+    #[default]
+    Adaptive,
+    /// Sleeps whenever there is nothing to do: least work, more latency.
+    Event,
+}
+
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self { keepalive_s: 15, user_timeout_ms: 20_000, dscp: ByClass::default() }
+        Self {
+            keepalive_s: 15,
+            user_timeout_ms: 20_000,
+            completion: Completion::default(),
+            dscp: ByClass::default(),
+        }
     }
 }
 

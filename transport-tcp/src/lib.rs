@@ -7,8 +7,9 @@ mod config;
 mod connect;
 mod link;
 mod read;
+mod waits;
 mod write;
 
-pub use config::TcpConfig;
+pub use config::{Completion, TcpConfig};
 pub use connect::{Acceptor, connect};
 pub use link::TcpLink;

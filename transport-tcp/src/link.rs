@@ -3,7 +3,7 @@ use std::io;
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use tokio::sync::futures::Notified;
 
 use crate::config::{TcpConfig, mark};
 use crate::read::{ReadEnd, Reader};
+use crate::waits::{self, Delivering, Waits};
 use crate::write::Writer;
 
 /// The longest payload of a frame. A longer message goes in fragments, between which others can go.
@@ -23,6 +24,9 @@ pub(crate) const MAX_FRAME: usize = 256 * 1024;
 
 /// How many reads are made before other tasks get their turn.
 const READS: usize = 16;
+
+/// How many looks that find something are made before other tasks get their turn.
+const LOOKS: usize = 64;
 
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
 const FLUSH: Duration = Duration::from_secs(10);
@@ -38,6 +42,11 @@ pub struct TcpLink {
     description: Description,
     socket: TcpStream,
     dscp: ByClass,
+    /// Whether callers may look for answers.
+    looks: bool,
+    reading: Mutex<Reading>,
+    /// For callers that look.
+    handler: OnceLock<Weak<dyn LinkHandler>>,
     out: Mutex<Out>,
     /// A write had to wait, or has failed: written under the lock of `out`, which the link's task has no other reason to take.
     stuck: AtomicBool,
@@ -54,6 +63,21 @@ pub struct TcpLink {
 enum Event {
     Socket,
     Attention,
+}
+
+/// The way in: the link's task's, or that of a caller that looks.
+#[derive(Debug)]
+struct Reading {
+    reader: Reader,
+    waits: Waits,
+    /// What a caller has met, for the link's task to tell.
+    end: Option<ReadEnd>,
+}
+
+impl Reading {
+    fn new(waits: Waits) -> Self {
+        Self { reader: Reader::new(), waits, end: None }
+    }
 }
 
 #[derive(Debug)]
@@ -78,6 +102,9 @@ impl TcpLink {
             description,
             socket,
             dscp: config.dscp.clone(),
+            looks: waits::can_look(config.completion),
+            reading: Mutex::new(Reading::new(Waits::new(config.completion))),
+            handler: OnceLock::new(),
             out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
             stuck: AtomicBool::new(false),
             attention: Notify::new(),
@@ -86,6 +113,10 @@ impl TcpLink {
             received: AtomicU64::new(0),
             copied: AtomicU64::new(0),
         }))
+    }
+
+    fn reading(&self) -> MutexGuard<'_, Reading> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn out(&self) -> MutexGuard<'_, Out> {
@@ -115,10 +146,9 @@ impl TcpLink {
 
     /// The link's task: reads, and writes when a write had to wait.
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
-        let mut reader = Reader::new();
         let mut attention = pin!(self.attention.notified());
         let end = loop {
-            let more = match self.read_batch(&mut reader, &*handler) {
+            let more = match self.read(&*handler) {
                 Ok(more) => more,
                 Err(ReadEnd::Eof) => break LinkEnd::orderly(),
                 Err(ReadEnd::Refused) => break LinkEnd::failed("the peer broke the protocol"),
@@ -138,6 +168,8 @@ impl TcpLink {
                 tokio::task::yield_now().await;
             } else if self.wait(attention.as_mut()).await == Event::Attention {
                 attention.set(self.attention.notified());
+            } else if self.looks {
+                self.reading().waits.slept();
             }
             self.write_on(&*handler);
         };
@@ -187,6 +219,33 @@ impl TcpLink {
         }
     }
 
+    /// Reads what there is, and looks for what comes next where that pays.
+    fn read(&self, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
+        // Waits for a caller that looks, at most.
+        let Reading { reader, waits, end } = &mut *self.reading();
+        if let Some(end) = end.take() {
+            return Err(end);
+        }
+        if !self.looks {
+            return self.read_batch(reader, handler);
+        }
+        let _delivering = Delivering::begin();
+        let mut sent = self.sent.load(Ordering::Relaxed);
+        let more = self.read_batch(reader, handler)?;
+        for _ in 0..LOOKS {
+            let before = std::mem::replace(&mut sent, self.sent.load(Ordering::Relaxed));
+            let looks = waits.answered(reader.take_frames(), sent != before) && !more;
+            if !looks || self.is_stuck() || self.closing.load(Ordering::Acquire) {
+                return Ok(more);
+            }
+            if !waits.look(|room| reader.look(&self.socket, room, handler))? {
+                return Ok(false);
+            }
+            self.end_batch(reader, handler);
+        }
+        Ok(false)
+    }
+
     fn read_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         let mut result = Ok(false);
         for _ in 0..READS {
@@ -195,10 +254,14 @@ impl TcpLink {
                 break;
             }
         }
+        self.end_batch(reader, handler);
+        result
+    }
+
+    fn end_batch(&self, reader: &Reader, handler: &dyn LinkHandler) {
         self.received.store(reader.bytes_read, Ordering::Relaxed);
         self.copied.store(reader.bytes_copied, Ordering::Relaxed);
         handler.batch_end();
-        result
     }
 
     /// Sends what was taken, says that no more comes, and lets the peer read it.
@@ -244,6 +307,7 @@ impl Link for TcpLink {
     }
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        let _ = self.handler.set(Arc::downgrade(&handler));
         tokio::spawn(self.run(handler));
     }
 
@@ -275,6 +339,28 @@ impl Link for TcpLink {
         }
     }
 
+    fn looks(&self) -> bool {
+        self.looks
+    }
+
+    fn look(&self) -> bool {
+        let Some(handler) = self.handler.get().and_then(Weak::upgrade) else { return false };
+        let Ok(mut reading) = self.reading.try_lock() else { return false };
+        let Reading { reader, waits, end } = &mut *reading;
+        if end.is_some() || !waits.asked() {
+            return false;
+        }
+        match waits.look(|room| reader.look(&self.socket, room, &*handler)) {
+            Ok(true) => self.end_batch(reader, &*handler),
+            Ok(false) => return false,
+            Err(error) => {
+                *end = Some(error);
+                self.attention.notify_one();
+            }
+        }
+        true
+    }
+
     fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.attention.notify_one();
@@ -290,50 +376,4 @@ impl Link for TcpLink {
 }
 
 #[cfg(all(test, target_os = "linux"))]
-#[expect(clippy::unwrap_used, reason = "what fails here fails the test")]
-mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use farcall_core::class::TrafficClass;
-    use farcall_core::transport::Link;
-    use socket2::SockRef;
-
-    use super::TcpLink;
-    use crate::{Acceptor, TcpConfig, connect};
-
-    /// Both ends of a connection to an address that listens here; `None` where the system does not have that.
-    async fn ends(listen: &str, host: &str, config: &TcpConfig) -> Option<[Arc<TcpLink>; 2]> {
-        let acceptor = Acceptor::bind(listen, config.clone()).await.ok()?;
-        let target = format!("{host}:{}", acceptor.local_addr().unwrap().port());
-        let connect = connect(&target, config, Duration::from_secs(60));
-        let (near, far) = tokio::join!(connect, acceptor.accept());
-        Some([near.unwrap(), far])
-    }
-
-    #[tokio::test]
-    async fn sockets_have_the_mark_of_their_class() {
-        let mut config = TcpConfig::default();
-        config.dscp.urgent = Some(46);
-        config.dscp.bulk = Some(8);
-        let marks =
-            [(TrafficClass::Normal, 0), (TrafficClass::Urgent, 46 << 2), (TrafficClass::Bulk, 8 << 2)];
-        for (class, tos) in marks {
-            for (listen, host) in
-                [("127.0.0.1:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("[::1]:0", "[::1]")]
-            {
-                let v6 = host.starts_with('[');
-                let Some(ends) = ends(listen, host, &config).await else {
-                    assert!(listen.starts_with('['), "IPv4 is everywhere");
-                    continue;
-                };
-                for link in ends {
-                    link.mark(class);
-                    let socket = SockRef::from(&link.socket);
-                    let marked = if v6 { socket.tclass_v6() } else { socket.tos_v4() };
-                    assert_eq!(marked.unwrap(), tos, "{class} by {host} at {listen}");
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -1,12 +1,13 @@
 //! The way in: bytes to frames.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Read as _};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
 use farcall_core::spare;
 use farcall_core::transport::{LinkHandler, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
+use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
@@ -53,6 +54,7 @@ pub(crate) struct Reader {
     long: usize,
     greeted: bool,
     bulk: Option<Bulk>,
+    frames: usize,
     pub(crate) bytes_read: u64,
     pub(crate) bytes_copied: u64,
 }
@@ -76,6 +78,7 @@ impl Reader {
             long: 0,
             greeted: false,
             bulk: None,
+            frames: 0,
             bytes_read: 0,
             bytes_copied: 0,
         }
@@ -138,6 +141,39 @@ impl Reader {
         if self.long > 0 && self.buffer.is_empty() {
             spare::give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.size));
         }
+    }
+
+    /// The same past the runtime, which has not been asked whether there is anything. `Ok(false)`: there is not, or what
+    /// there is continues a frame and must be [read](Self::read).
+    pub(crate) fn look(
+        &mut self,
+        socket: &TcpStream,
+        room: &mut [u8],
+        handler: &dyn LinkHandler,
+    ) -> Result<bool, ReadEnd> {
+        if self.bulk.is_some() || !self.buffer.is_empty() {
+            return Ok(false);
+        }
+        match (&*SockRef::from(socket)).read(room) {
+            Ok(0) => Err(self.end()),
+            Ok(n) => {
+                self.long = 0;
+                self.read_size = self.read_size.max(n);
+                self.make_room();
+                self.buffer.extend_from_slice(&room[..n]);
+                self.bytes_read += n as u64;
+                self.bytes_copied += n as u64;
+                self.deliver(handler)?;
+                Ok(true)
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(e) => Err(ReadEnd::Failed(format!("reading failed: {e}"))),
+        }
+    }
+
+    /// How many frames have come since this was asked last.
+    pub(crate) fn take_frames(&mut self) -> usize {
+        std::mem::take(&mut self.frames)
     }
 
     fn end(&self) -> ReadEnd {
@@ -216,10 +252,12 @@ impl Reader {
     fn deliver_whole(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
         loop {
             // Views of one piece, because cutting the buffer for each frame costs more than all the rest.
-            let run = match self.run() {
+            let run = self.run();
+            self.frames += run.frames;
+            let run = match run {
                 Run { len: 0, .. } => return Ok(()),
                 Run { len, .. } if len == self.long => self.take_long(),
-                Run { len, short } => {
+                Run { len, short, .. } => {
                     self.long = 0;
                     if short { self.copy_out(len) } else { self.cut(len) }
                 }
@@ -234,7 +272,7 @@ impl Reader {
 
     /// The frames at the front of the buffer that can be delivered together.
     fn run(&self) -> Run {
-        let mut run = Run { len: 0, short: false };
+        let mut run = Run { frames: 0, len: 0, short: false };
         while let Some(header) = self.buffer[run.len..].first_chunk::<HEADER_LEN>() {
             let payload = Header::payload_len(header);
             let (next, short) = (run.len + HEADER_LEN + payload, payload < SHORT_PAYLOAD);
@@ -243,7 +281,7 @@ impl Reader {
             if !fits || next > self.buffer.len() || FrameType(header[0]) == FrameType::FRAGMENT {
                 break;
             }
-            run = Run { len: next, short };
+            run = Run { frames: run.frames + 1, len: next, short };
         }
         run
     }
@@ -305,6 +343,7 @@ impl Reader {
 
     fn finish_bulk(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
         let Some(Bulk { header, target, .. }) = self.bulk.take() else { return Ok(()) };
+        self.frames += 1;
         handler.filled(header, target).map_err(|_| ReadEnd::Refused)
     }
 
@@ -328,6 +367,7 @@ impl Reader {
 
 /// Whole frames that are all short, or all not.
 struct Run {
+    frames: usize,
     len: usize,
     short: bool,
 }

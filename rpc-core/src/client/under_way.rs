@@ -155,7 +155,9 @@ impl UnderWay {
                     polled => return polled,
                 },
             }
-            if let State::Sent(_) = self.state {
+            if let State::Sent(pending) = &self.state
+                && !pending.looks()
+            {
                 // It was sent just now, and is woken when there is an answer.
                 return Poll::Pending;
             }
@@ -179,8 +181,8 @@ impl UnderWay {
             attempt: self.attempt,
         };
         match connection.call(&asked, place, cx) {
-            Ok(call) => {
-                self.state = State::Sent(Pending::new(connection, call, cx));
+            Ok(sent) => {
+                self.state = State::Sent(Pending::new(connection, &sent, cx));
                 self.alarm = None;
                 Ok(())
             }

@@ -69,6 +69,14 @@ enum Request {
     Long(Box<Message>),
 }
 
+/// A request that was sent.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(super) call: u64,
+    /// Its caller looks for the answer at once, and is told of nothing before.
+    pub(super) looks: bool,
+}
+
 /// Why a request was not sent. Nothing was executed.
 #[derive(Debug)]
 pub(crate) enum NotSent {
@@ -85,13 +93,13 @@ impl From<Status> for NotSent {
 
 impl Connection {
     /// Sends a request, in a place that was waited for or in one that is free, and has the caller woken when there is
-    /// something to poll for. Gives the number of the call, which must become a [`Pending`](super::Pending).
+    /// something to poll for. What it gives must become a [`Pending`](super::Pending).
     pub(crate) fn call(
         &self,
         asked: &Asked<'_>,
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
-    ) -> Result<u64, NotSent> {
+    ) -> Result<Sent, NotSent> {
         let request = self.request(asked)?;
         let mut queued = 0;
         let queue = |id| {
@@ -102,7 +110,8 @@ impl Connection {
                 Request::Long(message) => self.enqueue(Message { call: id, ..*message }),
             };
         };
-        let opened = match self.calls.slots.open(place.is_some(), asked.deadline, cx, queue) {
+        let looks = self.looks();
+        let opened = match self.calls.slots.open(place.is_some(), asked.deadline, looks, cx, queue) {
             Ok(opened) => opened,
             Err(Refused::Full) => return Err(NotSent::Full),
             Err(Refused::For(why)) => return Err(why.with_executed(Executed::No).into()),
@@ -120,7 +129,7 @@ impl Connection {
             // Where there were others, the first of them has seen to it.
             self.flush_soon();
         }
-        Ok(opened.call)
+        Ok(Sent { call: opened.call, looks: looks && opened.alone })
     }
 
     /// The request of a call that has no number yet.

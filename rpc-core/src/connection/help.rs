@@ -5,8 +5,10 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Context as TaskContext;
+use std::task::{Context as TaskContext, Poll};
 use std::time::Instant;
+
+use tokio::task::coop;
 
 use super::Connection;
 use crate::transport::Link;
@@ -57,6 +59,23 @@ impl Help {
         if let Self::Until(..) = self {
             // Its first poll registers the waker with the runtime, which is all that is wanted of it.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
+        }
+    }
+}
+
+impl Connection {
+    /// Whether a call that is alone looks for its answer at once, before its caller is told of anything.
+    pub(super) fn looks(&self) -> bool {
+        // Where a poll has no budget left it must end, and the runtime have its turn.
+        !self.retaining.load(Ordering::Relaxed) && self.stream.looks() && coop::has_budget_remaining()
+    }
+
+    /// Looks for what the peer sends, for a moment.
+    pub(super) fn look_for_answers(&self, cx: &mut TaskContext<'_>) {
+        if self.stream.look()
+            && let Poll::Ready(budget) = coop::poll_proceed(cx)
+        {
+            budget.made_progress();
         }
     }
 }

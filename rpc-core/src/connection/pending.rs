@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use super::Connection;
-use super::calls::Answered;
+use super::calls::{Answered, Sent};
 use super::help::Help;
 use super::slots::{Found, Ticket};
 use crate::status::{Executed, Status};
@@ -69,14 +69,22 @@ pub(crate) struct Pending {
     id: u64,
     done: bool,
     late: bool,
+    /// It is to look before it is told of anything.
+    looks: bool,
     help: Help,
 }
 
 impl Pending {
-    /// The call that was just sent by this connection, with this number.
-    pub(crate) fn new(connection: Arc<Connection>, id: u64, cx: &mut TaskContext<'_>) -> Self {
+    /// The call that was just sent by this connection.
+    pub(crate) fn new(connection: Arc<Connection>, sent: &Sent, cx: &mut TaskContext<'_>) -> Self {
+        let &Sent { call, looks } = sent;
         let help = Help::begin(&connection, cx);
-        Self { connection, id, done: false, late: false, help }
+        Self { connection, id: call, done: false, late: false, looks, help }
+    }
+
+    /// Whether it must be polled now.
+    pub(crate) fn looks(&self) -> bool {
+        self.looks
     }
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {
@@ -101,6 +109,9 @@ impl Pending {
 
     /// How it ended; pending also when it [is late](Self::is_late).
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
+        if std::mem::take(&mut self.looks) {
+            self.connection.look_for_answers(cx);
+        }
         let mut polled = self.look(cx);
         if polled.is_pending() && self.help.look() {
             polled = self.look(cx);

@@ -134,12 +134,13 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Gives a call its number and a slot, and has `queue` queue its message: under the lock, so that whoever finds the
-    /// call here finds its message, too, unless it has left. The call is told when it has ended, or is late. `has_place`:
-    /// it has stood in line.
+    /// call here finds its message, too, unless it has left. The call is told when it has ended, or is late; not before it
+    /// is [polled](Self::poll) if it `looks` and is alone. `has_place`: it has stood in line.
     pub(super) fn open(
         &self,
         has_place: bool,
         deadline: Option<Instant>,
+        looks: bool,
         cx: &TaskContext<'_>,
         queue: impl FnOnce(u64),
     ) -> Result<Opened, Refused<R>> {
@@ -151,12 +152,13 @@ impl<E, R: Clone> Slots<E, R> {
             return Err(Refused::Full);
         }
         let call = table.next();
-        let waker = Some(cx.waker().clone());
+        let alone = table.open == 0;
+        let waker = (!(alone && looks)).then(|| cx.waker().clone());
         *table.at(call) = Slot { call, state: State::Waiting { waker, deadline, late: false } };
         table.open += 1;
         queue(call);
         let first_alarm = table.set_alarm(deadline);
-        Ok(Opened { call, alone: table.open == 1, first_alarm })
+        Ok(Opened { call, alone, first_alarm })
     }
 
     /// How a call ended, if it has; else it is told when it has, or is late.
@@ -170,7 +172,7 @@ impl<E, R: Clone> Slots<E, R> {
                 (Poll::Ready(Found::Late), Next::default())
             }
             Some(Slot { state: State::Waiting { waker, .. }, .. }) => {
-                _before = waker.as_mut().and_then(|waker| exchange(waker, cx));
+                _before = exchange(waker.get_or_insert_with(|| cx.waker().clone()), cx);
                 (Poll::Pending, Next::default())
             }
             Some(slot) => match std::mem::replace(slot, Slot::free()).state {

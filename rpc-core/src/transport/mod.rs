@@ -23,6 +23,7 @@ use crate::proto::wire::{Frames, Header, WireError};
 pub mod conformance;
 pub mod memory;
 mod reason;
+pub mod spin;
 
 pub use reason::{Reason, Unavailable};
 
@@ -89,6 +90,17 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// The caller helps no more.
     fn end_help(&self) {}
+
+    /// Whether a caller that has sent the only call under way is to [look](Self::look) at once.
+    fn looks(&self) -> bool {
+        false
+    }
+
+    /// Looks for what the peer sends, where that is likely to come soon, and delivers it as the link's own task would. Blocks
+    /// for some microseconds. Says whether there was anything.
+    fn look(&self) -> bool {
+        false
+    }
 
     /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
     fn is_encrypted(&self) -> bool {

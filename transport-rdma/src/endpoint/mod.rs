@@ -14,7 +14,6 @@ mod intake;
 mod machine;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
-mod spin;
 mod wait;
 mod watch;
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::futures::Notified;
 
 use super::driver::Driver;
-use super::spin::SpinWindow;
 use crate::config::Completion;
 use crate::device::{Channel, Cq, DeviceError};
+use farcall_core::transport::spin::SpinWindow;
 
 /// How long the device is asked before other tasks get their turn, which takes a system call if there are none.
 pub(super) const LOOK: Duration = Duration::from_micros(5);

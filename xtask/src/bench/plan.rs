@@ -60,7 +60,9 @@ impl Part {
     pub(super) fn options(self) -> Vec<String> {
         words(match self {
             Self::Unpinned | Self::Urgent => "--set transport=tcp",
-            Self::Counts | Self::Pinned | Self::Connections => "--current-thread --set transport=tcp",
+            // What is counted does not depend on how often somebody looks in vain.
+            Self::Counts => "--current-thread --set transport=tcp --set tcp.completion=event",
+            Self::Pinned | Self::Connections => "--current-thread --set transport=tcp",
             // Setting a link up takes long where the processor is emulated.
             Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
         })

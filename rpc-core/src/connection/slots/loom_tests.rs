@@ -24,7 +24,7 @@ impl World {
 
     fn call(&self, deadline: Option<Instant>, task: &Task) -> Result<u64, Refused<&'static str>> {
         let queue = |call| self.queue.lock().unwrap().push(call);
-        task.run(|cx| self.slots.open(false, deadline, cx, queue).map(|opened| opened.call))
+        task.run(|cx| self.slots.open(false, deadline, false, cx, queue).map(|opened| opened.call))
     }
 
     fn wait(&self, ticket: &mut Option<Ticket>, task: &Task) -> Poll<Result<(), &'static str>> {
@@ -110,6 +110,23 @@ fn a_caller_is_told_once_whether_its_call_was_answered_or_is_late() {
             other => panic!("it was woken for {other:?}"),
         }
         assert!(world.slots.is_empty());
+    });
+}
+
+#[test]
+fn a_caller_that_looks_first_finds_its_answer_or_is_woken_for_it() {
+    loom::model(|| {
+        let (world, task) = (World::new(1), Task::default());
+        let call = task.run(|cx| world.slots.open(false, None, true, cx, |_| {}).unwrap().call);
+        let peer = spawn(&world, move |w| {
+            w.slots.answer_one(call, "answer").unwrap().into_iter().for_each(Waker::wake)
+        });
+        let poll = || task.run(|cx| world.slots.poll(call, cx).0);
+        let found = poll();
+        peer.join().unwrap();
+        assert_eq!(task.woken(), usize::from(found.is_pending()));
+        let found = if found.is_pending() { poll() } else { found };
+        assert_eq!(found, Poll::Ready(Found::End("answer")));
     });
 }
 

@@ -12,9 +12,23 @@ fn slots(places: usize) -> Words {
     slots
 }
 
+#[test]
+fn a_lone_call_that_looks_is_told_of_nothing_before_it_is_polled() {
+    let slots = slots(2);
+    let cx = TaskContext::from_waker(Waker::noop());
+    let looks = |cx: &TaskContext<'_>| slots.open(false, None, true, cx, |_| {}).unwrap();
+    let first = looks(&cx);
+    assert!(first.alone && slots.answer_one(first.call, "early").unwrap().is_none());
+    assert_eq!(slots.poll(first.call, &cx).0, Poll::Ready(Found::End("early")));
+    let [alone, other] = [looks(&cx), looks(&cx)];
+    assert!(slots.answer_one(other.call, "not alone").unwrap().is_some());
+    assert_eq!(slots.poll(alone.call, &cx).0, Poll::Pending);
+    assert!(slots.answer_one(alone.call, "late").unwrap().is_some(), "it has slept");
+}
+
 fn open(slots: &Words) -> Result<(u64, bool), Refused<&'static str>> {
     let cx = TaskContext::from_waker(Waker::noop());
-    slots.open(false, None, &cx, |_| {}).map(|opened| (opened.call, opened.alone))
+    slots.open(false, None, false, &cx, |_| {}).map(|opened| (opened.call, opened.alone))
 }
 
 #[test]
@@ -91,7 +105,7 @@ fn no_waker_is_dropped_under_the_lock() {
         act(&TaskContext::from_waker(&waker));
     };
     let call = OnceLock::new();
-    with_task(&mut |cx| call.set(slots.open(false, None, cx, |_| {}).unwrap().call).unwrap());
+    with_task(&mut |cx| call.set(slots.open(false, None, false, cx, |_| {}).unwrap().call).unwrap());
     let call = *call.get().unwrap();
     with_task(&mut |cx| assert!(slots.poll(call, cx).0.is_pending()));
     let mut ticket = None;

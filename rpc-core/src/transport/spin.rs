@@ -1,4 +1,4 @@
-//! How long to ask the device again and again before sleeping.
+//! How long to ask again and again whether something has come before sleeping.
 
 use std::time::Duration;
 
@@ -35,9 +35,11 @@ const MISSES: u32 = 4;
 /// wait at least, and looking costs no more than three times as much. A window that is wide is closed on trial, and stays
 /// closed if that was no slower.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SpinWindow {
+pub struct SpinWindow {
     now: Duration,
     is_adaptive: bool,
+    /// It never opens but on trial.
+    is_wary: bool,
     /// How long a wait takes, on average, that is slept through, and one that is looked through.
     sleep: Duration,
     look: Duration,
@@ -56,15 +58,23 @@ struct Trial {
 }
 
 impl SpinWindow {
-    pub(super) fn adaptive() -> Self {
+    /// Spins where that pays.
+    pub fn adaptive() -> Self {
         Self { is_adaptive: true, ..Self::none() }
     }
 
+    /// The same where sleeps are short at times when spinning is no shorter: the kernel wakes who waits for a socket by the
+    /// CPU of who has written to it, if that is about to sleep.
+    pub fn wary() -> Self {
+        Self { is_wary: true, ..Self::adaptive() }
+    }
+
     /// Never spins.
-    pub(super) fn none() -> Self {
+    pub fn none() -> Self {
         Self {
             now: Duration::ZERO,
             is_adaptive: false,
+            is_wary: false,
             sleep: Duration::ZERO,
             look: Duration::ZERO,
             waits: 0,
@@ -75,16 +85,22 @@ impl SpinWindow {
     }
 
     /// Never sleeps.
-    pub(super) fn always() -> Self {
+    pub fn always() -> Self {
         Self { now: Duration::MAX, ..Self::none() }
     }
 
+    /// Whether it never spins.
+    pub fn is_off(&self) -> bool {
+        !self.is_adaptive && self.now.is_zero()
+    }
+
     /// Whether it wants to know how long waits take.
-    pub(super) fn is_adaptive(&self) -> bool {
+    pub fn is_adaptive(&self) -> bool {
         self.is_adaptive
     }
 
-    pub(super) fn get(&self) -> Duration {
+    /// How long to spin.
+    pub fn get(&self) -> Duration {
         match (self.trial, self.is_open()) {
             (None, _) => self.now,
             (Some(_), false) => LIMIT.min(2 * self.sleep),
@@ -93,22 +109,22 @@ impl SpinWindow {
     }
 
     /// Something came after so long, while it was looked for.
-    pub(super) fn found(&mut self, wait: Duration) {
+    pub fn found(&mut self, wait: Duration) {
         if !self.is_adaptive {
             return;
         }
         self.misses = 0;
         if self.trial.is_some() {
             self.on_trial(wait);
-        } else if self.now > MAX {
+        } else if self.now > MAX || self.is_wary && self.is_open() {
             self.look = average(self.look, wait);
-            self.now = (3 * self.look).clamp(MAX, LIMIT);
+            self.now = (3 * self.look).clamp(if self.is_wary { START } else { MAX }, LIMIT);
             self.count();
         }
     }
 
     /// Something came after so long, and ended a sleep.
-    pub(super) fn slept(&mut self, wait: Duration) {
+    pub fn slept(&mut self, wait: Duration) {
         if !self.is_adaptive {
             return;
         }
@@ -119,7 +135,7 @@ impl SpinWindow {
             }
             return self.on_trial(wait);
         }
-        if wait <= MAX {
+        if wait <= MAX && !self.is_wary {
             self.misses = 0;
             self.now = (self.now * 2).clamp(START, MAX);
         } else if self.is_open() {
@@ -162,14 +178,19 @@ impl SpinWindow {
         }
         let average = trial.sum / (length / 2);
         match self.is_open() {
-            false if pays(average, self.sleep) => {
+            false if self.pays(average, self.sleep) => {
                 self.look = average;
                 self.now = (3 * average).clamp(START, LIMIT);
                 self.conclude(true);
             }
-            true if !pays(self.look, average) => self.close(),
+            true if !self.pays(self.look, average) => self.close(),
             _ => self.conclude(false),
         }
+    }
+
+    /// Whether looking for so long is worth it in place of a sleep of so long.
+    fn pays(&self, look: Duration, sleep: Duration) -> bool {
+        if self.is_wary { 10 * look <= 9 * sleep } else { 4 * look <= 3 * sleep }
     }
 
     /// The next trial comes soon after a change, and later each time there is none.
@@ -177,11 +198,6 @@ impl SpinWindow {
         (self.trial, self.waits, self.misses) = (None, 0, 0);
         self.next_trial = if has_changed { FIRST_TRIAL } else { (2 * self.next_trial).min(LAST_TRIAL) };
     }
-}
-
-/// Whether looking for so long is worth it in place of a sleep of so long.
-fn pays(look: Duration, sleep: Duration) -> bool {
-    4 * look <= 3 * sleep
 }
 
 /// One that follows the last eight or so.

@@ -1,0 +1,222 @@
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::io::{Read, Write};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::class::TrafficClass;
+use farcall_core::proto::message::{Frame, Pieces};
+use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE, WireError};
+use farcall_core::transport::{FrameSource, Link, LinkEnd, LinkHandler};
+use socket2::SockRef;
+use tokio::sync::mpsc;
+
+use super::{Reading, TcpLink};
+use crate::waits::Waits;
+use crate::{Acceptor, TcpConfig, connect};
+
+/// Both ends of a connection to an address that listens here; `None` where the system does not have that.
+async fn ends(listen: &str, host: &str, config: &TcpConfig) -> Option<[Arc<TcpLink>; 2]> {
+    let acceptor = Acceptor::bind(listen, config.clone()).await.ok()?;
+    let target = format!("{host}:{}", acceptor.local_addr().unwrap().port());
+    let connect = connect(&target, config, Duration::from_secs(60));
+    let (near, far) = tokio::join!(connect, acceptor.accept());
+    Some([near.unwrap(), far])
+}
+
+#[tokio::test]
+async fn sockets_have_the_mark_of_their_class() {
+    let mut config = TcpConfig::default();
+    config.dscp.urgent = Some(46);
+    config.dscp.bulk = Some(8);
+    let marks = [(TrafficClass::Normal, 0), (TrafficClass::Urgent, 46 << 2), (TrafficClass::Bulk, 8 << 2)];
+    for (class, tos) in marks {
+        for (listen, host) in [("127.0.0.1:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("[::1]:0", "[::1]")] {
+            let v6 = host.starts_with('[');
+            let Some(ends) = ends(listen, host, &config).await else {
+                assert!(listen.starts_with('['), "IPv4 is everywhere");
+                continue;
+            };
+            for link in ends {
+                link.mark(class);
+                let socket = SockRef::from(&link.socket);
+                let marked = if v6 { socket.tclass_v6() } else { socket.tos_v4() };
+                assert_eq!(marked.unwrap(), tos, "{class} by {host} at {listen}");
+            }
+        }
+    }
+}
+
+/// What has arrived, by number, and how the link ended.
+struct Arrivals(mpsc::UnboundedSender<Result<u32, LinkEnd>>);
+
+/// The same, and each frame is answered where it is delivered.
+struct Answers(Arrivals, Weak<TcpLink>);
+
+struct One(Option<Frame>);
+
+impl FrameSource for One {
+    fn next(&mut self, _: usize) -> Option<Frame> {
+        self.0.take()
+    }
+}
+
+impl LinkHandler for Answers {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        self.0.receive(header, payload)?;
+        let answer = Header { seq: header.seq, ..Header::new(FrameType::RESPONSE, 1) };
+        let frame = Frame { header: answer, pieces: Pieces::default() };
+        self.1.upgrade().unwrap().send(&mut One(Some(frame)));
+        Ok(())
+    }
+
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        self.0.buffer(header)
+    }
+
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.0.filled(header, buffer)
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {}
+
+    fn closed(&self, end: LinkEnd) {
+        self.0.closed(end);
+    }
+}
+
+impl LinkHandler for Arrivals {
+    fn receive(&self, header: Header, _: Bytes) -> Result<(), WireError> {
+        self.0.send(Ok(header.seq)).unwrap();
+        Ok(())
+    }
+
+    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
+        Ok(None)
+    }
+
+    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
+        Ok(())
+    }
+
+    fn batch_end(&self) {}
+
+    fn writable(&self) {}
+
+    fn closed(&self, end: LinkEnd) {
+        self.0.send(Err(end)).unwrap();
+    }
+}
+
+struct Looking {
+    peer: std::net::TcpStream,
+    link: Arc<TcpLink>,
+    handler: Arc<Arrivals>,
+    arrivals: mpsc::UnboundedReceiver<Result<u32, LinkEnd>>,
+}
+
+/// A link of which every wait begins with a look, from a peer that is a bare socket. Not started.
+async fn looking() -> Looking {
+    let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+    let peer = std::net::TcpStream::connect(acceptor.local_addr().unwrap()).unwrap();
+    peer.set_nodelay(true).unwrap();
+    (&peer).write_all(PREFACE).unwrap();
+    let link = acceptor.accept().await;
+    *link.reading() = Reading::new(Waits::looking());
+    let (sender, arrivals) = mpsc::unbounded_channel();
+    Looking { peer, link, handler: Arc::new(Arrivals(sender)), arrivals }
+}
+
+fn request(seq: u32) -> [u8; HEADER_LEN] {
+    Header { seq, ..Header::new(FrameType::REQUEST, 1) }.encode()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_look_miss_nothing_and_take_nothing_from_the_links_task() {
+    const COUNT: u32 = 3000;
+    let Looking { mut peer, link, handler, mut arrivals } = looking().await;
+    Arc::clone(&link).start(handler);
+    let writer = thread::spawn(move || {
+        let mut rng = fastrand::Rng::with_seed(1);
+        for seq in 1..=COUNT {
+            // At any time of a look and of the sleep behind it; and in two pieces.
+            thread::sleep(Duration::from_micros(rng.u64(..60)));
+            let frame = request(seq);
+            let (first, rest) = frame.split_at(rng.usize(..frame.len()));
+            peer.write_all(first).unwrap();
+            peer.write_all(rest).unwrap();
+        }
+    });
+    let mut found = 0;
+    for seq in 1..=COUNT {
+        let caller = Arc::clone(&link);
+        found += u32::from(tokio::spawn(async move { caller.look() }).await.unwrap());
+        assert_eq!(arrivals.recv().await.unwrap().unwrap(), seq);
+    }
+    writer.join().unwrap();
+    assert!(found > 0, "no look was of use");
+    // In order, and once.
+    while link.look() {}
+    let end = arrivals.recv().await.unwrap().unwrap_err();
+    assert!(!end.failed, "{end}");
+}
+
+#[tokio::test]
+async fn a_link_that_looks_when_it_has_answered_misses_nothing() {
+    const COUNT: u32 = 3000;
+    let Looking { mut peer, link, handler: _, arrivals: _ } = looking().await;
+    let (sender, mut arrivals) = mpsc::unbounded_channel();
+    let answers = Answers(Arrivals(sender), Arc::downgrade(&link));
+    link.start(Arc::new(answers));
+    let writer = thread::spawn(move || {
+        let mut rng = fastrand::Rng::with_seed(2);
+        let mut answer = [0; HEADER_LEN];
+        for seq in 1..=COUNT {
+            let frame = request(seq);
+            let (first, rest) = frame.split_at(rng.usize(..frame.len()));
+            peer.write_all(first).unwrap();
+            peer.write_all(rest).unwrap();
+            if seq == 1 {
+                peer.read_exact(&mut [0; PREFACE.len()]).unwrap();
+            }
+            peer.read_exact(&mut answer).unwrap();
+            assert_eq!(Header::decode(&answer).unwrap().seq, seq);
+            // Long enough, at times, for it to have gone to sleep.
+            thread::sleep(Duration::from_micros(rng.u64(..60)));
+        }
+    });
+    for seq in 1..=COUNT {
+        assert_eq!(arrivals.recv().await.unwrap().unwrap(), seq);
+    }
+    assert!(!arrivals.recv().await.unwrap().unwrap_err().failed);
+    writer.join().unwrap();
+}
+
+#[tokio::test]
+async fn what_a_caller_meets_ends_the_link() {
+    let Looking { mut peer, link, handler, mut arrivals } = looking().await;
+    Arc::clone(&link).start(handler);
+    peer.write_all(&[0xff; HEADER_LEN]).unwrap();
+    // On this thread, where the link's task has not run.
+    while !link.look() {}
+    let end = arrivals.recv().await.unwrap().unwrap_err();
+    assert!(end.malformed, "{end}");
+}
+
+#[tokio::test]
+async fn a_reset_that_a_caller_meets_is_told() {
+    let Looking { mut peer, link, handler, mut arrivals } = looking().await;
+    Arc::clone(&link).start(handler);
+    peer.write_all(&request(1)).unwrap();
+    while !link.look() {}
+    assert_eq!(arrivals.recv().await.unwrap().unwrap(), 1);
+    SockRef::from(&peer).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    while !link.look() {}
+    let end = arrivals.recv().await.unwrap().unwrap_err();
+    assert!(end.failed && end.detail.contains("reading failed"), "{end}");
+}

@@ -84,6 +84,12 @@ pub use server::{BindError, Handle, Server, ServerBuilder};
 #[doc(hidden)]
 pub use farcall_core::__private;
 
+/// How TCP waits.
+#[cfg(feature = "tcp")]
+pub mod tcp {
+    pub use farcall_tcp::{Completion, TcpConfig};
+}
+
 /// What this machine can do.
 #[cfg(feature = "rdma")]
 pub mod rdma {

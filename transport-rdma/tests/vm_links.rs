@@ -63,9 +63,10 @@ async fn vm_links_come_and_go() {
 /// How many queue pairs take what comes, as the kernel counts them. It does not say whose they are when the thread that made
 /// them is gone.
 fn queue_pairs() -> usize {
-    let output = Command::new("rdma").args(["resource", "show", "qp"]).output().unwrap();
+    let output =
+        Command::new("rdma").args(["resource", "show", "qp"]).output().expect("iproute2 is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().matches("type RC state RTS").count()
+    String::from_utf8_lossy(&output.stdout).matches("type RC state RTS").count()
 }
 
 /// A runtime that ends takes its links along without a word, as a host does that vanishes.

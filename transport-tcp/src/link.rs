@@ -25,7 +25,7 @@ pub(crate) const MAX_FRAME: usize = 256 * 1024;
 /// How many reads are made before other tasks get their turn.
 const READS: usize = 16;
 
-/// How many looks that find something are made before other tasks get their turn.
+/// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
 
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
@@ -72,11 +72,13 @@ struct Reading {
     waits: Waits,
     /// What a caller has met, for the link's task to tell.
     end: Option<ReadEnd>,
+    /// The task delivers no more: nobody does.
+    over: bool,
 }
 
 impl Reading {
     fn new(waits: Waits) -> Self {
-        Self { reader: Reader::new(), waits, end: None }
+        Self { reader: Reader::new(), waits, end: None, over: false }
     }
 }
 
@@ -173,6 +175,7 @@ impl TcpLink {
             }
             self.write_on(&*handler);
         };
+        self.reading().over = true;
         if self.closing.load(Ordering::Acquire) {
             // Who closed it knows; that it is over means to them that all has left.
             self.finish().await;
@@ -222,7 +225,7 @@ impl TcpLink {
     /// Reads what there is, and looks for what comes next where that pays.
     fn read(&self, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         // Waits for a caller that looks, at most.
-        let Reading { reader, waits, end } = &mut *self.reading();
+        let Reading { reader, waits, end, .. } = &mut *self.reading();
         if let Some(end) = end.take() {
             return Err(end);
         }
@@ -346,8 +349,8 @@ impl Link for TcpLink {
     fn look(&self) -> bool {
         let Some(handler) = self.handler.get().and_then(Weak::upgrade) else { return false };
         let Ok(mut reading) = self.reading.try_lock() else { return false };
-        let Reading { reader, waits, end } = &mut *reading;
-        if end.is_some() || !waits.asked() {
+        let Reading { reader, waits, end, over } = &mut *reading;
+        if *over || end.is_some() || !waits.asked() {
             return false;
         }
         match waits.look(|room| reader.look(&self.socket, room, &*handler)) {

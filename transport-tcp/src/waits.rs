@@ -1,7 +1,7 @@
 //! How a link waits for its peer: it looks for a moment before it sleeps, where that pays.
 //!
 //! Who looks asks the socket again and again, past the runtime, on the thread on which it has just sent: the link's task when
-//! it has answered, or a caller when it has asked. It does not give way meanwhile. A task that wakes itself wakes another
+//! it has answered, or a caller when it has asked. It does not give way to other tasks meanwhile. A task that wakes itself wakes another
 //! thread of its runtime as well, to see whether there is more to do; that thread takes the runtime's place at the sockets,
 //! wakes for all that comes, and finds it gone. For the same reason who has found something many times in a row sleeps once:
 //! then the runtime's threads change places.

@@ -3,7 +3,7 @@
 //!
 //! A connection has no task of its own for moving data. Whoever has something to send sends it
 //! (`flush`); what arrives is delivered by the link's task, which also runs the handlers' first
-//! poll. Locks, in the order in which they may be taken: `receiving`, then `sending`; the call table, the list of
+//! poll, or by a caller that looks for its answer (`help`). Locks, in the order in which they may be taken: `receiving`, then `sending`; the call table, the list of
 //! services and the running handlers, of which none is taken with another or with `sending` held; then the queue of
 //! `sending`, a leaf. No user code runs under any of them.
 

@@ -184,8 +184,9 @@ pub const SHORT_PAYLOAD: usize = 1024;
 /// How much memory a short payload that is kept may keep with it.
 pub const SHORT_PAYLOADS_SHARE: usize = 8192;
 
-/// What a link delivers to. Calls come one at a time, from the link's own task. A link keeps it until it has said
-/// [`closed`](Self::closed), or until its task is dropped with its runtime.
+/// What a link delivers to. Calls come one at a time, from the link's own task or from a caller that [helps](Link::help) or
+/// [looks](Link::look); none after [`closed`](Self::closed), until which a link keeps it, or until its task is dropped with
+/// its runtime.
 pub trait LinkHandler: Send + Sync {
     /// A frame has arrived. `Err`: the peer broke the protocol; the handler has closed the connection and the link
     /// delivers no more.

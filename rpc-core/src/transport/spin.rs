@@ -328,6 +328,20 @@ mod tests {
     }
 
     #[test]
+    fn wary_window_opens_on_trial_alone_where_a_tenth_is_saved_and_follows_what_is_usual() {
+        let mut window = SpinWindow::wary();
+        closed_for(&mut window, FIRST_TRIAL, 20);
+        for (found, then) in [(18, 54), (19, 0)] {
+            assert_eq!(tried(window, found).get(), us(then), "found after {found} us");
+        }
+        let mut window = tried(window, 10);
+        (0..100).for_each(|_| window.found(us(4)));
+        assert!((us(12)..us(16)).contains(&window.get()), "{:?}", window.get());
+        (0..MISSES).for_each(|_| window.slept(us(1000)));
+        assert_eq!(window.get(), Duration::ZERO);
+    }
+
+    #[test]
     fn event_mode_never_spins() {
         let mut window = SpinWindow::none();
         for _ in 0..2 * FIRST_TRIAL {

@@ -220,3 +220,17 @@ async fn a_reset_that_a_caller_meets_is_told() {
     let end = arrivals.recv().await.unwrap().unwrap_err();
     assert!(end.failed && end.detail.contains("reading failed"), "{end}");
 }
+
+#[tokio::test]
+async fn nobody_delivers_what_comes_when_a_link_is_over() {
+    let Looking { mut peer, link, handler, mut arrivals } = looking().await;
+    Arc::clone(&link).start(handler);
+    link.close();
+    let mut other = peer.try_clone().unwrap();
+    tokio::task::spawn_blocking(move || other.read(&mut [0]).unwrap()).await.unwrap();
+    // It has said that no more comes, and waits for the peer to close.
+    peer.write_all(&request(1)).unwrap();
+    assert!(!link.look());
+    drop(peer);
+    assert!(!arrivals.recv().await.unwrap().unwrap_err().failed, "the end, and no frame before it");
+}

@@ -102,6 +102,13 @@ impl Payload {
         std::iter::once(self.body.into_bytes()).chain(more).chain(attachments)
     }
 
+    /// The body in one piece, and the attachments.
+    pub(crate) fn into_parts(self) -> (Bytes, Vec<Bytes>) {
+        let Rest { more, attachments } = self.rest.map_or_else(Rest::default, |rest| *rest);
+        let body = if more.is_empty() { self.body.into_bytes() } else { flatten(&self.body, &more) };
+        (body, attachments)
+    }
+
     /// Takes the last attachment off.
     pub(crate) fn pop_attachment(&mut self) -> Option<Bytes> {
         self.rest.as_mut()?.attachments.pop()

@@ -82,6 +82,8 @@ impl Connection {
             instance: instance(),
             upgrades: vec![upgrade],
             auth: Bytes::new(),
+            stream_items: 0,
+            stream_bytes: 0,
         };
         if !self.is_closed() {
             self.send_link(FrameType::HELLO, |out| hello.encode(out));

@@ -201,5 +201,7 @@ pub(crate) fn hello() -> Hello {
         instance: 1,
         upgrades: Vec::new(),
         auth: Bytes::new(),
+        stream_items: 0,
+        stream_bytes: 0,
     }
 }

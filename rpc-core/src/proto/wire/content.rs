@@ -1,4 +1,4 @@
-//! The payload of REQUEST, RESPONSE and ITEM: a fixed prefix, metadata, attachment lengths, body, attachments
+//! The payload of REQUEST and RESPONSE, and the content of ITEM and END: a fixed prefix, metadata, attachment lengths, body, attachments
 //! (WIRE.md section 5.2).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -209,7 +209,7 @@ impl ResponseHead {
     }
 }
 
-fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireError> {
+pub(super) fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireError> {
     if r.u8(what)? == 0 { Ok(()) } else { Err(WireError::new(what, "is not zero")) }
 }
 
@@ -217,29 +217,12 @@ fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireError> {
 const LONG_METADATA: u8 = 0xff;
 
 impl Content {
-    /// Appends all that goes before the body of an ITEM, unless there are more than [`MAX_ATTACHMENTS`] or a part
-    /// has 4 GiB.
-    pub fn encode_item(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
-        out.put_u16_le(0);
-        out.put_u16_le(len16(self.payload.attachments().len(), "item.attachments")?);
-        self.encode_lengths(out)
-    }
-
-    /// Reads a whole ITEM.
-    pub fn decode_item(message: Bytes) -> Result<Self, WireError> {
-        let mut r = Reader::new(message);
-        reserved(&mut r, "item.reserved")?;
-        reserved(&mut r, "item.reserved")?;
-        let attachments = r.u16("item.attachments")?;
-        Self::decode(r, attachments)
-    }
-
-    fn lengths_len(&self) -> usize {
+    pub(super) fn lengths_len(&self) -> usize {
         let long = usize::from(self.metadata.len() >= usize::from(LONG_METADATA));
         4 + 1 + 4 * long + self.metadata.len() + 4 * self.payload.attachments().len()
     }
 
-    fn encode_lengths(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
+    pub(super) fn encode_lengths(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
         put_len32(out, self.payload.body_len(), "content.body")?;
         match u8::try_from(self.metadata.len()) {
             Ok(len) if len < LONG_METADATA => out.put_u8(len),
@@ -255,7 +238,7 @@ impl Content {
         Ok(())
     }
 
-    fn decode(mut r: Reader, attachments: u16) -> Result<Self, WireError> {
+    pub(super) fn decode(mut r: Reader, attachments: u16) -> Result<Self, WireError> {
         let body_len = r.u32("content.body")? as usize;
         let metadata_len = match r.u8("content.metadata")? {
             LONG_METADATA => match r.u32("content.metadata")? as usize {

@@ -1,4 +1,4 @@
-//! The short frames: cancelling, stream control, draining, credits, pings, closing (WIRE.md sections 5.3 to 6).
+//! The short frames: cancelling, draining, credits, pings, closing (WIRE.md sections 5.3 to 6).
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -24,82 +24,6 @@ impl Cancel {
         let reason = r.u8("cancel.reason")?;
         r.finish("cancel")?;
         Ok(Self { reason })
-    }
-}
-
-/// Why a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum EndReason {
-    /// Every item was sent.
-    Completed = 0,
-    /// The sender or the receiver gave up.
-    Cancelled = 1,
-    /// The deadline passed.
-    Deadline = 2,
-    /// A status says why.
-    Status = 3,
-}
-
-/// END: a stream ended, and why; a stream without one is cut short.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
-    /// Why.
-    pub reason: EndReason,
-    /// How many items were sent before it.
-    pub items: u64,
-    /// The status, as in a RESPONSE, if that is the reason; else empty.
-    pub status: Bytes,
-}
-
-impl End {
-    /// Appends the payload.
-    pub fn encode(&self, out: &mut BytesMut) {
-        out.put_u8(self.reason as u8);
-        out.put_u64_le(self.items);
-        out.put_slice(&self.status);
-    }
-
-    /// Reads the payload.
-    pub fn decode(payload: Bytes) -> Result<Self, WireError> {
-        let mut r = Reader::new(payload);
-        let reason = match r.u8("end.reason")? {
-            0 => EndReason::Completed,
-            1 => EndReason::Cancelled,
-            2 => EndReason::Deadline,
-            3 => EndReason::Status,
-            _ => return Err(WireError::new("end.reason", "is unknown")),
-        };
-        let end = Self { reason, items: r.u64("end.items")?, status: r.rest() };
-        if reason != EndReason::Status && !end.status.is_empty() {
-            return Err(WireError::new("end.status", "is not the reason"));
-        }
-        Ok(end)
-    }
-}
-
-/// WINDOW: how much of a stream the receiver takes, in all since it began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Items.
-    pub items: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-impl Window {
-    /// Appends the payload.
-    pub fn encode(&self, out: &mut BytesMut) {
-        out.put_u64_le(self.items);
-        out.put_u64_le(self.bytes);
-    }
-
-    /// Reads the payload.
-    pub fn decode(payload: Bytes) -> Result<Self, WireError> {
-        let mut r = Reader::new(payload);
-        let window = Self { items: r.u64("window.items")?, bytes: r.u64("window.bytes")? };
-        r.finish("window")?;
-        Ok(window)
     }
 }
 

@@ -50,6 +50,8 @@ impl FrameType {
     pub const GOAWAY: Self = Self(0x09);
     /// The described end of a message has been read (session).
     pub const DONE: Self = Self(0x0a);
+    /// Asks for no more of a stream (session).
+    pub const STOP: Self = Self(0x0b);
 
     /// The first frame on a connection (link).
     pub const HELLO: Self = Self(0x40);
@@ -83,9 +85,8 @@ impl FrameType {
     /// may be either or the type is unknown.
     fn is_of_call(self) -> Option<bool> {
         match self {
-            Self::REQUEST | Self::RESPONSE | Self::CANCEL | Self::ITEM | Self::END | Self::WINDOW => {
-                Some(true)
-            }
+            Self::REQUEST | Self::RESPONSE | Self::CANCEL => Some(true),
+            Self::ITEM | Self::END | Self::WINDOW | Self::STOP => Some(true),
             Self::BIND | Self::GOAWAY | Self::DONE => Some(false),
             _ if self.is_link() => Some(false),
             _ => None,
@@ -115,6 +116,7 @@ impl FrameType {
             Self::WINDOW => "WINDOW",
             Self::GOAWAY => "GOAWAY",
             Self::DONE => "DONE",
+            Self::STOP => "STOP",
             Self::HELLO => "HELLO",
             Self::CREDIT => "CREDIT",
             Self::PING => "PING",

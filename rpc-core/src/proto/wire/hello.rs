@@ -26,7 +26,7 @@ pub mod features {
     pub const COMPRESSION: u64 = 1 << 1;
     /// Long messages may be described, for the receiver to read.
     pub const DESCRIBED: u64 = 1 << 2;
-    /// Reserved: streams.
+    /// Methods may have streams.
     pub const STREAMS: u64 = 1 << 3;
 }
 
@@ -71,6 +71,10 @@ pub struct Hello {
     pub upgrades: Vec<Upgrade>,
     /// Reserved for authentication; empty.
     pub auth: Bytes,
+    /// How many items of each stream it takes at first; 0 without [`STREAMS`](features::STREAMS).
+    pub stream_items: u32,
+    /// The same in bytes.
+    pub stream_bytes: u32,
 }
 
 /// The longest `auth`.
@@ -111,6 +115,10 @@ impl Hello {
         }
         out.put_u32_le(self.auth.len() as u32);
         out.put_slice(&self.auth);
+        if self.features & features::STREAMS != 0 {
+            out.put_u32_le(self.stream_items);
+            out.put_u32_le(self.stream_bytes);
+        }
         assert!(out.len() - start <= MAX_HELLO, "a HELLO is longer than 128 KiB");
     }
 
@@ -134,6 +142,8 @@ impl Hello {
             instance: r.u64("hello.instance")?,
             upgrades: Vec::new(),
             auth: Bytes::new(),
+            stream_items: 0,
+            stream_bytes: 0,
         };
         let count = usize::from(r.u8("hello.upgrades")?);
         if count * SHORTEST_UPGRADE > r.remaining() {
@@ -153,6 +163,10 @@ impl Hello {
             return Err(WireError::new("hello.auth", "is longer than 64 KiB"));
         }
         hello.auth = r.bytes(auth_len, "hello.auth")?;
+        if hello.features & features::STREAMS != 0 {
+            hello.stream_items = r.u32("hello.stream_items")?;
+            hello.stream_bytes = r.u32("hello.stream_bytes")?;
+        }
         hello.check()?;
         Ok(hello)
     }
@@ -169,6 +183,10 @@ impl Hello {
         }
         if self.max_assembly < self.max_message {
             return Err(WireError::new("hello.max_assembly", "is below max_message"));
+        }
+        let streams = self.features & features::STREAMS != 0;
+        if streams && (self.stream_items == 0 || self.stream_bytes == 0) {
+            return Err(WireError::new("hello.stream_items", "or stream_bytes is 0: no stream could begin"));
         }
         Ok(())
     }

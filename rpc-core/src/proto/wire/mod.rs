@@ -13,6 +13,7 @@ mod frames;
 mod header;
 mod hello;
 mod read;
+mod stream;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -24,10 +25,11 @@ pub use content::{
     encode_status,
 };
 pub(crate) use content::{PLAIN_REQUEST, PLAIN_RESPONSE};
-pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, End, EndReason, Goaway, Ping, Window};
+pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, Goaway, Ping};
 pub use frames::Frames;
 pub use header::{FrameType, HEADER_LEN, Header, flags};
 pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
 pub use read::{Reader, WireError};
+pub use stream::{Batch, EndHead, EndReason, ItemHead, Items, Stop, Window};
 pub use switch::{Answer, Down, Offer, Probe, Pull, Up};
 pub use write::TooLong;

@@ -75,14 +75,59 @@ fn what_follows_the_last_field_is_refused() {
     extension::<forms::Response>();
     extension::<forms::Item>();
     extension::<Cancel>();
+    extension::<Stop>();
     extension::<Window>();
     extension::<Done>();
     extension::<Credit>();
     extension::<Ping>();
     extension::<Up>();
     extension::<Probe>();
-    let end = End { reason: EndReason::Deadline, items: 1, status: Bytes::from_static(b"why") };
-    assert_eq!(End::decode(end.bytes()).unwrap_err().what, "end.status");
+    let head = EndHead { reason: EndReason::Deadline, items: 1 };
+    let content = Content { metadata: Bytes::new(), payload: Payload::from_body(Bytes::from_static(b"why")) };
+    assert_eq!(forms::End::decode(forms::End { head, content }.bytes()).unwrap_err().what, "end.body");
+}
+
+fn batch(items: &[Payload]) -> Bytes {
+    let mut batch = Batch::default();
+    items.iter().for_each(|item| batch.put(item));
+    let (head, payload) = batch.finish();
+    forms::Item { head, content: Content { metadata: Bytes::new(), payload } }.bytes()
+}
+
+fn items(message: Bytes) -> Result<Vec<Payload>, WireError> {
+    let (head, content) = ItemHead::decode(message)?;
+    let mut items = Items::new(head, content);
+    std::iter::from_fn(|| items.next().transpose()).collect()
+}
+
+#[test]
+fn items_that_come_together_are_those_that_were_sent() {
+    let mut rng = Rng::with_seed(SEED);
+    for count in [1, 2, 3, 100] {
+        let sent: Vec<Payload> = (0..count).map(|_| forms::Request::random(&mut rng).content.payload).collect();
+        let message = batch(&sent);
+        assert_eq!(ItemHead::count(&message), Ok(count));
+        assert_eq!(items(message), Ok(sent));
+    }
+}
+
+#[test]
+fn items_that_come_together_fill_their_message() {
+    let two = batch(&[Payload::from_body("one".into()), Payload::new("two".into(), vec!["beside".into()])]);
+    let altered = |at: usize, to: u8| {
+        let mut message = two.to_vec();
+        message[at] = to;
+        items(message.into()).unwrap_err().what
+    };
+    // Behind 4 bytes of prefix and 9 of lengths come 6 before each item.
+    assert_eq!(items(two.clone()).unwrap().len(), 2);
+    assert_eq!(altered(0, 2), "item.length", "three items");
+    assert_eq!(altered(13, 2), "item.body", "the first is shorter, the second then nonsense");
+    assert_eq!(altered(13, 200), "item.body");
+    assert_eq!(altered(17, 2), "item.attachments");
+    assert_eq!(altered(17, 1), "item.attachments", "the second has none left");
+    assert_eq!(altered(26, 0), "item", "nobody has it");
+    assert_eq!(altered(22, 2), "item", "a byte is left");
 }
 
 fn mutation<F: Form>() {
@@ -147,7 +192,7 @@ fn a_message_has_one_encoding() {
     canonical::<forms::Response>();
     canonical::<forms::Item>();
     canonical::<Down>();
-    canonical::<End>();
+    canonical::<forms::End>();
     canonical::<Offer>();
 }
 
@@ -278,6 +323,10 @@ fn a_hello_that_can_not_work_is_refused() {
     refused(Hello { max_message: 1023, ..good.clone() }, "hello.max_message");
     refused(Hello { max_message: 2000, max_assembly: 1999, ..good.clone() }, "hello.max_assembly");
 
+    let streams = Hello { features: features::STREAMS, stream_items: 1, stream_bytes: 1, ..good.clone() };
+    refused(Hello { stream_items: 0, ..streams.clone() }, "hello.stream_items");
+    refused(Hello { stream_bytes: 0, ..streams }, "hello.stream_items");
+
     let boundless = Hello { max_message: u64::MAX, max_assembly: u64::MAX, ..good.clone() };
     assert_eq!(Hello::decode(boundless.bytes()).unwrap().max_message, u64::from(u32::MAX));
 
@@ -289,7 +338,7 @@ fn a_hello_that_can_not_work_is_refused() {
 
     let mut auth = |len: u32| {
         let mut bytes =
-            Hello { upgrades: vec![], auth: Bytes::new(), ..Hello::random(&mut rng) }.bytes().to_vec();
+            Hello { features: 0, upgrades: vec![], auth: Bytes::new(), ..Hello::random(&mut rng) }.bytes().to_vec();
         bytes.truncate(bytes.len() - 4);
         bytes.extend_from_slice(&len.to_le_bytes());
         bytes.resize(bytes.len() + len as usize, 0);

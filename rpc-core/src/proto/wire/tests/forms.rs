@@ -32,8 +32,9 @@ macro_rules! all {
         $test::<forms::Item>();
         $test::<Status>();
         $test::<Cancel>();
-        $test::<End>();
+        $test::<forms::End>();
         $test::<Window>();
+        $test::<Stop>();
         $test::<Goaway>();
         $test::<Done>();
         $test::<Credit>();
@@ -64,7 +65,17 @@ pub(super) struct Response {
 
 /// An ITEM, whole.
 #[derive(Debug, PartialEq)]
-pub(super) struct Item(pub(super) Content);
+pub(super) struct Item {
+    pub(super) head: ItemHead,
+    pub(super) content: Content,
+}
+
+/// An END, whole.
+#[derive(Debug, PartialEq)]
+pub(super) struct End {
+    pub(super) head: EndHead,
+    pub(super) content: Content,
+}
 
 fn put_payload(payload: &Payload, out: &mut BytesMut) {
     out.put_slice(&payload.body);
@@ -108,10 +119,11 @@ macro_rules! form {
 
 form!(Hello, rng => {
     let max_message = u64::from(rng.u32(MIN_LIMIT..));
+    let features = rng.u64(..);
     Hello {
         version_min: rng.u16(..100),
         version_max: rng.u16(100..),
-        features: rng.u64(..),
+        features,
         max_frame: rng.u32(MIN_LIMIT..),
         max_message,
         max_assembly: rng.u64(max_message..),
@@ -124,6 +136,8 @@ form!(Hello, rng => {
             .map(|_| Upgrade { name: text(rng, 10), reason: rng.u8(..), data: bytes(rng, 40) })
             .collect(),
         auth: bytes(rng, 20),
+        stream_items: if features & features::STREAMS == 0 { 0 } else { rng.u32(1..) },
+        stream_bytes: if features & features::STREAMS == 0 { 0 } else { rng.u32(1..) },
     }
 });
 form!(Bind, rng => Bind {
@@ -135,6 +149,7 @@ form!(Bind, rng => Bind {
         .collect(),
 });
 form!(Cancel, rng => Cancel { reason: rng.u8(..) });
+form!(Stop, rng => Stop { reason: rng.u8(..) });
 form!(Window, rng => Window { items: rng.u64(..), bytes: rng.u64(..) });
 form!(Goaway, rng => Goaway { last_call: rng.u64(..), reason: text(rng, 50) });
 form!(Done, rng => Done { seq: rng.u32(..), outcome: rng.u8(..2) });
@@ -155,13 +170,20 @@ form!(Credit, rng => Credit {
     count: rng.u32(..),
 });
 form!(End, rng => {
-    let (reason, status) = match rng.u8(..4) {
-        0 => (EndReason::Completed, Bytes::new()),
-        1 => (EndReason::Cancelled, Bytes::new()),
-        2 => (EndReason::Deadline, Bytes::new()),
-        _ => (EndReason::Status, Status::random(rng).bytes()),
+    let mut content = content(rng);
+    let reason = match rng.u8(..5) {
+        0 => EndReason::Completed,
+        1 => EndReason::Cancelled,
+        2 => EndReason::Deadline,
+        3 => EndReason::Status,
+        _ => EndReason::Error,
     };
-    End { reason, items: rng.u64(..), status }
+    match reason {
+        EndReason::Error => {}
+        EndReason::Status => content.payload = Payload::from_body(Status::random(rng).bytes()),
+        _ => content.payload = Payload::default(),
+    }
+    End { head: EndHead { reason, items: rng.u64(..) }, content }
 });
 form!(Close, rng => Close {
     code: [CloseCode::Done, CloseCode::Protocol, CloseCode::Version, CloseCode::Overloaded][rng.usize(..4)],
@@ -192,12 +214,23 @@ impl Response {
 
 impl Item {
     fn encode(&self, out: &mut BytesMut) {
-        self.0.encode_item(out).unwrap();
-        put_payload(&self.0.payload, out);
+        self.head.encode(&self.content, out).unwrap();
+        put_payload(&self.content.payload, out);
     }
 
     fn decode(message: Bytes) -> Result<Self, WireError> {
-        Content::decode_item(message).map(Self)
+        ItemHead::decode(message).map(|(head, content)| Self { head, content })
+    }
+}
+
+impl End {
+    fn encode(&self, out: &mut BytesMut) {
+        self.head.encode(&self.content, out).unwrap();
+        put_payload(&self.content.payload, out);
+    }
+
+    fn decode(message: Bytes) -> Result<Self, WireError> {
+        EndHead::decode(message).map(|(head, content)| Self { head, content })
     }
 }
 
@@ -214,7 +247,14 @@ form!(Response, rng => Response {
     head: ResponseHead { verdict: [Verdict::Ok, Verdict::Err, Verdict::Status][rng.usize(..3)] },
     content: content(rng),
 });
-form!(Item, rng => Item(content(rng)));
+form!(Item, rng => {
+    let mut content = content(rng);
+    let head = ItemHead { more: if rng.bool() { 0 } else { rng.u16(..) } };
+    if head.more > 0 {
+        content.metadata = Bytes::new();
+    }
+    Item { head, content }
+});
 
 impl Form for Status {
     const NAME: &'static str = "Status";

@@ -6,7 +6,7 @@ use std::path::Path;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::super::*;
-use super::forms::{Form, Item, Request, Response};
+use super::forms::{End, Form, Item, Request, Response};
 use crate::payload::Payload;
 use crate::proto::message::{Cutting, Expose, Exposing, Message};
 use crate::status::{Code, Status};
@@ -87,6 +87,8 @@ fn hello() -> Hello {
         instance: 0x1122_3344_5566_7788,
         upgrades: Vec::new(),
         auth: Bytes::new(),
+        stream_items: 0,
+        stream_bytes: 0,
     }
 }
 
@@ -99,7 +101,7 @@ fn vectors() -> Vectors {
     connecting(&mut v);
     calls(&mut v);
     fragments(&mut v);
-    reserved_for_streams(&mut v);
+    streams(&mut v);
     link_frames(&mut v);
     switching(&mut v);
     a_session(&mut v);
@@ -119,6 +121,8 @@ fn connecting(v: &mut Vectors) {
         class: 2,
         security: 1,
         auth: Bytes::from_static(b"\xa0\xa1\xa2"),
+        stream_items: 256,
+        stream_bytes: 65_536,
         ..hello()
     };
     // What a later version appends is skipped.
@@ -209,15 +213,29 @@ fn described(v: &mut Vectors) {
     v.payload("REQUEST, described", Header { seq: 10, rx_seq: 1, ..frame.header }, &payload);
 }
 
-fn reserved_for_streams(v: &mut Vectors) {
-    let item = Item(content(b"\x05", &[b"\xca\xcb"]));
-    v.frame("ITEM", session(FrameType::ITEM, 6, 10, 1), &item);
-    let completed = End { reason: EndReason::Completed, items: 1, status: Bytes::new() };
-    v.frame("END", session(FrameType::END, 6, 11, 1), &completed);
-    let failed = End { reason: EndReason::Status, items: 1, status: encode_status(&status()) };
-    v.frame("END with a status", session(FrameType::END, 7, 12, 1), &failed);
+fn streams(v: &mut Vectors) {
+    let one = Item { head: ItemHead::default(), content: content(b"\x05", &[b"\xca\xcb"]) };
+    v.frame("ITEM", session(FrameType::ITEM, 6, 10, 1), &one);
+    let mut batch = Batch::default();
+    batch.put(&content(b"\x01\x02", &[]).payload);
+    batch.put(&one.content.payload);
+    let (head, payload) = batch.finish();
+    let two = Item { head, content: Content { metadata: Bytes::new(), payload } };
+    v.frame("ITEM with two items", session(FrameType::ITEM, 6, 11, 1), &two);
+    let completed = End {
+        head: EndHead { reason: EndReason::Completed, items: 3 },
+        content: content(b"", &[]),
+    };
+    v.frame("END", session(FrameType::END, 6, 12, 1), &completed);
+    let payload = Payload::from_body(encode_status(&status()));
+    let failed = End {
+        head: EndHead { reason: EndReason::Status, items: 1 },
+        content: Content { metadata: Bytes::new(), payload },
+    };
+    v.frame("END with a status", session(FrameType::END, 7, 13, 1), &failed);
     let window = Window { items: 16, bytes: 65_536 };
     v.frame("WINDOW", session(FrameType::WINDOW, 6, 6, 12), &window);
+    v.frame("STOP", session(FrameType::STOP, 6, 7, 12), &Stop { reason: 0 });
     v.frame("DONE", session(FrameType::DONE, 0, 7, 12), &Done { seq: 10, outcome: 1 });
 }
 

@@ -6,15 +6,17 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
-pub use crate::client::{Call, CallFuture, Caller, Stub, in_process};
+pub use crate::client::{Call, CallFuture, Caller, StreamCall, Stub, in_process};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
 pub use crate::status::Status;
+pub use crate::stream::{Stream, Streaming, Streams};
 
-use crate::client::Finish;
+use crate::client::{Arguments, Finish, stream_of, value_of};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
+use crate::connection::Source;
 use crate::payload::{Decoder, Encoder};
 use crate::service::Failure;
 use crate::status::{Blame, Code, Executed};
@@ -63,15 +65,19 @@ where
         shape: |result| {
             <C as Decode<O::Ok>>::shape(result);
             result.opaque(" | ");
-            if TypeId::of::<E>() == TypeId::of::<Status>() {
-                // It does not go through the codec.
-                result.opaque("Status");
-            } else {
-                <D as Decode<E>>::shape(result);
-            }
+            error_shape::<D, E>(result);
         },
         reply: reply::<O, C, D, E>,
         finish: |call, answer| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
+    }
+}
+
+fn error_shape<D: Decode<E>, E: 'static>(shape: &mut Shape) {
+    if TypeId::of::<E>() == TypeId::of::<Status>() {
+        // It does not go through the codec.
+        shape.opaque("Status");
+    } else {
+        <D as Decode<E>>::shape(shape);
     }
 }
 
@@ -167,6 +173,139 @@ pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> CallFuture<O> {
     call.finished_by(returned.finish)
 }
 
+/// What a codec does with the items of a stream.
+#[derive(Debug)]
+pub struct Streamed<T, E> {
+    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
+    shape: fn(&mut Shape),
+    fail: fn(&CallName<'_>, E) -> Reply,
+}
+
+/// A stream of `T` that ends with an `E`; `C` and `D` are the codec, as for [`returned`].
+pub fn streamed<T, E, C, D>() -> Streamed<T, E>
+where
+    C: Carry<T>,
+    D: Carry<E>,
+    E: Failure + 'static,
+{
+    Streamed {
+        encode: <C as Encode<T>>::encode,
+        shape: |stream| {
+            stream.opaque("stream<");
+            <C as Decode<T>>::shape(stream);
+            stream.opaque(" | ");
+            error_shape::<D, E>(stream);
+            stream.opaque(">");
+        },
+        fail: fail::<D, E>,
+    }
+}
+
+/// Answers with a stream.
+pub async fn answer<S, T, E>(
+    streams: Option<Streams>,
+    service: &ServiceInfo,
+    method: usize,
+    stream: S,
+    streamed: Streamed<T, E>,
+) -> Reply
+where
+    S: Stream<Item = Result<T, E>> + Send,
+{
+    let call = CallName { service, method };
+    let Some(streams) = streams else {
+        let message = format!("{call}: the call has no streams");
+        return Reply::Status(Status::new(Code::Internal, message).with_blame(Blame::Bug));
+    };
+    let encode = |item| match item {
+        Ok(item) => encode_item(&call, streamed.encode, &item),
+        Err(error) => Err((streamed.fail)(&call, error)),
+    };
+    streams.answer(stream, encode).await
+}
+
+fn encode_item<T>(
+    call: &CallName<'_>,
+    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
+    item: &T,
+) -> Result<Payload, Reply> {
+    let mut out = Encoder::new();
+    match encode(item, &mut out) {
+        Ok(()) => Ok(out.finish()),
+        Err(e) => {
+            let message = format!("{call}: an item of the stream can't be encoded: {e}");
+            Err(Reply::Status(
+                Status::new(Code::Internal, message)
+                    .with_blame(Blame::Application)
+                    .with_executed(Executed::Yes),
+            ))
+        }
+    }
+}
+
+/// What the client streams.
+pub fn requests<T>(streams: Option<&Streams>, argument: Argument<T>) -> Result<Streaming<T>, Reply> {
+    let none =
+        || Reply::Status(Status::new(Code::Internal, "the call has no streams").with_blame(Blame::Bug));
+    streams.map(|streams| streams.requests(argument.decode)).ok_or_else(none)
+}
+
+/// What a caller streams.
+pub struct Items(Box<dyn Source>);
+
+impl Items {
+    /// Items of a stream. An error of it cancels the call, and is what the call ends with.
+    pub fn new<T: Send + 'static>(
+        service: &Arc<ServiceInfo>,
+        method: usize,
+        items: impl Stream<Item = Result<T, Status>> + Send + 'static,
+        argument: Argument<T>,
+    ) -> Self {
+        let (service, encode) = (service.clone(), argument.encode);
+        let encode = move |item: Result<T, Status>| match item {
+            Ok(item) => encode_item(&CallName { service: &service, method }, encode, &item),
+            Err(status) => Err(Reply::Status(status)),
+        };
+        Self(Box::new(Arguments::new(items, encode)))
+    }
+}
+
+impl fmt::Debug for Items {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Items")
+    }
+}
+
+/// A call that is answered with a stream.
+pub fn call_for_stream<T, E, R, C, D>(
+    stub: &Stub,
+    method: usize,
+    arguments: Result<Payload, Status>,
+    items: Option<Items>,
+) -> StreamCall<Result<Streaming<T, E>, R>>
+where
+    C: Carry<T>,
+    D: Carry<E> + Carry<R>,
+    R: From<Status>,
+{
+    StreamCall::new(stub.clone(), method, arguments, items.map(|items| items.0), stream_of::<T, E, R, C, D>)
+}
+
+/// A call with a stream that is answered once.
+pub fn call_with_stream<T, E, C, D>(
+    stub: &Stub,
+    method: usize,
+    arguments: Result<Payload, Status>,
+    items: Items,
+) -> StreamCall<Result<T, E>>
+where
+    C: Carry<T>,
+    D: Carry<E>,
+    E: From<Status>,
+{
+    StreamCall::new(stub.clone(), method, arguments, Some(items.0), value_of::<T, E, C, D>)
+}
+
 /// What a server serves: an implementation, and what its trait looks like. Cheap to clone: each of its handlers holds one.
 #[derive(Debug)]
 pub struct Served<S>(Arc<(Arc<S>, Arc<ServiceInfo>)>);
@@ -240,20 +379,37 @@ where
     D: Encode<E>,
     E: 'static,
 {
+    let call = CallName { service, method };
+    match outcome.into_result() {
+        Ok(value) => {
+            let mut out = Encoder::new();
+            match C::encode(&value, &mut out) {
+                Ok(()) => Reply::Ok(out.finish()),
+                Err(e) => not_encoded(&call, "result", &e),
+            }
+        }
+        Err(error) => fail::<D, E>(&call, error),
+    }
+}
+
+/// What a call, or its stream, ends with that has failed.
+fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: E) -> Reply {
+    if let Some(status) = (&error as &dyn Any).downcast_ref::<Status>() {
+        // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make the
+        // caller's side repeat this one.
+        return Reply::Status(status.clone().with_executed(Executed::Yes));
+    }
     let mut out = Encoder::new();
-    let encoded = match outcome.into_result() {
-        Ok(value) => C::encode(&value, &mut out).map(|()| Reply::Ok(out.finish())),
-        Err(error) => match (&error as &dyn Any).downcast_ref::<Status>() {
-            // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make
-            // the caller's side repeat this one.
-            Some(status) => return Reply::Status(status.clone().with_executed(Executed::Yes)),
-            None => D::encode(&error, &mut out).map(|()| Reply::Err(out.finish())),
-        },
-    };
-    encoded.unwrap_or_else(|e| {
-        let message = format!("{}: the result can't be encoded: {e}", CallName { service, method });
-        Reply::Status(Status::new(Code::Internal, message))
-    })
+    match D::encode(&error, &mut out) {
+        Ok(()) => Reply::Err(out.finish()),
+        Err(e) => not_encoded(call, "error", &e),
+    }
+}
+
+#[cold]
+fn not_encoded(call: &CallName<'_>, what: &str, e: &CodecError) -> Reply {
+    let message = format!("{call}: the {what} can't be encoded: {e}");
+    Reply::Status(Status::new(Code::Internal, message))
 }
 
 /// A handler that has nothing to wait for.

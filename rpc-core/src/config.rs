@@ -33,6 +33,11 @@ pub struct Limits {
     pub concurrent_calls: u32,
     /// The longest metadata block, in bytes. Default 16 KiB.
     pub max_metadata: u32,
+    /// How far the sender of a stream may be ahead of its reader, in bytes: a stream begins with 64 KiB, and gets more as
+    /// its reader waits for it. One item of any length goes beyond. Default 4 MiB; below 64 KiB it means that.
+    pub stream_window: u64,
+    /// By how much the windows of all streams of a connection may have grown, in bytes. Default 64 MiB.
+    pub stream_memory: u64,
     /// How many connections a server has at once; to one more it says that it is overloaded, and calls on that fail as not
     /// executed. Default 16,384; at least 1. A client's setting means nothing.
     pub connections: u32,
@@ -45,6 +50,8 @@ impl Default for Limits {
             max_assembly: 256 << 20,
             concurrent_calls: 4096,
             max_metadata: 16 << 10,
+            stream_window: 4 << 20,
+            stream_memory: 64 << 20,
             connections: 16 << 10,
         }
     }

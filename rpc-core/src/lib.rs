@@ -16,4 +16,5 @@ pub mod server;
 pub mod service;
 pub mod spare;
 pub mod status;
+pub mod stream;
 pub mod transport;

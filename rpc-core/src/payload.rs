@@ -234,6 +234,11 @@ impl Decoder {
         }
     }
 
+    /// The same of a payload that lies in memory with others, which a few kept bytes must not pin.
+    pub(crate) fn part(payload: Payload) -> Self {
+        Self { is_long: true, ..Self::new(payload) }
+    }
+
     #[cold]
     fn of_any(payload: Payload) -> Self {
         let Payload { body, rest } = payload;

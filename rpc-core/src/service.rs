@@ -7,6 +7,7 @@ use std::pin::Pin;
 use crate::context::Context;
 use crate::payload::Payload;
 use crate::status::Status;
+use crate::stream::{Sent, Streams};
 
 /// The shapes a method can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +22,18 @@ pub enum Kind {
     ClientStreaming = 2,
     /// A stream each way.
     BidiStreaming = 3,
+}
+
+impl Kind {
+    /// Whether there is a stream from client to server.
+    pub fn streams_requests(self) -> bool {
+        matches!(self, Self::ClientStreaming | Self::BidiStreaming)
+    }
+
+    /// Whether there is a stream from server to client.
+    pub fn streams_answers(self) -> bool {
+        matches!(self, Self::ServerStreaming | Self::BidiStreaming)
+    }
 }
 
 /// One method as both peers must see it to understand each other.
@@ -43,9 +56,14 @@ pub struct Method {
 impl Method {
     /// A method with one message each way, whose fingerprint is that of its signature.
     pub fn unary(name: &'static str, signature: impl Into<String>) -> Self {
+        Self::new(name, Kind::Unary, signature)
+    }
+
+    /// A method of this kind, likewise.
+    pub fn new(name: &'static str, kind: Kind, signature: impl Into<String>) -> Self {
         let signature = signature.into();
         let fingerprint = stable_hash(signature.as_bytes());
-        Self { name, kind: Kind::Unary, signature, fingerprint, accepts: Vec::new() }
+        Self { name, kind, signature, fingerprint, accepts: Vec::new() }
     }
 
     /// Whether this side understands calls of a peer whose signature has this fingerprint.
@@ -88,6 +106,8 @@ pub struct Request {
     pub context: Context,
     /// The arguments.
     pub payload: Payload,
+    /// The call's streams, if it has any.
+    pub streams: Option<Streams>,
 }
 
 /// What a handler answers.
@@ -100,6 +120,8 @@ pub enum Reply {
     /// A status. Of a handler that ran, UNAVAILABLE never counts as not executed: it may be passed on from a call that
     /// the handler made.
     Status(Status),
+    /// The end of a stream that was sent whole, or not: [`Streams::answer`] gives it.
+    End(Sent),
 }
 
 /// A handler at work. Boxed once, when the request is decoded, because it may outlive that moment.

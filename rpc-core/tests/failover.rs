@@ -4,19 +4,24 @@
 
 mod support;
 
+use std::future::Future as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::config::Policy;
 use farcall_core::connection::Settings;
+use farcall_core::status::Result;
+use farcall_core::stream::{Stream, Streaming};
 use farcall_core::transport::{BoxFuture, Description, Prepared, Reason, Unavailable, Upgrade};
 use tokio::time::{Instant, sleep};
 
-use support::fabric::{Fabric, ToFabric, with_fabric};
+use support::fabric::{self, Fabric, ToFabric, with_fabric};
 use support::reading::Shared;
+use support::streaming::{self, FromFn};
 use support::{ECHO, HANG, NOTE, Setup, WAIT, bytes};
 
 /// A fabric whose links can be read through.
@@ -388,4 +393,72 @@ async fn a_hung_reader_harms_nobody_else() {
         assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);
     }
     stuck.abort();
+}
+
+/// Items, with pauses between some of them.
+fn paced(count: usize, len: usize) -> impl Stream<Item = Result<Bytes>> + Send {
+    let (mut next, mut pause) = (0, Box::pin(sleep(Duration::ZERO)));
+    FromFn(move |cx: &mut TaskContext<'_>| {
+        ready!(pause.as_mut().poll(cx));
+        if next == count {
+            return Poll::Ready(None);
+        }
+        next += 1;
+        if next % 10 == 0 {
+            pause.set(sleep(Duration::from_millis(1)));
+        }
+        Poll::Ready(Some(Ok(bytes(len, next - 1))))
+    })
+}
+
+async fn read_slowly(mut stream: Streaming<Bytes>, count: usize, len: usize) {
+    for i in 0..count {
+        assert_eq!(stream.message().await.unwrap().unwrap(), bytes(len, i), "item {i}");
+        if i % 10 == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+    assert_eq!(stream.message().await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_all_kinds_go_on_when_links_die() {
+    for fabric in [Arc::new(Fabric::default()), readable().0] {
+        let settings = || {
+            let mut settings = fabric::settings(&fabric, Policy::Auto);
+            settings.liveness.retry_ms = 1;
+            settings
+        };
+        let t = streaming::setup_with(settings(), settings());
+        let streams = async {
+            for (count, len) in [(300, 10), (300, 1000), (200, 9000), (50, 300_000)] {
+                let watched = async {
+                    let stream = t.watch(streaming::COUNT, format!("{count} {len}")).await.unwrap();
+                    read_slowly(stream, count, len).await;
+                };
+                let loaded = async {
+                    let answer = t.load(streaming::SUM, paced(count, len)).await.unwrap();
+                    assert_eq!(answer, format!("{count} {}", count * len));
+                };
+                let talked = async {
+                    read_slowly(t.chat(paced(count, len)).await.unwrap(), count, len).await;
+                };
+                tokio::join!(watched, loaded, talked);
+            }
+        };
+        let deaths = async {
+            loop {
+                sleep(Duration::from_millis(3)).await;
+                // Before the first link there is none.
+                fabric.links.lock().unwrap().last().inspect(|link| link.cut());
+            }
+        };
+        tokio::select! {
+            () = streams => {}
+            () = deaths => {}
+        }
+        let links = fabric.links.lock().unwrap().len();
+        assert!(links > 5, "{links} links only");
+        t.idle().await;
+    }
 }

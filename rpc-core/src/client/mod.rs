@@ -2,12 +2,15 @@
 
 mod call;
 mod caller;
+mod stream_call;
 mod stub;
 mod under_way;
 
 pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, Response, ResponseFuture};
 pub use caller::{Caller, Connector};
+pub(crate) use stream_call::{Arguments, stream_of, value_of};
+pub use stream_call::{StreamCall, StreamFuture};
 pub use stub::Stub;
 
 use std::sync::Arc;

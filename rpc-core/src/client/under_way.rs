@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::Stub;
 use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Answered, Asked, Connection, Line, NotSent, Pending, Place};
+use crate::connection::{Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place};
 use crate::context::earlier;
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
@@ -33,6 +33,8 @@ pub(crate) struct UnderWay {
     /// When it was polled first, if it has a deadline.
     began: Option<Instant>,
     attempt: u8,
+    /// It can't be sent again: part of what it takes along is gone.
+    is_last: bool,
     state: State,
     /// While it is not sent; then its connection sees to its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -66,7 +68,18 @@ impl UnderWay {
             Err(status) => (Payload::default(), State::Refused(status)),
         };
         let deadline = inherited;
-        Self { stub, method, arguments, timeout, deadline, began: None, attempt: 1, state, alarm: None }
+        Self {
+            stub,
+            method,
+            arguments,
+            timeout,
+            deadline,
+            began: None,
+            attempt: 1,
+            is_last: false,
+            state,
+            alarm: None,
+        }
     }
 
     /// How often it was sent.
@@ -74,10 +87,28 @@ impl UnderWay {
         self.attempt
     }
 
+    /// Is not sent again from now on.
+    pub(super) fn is_last(&mut self) {
+        self.is_last = true;
+    }
+
+    /// By when it must be over.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// What it was sent by.
     pub(super) fn connection(&self) -> Option<&Arc<Connection>> {
         match &self.state {
             State::Sent(pending) => Some(pending.connection()),
+            _ => None,
+        }
+    }
+
+    /// Its streams, when it is sent.
+    pub(super) fn streams(&self) -> Option<&Arc<CallStreams>> {
+        match &self.state {
+            State::Sent(pending) => pending.streams(),
             _ => None,
         }
     }
@@ -182,7 +213,7 @@ impl UnderWay {
         };
         match connection.call(&asked, place, cx) {
             Ok(sent) => {
-                self.state = State::Sent(Pending::new(connection, &sent, cx));
+                self.state = State::Sent(Pending::new(connection, sent, cx));
                 self.alarm = None;
                 Ok(())
             }
@@ -199,7 +230,7 @@ impl UnderWay {
         let elsewhere = status.code() == Code::Unavailable
             && status.executed() == Executed::No
             && status.blame() != Blame::Application;
-        if !elsewhere || self.attempt >= TRANSPARENT_ATTEMPTS {
+        if !elsewhere || self.is_last || self.attempt >= TRANSPARENT_ATTEMPTS {
             return Err(self.named(status));
         }
         self.attempt += 1;
@@ -253,6 +284,18 @@ impl UnderWay {
         match verdict {
             Verdict::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
             _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
+        }
+    }
+
+    /// The error that an answer is, if it is one.
+    pub(crate) fn decode_error<E: From<Status>, D: Decode<E>>(&self, answer: Answered) -> Option<E> {
+        match answer {
+            Err(status) => Some(status.into()),
+            Ok((Verdict::Ok, _)) => None,
+            Ok((_, payload)) => {
+                let error = from_payload::<D, E>(payload);
+                Some(error.unwrap_or_else(|e| self.malformed("error", &e).into()))
+            }
         }
     }
 

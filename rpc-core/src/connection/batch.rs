@@ -36,7 +36,7 @@ pub(super) struct Batch {
     pub(super) actions: Vec<Action>,
     /// The answers of handlers that were done at their first poll.
     results: Shorts,
-    wakers: Vec<Waker>,
+    pub(super) wakers: Vec<Waker>,
 }
 
 /// What a message asks for besides making or answering a call.
@@ -45,6 +45,8 @@ pub(super) enum Action {
     Pull(Arc<dyn Link>, Box<Described>),
     Abort(Option<AbortHandle>),
     Goaway(Goaway),
+    /// The answer of a call of this side has ended, which was a stream.
+    StreamOver,
     /// More than this side holds back came by the link of this epoch before its UP.
     Fall(u32),
 }
@@ -82,6 +84,8 @@ impl Connection {
         // To drain nothing has a cost, too, and most batches are of one kind.
         if !answers.is_empty() {
             answered = self.calls.slots.answer(answers.drain(..), wakers);
+        }
+        if !wakers.is_empty() {
             wakers.drain(..).for_each(Waker::wake);
         }
         if !jobs.is_empty() {
@@ -95,7 +99,8 @@ impl Connection {
 
     fn act_on(&self, action: Action) {
         match action {
-            Action::Pull(link, described) => super::bulk::pull(&*link, *described),
+            Action::Pull(link, described) => self.pull(&*link, *described),
+            Action::StreamOver => self.close_if_drained(),
             Action::Abort(task) => {
                 task.inspect(AbortHandle::abort);
                 self.progressed();

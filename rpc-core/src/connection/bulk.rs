@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{Connection, lock};
+use super::{Connection, Role, lock};
 use crate::payload::BY_REFERENCE;
 use crate::proto::inbox::{Described, Pulled};
 use crate::proto::message::Message;
@@ -16,16 +16,16 @@ use crate::transport::{Direction, Link};
 /// A message is described only if what is sent of it, all but its bulk, is at most so long.
 const MAX_BEGIN: usize = 4096;
 
-fn direction(kind: FrameType) -> Direction {
-    if kind == FrameType::REQUEST { Direction::Request } else { Direction::Response }
-}
-
-/// Has the link read the rest of a message. If it is gone, DOWN has said that the rest must be sent.
-pub(super) fn pull(link: &dyn Link, described: Described) {
-    link.pull(direction(described.kind), described);
-}
-
 impl Connection {
+    /// Has the link read the rest of a message. If it is gone, DOWN has said that the rest must be sent.
+    pub(super) fn pull(&self, link: &dyn Link, described: Described) {
+        let direction = match self.role {
+            Role::Client => Direction::Response,
+            Role::Server => Direction::Request,
+        };
+        link.pull(direction, described);
+    }
+
     /// The link whose peer may read this side's memory, if there is one.
     pub(super) fn set_better(&self, link: Option<Arc<dyn Link>>) {
         *lock(&self.better) = link;
@@ -42,7 +42,10 @@ impl Connection {
             return;
         }
         let Some(link) = self.better() else { return };
-        let direction = direction(message.kind);
+        let direction = match self.role {
+            Role::Client => Direction::Request,
+            Role::Server => Direction::Response,
+        };
         let (len, payload) = (message.len(), &mut message.payload);
         if let Some(last) = payload.attachments().last()
             && len - last.len() <= MAX_BEGIN

@@ -10,14 +10,15 @@ use tokio::time::Instant;
 
 use super::pending::Place;
 use super::slots::{Refused, Slots};
-use super::{Connection, lock};
+use super::streams::{self, CallStreams, Ended};
+use super::{Connection, Role, lock};
 use crate::payload::Payload;
-use crate::proto::message::{Head, Message};
+use crate::proto::message::{Head, Message, Precedence};
 use crate::proto::wire::{
     Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead,
     ResponseHead, Verdict, decode_status,
 };
-use crate::service::ServiceInfo;
+use crate::service::{Kind, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// An answer, or why there is none.
@@ -75,6 +76,7 @@ pub(crate) struct Sent {
     pub(super) call: u64,
     /// Its caller looks for the answer at once, and is told of nothing before.
     pub(super) looks: bool,
+    pub(super) streams: Option<Arc<CallStreams>>,
 }
 
 /// Why a request was not sent. Nothing was executed.
@@ -100,9 +102,13 @@ impl Connection {
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<Sent, NotSent> {
-        let request = self.request(asked)?;
-        let mut queued = 0;
+        let kind = asked.service.methods.get(asked.method).map_or(Kind::Unary, |method| method.kind);
+        let request = self.request(asked, kind)?;
+        let (mut queued, mut streams) = (0, None);
         let queue = |id| {
+            if kind != Kind::Unary {
+                streams = Some(self.begin_streams(id, kind));
+            }
             queued = match request {
                 Request::Short(head) => {
                     self.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
@@ -129,11 +135,11 @@ impl Connection {
             // Where there were others, the first of them has seen to it.
             self.flush_soon();
         }
-        Ok(Sent { call: opened.call, looks: looks && opened.alone })
+        Ok(Sent { call: opened.call, looks: looks && opened.alone, streams })
     }
 
     /// The request of a call that has no number yet.
-    fn request(&self, asked: &Asked<'_>) -> Result<Request, Status> {
+    fn request(&self, asked: &Asked<'_>, kind: Kind) -> Result<Request, Status> {
         let Some(peer) = self.peer_hello.get() else {
             return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
         };
@@ -146,7 +152,12 @@ impl Connection {
             true => Ok(()),
             false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
         };
-        if let Some(len) = asked.arguments.short_len() {
+        if kind != Kind::Unary && !streams::agreed(peer) {
+            return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
+        }
+        if !kind.streams_requests()
+            && let Some(len) = asked.arguments.short_len()
+        {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
@@ -155,6 +166,9 @@ impl Connection {
         let head =
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
+        if kind.streams_requests() {
+            message.precedence = Precedence::Told;
+        }
         check(message.len())?;
         self.stage(&mut message);
         Ok(Request::Long(Box::new(message)))
@@ -224,6 +238,7 @@ impl Connection {
 
     /// Ends every call that waits, saying of each whether it may have been executed.
     pub(super) fn fail_calls(&self, status: &Status) {
+        self.fail_streams(status);
         self.calls.slots.close(status.clone()).into_iter().for_each(Waker::wake);
         // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
         let unsent = self.change_sending(|sending| sending.outbox.close(FrameType::REQUEST));
@@ -238,10 +253,21 @@ impl Connection {
     pub(super) fn forget(&self, call: u64, reason: u8) {
         let (waited, next) = self.calls.slots.forget(call);
         next.wake();
+        let has_streams = self.streams.get(call).is_some();
+        self.end_streams(call, || Ended::Lost(streams::gave_up()));
         if waited {
-            self.send_cancel(call, reason);
+            self.send_cancel(call, reason, has_streams);
         }
         self.close_if_drained();
+    }
+
+    /// Client: the answer of a call, a stream, is not wanted any more.
+    pub(crate) fn forget_stream(&self, call: u64, reason: u8) {
+        if self.streams.get(call).is_some() {
+            self.end_streams(call, || Ended::Lost(streams::gave_up()));
+            self.send_cancel(call, reason, true);
+            self.close_if_drained();
+        }
     }
 
     /// Wakes the callers whose deadlines have passed; gives when to do that again.
@@ -272,7 +298,8 @@ impl Connection {
 
     /// Whether no call waits for its answer.
     pub(super) fn is_idle(&self) -> bool {
-        self.calls.slots.is_empty()
+        // What a server streams its client waits for.
+        self.calls.slots.is_empty() && (self.role == Role::Server || self.streams.is_empty())
     }
 
     /// A client that was told to go away closes when its last call is done.

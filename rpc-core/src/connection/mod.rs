@@ -26,6 +26,7 @@ mod send;
 mod serve;
 mod setup;
 mod slots;
+mod streams;
 mod upgrade;
 
 use std::fmt;
@@ -39,6 +40,7 @@ use tokio::sync::{Notify, watch};
 pub(crate) use calls::{Answered, Asked, NotSent};
 pub(crate) use pending::{Line, Pending, Place};
 pub(crate) use registry::Registry;
+pub(crate) use streams::{CallStreams, Encoded, Ended, Pump, Pumped, Reader, Source};
 
 use crate::class::TrafficClass;
 use crate::config::{Limits, Liveness, Policy};
@@ -195,6 +197,7 @@ pub struct Connection {
     heard: AtomicU64,
 
     calls: calls::Calls,
+    streams: streams::Streams,
     running: running::Running,
     phase: watch::Sender<Phase>,
     /// The [`Stage`] of `phase`, which it is written with.
@@ -252,6 +255,7 @@ impl Connection {
             acknowledging: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             calls: calls::Calls::new(),
+            streams: streams::Streams::default(),
             running: running::Running::default(),
             phase: watch::Sender::new(Phase::Greeting),
             stage: AtomicU8::new(Stage::Greeting as u8),

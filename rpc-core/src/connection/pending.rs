@@ -1,12 +1,16 @@
 //! What a caller holds of its connection: its turn, its place, its call.
 
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
+use std::task::{Context as TaskContext, Poll, Waker, ready};
+
+use bytes::Bytes;
 
 use super::Connection;
 use super::calls::{Answered, Sent};
 use super::help::Help;
 use super::slots::{Found, Ticket};
+use super::streams::{self, CallStreams, Ended};
+use crate::proto::wire::Verdict;
 use crate::status::{Executed, Status};
 
 /// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
@@ -52,6 +56,11 @@ impl Place {
     pub(super) fn pass_on(mut self) {
         self.0 = None;
     }
+
+    /// Gives it back. Gives whom to wake: the next in line.
+    pub(super) fn leave(mut self) -> Option<Waker> {
+        self.0.take().and_then(|connection| connection.calls.slots.give_back().into_waker())
+    }
 }
 
 impl Drop for Place {
@@ -72,14 +81,19 @@ pub(crate) struct Pending {
     /// It is to look before it is told of anything.
     looks: bool,
     help: Help,
+    streams: Option<Arc<CallStreams>>,
 }
 
 impl Pending {
     /// The call that was just sent by this connection.
-    pub(crate) fn new(connection: Arc<Connection>, sent: &Sent, cx: &mut TaskContext<'_>) -> Self {
-        let &Sent { call, looks } = sent;
+    pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
+        let Sent { call, looks, streams } = sent;
         let help = Help::begin(&connection, cx);
-        Self { connection, id: call, done: false, late: false, looks, help }
+        Self { connection, id: call, done: false, late: false, looks, help, streams }
+    }
+
+    pub(crate) fn streams(&self) -> Option<&Arc<CallStreams>> {
+        self.streams.as_ref()
     }
 
     /// Whether it must be polled now.
@@ -123,19 +137,48 @@ impl Pending {
     }
 
     fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
-        let (found, next) = self.connection.calls.slots.poll(self.id, cx);
-        next.wake();
-        let message = match found {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(Found::Late) => {
-                self.late = true;
-                return Poll::Pending;
-            }
-            Poll::Ready(Found::End(message)) => message,
-        };
-        self.done = true;
+        if self.streams.is_some() {
+            return self.look_for_streams(cx);
+        }
+        let message = ready!(self.find(false, cx));
         self.connection.close_if_drained();
         Poll::Ready(message.and_then(|message| self.connection.understand(message)))
+    }
+
+    /// What was found in the call's slot; pending also when it is late.
+    #[inline(always)]
+    fn find(&mut self, keeps_place: bool, cx: &TaskContext<'_>) -> Poll<Result<Bytes, Status>> {
+        let (found, next) = self.connection.calls.slots.poll(self.id, keeps_place, cx);
+        next.wake();
+        match found {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Found::Late) => {
+                self.late = true;
+                Poll::Pending
+            }
+            Poll::Ready(Found::End(message)) => {
+                self.done = true;
+                Poll::Ready(message)
+            }
+        }
+    }
+
+    /// The same for a call with streams, which keeps its place while its answer is one.
+    #[cold]
+    fn look_for_streams(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
+        let keeps_place = self.streams.as_ref().is_some_and(|streams| streams.is_answer());
+        let message = ready!(self.find(keeps_place, cx));
+        let answered = message.and_then(|message| self.connection.understand(message));
+        let place = keeps_place.then(|| Place(Some(self.connection.clone())));
+        match (&answered, place, &self.streams) {
+            (Ok((Verdict::Ok, _)), Some(place), Some(streams)) => streams.keep_place(place),
+            (_, place, _) => {
+                drop(place);
+                self.connection.end_streams(self.id, || Ended::Lost(streams::gave_up()));
+            }
+        }
+        self.connection.close_if_drained();
+        Poll::Ready(answered)
     }
 }
 

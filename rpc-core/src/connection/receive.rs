@@ -341,13 +341,22 @@ impl Connection {
                 receiving.inbox.cancel(call);
                 // Those that came before it are to be found.
                 self.begin(batch)?;
-                batch.actions.extend(self.cancel_running(call));
+                batch.actions.extend(self.cancel_running(call, &mut batch.wakers));
             }
             FrameType::DONE => self.on_done(Done::decode(bytes)?)?,
             FrameType::GOAWAY if self.role == Role::Server => {
                 return Err(WireError::new("goaway", "comes from a client"));
             }
             FrameType::GOAWAY => batch.actions.push(Action::Goaway(Goaway::decode(bytes)?)),
+            kind if kind.is_of_stream() => {
+                let last = match self.role {
+                    Role::Server => receiving.last_call,
+                    Role::Client => self.calls.slots.last(),
+                };
+                if self.on_stream_frame(kind, call, bytes, last, &mut batch.wakers)? {
+                    batch.actions.push(Action::StreamOver);
+                }
+            }
             kind if kind.is_ignorable() => {}
             _ => return Err(WireError::new("header.type", "is not one that was agreed on")),
         }

@@ -65,8 +65,15 @@ pub(super) struct Bound {
 /// A method that can be called, by index.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
-    service: usize,
-    method: usize,
+    service: u32,
+    method: u16,
+    kind: Kind,
+}
+
+impl Found {
+    pub(super) fn kind(self) -> Kind {
+        self.kind
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +83,6 @@ enum Match {
     OtherCodec,
     /// Our method of that name, and the client's fingerprint.
     Changed(usize, u64),
-    Stream,
     Unknown,
 }
 
@@ -129,16 +135,14 @@ impl Registry {
         let ours = &methods[method];
         if !ours.understands(wanted.fingerprint) || ours.kind as u8 != wanted.kind {
             Match::Changed(method, wanted.fingerprint)
-        } else if ours.kind != Kind::Unary {
-            Match::Stream
         } else {
-            Match::Same(Found { service, method })
+            Match::Same(Found { service: service as u32, method: method as u16, kind: ours.kind })
         }
     }
 
     /// Makes a handler. The service's own code does, and may panic.
     pub(super) fn call(&self, found: Found, request: Request) -> HandlerFuture {
-        self.services[found.service].call(found.method, request)
+        self.services[found.service as usize].call(found.method.into(), request)
     }
 
     /// What a call of the client's method runs, or why it can't be called.
@@ -175,7 +179,6 @@ impl Registry {
                 );
                 refusal(Code::FailedPrecondition, message)
             }
-            Some(Match::Stream) => refusal(Code::Unimplemented, "streams are not supported by this version"),
             Some(Match::Same(_) | Match::Unknown) => {
                 let message = format!("service `{name}` of this server has no such method; it may be older");
                 refusal(Code::Unimplemented, message)

@@ -223,11 +223,14 @@ impl Connection {
     /// Sends what is queued, on this thread if no other is sending.
     pub(super) fn flush(&self) {
         self.sending.run(|sending| self.feed(sending));
+        if self.streams.has_left() {
+            self.tell_left();
+        }
     }
 
     /// Sends what is queued when the runtime's other tasks have had their turn: with what they queue, and with one system
     /// call for all of it.
-    pub(super) fn flush_soon(&self) {
+    pub(crate) fn flush_soon(&self) {
         self.flusher.tell();
     }
 
@@ -239,12 +242,12 @@ impl Connection {
 
     /// Looks at what sending needs, or changes it in a way that makes nothing more leave.
     pub(super) fn sending<R>(&self, look: impl FnOnce(&mut Sending) -> R) -> R {
-        self.sending.look(look, |sending| self.feed(sending))
+        self.sending.look(look, |sending| self.feed_under_lock(sending))
     }
 
     /// Changes what is to be sent, with all that was queued before, and sends.
     pub(super) fn change_sending<R>(&self, change: impl FnOnce(&mut Sending) -> R) -> R {
-        self.sending.change(change, |sending| self.feed(sending))
+        self.sending.change(change, |sending| self.feed_under_lock(sending))
     }
 
     /// Feeds the links.
@@ -257,12 +260,26 @@ impl Connection {
             link.send(&mut UpgradedSource { outbox, epoch, most, describes, connection: self });
         }
         self.backlog.store(sending.outbox.waiting(), Ordering::Release);
+        if sending.outbox.has_left() {
+            self.streams.note_left(sending.outbox.take_left());
+        }
         self.progressed();
     }
 
+    /// The same for who may hold other locks: streams that wait are told later.
+    fn feed_under_lock(&self, sending: &mut Sending) {
+        self.feed(sending);
+        if self.streams.has_left() {
+            self.flush_soon();
+        }
+    }
+
     /// The caller of a call no longer waits: takes back what has not left, or tells the peer.
-    pub(super) fn send_cancel(&self, call: u64, reason: u8) {
+    pub(super) fn send_cancel(&self, call: u64, reason: u8, has_streams: bool) {
         self.change_sending(|sending| {
+            if has_streams {
+                sending.outbox.abandon_streams(call);
+            }
             if sending.outbox.abandon(FrameType::REQUEST, call) == Abandoned::Sent {
                 let mut head = BytesMut::with_capacity(1);
                 Cancel { reason }.encode(&mut head);
@@ -274,5 +291,10 @@ impl Connection {
     /// The caller of `call` has given up: its answer need not go on.
     pub(super) fn abandon_response(&self, call: u64) {
         self.change_sending(|sending| sending.outbox.abandon(FrameType::RESPONSE, call));
+    }
+
+    /// The same of an answer that is a stream.
+    pub(super) fn abandon_streams(&self, call: u64) {
+        self.change_sending(|sending| sending.outbox.abandon_streams(call));
     }
 }

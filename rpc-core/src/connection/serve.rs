@@ -15,16 +15,19 @@ use super::batch::{Action, Batch, ENOUGH};
 use super::calls::too_large;
 use super::handler::{Handler, panicked, ran};
 use super::registry::{Announced, Found, Registry, refusal};
+use super::streams::{self, Ended};
 use crate::config::Policy;
 use crate::context::{Context, Current};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::shorts::Shorts;
 use crate::proto::wire::{
-    Content, FrameType, PLAIN_RESPONSE, RequestHead, ResponseHead, TooLong, Verdict, WireError, encode_status,
+    Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, RequestHead, ResponseHead, TooLong, Verdict,
+    WireError, encode_status,
 };
-use crate::service::{HandlerFuture, Reply, Request};
+use crate::service::{HandlerFuture, Kind, Reply, Request};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::Streams;
 
 /// A request that has been understood.
 pub(super) struct Job {
@@ -64,6 +67,12 @@ impl Connection {
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
         let found = self.find(registry, announced, &head, metadata);
+        if let Ok(found) = &found
+            && found.kind() != Kind::Unary
+        {
+            // Before anything else of the call is taken in.
+            self.begin_streams(call, found.kind());
+        }
         batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt });
         Ok(())
     }
@@ -83,6 +92,9 @@ impl Connection {
         let max = self.settings.limits.max_metadata;
         if metadata > max as usize {
             return Err(too_much(metadata, max));
+        }
+        if found.kind() != Kind::Unary && !self.peer_hello.get().is_some_and(streams::agreed) {
+            return Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
         }
         Ok(found)
     }
@@ -210,7 +222,9 @@ impl Connection {
         let context = Context::new(deadline, attempt, peer);
         current.set(&context);
         at_work.call = Some(call);
-        let request = Request { context: context.clone(), payload };
+        let streams =
+            if found.kind() == Kind::Unary { None } else { self.streams.get(call).map(Streams::new) };
+        let request = Request { context: context.clone(), payload, streams };
         let future = at_work.future.insert(registry.call(found, request));
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
@@ -250,6 +264,30 @@ impl Connection {
 
     /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
     pub(super) fn complete(&self, call: u64, reply: Reply) {
+        if !self.streams.is_empty() {
+            return self.complete_streaming(call, reply);
+        }
+        self.complete_plain(call, reply);
+    }
+
+    /// The same where some calls have streams, perhaps this one.
+    #[cold]
+    fn complete_streaming(&self, call: u64, reply: Reply) {
+        let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
+            self.end_streams(call, || Ended::Lost(streams::gave_up()));
+            return self.complete_plain(call, reply);
+        };
+        // What has left in part of its last items must come before the END.
+        let Err(reply) = streams.keep_reply(reply) else { return };
+        if let Some(items) = streams.end_sending() {
+            let end = self.end_of_answer(call, items, reply);
+            self.running.end_with(call, || self.enqueue(end));
+        }
+        self.end_streams(call, || Ended::Lost(streams::gave_up()));
+        self.progressed();
+    }
+
+    fn complete_plain(&self, call: u64, reply: Reply) {
         match self.short_result(&reply) {
             Some((head, body)) => {
                 self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
@@ -264,10 +302,18 @@ impl Connection {
 
     /// The same for several, whose answers are short.
     pub(super) fn complete_all(&self, results: &mut Shorts) {
+        let mut ended = Vec::new();
+        if !self.streams.is_empty() {
+            results.take_out(|answer| {
+                ended.push(answer.call);
+                false
+            });
+        }
         let mut running = self.running.lock();
         results.take_out(|answer| !running.end(answer.call));
         let queued = self.enqueue_all(results);
         drop(running);
+        ended.into_iter().for_each(|call| self.end_streams(call, || Ended::Lost(streams::gave_up())));
         self.progressed();
         if queued >= ENOUGH {
             self.flush();
@@ -286,8 +332,12 @@ impl Connection {
 
     /// The peer no longer waits for a call: its handler is to be dropped, or what is left of its answer. Under the lock of
     /// `receiving`: the REQUEST that comes next may have its place.
-    pub(super) fn cancel_running(&self, call: u64) -> Option<Action> {
+    pub(super) fn cancel_running(&self, call: u64, wakers: &mut Vec<Waker>) -> Option<Action> {
         let running = self.running.take(call);
+        if let Some(streams) = self.streams.remove(call) {
+            wakers.extend(streams.end(Ended::Lost(streams::gave_up())));
+            self.abandon_streams(call);
+        }
         if running.is_none() {
             self.abandon_response(call);
         }
@@ -300,6 +350,8 @@ impl Connection {
             Reply::Ok(payload) => (Verdict::Ok, payload),
             Reply::Err(payload) => (Verdict::Err, payload),
             Reply::Status(status) => return status_reply(call, status, max),
+            // Of a stream that had not begun.
+            Reply::End(_) => (Verdict::Ok, Payload::default()),
         };
         match response(call, verdict, payload) {
             Ok(mut message) if message.len() as u64 <= max => {
@@ -312,6 +364,28 @@ impl Connection {
             }
             Err(why) => status_reply(call, Status::new(Code::Internal, format!("the result: {why}")), max),
         }
+    }
+}
+
+impl Connection {
+    /// The END of an answer that is a stream of so many items.
+    fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
+        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
+        let (reason, payload) = match reply {
+            Reply::End(sent) => (sent.reason(), Payload::default()),
+            Reply::Ok(_) => (EndReason::Completed, Payload::default()),
+            Reply::Err(payload) => (EndReason::Error, payload),
+            Reply::Status(status) => (EndReason::Status, Payload::from_body(encode_status(&status))),
+        };
+        let whole =
+            streams::end(call, EndHead { reason, items }, Content { metadata: Bytes::new(), payload });
+        if whole.len() as u64 <= max {
+            return whole;
+        }
+        let status = too_large("the error of a stream", whole.len(), max, "the client's");
+        let payload = Payload::from_body(encode_status(&status.with_executed(Executed::Yes)));
+        let head = EndHead { reason: EndReason::Status, items };
+        streams::end(call, head, Content { metadata: Bytes::new(), payload })
     }
 }
 

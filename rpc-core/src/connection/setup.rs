@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use bytes::Bytes;
 
 use super::{
-    Connection, Phase, Registry, Role, Settings, Upgrading, flusher, keeper, lock, receive, required,
+    Connection, Phase, Registry, Role, Settings, Upgrading, flusher, keeper, lock, receive, required, streams,
 };
 use crate::class::TrafficClass;
 use crate::config::Policy;
@@ -71,7 +71,7 @@ impl Connection {
         let hello = Hello {
             version_min: VERSION,
             version_max: VERSION,
-            features: wire::features::DESCRIBED,
+            features: wire::features::DESCRIBED | wire::features::STREAMS,
             max_frame: self.stream.max_frame() as u32,
             max_message: limits.max_message,
             max_assembly: limits.max_assembly,
@@ -82,8 +82,8 @@ impl Connection {
             instance: instance(),
             upgrades: vec![upgrade],
             auth: Bytes::new(),
-            stream_items: 0,
-            stream_bytes: 0,
+            stream_items: streams::FIRST.items as u32,
+            stream_bytes: streams::FIRST.bytes as u32,
         };
         if !self.is_closed() {
             self.send_link(FrameType::HELLO, |out| hello.encode(out));

@@ -95,6 +95,10 @@ pub(super) struct NeverMade;
 pub(super) struct Next(Option<Waker>);
 
 impl Next {
+    pub(super) fn into_waker(self) -> Option<Waker> {
+        self.0
+    }
+
     pub(super) fn wake(self) {
         if let Some(waker) = self.0 {
             waker.wake();
@@ -161,8 +165,9 @@ impl<E, R: Clone> Slots<E, R> {
         Ok(Opened { call, alone, first_alarm })
     }
 
-    /// How a call ended, if it has; else it is told when it has, or is late.
-    pub(super) fn poll(&self, call: u64, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
+    /// How a call ended, if it has; else it is told when it has, or is late. If it `keeps` its place, that must be
+    /// [given back](Self::give_back) later.
+    pub(super) fn poll(&self, call: u64, keeps: bool, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
         let _before;
         let mut table = self.lock();
         let slot = table.slot(call);
@@ -176,7 +181,11 @@ impl<E, R: Clone> Slots<E, R> {
                 (Poll::Pending, Next::default())
             }
             Some(slot) => match std::mem::replace(slot, Slot::free()).state {
-                State::Ended(end) => (Poll::Ready(Found::End(end)), table.leave_slot()),
+                State::Ended(end) => {
+                    table.close_slot();
+                    let next = if keeps { Next::default() } else { table.leave() };
+                    (Poll::Ready(Found::End(end)), next)
+                }
                 State::Waiting { .. } => (Poll::Pending, Next::default()),
             },
             None => (Poll::Pending, Next::default()),
@@ -307,6 +316,11 @@ impl<E, R: Clone> Slots<E, R> {
         self.lock().leave()
     }
 
+    /// The highest number that a call was given.
+    pub(super) fn last(&self) -> u64 {
+        self.lock().last
+    }
+
     /// Whether any call has been answered.
     pub(super) fn has_answered(&self) -> bool {
         self.lock().answered
@@ -373,11 +387,16 @@ impl<E, R> Table<E, R> {
     }
 
     /// A slot has come free.
-    fn leave_slot(&mut self) -> Next {
+    fn close_slot(&mut self) {
         self.open -= 1;
         if self.open == 0 && self.ring.len() > KEPT {
             self.ring = Vec::new();
         }
+    }
+
+    /// The same, and the place with it.
+    fn leave_slot(&mut self) -> Next {
+        self.close_slot();
         self.leave()
     }
 

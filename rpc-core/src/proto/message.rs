@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::wire::{Content, FrameType, Header, RequestHead, ResponseHead, TooLong, flags};
+use super::wire::{Content, EndHead, FrameType, Header, ItemHead, RequestHead, ResponseHead, TooLong, flags};
 use crate::payload::Payload;
 
 /// A message: what goes before the body, already encoded, and the payload by reference.
@@ -20,6 +20,20 @@ pub struct Message {
     pub payload: Payload,
     /// How it ends, after the payload: bytes that a link may let its peer read, instead of sending them. Mostly empty.
     pub bulk: Bytes,
+    /// What of its call comes behind it.
+    pub precedence: Precedence,
+}
+
+/// Whether a message has to keep its place before others of its call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precedence {
+    /// None come behind it.
+    #[default]
+    Free,
+    /// Others that are of the call's streams may be queued behind it. It is no longer than any frame may be.
+    Kept,
+    /// Others are queued when it [has left](super::outbox::Outbox::take_left).
+    Told,
 }
 
 impl Message {
@@ -30,7 +44,7 @@ impl Message {
 
     /// A message that is all sent.
     pub fn with_payload(kind: FrameType, call: u64, head: Head, payload: Payload) -> Self {
-        Self { kind, call, head, payload, bulk: Bytes::new() }
+        Self { kind, call, head, payload, bulk: Bytes::new(), precedence: Precedence::Free }
     }
 
     /// Its length in bytes.
@@ -77,6 +91,19 @@ impl Head {
             len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
             len => long(len, |out| head.encode(content, out)),
         }
+    }
+
+    /// The head of an item, or of several.
+    pub fn item(head: ItemHead, content: &Content) -> Result<Self, TooLong> {
+        match head.len(content) {
+            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len => long(len, |out| head.encode(content, out)),
+        }
+    }
+
+    /// The head of the end of a stream.
+    pub fn end(head: EndHead, content: &Content) -> Result<Self, TooLong> {
+        long(head.len(content), |out| head.encode(content, out))
     }
 
     /// The head of a response.
@@ -262,17 +289,19 @@ pub(crate) struct Cutting {
     /// How many bytes of the last piece may be exposed.
     bulk: usize,
     abandoned: bool,
+    is_told: bool,
 }
 
 impl Cutting {
     pub(crate) fn new(message: Message) -> Self {
         let total = message.len();
-        let Message { kind, call, head, payload, bulk } = message;
+        let Message { kind, call, head, payload, bulk, precedence } = message;
+        let is_told = precedence == Precedence::Told;
         let mut pieces = VecDeque::from_iter([head.into_bytes()]);
         pieces.extend(payload.into_pieces());
         let bulk_len = bulk.len();
         pieces.push_back(bulk);
-        Self { kind, call, total, left: total, pieces, bulk: bulk_len, abandoned: false }
+        Self { kind, call, total, left: total, pieces, bulk: bulk_len, abandoned: false, is_told }
     }
 
     /// Whether one frame of this length can describe where the end of the message is to be read.
@@ -348,6 +377,14 @@ impl Cutting {
 
     pub(crate) fn is_of(&self, kind: FrameType) -> bool {
         self.kind == kind
+    }
+
+    pub(crate) fn is_of_stream(&self) -> bool {
+        self.kind.is_of_stream()
+    }
+
+    pub(crate) fn is_told(&self) -> bool {
+        self.is_told
     }
 
     pub(crate) fn has_begun(&self) -> bool {

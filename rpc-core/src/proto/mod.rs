@@ -10,5 +10,6 @@ pub mod session;
 pub mod shorts;
 #[cfg(test)]
 mod sim;
+pub mod stream;
 pub mod switch;
 pub mod wire;

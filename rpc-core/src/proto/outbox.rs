@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::BytesMut;
 
-use super::message::{Cutting, Expose, Exposing, Frame, Message};
+use super::message::{Cutting, Expose, Exposing, Frame, Message, Precedence};
 use super::shorts::{MAX_SHORT, Shorts};
 use super::wire::{Done, Down, FrameType, HEADER_LEN};
 
@@ -27,7 +27,8 @@ const SMALL_RUN: u32 = 16;
 /// The sending half of a session.
 ///
 /// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they
-/// must be sent; a frame has its number from then on. Messages of one call keep their order. Frames that went by an
+/// must be sent; a frame has its number from then on. Of a call's messages those
+/// keep their order that are of its streams, or have an [precedence](Precedence) to keep; and those that are none of either. Frames that went by an
 /// upgraded link are retained until the peer says that it has taken them in: that link may die before the session.
 /// Those on the stream link are not: if that dies, so does the session.
 #[derive(Clone, Debug, Hash)]
@@ -41,8 +42,12 @@ pub struct Outbox {
     /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
     /// what was exposed.
     exposed: BTreeMap<u32, Cutting>,
-    /// How many of `cutting` and `exposed` are given up.
+    /// How many of `cutting` and `exposed` are given up, but for those of streams.
     abandoned: usize,
+    /// How many of `queue`, `large`, `cutting` and `exposed` are of streams, which have their own limits.
+    of_streams: usize,
+    /// The calls of which a message has left that this is to be told of.
+    left: Vec<u64>,
     /// Messages of the session itself in `queue`, `large` and `cutting`.
     own: usize,
     /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
@@ -75,6 +80,8 @@ impl Outbox {
             cutting: VecDeque::new(),
             exposed: BTreeMap::new(),
             abandoned: 0,
+            of_streams: 0,
+            left: Vec::new(),
             own: 0,
             barriers: 0,
             small_run: 0,
@@ -105,6 +112,7 @@ impl Outbox {
             return self.shorts.push(message.kind, message.call, head, body);
         }
         self.own += usize::from(message.call == 0);
+        self.of_streams += usize::from(message.kind.is_of_stream());
         if message.kind == FrameType::DONE {
             // The peer keeps memory until it has this, and after a fall does not wait for it long.
             self.queue.push_front(message);
@@ -220,6 +228,7 @@ impl Outbox {
             if message.len() <= max_payload {
                 self.small_run = self.small_run.saturating_add(1);
                 self.own -= usize::from(message.call == 0);
+                self.note_left(message.kind, message.call, message.precedence == Precedence::Told);
                 return Some(message.into_frame());
             }
             self.barriers += usize::from(message.call == 0);
@@ -273,7 +282,25 @@ impl Outbox {
     /// A message that had begun is over.
     fn forget(&mut self, message: &Cutting) {
         self.assembling -= message.total();
-        self.abandoned -= usize::from(message.is_abandoned());
+        self.abandoned -= usize::from(message.is_abandoned() && !message.is_of_stream());
+        self.of_streams -= usize::from(message.is_of_stream());
+        self.left.extend(message.is_told().then_some(message.call));
+    }
+
+    fn note_left(&mut self, kind: FrameType, call: u64, is_told: bool) {
+        self.of_streams -= usize::from(kind.is_of_stream());
+        self.left.extend(is_told.then_some(call));
+    }
+
+    /// Whether there are [such](Self::take_left).
+    pub fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    /// The calls of which a message has left that was [to be told of](Precedence::Told), since this was asked last; and was read,
+    /// if it was described. Once for each.
+    pub fn take_left(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.left)
     }
 
     /// Begins large messages in order, as far as the peer's budget goes. One fits always: the peer's longest message
@@ -303,7 +330,7 @@ impl Outbox {
                 return Abandoned::Unsent;
             }
         }
-        let Some(i) = self.cutting.iter().position(|m| m.call == call) else {
+        let Some(i) = self.cutting.iter().position(|m| m.call == call && m.is_of(kind)) else {
             // The peer may be reading it, and says DONE in any case. If that is that it could not, the rest need not go.
             let exposed = self.exposed.values_mut().find(|m| m.call == call && m.is_of(kind));
             self.abandoned += exposed.map_or(0, |message| usize::from(message.abandon()));
@@ -320,10 +347,38 @@ impl Outbox {
         Abandoned::Unsent
     }
 
-    /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still.
+    /// Takes back what was not sent of a call's streams. Of what has left in part the peer is told that the rest will not
+    /// come.
+    pub fn abandon_streams(&mut self, call: u64) {
+        let is_such = |kind: FrameType, of: u64| of == call && kind.is_of_stream();
+        for queue in [&mut self.queue, &mut self.large] {
+            let before = queue.len();
+            queue.retain(|message| !is_such(message.kind, message.call));
+            self.of_streams -= before - queue.len();
+        }
+        self.cutting.retain_mut(|message| {
+            if message.call != call || !message.is_of_stream() {
+                return true;
+            }
+            if message.has_begun() {
+                message.abandon();
+                return true;
+            }
+            self.assembling -= message.total();
+            self.of_streams -= 1;
+            false
+        });
+        for message in self.exposed.values_mut().filter(|m| m.call == call && m.is_of_stream()) {
+            message.abandon();
+        }
+    }
+
+    /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still; but for those
+    /// of streams.
     pub fn waiting(&self) -> usize {
         let begun = self.cutting.len() + self.exposed.len();
-        self.shorts.len() + self.queue.len() + self.large.len() + begun - self.abandoned - self.own
+        let all = self.shorts.len() + self.queue.len() + self.large.len() + begun;
+        all - self.own - self.abandoned - self.of_streams
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
@@ -365,7 +420,9 @@ impl Outbox {
         self.cutting.clear();
         self.exposed.clear();
         self.retained.clear();
-        (self.abandoned, self.own, self.barriers, self.resend) = (0, 0, 0, 0);
+        self.left.clear();
+        (self.abandoned, self.of_streams) = (0, 0);
+        (self.own, self.barriers, self.resend) = (0, 0, 0);
         (self.assembling, self.retained_bytes) = (0, 0);
         calls
     }

@@ -9,6 +9,7 @@ pub(crate) mod direct;
 pub(crate) mod fabric;
 pub(crate) mod peer;
 pub(crate) mod reading;
+pub(crate) mod streaming;
 pub(crate) mod tap;
 
 use std::future::pending;

@@ -12,6 +12,7 @@ use farcall_core::proto::wire::{
     Bind, BindMethod, Close, CloseCode, Content, FrameType, Header, Hello, RequestHead, ResponseHead,
     VERSION, Verdict, WireError, flags,
 };
+use farcall_core::service::ServiceInfo;
 use farcall_core::transport::{FrameSource, Link, LinkEnd, LinkHandler};
 use tokio::sync::mpsc;
 
@@ -111,9 +112,14 @@ impl Peer {
 
     /// Announces the service of the tests as number 0.
     pub(crate) fn bind(&mut self) {
-        let info = super::info("test");
+        self.bind_to(&super::info("test"));
+    }
+
+    /// Announces this service as number 0.
+    pub(crate) fn bind_to(&mut self, info: &ServiceInfo) {
         let methods = info.methods.iter();
-        let methods = methods.map(|m| BindMethod { hash: m.hash(), kind: 0, fingerprint: m.fingerprint });
+        let methods =
+            methods.map(|m| BindMethod { hash: m.hash(), kind: m.kind as u8, fingerprint: m.fingerprint });
         let bind = Bind {
             service: 0,
             name: info.name.to_string(),

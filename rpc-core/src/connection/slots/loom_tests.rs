@@ -95,7 +95,7 @@ fn a_caller_is_told_once_whether_its_call_was_answered_or_is_late() {
             w.slots.answer_one(call, "answer").unwrap().into_iter().for_each(Waker::wake)
         });
         let clock = spawn(&world, move |w| w.slots.find_late(now).0.into_iter().for_each(Waker::wake));
-        let poll = || task.run(|cx| world.slots.poll(call, cx).0);
+        let poll = || task.run(|cx| world.slots.poll(call, false, cx).0);
         let mut found = poll();
         peer.join().unwrap();
         clock.join().unwrap();
@@ -121,7 +121,7 @@ fn a_caller_that_looks_first_finds_its_answer_or_is_woken_for_it() {
         let peer = spawn(&world, move |w| {
             w.slots.answer_one(call, "answer").unwrap().into_iter().for_each(Waker::wake)
         });
-        let poll = || task.run(|cx| world.slots.poll(call, cx).0);
+        let poll = || task.run(|cx| world.slots.poll(call, false, cx).0);
         let found = poll();
         peer.join().unwrap();
         assert_eq!(task.woken(), usize::from(found.is_pending()));

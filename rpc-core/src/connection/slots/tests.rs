@@ -19,10 +19,10 @@ fn a_lone_call_that_looks_is_told_of_nothing_before_it_is_polled() {
     let looks = |cx: &TaskContext<'_>| slots.open(false, None, true, cx, |_| {}).unwrap();
     let first = looks(&cx);
     assert!(first.alone && slots.answer_one(first.call, "early").unwrap().is_none());
-    assert_eq!(slots.poll(first.call, &cx).0, Poll::Ready(Found::End("early")));
+    assert_eq!(slots.poll(first.call, false, &cx).0, Poll::Ready(Found::End("early")));
     let [alone, other] = [looks(&cx), looks(&cx)];
     assert!(slots.answer_one(other.call, "not alone").unwrap().is_some());
-    assert_eq!(slots.poll(alone.call, &cx).0, Poll::Pending);
+    assert_eq!(slots.poll(alone.call, false, &cx).0, Poll::Pending);
     assert!(slots.answer_one(alone.call, "late").unwrap().is_some(), "it has slept");
 }
 
@@ -40,7 +40,7 @@ fn calls_find_their_slots_however_long_others_last() {
         assert!(!alone && !long.contains(&call));
         assert!(slots.answer_one(call, "short").unwrap().is_some());
         assert!(slots.end(call, "again").is_none());
-        let (found, _) = slots.poll(call, &TaskContext::from_waker(Waker::noop()));
+        let (found, _) = slots.poll(call, false, &TaskContext::from_waker(Waker::noop()));
         assert_eq!(found, Poll::Ready(Found::End("short")));
     }
     assert_eq!(
@@ -107,7 +107,7 @@ fn no_waker_is_dropped_under_the_lock() {
     let call = OnceLock::new();
     with_task(&mut |cx| call.set(slots.open(false, None, false, cx, |_| {}).unwrap().call).unwrap());
     let call = *call.get().unwrap();
-    with_task(&mut |cx| assert!(slots.poll(call, cx).0.is_pending()));
+    with_task(&mut |cx| assert!(slots.poll(call, false, cx).0.is_pending()));
     let mut ticket = None;
     with_task(&mut |cx| assert!(slots.wait_in_line(&mut ticket, cx).is_pending()));
     with_task(&mut |cx| assert!(slots.wait_in_line(&mut ticket, cx).is_pending()));

@@ -102,3 +102,81 @@ fn many_short_messages_and_a_long_one_take_turns() {
     assert_eq!(long.len(), 5);
     assert!(long.windows(2).all(|w| w[1] - w[0] == SMALL_RUN as usize + 1), "{long:?}");
 }
+
+fn item(call: u64, len: usize, precedence: Precedence) -> Message {
+    let mut item = Message::new(FrameType::ITEM, call, Bytes::from(vec![7; len]));
+    item.precedence = precedence;
+    item
+}
+
+#[test]
+fn messages_of_a_stream_keep_their_order_and_who_waits_for_one_is_told() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    let mut begin = request(1, 20);
+    begin.precedence = Precedence::Told;
+    outbox.push(begin);
+    outbox.extend([(2, 10), (3, 10)]);
+    (10..20).for_each(|len| outbox.push(item(1, len, Precedence::Kept)));
+    outbox.push(item(1, 5000, Precedence::Told));
+    assert_eq!(outbox.waiting(), 3, "items are none of the calls that wait");
+    let frames: Vec<_> = std::iter::from_fn(|| next(&mut outbox)).filter(|frame| frame.0 == 1).collect();
+    let lengths: Vec<u32> = frames[..11].iter().map(|frame| frame.2).collect();
+    assert_eq!(lengths, [20].into_iter().chain(10..20).collect::<Vec<_>>());
+    assert_eq!(frames[11..].iter().map(|frame| frame.2).sum::<u32>(), 5000 + 4);
+    assert_eq!(outbox.take_left(), [1, 1]);
+    assert_eq!((outbox.take_left(), outbox.waiting(), outbox.is_empty()), (vec![], 0, true));
+}
+
+#[test]
+fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
+    struct All;
+    impl Expose for All {
+        fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+            Exposing::Described(Bytes::from_static(b"here"))
+        }
+    }
+    for outcome in [Done::READ, Done::SEND] {
+        let mut outbox = Outbox::new(100_000, 1 << 20);
+        outbox.go_up(1);
+        let mut long = item(1, 10, Precedence::Told);
+        long.bulk = vec![7; 5000].into();
+        outbox.push(long);
+        let frame = outbox.next(MAX_FRAME, &mut All).unwrap();
+        assert_eq!((frame.header.flags & flags::DESCRIBED, outbox.take_left()), (flags::DESCRIBED, vec![]));
+        outbox.done(&Done { seq: frame.header.seq, outcome }).unwrap();
+        if outcome == Done::SEND {
+            assert_eq!(outbox.take_left(), [], "it is yet to be sent");
+            while next(&mut outbox).is_some() {}
+        }
+        assert_eq!((outbox.take_left(), outbox.waiting(), outbox.assembling()), (vec![1], 0, 0));
+    }
+}
+
+#[test]
+fn a_stream_that_is_given_up_leaves_nothing_behind_but_what_the_peer_must_hear() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    // Begun, waiting for its turn, and in the queue.
+    outbox.push(item(1, 5000, Precedence::Told));
+    assert_eq!(next(&mut outbox), Some((1, flags::FRAGMENTED, 2048)));
+    outbox.push(item(2, 5000, Precedence::Told));
+    outbox.push(item(3, 10, Precedence::Kept));
+    outbox.extend([(4, 10)]);
+    for call in [1, 2, 3] {
+        outbox.abandon_streams(call);
+    }
+    assert_eq!(outbox.waiting(), 1);
+    let frames: Vec<_> = std::iter::from_fn(|| next(&mut outbox)).collect();
+    assert_eq!(frames, [(4, 0, 10), (1, flags::ABANDONED, 0)]);
+    assert_eq!((outbox.waiting(), outbox.assembling(), outbox.is_empty()), (0, 0, true));
+}
+
+#[test]
+fn a_request_whose_items_are_under_way_has_left() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    outbox.extend([(1, 10)]);
+    assert!(next(&mut outbox).is_some());
+    outbox.push(item(1, 5000, Precedence::Told));
+    assert_eq!(next(&mut outbox), Some((1, flags::FRAGMENTED, 2048)));
+    outbox.abandon_streams(1);
+    assert_eq!(outbox.abandon(FrameType::REQUEST, 1), Abandoned::Sent, "its CANCEL must be said");
+}

@@ -34,6 +34,8 @@ pub(super) struct Peer {
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) sent: u64,
+    /// An item has not left behind which none may be queued.
+    pub(super) waits: bool,
     /// Messages that were given up before they had left.
     pub(super) given_up: Vec<u64>,
     /// Messages that were given up while they could be read: they arrive or do not.
@@ -88,6 +90,7 @@ impl Peer {
             inbox,
             outbox: Outbox::new(LIMITS.max_assembly, 1 << 20),
             sent: 0,
+            waits: false,
             given_up: Vec::new(),
             doubtful: Vec::new(),
             arrived: Vec::new(),
@@ -152,6 +155,11 @@ impl Peer {
         if message.kind == FrameType::CANCEL {
             self.cancelled.push(message.call);
             return self.inbox.cancel(message.call);
+        }
+        if message.kind == FrameType::ITEM {
+            let next = self.arrived.len() as u64 + 1;
+            assert_eq!(message.bytes, content(next, message.bytes.len()), "in order");
+            return self.arrived.push(next);
         }
         assert!(!self.cancelled.contains(&message.call), "it was cancelled before it was whole");
         assert_eq!(message.bytes, content(message.call, message.bytes.len()), "unchanged");

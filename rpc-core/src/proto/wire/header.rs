@@ -98,6 +98,11 @@ impl FrameType {
         matches!(self, Self::REQUEST | Self::RESPONSE | Self::ITEM | Self::END)
     }
 
+    /// Whether messages of this type are of a call's streams.
+    pub fn is_of_stream(self) -> bool {
+        matches!(self, Self::ITEM | Self::END | Self::WINDOW | Self::STOP)
+    }
+
     /// Whether a peer that does not know the type skips it.
     pub fn is_ignorable(self) -> bool {
         self.0 & 0x80 != 0

@@ -118,8 +118,12 @@ pub struct Items {
 impl Items {
     /// Those of a whole ITEM.
     pub fn new(head: ItemHead, content: Content) -> Self {
-        let mut items =
-            Self { left: 0, body: Reader::new(Bytes::new()), attachments: Vec::new().into_iter(), alone: None };
+        let mut items = Self {
+            left: 0,
+            body: Reader::new(Bytes::new()),
+            attachments: Vec::new().into_iter(),
+            alone: None,
+        };
         if head.more == 0 {
             items.alone = Some(content.payload);
         } else {
@@ -129,19 +133,6 @@ impl Items {
             items.attachments = attachments.into_iter();
         }
         items
-    }
-
-    /// The next one. An error is the last.
-    pub fn next(&mut self) -> Result<Option<Payload>, WireError> {
-        if self.left == 0 {
-            return Ok(self.alone.take());
-        }
-        self.left -= 1;
-        let item = self.entry();
-        if item.is_err() {
-            self.left = 0;
-        }
-        item.map(Some)
     }
 
     fn entry(&mut self) -> Result<Payload, WireError> {
@@ -157,6 +148,23 @@ impl Items {
             return Err(WireError::new("item", "has bytes after its end"));
         }
         Ok(Payload::new(body, attachments))
+    }
+}
+
+/// An error is the last.
+impl Iterator for Items {
+    type Item = Result<Payload, WireError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return self.alone.take().map(Ok);
+        }
+        self.left -= 1;
+        let item = self.entry();
+        if item.is_err() {
+            self.left = 0;
+        }
+        Some(item)
     }
 }
 
@@ -224,7 +232,7 @@ impl EndHead {
 }
 
 /// WINDOW: how much of a stream the receiver takes, in all since it began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     /// Items.
     pub items: u64,

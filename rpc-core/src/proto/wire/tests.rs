@@ -96,15 +96,15 @@ fn batch(items: &[Payload]) -> Bytes {
 
 fn items(message: Bytes) -> Result<Vec<Payload>, WireError> {
     let (head, content) = ItemHead::decode(message)?;
-    let mut items = Items::new(head, content);
-    std::iter::from_fn(|| items.next().transpose()).collect()
+    Items::new(head, content).collect()
 }
 
 #[test]
 fn items_that_come_together_are_those_that_were_sent() {
     let mut rng = Rng::with_seed(SEED);
     for count in [1, 2, 3, 100] {
-        let sent: Vec<Payload> = (0..count).map(|_| forms::Request::random(&mut rng).content.payload).collect();
+        let sent: Vec<Payload> =
+            (0..count).map(|_| forms::Request::random(&mut rng).content.payload).collect();
         let message = batch(&sent);
         assert_eq!(ItemHead::count(&message), Ok(count));
         assert_eq!(items(message), Ok(sent));
@@ -292,7 +292,9 @@ fn more_attachments_than_there_is_room_for_are_refused() {
     let mut out = BytesMut::new();
     assert_eq!(request.encode(&more, &mut out), refused("request.attachments"));
     assert_eq!(response.encode(&more, &mut out), refused("response.attachments"));
-    assert_eq!(more.encode_item(&mut out), refused("item.attachments"));
+    assert_eq!(ItemHead::default().encode(&more, &mut out), refused("item.attachments"));
+    let end = EndHead { reason: EndReason::Error, items: 0 };
+    assert_eq!(end.encode(&more, &mut out), refused("end.attachments"));
 }
 
 #[test]
@@ -338,7 +340,9 @@ fn a_hello_that_can_not_work_is_refused() {
 
     let mut auth = |len: u32| {
         let mut bytes =
-            Hello { features: 0, upgrades: vec![], auth: Bytes::new(), ..Hello::random(&mut rng) }.bytes().to_vec();
+            Hello { features: 0, upgrades: vec![], auth: Bytes::new(), ..Hello::random(&mut rng) }
+                .bytes()
+                .to_vec();
         bytes.truncate(bytes.len() - 4);
         bytes.extend_from_slice(&len.to_le_bytes());
         bytes.resize(bytes.len() + len as usize, 0);

@@ -222,10 +222,8 @@ fn streams(v: &mut Vectors) {
     let (head, payload) = batch.finish();
     let two = Item { head, content: Content { metadata: Bytes::new(), payload } };
     v.frame("ITEM with two items", session(FrameType::ITEM, 6, 11, 1), &two);
-    let completed = End {
-        head: EndHead { reason: EndReason::Completed, items: 3 },
-        content: content(b"", &[]),
-    };
+    let completed =
+        End { head: EndHead { reason: EndReason::Completed, items: 3 }, content: content(b"", &[]) };
     v.frame("END", session(FrameType::END, 6, 12, 1), &completed);
     let payload = Payload::from_body(encode_status(&status()));
     let failed = End {

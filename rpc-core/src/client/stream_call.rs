@@ -1,0 +1,278 @@
+//! A call with streams from the caller's side: options, then a future.
+
+use std::fmt;
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Stub;
+use super::under_way::UnderWay;
+use crate::class::TrafficClass;
+use crate::codec::{Decode, from_payload};
+use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
+use crate::context::Context;
+use crate::payload::Payload;
+use crate::proto::wire::{EndReason, Verdict};
+use crate::service::Reply;
+use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::{Stream, Streaming};
+
+/// What a call's answer is made of: the answer itself, the streams that it has, its deadline.
+pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
+
+/// An answer that is a stream, and has begun.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) reader: Reader,
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// A call with a stream there, back or both that has not begun: set its options, then `.await` it.
+///
+/// If the answer is a stream, awaiting gives it as soon as it begins. A stream of arguments is polled by the call's future, or
+/// by a task of its own when the answer has begun; nothing is sent before the call is awaited.
+///
+/// # Cancel safety
+///
+/// As for a [`Call`](super::Call): dropping the future cancels the call.
+///
+/// # Errors
+///
+/// As for a [`Call`](super::Call). A call is not made again by itself once something of its stream of arguments was taken.
+#[must_use = "a call does nothing until it is awaited"]
+pub struct StreamCall<O> {
+    stub: Stub,
+    method: usize,
+    arguments: Result<Payload, Status>,
+    items: Option<Box<dyn Source>>,
+    timeout: Option<Duration>,
+    inherited: Option<Option<Instant>>,
+    finish: Finish<O>,
+}
+
+impl<O> StreamCall<O> {
+    pub(crate) fn new(
+        stub: Stub,
+        method: usize,
+        arguments: Result<Payload, Status>,
+        items: Option<Box<dyn Source>>,
+        finish: Finish<O>,
+    ) -> Self {
+        Self { stub, method, arguments, items, timeout: None, inherited: None, finish }
+    }
+
+    /// Gives up after `timeout`, counted from when the call is awaited: the answer and its streams must have ended by then.
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Makes the call by the connection of this class, whichever the client's is.
+    pub fn class(mut self, class: TrafficClass) -> Self {
+        self.stub = self.stub.class(class);
+        self
+    }
+
+    /// Makes the call in this context in place of the current one: it has its deadline.
+    pub fn context(mut self, context: &Context) -> Self {
+        self.inherited = Some(context.deadline());
+        self
+    }
+
+    /// Makes the call outside of every context.
+    pub fn detached(mut self) -> Self {
+        self.inherited = Some(None);
+        self
+    }
+}
+
+impl<O> IntoFuture for StreamCall<O> {
+    type Output = O;
+    type IntoFuture = StreamFuture<O>;
+
+    fn into_future(self) -> StreamFuture<O> {
+        let Self { stub, method, arguments, items, timeout, inherited, finish } = self;
+        let inherited =
+            inherited.unwrap_or_else(|| Context::current().and_then(|context| context.deadline()));
+        let call = UnderWay::new(stub, method, arguments, inherited, timeout);
+        StreamFuture { call, items, pump: None, finish }
+    }
+}
+
+/// A [`StreamCall`] under way.
+#[must_use = "futures do nothing unless polled"]
+pub struct StreamFuture<O> {
+    call: UnderWay,
+    items: Option<Box<dyn Source>>,
+    pump: Option<Pump<Box<dyn Source>>>,
+    finish: Finish<O>,
+}
+
+impl<O> Unpin for StreamFuture<O> {}
+
+impl<O> Future for StreamFuture<O> {
+    type Output = O;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
+        let this = &mut *self;
+        loop {
+            if let Poll::Ready(answer) = this.call.poll(cx) {
+                return Poll::Ready(this.answered(answer));
+            }
+            match this.pump(cx) {
+                // Its answer may have been looked for.
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(status)) => return Poll::Ready((this.finish)(&this.call, Err(status), None)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl<O> StreamFuture<O> {
+    /// Sends arguments, once the call is sent. Ready when all were, or the caller's own stream has failed.
+    fn pump(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
+        let Some(streams) = self.call.streams() else { return Poll::Pending };
+        if let Some(items) = self.items.take() {
+            self.pump = Some(Pump::new(streams.clone(), items));
+        }
+        let Some(pump) = &mut self.pump else { return Poll::Pending };
+        // The call may have been sent again.
+        pump.send_by(streams);
+        let polled = pump.poll(cx);
+        if pump.has_begun() {
+            self.call.is_last();
+        }
+        let Poll::Ready(end) = polled else { return Poll::Pending };
+        let failed = finish(pump, end);
+        self.pump = None;
+        Poll::Ready(failed.map_or(Ok(()), Err))
+    }
+
+    fn answered(&mut self, answer: Answered) -> O {
+        let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
+        let begun = match (&answer, streams) {
+            (Ok((Verdict::Ok, _)), Some(streams)) => {
+                if let Some(pump) = self.pump.take() {
+                    self.go_on(pump);
+                }
+                Some(Begun { reader: Reader::new(streams), deadline: self.call.deadline() })
+            }
+            _ => None,
+        };
+        (self.finish)(&self.call, answer, begun)
+    }
+
+    /// The answer has begun while arguments are sent: whoever reads the one need not know of the other.
+    fn go_on(&self, mut pump: Pump<Box<dyn Source>>) {
+        let context = Context::current().unwrap_or_else(Context::background);
+        let task = context.scope(async move {
+            let end = poll_fn(|cx| pump.poll(cx)).await;
+            if let Some(status) = finish(&pump, end) {
+                tracing::debug!(%status, "a stream of arguments has failed; its call is cancelled");
+                let streams = pump.streams();
+                if let Some(connection) = streams.connection() {
+                    connection.forget_stream(streams.call(), 0);
+                }
+            }
+        });
+        tokio::spawn(task);
+    }
+}
+
+/// Says that there are no more arguments. Gives why, if that is the caller's own fault: then the call is to be cancelled.
+fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
+    let streams = pump.streams();
+    let connection = streams.connection()?;
+    let reason = match end {
+        Pumped::Done => EndReason::Completed,
+        Pumped::Closed => EndReason::Cancelled,
+        Pumped::Failed(Reply::Status(status)) => return Some(status),
+        Pumped::Failed(_) => {
+            let status = Status::new(Code::Internal, "a stream of arguments failed with what is no status");
+            return Some(status.with_executed(Executed::Maybe).with_blame(Blame::Bug));
+        }
+    };
+    streams.send_end(&connection, reason);
+    connection.flush_soon();
+    None
+}
+
+impl Source for Box<dyn Source> {
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>> {
+        (**self).poll_next(cx)
+    }
+}
+
+/// A caller's stream, whose items are encoded one by one.
+pub(crate) struct Arguments<S, F> {
+    stream: Pin<Box<S>>,
+    encode: F,
+}
+
+impl<S, F> Arguments<S, F> {
+    pub(crate) fn new(stream: S, encode: F) -> Self {
+        Self { stream: Box::pin(stream), encode }
+    }
+}
+
+impl<S, F> Source for Arguments<S, F>
+where
+    S: Stream + Send,
+    F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
+{
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>> {
+        Encoded { stream: self.stream.as_mut(), encode: &mut self.encode }.poll_next(cx)
+    }
+}
+
+impl<O> fmt::Debug for StreamCall<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamCall")
+            .field("stub", &self.stub)
+            .field("method", &self.method)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<O> fmt::Debug for StreamFuture<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamFuture").finish_non_exhaustive()
+    }
+}
+
+/// The answer of a method that streams items `T`, which end with an `E`: it begins, or is refused with an `R`. `C` is the
+/// codec of the items, `D` of the errors.
+pub(crate) fn stream_of<T, E, R, C, D>(
+    call: &UnderWay,
+    answer: Answered,
+    begun: Option<Begun>,
+) -> Result<Streaming<T, E>, R>
+where
+    C: Decode<T>,
+    D: Decode<E> + Decode<R>,
+    R: From<Status>,
+{
+    if let Some(Begun { reader, deadline }) = begun {
+        let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
+        return Ok(Streaming::received(reader, <C as Decode<T>>::decode, from_payload::<D, E>, true, alarm));
+    }
+    let refused = call.decode_error::<R, D>(answer);
+    Err(refused.unwrap_or_else(|| {
+        // An OK begins a stream.
+        Status::new(Code::Internal, "a stream began on no connection").with_blame(Blame::Bug).into()
+    }))
+}
+
+/// The answer of a method that answers once.
+pub(crate) fn value_of<T, E, C, D>(call: &UnderWay, answer: Answered, _: Option<Begun>) -> Result<T, E>
+where
+    C: Decode<T>,
+    D: Decode<E>,
+    E: From<Status>,
+{
+    call.decode::<T, C, E, D>(answer)
+}

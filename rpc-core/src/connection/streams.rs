@@ -1,0 +1,198 @@
+//! The streams of calls, on either side: what is sent of them, what has come, and how they end.
+//!
+//! A call with streams has an entry here from when its REQUEST is queued, or taken in, until the call is over. Frames are put
+//! to it under the lock of `receiving`, so that they are in order whichever link they come by. Its lock may be taken with those
+//! of `receiving` and `sending` held, and with it held none but that of the queue.
+
+mod call;
+mod pump;
+mod reader;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use bytes::Bytes;
+
+pub(crate) use call::{CallStreams, Ended};
+pub(super) use pump::end;
+pub(crate) use pump::{Encoded, Pump, Pumped, Source};
+pub(crate) use reader::Reader;
+
+use super::{Connection, Role, lock};
+use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
+use crate::service::Kind;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// How much of each stream this side takes at first.
+pub(super) const FIRST: Window = Window { items: 1024, bytes: 64 << 10 };
+
+/// The most items that a window grows to.
+const MOST_ITEMS: u64 = 64 << 10;
+
+/// Those of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// How many calls have any, for who looks at each call.
+    count: AtomicUsize,
+    table: Mutex<HashMap<u64, Arc<CallStreams>>>,
+    /// By how many bytes windows have grown.
+    grown: AtomicU64,
+    /// The calls of which an ordered message has left: to be told when no lock is held.
+    left: Mutex<Vec<u64>>,
+    has_left: AtomicBool,
+}
+
+impl Streams {
+    /// Whether no call has any.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    pub(super) fn get(&self, call: u64) -> Option<Arc<CallStreams>> {
+        if self.is_empty() { None } else { lock(&self.table).get(&call).cloned() }
+    }
+
+    fn add(&self, call: u64, streams: Arc<CallStreams>) {
+        let mut table = lock(&self.table);
+        table.insert(call, streams);
+        self.count.store(table.len(), Ordering::Release);
+    }
+
+    /// The call is over. Nothing more is put to its streams.
+    pub(super) fn remove(&self, call: u64) -> Option<Arc<CallStreams>> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut table = lock(&self.table);
+        let removed = table.remove(&call);
+        self.count.store(table.len(), Ordering::Release);
+        removed
+    }
+
+    fn all(&self) -> Vec<Arc<CallStreams>> {
+        lock(&self.table).values().cloned().collect()
+    }
+
+    /// Notes that ordered messages of these calls have left. Under the lock of `sending`.
+    pub(super) fn note_left(&self, calls: Vec<u64>) {
+        lock(&self.left).extend(calls);
+        self.has_left.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
+    }
+
+    fn take_left(&self) -> Vec<u64> {
+        self.has_left.swap(false, Ordering::Acquire);
+        std::mem::take(&mut *lock(&self.left))
+    }
+}
+
+/// Whether the peer has streams, as this side has.
+pub(super) fn agreed(peer: &Hello) -> bool {
+    peer.features & features::STREAMS != 0
+}
+
+/// How much the peer takes of each stream at first.
+fn first_of(peer: &Hello) -> Window {
+    Window { items: peer.stream_items.into(), bytes: peer.stream_bytes.into() }
+}
+
+impl Connection {
+    /// Begins the streams of a call of this kind: before its REQUEST is queued, or when that is taken in.
+    #[cold]
+    pub(super) fn begin_streams(&self, call: u64, kind: Kind) -> Arc<CallStreams> {
+        let (to_server, to_client) = (kind.streams_requests(), kind.streams_answers());
+        let (sends, receives) = match self.role {
+            Role::Client => (to_server, to_client),
+            Role::Server => (to_client, to_server),
+        };
+        let granted = self.peer_hello.get().map(first_of);
+        let granted = granted.filter(|_| sends);
+        let first = receives.then_some(FIRST);
+        let streams = Arc::new(CallStreams::new(self.me.clone(), call, self.role, granted, first));
+        self.streams.add(call, streams.clone());
+        streams
+    }
+
+    /// Takes in a frame of a call's streams. Under the lock of `receiving`; wakes nobody itself. `last`: the highest call that
+    /// there has been. Says whether the call is over with it.
+    pub(super) fn on_stream_frame(
+        &self,
+        kind: FrameType,
+        call: u64,
+        bytes: Bytes,
+        last: u64,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<bool, WireError> {
+        if !self.peer_hello.get().is_some_and(agreed) {
+            return Err(WireError::new("header.type", "is not one that was agreed on"));
+        }
+        let Some(streams) = self.streams.get(call) else {
+            // It has crossed the call's end.
+            let was_made = call > 0 && call <= last;
+            return if was_made { Ok(false) } else { Err(WireError::new("header.call", "was never made")) };
+        };
+        let is_over = streams.take(kind, bytes, wakers)?;
+        if is_over {
+            self.streams.remove(call);
+        }
+        Ok(is_over)
+    }
+
+    /// The call is over on this side: nothing more of its streams leaves, but what has left in part.
+    pub(super) fn end_streams(&self, call: u64, why: impl FnOnce() -> Ended) {
+        if let Some(streams) = self.streams.remove(call) {
+            streams.end(why()).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// The connection is over, and with it all streams.
+    pub(super) fn fail_streams(&self, status: &Status) {
+        for streams in self.streams.all() {
+            self.streams.remove(streams.call());
+            streams.end(Ended::Lost(status.clone())).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Those go on who wait until what they have queued has left. With no lock held.
+    #[cold]
+    pub(super) fn tell_left(&self) {
+        for call in self.streams.take_left() {
+            let Some(streams) = self.streams.get(call) else { continue };
+            let (waker, reply) = streams.has_left();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            if let Some(reply) = reply {
+                self.complete(call, reply);
+                self.flush_soon();
+            }
+        }
+    }
+
+    /// Whether a window may grow by so many bytes.
+    fn grow(&self, bytes: u64) -> bool {
+        let most = self.settings.limits.stream_memory;
+        let grow = |grown: u64| grown.checked_add(bytes).filter(|grown| *grown <= most);
+        self.streams.grown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.streams.grown.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn most(&self) -> Window {
+        Window { items: MOST_ITEMS, bytes: self.settings.limits.stream_window }
+    }
+}
+
+/// What a stream ends with that its own side gave up.
+pub(super) fn gave_up() -> Status {
+    Status::new(Code::Cancelled, "the call that the stream was of is over")
+        .with_executed(Executed::Maybe)
+        .with_blame(Blame::Caller)
+}

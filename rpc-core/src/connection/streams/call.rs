@@ -1,0 +1,358 @@
+//! The streams of one call.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use bytes::{Bytes, BytesMut};
+
+use super::gave_up;
+use crate::connection::pending::Place;
+use crate::connection::{Connection, Role, lock};
+use crate::proto::message::{Message, Precedence};
+use crate::proto::stream::{RecvHalf, SendHalf};
+use crate::proto::wire::{Content, EndHead, EndReason, FrameType, ItemHead, Stop, Window, WireError};
+use crate::service::Reply;
+use crate::status::Status;
+
+/// The streams of one call, as one side has them.
+pub(crate) struct CallStreams {
+    connection: Weak<Connection>,
+    call: u64,
+    role: Role,
+    is_answer: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    out: Option<Out>,
+    incoming: Option<Incoming>,
+    /// Server: the peer has been told that the answer is a stream.
+    begun: bool,
+    /// Nothing is queued any more.
+    over: bool,
+    /// Server: how the call ends when what is on its way has left.
+    reply: Option<Reply>,
+    /// Client: the call's place, from its answer on.
+    place: Option<Place>,
+}
+
+/// What this side sends.
+struct Out {
+    half: SendHalf,
+    /// Something is on its way that nothing may follow before it has left.
+    busy: bool,
+    waker: Option<Waker>,
+}
+
+/// What this side receives.
+struct Incoming {
+    half: RecvHalf,
+    first: Window,
+    /// ITEMs as they came.
+    queue: VecDeque<Bytes>,
+    end: Option<Ended>,
+    waker: Option<Waker>,
+}
+
+/// How a stream has ended that was received.
+#[derive(Clone, Debug)]
+pub(crate) enum Ended {
+    /// As its sender says.
+    Said(EndHead, Content),
+    /// It was cut short.
+    Lost(Status),
+}
+
+/// Whether another ITEM may be queued.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// So many items.
+    Items(u64),
+    /// Not now.
+    Wait,
+    /// The peer wants no more, or the call is over.
+    Closed,
+}
+
+impl CallStreams {
+    /// Streams of which this side may send so much, if it sends any, and the peer so much.
+    pub(super) fn new(
+        connection: Weak<Connection>,
+        call: u64,
+        role: Role,
+        granted: Option<Window>,
+        first: Option<Window>,
+    ) -> Self {
+        // A client's items come behind its REQUEST.
+        let busy = role == Role::Client;
+        let out = granted.map(|granted| Out { half: SendHalf::new(granted), busy, waker: None });
+        let incoming = first.map(|first| Incoming {
+            half: RecvHalf::new(first),
+            first,
+            queue: VecDeque::new(),
+            end: None,
+            waker: None,
+        });
+        let state = State { out, incoming, begun: false, over: false, reply: None, place: None };
+        let is_answer = if role == Role::Client { first.is_some() } else { granted.is_some() };
+        Self { connection, call, role, is_answer, state: Mutex::new(state) }
+    }
+
+    /// Whether the call's answer is a stream.
+    pub(crate) fn is_answer(&self) -> bool {
+        self.is_answer
+    }
+
+    pub(crate) fn call(&self) -> u64 {
+        self.call
+    }
+
+    pub(crate) fn connection(&self) -> Option<Arc<Connection>> {
+        self.connection.upgrade()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// A frame has come. Gives whom to wake, and says whether the call is over with it.
+    pub(super) fn take(
+        &self,
+        kind: FrameType,
+        bytes: Bytes,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<bool, WireError> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let none = |what| WireError::new(what, "is of a direction that has no stream");
+        match kind {
+            FrameType::ITEM => {
+                let incoming = state.incoming.as_mut().ok_or_else(|| none("item"))?;
+                if incoming.half.on_item(ItemHead::count(&bytes)?, bytes.len() as u64)? {
+                    incoming.queue.push_back(bytes);
+                    wakers.extend(incoming.waker.take());
+                }
+            }
+            FrameType::END => {
+                let (head, content) = EndHead::decode(bytes)?;
+                let incoming = state.incoming.as_mut().ok_or_else(|| none("end"))?;
+                let is_client = self.role == Role::Server;
+                if is_client && !matches!(head.reason, EndReason::Completed | EndReason::Cancelled) {
+                    return Err(WireError::new("end.reason", "is not a client's"));
+                }
+                incoming.half.on_end(head.items)?;
+                incoming.end = Some(Ended::Said(head, content));
+                wakers.extend(incoming.waker.take());
+                if !is_client {
+                    state.over = true;
+                    wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
+                    // Its caller may leave what has come for long.
+                    let place = state.place.take();
+                    drop(guard);
+                    wakers.extend(place.and_then(Place::leave));
+                    return Ok(true);
+                }
+            }
+            FrameType::WINDOW => {
+                let out = state.out.as_mut().ok_or_else(|| none("window"))?;
+                if out.half.on_window(Window::decode(bytes)?)? {
+                    wakers.extend(out.waker.take());
+                }
+            }
+            _ => {
+                Stop::decode(bytes)?;
+                let out = state.out.as_mut().ok_or_else(|| none("stop"))?;
+                if out.half.on_stop() {
+                    wakers.extend(out.waker.take());
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The call is over, for this reason if its sender has given none. Gives whom to wake.
+    pub(in crate::connection) fn end(&self, why: Ended) -> Vec<Waker> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.over = true;
+        let mut wakers = Vec::new();
+        if let Some(incoming) = &mut state.incoming {
+            incoming.end.get_or_insert(why);
+            wakers.extend(incoming.waker.take());
+        }
+        wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
+        let (reply, place) = (state.reply.take(), state.place.take());
+        drop(guard);
+        drop((reply, place));
+        wakers
+    }
+
+    /// The call's place is kept until the call is over.
+    pub(crate) fn keep_place(&self, place: Place) {
+        let mut state = self.state();
+        if !state.over {
+            state.place = Some(place);
+        }
+    }
+
+    /// Server: begins the answer, unless that has been done or the call is over.
+    pub(crate) fn begin(&self) {
+        let Some(connection) = self.connection() else { return };
+        let mut state = self.state();
+        if !state.over && !std::mem::replace(&mut state.begun, true) {
+            connection.enqueue(connection.begin_answer(self.call));
+        }
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.state().begun
+    }
+
+    /// What was on its way has left. Gives whom to wake, and the reply that waited for that.
+    pub(super) fn has_left(&self) -> (Option<Waker>, Option<Reply>) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(out) = &mut state.out else { return (None, None) };
+        out.busy = false;
+        (out.waker.take(), state.reply.take())
+    }
+
+    /// Keeps the reply while something is on its way that nothing may follow.
+    pub(in crate::connection) fn keep_reply(&self, reply: Reply) -> Result<(), Reply> {
+        let mut state = self.state();
+        if state.out.as_ref().is_some_and(|out| out.busy) && !state.over {
+            state.reply = Some(reply);
+            return Ok(());
+        }
+        Err(reply)
+    }
+
+    /// How many items the END says that there were. `None`: it was said.
+    pub(crate) fn end_sending(&self) -> Option<u64> {
+        self.state().out.as_mut()?.half.end()
+    }
+
+    /// Whether the next ITEM may be queued; if not now, its sender is woken when it may.
+    pub(super) fn room(&self, cx: &TaskContext<'_>) -> Room {
+        let mut state = self.state();
+        let over = state.over;
+        let Some(out) = &mut state.out else { return Room::Closed };
+        if over || out.half.is_stopped() {
+            return Room::Closed;
+        }
+        match out.half.room() {
+            items if items > 0 && !out.busy => Room::Items(items),
+            _ => {
+                out.waker = Some(cx.waker().clone());
+                Room::Wait
+            }
+        }
+    }
+
+    /// Whether nothing is on its way that END may not follow; if there is, its sender is woken when it has left.
+    pub(super) fn is_free(&self, cx: &TaskContext<'_>) -> bool {
+        let mut state = self.state();
+        let over = state.over;
+        let Some(out) = &mut state.out else { return true };
+        let free = over || !out.busy;
+        if !free {
+            out.waker = Some(cx.waker().clone());
+        }
+        free
+    }
+
+    /// Has the sender woken when the call is over or the peer wants no more. False: that is so.
+    pub(super) fn watch(&self, cx: &TaskContext<'_>) -> bool {
+        let mut state = self.state();
+        let over = state.over;
+        let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else {
+            return false;
+        };
+        out.waker = Some(cx.waker().clone());
+        true
+    }
+
+    /// Queues an ITEM, for which there is room, unless the call is over.
+    pub(super) fn send(&self, connection: &Connection, items: u64, message: Message) {
+        let mut state = self.state();
+        let over = state.over;
+        let Some(out) = state.out.as_mut().filter(|_| !over) else { return };
+        out.half.sent(items, message.len() as u64);
+        out.busy = message.precedence == Precedence::Told;
+        connection.enqueue(message);
+    }
+
+    /// Client: there are no more items.
+    pub(crate) fn send_end(&self, connection: &Connection, reason: EndReason) {
+        let mut state = self.state();
+        let over = state.over;
+        let Some(out) = state.out.as_mut().filter(|_| !over) else { return };
+        if let Some(items) = out.half.end() {
+            connection.enqueue(super::pump::end(self.call, EndHead { reason, items }, Content::default()));
+        }
+    }
+
+    /// The next ITEM, or how the stream has ended.
+    pub(super) fn next(&self, cx: &TaskContext<'_>) -> Poll<Result<Bytes, Ended>> {
+        let mut state = self.state();
+        let Some(incoming) = &mut state.incoming else { return Poll::Ready(Err(Ended::Lost(gave_up()))) };
+        if let Some(item) = incoming.queue.pop_front() {
+            return Poll::Ready(Ok(item));
+        }
+        if let Some(end) = &incoming.end {
+            return Poll::Ready(Err(end.clone()));
+        }
+        incoming.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The application has taken so many items, and with them all of so many bytes. True: something was queued.
+    pub(super) fn consumed(&self, items: u64, bytes: u64) -> bool {
+        let Some(connection) = self.connection() else { return false };
+        let mut state = self.state();
+        let over = state.over;
+        let Some(incoming) = state.incoming.as_mut().filter(|_| !over) else { return false };
+        let window = incoming.half.consumed(items, bytes, connection.most(), |bytes| connection.grow(bytes));
+        let Some(window) = window else { return false };
+        let mut payload = BytesMut::with_capacity(16);
+        window.encode(&mut payload);
+        connection.enqueue(Message::new(FrameType::WINDOW, self.call, payload.freeze()));
+        true
+    }
+
+    /// The application takes no more. True: something was queued.
+    pub(crate) fn stop(&self) -> bool {
+        let Some(connection) = self.connection() else { return false };
+        let mut guard = self.state();
+        let over = guard.over;
+        let Some(incoming) = &mut guard.incoming else { return false };
+        let queue = std::mem::take(&mut incoming.queue);
+        let tells = incoming.half.stop() && !over;
+        if tells {
+            let mut payload = BytesMut::with_capacity(1);
+            Stop { reason: 0 }.encode(&mut payload);
+            connection.enqueue(Message::new(FrameType::STOP, self.call, payload.freeze()));
+        }
+        drop(guard);
+        drop(queue);
+        tells
+    }
+}
+
+impl Drop for CallStreams {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let grown = state.incoming.as_ref().map_or(0, |incoming| incoming.half.grown(incoming.first));
+        if let Some(connection) = self.connection.upgrade().filter(|_| grown > 0) {
+            connection.give_back(grown);
+        }
+    }
+}
+
+impl fmt::Debug for CallStreams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallStreams").field("call", &self.call).finish_non_exhaustive()
+    }
+}

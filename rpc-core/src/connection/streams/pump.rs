@@ -1,0 +1,249 @@
+//! What gives a stream's items to the connection: as they come, several together, and no more than the peer takes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, ready};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use tokio::task::coop;
+
+use super::call::{CallStreams, Room};
+use crate::connection::calls::too_large;
+use crate::connection::{Connection, Role};
+use crate::payload::Payload;
+use crate::proto::message::{Head, Message, Precedence};
+use crate::proto::wire::{
+    Batch, Content, EndHead, FrameType, ItemHead, MIN_LIMIT, ResponseHead, TooLong, Verdict,
+};
+use crate::service::Reply;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// So many bytes of short items are sent together.
+const SHORT: usize = 64 << 10;
+
+/// So many of long ones: a peer that reads them does so with fewer round trips.
+const LONG: usize = 512 << 10;
+
+/// An item from this length on is long.
+const LONG_ITEM: usize = 16 << 10;
+
+/// A message is no longer than this if it may be queued behind others: it must fit into a frame of any peer.
+const ANY_FRAME: usize = MIN_LIMIT as usize - 8;
+
+/// What stands before items, with room to spare for the lengths of attachments of a few.
+const HEAD: u64 = 64;
+
+/// Where a stream's items come from.
+pub(crate) trait Source: Send {
+    /// The next one, encoded. `Err`: the stream ends with this.
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>>;
+}
+
+/// How sending a stream has ended. Nothing of it is on its way any more that its END could overtake.
+#[derive(Debug)]
+pub(crate) enum Pumped {
+    /// All items were sent.
+    Done,
+    /// Its source has failed.
+    Failed(Reply),
+    /// The peer wants no more, or the call is over.
+    Closed,
+}
+
+/// Sends a stream. To be polled until it is done; dropping it leaves the stream without an end.
+#[derive(Debug)]
+pub(crate) struct Pump<S> {
+    streams: Arc<CallStreams>,
+    source: Option<S>,
+    /// The source was asked for items.
+    begun: bool,
+    /// What did not go with the last.
+    next: Option<Payload>,
+    end: Option<Pumped>,
+}
+
+impl<S: Source> Pump<S> {
+    pub(crate) fn new(streams: Arc<CallStreams>, source: S) -> Self {
+        Self { streams, source: Some(source), begun: false, next: None, end: None }
+    }
+
+    pub(crate) fn streams(&self) -> &Arc<CallStreams> {
+        &self.streams
+    }
+
+    /// Sends by these streams, if nothing was sent yet.
+    pub(crate) fn send_by(&mut self, streams: &Arc<CallStreams>) {
+        if !self.begun {
+            self.streams.clone_from(streams);
+        }
+    }
+
+    /// Whether something of the source was taken.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Pumped> {
+        loop {
+            // Others have their turn, too, however fast the source is and the peer.
+            let budget = ready!(coop::poll_proceed(cx));
+            let room = match self.streams.room(cx) {
+                Room::Items(room) => room,
+                Room::Wait if self.end.is_none() || self.next.is_some() => return Poll::Pending,
+                Room::Closed if self.end.is_none() => return Poll::Ready(Pumped::Closed),
+                Room::Wait | Room::Closed => 0,
+            };
+            if self.end.is_some() && self.next.is_none() {
+                if !self.streams.is_free(cx) {
+                    return Poll::Pending;
+                }
+                return Poll::Ready(self.end.take().unwrap_or(Pumped::Closed));
+            }
+            let Some(connection) = self.streams.connection() else { return Poll::Ready(Pumped::Closed) };
+            let waits = self.fill_and_send(&connection, room, cx);
+            budget.made_progress();
+            if waits && self.streams.watch(cx) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Sends what the source has, as one message. True: it has no more now.
+    fn fill_and_send(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
+        let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
+        let mut batch = Batch::default();
+        let (mut limit, mut waits) = (SHORT, false);
+        while u64::from(batch.count()) < room && batch.len() < limit {
+            let item = match self.next.take() {
+                Some(item) => item,
+                None => match self.poll_source(cx) {
+                    Poll::Ready(Some(item)) => item,
+                    Poll::Ready(None) => break,
+                    Poll::Pending => {
+                        waits = true;
+                        break;
+                    }
+                },
+            };
+            let attachments = item.attachments().len();
+            // By reference, and so by itself.
+            let in_pieces = !item.more().is_empty();
+            let len = (batch.len() + item.len() + 4 * attachments) as u64 + 6 * u64::from(batch.count() + 1);
+            if batch.is_empty() {
+                if in_pieces || len > most {
+                    self.send(connection, 1, ItemHead::default(), item);
+                    return false;
+                }
+            } else if in_pieces || len > most || !batch.has_room(attachments) {
+                self.next = Some(item);
+                break;
+            }
+            if item.len() >= LONG_ITEM {
+                limit = LONG;
+            }
+            batch.put(&item);
+        }
+        if !batch.is_empty() {
+            let count = batch.count().into();
+            let (head, payload) = batch.finish();
+            self.send(connection, count, head, payload);
+        }
+        waits
+    }
+
+    /// The next item. `None`: there is none, and why is noted.
+    fn poll_source(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Payload>> {
+        let Some(source) = &mut self.source else { return Poll::Ready(None) };
+        self.begun = true;
+        let end = match ready!(source.poll_next(cx)) {
+            Some(Ok(item)) => return Poll::Ready(Some(item)),
+            Some(Err(reply)) => Pumped::Failed(reply),
+            None => Pumped::Done,
+        };
+        self.end = Some(end);
+        self.source = None;
+        Poll::Ready(None)
+    }
+
+    fn send(&mut self, connection: &Connection, count: u64, head: ItemHead, payload: Payload) {
+        match message(connection, self.streams.call(), head, payload) {
+            Ok(message) => {
+                let is_told = message.precedence == Precedence::Told;
+                self.streams.send(connection, count, message);
+                if is_told {
+                    // Nothing follows before it has left.
+                    connection.flush();
+                } else {
+                    connection.flush_soon();
+                }
+            }
+            Err(status) => {
+                self.end = Some(Pumped::Failed(Reply::Status(status)));
+                (self.source, self.next) = (None, None);
+            }
+        }
+    }
+}
+
+/// An ITEM, unless the peer can't take it.
+fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload) -> Result<Message, Status> {
+    let content = Content { metadata: Bytes::new(), payload };
+    let unsent = |message: String| {
+        Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Application)
+    };
+    let head = Head::item(head, &content).map_err(|why: TooLong| unsent(format!("an item: {why}")))?;
+    let mut message = Message::with_payload(FrameType::ITEM, call, head, content.payload);
+    let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message);
+    if message.len() as u64 > most {
+        let whose = connection.whose_limits();
+        return Err(too_large("an item of a stream", message.len(), most, whose).with_executed(Executed::Yes));
+    }
+    if message.len() > ANY_FRAME {
+        message.precedence = Precedence::Told;
+        connection.stage(&mut message);
+    }
+    Ok(message)
+}
+
+/// An END.
+pub(in crate::connection) fn end(call: u64, head: EndHead, content: Content) -> Message {
+    let fits = "a status has no attachments, and no peer's limit is below 1 KiB";
+    let encoded = Head::end(head, &content).expect(fits);
+    Message::with_payload(FrameType::END, call, encoded, content.payload)
+}
+
+impl Connection {
+    /// Server: the RESPONSE that says that the answer is a stream.
+    pub(super) fn begin_answer(&self, call: u64) -> Message {
+        let head = ResponseHead { verdict: Verdict::Ok }.encode_plain(0);
+        let mut message = Message::new(FrameType::RESPONSE, call, Bytes::copy_from_slice(&head));
+        message.precedence = Precedence::Kept;
+        message
+    }
+
+    /// Whose limits a message is held against that this side sends.
+    fn whose_limits(&self) -> &'static str {
+        match self.role {
+            Role::Client => "the server's",
+            Role::Server => "the client's",
+        }
+    }
+}
+
+/// A stream of the application's, whose items are encoded one by one.
+#[derive(Debug)]
+pub(crate) struct Encoded<'a, S, F> {
+    pub(crate) stream: Pin<&'a mut S>,
+    pub(crate) encode: F,
+}
+
+impl<S, F> Source for Encoded<'_, S, F>
+where
+    S: Stream + Send,
+    F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
+{
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>> {
+        self.stream.as_mut().poll_next(cx).map(|item| item.map(&mut self.encode))
+    }
+}

@@ -1,0 +1,289 @@
+//! Streams as applications have them: [`Streaming`], and what a handler answers with one.
+
+use std::fmt;
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, ready};
+
+pub use futures_core::Stream;
+use tokio::time::Sleep;
+
+use crate::codec::{CodecError, all_read};
+use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader};
+use crate::payload::{Decoder, Payload};
+use crate::proto::wire::{self, Content, EndHead, decode_status};
+use crate::service::Reply;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// How a stream has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// Its sender has sent all of it.
+    Completed,
+    /// Its sender, or its receiver, has given it up.
+    Cancelled,
+    /// The deadline of its call has passed.
+    Deadline,
+    /// The connection was lost.
+    ConnectionLost,
+    /// Its sender has failed: the last item was the error.
+    Status,
+}
+
+/// The items of a stream that the other side sends, as they come.
+///
+/// It is a [`Stream`] of `Result<T, E>`, and has [`message`](Self::message) for who does not care for that trait. An error is
+/// the last item: a stream that was cut short, by a deadline, a lost connection or a failure of its sender, never looks like
+/// one that is complete.
+///
+/// What has come and was not taken is bounded: the sender of a stream that nobody reads waits, at the latest when it is
+/// `limits.stream_window` ahead, and holds up no other call.
+///
+/// Dropping it gives the stream up. Of a client that cancels the call; the client of a server that does is told to send no
+/// more, and its call goes on.
+pub struct Streaming<T, E = Status> {
+    from: Origin<T, E>,
+    end: Option<EndReason>,
+}
+
+enum Origin<T, E> {
+    Peer(Remote<T, E>),
+    Local(Pin<Box<dyn Stream<Item = Result<T, E>> + Send>>),
+}
+
+/// A stream that comes by a connection.
+struct Remote<T, E> {
+    reader: Reader,
+    item: fn(&mut Decoder) -> Result<T, CodecError>,
+    error: fn(Payload) -> Result<E, CodecError>,
+    /// A client's: the call is over with it.
+    is_answer: bool,
+    alarm: Option<Pin<Box<Sleep>>>,
+}
+
+impl<T, E: From<Status>> Streaming<T, E> {
+    /// A stream of local items: for a server that passes on what it makes itself, and for tests.
+    pub fn new(items: impl Stream<Item = Result<T, E>> + Send + 'static) -> Self {
+        Self { from: Origin::Local(Box::pin(items)), end: None }
+    }
+
+    /// The next item; `None` when the stream is complete, and after an error.
+    ///
+    /// # Cancel safety
+    ///
+    /// No item is lost when the future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// What its sender has failed with; DEADLINE_EXCEEDED, UNAVAILABLE if the connection was lost, CANCELLED if the call is
+    /// over; INTERNAL if an item can't be decoded. All but the first are never taken for executed or not: parts were.
+    pub async fn message(&mut self) -> Result<Option<T>, E> {
+        poll_fn(|cx| self.poll_item(cx)).await.transpose()
+    }
+
+    fn poll_item(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, E>>> {
+        if self.end.is_some() {
+            return Poll::Ready(None);
+        }
+        let remote = match &mut self.from {
+            Origin::Peer(remote) => remote,
+            Origin::Local(items) => {
+                let item = ready!(items.as_mut().poll_next(cx));
+                match &item {
+                    None => self.end = Some(EndReason::Completed),
+                    Some(Err(_)) => self.end = Some(EndReason::Status),
+                    Some(Ok(_)) => {}
+                }
+                return Poll::Ready(item);
+            }
+        };
+        let (end, error) = match remote.poll(cx) {
+            Poll::Ready(Ok(item)) => return Poll::Ready(Some(Ok(item))),
+            Poll::Ready(Err(end)) => end,
+            Poll::Pending => {
+                let late = remote.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
+                if !late {
+                    return Poll::Pending;
+                }
+                (EndReason::Deadline, Some(E::from(deadline_passed())))
+            }
+        };
+        remote.give_up(u8::from(end == EndReason::Deadline));
+        self.end = Some(end);
+        Poll::Ready(error.map(Err))
+    }
+}
+
+impl<T, E> Streaming<T, E> {
+    pub(crate) fn received(
+        reader: Reader,
+        item: fn(&mut Decoder) -> Result<T, CodecError>,
+        error: fn(Payload) -> Result<E, CodecError>,
+        is_answer: bool,
+        alarm: Option<Pin<Box<Sleep>>>,
+    ) -> Self {
+        let remote = Remote { reader, item, error, is_answer, alarm };
+        Self { from: Origin::Peer(remote), end: None }
+    }
+
+    /// How it has ended; `None` before that was read.
+    pub fn end_reason(&self) -> Option<EndReason> {
+        self.end
+    }
+
+    /// What it comes by; `None` if it is local, or the connection is gone.
+    pub fn connection(&self) -> Option<Arc<Connection>> {
+        match &self.from {
+            Origin::Peer(remote) => remote.reader.streams().connection(),
+            Origin::Local(_) => None,
+        }
+    }
+}
+
+impl<T, E: From<Status>> Remote<T, E> {
+    /// The next item, or how the stream has ended, with the error if that is not well.
+    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<T, (EndReason, Option<E>)>> {
+        Poll::Ready(match ready!(self.reader.poll(cx)) {
+            Ok(item) => self.decode(item).map_err(|error| {
+                let message = format!(
+                    "an item of the stream can't be decoded: {error}; do both sides have the same types?"
+                );
+                (EndReason::Status, Some(E::from(malformed(message))))
+            }),
+            Err(Ended::Lost(status)) => {
+                let end = match status.code() {
+                    Code::Cancelled => EndReason::Cancelled,
+                    _ => EndReason::ConnectionLost,
+                };
+                Err((end, Some(E::from(status))))
+            }
+            Err(Ended::Said(head, content)) => Err(self.ended(head, content)),
+        })
+    }
+
+    fn decode(&self, item: Payload) -> Result<T, CodecError> {
+        let mut input = Decoder::part(item);
+        let value = (self.item)(&mut input)?;
+        all_read(&input)?;
+        Ok(value)
+    }
+
+    fn ended(&self, head: EndHead, content: Content) -> (EndReason, Option<E>) {
+        match head.reason {
+            wire::EndReason::Completed => (EndReason::Completed, None),
+            wire::EndReason::Cancelled => {
+                let status = Status::new(Code::Cancelled, "the stream was given up by its sender");
+                let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
+                (EndReason::Cancelled, Some(E::from(status)))
+            }
+            wire::EndReason::Deadline => (EndReason::Deadline, Some(E::from(deadline_passed()))),
+            wire::EndReason::Status => {
+                let (body, _) = content.payload.into_parts();
+                let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
+                let end = match status.code() {
+                    Code::DeadlineExceeded => EndReason::Deadline,
+                    _ => EndReason::Status,
+                };
+                (end, Some(E::from(status)))
+            }
+            wire::EndReason::Error => {
+                let error = (self.error)(content.payload).unwrap_or_else(|error| {
+                    E::from(malformed(format!("the stream's error can't be decoded: {error}")))
+                });
+                (EndReason::Status, Some(error))
+            }
+        }
+    }
+}
+
+impl<T, E> Remote<T, E> {
+    /// Takes no more.
+    fn give_up(&self, reason: u8) {
+        let streams = self.reader.streams();
+        let Some(connection) = streams.connection() else { return };
+        if self.is_answer {
+            connection.forget_stream(streams.call(), reason);
+        } else if streams.stop() {
+            connection.flush_soon();
+        }
+    }
+}
+
+impl<T, E> Drop for Streaming<T, E> {
+    fn drop(&mut self) {
+        if let (None, Origin::Peer(remote)) = (self.end, &self.from) {
+            remote.give_up(0);
+        }
+    }
+}
+
+impl<T, E: From<Status>> Stream for Streaming<T, E> {
+    type Item = Result<T, E>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_item(cx)
+    }
+}
+
+impl<T, E> Unpin for Streaming<T, E> {}
+
+impl<T, E> fmt::Debug for Streaming<T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Streaming").field("end", &self.end).finish_non_exhaustive()
+    }
+}
+
+fn deadline_passed() -> Status {
+    Status::new(Code::DeadlineExceeded, "the deadline of the call passed before its stream had ended")
+        .with_executed(Executed::Maybe)
+        .with_blame(Blame::Caller)
+}
+
+fn malformed(message: String) -> Status {
+    Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
+}
+
+/// The streams of a call, as its handler gets them.
+#[derive(Debug)]
+pub struct Streams(Arc<CallStreams>);
+
+impl Streams {
+    pub(crate) fn new(streams: Arc<CallStreams>) -> Self {
+        Self(streams)
+    }
+
+    /// What the client streams; `item` reads one of it. To be asked once.
+    pub fn requests<T>(&self, item: fn(&mut Decoder) -> Result<T, CodecError>) -> Streaming<T> {
+        let reader = Reader::new(self.0.clone());
+        let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
+        Streaming::received(reader, item, error, false, None)
+    }
+
+    /// Answers with a stream, each of whose items `encode` encodes; the first `Err` is its end. Gives the handler's reply.
+    pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
+    where
+        S: Stream + Send,
+        F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
+    {
+        self.0.begin();
+        let stream = pin!(stream);
+        let mut pump = Pump::new(self.0, Encoded { stream, encode });
+        match poll_fn(|cx| pump.poll(cx)).await {
+            Pumped::Done => Reply::End(Sent(wire::EndReason::Completed)),
+            Pumped::Closed => Reply::End(Sent(wire::EndReason::Cancelled)),
+            Pumped::Failed(reply) => reply,
+        }
+    }
+}
+
+/// That a stream was sent, and how that has ended.
+#[derive(Debug)]
+pub struct Sent(wire::EndReason);
+
+impl Sent {
+    pub(crate) fn reason(&self) -> wire::EndReason {
+        self.0
+    }
+}

@@ -1,0 +1,194 @@
+//! Peers that break the rules of streams: each loses its own connection, hears why, and harms nobody else.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod support;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::payload::Payload;
+use farcall_core::proto::wire::{
+    Batch, CloseCode, Content, EndHead, EndReason, FrameType, Hello, ItemHead, Stop, Window, features,
+};
+use farcall_core::transport::memory;
+use support::peer::{Peer, hello};
+use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, default};
+
+/// A client with streams that takes so much of each, and has announced the service.
+async fn greeted(t: &Setup) -> Peer {
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let hello = Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() };
+    let mut peer = Peer::greeted(near, hello).await;
+    peer.bind_to(t.stub.service());
+    peer
+}
+
+fn item(len: usize) -> Bytes {
+    items(&[Payload::from_body(vec![7; len].into())])
+}
+
+fn items(items: &[Payload]) -> Bytes {
+    let mut batch = Batch::default();
+    items.iter().for_each(|item| batch.put(item));
+    let (head, payload) = batch.finish();
+    whole(Content { metadata: Bytes::new(), payload }, |content, out| head.encode(content, out).unwrap())
+}
+
+fn end(reason: EndReason, items: u64) -> Bytes {
+    whole(Content::default(), |content, out| EndHead { reason, items }.encode(content, out).unwrap())
+}
+
+fn whole(content: Content, encode: impl FnOnce(&Content, &mut BytesMut)) -> Bytes {
+    let mut out = BytesMut::new();
+    encode(&content, &mut out);
+    out.extend_from_slice(&content.payload_bytes());
+    out.freeze()
+}
+
+trait Whole {
+    fn payload_bytes(&self) -> Vec<u8>;
+}
+
+impl Whole for Content {
+    fn payload_bytes(&self) -> Vec<u8> {
+        let body = support::text(&self.payload);
+        let attachments = self.payload.attachments().iter().flat_map(|a| a.to_vec());
+        body.iter().copied().chain(attachments).collect()
+    }
+}
+
+fn window(items: u64, bytes: u64) -> BytesMut {
+    let mut out = BytesMut::new();
+    Window { items, bytes }.encode(&mut out);
+    out
+}
+
+fn stop() -> BytesMut {
+    let mut out = BytesMut::new();
+    Stop { reason: 0 }.encode(&mut out);
+    out
+}
+
+type Offence = fn(&mut Peer);
+
+/// Each is one thing too many for a server, with words that the reason has.
+const OFFENCES: &[(&str, Offence)] = &[
+    ("beyond the window", |p| {
+        p.request(1, FIRST, b"");
+        (0..2).for_each(|_| p.session_frame(FrameType::ITEM, 1, 0, item(64 << 10)));
+    }),
+    ("beyond the window", |p| {
+        p.request(1, FIRST, b"");
+        let many = vec![Payload::default(); 1025];
+        p.session_frame(FrameType::ITEM, 1, 0, items(&many));
+    }),
+    ("after the END", |p| {
+        p.request(1, FIRST, b"");
+        p.session_frame(FrameType::END, 1, 0, end(EndReason::Completed, 0));
+        p.session_frame(FrameType::ITEM, 1, 0, item(1));
+    }),
+    ("comes twice", |p| {
+        p.request(1, CHAT, b"");
+        p.session_frame(FrameType::ITEM, 1, 0, item(1));
+        (0..2).for_each(|_| p.session_frame(FrameType::END, 1, 0, end(EndReason::Completed, 1)));
+    }),
+    ("not how many have come", |p| {
+        p.request(1, SUM, b"");
+        p.session_frame(FrameType::END, 1, 0, end(EndReason::Completed, 1));
+    }),
+    ("is not a client's", |p| {
+        p.request(1, SUM, b"");
+        p.session_frame(FrameType::END, 1, 0, end(EndReason::Deadline, 0));
+    }),
+    ("a direction that has no stream", |p| {
+        p.request(1, FOREVER, b"");
+        p.session_frame(FrameType::ITEM, 1, 0, item(1));
+    }),
+    ("a direction that has no stream", |p| {
+        p.request(1, SUM, b"");
+        p.session_frame(FrameType::WINDOW, 1, 0, window(1 << 20, 1 << 20));
+    }),
+    ("a direction that has no stream", |p| {
+        p.request(1, SUM, b"");
+        p.session_frame(FrameType::STOP, 1, 0, stop());
+    }),
+    ("takes back", |p| {
+        p.request(1, FOREVER, b"");
+        p.session_frame(FrameType::WINDOW, 1, 0, window(9, 1000));
+    }),
+    ("was never made", |p| p.session_frame(FrameType::ITEM, 1, 0, item(1))),
+    ("was never made", |p| p.session_frame(FrameType::WINDOW, 7, 0, window(1, 1))),
+    ("end.reason", |p| {
+        p.request(1, SUM, b"");
+        p.session_frame(FrameType::END, 1, 0, "\x05");
+    }),
+    ("item.more", |p| {
+        p.request(1, SUM, b"");
+        p.session_frame(FrameType::ITEM, 1, 0, "\x05");
+    }),
+    ("item.body", |p| {
+        p.request(1, SUM, b"");
+        // Read by who takes the items, not where they arrive.
+        p.session_frame(FrameType::ITEM, 1, 0, "\x01\0\0\0\x06\0\0\0\0\x10\0\0\0\0\0");
+    }),
+];
+
+#[tokio::test]
+async fn a_client_that_breaks_a_rule_of_streams_is_told_which_and_harms_nobody_else() {
+    let t = default();
+    let mut stream = t.watch(FOREVER, "").await.unwrap();
+    for (words, offend) in OFFENCES {
+        let mut peer = greeted(&t).await;
+        offend(&mut peer);
+        peer.expect_close(CloseCode::Protocol, words).await;
+        t.echo("others go on").await;
+        stream.message().await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_crosses_the_end_of_a_call_is_ignored() {
+    let t = default();
+    let mut peer = greeted(&t).await;
+    peer.request(1, FIRST, b"");
+    peer.session_frame(FrameType::ITEM, 1, 0, item(1));
+    peer.expect(FrameType::RESPONSE).await;
+    peer.session_frame(FrameType::ITEM, 1, 0, item(1));
+    peer.session_frame(FrameType::END, 1, 0, end(EndReason::Completed, 2));
+    peer.request(2, COUNT, b"2 10");
+    peer.expect(FrameType::END).await;
+    peer.session_frame(FrameType::WINDOW, 2, 0, window(1 << 20, 1 << 20));
+    peer.session_frame(FrameType::STOP, 2, 0, stop());
+    peer.request(3, ECHO, b"on it goes");
+    peer.expect(FrameType::RESPONSE).await;
+}
+
+#[tokio::test]
+async fn a_window_is_kept_to_and_one_item_of_any_length_goes_beyond() {
+    let t = default();
+    let mut peer = greeted(&t).await;
+    peer.request(1, COUNT, b"100 10");
+    peer.expect(FrameType::RESPONSE).await;
+    let (_, payload) = peer.expect(FrameType::ITEM).await;
+    assert_eq!(ItemHead::count(&payload), Ok(10), "all that there is room for");
+    peer.request(2, COUNT, b"1 5000");
+    let (header, payload) = peer.expect(FrameType::ITEM).await;
+    assert_eq!((header.call, payload.len() > 5000), (2, true));
+    peer.session_frame(FrameType::WINDOW, 1, 0, window(15, 2000));
+    let (header, payload) = peer.expect(FrameType::ITEM).await;
+    assert_eq!((header.call, ItemHead::count(&payload)), (1, Ok(5)));
+}
+
+#[tokio::test]
+async fn a_peer_without_streams_is_told_so() {
+    let t = default();
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let mut peer = Peer::greeted(near, hello()).await;
+    peer.bind_to(t.stub.service());
+    peer.request(1, COUNT, b"1 1");
+    let (_, payload) = peer.expect(FrameType::RESPONSE).await;
+    assert!(String::from_utf8_lossy(&payload).contains("too old for streams"));
+    peer.request(2, ECHO, b"the rest it has");
+    peer.expect(FrameType::RESPONSE).await;
+}

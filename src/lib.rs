@@ -33,10 +33,90 @@
 //! # }
 //! ```
 //!
+//! # Streams
+//!
+//! A method may answer with a stream, take one, or both:
+//!
+//! ```
+//! use farcall::{EndReason, Stream, Streaming, stream};
+//!
+//! #[farcall::service]
+//! pub trait Log {
+//!     /// Begins at once; whatever goes wrong is the last item.
+//!     fn lines(&self, from: u64) -> impl Stream<Item = farcall::Result<String>>;
+//!     /// May refuse before it begins.
+//!     async fn tail(&self, file: String) -> farcall::Result<impl Stream<Item = farcall::Result<String>>>;
+//!     /// Takes a stream, and answers when it likes: at its end, or before.
+//!     async fn append(&self, lines: Streaming<String>) -> farcall::Result<u64>;
+//!     /// Both at once.
+//!     fn upper(&self, lines: Streaming<String>) -> impl Stream<Item = farcall::Result<String>>;
+//! }
+//!
+//! struct Lines;
+//!
+//! impl Log for Lines {
+//!     fn lines(&self, from: u64) -> impl Stream<Item = farcall::Result<String>> {
+//!         stream::iter((from..from + 3).map(|n| Ok(format!("line {n}"))))
+//!     }
+//!
+//!     async fn tail(&self, file: String) -> farcall::Result<impl Stream<Item = farcall::Result<String>>> {
+//!         match file.as_str() {
+//!             "log" => Ok(self.lines(7)),
+//!             _ => Err(farcall::Status::new(farcall::Code::NotFound, "no such file")),
+//!         }
+//!     }
+//!
+//!     async fn append(&self, mut lines: Streaming<String>) -> farcall::Result<u64> {
+//!         let mut count = 0;
+//!         while let Some(_line) = lines.message().await? {
+//!             count += 1;
+//!         }
+//!         Ok(count)
+//!     }
+//!
+//!     fn upper(&self, mut lines: Streaming<String>) -> impl Stream<Item = farcall::Result<String>> {
+//!         let (sender, upper) = stream::channel(16);
+//!         tokio::spawn(async move {
+//!             while let Some(line) = lines.message().await.transpose() {
+//!                 if sender.send(line.map(|line| line.to_uppercase())).await.is_err() {
+//!                     break; // the client has enough
+//!                 }
+//!             }
+//!         });
+//!         upper
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> farcall::Result<()> {
+//! let log = LogClient::in_process(Lines);
+//! let mut lines = log.lines(1).await?;
+//! while let Some(line) = lines.message().await? {
+//!     println!("{line}");
+//! }
+//! assert_eq!(lines.end_reason(), Some(EndReason::Completed));
+//!
+//! assert_eq!(log.tail("other").await.unwrap_err().message(), "no such file");
+//!
+//! let lines = stream::iter(["a", "b"].map(String::from));
+//! assert_eq!(log.append(lines).await?, 2);
+//!
+//! let (say, lines) = stream::channel(1);
+//! let mut upper = log.upper(lines).await?;
+//! say.send("hello".to_owned()).await.expect("the call takes more");
+//! assert_eq!(upper.message().await?.as_deref(), Some("HELLO"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! An item is a `Result`: an error ends its stream, so that one which is cut short, by whatever, never looks complete.
+//! Who sends waits while the other side does not read, and no other call waits with it. Dropping a [`Streaming`] tells
+//! the other side to stop. The module [`stream`] makes streams of iterators and of what tasks send.
+//!
 //! # Cancellation
 //!
-//! Dropping the future of a call cancels it: the server drops the handler's future at its next await. Whether it
-//! has done its work by then can't be known. Other futures say in their documentation what dropping them does.
+//! Dropping the future of a call, or the stream that it gave, cancels it: the server drops the handler's future at its
+//! next await. Whether it has done its work by then can't be known. Other futures say in their documentation what dropping them does.
 //!
 //! # Errors
 //!
@@ -58,6 +138,7 @@ pub mod codec;
 mod config;
 #[cfg(feature = "tcp")]
 mod server;
+pub mod stream;
 
 pub use address::Address;
 pub use buf::{Buf, buf};
@@ -66,12 +147,15 @@ pub use bytes::Bytes;
 pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
 pub use farcall_core::class::{ByClass, TrafficClass};
-pub use farcall_core::client::{Call, CallFuture, Caller, Response, ResponseFuture};
+pub use farcall_core::client::{
+    Call, CallFuture, Caller, Response, ResponseFuture, StreamCall, StreamFuture,
+};
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::config::{Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
+pub use farcall_core::stream::{EndReason, Stream, Streaming};
 pub use farcall_core::transport::{Counters, Reason, Unavailable};
 pub use farcall_macros::service;
 #[cfg(feature = "rdma")]

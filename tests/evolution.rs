@@ -1,6 +1,6 @@
 //! Old clients with new servers and the other way round: `docs/EVOLUTION.md` over a real connection.
 
-use farcall::{Blame, Bytes, Channel, Code, Executed, Result, Server, Status};
+use farcall::{Blame, Bytes, Channel, Code, Executed, Result, Server, Status, Stream, Streaming, stream};
 
 /// The first version of the service.
 mod old {
@@ -27,6 +27,13 @@ mod old {
         async fn sync(&self, level: Level) -> Result<bool>;
         async fn rename(&self, from: String, to: String) -> Result<()>;
         async fn forget(&self, key: String) -> Result<()>;
+        fn watch(&self, key: String) -> impl Stream<Item = Result<u64>>;
+        async fn tail(&self, key: String) -> Result<impl Stream<Item = Result<u64>>>;
+        async fn keys(&self) -> Result<Vec<String>>;
+        fn values(&self) -> impl Stream<Item = Result<String>>;
+        fn sizes(&self) -> impl Stream<Item = Result<u32>>;
+        async fn load(&self, rows: Streaming<u64>) -> Result<u64>;
+        async fn fill(&self, rows: Streaming<u64>) -> Result<u64>;
     }
 
     pub(super) struct Store;
@@ -55,7 +62,43 @@ mod old {
         async fn forget(&self, _key: String) -> Result<()> {
             Ok(())
         }
+
+        fn watch(&self, key: String) -> impl Stream<Item = Result<u64>> {
+            stream::iter([Ok(key.len() as u64)])
+        }
+
+        async fn tail(&self, key: String) -> Result<impl Stream<Item = Result<u64>>> {
+            Ok(self.watch(key))
+        }
+
+        async fn keys(&self) -> Result<Vec<String>> {
+            Ok(vec![])
+        }
+
+        fn values(&self) -> impl Stream<Item = Result<String>> {
+            stream::iter([])
+        }
+
+        fn sizes(&self) -> impl Stream<Item = Result<u32>> {
+            stream::iter([])
+        }
+
+        async fn load(&self, rows: Streaming<u64>) -> Result<u64> {
+            sum(rows).await
+        }
+
+        async fn fill(&self, rows: Streaming<u64>) -> Result<u64> {
+            sum(rows).await
+        }
     }
+}
+
+async fn sum(mut rows: Streaming<u64>) -> Result<u64> {
+    let mut sum = 0;
+    while let Some(row) = rows.message().await? {
+        sum += row;
+    }
+    Ok(sum)
 }
 
 /// A later version, with changes of every kind.
@@ -97,8 +140,24 @@ mod new {
         // Other names in Rust, the same on the wire.
         #[rpc(name = "forget")]
         async fn delete(&self, #[rpc(name = "key")] name: String) -> Result<()>;
+        // It may refuse now, which its callers knew before.
+        async fn watch(&self, key: String) -> Result<impl Stream<Item = Result<u64>>>;
+        // And the other way round.
+        fn tail(&self, key: String) -> impl Stream<Item = Result<u64>>;
+        // What came at once comes one by one.
+        fn keys(&self) -> impl Stream<Item = Result<String>>;
+        // And the other way round.
+        async fn values(&self) -> Result<Vec<String>>;
+        // Another type of item.
+        fn sizes(&self) -> impl Stream<Item = Result<u64>>;
+        // An argument more, which old callers do not send.
+        async fn load(&self, #[rpc(default)] base: u64, rows: Streaming<u64>) -> Result<u64>;
+        // Another type of item.
+        async fn fill(&self, rows: Streaming<i64>) -> Result<u64>;
         // New.
         async fn count(&self) -> Result<u64>;
+        // New.
+        fn changes(&self) -> impl Stream<Item = Result<String>>;
     }
 
     pub(super) struct Store;
@@ -134,8 +193,40 @@ mod new {
             Ok(())
         }
 
+        async fn watch(&self, key: String) -> Result<impl Stream<Item = Result<u64>>> {
+            Ok(self.tail(key))
+        }
+
+        fn tail(&self, key: String) -> impl Stream<Item = Result<u64>> {
+            stream::iter([Ok(key.len() as u64), Ok(0)])
+        }
+
+        fn keys(&self) -> impl Stream<Item = Result<String>> {
+            stream::iter([])
+        }
+
+        async fn values(&self) -> Result<Vec<String>> {
+            Ok(vec![])
+        }
+
+        fn sizes(&self) -> impl Stream<Item = Result<u64>> {
+            stream::iter([])
+        }
+
+        async fn load(&self, base: u64, rows: Streaming<u64>) -> Result<u64> {
+            Ok(base + sum(rows).await?)
+        }
+
+        async fn fill(&self, _rows: Streaming<i64>) -> Result<u64> {
+            Ok(0)
+        }
+
         async fn count(&self) -> Result<u64> {
             Ok(7)
+        }
+
+        fn changes(&self) -> impl Stream<Item = Result<String>> {
+            stream::iter([])
         }
     }
 }
@@ -187,6 +278,14 @@ async fn an_old_client_calls_a_new_server() {
     assert_refused(kv.stat("key").await, "stat", signatures("stat"));
     assert_refused(kv.sync(old::Level::Safe).await, "sync", signatures("sync"));
     assert_refused(kv.rename("a", "b").await, "rename", signatures("rename"));
+
+    assert_eq!(sum(kv.watch("key").await.unwrap()).await.unwrap(), 3);
+    assert_eq!(sum(kv.tail("key").await.unwrap()).await.unwrap(), 3);
+    assert_eq!(kv.load(stream::iter([1, 2])).await.unwrap(), 3);
+    assert_refused(kv.keys().await, "keys", signatures("keys"));
+    assert_refused(kv.values().await, "values", signatures("values"));
+    assert_refused(kv.sizes().await, "sizes", signatures("sizes"));
+    assert_refused(kv.fill(stream::iter([1, 2])).await, "fill", signatures("fill"));
     // The other methods go on, on the same connection.
     assert_eq!(kv.get("again").await.unwrap().unwrap(), "again");
 }
@@ -206,6 +305,16 @@ async fn a_new_client_calls_an_old_server() {
     assert_refused(kv.sync(new::Level::Safest).await, "sync", signatures("sync"));
     assert_refused(kv.rename("a", "b").await, "rename", signatures("rename"));
 
+    assert_eq!(sum(kv.watch("key").await.unwrap()).await.unwrap(), 3);
+    assert_eq!(sum(kv.tail("key").await.unwrap()).await.unwrap(), 3);
+    assert_refused(kv.load(1, stream::iter([1, 2])).await, "load", signatures("load"));
+    assert_refused(kv.keys().await, "keys", signatures("keys"));
+    assert_refused(kv.values().await, "values", signatures("values"));
+    assert_refused(kv.sizes().await, "sizes", signatures("sizes"));
+    assert_refused(kv.fill(stream::iter([1, 2])).await, "fill", signatures("fill"));
+
+    let status = kv.changes().await.unwrap_err();
+    assert_eq!((status.code(), status.executed()), (Code::Unimplemented, Executed::No), "{status}");
     let status = kv.count().await.unwrap_err();
     assert_eq!((status.code(), status.executed()), (Code::Unimplemented, Executed::No), "{status}");
     assert_eq!(kv.get("again").await.unwrap().unwrap(), "again");
@@ -218,6 +327,7 @@ async fn clients_of_one_version_understand_each_other() {
     assert_eq!(kv.put("key", "1", Some(9), vec!["tag".into()]).await.unwrap(), "key 1 Some(9) [\"tag\"]");
     assert_eq!(kv.stat("key").await.unwrap(), new::Entry { key: "key".into(), read: 2, written: 1 });
     assert!(kv.sync(new::Level::Safest).await.unwrap());
+    assert_eq!(kv.load(1, stream::iter([1, 2])).await.unwrap(), 4);
     assert_eq!(kv.count().await.unwrap(), 7);
 }
 

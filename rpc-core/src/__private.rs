@@ -2,6 +2,8 @@
 //!
 //! Whatever does not depend on the trait is here, so that what is generated stays small.
 
+mod streams;
+
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
@@ -12,13 +14,15 @@ pub use crate::context::Context;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
 pub use crate::status::Status;
-pub use crate::stream::{Stream, Streaming, Streams};
+pub use crate::stream::{Stream, Streaming};
+pub use streams::{
+    Flat, Items, Streamed, answer, call_for_stream, call_with_stream, flatten, refuse, requests, streamed,
+};
 
-use crate::client::{Arguments, Finish, stream_of, value_of};
+use crate::client::{Finish, FinishStream};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
-use crate::connection::Source;
 use crate::payload::{Decoder, Encoder};
-use crate::service::Failure;
+use crate::service::{Failure, Kind};
 use crate::status::{Blame, Code, Executed};
 
 /// What a codec does with a type of argument.
@@ -50,6 +54,8 @@ pub struct Returned<O> {
     shape: fn(&mut Shape),
     reply: fn(&ServiceInfo, usize, O) -> Reply,
     finish: Finish<O>,
+    /// Of a call that has a stream of arguments.
+    finish_stream: FinishStream<O>,
 }
 
 /// A method that returns `O`. `C` and `D` are the codec and `E` the error type: the compiler complains at the tokens of
@@ -69,6 +75,7 @@ where
         },
         reply: reply::<O, C, D, E>,
         finish: |call, answer| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
+        finish_stream: |call, answer, _| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
     }
 }
 
@@ -89,11 +96,13 @@ pub struct Signature {
     arguments: Vec<String>,
     /// How many of the last arguments may be missing.
     defaults: usize,
+    /// The text of the argument that is a stream.
+    rows: Option<String>,
 }
 
 impl Signature {
     pub fn new(method: &'static str) -> Self {
-        Self { method, arguments: Vec::new(), defaults: 0 }
+        Self { method, arguments: Vec::new(), defaults: 0, rows: None }
     }
 
     /// Adds an argument.
@@ -116,12 +125,18 @@ impl Signature {
 
     /// Adds what the method returns.
     pub fn returns<O>(self, returned: Returned<O>) -> Method {
-        let mut result = Shape::default();
-        (returned.shape)(&mut result);
+        let kind = if self.rows.is_some() { Kind::ClientStreaming } else { Kind::Unary };
+        self.method(kind, returned.shape)
+    }
+
+    fn method(self, kind: Kind, answer: fn(&mut Shape)) -> Method {
+        let mut shape = Shape::default();
+        answer(&mut shape);
         let signature = |count: usize| {
-            let text =
-                format!("{}({}) -> {}", self.method, self.arguments[..count].join(", "), result.text());
-            Method::unary(self.method, text)
+            let arguments: Vec<&str> =
+                self.arguments[..count].iter().chain(&self.rows).map(String::as_str).collect();
+            let text = format!("{}({}) -> {}", self.method, arguments.join(", "), shape.text());
+            Method::new(self.method, kind, text)
         };
         let all = self.arguments.len();
         let accepts = (all - self.defaults..all).map(|count| signature(count).fingerprint).collect();
@@ -171,139 +186,6 @@ impl<'a> Outgoing<'a> {
 /// Begins a call. Unlike `into_future` it has no bounds.
 pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> CallFuture<O> {
     call.finished_by(returned.finish)
-}
-
-/// What a codec does with the items of a stream.
-#[derive(Debug)]
-pub struct Streamed<T, E> {
-    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
-    shape: fn(&mut Shape),
-    fail: fn(&CallName<'_>, E) -> Reply,
-}
-
-/// A stream of `T` that ends with an `E`; `C` and `D` are the codec, as for [`returned`].
-pub fn streamed<T, E, C, D>() -> Streamed<T, E>
-where
-    C: Carry<T>,
-    D: Carry<E>,
-    E: Failure + 'static,
-{
-    Streamed {
-        encode: <C as Encode<T>>::encode,
-        shape: |stream| {
-            stream.opaque("stream<");
-            <C as Decode<T>>::shape(stream);
-            stream.opaque(" | ");
-            error_shape::<D, E>(stream);
-            stream.opaque(">");
-        },
-        fail: fail::<D, E>,
-    }
-}
-
-/// Answers with a stream.
-pub async fn answer<S, T, E>(
-    streams: Option<Streams>,
-    service: &ServiceInfo,
-    method: usize,
-    stream: S,
-    streamed: Streamed<T, E>,
-) -> Reply
-where
-    S: Stream<Item = Result<T, E>> + Send,
-{
-    let call = CallName { service, method };
-    let Some(streams) = streams else {
-        let message = format!("{call}: the call has no streams");
-        return Reply::Status(Status::new(Code::Internal, message).with_blame(Blame::Bug));
-    };
-    let encode = |item| match item {
-        Ok(item) => encode_item(&call, streamed.encode, &item),
-        Err(error) => Err((streamed.fail)(&call, error)),
-    };
-    streams.answer(stream, encode).await
-}
-
-fn encode_item<T>(
-    call: &CallName<'_>,
-    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
-    item: &T,
-) -> Result<Payload, Reply> {
-    let mut out = Encoder::new();
-    match encode(item, &mut out) {
-        Ok(()) => Ok(out.finish()),
-        Err(e) => {
-            let message = format!("{call}: an item of the stream can't be encoded: {e}");
-            Err(Reply::Status(
-                Status::new(Code::Internal, message)
-                    .with_blame(Blame::Application)
-                    .with_executed(Executed::Yes),
-            ))
-        }
-    }
-}
-
-/// What the client streams.
-pub fn requests<T>(streams: Option<&Streams>, argument: Argument<T>) -> Result<Streaming<T>, Reply> {
-    let none =
-        || Reply::Status(Status::new(Code::Internal, "the call has no streams").with_blame(Blame::Bug));
-    streams.map(|streams| streams.requests(argument.decode)).ok_or_else(none)
-}
-
-/// What a caller streams.
-pub struct Items(Box<dyn Source>);
-
-impl Items {
-    /// Items of a stream. An error of it cancels the call, and is what the call ends with.
-    pub fn new<T: Send + 'static>(
-        service: &Arc<ServiceInfo>,
-        method: usize,
-        items: impl Stream<Item = Result<T, Status>> + Send + 'static,
-        argument: Argument<T>,
-    ) -> Self {
-        let (service, encode) = (service.clone(), argument.encode);
-        let encode = move |item: Result<T, Status>| match item {
-            Ok(item) => encode_item(&CallName { service: &service, method }, encode, &item),
-            Err(status) => Err(Reply::Status(status)),
-        };
-        Self(Box::new(Arguments::new(items, encode)))
-    }
-}
-
-impl fmt::Debug for Items {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Items")
-    }
-}
-
-/// A call that is answered with a stream.
-pub fn call_for_stream<T, E, R, C, D>(
-    stub: &Stub,
-    method: usize,
-    arguments: Result<Payload, Status>,
-    items: Option<Items>,
-) -> StreamCall<Result<Streaming<T, E>, R>>
-where
-    C: Carry<T>,
-    D: Carry<E> + Carry<R>,
-    R: From<Status>,
-{
-    StreamCall::new(stub.clone(), method, arguments, items.map(|items| items.0), stream_of::<T, E, R, C, D>)
-}
-
-/// A call with a stream that is answered once.
-pub fn call_with_stream<T, E, C, D>(
-    stub: &Stub,
-    method: usize,
-    arguments: Result<Payload, Status>,
-    items: Items,
-) -> StreamCall<Result<T, E>>
-where
-    C: Carry<T>,
-    D: Carry<E>,
-    E: From<Status>,
-{
-    StreamCall::new(stub.clone(), method, arguments, Some(items.0), value_of::<T, E, C, D>)
 }
 
 /// What a server serves: an implementation, and what its trait looks like. Cheap to clone: each of its handlers holds one.

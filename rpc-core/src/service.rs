@@ -151,10 +151,10 @@ pub trait Service: Send + Sync + 'static {
 
 /// Lets generated code see through type aliases to the two types of a result.
 #[diagnostic::on_unimplemented(
-    message = "a method of a service returns a `Result`, not `{Self}`",
+    message = "a method of a service, and a stream of it, gives a `Result`, not `{Self}`",
     label = "not a `Result`",
-    note = "every call can fail, if only by its deadline: write `farcall::Result<..>`, or `Result<.., E>` with an \
-            error type of your own"
+    note = "every call can fail, and every stream be cut short, if only by a deadline: write `farcall::Result<..>`, or \
+            `Result<.., E>` with an error type of your own"
 )]
 pub trait Outcome {
     /// What the method returns when it succeeds.

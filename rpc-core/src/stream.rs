@@ -38,6 +38,36 @@ pub enum EndReason {
 /// the last item: a stream that was cut short, by a deadline, a lost connection or a failure of its sender, never looks like
 /// one that is complete.
 ///
+/// ```
+/// # mod farcall { pub use farcall_core::{status::{Result, Status}, stream::*}; }
+/// # struct Iter<I>(I);
+/// # impl<I: Iterator + Unpin> farcall::Stream for Iter<I> {
+/// #     type Item = I::Item;
+/// #     fn poll_next(
+/// #         mut self: std::pin::Pin<&mut Self>,
+/// #         _: &mut std::task::Context<'_>,
+/// #     ) -> std::task::Poll<Option<I::Item>> {
+/// #         std::task::Poll::Ready(self.0.next())
+/// #     }
+/// # }
+/// # fn iter<I: IntoIterator>(items: I) -> Iter<I::IntoIter> { Iter(items.into_iter()) }
+/// use farcall::{EndReason, Streaming};
+///
+/// async fn sum(rows: &mut Streaming<u64>) -> farcall::Result<u64> {
+///     let mut sum = 0;
+///     while let Some(row) = rows.message().await? {
+///         sum += row;
+///     }
+///     Ok(sum) // of all of them: a stream that was cut short has failed
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let mut rows = Streaming::new(iter([Ok(1), Ok(2)]));
+/// assert_eq!(sum(&mut rows).await?, 3);
+/// assert_eq!(rows.end_reason(), Some(EndReason::Completed));
+/// # Ok::<(), farcall::Status>(()) }).unwrap();
+/// ```
+///
 /// What has come and was not taken is bounded: the sender of a stream that nobody reads waits, at the latest when it is
 /// `limits.stream_window` ahead, and holds up no other call.
 ///

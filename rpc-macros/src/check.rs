@@ -1,6 +1,8 @@
 //! From the trait as written to the model, with a message for everything that can't be a service. All of them are
 //! reported at once, each at the tokens to change.
 
+mod streams;
+
 use std::collections::HashMap;
 use std::fmt::Display;
 
@@ -11,22 +13,22 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{
     Attribute, Error, FnArg, GenericParam, ItemTrait, LitStr, Pat, PatType, Path, Result, ReturnType,
-    Signature, TraitItem, TraitItemFn, Type, TypeParamBound, parse_quote,
+    Signature, TraitItem, TraitItemFn, Type, parse_quote,
 };
 
-use crate::model::{Argument, Method, Service};
+use crate::model::{Answer, Argument, Method, Service};
 use crate::parse::{self, Options, Rpc};
-
-const STREAMS: &str = "streams come in a later version of farcall; until then a method takes and returns whole values, such as a `Vec`";
 
 pub(crate) fn service(options: Options, mut item: ItemTrait) -> Result<Service> {
     let mut errors = Errors::default();
     check_trait(&item, &mut errors);
     let wire_name = wire_name(&options, &item, &mut errors);
+    let codec = options.codec.unwrap_or_else(|| default_codec(options.farcall.as_ref()));
+    let farcall = options.farcall.unwrap_or_else(|| parse_quote!(::farcall));
     let mut methods = Vec::new();
     for member in &mut item.items {
         match member {
-            TraitItem::Fn(function) => methods.extend(method(function, &mut errors)),
+            TraitItem::Fn(function) => methods.extend(method(function, &farcall, &mut errors)),
             TraitItem::Type(other) => errors.add(
                 other,
                 "a service has no associated types, which the other side could not know: name the type, or make the \
@@ -36,13 +38,7 @@ pub(crate) fn service(options: Options, mut item: ItemTrait) -> Result<Service> 
         }
     }
     check_names(&methods, &item, &mut errors);
-    errors.finish(Service {
-        wire_name,
-        codec: options.codec.unwrap_or_else(|| default_codec(options.farcall.as_ref())),
-        farcall: options.farcall.unwrap_or_else(|| parse_quote!(::farcall)),
-        methods,
-        item,
-    })
+    errors.finish(Service { item, wire_name, codec, farcall, methods })
 }
 
 fn default_codec(farcall: Option<&Path>) -> Path {
@@ -94,7 +90,7 @@ fn check_wire_name(name: &LitStr, errors: &mut Errors) {
 }
 
 /// A method, and its declaration without what is ours. `None` if it is too far off to say more about it.
-fn method(function: &mut TraitItemFn, errors: &mut Errors) -> Option<Method> {
+fn method(function: &mut TraitItemFn, farcall: &Path, errors: &mut Errors) -> Option<Method> {
     let rpc = errors.keep(parse::rpc(&mut function.attrs)).unwrap_or_default();
     if let Some(span) = rpc.default {
         errors.add_at(span, "`default` goes on arguments");
@@ -112,7 +108,7 @@ fn method(function: &mut TraitItemFn, errors: &mut Errors) -> Option<Method> {
     check_qualifiers(signature, errors);
     let receiver = check_receiver(signature, errors);
     let (context, arguments) = arguments(signature, receiver, errors);
-    let output = output(signature, errors)?;
+    let answer = answer(signature, farcall, errors)?;
     let ident = signature.ident.clone();
     Some(Method {
         wire_name: rpc.name.map_or_else(|| ident.unraw().to_string(), |name| name.value()),
@@ -120,7 +116,7 @@ fn method(function: &mut TraitItemFn, errors: &mut Errors) -> Option<Method> {
         attributes: function.attrs.iter().filter(|a| is_for_client(a)).cloned().collect(),
         context,
         arguments,
-        output,
+        answer,
     })
 }
 
@@ -129,11 +125,23 @@ fn is_for_client(attribute: &Attribute) -> bool {
 }
 
 fn check_qualifiers(signature: &Signature, errors: &mut Errors) {
-    if signature.asyncness.is_none() {
-        errors.add(
+    let ident = &signature.ident;
+    match (&signature.asyncness, streams::is_returned(&signature.output)) {
+        (None, false) => errors.add(
             signature.fn_token,
-            format_args!("a method of a service is async: write `async fn {}(..)`", signature.ident),
-        );
+            format_args!(
+                "a method of a service is async: write `async fn {ident}(..)`; only one that returns a stream, `fn \
+                 {ident}(..) -> impl Stream<..>`, is not"
+            ),
+        ),
+        (Some(token), true) => errors.add(
+            token,
+            format_args!(
+                "a stream is returned at once, and what it waits for it waits for itself: write `fn {ident}(..)`; or, if it \
+                 may be refused before it begins, `async fn {ident}(..) -> farcall::Result<impl Stream<..>>`"
+            ),
+        ),
+        _ => {}
     }
     if let Some(token) = &signature.unsafety {
         errors.add(token, "a method of a service is safe: the client implements it too");
@@ -184,6 +192,7 @@ fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> 
     let mut context = false;
     let mut arguments = Vec::new();
     let mut default: Option<Span> = None;
+    let mut streams = 0;
     for (i, input) in signature.inputs.iter_mut().skip(usize::from(receiver)).enumerate() {
         let FnArg::Typed(input) = input else { continue };
         let rpc = errors.keep(parse::rpc(&mut input.attrs)).unwrap_or_default();
@@ -199,6 +208,15 @@ fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> 
             continue;
         }
         let argument = argument(input, &rpc, errors);
+        if streams::is_stream(&input.ty) {
+            // It does not travel with the others.
+            streams += 1;
+            if streams == 2 {
+                errors.add(&input.ty, "a call takes one stream: make one `enum` of what the two carry");
+            }
+            arguments.extend(argument);
+            continue;
+        }
         if let (Some(span), None) = (default, rpc.default) {
             let name = &input.pat;
             errors.add_at(
@@ -237,7 +255,12 @@ fn check_context(input: &PatType, place: usize, rpc: &Rpc, errors: &mut Errors) 
 }
 
 fn argument(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Argument> {
-    check_type(&input.ty, "an argument", errors);
+    let rows = if streams::is_stream(&input.ty) {
+        streams::rows(input, rpc, errors)
+    } else {
+        check_type(&input.ty, "an argument", errors);
+        None
+    };
     let ident = match &*input.pat {
         Pat::Ident(p) if p.by_ref.is_none() && p.mutability.is_none() && p.subpat.is_none() => &p.ident,
         other => {
@@ -254,10 +277,11 @@ fn argument(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Argument>
         wire_name: LitStr::new(&wire_name, input.ty.span()),
         ty: (*input.ty).clone(),
         default: rpc.default.is_some(),
+        rows,
     })
 }
 
-fn output(signature: &Signature, errors: &mut Errors) -> Option<Type> {
+fn answer(signature: &Signature, farcall: &Path, errors: &mut Errors) -> Option<Answer> {
     match &signature.output {
         ReturnType::Default => {
             errors.add_at(
@@ -266,10 +290,7 @@ fn output(signature: &Signature, errors: &mut Errors) -> Option<Type> {
             );
             None
         }
-        ReturnType::Type(_, ty) => {
-            check_type(ty, "a result", errors);
-            Some((**ty).clone())
-        }
+        ReturnType::Type(_, ty) => streams::answer(ty, farcall, errors),
     }
 }
 
@@ -328,12 +349,8 @@ impl<'ast> Visit<'ast> for Types<'_> {
     }
 
     fn visit_type_impl_trait(&mut self, ty: &'ast syn::TypeImplTrait) {
-        let is_stream = |bound: &TypeParamBound| match bound {
-            TypeParamBound::Trait(bound) => bound.path.segments.last().is_some_and(|s| s.ident == "Stream"),
-            _ => false,
-        };
-        if ty.bounds.iter().any(is_stream) {
-            return self.errors.add(ty, STREAMS);
+        if streams::is_impl_stream(ty) {
+            return self.errors.add(ty, streams::MISPLACED);
         }
         let what = self.what;
         self.errors
@@ -341,8 +358,8 @@ impl<'ast> Visit<'ast> for Types<'_> {
     }
 
     fn visit_type_path(&mut self, ty: &'ast syn::TypePath) {
-        if ty.path.segments.last().is_some_and(|segment| segment.ident == "Streaming") {
-            return self.errors.add(ty, STREAMS);
+        if streams::is_streaming(ty) {
+            return self.errors.add(ty, streams::MISPLACED);
         }
         if ty.path.segments.first().is_some_and(|segment| segment.ident == "Self") {
             return self

@@ -19,6 +19,10 @@ use proc_macro::TokenStream;
 ///     /// Looks a key up.
 ///     async fn get(&self, key: String) -> Result<Option<Bytes>, KvError>;
 ///     async fn put(&self, cx: &Context, key: String, value: Bytes) -> farcall::Result<()>;
+///     /// Streams what changes.
+///     fn watch(&self, prefix: String) -> impl Stream<Item = farcall::Result<Event>>;
+///     /// Takes a stream of rows.
+///     async fn load(&self, rows: Streaming<Row>) -> farcall::Result<u64>;
 /// }
 /// ```
 ///
@@ -26,10 +30,10 @@ use proc_macro::TokenStream;
 ///
 /// - **The trait** itself, with the supertraits `Send + Sync + 'static` and methods whose futures are `Send`:
 ///   `fn get(&self, key: String) -> impl Future<Output = ..> + Send`. Implementations write `async fn get(..)`.
-///   Methods may have a body, which is then the default.
+///   Methods may have a body, which is then the default. Streams are `Send`, too.
 /// - **`KvServer<S>`**, made of an implementation with `new` or `from_arc`, to be added to a server.
-/// - **`KvClient`**, made with `KvClient::new(channel)`. Its methods return a `Call`, which takes options
-///   (`.deadline(..)`) and is awaited. It implements `Kv` too, so that code which is generic over `Kv` runs with an
+/// - **`KvClient`**, made with `KvClient::new(channel)`. Its methods return a `Call`, or a `StreamCall` if there is a
+///   stream, which takes options (`.deadline(..)`) and is awaited. It implements `Kv` too, so that code which is generic over `Kv` runs with an
 ///   implementation in the same process or far away. `KvClient::in_process(implementation)` calls an implementation
 ///   without a network but through the whole protocol, for tests.
 ///
@@ -46,6 +50,27 @@ use proc_macro::TokenStream;
 /// - `#[rpc(name = "..")]` on a method or an argument is its name on the wire, if that is not its name in Rust.
 /// - `#[rpc(default)]` on one or more of the last arguments: callers that were built before the argument existed are
 ///   still understood; the argument is then `Default::default()`.
+///
+/// # Streams
+///
+/// | the trait's method | awaiting the client's gives |
+/// |---|---|
+/// | `fn watch(&self, ..) -> impl Stream<Item = Result<T, E>>;` | `Result<Streaming<T, E>, E>`, as soon as the stream begins |
+/// | `async fn watch(&self, ..) -> Result<impl Stream<Item = Result<T, E1>>, E2>;` | `Result<Streaming<T, E1>, E2>`: the stream, or why it was refused |
+/// | `async fn load(&self, rows: Streaming<R>, ..) -> Result<T, E>;` | `Result<T, E>` |
+/// | `rows: Streaming<R>` in one of the first two | as there |
+///
+/// In place of `impl Stream` a method may return `Streaming<T, E>`, for implementations that need a type with a name;
+/// `Streaming::new` makes one of any stream. The stream may borrow `&self`. An item is a `Result`, for every stream can be
+/// cut short: an `Err` is the last item.
+///
+/// One argument may be a stream, `Streaming<R>`, beside others; the client takes any `impl Stream<Item = R> + Send +
+/// 'static` for it. The implementation reads it with `rows.message().await?` or as a `Stream`, and may answer before it has
+/// ended, which stops the client. Errors of it are a `farcall::Status`, and mean that the client has failed or is gone.
+///
+/// As an implementation of the trait, the client takes and gives the trait's own types. A `Streaming<R>` that it is given
+/// and that fails cancels the call, so that a proxy does not take a short stream for a whole one. A stream that may not be
+/// refused (the first form) begins with its first poll, and gives as its first item why it was refused nevertheless.
 ///
 /// # Options
 ///

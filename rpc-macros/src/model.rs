@@ -1,6 +1,10 @@
 //! What is known of a service once it is found to be in order.
 
-use syn::{Attribute, Generics, Ident, ItemTrait, LitStr, Path, Type};
+use syn::punctuated::Punctuated;
+use syn::{
+    Attribute, GenericArgument, Generics, Ident, ItemTrait, LitStr, Path, PathArguments, Token, Type,
+    TypePath, parse_quote,
+};
 
 /// A service.
 pub(crate) struct Service {
@@ -23,7 +27,24 @@ pub(crate) struct Method {
     /// Whether it takes `cx: &Context`.
     pub(crate) context: bool,
     pub(crate) arguments: Vec<Argument>,
-    pub(crate) output: Type,
+    pub(crate) answer: Answer,
+}
+
+/// What a method answers with.
+pub(crate) enum Answer {
+    /// A value or an error: a result of this type.
+    Once(Type),
+    /// A stream.
+    Stream(Items),
+    /// A stream, or an error: a result of this type, whose first argument is the stream.
+    TryStream(TypePath, Items),
+}
+
+/// A stream's type: `impl Stream<Item = farcall::Result<Row>>`, or `Streaming<Row>`.
+pub(crate) struct Items {
+    pub(crate) ty: Type,
+    /// `farcall::Result<Row>`.
+    pub(crate) item: Type,
 }
 
 /// An argument that travels.
@@ -34,6 +55,40 @@ pub(crate) struct Argument {
     pub(crate) ty: Type,
     /// Whether a caller may not know of it.
     pub(crate) default: bool,
+    /// `Row`, if it is a `Streaming<Row>`.
+    pub(crate) rows: Option<Type>,
+}
+
+impl Method {
+    /// The arguments that are values.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Argument> {
+        self.arguments.iter().filter(|argument| argument.rows.is_none())
+    }
+
+    /// The argument that is a stream, and what it is a stream of.
+    pub(crate) fn rows(&self) -> Option<(&Argument, &Type)> {
+        self.arguments.iter().find_map(|argument| Some((argument, argument.rows.as_ref()?)))
+    }
+}
+
+/// The arguments of a generic type: those of `Result<T, E>` are `T` and `E`.
+pub(crate) fn arguments_of(ty: &TypePath) -> Option<&Punctuated<GenericArgument, Token![,]>> {
+    match &ty.path.segments.last()?.arguments {
+        PathArguments::AngleBracketed(arguments) => Some(&arguments.args),
+        _ => None,
+    }
+}
+
+/// A result of this type, but of `value`.
+pub(crate) fn result_of(ty: &TypePath, value: &Type) -> Type {
+    let mut ty = ty.clone();
+    if let Some(last) = ty.path.segments.last_mut()
+        && let PathArguments::AngleBracketed(arguments) = &mut last.arguments
+        && let Some(first) = arguments.args.first_mut()
+    {
+        *first = parse_quote!(#value);
+    }
+    Type::Path(ty)
 }
 
 impl Service {

@@ -9,7 +9,7 @@ mod under_way;
 pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, Response, ResponseFuture};
 pub use caller::{Caller, Connector};
-pub(crate) use stream_call::{Arguments, stream_of, value_of};
+pub(crate) use stream_call::{Arguments, Finish as FinishStream, stream_of};
 pub use stream_call::{StreamCall, StreamFuture};
 pub use stub::Stub;
 

@@ -244,35 +244,26 @@ impl<O> fmt::Debug for StreamFuture<O> {
     }
 }
 
-/// The answer of a method that streams items `T`, which end with an `E`: it begins, or is refused with an `R`. `C` is the
-/// codec of the items, `D` of the errors.
-pub(crate) fn stream_of<T, E, R, C, D>(
+/// The answer of a method that streams items `T`, which end with an `E`: it begins, or is refused with an `R`; `C`, `D`
+/// and `F` are the codecs of the three.
+pub(crate) fn stream_of<T, E, R, C, D, F>(
     call: &UnderWay,
     answer: Answered,
     begun: Option<Begun>,
 ) -> Result<Streaming<T, E>, R>
 where
     C: Decode<T>,
-    D: Decode<E> + Decode<R>,
+    D: Decode<E>,
+    F: Decode<R>,
     R: From<Status>,
 {
     if let Some(Begun { reader, deadline }) = begun {
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
         return Ok(Streaming::received(reader, <C as Decode<T>>::decode, from_payload::<D, E>, true, alarm));
     }
-    let refused = call.decode_error::<R, D>(answer);
+    let refused = call.decode_error::<R, F>(answer);
     Err(refused.unwrap_or_else(|| {
         // An OK begins a stream.
         Status::new(Code::Internal, "a stream began on no connection").with_blame(Blame::Bug).into()
     }))
-}
-
-/// The answer of a method that answers once.
-pub(crate) fn value_of<T, E, C, D>(call: &UnderWay, answer: Answered, _: Option<Begun>) -> Result<T, E>
-where
-    C: Decode<T>,
-    D: Decode<E>,
-    E: From<Status>,
-{
-    call.decode::<T, C, E, D>(answer)
 }

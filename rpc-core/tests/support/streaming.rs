@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context as TaskContext, Poll};
 
 use bytes::Bytes;
-use farcall_core::__private::{self as private, Items, StreamCall, Streaming};
+use farcall_core::__private::{self as private, Items, StreamCall, Streamed, Streaming};
 use farcall_core::client::{Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
@@ -115,8 +115,15 @@ pub(crate) async fn answer(
     info: &ServiceInfo,
     stream: impl Stream<Item = Result<Bytes>> + Send,
 ) -> Reply {
-    let streamed = private::streamed::<Bytes, Status, Raw, Raw>();
-    private::answer(request.streams, info, COUNT, stream, streamed).await
+    private::answer(request.streams, info, COUNT, stream, streamed()).await
+}
+
+fn streamed() -> Streamed<Bytes, Status, Status> {
+    private::streamed::<Result<Bytes>, Raw, Raw, Status, Raw, Status>()
+}
+
+fn requests(request: &Request, info: &ServiceInfo) -> Streaming<Bytes> {
+    private::requests(request.streams.as_ref(), info, COUNT, private::argument::<Raw, Bytes>()).unwrap()
 }
 
 impl Service for Test {
@@ -128,7 +135,6 @@ impl Service for Test {
         let (info, seen) = (self.info.clone(), self.seen.clone());
         Box::pin(async move {
             let running = Running::new(&seen);
-            let argument = || private::argument::<Raw, Bytes>();
             match method {
                 COUNT => {
                     let n = numbers(&request.payload);
@@ -160,7 +166,7 @@ impl Service for Test {
                     answer(request, &info, stream).await
                 }
                 SUM => {
-                    let mut rows = private::requests(request.streams.as_ref(), argument()).unwrap();
+                    let mut rows = requests(&request, &info);
                     let (mut count, mut sum) = (0_u64, 0);
                     loop {
                         match rows.message().await {
@@ -175,13 +181,13 @@ impl Service for Test {
                     }
                 }
                 FIRST => {
-                    let mut rows = private::requests(request.streams.as_ref(), argument()).unwrap();
+                    let mut rows = requests(&request, &info);
                     let first = rows.message().await.unwrap().unwrap();
                     drop(rows);
                     Reply::Ok(Payload::from_body(first))
                 }
                 CHAT => {
-                    let rows = private::requests(request.streams.as_ref(), argument()).unwrap();
+                    let rows = requests(&request, &info);
                     answer(request, &info, rows).await
                 }
                 _ => Reply::Ok(request.payload),
@@ -219,7 +225,7 @@ pub(crate) type Answer = StreamCall<Result<Streaming<Bytes>>>;
 impl Setup {
     pub(crate) fn watch(&self, method: usize, arguments: impl Into<Bytes>) -> Answer {
         let arguments = Ok(Payload::from_body(arguments.into()));
-        private::call_for_stream::<Bytes, Status, Status, Raw, Raw>(&self.stub, method, arguments, None)
+        private::call_for_stream(&self.stub, method, arguments, None, streamed())
     }
 
     pub(crate) fn items(
@@ -227,7 +233,7 @@ impl Setup {
         method: usize,
         items: impl Stream<Item = Result<Bytes>> + Send + 'static,
     ) -> Items {
-        Items::new(self.stub.service(), method, items, private::argument::<Raw, Bytes>())
+        Items::passed_on(self.stub.service(), method, items, private::argument::<Raw, Bytes>())
     }
 
     pub(crate) fn load(
@@ -236,18 +242,14 @@ impl Setup {
         items: impl Stream<Item = Result<Bytes>> + Send + 'static,
     ) -> StreamCall<Result<Bytes>> {
         let items = self.items(method, items);
-        private::call_with_stream::<Bytes, Status, Raw, Raw>(
-            &self.stub,
-            method,
-            Ok(Payload::default()),
-            items,
-        )
+        let returned = private::returned::<Result<Bytes>, Raw, Raw, Status>();
+        private::call_with_stream(&self.stub, method, Ok(Payload::default()), items, returned)
     }
 
     pub(crate) fn chat(&self, items: impl Stream<Item = Result<Bytes>> + Send + 'static) -> Answer {
         let items = self.items(CHAT, items);
         let arguments = Ok(Payload::default());
-        private::call_for_stream::<Bytes, Status, Status, Raw, Raw>(&self.stub, CHAT, arguments, Some(items))
+        private::call_for_stream(&self.stub, CHAT, arguments, Some(items), streamed())
     }
 
     pub(crate) async fn echo(&self, text: &'static str) {

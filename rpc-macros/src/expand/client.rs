@@ -6,7 +6,7 @@ use syn::spanned::Spanned;
 use syn::{GenericArgument, PathArguments, Type};
 
 use super::{doc, names, phantom};
-use crate::model::{Argument, Method, Service};
+use crate::model::{Answer, Argument, Method, Service};
 
 /// The type, and its implementations.
 pub(crate) fn expand(service: &Service) -> (TokenStream, TokenStream) {
@@ -113,24 +113,22 @@ impl Parts<'_> {
     fn method(&self, index: usize, method: &Method) -> TokenStream {
         let Self { service, private, .. } = self;
         let vis = &service.item.vis;
-        let Method { ident, attributes, output, .. } = method;
-        let inputs = method.arguments.iter().map(|Argument { ident, ty, .. }| {
-            if is_converted(ty) {
+        let Method { ident, attributes, answer, .. } = method;
+        let inputs = method.arguments.iter().map(|Argument { ident, ty, rows, .. }| match rows {
+            Some(row) => quote_spanned! { ty.span() =>
+                #ident: impl #private::Stream<Item = #row> + ::core::marker::Send + 'static
+            },
+            None if is_converted(ty) => {
                 quote_spanned! { ty.span() => #ident: impl ::core::convert::Into<#ty> }
-            } else {
-                quote!(#ident: #ty)
             }
+            None => quote!(#ident: #ty),
         });
-        let put = method.arguments.iter().map(|Argument { ident, wire_name, ty, .. }| {
-            let value =
-                if is_converted(ty) { quote!(::core::convert::Into::into(#ident)) } else { quote!(#ident) };
-            let argument = names::argument(service, ty);
-            let arguments = names::local("arguments", Span::mixed_site());
-            quote! { #arguments.put(#argument, #wire_name, &#value); }
-        });
-        let codec = &service.codec;
-        let call = quote! { #private::Call<#output, #codec> };
-        let outgoing = names::local("arguments", Span::mixed_site());
+        let (codec, answered) = (&service.codec, names::answered(service, answer));
+        let call = match (answer, method.rows()) {
+            (Answer::Once(_), None) => quote!(#private::Call<#answered, #codec>),
+            _ => quote!(#private::StreamCall<#answered>),
+        };
+        let body = self.call(index, method, "of");
         let separator = (!attributes.is_empty()).then(|| quote!(#[doc = ""]));
         let docs = doc(&format!("Calls `{}`.", service.full_name(method)));
         quote! {
@@ -138,11 +136,45 @@ impl Parts<'_> {
             #separator
             #docs
             #vis fn #ident(&self, #(#inputs),*) -> #call {
-                #[allow(unused_mut)]
-                let mut #outgoing = #private::Outgoing::new(self.stub.service(), #index);
-                #(#put)*
-                self.stub.call(#index, #outgoing.finish())
+                #body
             }
+        }
+    }
+
+    /// Encodes the arguments and makes a call of them; `items` is the function that makes `Items` of a stream.
+    fn call(&self, index: usize, method: &Method, items: &str) -> TokenStream {
+        let Self { service, private, .. } = self;
+        let arguments = names::local("arguments", Span::mixed_site());
+        let put = method.values().map(|Argument { ident, wire_name, ty, .. }| {
+            let value =
+                if is_converted(ty) { quote!(::core::convert::Into::into(#ident)) } else { quote!(#ident) };
+            let argument = names::argument(service, ty);
+            quote! { #arguments.put(#argument, #wire_name, &#value); }
+        });
+        let items = method.rows().map(|(Argument { ident, .. }, row)| {
+            let (argument, items) = (names::argument(service, row), format_ident!("{items}"));
+            quote!(#private::Items::#items(self.stub.service(), #index, #ident, #argument))
+        });
+        let call = match (&method.answer, items) {
+            (Answer::Once(_), None) => quote!(self.stub.call(#index, #arguments.finish())),
+            (Answer::Once(output), Some(items)) => {
+                let returned = names::returned(service, output);
+                quote!(#private::call_with_stream(&self.stub, #index, #arguments.finish(), #items, #returned))
+            }
+            (answer @ (Answer::Stream(stream) | Answer::TryStream(_, stream)), items) => {
+                let streamed = names::streamed(service, answer, stream);
+                let items = match items {
+                    Some(items) => quote!(::core::option::Option::Some(#items)),
+                    None => quote!(::core::option::Option::None),
+                };
+                quote!(#private::call_for_stream(&self.stub, #index, #arguments.finish(), #items, #streamed))
+            }
+        };
+        quote! {
+            #[allow(unused_mut)]
+            let mut #arguments = #private::Outgoing::new(self.stub.service(), #index);
+            #(#put)*
+            #call
         }
     }
 
@@ -176,8 +208,8 @@ impl Parts<'_> {
         let Self { service, private, ident } = self;
         let name = service.ident();
         let (generics, arguments, bounds) = service.generics().split_for_impl();
-        let methods = service.methods.iter().map(|method| {
-            let Method { ident, output, context, .. } = method;
+        let methods = service.methods.iter().enumerate().map(|(index, method)| {
+            let Method { ident, answer, context, .. } = method;
             let idents: Vec<_> = method.arguments.iter().map(|a| &a.ident).collect();
             let types = method.arguments.iter().map(|a| &a.ty);
             // Whatever the user calls it, another argument may be called `cx`.
@@ -187,15 +219,26 @@ impl Parts<'_> {
                 false => (quote!(), quote!()),
             };
             let call = names::local("call", Span::mixed_site());
-            let returned = names::returned(service, output);
+            let made = match method.rows() {
+                None => quote!(Self::#ident(self, #(#idents),*)),
+                Some(_) => {
+                    let made = self.call(index, method, "passed_on");
+                    quote!({ #made })
+                }
+            };
+            let begun = match answer {
+                Answer::Once(output) if method.rows().is_none() => {
+                    let returned = names::returned(service, output);
+                    quote!(#private::begin(#call, #returned))
+                }
+                Answer::Stream(_) => quote!(#private::flatten(#call)),
+                _ => quote!(::core::future::IntoFuture::into_future(#call)),
+            };
+            let returned = super::returned(answer);
             quote! {
-                fn #ident(
-                    &self,
-                    #cx
-                    #(#idents: #types),*
-                ) -> impl ::core::future::Future<Output = #output> + ::core::marker::Send {
-                    let #call = Self::#ident(self, #(#idents),*) #set_cx;
-                    #private::begin(#call, #returned)
+                fn #ident(&self, #cx #(#idents: #types),*) -> #returned {
+                    let #call = #made #set_cx;
+                    #begun
                 }
             }
         });

@@ -9,10 +9,10 @@ mod phantom;
 mod server;
 
 use proc_macro2::{Span, TokenStream};
-use quote::{quote, quote_spanned};
-use syn::{Block, ItemTrait, TraitItem, parse_quote, parse_quote_spanned};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::{Block, ItemTrait, TraitItem, Type, parse_quote, parse_quote_spanned};
 
-use crate::model::Service;
+use crate::model::{Answer, Items, Service, result_of};
 
 pub(crate) fn service(service: &Service) -> TokenStream {
     let definition = definition(service);
@@ -48,18 +48,35 @@ fn definition(service: &Service) -> ItemTrait {
         _ => None,
     });
     for (function, method) in functions.zip(&service.methods) {
-        let output = &method.output;
-        function.sig.asyncness = None;
-        function.sig.output = parse_quote! {
-            -> impl ::core::future::Future<Output = #output> + ::core::marker::Send
-        };
-        if let Some(body) = &function.default {
+        let returned = returned(&method.answer);
+        let is_async = function.sig.asyncness.take().is_some();
+        function.sig.output = parse_quote!(-> #returned);
+        if let Some(body) = function.default.take_if(|_| is_async) {
             let block: Block = parse_quote_spanned! { Span::mixed_site() => { async move #body } };
             function.default = Some(block);
             function.semi_token = None;
         }
     }
     item
+}
+
+/// What the trait's method returns.
+fn returned(answer: &Answer) -> TokenStream {
+    let output = match answer {
+        Answer::Once(output) => output,
+        Answer::Stream(items) => return sendable(items).into_token_stream(),
+        Answer::TryStream(result, items) => &result_of(result, &sendable(items)),
+    };
+    quote!(impl ::core::future::Future<Output = #output> + ::core::marker::Send)
+}
+
+/// The stream's type, which is `Send`: `Streaming` is by itself.
+fn sendable(items: &Items) -> Type {
+    let mut ty = items.ty.clone();
+    if let Type::ImplTrait(stream) = &mut ty {
+        stream.bounds.push(parse_quote!(::core::marker::Send));
+    }
+    ty
 }
 
 /// A doc comment.

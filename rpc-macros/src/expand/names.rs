@@ -3,9 +3,9 @@
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Ident, PathArguments, Type};
+use syn::{Ident, Type, parse_quote};
 
-use crate::model::{Argument, Method, Service};
+use crate::model::{Answer, Argument, Items, Method, Service, arguments_of, result_of};
 
 /// The function that gives the service's `ServiceInfo`; see [`call`].
 pub(crate) fn expand(service: &Service) -> TokenStream {
@@ -96,10 +96,48 @@ pub(crate) fn returned(service: &Service, output: &Type) -> TokenStream {
 
 fn result_spans(output: &Type) -> Option<(Span, Span)> {
     let Type::Path(path) = output else { return None };
-    let last = path.path.segments.last().filter(|last| last.ident.to_string().ends_with("Result"))?;
-    let PathArguments::AngleBracketed(arguments) = &last.arguments else { return None };
-    let result = arguments.args.first()?.span();
-    Some((result, arguments.args.get(1).map_or(result, Spanned::span)))
+    path.path.segments.last().filter(|last| last.ident.to_string().ends_with("Result"))?;
+    let arguments = arguments_of(path)?;
+    let result = arguments.first()?.span();
+    Some((result, arguments.get(1).map_or(result, Spanned::span)))
+}
+
+/// An expression for what the codec does with a stream that a method answers with, likewise.
+pub(crate) fn streamed(service: &Service, answer: &Answer, items: &Items) -> TokenStream {
+    let Items { ty, item } = items;
+    let (row, error) = result_spans(item).unwrap_or((item.span(), item.span()));
+    let private = private_at(service, ty.span());
+    let item_error = located_at(error, &quote!(<#item as #private::Outcome>::Err));
+    let (refusal, refused) = match answer {
+        Answer::TryStream(result, _) => {
+            let span = arguments_of(result).and_then(|a| a.get(1)).map_or(ty.span(), Spanned::span);
+            let result = answered(service, answer);
+            (span, located_at(span, &quote!(<#result as #private::Outcome>::Err)))
+        }
+        _ => (error, item_error.clone()),
+    };
+    let (for_row, for_error, for_refusal) = (codec_at(row), codec_at(error), codec_at(refusal));
+    quote_spanned! { ty.span() =>
+        #private::streamed::<#item, #for_row, #for_error, #item_error, #for_refusal, #refused>()
+    }
+}
+
+/// What the client's call of a method gives.
+pub(crate) fn answered(service: &Service, answer: &Answer) -> Type {
+    let private = private(service);
+    let streaming = |item: &Type| -> Type {
+        parse_quote! {
+            #private::Streaming<<#item as #private::Outcome>::Ok, <#item as #private::Outcome>::Err>
+        }
+    };
+    match answer {
+        Answer::Once(output) => output.clone(),
+        Answer::Stream(Items { item, .. }) => {
+            let stream = streaming(item);
+            parse_quote!(::core::result::Result<#stream, <#item as #private::Outcome>::Err>)
+        }
+        Answer::TryStream(result, Items { item, .. }) => result_of(result, &streaming(item)),
+    }
 }
 
 /// A local variable of generated code, with a span likewise.
@@ -136,27 +174,41 @@ fn function() -> Ident {
 /// An expression that gives what the method looks like.
 fn signature(service: &Service, method: &Method) -> TokenStream {
     let private = private(service);
-    let Method { wire_name, output, .. } = method;
-    let arguments = method.arguments.iter().map(|Argument { wire_name, ty, default, .. }| {
+    let Method { wire_name, answer, .. } = method;
+    let arguments = method.values().map(|Argument { wire_name, ty, default, .. }| {
         let argument = argument(service, ty);
         let signature = local("signature", Span::mixed_site());
         let add = format_ident!("{}", if *default { "default_argument" } else { "argument" });
         quote! { #signature.#add(#argument, #wire_name); }
     });
     let signature = local("signature", Span::mixed_site());
-    let returned = returned(service, output);
+    let rows = method.rows().map(|(Argument { wire_name, .. }, row)| {
+        let argument = argument(service, row);
+        quote! { #signature.rows(#argument, #wire_name); }
+    });
+    let answers = match answer {
+        Answer::Once(output) => {
+            let returned = returned(service, output);
+            quote!(returns(#returned))
+        }
+        Answer::Stream(items) | Answer::TryStream(_, items) => {
+            let streamed = streamed(service, answer, items);
+            quote!(streams(#streamed))
+        }
+    };
     quote! {{
         #[allow(unused_mut)]
         let mut #signature = #private::Signature::new(#wire_name);
         #(#arguments)*
-        #signature.returns(#returned)
+        #rows
+        #signature.#answers
     }}
 }
 
 /// Refuses more arguments than the codec carries.
 fn check(service: &Service, method: &Method) -> Option<TokenStream> {
     let codec = &service.codec;
-    let second = &method.arguments.get(1)?.ident;
+    let second = &method.values().nth(1)?.ident;
     let private = private_at(service, second.span());
     let message = format!(
         "this codec carries one argument: put those of `{}` into one message, or use another codec",

@@ -5,7 +5,7 @@ use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::{Generics, parse_quote};
 
 use super::{doc, names, phantom};
-use crate::model::{Argument, Method, Service};
+use crate::model::{Answer, Argument, Method, Service};
 
 /// The type, and its implementations.
 pub(crate) fn expand(service: &Service) -> (TokenStream, TokenStream) {
@@ -178,26 +178,48 @@ impl<'s> Parts<'s> {
     fn arm(&self, index: usize, method: &Method) -> TokenStream {
         let Self { service, private, implementation, .. } = self;
         let (_, trait_arguments, _) = service.generics().split_for_impl();
-        let (name, ident, output) = (service.ident(), &method.ident, &method.output);
+        let (name, ident) = (service.ident(), &method.ident);
         let locals: Vec<Ident> = (0..method.arguments.len())
             .map(|i| format_ident!("argument_{i}", span = Span::mixed_site()))
             .collect();
-        let decode = method.arguments.iter().zip(&locals).map(|(argument, local)| {
-            let Argument { wire_name, ty, default, .. } = argument;
-            let next = Ident::new(if *default { "next_or_default" } else { "next" }, Span::mixed_site());
-            let argument = names::argument(service, ty);
+        let take = |local: &Ident, argument: TokenStream| {
             quote_spanned! { Span::mixed_site() =>
-                let #local = match incoming.#next::<#ty>(#argument, #wire_name) {
+                let #local = match #argument {
                     ::core::result::Result::Ok(value) => value,
                     ::core::result::Result::Err(reply) => return #private::at_once(reply),
                 };
             }
-        });
+        };
+        let (mut decode, mut rows) = (Vec::new(), None);
+        for (Argument { wire_name, ty, default, rows: row, .. }, local) in
+            method.arguments.iter().zip(&locals)
+        {
+            let argument = names::argument(service, row.as_ref().unwrap_or(ty));
+            if row.is_some() {
+                rows = Some(take(
+                    local,
+                    quote_spanned! { Span::mixed_site() =>
+                        #private::requests(request.streams.as_ref(), served.info(), method, #argument)
+                    },
+                ));
+                continue;
+            }
+            let next = Ident::new(if *default { "next_or_default" } else { "next" }, Span::mixed_site());
+            let incoming = names::local("incoming", Span::mixed_site());
+            decode.push(take(local, quote!(#incoming.#next::<#ty>(#argument, #wire_name))));
+        }
         let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &context, });
         let keep_context = method.context.then(|| {
             quote_spanned! { Span::mixed_site() => let context = request.context; }
         });
-        let returned = names::returned(service, output);
+        let outcome = quote_spanned! { Span::mixed_site() =>
+            <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*)
+        };
+        let keep_streams = match method.answer {
+            Answer::Once(_) => None,
+            _ => Some(quote_spanned! { Span::mixed_site() => let streams = request.streams; }),
+        };
+        let reply = self.reply(&method.answer, &outcome);
         quote_spanned! { Span::mixed_site() =>
             #index => {
                 // Not in the future, which would hold the whole request.
@@ -206,13 +228,44 @@ impl<'s> Parts<'s> {
                 if let ::core::result::Result::Err(reply) = incoming.finish() {
                     return #private::at_once(reply);
                 }
+                #rows
+                #keep_streams
                 #keep_context
-                ::std::boxed::Box::pin(async move {
-                    let outcome =
-                        <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*)
-                            .await;
+                ::std::boxed::Box::pin(async move { #reply })
+            }
+        }
+    }
+
+    /// Encodes what the implementation returned.
+    fn reply(&self, answer: &Answer, outcome: &TokenStream) -> TokenStream {
+        let Self { service, private, .. } = self;
+        match answer {
+            Answer::Once(output) => {
+                let returned = names::returned(service, output);
+                quote_spanned! { Span::mixed_site() =>
+                    let outcome = #outcome.await;
                     #private::finish(served.info(), method, outcome, #returned)
-                })
+                }
+            }
+            Answer::Stream(items) => {
+                let streamed = names::streamed(service, answer, items);
+                quote_spanned! { Span::mixed_site() =>
+                    let stream = #outcome;
+                    #private::answer(streams, served.info(), method, stream, #streamed).await
+                }
+            }
+            Answer::TryStream(_, items) => {
+                let streamed = names::streamed(service, answer, items);
+                quote_spanned! { Span::mixed_site() =>
+                    match #outcome.await {
+                        ::core::result::Result::Ok(stream) => {
+                            #private::answer(streams, served.info(), method, stream, #streamed).await
+                        }
+                        ::core::result::Result::Err(error) => {
+                            #private::refuse(served.info(), method, error, #streamed)
+                        }
+                    }
+                }
             }
         }
     }

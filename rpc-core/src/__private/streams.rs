@@ -1,0 +1,245 @@
+//! Methods that take or answer with streams.
+
+use std::fmt;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, ready};
+
+use super::{Argument, CallName, Returned, Signature, error_shape, fail};
+use crate::client::{Arguments, FinishStream, StreamCall, StreamFuture, Stub, stream_of};
+use crate::codec::{Carry, CodecError, Decode, Encode, Shape};
+use crate::connection::Source;
+use crate::payload::{Encoder, Payload};
+use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::{Stream, Streaming, Streams};
+
+/// What a codec does with the stream that a method answers with; see [`streamed`].
+#[derive(Debug)]
+pub struct Streamed<T, E, R> {
+    shape: fn(&mut Shape),
+    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
+    /// Of a stream that has failed.
+    fail: fn(&CallName<'_>, E) -> Reply,
+    /// In place of a stream.
+    refuse: fn(&CallName<'_>, R) -> Reply,
+    finish: FinishStream<Result<Streaming<T, E>, R>>,
+}
+
+/// A stream of results `I`, or an `R` in its place. `C`, `D` and `F` are the codec and `E` is the error type of `I`: the
+/// compiler complains at the tokens of these, as for [`returned`](super::returned).
+pub fn streamed<I, C, D, E, F, R>() -> Streamed<I::Ok, E, R>
+where
+    I: Outcome<Err = E>,
+    C: Carry<I::Ok>,
+    D: Carry<E>,
+    E: Failure + 'static,
+    F: Carry<R>,
+    R: Failure + 'static,
+{
+    Streamed {
+        shape: |answer| {
+            answer.opaque("stream<");
+            <C as Decode<I::Ok>>::shape(answer);
+            answer.opaque(" | ");
+            error_shape::<D, E>(answer);
+            answer.opaque("> | ");
+            error_shape::<F, R>(answer);
+        },
+        encode: <C as Encode<I::Ok>>::encode,
+        fail: fail::<D, E>,
+        refuse: fail::<F, R>,
+        finish: stream_of::<I::Ok, E, R, C, D, F>,
+    }
+}
+
+impl Signature {
+    /// Adds the argument that is a stream. It is not among the others, wherever it stands.
+    pub fn rows<T>(&mut self, argument: Argument<T>, name: &str) {
+        let mut shape = Shape::default();
+        if argument.named {
+            shape.opaque(&format!("{name}: "));
+        }
+        shape.opaque("stream<");
+        (argument.shape)(&mut shape);
+        shape.opaque(">");
+        self.rows = Some(shape.text().to_owned());
+    }
+
+    /// Adds the stream that the method answers with.
+    pub fn streams<T, E, R>(self, streamed: Streamed<T, E, R>) -> Method {
+        let kind = if self.rows.is_some() { Kind::BidiStreaming } else { Kind::ServerStreaming };
+        self.method(kind, streamed.shape)
+    }
+}
+
+/// Answers with a stream.
+pub async fn answer<S, T, E, R>(
+    streams: Option<Streams>,
+    service: &ServiceInfo,
+    method: usize,
+    stream: S,
+    streamed: Streamed<T, E, R>,
+) -> Reply
+where
+    S: Stream<Item = Result<T, E>> + Send,
+{
+    let call = CallName { service, method };
+    let Some(streams) = streams else { return no_streams(&call) };
+    let encode = |item| match item {
+        Ok(item) => encode_item(streamed.encode, &item).map_err(|e| {
+            let message = format!("{call}: an item of the stream can't be encoded: {e}");
+            let status = Status::new(Code::Internal, message).with_blame(Blame::Application);
+            Reply::Status(status.with_executed(Executed::Yes))
+        }),
+        Err(error) => Err((streamed.fail)(&call, error)),
+    };
+    streams.answer(stream, encode).await
+}
+
+/// Answers with an error where a stream was asked for.
+pub fn refuse<T, E, R>(service: &ServiceInfo, method: usize, error: R, streamed: Streamed<T, E, R>) -> Reply {
+    (streamed.refuse)(&CallName { service, method }, error)
+}
+
+/// What the client streams.
+pub fn requests<T>(
+    streams: Option<&Streams>,
+    service: &ServiceInfo,
+    method: usize,
+    argument: Argument<T>,
+) -> Result<Streaming<T>, Reply> {
+    let none = || no_streams(&CallName { service, method });
+    streams.map(|streams| streams.requests(argument.decode)).ok_or_else(none)
+}
+
+/// The server has looked the method up, and its kind with it, so it is never seen.
+#[cold]
+fn no_streams(call: &CallName<'_>) -> Reply {
+    let status = Status::new(Code::Internal, format!("{call}: the call has no streams"));
+    Reply::Status(status.with_blame(Blame::Bug).with_executed(Executed::No))
+}
+
+fn encode_item<T>(
+    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
+    item: &T,
+) -> Result<Payload, CodecError> {
+    let mut out = Encoder::new();
+    encode(item, &mut out)?;
+    Ok(out.finish())
+}
+
+/// What a caller streams.
+pub struct Items(Box<dyn Source>);
+
+impl Items {
+    /// The items of a stream.
+    pub fn of<T: 'static>(
+        service: &Arc<ServiceInfo>,
+        method: usize,
+        items: impl Stream<Item = T> + Send + 'static,
+        argument: Argument<T>,
+    ) -> Self {
+        let encode = Self::encoder(service, method, argument);
+        Self(Box::new(Arguments::new(items, encode)))
+    }
+
+    /// The items of a stream that may fail. Its error cancels the call, and is what the call ends with.
+    pub fn passed_on<T: 'static>(
+        service: &Arc<ServiceInfo>,
+        method: usize,
+        items: impl Stream<Item = Result<T, Status>> + Send + 'static,
+        argument: Argument<T>,
+    ) -> Self {
+        let encode = Self::encoder(service, method, argument);
+        let encode = move |item: Result<T, Status>| item.map_err(Reply::Status).and_then(&encode);
+        Self(Box::new(Arguments::new(items, encode)))
+    }
+
+    fn encoder<T>(
+        service: &Arc<ServiceInfo>,
+        method: usize,
+        argument: Argument<T>,
+    ) -> impl Fn(T) -> Result<Payload, Reply> + Send + Sync + use<T> {
+        let (service, encode) = (service.clone(), argument.encode);
+        move |item| {
+            encode_item(encode, &item).map_err(|e| {
+                let call = CallName { service: &service, method };
+                let message = format!("{call}: an item of the argument can't be encoded: {e}");
+                let status = Status::new(Code::Internal, message).with_blame(Blame::Caller);
+                Reply::Status(status.with_executed(Executed::Maybe))
+            })
+        }
+    }
+}
+
+impl fmt::Debug for Items {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Items")
+    }
+}
+
+/// A call that is answered with a stream.
+pub fn call_for_stream<T, E, R>(
+    stub: &Stub,
+    method: usize,
+    arguments: Result<Payload, Status>,
+    items: Option<Items>,
+    streamed: Streamed<T, E, R>,
+) -> StreamCall<Result<Streaming<T, E>, R>> {
+    StreamCall::new(stub.clone(), method, arguments, items.map(|items| items.0), streamed.finish)
+}
+
+/// A call with a stream that is answered once.
+pub fn call_with_stream<O>(
+    stub: &Stub,
+    method: usize,
+    arguments: Result<Payload, Status>,
+    items: Items,
+    returned: Returned<O>,
+) -> StreamCall<O> {
+    StreamCall::new(stub.clone(), method, arguments, Some(items.0), returned.finish_stream)
+}
+
+/// The stream that a call is answered with. It is made when the stream is polled first; a refusal is the first item.
+pub fn flatten<T, E: From<Status>>(call: StreamCall<Result<Streaming<T, E>, E>>) -> Flat<T, E> {
+    Flat(State::New(call))
+}
+
+/// See [`flatten`].
+#[derive(Debug)]
+pub struct Flat<T, E>(State<T, E>);
+
+#[derive(Debug)]
+enum State<T, E> {
+    New(StreamCall<Result<Streaming<T, E>, E>>),
+    Called(StreamFuture<Result<Streaming<T, E>, E>>),
+    Begun(Streaming<T, E>),
+    Refused,
+}
+
+impl<T, E: From<Status>> Stream for Flat<T, E> {
+    type Item = Result<T, E>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
+        let state = &mut self.get_mut().0;
+        loop {
+            *state = match state {
+                State::New(_) => match mem::replace(state, State::Refused) {
+                    State::New(call) => State::Called(call.into_future()),
+                    other => other,
+                },
+                State::Called(call) => match ready!(Pin::new(call).poll(cx)) {
+                    Ok(stream) => State::Begun(stream),
+                    Err(error) => {
+                        *state = State::Refused;
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                },
+                State::Begun(stream) => return Pin::new(stream).poll_next(cx),
+                State::Refused => return Poll::Ready(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Where methods take and answer with streams, and where not.
+
+use quote::ToTokens;
+use syn::{
+    AngleBracketedGenericArguments, GenericArgument, PatType, Path, PathArguments, ReturnType, Type,
+    TypeImplTrait, TypeParamBound, TypePath, parse_quote,
+};
+
+use super::{Errors, check_type};
+use crate::model::{Answer, Items, arguments_of};
+use crate::parse::Rpc;
+
+/// Of a stream in any other place.
+pub(super) const MISPLACED: &str = "a stream is an argument of its own, `rows: Streaming<Row>`, or what a method returns: \
+    `fn watch(..) -> impl Stream<Item = farcall::Result<Row>>`, or with `async fn` a `farcall::Result<impl Stream<..>>`";
+
+/// Whether it is written as a stream: `impl Stream<..>` or `Streaming<..>`.
+pub(super) fn is_stream(ty: &Type) -> bool {
+    match ty {
+        Type::ImplTrait(ty) => is_impl_stream(ty),
+        Type::Path(ty) => is_streaming(ty),
+        _ => false,
+    }
+}
+
+pub(super) fn is_impl_stream(ty: &TypeImplTrait) -> bool {
+    stream_bound(ty).is_some()
+}
+
+pub(super) fn is_streaming(ty: &TypePath) -> bool {
+    ty.path.segments.last().is_some_and(|segment| segment.ident == "Streaming")
+}
+
+fn stream_bound(ty: &TypeImplTrait) -> Option<&Path> {
+    ty.bounds.iter().find_map(|bound| match bound {
+        TypeParamBound::Trait(bound) => {
+            bound.path.segments.last().is_some_and(|s| s.ident == "Stream").then_some(&bound.path)
+        }
+        _ => None,
+    })
+}
+
+/// Whether the stream is all that is returned.
+pub(super) fn is_returned(output: &ReturnType) -> bool {
+    matches!(output, ReturnType::Type(_, ty) if is_stream(ty))
+}
+
+/// What a method answers with whose type is this. `farcall` is where `Status` is.
+pub(super) fn answer(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Answer> {
+    if is_stream(ty) {
+        return items(ty, farcall, errors).map(Answer::Stream);
+    }
+    if let Type::Path(result) = ty
+        && let Some(stream) = in_result(result)
+    {
+        let others = arguments_of(result).into_iter().flatten().skip(1);
+        for other in others {
+            if let GenericArgument::Type(error) = other {
+                check_type(error, "an error", errors);
+            }
+        }
+        return items(stream, farcall, errors).map(|items| Answer::TryStream(result.clone(), items));
+    }
+    check_type(ty, "a result", errors);
+    Some(Answer::Once(ty.clone()))
+}
+
+/// The stream that is the value of a result.
+fn in_result(ty: &TypePath) -> Option<&Type> {
+    let is_result = ty.path.segments.last()?.ident.to_string().ends_with("Result");
+    match arguments_of(ty)?.first()? {
+        GenericArgument::Type(value) if is_result && is_stream(value) => Some(value),
+        _ => None,
+    }
+}
+
+fn items(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Items> {
+    let item = match ty {
+        Type::ImplTrait(stream) => {
+            let item = item(stream_bound(stream)?, errors)?;
+            check_type(&item, "an item", errors);
+            item
+        }
+        Type::Path(stream) => {
+            let (row, error) = rows_and_error(stream, errors)?;
+            let error = error.unwrap_or_else(|| parse_quote!(#farcall::__private::Status));
+            parse_quote!(::core::result::Result<#row, #error>)
+        }
+        _ => return None,
+    };
+    Some(Items { ty: ty.clone(), item })
+}
+
+/// Of `Stream<Item = X>` the `X`.
+fn item(bound: &Path, errors: &mut Errors) -> Option<Type> {
+    let item = match &bound.segments.last()?.arguments {
+        PathArguments::AngleBracketed(AngleBracketedGenericArguments { args, .. }) => {
+            args.iter().find_map(|argument| match argument {
+                GenericArgument::AssocType(item) if item.ident == "Item" => Some(item.ty.clone()),
+                _ => None,
+            })
+        }
+        _ => None,
+    };
+    if item.is_none() {
+        errors.add(bound, "say what it is a stream of: `impl Stream<Item = farcall::Result<Row>>`");
+    }
+    item
+}
+
+/// Of `Streaming<R, E>` both, the second if it is there.
+fn rows_and_error(ty: &TypePath, errors: &mut Errors) -> Option<(Type, Option<Type>)> {
+    let mut types = arguments_of(ty).into_iter().flatten().filter_map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty.clone()),
+        _ => None,
+    });
+    let Some(row) = types.next() else {
+        errors.add(ty, "say what it is a stream of: `Streaming<Row>`");
+        return None;
+    };
+    let error = types.next();
+    check_type(&row, "an item", errors);
+    if let Some(error) = &error {
+        check_type(error, "an error", errors);
+    }
+    Some((row, error))
+}
+
+/// What the client streams, of an argument that is a stream.
+pub(super) fn rows(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Type> {
+    if let Some(span) = rpc.default {
+        errors.add_at(span, "a stream has no default: who has nothing to send sends an empty one");
+    }
+    match &*input.ty {
+        Type::Path(ty) => {
+            let (row, error) = rows_and_error(ty, errors)?;
+            if let Some(error) = error {
+                errors.add(
+                    error,
+                    "what a client streams has no error of its own, for a client that fails cancels the call: write \
+                     `Streaming<Row>`",
+                );
+            }
+            Some(row)
+        }
+        Type::ImplTrait(ty) => {
+            let row = item(stream_bound(ty)?, errors)?.to_token_stream();
+            let name = input.pat.to_token_stream();
+            errors.add(
+                ty,
+                format_args!(
+                    "the server gets a stream that has a name: write `{name}: Streaming<{row}>`; the client takes any \
+                     stream of `{row}`"
+                ),
+            );
+            None
+        }
+        _ => None,
+    }
+}

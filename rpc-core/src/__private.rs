@@ -16,7 +16,8 @@ pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service
 pub use crate::status::Status;
 pub use crate::stream::{Stream, Streaming};
 pub use streams::{
-    Flat, Items, Streamed, answer, call_for_stream, call_with_stream, flatten, refuse, requests, streamed,
+    Flattened, Items, Streamed, answer, call_for_stream, call_with_stream, flatten, refuse, requests,
+    streamed,
 };
 
 use crate::client::{Finish, FinishStream};

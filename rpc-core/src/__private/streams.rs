@@ -15,21 +15,20 @@ use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Stream, Streaming, Streams};
 
-/// What a codec does with the stream that a method answers with; see [`streamed`].
+/// What a codec does with the stream of items `I` that a method answers with, or the `R` in its place; see [`streamed`].
+/// The client gets a `Streaming<T, E>`.
 #[derive(Debug)]
-pub struct Streamed<T, E, R> {
+pub struct Streamed<I, T, E, R> {
     shape: fn(&mut Shape),
-    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
-    /// Of a stream that has failed.
-    fail: fn(&CallName<'_>, E) -> Reply,
-    /// In place of a stream.
+    encode: fn(&CallName<'_>, I) -> Result<Payload, Reply>,
     refuse: fn(&CallName<'_>, R) -> Reply,
     finish: FinishStream<Result<Streaming<T, E>, R>>,
+    flat: Flat<I, T, E>,
 }
 
 /// A stream of results `I`, or an `R` in its place. `C`, `D` and `F` are the codec and `E` is the error type of `I`: the
 /// compiler complains at the tokens of these, as for [`returned`](super::returned).
-pub fn streamed<I, C, D, E, F, R>() -> Streamed<I::Ok, E, R>
+pub fn streamed<I, C, D, E, F, R>() -> Streamed<I, I::Ok, E, R>
 where
     I: Outcome<Err = E>,
     C: Carry<I::Ok>,
@@ -47,10 +46,20 @@ where
             answer.opaque("> | ");
             error_shape::<F, R>(answer);
         },
-        encode: <C as Encode<I::Ok>>::encode,
-        fail: fail::<D, E>,
+        encode: |call, item| match item.into_result() {
+            Ok(item) => encode_item(<C as Encode<I::Ok>>::encode, &item).map_err(|e| {
+                let message = format!("{call}: an item of the stream can't be encoded: {e}");
+                let status = Status::new(Code::Internal, message).with_blame(Blame::Application);
+                Reply::Status(status.with_executed(Executed::Yes))
+            }),
+            Err(error) => Err(fail::<D, E>(call, error)),
+        },
         refuse: fail::<F, R>,
         finish: stream_of::<I::Ok, E, R, C, D, F>,
+        flat: Flat {
+            next: |stream, cx| Pin::new(stream).poll_next(cx).map(|item| item.map(I::from_result)),
+            failed: |error| I::from_result(Err(error)),
+        },
     }
 }
 
@@ -68,7 +77,7 @@ impl Signature {
     }
 
     /// Adds the stream that the method answers with.
-    pub fn streams<T, E, R>(self, streamed: Streamed<T, E, R>) -> Method {
+    pub fn streams<I, T, E, R>(self, streamed: Streamed<I, T, E, R>) -> Method {
         let kind = if self.rows.is_some() { Kind::BidiStreaming } else { Kind::ServerStreaming };
         self.method(kind, streamed.shape)
     }
@@ -80,26 +89,23 @@ pub async fn answer<S, T, E, R>(
     service: &ServiceInfo,
     method: usize,
     stream: S,
-    streamed: Streamed<T, E, R>,
+    streamed: Streamed<S::Item, T, E, R>,
 ) -> Reply
 where
-    S: Stream<Item = Result<T, E>> + Send,
+    S: Stream + Send,
 {
     let call = CallName { service, method };
     let Some(streams) = streams else { return no_streams(&call) };
-    let encode = |item| match item {
-        Ok(item) => encode_item(streamed.encode, &item).map_err(|e| {
-            let message = format!("{call}: an item of the stream can't be encoded: {e}");
-            let status = Status::new(Code::Internal, message).with_blame(Blame::Application);
-            Reply::Status(status.with_executed(Executed::Yes))
-        }),
-        Err(error) => Err((streamed.fail)(&call, error)),
-    };
-    streams.answer(stream, encode).await
+    streams.answer(stream, |item| (streamed.encode)(&call, item)).await
 }
 
 /// Answers with an error where a stream was asked for.
-pub fn refuse<T, E, R>(service: &ServiceInfo, method: usize, error: R, streamed: Streamed<T, E, R>) -> Reply {
+pub fn refuse<I, T, E, R>(
+    service: &ServiceInfo,
+    method: usize,
+    error: R,
+    streamed: Streamed<I, T, E, R>,
+) -> Reply {
     (streamed.refuse)(&CallName { service, method }, error)
 }
 
@@ -181,12 +187,12 @@ impl fmt::Debug for Items {
 }
 
 /// A call that is answered with a stream.
-pub fn call_for_stream<T, E, R>(
+pub fn call_for_stream<I, T, E, R>(
     stub: &Stub,
     method: usize,
     arguments: Result<Payload, Status>,
     items: Option<Items>,
-    streamed: Streamed<T, E, R>,
+    streamed: Streamed<I, T, E, R>,
 ) -> StreamCall<Result<Streaming<T, E>, R>> {
     StreamCall::new(stub.clone(), method, arguments, items.map(|items| items.0), streamed.finish)
 }
@@ -203,13 +209,26 @@ pub fn call_with_stream<O>(
 }
 
 /// The stream that a call is answered with. It is made when the stream is polled first; a refusal is the first item.
-pub fn flatten<T, E: From<Status>>(call: StreamCall<Result<Streaming<T, E>, E>>) -> Flat<T, E> {
-    Flat(State::New(call))
+pub fn flatten<I, T, E>(
+    call: StreamCall<Result<Streaming<T, E>, E>>,
+    streamed: Streamed<I, T, E, E>,
+) -> Flattened<I, T, E> {
+    Flattened { state: State::New(call), flat: streamed.flat }
 }
 
 /// See [`flatten`].
 #[derive(Debug)]
-pub struct Flat<T, E>(State<T, E>);
+pub struct Flattened<I, T, E> {
+    state: State<T, E>,
+    flat: Flat<I, T, E>,
+}
+
+/// How a `Streaming<T, E>` is a stream of `I`.
+#[derive(Debug)]
+struct Flat<I, T, E> {
+    next: fn(&mut Streaming<T, E>, &mut TaskContext<'_>) -> Poll<Option<I>>,
+    failed: fn(E) -> I,
+}
 
 #[derive(Debug)]
 enum State<T, E> {
@@ -219,11 +238,11 @@ enum State<T, E> {
     Refused,
 }
 
-impl<T, E: From<Status>> Stream for Flat<T, E> {
-    type Item = Result<T, E>;
+impl<I, T, E> Stream for Flattened<I, T, E> {
+    type Item = I;
 
-    fn poll_next(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
-        let state = &mut self.get_mut().0;
+    fn poll_next(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<I>> {
+        let Self { state, flat } = self.get_mut();
         loop {
             *state = match state {
                 State::New(_) => match mem::replace(state, State::Refused) {
@@ -234,10 +253,10 @@ impl<T, E: From<Status>> Stream for Flat<T, E> {
                     Ok(stream) => State::Begun(stream),
                     Err(error) => {
                         *state = State::Refused;
-                        return Poll::Ready(Some(Err(error)));
+                        return Poll::Ready(Some((flat.failed)(error)));
                     }
                 },
-                State::Begun(stream) => return Pin::new(stream).poll_next(cx),
+                State::Begun(stream) => return (flat.next)(stream, cx),
                 State::Refused => return Poll::Ready(None),
             }
         }

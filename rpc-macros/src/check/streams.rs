@@ -1,9 +1,10 @@
 //! Where methods take and answer with streams, and where not.
 
 use quote::ToTokens;
+use syn::spanned::Spanned;
 use syn::{
     AngleBracketedGenericArguments, GenericArgument, PatType, Path, PathArguments, ReturnType, Type,
-    TypeImplTrait, TypeParamBound, TypePath, parse_quote,
+    TypeImplTrait, TypeParamBound, TypePath, parse_quote, parse_quote_spanned,
 };
 
 use super::{Errors, check_type};
@@ -84,7 +85,7 @@ fn items(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Items> {
         Type::Path(stream) => {
             let (row, error) = rows_and_error(stream, errors)?;
             let error = error.unwrap_or_else(|| parse_quote!(#farcall::__private::Status));
-            parse_quote!(::core::result::Result<#row, #error>)
+            parse_quote_spanned!(ty.span() => ::core::result::Result<#row, #error>)
         }
         _ => return None,
     };

@@ -231,7 +231,10 @@ impl Parts<'_> {
                     let returned = names::returned(service, output);
                     quote!(#private::begin(#call, #returned))
                 }
-                Answer::Stream(_) => quote!(#private::flatten(#call)),
+                Answer::Stream(items) => {
+                    let streamed = names::streamed(service, answer, items);
+                    quote!(#private::flatten(#call, #streamed))
+                }
                 _ => quote!(::core::future::IntoFuture::into_future(#call)),
             };
             let returned = super::returned(answer);

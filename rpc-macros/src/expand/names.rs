@@ -104,39 +104,39 @@ fn result_spans(output: &Type) -> Option<(Span, Span)> {
 
 /// An expression for what the codec does with a stream that a method answers with, likewise.
 pub(crate) fn streamed(service: &Service, answer: &Answer, items: &Items) -> TokenStream {
-    let Items { ty, item } = items;
+    let item = &items.item;
     let (row, error) = result_spans(item).unwrap_or((item.span(), item.span()));
-    let private = private_at(service, ty.span());
+    let private = private_at(service, item.span());
     let item_error = located_at(error, &quote!(<#item as #private::Outcome>::Err));
     let (refusal, refused) = match answer {
         Answer::TryStream(result, _) => {
-            let span = arguments_of(result).and_then(|a| a.get(1)).map_or(ty.span(), Spanned::span);
+            let span = arguments_of(result).and_then(|a| a.get(1)).map_or(error, Spanned::span);
             let result = answered(service, answer);
             (span, located_at(span, &quote!(<#result as #private::Outcome>::Err)))
         }
         _ => (error, item_error.clone()),
     };
     let (for_row, for_error, for_refusal) = (codec_at(row), codec_at(error), codec_at(refusal));
-    quote_spanned! { ty.span() =>
+    quote_spanned! { item.span() =>
         #private::streamed::<#item, #for_row, #for_error, #item_error, #for_refusal, #refused>()
     }
 }
 
 /// What the client's call of a method gives.
 pub(crate) fn answered(service: &Service, answer: &Answer) -> Type {
-    let private = private(service);
-    let streaming = |item: &Type| -> Type {
-        parse_quote! {
-            #private::Streaming<<#item as #private::Outcome>::Ok, <#item as #private::Outcome>::Err>
-        }
+    let (items, result) = match answer {
+        Answer::Once(output) => return output.clone(),
+        Answer::Stream(items) => (items, None),
+        Answer::TryStream(result, items) => (items, Some(result)),
     };
-    match answer {
-        Answer::Once(output) => output.clone(),
-        Answer::Stream(Items { item, .. }) => {
-            let stream = streaming(item);
-            parse_quote!(::core::result::Result<#stream, <#item as #private::Outcome>::Err>)
-        }
-        Answer::TryStream(result, Items { item, .. }) => result_of(result, &streaming(item)),
+    let item = &items.item;
+    let private = private_at(service, item.span());
+    let ok = located_at(item.span(), &quote!(<#item as #private::Outcome>::Ok));
+    let error = located_at(item.span(), &quote!(<#item as #private::Outcome>::Err));
+    let stream = parse_quote!(#private::Streaming<#ok, #error>);
+    match result {
+        Some(result) => result_of(result, &stream),
+        None => parse_quote!(::core::result::Result<#stream, #error>),
     }
 }
 

@@ -105,7 +105,7 @@ fn result_spans(output: &Type) -> Option<(Span, Span)> {
 /// An expression for what the codec does with a stream that a method answers with, likewise.
 pub(crate) fn streamed(service: &Service, answer: &Answer, items: &Items) -> TokenStream {
     let item = &items.item;
-    let (row, error) = result_spans(item).unwrap_or((item.span(), item.span()));
+    let (row, error) = result_spans(item).unwrap_or_else(|| (item.span(), item.span()));
     let private = private_at(service, item.span());
     let item_error = located_at(error, &quote!(<#item as #private::Outcome>::Err));
     let (refusal, refused) = match answer {

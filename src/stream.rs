@@ -1,6 +1,6 @@
 //! Streams to begin with, so that a program needs no further crate for its first ones.
 //!
-//! Whatever implements [`Stream`](crate::Stream) can be streamed: it is the trait of the `futures` crate, and with the
+//! Whatever implements [`Stream`] can be streamed: it is the trait of the `futures` crate, and with the
 //! combinators of `futures` or `tokio-stream` a stream is made of others.
 //!
 //! ```

@@ -349,12 +349,19 @@ impl<'ast> Visit<'ast> for Types<'_> {
     }
 
     fn visit_type_impl_trait(&mut self, ty: &'ast syn::TypeImplTrait) {
-        if streams::is_impl_stream(ty) {
+        if streams::bound(&ty.bounds).is_some() {
             return self.errors.add(ty, streams::MISPLACED);
         }
         let what = self.what;
         self.errors
             .add(ty, format_args!("{what} has a type with a name: write it, or make the trait generic"));
+    }
+
+    fn visit_type_trait_object(&mut self, ty: &'ast syn::TypeTraitObject) {
+        if streams::bound(&ty.bounds).is_some() {
+            return self.errors.add(ty, streams::MISPLACED);
+        }
+        visit::visit_type_trait_object(self, ty);
     }
 
     fn visit_type_path(&mut self, ty: &'ast syn::TypePath) {

@@ -60,8 +60,8 @@ use proc_macro::TokenStream;
 /// | `async fn load(&self, rows: Streaming<R>, ..) -> Result<T, E>;` | `Result<T, E>` |
 /// | `rows: Streaming<R>` in one of the first two | as there |
 ///
-/// In place of `impl Stream` a method may return `Streaming<T, E>`, for implementations that need a type with a name;
-/// `Streaming::new` makes one of any stream. The stream may borrow `&self`. An item is a `Result`, for every stream can be
+/// Implementations say `impl Stream`, too; the stream may borrow `&self`. Where a type with a name is needed, trait and
+/// implementations say `Streaming<T, E>` instead, which `Streaming::new` makes of any stream that borrows nothing. An item is a `Result`, for every stream can be
 /// cut short: an `Err` is the last item.
 ///
 /// One argument may be a stream, `Streaming<R>`, beside others; the client takes any `impl Stream<Item = R> + Send +

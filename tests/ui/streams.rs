@@ -13,6 +13,7 @@ pub trait Kv {
     async fn second(&self) -> Result<String, Streaming<String>>;
     fn nested(&self) -> impl Stream<Item = farcall::Result<Streaming<String>>>;
     fn borrowed(&self) -> impl Stream<Item = farcall::Result<&str>>;
+    async fn boxed(&self) -> farcall::Result<Pin<Box<dyn Stream<Item = farcall::Result<String>> + Send>>>;
     fn many(&self) -> Vec<Streaming<String>>;
 }
 

@@ -1,10 +1,11 @@
 //! Where methods take and answer with streams, and where not.
 
 use quote::ToTokens;
+use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
-    AngleBracketedGenericArguments, GenericArgument, PatType, Path, PathArguments, ReturnType, Type,
-    TypeImplTrait, TypeParamBound, TypePath, parse_quote, parse_quote_spanned,
+    AngleBracketedGenericArguments, GenericArgument, PatType, Path, PathArguments, ReturnType, Token, Type,
+    TypeParamBound, TypePath, parse_quote, parse_quote_spanned,
 };
 
 use super::{Errors, check_type};
@@ -18,22 +19,19 @@ pub(super) const MISPLACED: &str = "a stream is an argument of its own, `rows: S
 /// Whether it is written as a stream: `impl Stream<..>` or `Streaming<..>`.
 pub(super) fn is_stream(ty: &Type) -> bool {
     match ty {
-        Type::ImplTrait(ty) => is_impl_stream(ty),
+        Type::ImplTrait(ty) => bound(&ty.bounds).is_some(),
         Type::Path(ty) => is_streaming(ty),
         _ => false,
     }
-}
-
-pub(super) fn is_impl_stream(ty: &TypeImplTrait) -> bool {
-    stream_bound(ty).is_some()
 }
 
 pub(super) fn is_streaming(ty: &TypePath) -> bool {
     ty.path.segments.last().is_some_and(|segment| segment.ident == "Streaming")
 }
 
-fn stream_bound(ty: &TypeImplTrait) -> Option<&Path> {
-    ty.bounds.iter().find_map(|bound| match bound {
+/// Of these bounds the one that makes a stream.
+pub(super) fn bound(bounds: &Punctuated<TypeParamBound, Token![+]>) -> Option<&Path> {
+    bounds.iter().find_map(|bound| match bound {
         TypeParamBound::Trait(bound) => {
             bound.path.segments.last().is_some_and(|s| s.ident == "Stream").then_some(&bound.path)
         }
@@ -78,7 +76,7 @@ fn in_result(ty: &TypePath) -> Option<&Type> {
 fn items(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Items> {
     let item = match ty {
         Type::ImplTrait(stream) => {
-            let item = item(stream_bound(stream)?, errors)?;
+            let item = item(bound(&stream.bounds)?, errors)?;
             check_type(&item, "an item", errors);
             item
         }
@@ -145,7 +143,7 @@ pub(super) fn rows(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Ty
             Some(row)
         }
         Type::ImplTrait(ty) => {
-            let row = item(stream_bound(ty)?, errors)?.to_token_stream();
+            let row = item(bound(&ty.bounds)?, errors)?.to_token_stream();
             let name = input.pat.to_token_stream();
             errors.add(
                 ty,

@@ -187,6 +187,8 @@ impl Liar {
             instance: 1,
             upgrades: vec![Upgrade { name: "rdma".into(), reason: 0, data: Bytes::new() }],
             auth: Bytes::new(),
+            stream_items: 0,
+            stream_bytes: 0,
         };
         liar.say(FrameType::HELLO, encoded(|out| hello.encode(out)));
         let offer = Offer { epoch: 1, name: "rdma".into(), data };

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use farcall::{Bytes, Channel, Result, Server, Stream, Streaming, stream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::{Map, all};
+
+/// It takes far less.
+const HANGS: Duration = Duration::from_secs(60);
 
 #[farcall::service(package = "crowd")]
 trait Crowd {
@@ -131,10 +135,12 @@ async fn a_crowd_of_streams_comes_whole_or_leaves_nothing() {
 
     let mut calls = JoinSet::new();
     for n in 0..1500 {
-        calls.spawn(call(crowd.clone(), n));
+        let call = tokio::time::timeout(HANGS, call(crowd.clone(), n));
+        calls.spawn(async move { call.await.unwrap_or_else(|_| panic!("call {n} hangs")) });
     }
     while let Some(call) = calls.join_next().await {
         call.unwrap();
     }
-    here.all_gone().await;
+    let gone = tokio::time::timeout(HANGS, here.all_gone()).await;
+    assert!(gone.is_ok(), "{} handlers are still there", here.0.0.load(Ordering::Relaxed));
 }

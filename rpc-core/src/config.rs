@@ -31,7 +31,8 @@ pub struct Limits {
     /// How many calls of the client one connection may have in progress at once, from the request until its answer has
     /// left, or, where the client reads a long one itself, until it has read it. Default 4096; at least 1. A client waits for a free place, as long as its deadline allows.
     pub concurrent_calls: u32,
-    /// The longest metadata block, in bytes. Default 16 KiB.
+    /// How much metadata a call or an answer may have, in bytes: for each value its own, those of its key, and 3. Default
+    /// 16 KiB; at 0 there are none.
     pub max_metadata: u32,
     /// How far the sender of a stream may be ahead of its reader, in bytes: a stream begins with 64 KiB, and gets more as
     /// its reader waits for it. One item of any length goes beyond. Default 4 MiB; below 64 KiB it means that.

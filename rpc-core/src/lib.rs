@@ -10,6 +10,7 @@ pub mod codec;
 pub mod config;
 pub mod connection;
 pub mod context;
+pub mod metadata;
 pub mod payload;
 pub mod proto;
 pub mod server;

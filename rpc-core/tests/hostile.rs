@@ -137,7 +137,18 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
     ("not one that was agreed on", |p| p.link_frame(FrameType::PROBE, "x")),
     ("request.service", |p| p.session_frame(FrameType::REQUEST, 1, 0, "")),
     ("cancel", |p| p.session_frame(FrameType::CANCEL, 1, 0, "")),
+    ("metadata.key: the frame ends before it", |p| with_metadata(p, b"\x02k")),
+    ("metadata.value: the frame ends before it", |p| with_metadata(p, b"\x01k\x02\0v")),
+    ("metadata: the key has another character", |p| with_metadata(p, b"\x01K\0\0")),
+    ("metadata: the value is not printable", |p| with_metadata(p, b"\x01k\x01\0\n")),
+    ("metadata.key: is empty", |p| with_metadata(p, b"\0\x01k\0\0")),
 ];
+
+/// A call with this metadata block.
+fn with_metadata(peer: &mut Peer, block: &[u8]) {
+    peer.bind();
+    peer.request_with(1, ECHO, block, b"");
+}
 
 #[tokio::test]
 async fn a_client_that_breaks_a_rule_is_told_which_and_harms_nobody_else() {
@@ -154,6 +165,38 @@ async fn a_client_that_breaks_a_rule_is_told_which_and_harms_nobody_else() {
     }
     until("only the honest connection is left", || t.host.connections().len() == 1).await;
     assert!(!hanging.is_finished());
+}
+
+/// Neither side reads what the other said not to send, and both go on.
+#[tokio::test]
+async fn metadata_over_the_limit_cost_their_call_only() {
+    let t = default();
+    let mut peer = greeted(&t).await;
+    peer.bind();
+    peer.request_with(1, ECHO, &[0; (16 << 10) + 1], b"");
+    let (_, payload) = peer.expect(FrameType::RESPONSE).await;
+    let text = String::from_utf8_lossy(&payload);
+    assert!(text.contains("16385 bytes, but the server's limits.max_metadata is 16384"), "{text}");
+    assert_eq!(t.seen.runs(), 0);
+    peer.request(2, ECHO, b"goes on");
+    assert!(peer.expect(FrameType::RESPONSE).await.1.ends_with(b"goes on"));
+
+    let (caller, mut links) = caller();
+    let ask = || tokio::spawn(call(&caller, &info("test"), ECHO, "").into_future());
+    let answer = ask();
+    let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    let (header, _) = peer.expect(FrameType::REQUEST).await;
+    peer.respond_with(header.call, &[0; (16 << 10) + 1], b"");
+    let error = answer.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::Maybe), "{error}");
+    assert!(
+        error.message().contains("16385 bytes, but the client's limits.max_metadata is 16384"),
+        "{error}"
+    );
+    let answer = ask();
+    let (header, _) = peer.expect(FrameType::REQUEST).await;
+    peer.respond(header.call, b"goes on");
+    assert_eq!(answer.await.unwrap().unwrap(), "goes on");
 }
 
 #[tokio::test]
@@ -332,6 +375,9 @@ const OF_SERVERS: &[(&str, Offence)] = &[
         p.link_frame(FrameType::ANSWER, encoded(|out| Answer { epoch: 1, data: Bytes::new() }.encode(out)));
     }),
     ("response", |p| p.session_frame(FrameType::RESPONSE, 1, 0, "x")),
+    ("metadata.trailing: are none", |p| p.respond_with(1, b"\0", b"")),
+    ("metadata.trailing: begin again", |p| p.respond_with(1, b"\0\x01k\0\0\0\x01k\0\0", b"")),
+    ("metadata.value", |p| p.respond_with(1, b"\x01k\0", b"")),
     ("longer than HELLO's max_message", |p| p.begin(FrameType::RESPONSE, 1, u32::MAX, b"x")),
     ("is not the next number", |p| {
         let header = Header { seq: 2, ..Header::new(FrameType::GOAWAY, 0) };

@@ -279,7 +279,12 @@ impl Connection {
 
     /// Reads a RESPONSE. One that is none ends the connection.
     pub(super) fn understand(&self, message: Bytes) -> Answered {
-        let understood = ResponseHead::decode_without_metadata(message).and_then(|(head, payload)| {
+        let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, payload)| {
+            if let Some(block) = metadata
+                && let Err(status) = self.read_answer_metadata(*block)?
+            {
+                return Ok(Err(status));
+            }
             Ok(match head.verdict {
                 Verdict::Status => Err(decode_status(payload.body.into_bytes())?),
                 verdict => Ok((verdict, payload)),

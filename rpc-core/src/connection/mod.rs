@@ -17,6 +17,7 @@ mod handler;
 mod handover;
 mod help;
 mod keeper;
+mod metadata;
 mod pending;
 mod receive;
 mod registry;

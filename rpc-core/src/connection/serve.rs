@@ -61,12 +61,15 @@ impl Connection {
         let Some(registry) = &self.registry else {
             return Err(WireError::new("request", "goes to a side that serves nothing"));
         };
-        let (head, metadata, payload) = RequestHead::decode_without_metadata(message)?;
+        let (head, metadata, payload) = RequestHead::decode_apart(message)?;
         let deadline = match head.remaining_us {
             0 => None,
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
-        let found = self.find(registry, announced, &head, metadata);
+        let mut found = self.find(registry, announced, &head);
+        if let Some(block) = metadata {
+            self.read_metadata(*block, &mut found)?;
+        }
         if let Ok(found) = &found
             && found.kind() != Kind::Unary
         {
@@ -83,16 +86,11 @@ impl Connection {
         registry: &Registry,
         announced: &Announced,
         head: &RequestHead,
-        metadata: usize,
     ) -> Result<Found, Status> {
         let Some(bound) = announced.get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
         let found = registry.find(bound, head.method)?;
-        let max = self.settings.limits.max_metadata;
-        if metadata > max as usize {
-            return Err(too_much(metadata, max));
-        }
         if found.kind() != Kind::Unary && !self.peer_hello.get().is_some_and(streams::agreed) {
             return Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
         }
@@ -387,13 +385,6 @@ impl Connection {
         let head = EndHead { reason: EndReason::Status, items };
         streams::end(call, head, Content { metadata: Bytes::new(), payload })
     }
-}
-
-/// Metadata beyond what this side takes.
-#[cold]
-fn too_much(metadata: usize, max: u32) -> Status {
-    let message = format!("the metadata takes {metadata} bytes; the server's limits.max_metadata is {max}");
-    refusal(Code::ResourceExhausted, message)
 }
 
 /// A call more than this side takes at once.

@@ -71,7 +71,7 @@ impl Connection {
         let hello = Hello {
             version_min: VERSION,
             version_max: VERSION,
-            features: wire::features::DESCRIBED | wire::features::STREAMS,
+            features: wire::features::DESCRIBED | wire::features::STREAMS | wire::features::METADATA,
             max_frame: self.stream.max_frame() as u32,
             max_message: limits.max_message,
             max_assembly: limits.max_assembly,

@@ -132,7 +132,12 @@ impl Peer {
     }
 
     pub(crate) fn request(&mut self, call: u64, method: usize, argument: &[u8]) {
-        let payload = request(method, argument);
+        self.request_with(call, method, b"", argument);
+    }
+
+    /// A request with this metadata block, be it one or not.
+    pub(crate) fn request_with(&mut self, call: u64, method: usize, metadata: &[u8], argument: &[u8]) {
+        let payload = request_with(method, metadata, argument);
         self.session_frame(FrameType::REQUEST, call, 0, payload);
     }
 
@@ -143,8 +148,12 @@ impl Peer {
     }
 
     pub(crate) fn respond(&mut self, call: u64, body: &[u8]) {
-        let content =
-            Content { metadata: Bytes::new(), payload: Payload::from_body(Bytes::copy_from_slice(body)) };
+        self.respond_with(call, b"", body);
+    }
+
+    /// An answer with this metadata block, be it one or not.
+    pub(crate) fn respond_with(&mut self, call: u64, metadata: &[u8], body: &[u8]) {
+        let content = content(metadata, body);
         let mut payload = BytesMut::new();
         ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut payload).unwrap();
         payload.extend_from_slice(body);
@@ -182,9 +191,17 @@ impl Peer {
     }
 }
 
+fn content(metadata: &[u8], body: &[u8]) -> Content {
+    let payload = Payload::from_body(Bytes::copy_from_slice(body));
+    Content { metadata: Bytes::copy_from_slice(metadata), payload }
+}
+
 pub(crate) fn request(method: usize, argument: &[u8]) -> Bytes {
-    let content =
-        Content { metadata: Bytes::new(), payload: Payload::from_body(Bytes::copy_from_slice(argument)) };
+    request_with(method, b"", argument)
+}
+
+fn request_with(method: usize, metadata: &[u8], argument: &[u8]) -> Bytes {
+    let content = content(metadata, argument);
     let head = RequestHead { service: 0, method: method as u16, attempt: 1, remaining_us: 0 };
     let mut payload = BytesMut::new();
     head.encode(&content, &mut payload).unwrap();

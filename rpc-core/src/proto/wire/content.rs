@@ -55,7 +55,8 @@ pub struct ResponseHead {
 /// Metadata, body and attachments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The metadata block; empty in this version, and not looked at.
+    /// The metadata block, which [`decode_metadata`](super::decode_metadata) and
+    /// [`decode_answer_metadata`](super::decode_answer_metadata) read.
     pub metadata: Bytes,
     /// Body and attachments.
     pub payload: Payload,
@@ -115,19 +116,19 @@ impl RequestHead {
         if Self::decode_plain(&message).is_none() {
             return Self::decode_any(message);
         }
-        let (head, _, payload) = Self::decode_without_metadata(message)?;
+        let (head, _, payload) = Self::decode_apart(message)?;
         Ok((head, Content { metadata: Bytes::new(), payload }))
     }
 
-    /// The same, but for the metadata, of which it gives the length.
+    /// The same, with the metadata block, which most have none of, by itself.
     #[inline(always)]
-    pub(crate) fn decode_without_metadata(mut message: Bytes) -> Result<(Self, usize, Payload), WireError> {
+    pub(crate) fn decode_apart(mut message: Bytes) -> Result<(Self, Option<Box<Bytes>>, Payload), WireError> {
         let Some(head) = Self::decode_plain(&message) else {
             let (head, content) = Self::decode_any(message)?;
-            return Ok((head, content.metadata.len(), content.payload));
+            return Ok((head, content.boxed_metadata(), content.payload));
         };
         message.advance(PLAIN_REQUEST);
-        Ok((head, 0, Payload::from_body(message)))
+        Ok((head, None, Payload::from_body(message)))
     }
 
     #[cold]
@@ -180,18 +181,19 @@ impl ResponseHead {
         if !Self::is_plain(&message) {
             return Self::decode_any(message);
         }
-        let (head, payload) = Self::decode_without_metadata(message)?;
+        let (head, _, payload) = Self::decode_apart(message)?;
         Ok((head, Content { metadata: Bytes::new(), payload }))
     }
 
-    /// The same, but for the metadata.
+    /// The same, with the metadata block by itself.
     #[inline(always)]
-    pub(crate) fn decode_without_metadata(mut message: Bytes) -> Result<(Self, Payload), WireError> {
+    pub(crate) fn decode_apart(mut message: Bytes) -> Result<(Self, Option<Box<Bytes>>, Payload), WireError> {
         if !Self::is_plain(&message) {
-            return Self::decode_any(message).map(|(head, content)| (head, content.payload));
+            let (head, content) = Self::decode_any(message)?;
+            return Ok((head, content.boxed_metadata(), content.payload));
         }
         message.advance(PLAIN_RESPONSE);
-        Ok((Self { verdict: Verdict::Ok }, Payload::from_body(message)))
+        Ok((Self { verdict: Verdict::Ok }, None, Payload::from_body(message)))
     }
 
     #[cold]
@@ -217,6 +219,10 @@ pub(super) fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireErr
 const LONG_METADATA: u8 = 0xff;
 
 impl Content {
+    fn boxed_metadata(&self) -> Option<Box<Bytes>> {
+        (!self.metadata.is_empty()).then(|| Box::new(self.metadata.clone()))
+    }
+
     pub(super) fn lengths_len(&self) -> usize {
         let long = usize::from(self.metadata.len() >= usize::from(LONG_METADATA));
         4 + 1 + 4 * long + self.metadata.len() + 4 * self.payload.attachments().len()

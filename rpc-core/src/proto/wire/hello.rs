@@ -28,6 +28,8 @@ pub mod features {
     pub const DESCRIBED: u64 = 1 << 2;
     /// Methods may have streams.
     pub const STREAMS: u64 = 1 << 3;
+    /// It takes metadata; who has not set it is sent none.
+    pub const METADATA: u64 = 1 << 4;
 }
 
 /// Something a session can be moved to.

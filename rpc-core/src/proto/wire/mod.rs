@@ -12,6 +12,7 @@ mod control;
 mod frames;
 mod header;
 mod hello;
+mod metadata;
 mod read;
 mod stream;
 mod switch;
@@ -29,6 +30,7 @@ pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, Goaway, Ping
 pub use frames::Frames;
 pub use header::{FrameType, HEADER_LEN, Header, flags};
 pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
+pub use metadata::{decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata};
 pub use read::{Reader, WireError};
 pub use stream::{Batch, EndHead, EndReason, ItemHead, Items, Stop, Window};
 pub use switch::{Answer, Down, Offer, Probe, Pull, Up};

@@ -8,6 +8,7 @@ use fastrand::Rng;
 
 use self::forms::{Form, all};
 use super::*;
+use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::status::{Code, Status};
 
@@ -191,6 +192,8 @@ fn a_message_has_one_encoding() {
     canonical::<forms::Request>();
     canonical::<forms::Response>();
     canonical::<forms::Item>();
+    canonical::<Metadata>();
+    canonical::<AnswerMetadata>();
     canonical::<Down>();
     canonical::<forms::End>();
     canonical::<Offer>();
@@ -404,4 +407,57 @@ fn metadata_has_one_form_for_each_length() {
     long_form[REQUEST_PREFIX + 1] = 254;
     long_form.pop();
     assert_eq!(forms::Request::decode(long_form.into()).unwrap_err().what, "content.metadata");
+}
+
+/// Blocks that are none, whether of a call or of an answer, with the part that is wrong.
+const BAD_METADATA: &[(&[u8], &str)] = &[
+    (b"\x01", "metadata.key"),
+    (b"\x02k", "metadata.key"),
+    (b"\xffk\x00\x00", "metadata.key"),
+    (b"\x01k", "metadata.value"),
+    (b"\x01k\x01", "metadata.value"),
+    (b"\x01k\x01\x00", "metadata.value"),
+    (b"\x01k\xff\xffv", "metadata.value"),
+    (b"\x01k\x01\x00v\x01", "metadata.key"),
+    (b"\x01K\x00\x00", "metadata"),
+    (b"\x01 \x00\x00", "metadata"),
+    (b"\x01/\x00\x00", "metadata"),
+    (b"\x01:\x00\x00", "metadata"),
+    (b"\x01`\x00\x00", "metadata"),
+    (b"\x01{\x00\x00", "metadata"),
+    (b"\x01\x00\x00\x00", "metadata"),
+    (b"\x02\xc3\xa4\x00\x00", "metadata"),
+    (b"\x01\x80\x00\x00", "metadata"),
+    (b"\x01k\x01\x00\t", "metadata"),
+    (b"\x01k\x01\x00\x1f", "metadata"),
+    (b"\x01k\x01\x00\x7f", "metadata"),
+    (b"\x01k\x02\x00\xc3\xa4", "metadata"),
+    (b"\x05k-biN\x00\x00", "metadata"),
+    (b"\x05k-bi_\x01\x00\x00", "metadata"),
+];
+
+#[test]
+fn bad_metadata_is_refused() {
+    for (block, what) in BAD_METADATA {
+        let block = Bytes::from_static(block);
+        assert_eq!(decode_metadata(block.clone()).unwrap_err().what, *what, "{block:?}");
+        assert_eq!(decode_answer_metadata(block.clone()).unwrap_err().what, *what, "{block:?}");
+        let trailing = [b"\0", &block[..]].concat();
+        assert_eq!(decode_answer_metadata(trailing.into()).unwrap_err().what, *what, "{block:?}");
+    }
+    // Trailing ones are of an answer, there once, and not announced if there are none.
+    assert_eq!(decode_metadata(Bytes::from_static(b"\0\x01k\0\0")).unwrap_err().what, "metadata.key");
+    for block in [&b"\0"[..], b"\x01k\0\0\0", b"\0\0", b"\0\x01k\0\0\0\x01k\0\0", b"\0\x01k\0\0\0"] {
+        let error = decode_answer_metadata(Bytes::from_static(block)).unwrap_err();
+        assert_eq!(error.what, "metadata.trailing", "{block:?}");
+    }
+}
+
+#[test]
+fn metadata_of_the_protocols_own_are_not_shown() {
+    let block = Bytes::from_static(b"\x09farcall-x\x01\0v\x01k\x01\0v\x0bfarcall-bin\x01\0\0");
+    let metadata = decode_metadata(block.clone()).unwrap();
+    assert!(metadata.iter().map(|(key, _)| key).eq(["k"]));
+    let trailing = [b"\0", &block[..]].concat();
+    assert_eq!(decode_answer_metadata(trailing.into()).unwrap().trailing, metadata);
 }

@@ -6,6 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use fastrand::Rng;
 
 use super::super::*;
+use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -31,6 +32,8 @@ macro_rules! all {
         $test::<forms::Response>();
         $test::<forms::Item>();
         $test::<Status>();
+        $test::<Metadata>();
+        $test::<AnswerMetadata>();
         $test::<Cancel>();
         $test::<forms::End>();
         $test::<Window>();
@@ -255,6 +258,49 @@ form!(Item, rng => {
     }
     Item { head, content }
 });
+
+impl Form for Metadata {
+    const NAME: &'static str = "Metadata";
+
+    fn encode(&self, out: &mut BytesMut) {
+        out.put_slice(&encode_metadata(self));
+    }
+
+    fn decode(block: Bytes) -> Result<Self, WireError> {
+        decode_metadata(block)
+    }
+
+    fn random(rng: &mut Rng) -> Self {
+        let mut metadata = Self::new();
+        for _ in 0..rng.usize(..4) {
+            let key: String =
+                (0..=rng.usize(..8)).map(|_| char::from(rng.choice(*b"az09_.-").unwrap())).collect();
+            if rng.bool() {
+                metadata.append_bin(&(key + "-bin"), bytes(rng, 20)).unwrap();
+            } else {
+                let value: String = (0..rng.usize(..20)).map(|_| rng.char(' '..='~')).collect();
+                metadata.append(&key, value).unwrap();
+            }
+        }
+        metadata
+    }
+}
+
+impl Form for AnswerMetadata {
+    const NAME: &'static str = "AnswerMetadata";
+
+    fn encode(&self, out: &mut BytesMut) {
+        out.put_slice(&encode_answer_metadata(self));
+    }
+
+    fn decode(block: Bytes) -> Result<Self, WireError> {
+        decode_answer_metadata(block)
+    }
+
+    fn random(rng: &mut Rng) -> Self {
+        Self { initial: Metadata::random(rng), trailing: Metadata::random(rng) }
+    }
+}
 
 impl Form for Status {
     const NAME: &'static str = "Status";

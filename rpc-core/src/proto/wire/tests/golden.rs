@@ -7,6 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::super::*;
 use super::forms::{End, Form, Item, Request, Response};
+use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::proto::message::{Cutting, Expose, Exposing, Message};
 use crate::status::{Code, Status};
@@ -117,7 +118,11 @@ fn connecting(v: &mut Vectors) {
     v.frame("HELLO", link(FrameType::HELLO, 0), &Hello { upgrades, ..hello() });
     let reserved = Hello {
         version_max: 2,
-        features: features::CHECKSUM | features::COMPRESSION | features::DESCRIBED | features::STREAMS,
+        features: features::CHECKSUM
+            | features::COMPRESSION
+            | features::DESCRIBED
+            | features::STREAMS
+            | features::METADATA,
         class: 2,
         security: 1,
         auth: Bytes::from_static(b"\xa0\xa1\xa2"),
@@ -151,11 +156,16 @@ fn calls(v: &mut Vectors) {
     let request = Request { head, content: content(b"\x01k", &[b"\xaa\xab\xac", b""]) };
     v.frame("REQUEST", session(FrameType::REQUEST, 1, 2, 0), &request);
     let mut short = request.content.clone();
-    short.metadata = Bytes::from_static(b"\x0a\x0b");
+    let mut metadata = Metadata::new();
+    metadata.insert("user", "ann").unwrap();
+    metadata.insert_bin("id-bin", b"\x0a\x0b").unwrap();
+    short.metadata = encode_metadata(&metadata);
     let head = RequestHead { attempt: 2, remaining_us: 0, ..head };
     let header = session(FrameType::REQUEST, 2, 3, 0);
     v.frame("REQUEST with metadata", header, &Request { head, content: short.clone() });
-    short.metadata = Bytes::from_static(&[0x0c; 255]);
+    let mut metadata = Metadata::new();
+    metadata.insert_bin("k-bin", [0x0c; 247]).unwrap();
+    short.metadata = encode_metadata(&metadata);
     let header = session(FrameType::REQUEST, 3, 4, 0);
     v.frame("REQUEST with long metadata", header, &Request { head, content: short });
 
@@ -169,11 +179,26 @@ fn calls(v: &mut Vectors) {
     let head = ResponseHead { verdict: Verdict::Status };
     let refused = Response { head, content: Content { metadata: Bytes::new(), payload } };
     v.frame("RESPONSE with a status", session(FrameType::RESPONSE, 3, 3, 4), &refused);
+    answers_with_metadata(v, &ok, refused);
     v.frame("CANCEL", session(FrameType::CANCEL, 3, 5, 1), &Cancel { reason: 1 });
     let first = Goaway { last_call: u64::MAX >> 1, reason: "upgrade".into() };
     v.frame("GOAWAY", session(FrameType::GOAWAY, 0, 4, 5), &first);
     let second = Goaway { last_call: 3, reason: String::new() };
     v.frame("GOAWAY again", session(FrameType::GOAWAY, 0, 5, 5), &second);
+}
+
+fn answers_with_metadata(v: &mut Vectors, ok: &Response, mut refused: Response) {
+    let mut metadata = AnswerMetadata::default();
+    metadata.trailing.insert("rows", "5").unwrap();
+    refused.content.metadata = encode_answer_metadata(&metadata);
+    v.frame("RESPONSE with a status and metadata", session(FrameType::RESPONSE, 5, 7, 6), &refused);
+    metadata.initial.insert("user", "ann").unwrap();
+    let content = Content { metadata: encode_answer_metadata(&metadata), ..content(b"\x2a", &[]) };
+    v.frame(
+        "RESPONSE with metadata",
+        session(FrameType::RESPONSE, 4, 6, 5),
+        &Response { head: ok.head, content },
+    );
 }
 
 fn fragments(v: &mut Vectors) {

@@ -124,6 +124,43 @@
 //! peer are a [`Status`]; they reach the caller as `E::from(status)`. A status says whose fault it is
 //! ([`Status::blame`]) and whether the handler may have run ([`Status::executed`]).
 //!
+//! # Metadata
+//!
+//! A call and its answer can carry names and values beside arguments and result ([`Metadata`]): a token, a deadline of the
+//! application's own, how long a query took. A handler sets them by its [`Context`], and those of an answer are either *metadata*,
+//! known before the result, or *trailers*, known when it is. A status that a handler returns may [have
+//! some](Status::with_metadata), too.
+//!
+//! ```
+//! use farcall::{Code, Context, Status};
+//!
+//! #[farcall::service]
+//! trait Reports {
+//!     async fn count(&self, cx: &Context, table: String) -> farcall::Result<u64>;
+//! }
+//!
+//! struct Database;
+//!
+//! impl Reports for Database {
+//!     async fn count(&self, cx: &Context, table: String) -> farcall::Result<u64> {
+//!         if cx.metadata().get("token") != Some("let me in") {
+//!             return Err(Status::new(Code::Unauthenticated, "who are you?"));
+//!         }
+//!         cx.reply_trailers(|trailers| trailers.insert("took-ms", "12"))?;
+//!         Ok(table.len() as u64)
+//!     }
+//! }
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! let reports = ReportsClient::in_process(Database);
+//! let response = reports.count("orders").metadata("token", "let me in").with_response().await?;
+//! assert_eq!((response.value, response.trailers.get("took-ms")), (6, Some("12")));
+//!
+//! let error = reports.count("orders").await.unwrap_err();
+//! assert_eq!(error.code(), Code::Unauthenticated);
+//! # Ok::<(), Status>(()) }).unwrap();
+//! ```
+//!
 //! # Features
 //!
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
@@ -148,12 +185,13 @@ pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
 pub use farcall_core::class::{ByClass, TrafficClass};
 pub use farcall_core::client::{
-    Call, CallFuture, Caller, Response, ResponseFuture, StreamCall, StreamFuture,
+    Call, CallFuture, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall, StreamFuture,
 };
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::config::{Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
+pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};
 pub use farcall_core::transport::{Counters, Reason, Unavailable};

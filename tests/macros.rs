@@ -164,6 +164,8 @@ where
 {
     async fn fill(&self, key: K) -> Result<Vec<(K, V)>>;
     async fn size(&self) -> Result<usize>;
+    /// Who the caller says that it is.
+    async fn caller(&self, cx: &Context, key: K) -> Result<(K, Option<String>)>;
 }
 
 struct Filled<V>(V);
@@ -179,6 +181,11 @@ where
 
     async fn size(&self) -> Result<usize> {
         Ok(SIZE)
+    }
+
+    async fn caller(&self, cx: &Context, key: K) -> Result<(K, Option<String>)> {
+        cx.reply_trailers(|trailers| trailers.insert("size", SIZE.to_string()))?;
+        Ok((key, cx.metadata().get("user").map(str::to_owned)))
     }
 }
 
@@ -200,6 +207,8 @@ async fn instances_of_a_generic_trait_have_names_of_their_own() {
     assert_eq!(numbers.fill("k".to_owned()).await.unwrap(), [("k".to_owned(), 7), ("k".to_owned(), 7)]);
     assert_eq!(flags.fill(1).await.unwrap(), [(1, true); 3]);
     assert_eq!(flags.size().await.unwrap(), 3);
+    let response = flags.caller(5).metadata("user", "ann").with_response().await.unwrap();
+    assert_eq!((response.value, response.trailers.get("size")), ((5, Some("ann".to_owned())), Some("3")));
 
     let alone = CacheClient::<u8, u8, 1>::in_process("cache.alone", Filled(1_u8));
     assert_eq!(alone.fill(9).await.unwrap(), [(9, 1)]);

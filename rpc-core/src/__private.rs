@@ -250,6 +250,11 @@ impl<'a> Incoming<'a> {
     }
 }
 
+/// The context for a handler that takes it.
+pub fn given(context: Context) -> Context {
+    context.given()
+}
+
 /// Encodes what a handler returned.
 pub fn finish<O>(service: &ServiceInfo, method: usize, outcome: O, returned: Returned<O>) -> Reply {
     (returned.reply)(service, method, outcome)

@@ -1,18 +1,24 @@
 //! What a handler may know of the call it answers, and what calls it makes inherit.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// One call, seen from its handler: its deadline, its caller, its attempt number.
+use crate::metadata::{AnswerMetadata, Metadata};
+use crate::payload::Payload;
+use crate::service::{Reply, WithMetadata};
+
+/// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
 ///
 /// While a handler is polled its context is *current*: calls that it makes inherit the deadline. A task that the
-/// handler spawns leaves the context; [`scope`](Self::scope) takes it along. Cheap to clone.
+/// handler spawns leaves the context; [`scope`](Self::scope) takes it along. Cheap to clone: what one clone sets of the
+/// answer, all have set.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,59 +37,169 @@ use tokio::time::Instant;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Context {
+    call: About,
+    /// Made when it is needed: most calls have nothing of it, and it costs an allocation.
+    shared: Option<Arc<Shared>>,
+}
+
+/// What there is to know of every call.
+#[derive(Clone, Copy, Debug)]
+struct About {
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
 }
 
+/// What the clones of a context share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// The caller's.
+    metadata: Metadata,
+    /// What goes with the answer. `None`: the answer is made.
+    answer: Mutex<Option<AnswerMetadata>>,
+}
+
+impl Shared {
+    /// Of a call that has these metadata.
+    pub(crate) fn new(metadata: Metadata) -> Arc<Self> {
+        Arc::new(Self { metadata, answer: Mutex::new(Some(AnswerMetadata::default())) })
+    }
+
+    fn answer(&self) -> MutexGuard<'_, Option<AnswerMetadata>> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn answered(&self, reply: &mut Reply) {
+        let metadata = self.answer().take().unwrap_or_default();
+        if !metadata.is_empty() {
+            let reply_alone = std::mem::replace(reply, Reply::Ok(Payload::default()));
+            *reply = Reply::With(Box::new(WithMetadata { reply: reply_alone, metadata }));
+        }
+    }
+}
+
 thread_local! {
-    static CURRENT: RefCell<Option<Context>> = const { RefCell::new(None) };
+    static CURRENT: Cell<Option<About>> = const { Cell::new(None) };
+    /// Of the context that is current. By itself, so that the other needs no care where there is none.
+    static SHARED: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
 }
 
 impl Context {
     /// A context with no deadline and no peer: what code outside any handler has.
     pub fn background() -> Self {
-        Self::new(None, 1, None)
+        Self::new(None, 1, None, None)
     }
 
-    pub(crate) fn new(deadline: Option<Instant>, attempt: u8, peer: Option<SocketAddr>) -> Self {
-        Self { deadline, attempt, peer }
+    pub(crate) fn new(
+        deadline: Option<Instant>,
+        attempt: u8,
+        peer: Option<SocketAddr>,
+        shared: Option<Arc<Shared>>,
+    ) -> Self {
+        Self { call: About { deadline, attempt, peer }, shared }
     }
 
     /// This context with a deadline `timeout` from now, unless it has an earlier one.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
-        let deadline = earlier(self.deadline, Instant::now().checked_add(timeout));
-        Self::new(deadline, self.attempt, self.peer)
+        let deadline = earlier(self.call.deadline, Instant::now().checked_add(timeout));
+        Self { call: About { deadline, ..self.call }, shared: self.shared.clone() }
     }
 
     /// The context of the handler that is being polled on this thread, if any.
     pub fn current() -> Option<Self> {
-        CURRENT.with_borrow(Clone::clone)
+        let call = CURRENT.get()?;
+        Some(Self { call, shared: None }.given())
     }
 
     /// The deadline of the context that is current, if any.
     pub(crate) fn current_deadline() -> Option<Instant> {
-        CURRENT.with_borrow(|current| current.as_ref().and_then(Self::deadline))
+        CURRENT.get().and_then(|call| call.deadline)
+    }
+
+    /// The context that is current, for a handler: what it sets goes with the answer.
+    pub(crate) fn given(mut self) -> Self {
+        let shared = self.shared.or_else(|| SHARED.take()).unwrap_or_else(|| Shared::new(Metadata::new()));
+        SHARED.set(Some(shared.clone()));
+        self.shared = Some(shared);
+        self
     }
 
     /// When the caller stops waiting; the handler is dropped then.
     pub fn deadline(&self) -> Option<Instant> {
-        self.deadline
+        self.call.deadline
     }
 
     /// How long the caller still waits; `None` if it waits for ever.
     pub fn remaining(&self) -> Option<Duration> {
-        self.deadline.map(|d| d.saturating_duration_since(Instant::now()))
+        self.call.deadline.map(|d| d.saturating_duration_since(Instant::now()))
     }
 
     /// 1 for the first attempt of a call, more if the caller repeated it.
     pub fn attempt(&self) -> u8 {
-        self.attempt
+        self.call.attempt
     }
 
     /// The address the caller called from; `None` in process.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.peer
+        self.call.peer
+    }
+
+    /// What the caller has sent beside the arguments.
+    pub fn metadata(&self) -> &Metadata {
+        static NONE: Metadata = Metadata::new();
+        self.shared.as_ref().map_or(&NONE, |shared| &shared.metadata)
+    }
+
+    /// Has `edit` change the metadata that go with the answer, and gives what it gives. These are for what is known before the
+    /// result. They go with an error, too, but not with that of a handler which panics or whose time is over.
+    ///
+    /// Once the handler is done, or in a context that is of no call, they go nowhere. If they are more than the client's
+    /// `limits.max_metadata`, RESOURCE_EXHAUSTED takes the place of the answer. `edit` must not use this context.
+    ///
+    /// ```
+    /// # use farcall_core::context::Context;
+    /// # use farcall_core::metadata::MetadataError;
+    /// # fn handler(cx: &Context) -> Result<(), MetadataError> {
+    /// cx.reply_metadata(|metadata| metadata.insert("served-by", "node-7"))?;
+    /// cx.reply_trailers(|trailers| trailers.insert("rows-read", "5000"))?;
+    /// # Ok(())
+    /// # }
+    /// # handler(&Context::background()).unwrap();
+    /// ```
+    pub fn reply_metadata<R>(&self, edit: impl FnOnce(&mut Metadata) -> R) -> R {
+        self.edit_answer(|answer| edit(&mut answer.initial))
+    }
+
+    /// The same with the metadata that are for what is known when the result is.
+    pub fn reply_trailers<R>(&self, edit: impl FnOnce(&mut Metadata) -> R) -> R {
+        self.edit_answer(|answer| edit(&mut answer.trailing))
+    }
+
+    fn edit_answer<R>(&self, edit: impl FnOnce(&mut AnswerMetadata) -> R) -> R {
+        let mut answer = self.shared.as_ref().map(|shared| shared.answer());
+        match answer.as_deref_mut().and_then(Option::as_mut) {
+            Some(answer) => edit(answer),
+            None => {
+                tracing::debug!("metadata were set for an answer that has been made, or for that of no call");
+                edit(&mut AnswerMetadata::default())
+            }
+        }
+    }
+
+    /// Takes the metadata that the handler of the current context has set to go before its result.
+    pub(crate) fn take_initial() -> Option<Metadata> {
+        let shared = SHARED.take()?;
+        let initial = shared.answer().as_mut().map(|answer| std::mem::take(&mut answer.initial));
+        SHARED.set(Some(shared));
+        initial
+    }
+
+    /// Adds the metadata that the handler of this context has set to what it answers. It sets no more.
+    pub(crate) fn answered(&self, reply: &mut Reply) {
+        if let Some(shared) = &self.shared {
+            shared.answered(reply);
+        }
     }
 
     /// Runs a future with this context current, for work that a handler hands to another task:
@@ -93,32 +209,52 @@ impl Context {
     }
 
     /// Runs `f` with this context current, and puts back the one before, also when `f` panics.
-    pub(crate) fn enter<R>(&self, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn enter<R>(&mut self, f: impl FnOnce() -> R) -> R {
         let current = Current::begin();
         current.set(self);
-        f()
+        let result = f();
+        *self = current.end();
+        result
     }
 }
 
 /// Contexts that are current one after the other. When it is dropped, the one before them is again.
-pub(crate) struct Current(Option<Context>);
+pub(crate) struct Current(Option<About>, Option<Arc<Shared>>);
 
 impl Current {
     pub(crate) fn begin() -> Self {
-        Self(CURRENT.take())
+        Self(CURRENT.take(), SHARED.take())
     }
 
-    /// This one is, in place of the last.
+    /// This one is. The last, if there was any, has [ended](Self::end) or is [answered](Self::answered).
     #[inline]
     pub(crate) fn set(&self, context: &Context) {
-        CURRENT.set(Some(context.clone()));
+        CURRENT.set(Some(context.call));
+        if let Some(shared) = &context.shared {
+            SHARED.set(Some(shared.clone()));
+        }
+    }
+
+    /// Adds the metadata that the handler of the current context has set to what it answers.
+    #[inline]
+    pub(crate) fn answered(&self, reply: &mut Reply) {
+        if let Some(shared) = SHARED.take() {
+            shared.answered(reply);
+        }
+    }
+
+    /// The last one is current no more; with what it came to share meanwhile.
+    pub(crate) fn end(&self) -> Context {
+        let background = Context::background().call;
+        Context { call: CURRENT.take().unwrap_or(background), shared: SHARED.take() }
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
         // A thread that is being torn down has no current context to restore.
-        let _ = CURRENT.try_with(|c| c.replace(self.0.take()));
+        let _ = CURRENT.try_with(|current| current.set(self.0));
+        let _ = SHARED.try_with(|shared| shared.set(self.1.take()));
     }
 }
 
@@ -165,11 +301,12 @@ mod tests {
 
     #[test]
     fn the_context_before_is_back_after_a_panic() {
-        let outer = Context::background().with_timeout(Duration::from_secs(9));
+        let mut outer = Context::background().with_timeout(Duration::from_secs(9));
+        let deadline = outer.deadline();
         outer.enter(|| {
             let caught = std::panic::catch_unwind(|| Context::background().enter(|| panic!("in a handler")));
             assert!(caught.is_err());
-            assert_eq!(Context::current().unwrap().deadline(), outer.deadline());
+            assert_eq!(Context::current().unwrap().deadline(), deadline);
         });
         assert!(Context::current().is_none());
     }
@@ -178,5 +315,35 @@ mod tests {
     fn a_timeout_never_extends_a_deadline() {
         let cx = Context::background().with_timeout(Duration::from_secs(1));
         assert_eq!(cx.with_timeout(Duration::from_secs(60)).deadline(), cx.deadline());
+    }
+
+    fn trailers(of: &Context) -> usize {
+        let mut reply = Reply::Ok(Payload::default());
+        of.answered(&mut reply);
+        let Reply::With(with) = reply else { return 0 };
+        with.metadata.trailing.len()
+    }
+
+    #[test]
+    fn what_one_clone_sets_all_have_set_until_there_is_an_answer() {
+        let mut context = Context::background();
+        context.enter(|| {
+            let set =
+                || Context::current().unwrap().reply_trailers(|trailers| trailers.append("k", "v").unwrap());
+            let given = Context::background().given();
+            given.reply_trailers(|trailers| trailers.append("k", "v").unwrap());
+            given.with_timeout(Duration::from_secs(9)).enter(set);
+            set();
+        });
+        assert_eq!((trailers(&context), trailers(&context)), (3, 0));
+        context.reply_trailers(|trailers| trailers.append("k", "v").unwrap());
+        assert_eq!(trailers(&context), 0);
+    }
+
+    #[test]
+    fn a_context_that_sets_nothing_has_nothing_to_share() {
+        let mut context = Context::background();
+        context.enter(|| assert_eq!(Context::current_deadline(), None));
+        assert!(context.shared.is_none() && context.metadata().is_empty());
     }
 }

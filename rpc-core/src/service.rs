@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::context::Context;
+use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::status::Status;
 use crate::stream::{Sent, Streams};
@@ -102,7 +103,7 @@ pub const fn stable_hash(bytes: &[u8]) -> u64 {
 /// One call on its way into a handler.
 #[derive(Debug)]
 pub struct Request {
-    /// What the handler may know of its call.
+    /// What the handler may know of its call. What goes with its answer it sets by [`Context::current`].
     pub context: Context,
     /// The arguments.
     pub payload: Payload,
@@ -122,6 +123,15 @@ pub enum Reply {
     Status(Status),
     /// The end of a stream that was sent whole, or not: [`Streams::answer`] gives it.
     End(Sent),
+    /// One of these, with the metadata that the handler has set in its context.
+    With(Box<WithMetadata>),
+}
+
+/// A [`Reply`] with metadata.
+#[derive(Debug)]
+pub struct WithMetadata {
+    pub(crate) reply: Reply,
+    pub(crate) metadata: AnswerMetadata,
 }
 
 /// A handler at work. Boxed once, when the request is decoded, because it may outlive that moment.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::metadata::{Metadata, MetadataError};
+
 /// The result of a method that has no error type of its own.
 pub type Result<T, E = Status> = std::result::Result<T, E>;
 
@@ -179,6 +181,7 @@ struct Inner {
     executed: Executed,
     message: String,
     details: Bytes,
+    metadata: Metadata,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
@@ -191,6 +194,7 @@ impl Status {
             executed: Executed::Yes,
             message: message.into(),
             details: Bytes::new(),
+            metadata: Metadata::new(),
             source: None,
         }))
     }
@@ -210,6 +214,14 @@ impl Status {
     /// Attaches bytes for a program to read, by convention a `google.rpc.Status`.
     pub fn with_details(mut self, details: Bytes) -> Self {
         self.0.details = details;
+        self
+    }
+
+    /// Attaches metadata. Those of a status that a handler returns go with it, after the trailers that the handler has
+    /// [set](crate::context::Context::reply_trailers); so do those of a status that it passes on from a call of its own. They
+    /// do not travel in an error type of the application's.
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.0.metadata = metadata;
         self
     }
 
@@ -244,6 +256,11 @@ impl Status {
         &self.0.details
     }
 
+    /// Of a call that failed, the trailers that came with the status.
+    pub fn metadata(&self) -> &Metadata {
+        &self.0.metadata
+    }
+
     pub(crate) fn map_message(mut self, edit: impl FnOnce(String) -> String) -> Self {
         self.0.message = edit(std::mem::take(&mut self.0.message));
         self
@@ -257,6 +274,9 @@ impl fmt::Debug for Status {
         s.field("blame", &self.blame()).field("executed", &self.executed());
         if !self.details().is_empty() {
             s.field("details", &self.details().len());
+        }
+        if !self.metadata().is_empty() {
+            s.field("metadata", self.metadata());
         }
         if let Some(source) = &self.0.source {
             s.field("source", source);
@@ -289,6 +309,7 @@ impl PartialEq for Status {
         (a.code, a.blame, a.executed) == (b.code, b.blame, b.executed)
             && a.message == b.message
             && a.details == b.details
+            && a.metadata == b.metadata
     }
 }
 
@@ -325,6 +346,13 @@ impl<'de> Deserialize<'de> for Status {
             .with_blame(Blame::from_wire(p.blame))
             .with_executed(Executed::from_wire(p.executed))
             .with_details(p.details))
+    }
+}
+
+/// A status of the application's: INTERNAL, for its program is wrong.
+impl From<MetadataError> for Status {
+    fn from(error: MetadataError) -> Self {
+        Self::new(Code::Internal, error.to_string())
     }
 }
 

@@ -11,8 +11,9 @@ use tokio::time::Sleep;
 
 use crate::codec::{CodecError, all_read};
 use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader};
+use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Decoder, Payload};
-use crate::proto::wire::{self, Content, EndHead, decode_status};
+use crate::proto::wire::{self, decode_status};
 use crate::service::Reply;
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -76,6 +77,8 @@ pub enum EndReason {
 pub struct Streaming<T, E = Status> {
     from: Origin<T, E>,
     end: Option<EndReason>,
+    metadata: Metadata,
+    trailers: Metadata,
 }
 
 enum Origin<T, E> {
@@ -83,11 +86,28 @@ enum Origin<T, E> {
     Local(Pin<Box<dyn Stream<Item = Result<T, E>> + Send>>),
 }
 
+pub(crate) type ReadItem<T> = fn(&mut Decoder) -> Result<T, CodecError>;
+pub(crate) type ReadError<E> = fn(Payload) -> Result<E, CodecError>;
+
+/// The end of a stream, as it was read.
+struct End<E> {
+    reason: EndReason,
+    /// What is to be read in place of another item, if it has not ended well.
+    error: Option<E>,
+    metadata: AnswerMetadata,
+}
+
+impl<E> End<E> {
+    fn new(reason: EndReason, error: E) -> Self {
+        Self { reason, error: Some(error), metadata: AnswerMetadata::default() }
+    }
+}
+
 /// A stream that comes by a connection.
 struct Remote<T, E> {
     reader: Reader,
-    item: fn(&mut Decoder) -> Result<T, CodecError>,
-    error: fn(Payload) -> Result<E, CodecError>,
+    item: ReadItem<T>,
+    error: ReadError<E>,
     /// A client's: the call is over with it.
     is_answer: bool,
     alarm: Option<Pin<Box<Sleep>>>,
@@ -96,7 +116,7 @@ struct Remote<T, E> {
 impl<T, E: From<Status>> Streaming<T, E> {
     /// A stream of local items: for a server that passes on what it makes itself, and for tests.
     pub fn new(items: impl Stream<Item = Result<T, E>> + Send + 'static) -> Self {
-        Self { from: Origin::Local(Box::pin(items)), end: None }
+        Self::from(Origin::Local(Box::pin(items)), Metadata::new())
     }
 
     /// The next item; `None` when the stream is complete, and after an error.
@@ -131,7 +151,11 @@ impl<T, E: From<Status>> Streaming<T, E> {
         };
         let (end, error) = match remote.poll(cx) {
             Poll::Ready(Ok(item)) => return Poll::Ready(Some(Ok(item))),
-            Poll::Ready(Err(end)) => end,
+            Poll::Ready(Err(End { reason, error, metadata })) => {
+                self.metadata.extend(&metadata.initial);
+                self.trailers = metadata.trailing;
+                (reason, error)
+            }
             Poll::Pending => {
                 let late = remote.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
                 if !late {
@@ -147,20 +171,35 @@ impl<T, E: From<Status>> Streaming<T, E> {
 }
 
 impl<T, E> Streaming<T, E> {
-    pub(crate) fn received(
+    fn from(from: Origin<T, E>, metadata: Metadata) -> Self {
+        Self { from, end: None, metadata, trailers: Metadata::new() }
+    }
+
+    /// What a call is answered with, and how an item and the error are read.
+    pub(crate) fn answered(
         reader: Reader,
-        item: fn(&mut Decoder) -> Result<T, CodecError>,
-        error: fn(Payload) -> Result<E, CodecError>,
-        is_answer: bool,
+        (item, error): (ReadItem<T>, ReadError<E>),
         alarm: Option<Pin<Box<Sleep>>>,
+        metadata: Metadata,
     ) -> Self {
-        let remote = Remote { reader, item, error, is_answer, alarm };
-        Self { from: Origin::Peer(remote), end: None }
+        let remote = Remote { reader, item, error, is_answer: true, alarm };
+        Self::from(Origin::Peer(remote), metadata)
     }
 
     /// How it has ended; `None` before that was read.
     pub fn end_reason(&self) -> Option<EndReason> {
         self.end
+    }
+
+    /// What the handler has sent that it knew before the stream began. Of a client's stream there are none: its call
+    /// [has](crate::context::Context::metadata) them. What was set later is there when the stream has ended.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// What the handler has sent that it knew at the end of the stream. Empty before that was read, and if it was cut short.
+    pub fn trailers(&self) -> &Metadata {
+        &self.trailers
     }
 
     /// What it comes by; `None` if it is local, or the connection is gone.
@@ -173,23 +212,26 @@ impl<T, E> Streaming<T, E> {
 }
 
 impl<T, E: From<Status>> Remote<T, E> {
-    /// The next item, or how the stream has ended, with the error if that is not well.
-    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<T, (EndReason, Option<E>)>> {
+    /// The next item, or how the stream has ended.
+    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<T, End<E>>> {
         Poll::Ready(match ready!(self.reader.poll(cx)) {
             Ok(item) => self.decode(item).map_err(|error| {
                 let message = format!(
                     "an item of the stream can't be decoded: {error}; do both sides have the same types?"
                 );
-                (EndReason::Status, Some(E::from(malformed(message))))
+                End::new(EndReason::Status, E::from(malformed(message)))
             }),
             Err(Ended::Lost(status)) => {
-                let end = match status.code() {
+                let reason = match status.code() {
                     Code::Cancelled => EndReason::Cancelled,
                     _ => EndReason::ConnectionLost,
                 };
-                Err((end, Some(E::from(status))))
+                Err(End::new(reason, E::from(status)))
             }
-            Err(Ended::Said(head, content)) => Err(self.ended(head, content)),
+            Err(Ended::Said { reason, payload, metadata }) => {
+                let (reason, error) = self.ended(reason, payload, &metadata);
+                Err(End { reason, error, metadata })
+            }
         })
     }
 
@@ -200,8 +242,13 @@ impl<T, E: From<Status>> Remote<T, E> {
         Ok(value)
     }
 
-    fn ended(&self, head: EndHead, content: Content) -> (EndReason, Option<E>) {
-        match head.reason {
+    fn ended(
+        &self,
+        reason: wire::EndReason,
+        payload: Payload,
+        metadata: &AnswerMetadata,
+    ) -> (EndReason, Option<E>) {
+        match reason {
             wire::EndReason::Completed => (EndReason::Completed, None),
             wire::EndReason::Cancelled => {
                 let status = Status::new(Code::Cancelled, "the stream was given up by its sender");
@@ -210,16 +257,16 @@ impl<T, E: From<Status>> Remote<T, E> {
             }
             wire::EndReason::Deadline => (EndReason::Deadline, Some(E::from(deadline_passed()))),
             wire::EndReason::Status => {
-                let (body, _) = content.payload.into_parts();
+                let (body, _) = payload.into_parts();
                 let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
                 let end = match status.code() {
                     Code::DeadlineExceeded => EndReason::Deadline,
                     _ => EndReason::Status,
                 };
-                (end, Some(E::from(status)))
+                (end, Some(E::from(status.with_metadata(metadata.trailing.clone()))))
             }
             wire::EndReason::Error => {
-                let error = (self.error)(content.payload).unwrap_or_else(|error| {
+                let error = (self.error)(payload).unwrap_or_else(|error| {
                     E::from(malformed(format!("the stream's error can't be decoded: {error}")))
                 });
                 (EndReason::Status, Some(error))
@@ -285,19 +332,23 @@ impl Streams {
     }
 
     /// What the client streams; `item` reads one of it. To be asked once.
-    pub fn requests<T>(&self, item: fn(&mut Decoder) -> Result<T, CodecError>) -> Streaming<T> {
+    pub fn requests<T>(&self, item: ReadItem<T>) -> Streaming<T> {
         let reader = Reader::new(self.0.clone());
         let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
-        Streaming::received(reader, item, error, false, None)
+        let remote = Remote { reader, item, error, is_answer: false, alarm: None };
+        Streaming::from(Origin::Peer(remote), Metadata::new())
     }
 
     /// Answers with a stream, each of whose items `encode` encodes; the first `Err` is its end. Gives the handler's reply.
+    /// The metadata that the handler has set until now go with its beginning.
     pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
     where
         S: Stream + Send,
         F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
     {
-        self.0.begin();
+        if let Err(status) = self.0.begin() {
+            return Reply::Status(status);
+        }
         let stream = pin!(stream);
         let mut pump = Pump::new(self.0, Encoded { stream, encode });
         match poll_fn(|cx| pump.poll(cx)).await {

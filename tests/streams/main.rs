@@ -4,6 +4,7 @@
 
 mod crowd;
 mod forms;
+mod metadata;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -4,21 +4,20 @@ use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::Stub;
+use super::prepared::Prepared;
 use super::under_way::UnderWay;
+use super::{Parts, Response, Stub};
 use crate::class::TrafficClass;
 use crate::codec::Decode;
-use crate::connection::{Answered, Connection};
+use crate::connection::Answered;
 use crate::context::Context;
+use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
 use crate::service::Outcome;
-use crate::status::{Code, Status};
+use crate::status::Status;
 
 /// A call that has not begun: set its options, then `.await` it.
 ///
@@ -66,7 +65,7 @@ use crate::status::{Code, Status};
 /// assert_eq!((&response.value[..], response.attempts), (&b"hello"[..], 1));
 /// assert_eq!(
 ///     format!("{response:?}"),
-///     r#"Response { value: b"hello", peer: None, transport: "memory", attempts: 1 }"#
+///     r#"Response { value: b"hello", peer: None, transport: "memory", attempts: 1, metadata: {}, trailers: {} }"#
 /// );
 /// # Ok::<(), Status>(()) }).unwrap();
 /// ```
@@ -84,90 +83,94 @@ use crate::status::{Code, Status};
 ///   `limits.concurrent_calls`, or the answer.
 /// - UNAVAILABLE, if there is no connection or it was lost. A call that was certainly not executed is sent again, up to
 ///   four times in all, before its caller hears of it; one that may have been is not.
-/// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`.
-/// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server does not have the method, or has it with another signature.
+/// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
+///   `limits.max_metadata`.
+/// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value can't be one.
+/// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server does not have the method, or has it with another signature, or if it
+///   is of a version that takes no metadata.
 /// - INTERNAL, if the handler panicked or a message can't be decoded.
 ///
 /// [`Executed`]: crate::status::Executed
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
-    stub: Stub,
-    method: usize,
-    arguments: Result<Payload, Status>,
-    timeout: Option<Duration>,
-    inherits: Inherits,
+    prepared: Prepared,
     returns: PhantomData<fn() -> (O, C)>,
-}
-
-/// Which deadline besides its own a call has, perhaps.
-#[derive(Clone, Copy)]
-enum Inherits {
-    /// That of the handler that is being polled when the call is awaited.
-    Current,
-    Given(Option<Instant>),
 }
 
 impl<O, C> Call<O, C> {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
-        Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, returns: PhantomData }
+        Self { prepared: Prepared::new(stub, method, arguments), returns: PhantomData }
     }
 
     /// Gives up after `timeout`, counted from when the call is awaited; connecting and waiting for a turn count. The
     /// server is told, and drops the handler. A call made by a handler never outlasts the call that it serves,
     /// whatever is set here.
     #[inline]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
+    pub fn deadline(self, timeout: Duration) -> Self {
+        Self { prepared: self.prepared.deadline(timeout), ..self }
     }
 
     /// Makes the call by the connection of this class, whichever the client's is. That costs an allocation, which a client
     /// on a [view](super::Caller::class) of the channel saves.
-    pub fn class(mut self, class: TrafficClass) -> Self {
-        self.stub = self.stub.class(class);
-        self
+    pub fn class(self, class: TrafficClass) -> Self {
+        Self { prepared: self.prepared.class(class), ..self }
     }
 
     /// Inherits from `context` instead of from the handler that is being polled, for calls made by tasks that a
     /// handler has spawned.
-    pub fn context(mut self, context: &Context) -> Self {
-        self.inherits = Inherits::Given(context.deadline());
-        self
+    pub fn context(self, context: &Context) -> Self {
+        Self { prepared: self.prepared.inheriting(context.deadline()), ..self }
     }
 
     /// Inherits nothing: the call may outlast the handler that makes it.
-    pub fn detached(mut self) -> Self {
-        self.inherits = Inherits::Given(None);
-        self
+    pub fn detached(self) -> Self {
+        Self { prepared: self.prepared.inheriting(None), ..self }
     }
 
-    /// Gives, with the result, what is known of how it came: the connection and the number of attempts.
+    /// Sends a value of this key to the handler, beside the arguments; with others, if it has some already.
+    /// [`Metadata`] says what keys and values may be: with others the call fails, INVALID_ARGUMENT and not executed.
+    pub fn metadata(self, key: &str, value: impl AsRef<str>) -> Self {
+        self.edit_metadata(|metadata| metadata.append(key, value))
+    }
+
+    /// The same with a value of bytes, for a key that ends in `-bin`.
+    pub fn metadata_bin(self, key: &str, value: impl AsRef<[u8]>) -> Self {
+        self.edit_metadata(|metadata| metadata.append_bin(key, value))
+    }
+
+    /// Sends all of these to the handler, with those that were set before.
+    pub fn with_metadata(self, metadata: Metadata) -> Self {
+        self.edit_metadata(|all| {
+            all.extend(&metadata);
+            Ok(())
+        })
+    }
+
+    fn edit_metadata(self, edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>) -> Self {
+        Self { prepared: self.prepared.edit_metadata(edit), ..self }
+    }
+
+    /// Gives, with the result, what is known of how it came: the connection, the number of attempts, the metadata.
     pub fn with_response(self) -> ResponseFuture<O, C> {
-        ResponseFuture { call: self.begin(), returns: PhantomData }
+        ResponseFuture { call: self.prepared.begin(), returns: PhantomData }
+    }
+
+    /// Gives the same beside the result, and so also of a call that fails.
+    pub fn with_parts(self) -> PartsFuture<O, C> {
+        PartsFuture { call: self.prepared.begin(), returns: PhantomData }
     }
 
     /// The future of the call; `finish` makes its result of the answer.
     #[inline]
     pub(crate) fn finished_by(self, finish: Finish<O>) -> CallFuture<O> {
-        CallFuture { call: self.begin(), finish }
-    }
-
-    #[inline]
-    fn begin(self) -> UnderWay {
-        let inherited = match self.inherits {
-            Inherits::Current => Context::current_deadline(),
-            Inherits::Given(deadline) => deadline,
-        };
-        UnderWay::new(self.stub, self.method, self.arguments, inherited, self.timeout)
+        CallFuture { call: self.prepared.begin(), finish }
     }
 }
 
 impl<O, C> fmt::Debug for Call<O, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let service = self.stub.service();
-        let method = service.methods.get(self.method).map_or("?", |m| m.name);
-        write!(f, "Call({}/{method})", service.name)
+        write!(f, "Call({})", self.prepared.stub.name_of(self.prepared.method))
     }
 }
 
@@ -223,13 +226,31 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let answer = ready!(self.call.poll(cx));
+        let parts = self.call.parts();
         let value = self.call.decode::<O::Ok, C, O::Err, C>(answer);
-        let attempts = self.call.attempts();
-        Poll::Ready(value.and_then(|value| match self.call.connection() {
-            Some(connection) => Ok(Response { value, connection: connection.clone(), attempts }),
-            // There is a value only of an answer, and an answer comes by a connection.
-            None => Err(Status::new(Code::Internal, "an answer came by no connection").into()),
-        }))
+        Poll::Ready(value.and_then(|value| Ok(parts.of_result(value)?)))
+    }
+}
+
+/// A call under way whose result comes with [`Parts`]. Dropping it cancels the call.
+#[must_use = "futures do nothing unless polled"]
+pub struct PartsFuture<O, C> {
+    call: UnderWay,
+    returns: PhantomData<fn() -> (O, C)>,
+}
+
+impl<O, C> Future for PartsFuture<O, C>
+where
+    O: Outcome,
+    O::Err: From<Status>,
+    C: Decode<O::Ok> + Decode<O::Err>,
+{
+    type Output = (O, Parts);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let answer = ready!(self.call.poll(cx));
+        let parts = self.call.parts();
+        Poll::Ready((O::from_result(self.call.decode::<O::Ok, C, O::Err, C>(answer)), parts))
     }
 }
 
@@ -245,25 +266,8 @@ impl<O, C> fmt::Debug for ResponseFuture<O, C> {
     }
 }
 
-/// A result, and how it came.
-#[non_exhaustive]
-pub struct Response<T> {
-    /// The result.
-    pub value: T,
-    /// The connection that it came by.
-    pub connection: Arc<Connection>,
-    /// How often the request was sent: more than once only if it was certainly not executed before.
-    pub attempts: u8,
-}
-
-/// The value, and of the connection what tells it from others.
-impl<T: fmt::Debug> fmt::Debug for Response<T> {
+impl<O, C> fmt::Debug for PartsFuture<O, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Response")
-            .field("value", &self.value)
-            .field("peer", &self.connection.peer())
-            .field("transport", &self.connection.transport().name)
-            .field("attempts", &self.attempts)
-            .finish()
+        f.debug_struct("PartsFuture").finish_non_exhaustive()
     }
 }

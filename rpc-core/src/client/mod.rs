@@ -2,13 +2,16 @@
 
 mod call;
 mod caller;
+mod prepared;
+mod response;
 mod stream_call;
 mod stub;
 mod under_way;
 
 pub(crate) use call::Finish;
-pub use call::{Call, CallFuture, Response, ResponseFuture};
+pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
 pub use caller::{Caller, Connector};
+pub use response::{Parts, Response};
 pub(crate) use stream_call::{Arguments, Finish as FinishStream, stream_of};
 pub use stream_call::{StreamCall, StreamFuture};
 pub use stub::Stub;

@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Stub;
+use super::prepared::Prepared;
 use super::under_way::UnderWay;
+use super::{Parts, Response, Stub};
 use crate::class::TrafficClass;
 use crate::codec::{Decode, from_payload};
 use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
 use crate::context::Context;
+use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
 use crate::proto::wire::{EndReason, Verdict};
-use crate::service::Reply;
+use crate::service::{Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Stream, Streaming};
 
@@ -28,6 +30,7 @@ pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
 pub(crate) struct Begun {
     pub(crate) reader: Reader,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) metadata: Metadata,
 }
 
 /// A call with a stream there, back or both that has not begun: set its options, then `.await` it.
@@ -44,12 +47,8 @@ pub(crate) struct Begun {
 /// As for a [`Call`](super::Call). A call is not made again by itself once something of its stream of arguments was taken.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct StreamCall<O> {
-    stub: Stub,
-    method: usize,
-    arguments: Result<Payload, Status>,
+    prepared: Prepared,
     items: Option<Box<dyn Source>>,
-    timeout: Option<Duration>,
-    inherited: Option<Option<Instant>>,
     finish: Finish<O>,
 }
 
@@ -61,31 +60,75 @@ impl<O> StreamCall<O> {
         items: Option<Box<dyn Source>>,
         finish: Finish<O>,
     ) -> Self {
-        Self { stub, method, arguments, items, timeout: None, inherited: None, finish }
+        Self { prepared: Prepared::new(stub, method, arguments), items, finish }
     }
 
     /// Gives up after `timeout`, counted from when the call is awaited: the answer and its streams must have ended by then.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
+    pub fn deadline(self, timeout: Duration) -> Self {
+        Self { prepared: self.prepared.deadline(timeout), ..self }
     }
 
     /// Makes the call by the connection of this class, whichever the client's is.
-    pub fn class(mut self, class: TrafficClass) -> Self {
-        self.stub = self.stub.class(class);
-        self
+    pub fn class(self, class: TrafficClass) -> Self {
+        Self { prepared: self.prepared.class(class), ..self }
     }
 
     /// Makes the call in this context in place of the current one: it has its deadline.
-    pub fn context(mut self, context: &Context) -> Self {
-        self.inherited = Some(context.deadline());
-        self
+    pub fn context(self, context: &Context) -> Self {
+        Self { prepared: self.prepared.inheriting(context.deadline()), ..self }
     }
 
     /// Makes the call outside of every context.
-    pub fn detached(mut self) -> Self {
-        self.inherited = Some(None);
-        self
+    pub fn detached(self) -> Self {
+        Self { prepared: self.prepared.inheriting(None), ..self }
+    }
+
+    /// Sends a value of this key to the handler, as [`Call::metadata`](super::Call::metadata) does: before all items.
+    pub fn metadata(self, key: &str, value: impl AsRef<str>) -> Self {
+        self.edit_metadata(|metadata| metadata.append(key, value))
+    }
+
+    /// The same with a value of bytes, for a key that ends in `-bin`.
+    pub fn metadata_bin(self, key: &str, value: impl AsRef<[u8]>) -> Self {
+        self.edit_metadata(|metadata| metadata.append_bin(key, value))
+    }
+
+    /// Sends all of these to the handler, with those that were set before.
+    pub fn with_metadata(self, metadata: Metadata) -> Self {
+        self.edit_metadata(|all| {
+            all.extend(&metadata);
+            Ok(())
+        })
+    }
+
+    fn edit_metadata(self, edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>) -> Self {
+        Self { prepared: self.prepared.edit_metadata(edit), ..self }
+    }
+
+    /// Gives, with the result, what is known of how it came. Of an answer that is a stream there are no trailers yet:
+    /// [`Streaming::trailers`] has them when it has ended.
+    pub fn with_response(self) -> impl Future<Output = Result<Response<O::Ok>, O::Err>> + Send
+    where
+        O: Outcome + 'static,
+        O::Err: From<Status>,
+    {
+        let call = self.with_parts();
+        async {
+            let (outcome, parts) = call.await;
+            Ok(parts.of_result(outcome.into_result()?)?)
+        }
+    }
+
+    /// Gives the same beside the result, and so also of a call that fails.
+    pub fn with_parts(self) -> impl Future<Output = (O, Parts)> + Send
+    where
+        O: 'static,
+    {
+        let mut call = self.into_future();
+        async move {
+            let outcome = poll_fn(|cx| Pin::new(&mut call).poll(cx)).await;
+            (outcome, call.call.parts())
+        }
     }
 }
 
@@ -94,11 +137,8 @@ impl<O> IntoFuture for StreamCall<O> {
     type IntoFuture = StreamFuture<O>;
 
     fn into_future(self) -> StreamFuture<O> {
-        let Self { stub, method, arguments, items, timeout, inherited, finish } = self;
-        let inherited =
-            inherited.unwrap_or_else(|| Context::current().and_then(|context| context.deadline()));
-        let call = UnderWay::new(stub, method, arguments, inherited, timeout);
-        StreamFuture { call, items, pump: None, finish }
+        let Self { prepared, items, finish } = self;
+        StreamFuture { call: prepared.begin(), items, pump: None, finish }
     }
 }
 
@@ -159,7 +199,8 @@ impl<O> StreamFuture<O> {
                 if let Some(pump) = self.pump.take() {
                     self.go_on(pump);
                 }
-                Some(Begun { reader: Reader::new(streams), deadline: self.call.deadline() })
+                let metadata = self.call.initial_metadata();
+                Some(Begun { reader: Reader::new(streams), deadline: self.call.deadline(), metadata })
             }
             _ => None,
         };
@@ -232,8 +273,8 @@ where
 impl<O> fmt::Debug for StreamCall<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamCall")
-            .field("stub", &self.stub)
-            .field("method", &self.method)
+            .field("stub", &self.prepared.stub)
+            .field("method", &self.prepared.method)
             .finish_non_exhaustive()
     }
 }
@@ -257,9 +298,10 @@ where
     F: Decode<R>,
     R: From<Status>,
 {
-    if let Some(Begun { reader, deadline }) = begun {
+    if let Some(Begun { reader, deadline, metadata }) = begun {
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        return Ok(Streaming::received(reader, <C as Decode<T>>::decode, from_payload::<D, E>, true, alarm));
+        let read = (<C as Decode<T>>::decode as _, from_payload::<D, E> as _);
+        return Ok(Streaming::answered(reader, read, alarm, metadata));
     }
     let refused = call.decode_error::<R, F>(answer);
     Err(refused.unwrap_or_else(|| {

@@ -34,6 +34,13 @@ impl Stub {
         Self::new(self.caller().class(class), self.service().clone())
     }
 
+    /// A method as messages name it: `shop.v1.Kv/get`.
+    pub(super) fn name_of(&self, method: usize) -> String {
+        let service = self.service();
+        let method = service.methods.get(method).map_or("?", |m| m.name);
+        format!("{}/{method}", service.name)
+    }
+
     /// What is called.
     pub fn service(&self) -> &Arc<ServiceInfo> {
         &self.0.service

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::Stub;
+use super::prepared::Rare;
+use super::{Parts, Stub};
 use crate::codec::{CodecError, Decode, from_payload};
 use crate::connection::{Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place};
 use crate::context::earlier;
+use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
 use crate::status::{Blame, Code, Executed, Status};
@@ -26,6 +28,7 @@ pub(crate) struct UnderWay {
     stub: Stub,
     method: usize,
     arguments: Payload,
+    rare: Option<Box<Rare>>,
     /// The call's own, which begins with its first poll.
     timeout: Option<Duration>,
     /// What it inherits, and from its first poll on the earlier of the two.
@@ -60,6 +63,7 @@ impl UnderWay {
         stub: Stub,
         method: usize,
         arguments: Result<Payload, Status>,
+        rare: Option<Box<Rare>>,
         inherited: Option<Instant>,
         timeout: Option<Duration>,
     ) -> Self {
@@ -72,6 +76,7 @@ impl UnderWay {
             stub,
             method,
             arguments,
+            rare,
             timeout,
             deadline,
             began: None,
@@ -80,11 +85,6 @@ impl UnderWay {
             state,
             alarm: None,
         }
-    }
-
-    /// How often it was sent.
-    pub(super) fn attempts(&self) -> u8 {
-        self.attempt
     }
 
     /// Is not sent again from now on.
@@ -97,12 +97,21 @@ impl UnderWay {
         self.deadline
     }
 
-    /// What it was sent by.
-    pub(super) fn connection(&self) -> Option<&Arc<Connection>> {
+    /// The metadata that came with an answer that is a stream.
+    pub(super) fn initial_metadata(&self) -> Metadata {
         match &self.state {
-            State::Sent(pending) => Some(pending.connection()),
-            _ => None,
+            State::Sent(pending) => pending.metadata().map_or_else(Metadata::new, |all| all.initial.clone()),
+            _ => Metadata::new(),
         }
+    }
+
+    /// What is known of the answer besides what it says, which can be asked once.
+    pub(super) fn parts(&mut self) -> Parts {
+        let (connection, AnswerMetadata { initial, trailing }) = match &mut self.state {
+            State::Sent(pending) => (Some(pending.connection().clone()), pending.take_metadata()),
+            _ => (None, AnswerMetadata::default()),
+        };
+        Parts { connection, attempts: self.attempt, metadata: initial, trailers: trailing }
     }
 
     /// Its streams, when it is sent.
@@ -119,7 +128,9 @@ impl UnderWay {
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
         }
-        if let Poll::Ready(Err(_)) = polled {
+        if let Poll::Ready(Err(_)) = polled
+            && !matches!(self.state, State::Sent(_))
+        {
             self.state = State::Failed;
         }
         polled
@@ -210,6 +221,7 @@ impl UnderWay {
             deadline: self.deadline,
             left,
             attempt: self.attempt,
+            metadata: self.rare.as_ref().map(|rare| &rare.metadata),
         };
         match connection.call(&asked, place, cx) {
             Ok(sent) => {
@@ -331,8 +343,6 @@ fn polled_again() -> Status {
 /// Its name.
 impl fmt::Display for UnderWay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let service = self.stub.service();
-        let method = service.methods.get(self.method).map_or("?", |m| m.name);
-        write!(f, "{}/{method}", service.name)
+        f.write_str(&self.stub.name_of(self.method))
     }
 }

@@ -8,10 +8,12 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
+use super::metadata::block_of_call;
 use super::pending::Place;
 use super::slots::{Refused, Slots};
 use super::streams::{self, CallStreams, Ended};
 use super::{Connection, Role, lock};
+use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message, Precedence};
 use crate::proto::wire::{
@@ -61,6 +63,7 @@ pub(crate) struct Asked<'a> {
     /// How long that is from now.
     pub(crate) left: Option<Duration>,
     pub(crate) attempt: u8,
+    pub(crate) metadata: Option<&'a Metadata>,
 }
 
 /// What is to be sent.
@@ -156,13 +159,17 @@ impl Connection {
             return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
         }
         if !kind.streams_requests()
-            && let Some(len) = asked.arguments.short_len()
+            && let (Some(len), None) = (asked.arguments.short_len(), asked.metadata)
         {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
-        let content = Content { metadata: Bytes::new(), payload: asked.arguments.clone() };
+        let metadata = match asked.metadata {
+            Some(metadata) => block_of_call(metadata, peer)?,
+            None => Bytes::new(),
+        };
+        let content = Content { metadata, payload: asked.arguments.clone() };
         let head =
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
@@ -278,15 +285,22 @@ impl Connection {
     }
 
     /// Reads a RESPONSE. One that is none ends the connection.
-    pub(super) fn understand(&self, message: Bytes) -> Answered {
+    pub(super) fn understand(&self, message: Bytes, received: &mut Option<Box<AnswerMetadata>>) -> Answered {
         let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, payload)| {
-            if let Some(block) = metadata
-                && let Err(status) = self.read_answer_metadata(*block)?
-            {
-                return Ok(Err(status));
+            if let Some(block) = metadata {
+                match self.read_answer_metadata(*block)? {
+                    Ok(metadata) => *received = Some(Box::new(metadata)),
+                    Err(status) => return Ok(Err(status)),
+                }
             }
             Ok(match head.verdict {
-                Verdict::Status => Err(decode_status(payload.body.into_bytes())?),
+                Verdict::Status => {
+                    let status = decode_status(payload.body.into_bytes())?;
+                    Err(match received {
+                        Some(received) => status.with_metadata(received.trailing.clone()),
+                        None => status,
+                    })
+                }
                 verdict => Ok((verdict, payload)),
             })
         });

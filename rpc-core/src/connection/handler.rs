@@ -49,7 +49,11 @@ impl Future for Handler {
             })
         }));
         match polled {
-            Ok(polled) => polled.map(ran),
+            Ok(polled) => polled.map(|mut reply| {
+                ran(&mut reply);
+                self.context.answered(&mut reply);
+                reply
+            }),
             Err(panic) => Poll::Ready(panicked(&*panic, self.future.take())),
         }
     }
@@ -57,12 +61,12 @@ impl Future for Handler {
 
 /// A handler that passes on the status of a call that it made does not say that it has not run itself; the caller
 /// would repeat it.
-pub(super) fn ran(reply: Reply) -> Reply {
-    match reply {
-        Reply::Status(status) if (status.code(), status.executed()) == (Code::Unavailable, Executed::No) => {
-            Reply::Status(status.with_executed(Executed::Yes))
-        }
-        reply => reply,
+#[inline]
+pub(super) fn ran(reply: &mut Reply) {
+    if let Reply::Status(status) = reply
+        && (status.code(), status.executed()) == (Code::Unavailable, Executed::No)
+    {
+        *status = status.clone().with_executed(Executed::Yes);
     }
 }
 

@@ -5,10 +5,50 @@ use bytes::Bytes;
 use super::Connection;
 use super::registry::{Found, refusal};
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::proto::wire::{WireError, decode_answer_metadata, decode_metadata};
+use crate::proto::wire::{
+    Hello, WireError, decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata,
+    features,
+};
+use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Code, Executed, Status};
 
+/// What a handler has answered, on its way out.
+pub(super) struct Outgoing {
+    /// Without its metadata.
+    pub(super) reply: Reply,
+    /// Their block.
+    pub(super) metadata: Bytes,
+}
+
 impl Connection {
+    /// Takes a reply apart. Where its metadata are more than the client takes, that is the answer.
+    pub(super) fn outgoing(&self, reply: Reply) -> Outgoing {
+        let WithMetadata { reply, mut metadata } = match reply {
+            Reply::With(with) => *with,
+            reply => WithMetadata { reply, metadata: AnswerMetadata::default() },
+        };
+        if let Reply::Status(status) = &reply {
+            metadata.trailing.extend(status.metadata());
+        }
+        match self.block_of_answer(&metadata) {
+            Ok(metadata) => Outgoing { reply, metadata },
+            Err(status) => Outgoing { reply: Reply::Status(status), metadata: Bytes::new() },
+        }
+    }
+
+    /// The block of an answer's metadata; empty, where the client takes none. `Err`: they are more than it takes.
+    pub(super) fn block_of_answer(&self, metadata: &AnswerMetadata) -> Result<Bytes, Status> {
+        let Some(peer) = self.peer_hello.get().filter(|peer| takes_metadata(peer)) else {
+            return Ok(Bytes::new());
+        };
+        let block = encode_answer_metadata(metadata);
+        if block.len() <= peer.max_metadata as usize {
+            return Ok(block);
+        }
+        let message = too_much("the answer's", block.len(), peer.max_metadata, "the client's");
+        Err(Status::new(Code::ResourceExhausted, message).with_blame(Blame::Peer))
+    }
+
     /// Reads the metadata of a call. More than this side takes makes it a call that is refused.
     #[cold]
     pub(super) fn read_metadata(
@@ -43,6 +83,27 @@ impl Connection {
         let status = Status::new(Code::ResourceExhausted, message);
         Ok(Err(status.with_executed(Executed::Maybe).with_blame(Blame::Peer)))
     }
+}
+
+/// The block of a call's metadata, if the server takes them.
+#[cold]
+pub(super) fn block_of_call(metadata: &Metadata, server: &Hello) -> Result<Bytes, Status> {
+    let max = server.max_metadata;
+    if metadata.is_empty() {
+        Ok(Bytes::new())
+    } else if !takes_metadata(server) {
+        let message = "the call has metadata, and the server is of a version that takes none; upgrade it";
+        Err(refusal(Code::FailedPrecondition, message).with_blame(Blame::Environment))
+    } else if metadata.size() > max as usize {
+        let message = too_much("the call's", metadata.size(), max, "the server's");
+        Err(refusal(Code::ResourceExhausted, message))
+    } else {
+        Ok(encode_metadata(metadata))
+    }
+}
+
+fn takes_metadata(peer: &Hello) -> bool {
+    peer.features & features::METADATA != 0
 }
 
 /// What is said of metadata beyond what a side takes.

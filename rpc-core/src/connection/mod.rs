@@ -7,6 +7,7 @@
 //! services and the running handlers, of which none is taken with another or with `sending` held; then the queue of
 //! `sending`, a leaf. No user code runs under any of them.
 
+mod answers;
 mod batch;
 mod bulk;
 mod calls;

@@ -10,6 +10,7 @@ use super::calls::{Answered, Sent};
 use super::help::Help;
 use super::slots::{Found, Ticket};
 use super::streams::{self, CallStreams, Ended};
+use crate::metadata::AnswerMetadata;
 use crate::proto::wire::Verdict;
 use crate::status::{Executed, Status};
 
@@ -82,6 +83,8 @@ pub(crate) struct Pending {
     looks: bool,
     help: Help,
     streams: Option<Arc<CallStreams>>,
+    /// What came with the answer.
+    received: Option<Box<AnswerMetadata>>,
 }
 
 impl Pending {
@@ -89,7 +92,7 @@ impl Pending {
     pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
         let Sent { call, looks, streams } = sent;
         let help = Help::begin(&connection, cx);
-        Self { connection, id: call, done: false, late: false, looks, help, streams }
+        Self { connection, id: call, done: false, late: false, looks, help, streams, received: None }
     }
 
     pub(crate) fn streams(&self) -> Option<&Arc<CallStreams>> {
@@ -103,6 +106,16 @@ impl Pending {
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {
         &self.connection
+    }
+
+    /// The metadata that came with the answer, if any.
+    pub(crate) fn metadata(&self) -> Option<&AnswerMetadata> {
+        self.received.as_deref()
+    }
+
+    /// Takes the metadata that came with the answer.
+    pub(crate) fn take_metadata(&mut self) -> AnswerMetadata {
+        self.received.take().map_or_else(AnswerMetadata::default, |received| *received)
     }
 
     /// Whether [`poll`](Self::poll) has said how it ended.
@@ -142,7 +155,8 @@ impl Pending {
         }
         let message = ready!(self.find(false, cx));
         self.connection.close_if_drained();
-        Poll::Ready(message.and_then(|message| self.connection.understand(message)))
+        let Self { connection, received, .. } = self;
+        Poll::Ready(message.and_then(|message| connection.understand(message, received)))
     }
 
     /// What was found in the call's slot; pending also when it is late.
@@ -168,7 +182,8 @@ impl Pending {
     fn look_for_streams(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
         let keeps_place = self.streams.as_ref().is_some_and(|streams| streams.is_answer());
         let message = ready!(self.find(keeps_place, cx));
-        let answered = message.and_then(|message| self.connection.understand(message));
+        let Self { connection, received, .. } = self;
+        let answered = message.and_then(|message| connection.understand(message, received));
         let place = keeps_place.then(|| Place(Some(self.connection.clone())));
         match (&answered, place, &self.streams) {
             (Ok((Verdict::Ok, _)), Some(place), Some(streams)) => streams.keep_place(place),

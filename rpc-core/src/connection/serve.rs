@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -12,21 +13,16 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::batch::{Action, Batch, ENOUGH};
-use super::calls::too_large;
 use super::handler::{Handler, panicked, ran};
 use super::registry::{Announced, Found, Registry, refusal};
 use super::streams::{self, Ended};
 use crate::config::Policy;
-use crate::context::{Context, Current};
+use crate::context::{Context, Current, Shared};
 use crate::payload::Payload;
-use crate::proto::message::{Head, Message};
 use crate::proto::shorts::Shorts;
-use crate::proto::wire::{
-    Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, RequestHead, ResponseHead, TooLong, Verdict,
-    WireError, encode_status,
-};
+use crate::proto::wire::{FrameType, RequestHead, WireError};
 use crate::service::{HandlerFuture, Kind, Reply, Request};
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::{Blame, Code, Status};
 use crate::stream::Streams;
 
 /// A request that has been understood.
@@ -37,6 +33,8 @@ pub(super) struct Job {
     payload: Payload,
     deadline: Option<Instant>,
     attempt: u8,
+    /// What its contexts share, if it has metadata.
+    shared: Option<Arc<Shared>>,
 }
 
 /// The call whose handler is made and polled the first time: what a panic leaves of it is found here.
@@ -67,26 +65,22 @@ impl Connection {
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
         let mut found = self.find(registry, announced, &head);
-        if let Some(block) = metadata {
-            self.read_metadata(*block, &mut found)?;
-        }
+        let shared = match metadata {
+            Some(block) => Some(Shared::new(self.read_metadata(*block, &mut found)?)),
+            None => None,
+        };
         if let Ok(found) = &found
             && found.kind() != Kind::Unary
         {
             // Before anything else of the call is taken in.
             self.begin_streams(call, found.kind());
         }
-        batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt });
+        batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt, shared });
         Ok(())
     }
 
     #[inline]
-    fn find(
-        &self,
-        registry: &Registry,
-        announced: &Announced,
-        head: &RequestHead,
-    ) -> Result<Found, Status> {
+    fn find(&self, registry: &Registry, announced: &Announced, head: &RequestHead) -> Result<Found, Status> {
         let Some(bound) = announced.get(head.service) else {
             return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
         };
@@ -206,7 +200,7 @@ impl Connection {
         current: &Current,
         at_work: &mut AtWork,
     ) -> Option<Reply> {
-        let Job { call, found, payload, deadline, attempt } = job;
+        let Job { call, found, payload, deadline, attempt, shared } = job;
         // There is no job where nothing is served; and the connection may have ended since it was made.
         let registry = self.registry.as_ref().filter(|_| !self.is_closed());
         let Some(registry) = registry else {
@@ -217,24 +211,26 @@ impl Connection {
             Ok(found) => found,
             Err(status) => return Some(Reply::Status(status)),
         };
-        let context = Context::new(deadline, attempt, peer);
+        let context = Context::new(deadline, attempt, peer, shared);
         current.set(&context);
         at_work.call = Some(call);
         let streams =
             if found.kind() == Kind::Unary { None } else { self.streams.get(call).map(Streams::new) };
-        let request = Request { context: context.clone(), payload, streams };
+        let request = Request { context, payload, streams };
         let future = at_work.future.insert(registry.call(found, request));
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
-            Poll::Ready(reply) => {
+            Poll::Ready(mut reply) => {
                 // It may panic as well: until then it is at work.
                 at_work.future = None;
                 at_work.call = None;
-                Some(ran(reply))
+                ran(&mut reply);
+                current.answered(&mut reply);
+                Some(reply)
             }
             Poll::Pending => {
                 let AtWork { future, .. } = std::mem::take(at_work);
-                self.spawn(call, Handler::new(context, future));
+                self.spawn(call, Handler::new(current.end(), future));
                 None
             }
         }
@@ -260,74 +256,6 @@ impl Connection {
         }
     }
 
-    /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
-    pub(super) fn complete(&self, call: u64, reply: Reply) {
-        if !self.streams.is_empty() {
-            return self.complete_streaming(call, reply);
-        }
-        self.complete_plain(call, reply);
-    }
-
-    /// The same where some calls have streams, perhaps this one.
-    #[cold]
-    fn complete_streaming(&self, call: u64, reply: Reply) {
-        let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
-            self.end_streams(call, || Ended::Lost(streams::gave_up()));
-            return self.complete_plain(call, reply);
-        };
-        // What has left in part of its last items must come before the END.
-        let Err(reply) = streams.keep_reply(reply) else { return };
-        if let Some(items) = streams.end_sending() {
-            let end = self.end_of_answer(call, items, reply);
-            self.running.end_with(call, || self.enqueue(end));
-        }
-        self.end_streams(call, || Ended::Lost(streams::gave_up()));
-        self.progressed();
-    }
-
-    fn complete_plain(&self, call: u64, reply: Reply) {
-        match self.short_result(&reply) {
-            Some((head, body)) => {
-                self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
-            }
-            None => {
-                let reply = self.reply(call, reply);
-                self.running.end_with(call, || self.enqueue(reply));
-            }
-        }
-        self.progressed();
-    }
-
-    /// The same for several, whose answers are short.
-    pub(super) fn complete_all(&self, results: &mut Shorts) {
-        let mut ended = Vec::new();
-        if !self.streams.is_empty() {
-            results.take_out(|answer| {
-                ended.push(answer.call);
-                false
-            });
-        }
-        let mut running = self.running.lock();
-        results.take_out(|answer| !running.end(answer.call));
-        let queued = self.enqueue_all(results);
-        drop(running);
-        ended.into_iter().for_each(|call| self.end_streams(call, || Ended::Lost(streams::gave_up())));
-        self.progressed();
-        if queued >= ENOUGH {
-            self.flush();
-        }
-    }
-
-    /// A result that is short, with what goes before it, unless the peer can't take it.
-    #[inline]
-    pub(super) fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
-        let Reply::Ok(payload) = reply else { return None };
-        let len = payload.short_len()?;
-        let max = self.peer_hello.get()?.max_message;
-        let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
-        fits.then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
-    }
-
     /// The peer no longer waits for a call: its handler is to be dropped, or what is left of its answer. Under the lock of
     /// `receiving`: the REQUEST that comes next may have its place.
     pub(super) fn cancel_running(&self, call: u64, wakers: &mut Vec<Waker>) -> Option<Action> {
@@ -341,50 +269,6 @@ impl Connection {
         }
         running.map(Action::Abort)
     }
-
-    fn reply(&self, call: u64, reply: Reply) -> Message {
-        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
-        let (verdict, payload) = match reply {
-            Reply::Ok(payload) => (Verdict::Ok, payload),
-            Reply::Err(payload) => (Verdict::Err, payload),
-            Reply::Status(status) => return status_reply(call, status, max),
-            // Of a stream that had not begun.
-            Reply::End(_) => (Verdict::Ok, Payload::default()),
-        };
-        match response(call, verdict, payload) {
-            Ok(mut message) if message.len() as u64 <= max => {
-                self.stage(&mut message);
-                message
-            }
-            Ok(message) => {
-                let status = too_large("the result", message.len(), max, "the client's");
-                status_reply(call, status.with_executed(Executed::Yes).with_blame(Blame::Peer), max)
-            }
-            Err(why) => status_reply(call, Status::new(Code::Internal, format!("the result: {why}")), max),
-        }
-    }
-}
-
-impl Connection {
-    /// The END of an answer that is a stream of so many items.
-    fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
-        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
-        let (reason, payload) = match reply {
-            Reply::End(sent) => (sent.reason(), Payload::default()),
-            Reply::Ok(_) => (EndReason::Completed, Payload::default()),
-            Reply::Err(payload) => (EndReason::Error, payload),
-            Reply::Status(status) => (EndReason::Status, Payload::from_body(encode_status(&status))),
-        };
-        let whole =
-            streams::end(call, EndHead { reason, items }, Content { metadata: Bytes::new(), payload });
-        if whole.len() as u64 <= max {
-            return whole;
-        }
-        let status = too_large("the error of a stream", whole.len(), max, "the client's");
-        let payload = Payload::from_body(encode_status(&status.with_executed(Executed::Yes)));
-        let head = EndHead { reason: EndReason::Status, items };
-        streams::end(call, head, Content { metadata: Bytes::new(), payload })
-    }
 }
 
 /// A call more than this side takes at once.
@@ -394,26 +278,4 @@ fn full(unanswered: usize, max: usize) -> Status {
         "{unanswered} calls are in progress on this connection; the server's limits.concurrent_calls is {max}"
     );
     refusal(Code::ResourceExhausted, message)
-}
-
-fn response(call: u64, verdict: Verdict, payload: Payload) -> Result<Message, TooLong> {
-    let content = Content { metadata: Bytes::new(), payload };
-    let head = Head::response(&ResponseHead { verdict }, &content)?;
-    Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
-}
-
-/// A status as an answer; without its details, and with few of its words, where all of it is too long for the peer.
-fn status_reply(call: u64, status: Status, max: u64) -> Message {
-    let whole = response(call, Verdict::Status, Payload::from_body(encode_status(&status)));
-    match whole {
-        Ok(message) if message.len() as u64 <= max => message,
-        _ => {
-            let words: String = status.message().chars().take(200).collect();
-            let short =
-                Status::new(status.code(), words).with_blame(status.blame()).with_executed(status.executed());
-            let body = Payload::from_body(encode_status(&short));
-            let fits = "no peer's limit is below 1 KiB, and 200 characters take less";
-            response(call, Verdict::Status, body).expect(fits)
-        }
-    }
 }

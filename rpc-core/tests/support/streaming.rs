@@ -118,7 +118,7 @@ pub(crate) async fn answer(
     private::answer(request.streams, info, COUNT, stream, streamed()).await
 }
 
-fn streamed() -> Streamed<Result<Bytes>, Bytes, Status, Status> {
+pub(crate) fn streamed() -> Streamed<Result<Bytes>, Bytes, Status, Status> {
     private::streamed::<Result<Bytes>, Raw, Raw, Status, Raw, Status>()
 }
 

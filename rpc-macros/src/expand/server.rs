@@ -210,7 +210,7 @@ impl<'s> Parts<'s> {
         }
         let context = method.context.then(|| quote_spanned! { Span::mixed_site() => &context, });
         let keep_context = method.context.then(|| {
-            quote_spanned! { Span::mixed_site() => let context = request.context; }
+            quote_spanned! { Span::mixed_site() => let context = #private::given(request.context); }
         });
         let outcome = quote_spanned! { Span::mixed_site() =>
             <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*)

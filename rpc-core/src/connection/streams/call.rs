@@ -10,9 +10,13 @@ use bytes::{Bytes, BytesMut};
 use super::gave_up;
 use crate::connection::pending::Place;
 use crate::connection::{Connection, Role, lock};
+use crate::metadata::AnswerMetadata;
+use crate::payload::Payload;
 use crate::proto::message::{Message, Precedence};
 use crate::proto::stream::{RecvHalf, SendHalf};
-use crate::proto::wire::{Content, EndHead, EndReason, FrameType, ItemHead, Stop, Window, WireError};
+use crate::proto::wire::{
+    Content, EndHead, EndReason, FrameType, ItemHead, Stop, Window, WireError, encode_status,
+};
 use crate::service::Reply;
 use crate::status::Status;
 
@@ -60,7 +64,7 @@ struct Incoming {
 #[derive(Clone, Debug)]
 pub(crate) enum Ended {
     /// As its sender says.
-    Said(EndHead, Content),
+    Said { reason: EndReason, payload: Payload, metadata: AnswerMetadata },
     /// It was cut short.
     Lost(Status),
 }
@@ -143,7 +147,8 @@ impl CallStreams {
                     return Err(WireError::new("end.reason", "is not a client's"));
                 }
                 incoming.half.on_end(head.items)?;
-                incoming.end = Some(Ended::Said(head, content));
+                let Content { metadata, payload } = content;
+                incoming.end = Some(self.said(head.reason, metadata, payload)?);
                 wakers.extend(incoming.waker.take());
                 if !is_client {
                     state.over = true;
@@ -172,6 +177,23 @@ impl CallStreams {
         Ok(false)
     }
 
+    /// What an END says. A server's may have metadata; what a client's has is not looked at.
+    fn said(&self, reason: EndReason, block: Bytes, payload: Payload) -> Result<Ended, WireError> {
+        let is_client = self.role == Role::Server;
+        let metadata = match self.connection() {
+            Some(connection) if !is_client && !block.is_empty() => connection.read_answer_metadata(block)?,
+            _ => Ok(AnswerMetadata::default()),
+        };
+        Ok(match metadata {
+            Ok(metadata) => Ended::Said { reason, payload, metadata },
+            Err(status) => Ended::Said {
+                reason: EndReason::Status,
+                payload: Payload::from_body(encode_status(&status)),
+                metadata: AnswerMetadata::default(),
+            },
+        })
+    }
+
     /// The call is over, for this reason if its sender has given none. Gives whom to wake.
     pub(in crate::connection) fn end(&self, why: Ended) -> Vec<Waker> {
         let mut guard = self.state();
@@ -197,13 +219,16 @@ impl CallStreams {
         }
     }
 
-    /// Server: begins the answer, unless that has been done or the call is over.
-    pub(crate) fn begin(&self) {
-        let Some(connection) = self.connection() else { return };
+    /// Server: begins the answer, unless that has been done or the call is over. `Err`: the metadata that were set for
+    /// it are too much.
+    pub(crate) fn begin(&self) -> Result<(), Status> {
+        let Some(connection) = self.connection() else { return Ok(()) };
+        let message = connection.begin_answer(self.call)?;
         let mut state = self.state();
         if !state.over && !std::mem::replace(&mut state.begun, true) {
-            connection.enqueue(connection.begin_answer(self.call));
+            connection.enqueue(message);
         }
+        Ok(())
     }
 
     pub(crate) fn has_begun(&self) -> bool {

@@ -4,13 +4,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
 use crate::connection::calls::too_large;
 use crate::connection::{Connection, Role};
+use crate::context::Context;
+use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message, Precedence};
 use crate::proto::wire::{
@@ -215,11 +217,17 @@ pub(in crate::connection) fn end(call: u64, head: EndHead, content: Content) -> 
 
 impl Connection {
     /// Server: the RESPONSE that says that the answer is a stream.
-    pub(super) fn begin_answer(&self, call: u64) -> Message {
-        let head = ResponseHead { verdict: Verdict::Ok }.encode_plain(0);
-        let mut message = Message::new(FrameType::RESPONSE, call, Bytes::copy_from_slice(&head));
+    pub(super) fn begin_answer(&self, call: u64) -> Result<Message, Status> {
+        let metadata = Context::take_initial().map_or(Ok(Bytes::new()), |initial| {
+            self.block_of_answer(&AnswerMetadata { initial, ..AnswerMetadata::default() })
+        })?;
+        let content = Content { metadata, payload: Payload::default() };
+        let mut head = BytesMut::with_capacity(content.metadata.len() + 16);
+        let fits = "there are no attachments, and the metadata are less than the peer takes";
+        ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut head).expect(fits);
+        let mut message = Message::new(FrameType::RESPONSE, call, head.freeze());
         message.precedence = Precedence::Kept;
-        message
+        Ok(message)
     }
 
     /// Whose limits a message is held against that this side sends.

@@ -256,6 +256,11 @@ fn streams(v: &mut Vectors) {
         content: Content { metadata: Bytes::new(), payload },
     };
     v.frame("END with a status", session(FrameType::END, 7, 13, 1), &failed);
+    let mut metadata = AnswerMetadata::default();
+    metadata.trailing.insert("rows", "5").unwrap();
+    let content = Content { metadata: encode_answer_metadata(&metadata), payload: Payload::default() };
+    let informed = End { head: EndHead { reason: EndReason::Completed, items: 0 }, content };
+    v.frame("END with metadata", session(FrameType::END, 8, 14, 1), &informed);
     let window = Window { items: 16, bytes: 65_536 };
     v.frame("WINDOW", session(FrameType::WINDOW, 6, 6, 12), &window);
     v.frame("STOP", session(FrameType::STOP, 6, 7, 12), &Stop { reason: 0 });

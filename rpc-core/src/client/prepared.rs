@@ -1,0 +1,83 @@
+//! A call that has not begun, of whatever kind.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Stub;
+use super::under_way::UnderWay;
+use crate::class::TrafficClass;
+use crate::context::Context;
+use crate::metadata::{Metadata, MetadataError};
+use crate::payload::Payload;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// What is called, with what, and how.
+pub(super) struct Prepared {
+    pub(super) stub: Stub,
+    pub(super) method: usize,
+    arguments: Result<Payload, Status>,
+    timeout: Option<Duration>,
+    inherits: Inherits,
+    rare: Option<Box<Rare>>,
+}
+
+/// What most calls lack: in a box, so that it costs these no more than to look for it.
+#[derive(Default)]
+pub(super) struct Rare {
+    pub(super) metadata: Metadata,
+}
+
+/// Which deadline besides its own a call has, perhaps.
+#[derive(Clone, Copy)]
+enum Inherits {
+    /// That of the handler that is being polled when the call is awaited.
+    Current,
+    Given(Option<Instant>),
+}
+
+impl Prepared {
+    #[inline]
+    pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
+        Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, rare: None }
+    }
+
+    #[inline]
+    pub(super) fn deadline(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    pub(super) fn class(mut self, class: TrafficClass) -> Self {
+        self.stub = self.stub.class(class);
+        self
+    }
+
+    pub(super) fn inheriting(mut self, deadline: Option<Instant>) -> Self {
+        self.inherits = Inherits::Given(deadline);
+        self
+    }
+
+    pub(super) fn edit_metadata(
+        mut self,
+        edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>,
+    ) -> Self {
+        if let Err(error) = edit(&mut self.rare.get_or_insert_default().metadata)
+            && self.arguments.is_ok()
+        {
+            let message = format!("{}: {error}", self.stub.name_of(self.method));
+            let status = Status::new(Code::InvalidArgument, message);
+            self.arguments = Err(status.with_executed(Executed::No).with_blame(Blame::Caller));
+        }
+        self
+    }
+
+    #[inline]
+    pub(super) fn begin(self) -> UnderWay {
+        let inherited = match self.inherits {
+            Inherits::Current => Context::current_deadline(),
+            Inherits::Given(deadline) => deadline,
+        };
+        UnderWay::new(self.stub, self.method, self.arguments, self.rare, inherited, self.timeout)
+    }
+}

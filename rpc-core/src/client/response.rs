@@ -1,0 +1,62 @@
+//! What is known of a call besides its result.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::connection::Connection;
+use crate::metadata::Metadata;
+use crate::status::{Code, Status};
+
+/// A result, and how it came.
+#[non_exhaustive]
+pub struct Response<T> {
+    /// The result.
+    pub value: T,
+    /// The connection that it came by.
+    pub connection: Arc<Connection>,
+    /// How often the request was sent: more than once only if it was certainly not executed before.
+    pub attempts: u8,
+    /// What the handler has sent that it knew before the result.
+    pub metadata: Metadata,
+    /// What it knew when it had the result.
+    pub trailers: Metadata,
+}
+
+/// What is known of a call besides its result.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Parts {
+    /// The connection that it was last sent by; `None` if it ended unsent.
+    pub connection: Option<Arc<Connection>>,
+    /// How often the request was sent, or was to be: more than once only if it was certainly not executed before.
+    pub attempts: u8,
+    /// What the handler has sent that it knew before the result.
+    pub metadata: Metadata,
+    /// What it knew when it had the result. Of a call that failed with a status, [`Status::metadata`] are the same.
+    pub trailers: Metadata,
+}
+
+impl Parts {
+    /// With a result there is a connection that it came by.
+    pub(super) fn of_result<T>(self, value: T) -> Result<Response<T>, Status> {
+        let Self { connection, attempts, metadata, trailers } = self;
+        match connection {
+            Some(connection) => Ok(Response { value, connection, attempts, metadata, trailers }),
+            None => Err(Status::new(Code::Internal, "an answer came by no connection")),
+        }
+    }
+}
+
+/// The value, and of the connection what tells it from others.
+impl<T: fmt::Debug> fmt::Debug for Response<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("value", &self.value)
+            .field("peer", &self.connection.peer())
+            .field("transport", &self.connection.transport().name)
+            .field("attempts", &self.attempts)
+            .field("metadata", &self.metadata)
+            .field("trailers", &self.trailers)
+            .finish()
+    }
+}

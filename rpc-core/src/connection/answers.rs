@@ -1,0 +1,159 @@
+//! The answers of this side's handlers, on their way out.
+
+use bytes::Bytes;
+
+use super::Connection;
+use super::batch::ENOUGH;
+use super::calls::too_large;
+use super::metadata::Outgoing;
+use super::streams::{self, Ended};
+use crate::payload::Payload;
+use crate::proto::message::{Head, Message};
+use crate::proto::shorts::Shorts;
+use crate::proto::wire::{
+    Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, ResponseHead, TooLong, Verdict, encode_status,
+};
+use crate::service::Reply;
+use crate::status::{Blame, Code, Executed, Status};
+
+impl Connection {
+    /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
+    pub(super) fn complete(&self, call: u64, reply: Reply) {
+        if !self.streams.is_empty() {
+            return self.complete_streaming(call, reply);
+        }
+        self.complete_plain(call, reply);
+    }
+
+    /// The same where some calls have streams, perhaps this one.
+    #[cold]
+    fn complete_streaming(&self, call: u64, reply: Reply) {
+        let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
+            self.end_streams(call, || Ended::Lost(streams::gave_up()));
+            return self.complete_plain(call, reply);
+        };
+        // What has left in part of its last items must come before the END.
+        let Err(reply) = streams.keep_reply(reply) else { return };
+        if let Some(items) = streams.end_sending() {
+            let end = self.end_of_answer(call, items, reply);
+            self.running.end_with(call, || self.enqueue(end));
+        }
+        self.end_streams(call, || Ended::Lost(streams::gave_up()));
+        self.progressed();
+    }
+
+    fn complete_plain(&self, call: u64, reply: Reply) {
+        match self.short_result(&reply) {
+            Some((head, body)) => {
+                self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
+            }
+            None => {
+                let reply = self.reply(call, reply);
+                self.running.end_with(call, || self.enqueue(reply));
+            }
+        }
+        self.progressed();
+    }
+
+    /// The same for several, whose answers are short.
+    pub(super) fn complete_all(&self, results: &mut Shorts) {
+        let mut ended = Vec::new();
+        if !self.streams.is_empty() {
+            results.take_out(|answer| {
+                ended.push(answer.call);
+                false
+            });
+        }
+        let mut running = self.running.lock();
+        results.take_out(|answer| !running.end(answer.call));
+        let queued = self.enqueue_all(results);
+        drop(running);
+        ended.into_iter().for_each(|call| self.end_streams(call, || Ended::Lost(streams::gave_up())));
+        self.progressed();
+        if queued >= ENOUGH {
+            self.flush();
+        }
+    }
+
+    /// A result that is short, with what goes before it, unless the peer can't take it.
+    #[inline]
+    pub(super) fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
+        let Reply::Ok(payload) = reply else { return None };
+        let len = payload.short_len()?;
+        let max = self.peer_hello.get()?.max_message;
+        let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
+        fits.then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
+    }
+
+    fn reply(&self, call: u64, reply: Reply) -> Message {
+        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
+        let Outgoing { reply, metadata } = self.outgoing(reply);
+        let (verdict, payload) = match reply {
+            Reply::Ok(payload) => (Verdict::Ok, payload),
+            Reply::Err(payload) => (Verdict::Err, payload),
+            Reply::Status(status) => return status_reply(call, status, metadata, max),
+            // Of a stream that had not begun.
+            Reply::End(_) | Reply::With(_) => (Verdict::Ok, Payload::default()),
+        };
+        match response(call, verdict, metadata, payload) {
+            Ok(mut message) if message.len() as u64 <= max => {
+                self.stage(&mut message);
+                message
+            }
+            Ok(message) => {
+                let status = too_large("the result", message.len(), max, "the client's");
+                let status = status.with_executed(Executed::Yes).with_blame(Blame::Peer);
+                status_reply(call, status, Bytes::new(), max)
+            }
+            Err(why) => {
+                let status = Status::new(Code::Internal, format!("the result: {why}"));
+                status_reply(call, status, Bytes::new(), max)
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// The END of an answer that is a stream of so many items.
+    fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
+        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
+        let Outgoing { reply, metadata } = self.outgoing(reply);
+        let (reason, payload) = match reply {
+            Reply::End(sent) => (sent.reason(), Payload::default()),
+            Reply::Ok(_) | Reply::With(_) => (EndReason::Completed, Payload::default()),
+            Reply::Err(payload) => (EndReason::Error, payload),
+            Reply::Status(status) => (EndReason::Status, Payload::from_body(encode_status(&status))),
+        };
+        let whole = streams::end(call, EndHead { reason, items }, Content { metadata, payload });
+        if whole.len() as u64 <= max {
+            return whole;
+        }
+        let status = too_large("the error of a stream", whole.len(), max, "the client's");
+        let payload = Payload::from_body(encode_status(&status.with_executed(Executed::Yes)));
+        let head = EndHead { reason: EndReason::Status, items };
+        streams::end(call, head, Content { metadata: Bytes::new(), payload })
+    }
+}
+
+fn response(call: u64, verdict: Verdict, metadata: Bytes, payload: Payload) -> Result<Message, TooLong> {
+    let content = Content { metadata, payload };
+    let head = Head::response(&ResponseHead { verdict }, &content)?;
+    Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
+}
+
+/// A status as an answer; without its details and metadata, and with few of its words, where all of it is too long for the
+/// peer.
+fn status_reply(call: u64, status: Status, metadata: Bytes, max: u64) -> Message {
+    let whole = response(call, Verdict::Status, metadata, Payload::from_body(encode_status(&status)));
+    match whole {
+        Ok(message) if message.len() as u64 <= max => message,
+        _ => {
+            let words: String = status.message().chars().take(200).collect();
+            let short =
+                Status::new(status.code(), words).with_blame(status.blame()).with_executed(status.executed());
+            let body = Payload::from_body(encode_status(&short));
+            let fits = "no peer's limit is below 1 KiB, and 200 characters take less";
+            response(call, Verdict::Status, Bytes::new(), body).expect(fits)
+        }
+    }
+}

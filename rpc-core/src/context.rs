@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::service::{Reply, WithMetadata};
+use crate::stream::Streams;
 
 /// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
 ///
@@ -57,12 +58,15 @@ pub(crate) struct Shared {
     metadata: Metadata,
     /// What goes with the answer. `None`: the answer is made.
     answer: Mutex<Option<AnswerMetadata>>,
+    /// If the call has any, and they were not taken.
+    streams: Mutex<Option<Streams>>,
 }
 
 impl Shared {
-    /// Of a call that has these metadata.
-    pub(crate) fn new(metadata: Metadata) -> Arc<Self> {
-        Arc::new(Self { metadata, answer: Mutex::new(Some(AnswerMetadata::default())) })
+    /// Of a call that has these.
+    pub(crate) fn new(metadata: Metadata, streams: Option<Streams>) -> Arc<Self> {
+        let answer = Mutex::new(Some(AnswerMetadata::default()));
+        Arc::new(Self { metadata, answer, streams: Mutex::new(streams) })
     }
 
     fn answer(&self) -> MutexGuard<'_, Option<AnswerMetadata>> {
@@ -119,7 +123,8 @@ impl Context {
 
     /// The context that is current, for a handler: what it sets goes with the answer.
     pub(crate) fn given(mut self) -> Self {
-        let shared = self.shared.or_else(|| SHARED.take()).unwrap_or_else(|| Shared::new(Metadata::new()));
+        let shared =
+            self.shared.or_else(|| SHARED.take()).unwrap_or_else(|| Shared::new(Metadata::new(), None));
         SHARED.set(Some(shared.clone()));
         self.shared = Some(shared);
         self
@@ -185,6 +190,12 @@ impl Context {
                 edit(&mut AnswerMetadata::default())
             }
         }
+    }
+
+    /// The streams of the call, which can be taken once.
+    pub(crate) fn take_streams(&self) -> Option<Streams> {
+        let shared = self.shared.as_ref()?;
+        shared.streams.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes the metadata that the handler of the current context has set to go before its result.

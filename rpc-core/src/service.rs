@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::status::Status;
-use crate::stream::{Sent, Streams};
+use crate::stream::Sent;
 
 /// The shapes a method can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,8 +107,6 @@ pub struct Request {
     pub context: Context,
     /// The arguments.
     pub payload: Payload,
-    /// The call's streams, if it has any.
-    pub streams: Option<Streams>,
 }
 
 /// What a handler answers.
@@ -121,7 +119,7 @@ pub enum Reply {
     /// A status. Of a handler that ran, UNAVAILABLE never counts as not executed: it may be passed on from a call that
     /// the handler made.
     Status(Status),
-    /// The end of a stream that was sent whole, or not: [`Streams::answer`] gives it.
+    /// The end of a stream that was sent whole, or not: [`Streams::answer`](crate::stream::Streams::answer) gives it.
     End(Sent),
     /// One of these, with the metadata that the handler has set in its context.
     With(Box<WithMetadata>),

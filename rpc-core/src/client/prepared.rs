@@ -7,9 +7,11 @@ use tokio::time::Instant;
 use super::Stub;
 use super::under_way::UnderWay;
 use crate::class::TrafficClass;
+use crate::connection::Rare;
 use crate::context::Context;
 use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
+use crate::service::Kind;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// What is called, with what, and how.
@@ -20,12 +22,6 @@ pub(super) struct Prepared {
     timeout: Option<Duration>,
     inherits: Inherits,
     rare: Option<Box<Rare>>,
-}
-
-/// What most calls lack: in a box, so that it costs these no more than to look for it.
-#[derive(Default)]
-pub(super) struct Rare {
-    pub(super) metadata: Metadata,
 }
 
 /// Which deadline besides its own a call has, perhaps.
@@ -40,6 +36,16 @@ impl Prepared {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
         Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, rare: None }
+    }
+
+    /// Of a method of this kind.
+    pub(super) fn of_kind(mut self, kind: Kind) -> Self {
+        self.rare().kind = kind;
+        self
+    }
+
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_with(|| Box::new(Rare::none()))
     }
 
     #[inline]
@@ -62,7 +68,7 @@ impl Prepared {
         mut self,
         edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>,
     ) -> Self {
-        if let Err(error) = edit(&mut self.rare.get_or_insert_default().metadata)
+        if let Err(error) = edit(&mut self.rare().metadata)
             && self.arguments.is_ok()
         {
             let message = format!("{}: {error}", self.stub.name_of(self.method));

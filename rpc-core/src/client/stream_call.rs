@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
 use crate::proto::wire::{EndReason, Verdict};
-use crate::service::{Outcome, Reply};
+use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Stream, Streaming};
 
@@ -60,7 +60,8 @@ impl<O> StreamCall<O> {
         items: Option<Box<dyn Source>>,
         finish: Finish<O>,
     ) -> Self {
-        Self { prepared: Prepared::new(stub, method, arguments), items, finish }
+        let kind = stub.service().methods.get(method).map_or(Kind::Unary, |method| method.kind);
+        Self { prepared: Prepared::new(stub, method, arguments).of_kind(kind), items, finish }
     }
 
     /// Gives up after `timeout`, counted from when the call is awaited: the answer and its streams must have ended by then.

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::prepared::Rare;
 use super::{Parts, Stub};
 use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place};
+use crate::connection::{Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare};
 use crate::context::earlier;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
@@ -221,7 +220,7 @@ impl UnderWay {
             deadline: self.deadline,
             left,
             attempt: self.attempt,
-            metadata: self.rare.as_ref().map(|rare| &rare.metadata),
+            rare: self.rare.as_deref(),
         };
         match connection.call(&asked, place, cx) {
             Ok(sent) => {

@@ -63,7 +63,21 @@ pub(crate) struct Asked<'a> {
     /// How long that is from now.
     pub(crate) left: Option<Duration>,
     pub(crate) attempt: u8,
-    pub(crate) metadata: Option<&'a Metadata>,
+    pub(crate) rare: Option<&'a Rare>,
+}
+
+/// What most calls lack: in a box, so that it costs these no more than to look for it.
+#[derive(Debug)]
+pub(crate) struct Rare {
+    pub(crate) kind: Kind,
+    pub(crate) metadata: Metadata,
+}
+
+impl Rare {
+    /// Of a call that is unary and has no more.
+    pub(crate) const fn none() -> Self {
+        Self { kind: Kind::Unary, metadata: Metadata::new() }
+    }
 }
 
 /// What is to be sent.
@@ -105,12 +119,11 @@ impl Connection {
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<Sent, NotSent> {
-        let kind = asked.service.methods.get(asked.method).map_or(Kind::Unary, |method| method.kind);
-        let request = self.request(asked, kind)?;
+        let request = self.request(asked)?;
         let (mut queued, mut streams) = (0, None);
         let queue = |id| {
-            if kind != Kind::Unary {
-                streams = Some(self.begin_streams(id, kind));
+            if let Some(Rare { kind, .. }) = asked.rare {
+                streams = self.begin_streams(id, *kind);
             }
             queued = match request {
                 Request::Short(head) => {
@@ -142,7 +155,7 @@ impl Connection {
     }
 
     /// The request of a call that has no number yet.
-    fn request(&self, asked: &Asked<'_>, kind: Kind) -> Result<Request, Status> {
+    fn request(&self, asked: &Asked<'_>) -> Result<Request, Status> {
         let Some(peer) = self.peer_hello.get() else {
             return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
         };
@@ -155,20 +168,16 @@ impl Connection {
             true => Ok(()),
             false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
         };
-        if kind != Kind::Unary && !streams::agreed(peer) {
-            return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
-        }
-        if !kind.streams_requests()
-            && let (Some(len), None) = (asked.arguments.short_len(), asked.metadata)
-        {
+        if let (Some(len), None) = (asked.arguments.short_len(), asked.rare) {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
-        let metadata = match asked.metadata {
-            Some(metadata) => block_of_call(metadata, peer)?,
-            None => Bytes::new(),
-        };
+        let &Rare { kind, ref metadata } = asked.rare.unwrap_or(const { &Rare::none() });
+        if kind != Kind::Unary && !streams::agreed(peer) {
+            return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
+        }
+        let metadata = block_of_call(metadata, peer)?;
         let content = Content { metadata, payload: asked.arguments.clone() };
         let head =
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;

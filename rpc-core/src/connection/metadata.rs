@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::Connection;
-use super::registry::{Found, refusal};
+use super::registry::refusal;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::proto::wire::{
     Hello, WireError, decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata,
@@ -50,11 +50,10 @@ impl Connection {
     }
 
     /// Reads the metadata of a call. More than this side takes makes it a call that is refused.
-    #[cold]
-    pub(super) fn read_metadata(
+    pub(super) fn read_metadata<F>(
         &self,
         block: Bytes,
-        found: &mut Result<Found, Status>,
+        found: &mut Result<F, Status>,
     ) -> Result<Metadata, WireError> {
         let max = self.settings.limits.max_metadata;
         if block.len() <= max as usize {
@@ -86,7 +85,6 @@ impl Connection {
 }
 
 /// The block of a call's metadata, if the server takes them.
-#[cold]
 pub(super) fn block_of_call(metadata: &Metadata, server: &Hello) -> Result<Bytes, Status> {
     let max = server.max_metadata;
     if metadata.is_empty() {

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-pub(crate) use calls::{Answered, Asked, NotSent};
+pub(crate) use calls::{Answered, Asked, NotSent, Rare};
 pub(crate) use pending::{Line, Pending, Place};
 pub(crate) use registry::Registry;
 pub(crate) use streams::{CallStreams, Encoded, Ended, Pump, Pumped, Reader, Source};

@@ -1,9 +1,7 @@
 //! What a caller holds of its connection: its turn, its place, its call.
 
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll, Waker, ready};
-
-use bytes::Bytes;
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use super::Connection;
 use super::calls::{Answered, Sent};
@@ -82,9 +80,22 @@ pub(crate) struct Pending {
     /// It is to look before it is told of anything.
     looks: bool,
     help: Help,
+    rare: Option<Box<Rare>>,
+}
+
+/// What most of them lack.
+#[derive(Debug, Default)]
+struct Rare {
     streams: Option<Arc<CallStreams>>,
     /// What came with the answer.
-    received: Option<Box<AnswerMetadata>>,
+    received: AnswerMetadata,
+}
+
+impl Rare {
+    /// Whether the answer is a stream, if it is no refusal.
+    fn is_stream(&self) -> bool {
+        self.streams.as_ref().is_some_and(|streams| streams.is_answer())
+    }
 }
 
 impl Pending {
@@ -92,11 +103,12 @@ impl Pending {
     pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
         let Sent { call, looks, streams } = sent;
         let help = Help::begin(&connection, cx);
-        Self { connection, id: call, done: false, late: false, looks, help, streams, received: None }
+        let rare = streams.map(|streams| Box::new(Rare { streams: Some(streams), ..Rare::default() }));
+        Self { connection, id: call, done: false, late: false, looks, help, rare }
     }
 
     pub(crate) fn streams(&self) -> Option<&Arc<CallStreams>> {
-        self.streams.as_ref()
+        self.rare.as_ref()?.streams.as_ref()
     }
 
     /// Whether it must be polled now.
@@ -110,12 +122,12 @@ impl Pending {
 
     /// The metadata that came with the answer, if any.
     pub(crate) fn metadata(&self) -> Option<&AnswerMetadata> {
-        self.received.as_deref()
+        self.rare.as_ref().map(|rare| &rare.received)
     }
 
     /// Takes the metadata that came with the answer.
     pub(crate) fn take_metadata(&mut self) -> AnswerMetadata {
-        self.received.take().map_or_else(AnswerMetadata::default, |received| *received)
+        self.rare.as_mut().map(|rare| std::mem::take(&mut rare.received)).unwrap_or_default()
     }
 
     /// Whether [`poll`](Self::poll) has said how it ended.
@@ -150,50 +162,43 @@ impl Pending {
     }
 
     fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
-        if self.streams.is_some() {
-            return self.look_for_streams(cx);
-        }
-        let message = ready!(self.find(false, cx));
-        self.connection.close_if_drained();
-        let Self { connection, received, .. } = self;
-        Poll::Ready(message.and_then(|message| connection.understand(message, received)))
-    }
-
-    /// What was found in the call's slot; pending also when it is late.
-    #[inline(always)]
-    fn find(&mut self, keeps_place: bool, cx: &TaskContext<'_>) -> Poll<Result<Bytes, Status>> {
-        let (found, next) = self.connection.calls.slots.poll(self.id, keeps_place, cx);
+        let Self { connection, id, rare, .. } = self;
+        let keeps_place = rare.as_ref().is_some_and(|rare| rare.is_stream());
+        let (found, next) = connection.calls.slots.poll(*id, keeps_place, cx);
         next.wake();
-        match found {
-            Poll::Pending => Poll::Pending,
+        let message = match found {
+            Poll::Pending => return Poll::Pending,
             Poll::Ready(Found::Late) => {
                 self.late = true;
-                Poll::Pending
+                return Poll::Pending;
             }
-            Poll::Ready(Found::End(message)) => {
-                self.done = true;
-                Poll::Ready(message)
-            }
-        }
-    }
-
-    /// The same for a call with streams, which keeps its place while its answer is one.
-    #[cold]
-    fn look_for_streams(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
-        let keeps_place = self.streams.as_ref().is_some_and(|streams| streams.is_answer());
-        let message = ready!(self.find(keeps_place, cx));
-        let Self { connection, received, .. } = self;
-        let answered = message.and_then(|message| connection.understand(message, received));
-        let place = keeps_place.then(|| Place(Some(self.connection.clone())));
-        match (&answered, place, &self.streams) {
-            (Ok((Verdict::Ok, _)), Some(place), Some(streams)) => streams.keep_place(place),
-            (_, place, _) => {
-                drop(place);
-                self.connection.end_streams(self.id, || Ended::Lost(streams::gave_up()));
-            }
+            Poll::Ready(Found::End(message)) => message,
+        };
+        self.done = true;
+        let mut received = None;
+        let answered = message.and_then(|message| connection.understand(message, &mut received));
+        if rare.is_some() || received.is_some() {
+            self.answered(&answered, received);
         }
         self.connection.close_if_drained();
         Poll::Ready(answered)
+    }
+
+    /// Takes what came with the answer. A call keeps its place while its answer is a stream.
+    #[cold]
+    fn answered(&mut self, answered: &Answered, received: Option<Box<AnswerMetadata>>) {
+        let Self { connection, id, rare, .. } = self;
+        let rare = rare.get_or_insert_default();
+        rare.received = received.map_or_else(AnswerMetadata::default, |received| *received);
+        let Some(streams) = &rare.streams else { return };
+        let place = streams.is_answer().then(|| Place(Some(connection.clone())));
+        match (answered, place) {
+            (Ok((Verdict::Ok, _)), Some(place)) => streams.keep_place(place),
+            (_, place) => {
+                drop(place);
+                connection.end_streams(*id, || Ended::Lost(streams::gave_up()));
+            }
+        }
     }
 }
 

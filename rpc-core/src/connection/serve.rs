@@ -18,6 +18,7 @@ use super::registry::{Announced, Found, Registry, refusal};
 use super::streams::{self, Ended};
 use crate::config::Policy;
 use crate::context::{Context, Current, Shared};
+use crate::metadata::Metadata;
 use crate::payload::Payload;
 use crate::proto::shorts::Shorts;
 use crate::proto::wire::{FrameType, RequestHead, WireError};
@@ -64,31 +65,39 @@ impl Connection {
             0 => None,
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
-        let mut found = self.find(registry, announced, &head);
-        let shared = match metadata {
-            Some(block) => Some(Shared::new(self.read_metadata(*block, &mut found)?)),
-            None => None,
+        let mut found = find(registry, announced, &head);
+        let shared = match (&found, metadata) {
+            (Ok(found), None) if found.kind() == Kind::Unary => None,
+            (_, metadata) => Some(self.share(call, metadata, &mut found)?),
         };
-        if let Ok(found) = &found
-            && found.kind() != Kind::Unary
-        {
-            // Before anything else of the call is taken in.
-            self.begin_streams(call, found.kind());
-        }
         batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt, shared });
         Ok(())
     }
 
-    #[inline]
-    fn find(&self, registry: &Registry, announced: &Announced, head: &RequestHead) -> Result<Found, Status> {
-        let Some(bound) = announced.get(head.service) else {
-            return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
+    /// What the contexts of a call share that has metadata or streams.
+    #[cold]
+    fn share(
+        &self,
+        call: u64,
+        metadata: Option<Box<Bytes>>,
+        found: &mut Result<Found, Status>,
+    ) -> Result<Arc<Shared>, WireError> {
+        let metadata = match metadata {
+            Some(block) => self.read_metadata(*block, found)?,
+            None => Metadata::new(),
         };
-        let found = registry.find(bound, head.method)?;
-        if found.kind() != Kind::Unary && !self.peer_hello.get().is_some_and(streams::agreed) {
-            return Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
+        let mut streams = None;
+        if let Ok(called) = found
+            && called.kind() != Kind::Unary
+        {
+            if self.peer_hello.get().is_some_and(streams::agreed) {
+                // Before anything else of the call is taken in.
+                streams = self.begin_streams(call, called.kind()).map(Streams::new);
+            } else {
+                *found = Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
+            }
         }
-        Ok(found)
+        Ok(Shared::new(metadata, streams))
     }
 
     /// Begins the calls of a batch that have not begun: they count as running from now on. `Err`: one is of a number that is
@@ -214,9 +223,7 @@ impl Connection {
         let context = Context::new(deadline, attempt, peer, shared);
         current.set(&context);
         at_work.call = Some(call);
-        let streams =
-            if found.kind() == Kind::Unary { None } else { self.streams.get(call).map(Streams::new) };
-        let request = Request { context, payload, streams };
+        let request = Request { context, payload };
         let future = at_work.future.insert(registry.call(found, request));
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
@@ -269,6 +276,14 @@ impl Connection {
         }
         running.map(Action::Abort)
     }
+}
+
+#[inline]
+fn find(registry: &Registry, announced: &Announced, head: &RequestHead) -> Result<Found, Status> {
+    let Some(bound) = announced.get(head.service) else {
+        return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
+    };
+    registry.find(bound, head.method)
 }
 
 /// A call more than this side takes at once.

@@ -102,9 +102,12 @@ fn first_of(peer: &Hello) -> Window {
 }
 
 impl Connection {
-    /// Begins the streams of a call of this kind: before its REQUEST is queued, or when that is taken in.
+    /// Begins the streams of a call, if one of this kind has any: before its REQUEST is queued, or when that is taken in.
     #[cold]
-    pub(super) fn begin_streams(&self, call: u64, kind: Kind) -> Arc<CallStreams> {
+    pub(super) fn begin_streams(&self, call: u64, kind: Kind) -> Option<Arc<CallStreams>> {
+        if kind == Kind::Unary {
+            return None;
+        }
         let (to_server, to_client) = (kind.streams_requests(), kind.streams_answers());
         let (sends, receives) = match self.role {
             Role::Client => (to_server, to_client),
@@ -115,7 +118,7 @@ impl Connection {
         let first = receives.then_some(FIRST);
         let streams = Arc::new(CallStreams::new(self.me.clone(), call, self.role, granted, first));
         self.streams.add(call, streams.clone());
-        streams
+        Some(streams)
     }
 
     /// Takes in a frame of a call's streams. Under the lock of `receiving`; wakes nobody itself. `last`: the highest call that

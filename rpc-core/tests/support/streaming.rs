@@ -15,7 +15,7 @@ use farcall_core::payload::Payload;
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Kind, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Code, Result, Status};
-use farcall_core::stream::{EndReason, Stream};
+use farcall_core::stream::{EndReason, Stream, Streams};
 use tokio::sync::Notify;
 
 use super::{Near, bytes, plain, text};
@@ -111,19 +111,19 @@ pub(crate) fn numbers(payload: &Payload) -> Vec<usize> {
 }
 
 pub(crate) async fn answer(
-    request: Request,
+    streams: Option<Streams>,
     info: &ServiceInfo,
     stream: impl Stream<Item = Result<Bytes>> + Send,
 ) -> Reply {
-    private::answer(request.streams, info, COUNT, stream, streamed()).await
+    private::answer(streams, info, COUNT, stream, streamed()).await
 }
 
 pub(crate) fn streamed() -> Streamed<Result<Bytes>, Bytes, Status, Status> {
     private::streamed::<Result<Bytes>, Raw, Raw, Status, Raw, Status>()
 }
 
-fn requests(request: &Request, info: &ServiceInfo) -> Streaming<Bytes> {
-    private::requests(request.streams.as_ref(), info, COUNT, private::argument::<Raw, Bytes>()).unwrap()
+fn requests(streams: Option<&Streams>, info: &ServiceInfo) -> Streaming<Bytes> {
+    private::requests(streams, info, COUNT, private::argument::<Raw, Bytes>()).unwrap()
 }
 
 impl Service for Test {
@@ -135,15 +135,16 @@ impl Service for Test {
         let (info, seen) = (self.info.clone(), self.seen.clone());
         Box::pin(async move {
             let running = Running::new(&seen);
+            let streams = private::take_streams(&request.context);
             match method {
                 COUNT => {
                     let n = numbers(&request.payload);
-                    answer(request, &info, items(n[0], n[1], None)).await
+                    answer(streams, &info, items(n[0], n[1], None)).await
                 }
                 FAIL => {
                     let n = numbers(&request.payload);
                     let error = Status::new(Code::DataLoss, "as it was told to");
-                    answer(request, &info, items(n[0], 10, Some(error))).await
+                    answer(streams, &info, items(n[0], 10, Some(error))).await
                 }
                 REFUSE => Reply::Status(Status::new(Code::PermissionDenied, "not for you")),
                 FOREVER => {
@@ -151,7 +152,7 @@ impl Service for Test {
                         let _ = &running;
                         Poll::Ready(Some(Ok(bytes(100, 1))))
                     });
-                    answer(request, &info, stream).await
+                    answer(streams, &info, stream).await
                 }
                 PANIC => {
                     let mut left = numbers(&request.payload)[0];
@@ -163,10 +164,10 @@ impl Service for Test {
                         cx.waker().wake_by_ref();
                         Poll::Ready(Some(Ok(bytes(10, 0))))
                     });
-                    answer(request, &info, stream).await
+                    answer(streams, &info, stream).await
                 }
                 SUM => {
-                    let mut rows = requests(&request, &info);
+                    let mut rows = requests(streams.as_ref(), &info);
                     let (mut count, mut sum) = (0_u64, 0);
                     loop {
                         match rows.message().await {
@@ -181,14 +182,14 @@ impl Service for Test {
                     }
                 }
                 FIRST => {
-                    let mut rows = requests(&request, &info);
+                    let mut rows = requests(streams.as_ref(), &info);
                     let first = rows.message().await.unwrap().unwrap();
                     drop(rows);
                     Reply::Ok(Payload::from_body(first))
                 }
                 CHAT => {
-                    let rows = requests(&request, &info);
-                    answer(request, &info, rows).await
+                    let rows = requests(streams.as_ref(), &info);
+                    answer(streams, &info, rows).await
                 }
                 _ => Reply::Ok(request.payload),
             }

@@ -199,7 +199,7 @@ impl<'s> Parts<'s> {
                 rows = Some(take(
                     local,
                     quote_spanned! { Span::mixed_site() =>
-                        #private::requests(request.streams.as_ref(), served.info(), method, #argument)
+                        #private::requests(streams.as_ref(), served.info(), method, #argument)
                     },
                 ));
                 continue;
@@ -215,10 +215,10 @@ impl<'s> Parts<'s> {
         let outcome = quote_spanned! { Span::mixed_site() =>
             <#implementation as #name #trait_arguments>::#ident(served.service(), #context #(#locals),*)
         };
-        let keep_streams = match method.answer {
-            Answer::Once(_) => None,
-            _ => Some(quote_spanned! { Span::mixed_site() => let streams = request.streams; }),
-        };
+        let has_streams = rows.is_some() || !matches!(method.answer, Answer::Once(_));
+        let take_streams = has_streams.then(|| {
+            quote_spanned! { Span::mixed_site() => let streams = #private::take_streams(&request.context); }
+        });
         let reply = self.reply(&method.answer, &outcome);
         quote_spanned! { Span::mixed_site() =>
             #index => {
@@ -228,8 +228,8 @@ impl<'s> Parts<'s> {
                 if let ::core::result::Result::Err(reply) = incoming.finish() {
                     return #private::at_once(reply);
                 }
+                #take_streams
                 #rows
-                #keep_streams
                 #keep_context
                 ::std::boxed::Box::pin(async move { #reply })
             }

@@ -1,13 +1,19 @@
 //! The client's end.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(feature = "tower")]
+use std::task::{Context as TaskContext, Poll};
 
 use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::Policy;
 use farcall_core::connection::{Connection, Transport};
+#[cfg(feature = "tower")]
+use farcall_core::middleware::Middleware;
+use farcall_core::middleware::{Next, Request, Response};
 use farcall_core::status::{Blame, Code, Executed, Status};
 use farcall_core::transport::{BoxFuture, Link};
 use farcall_tcp::TcpConfig;
@@ -87,6 +93,60 @@ impl Channel {
         Self { caller: self.caller.class(class) }
     }
 
+    /// The same channel, whose calls go through an interceptor, and their answers on their way back: an async function that
+    /// is given the [`Request`] and what comes [`Next`]. The last one added is the first that a call comes to. This channel
+    /// stays as it is; both share their connections.
+    ///
+    /// ```
+    /// use farcall::middleware::{Next, Request, Response};
+    ///
+    /// async fn with_token(mut request: Request, next: Next) -> farcall::Result<Response> {
+    ///     request.metadata_mut().insert("token", "let me in")?;
+    ///     next.run(request).await
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[farcall::service]
+    /// # trait Greeter { async fn hello(&self, cx: &farcall::Context) -> farcall::Result<bool>; }
+    /// # struct Polite;
+    /// # impl Greeter for Polite {
+    /// #     async fn hello(&self, cx: &farcall::Context) -> farcall::Result<bool> {
+    /// #         Ok(cx.metadata().get("token") == Some("let me in"))
+    /// #     }
+    /// # }
+    /// # let server = farcall::Server::builder().add(GreeterServer::new(Polite)).bind("127.0.0.1:0").await?;
+    /// # let address = format!("farcall://{}", server.local_addr());
+    /// # tokio::spawn(server.serve());
+    /// let channel = farcall::Channel::connect(&address).await?.intercept(with_token);
+    /// assert!(GreeterClient::new(&channel).hello().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn intercept<F, R>(&self, by: F) -> Self
+    where
+        F: Fn(Request, Next) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Response, Status>> + Send + 'static,
+    {
+        Self { caller: self.caller.intercept(by) }
+    }
+
+    /// The same with a layer of `tower`, as in `channel.layer(ServiceBuilder::new().rate_limit(100, second).timeout(second))`.
+    /// All clones of the new channel share the layer's service, which need not be `Clone`; while it is not ready, calls wait in
+    /// line for it, as long as their deadlines allow.
+    ///
+    /// A layer's error that is a [`Status`], or was caused by one, ends the call with that; the errors of tower's timeout and
+    /// load shedding do so with DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, others with UNKNOWN. A stream has left the layer when
+    /// it has begun.
+    #[cfg(feature = "tower")]
+    pub fn layer<L>(&self, layer: L) -> Self
+    where
+        L: tower_layer::Layer<Next>,
+        L::Service: Middleware,
+    {
+        Self { caller: self.caller.layer(layer) }
+    }
+
     /// The connection that calls of its class go by now; connects if there is none.
     ///
     /// # Errors
@@ -103,6 +163,22 @@ impl Channel {
     /// UNAVAILABLE, if it can't.
     pub async fn transport(&self) -> Result<Transport, Status> {
         Ok(self.connection().await?.transport())
+    }
+}
+
+/// Always ready: what a call waits for, a connection or a place, it waits for in the future, where its deadline counts.
+#[cfg(feature = "tower")]
+impl tower_service::Service<Request> for Channel {
+    type Response = Response;
+    type Error = Status;
+    type Future = BoxFuture<Result<Response, Status>>;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
+        tower_service::Service::poll_ready(&mut self.caller, cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        tower_service::Service::call(&mut self.caller, request)
     }
 }
 

@@ -161,10 +161,17 @@
 //! # Ok::<(), Status>(()) }).unwrap();
 //! ```
 //!
+//! # Middleware
+//!
+//! What is done to many calls alike is written once: an interceptor is an async function around the calls of a
+//! [channel](Channel::intercept), a [service](middleware::ServiceExt) or a [server](ServerBuilder::intercept), on either side
+//! the same. With the feature `tower` its layers go there, too. See [`middleware`].
+//!
 //! # Features
 //!
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
 //!   runs, if it is there.
+//! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 
 mod address;
@@ -173,6 +180,7 @@ mod buf;
 mod channel;
 pub mod codec;
 mod config;
+pub mod middleware;
 #[cfg(feature = "tcp")]
 mod server;
 pub mod stream;
@@ -184,6 +192,7 @@ pub use bytes::Bytes;
 pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
 pub use farcall_core::class::{ByClass, TrafficClass};
+pub use farcall_core::client::in_process;
 pub use farcall_core::client::{
     Call, CallFuture, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall, StreamFuture,
 };

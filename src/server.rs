@@ -8,8 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farcall_core::connection::Connection;
+#[cfg(feature = "tower")]
+use farcall_core::middleware::Middleware;
+use farcall_core::middleware::{Next, Request, Response, Stack};
 use farcall_core::server::Host;
 use farcall_core::service::Service;
+use farcall_core::status::Status;
 use farcall_tcp::Acceptor;
 use tokio::sync::watch;
 
@@ -33,6 +37,7 @@ pub struct Server {
 #[must_use = "a builder does nothing until it is bound"]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
+    stack: Option<Stack>,
     config: Config,
 }
 
@@ -84,6 +89,48 @@ impl ServerBuilder {
         self
     }
 
+    /// Has calls of all services go through an interceptor, and their answers on their way back; the last one added is the
+    /// first that a call comes to. A stream is through when it has ended. [`ServiceExt`] does the same for a single service.
+    ///
+    /// ```
+    /// use farcall::middleware::{Next, Request, Response};
+    /// use farcall::{Code, Status};
+    ///
+    /// #[derive(Clone)]
+    /// struct User(String); // for handlers: `cx.extension::<User>()`
+    ///
+    /// async fn check_token(mut request: Request, next: Next) -> farcall::Result<Response> {
+    ///     match request.metadata().get("token") {
+    ///         Some("let me in") => request.extensions_mut().insert(User("ann".into())),
+    ///         _ => return Err(Status::new(Code::Unauthenticated, "who are you?")),
+    ///     }
+    ///     next.run(request).await
+    /// }
+    ///
+    /// let server = farcall::Server::builder().intercept(check_token);
+    /// ```
+    ///
+    /// [`ServiceExt`]: crate::middleware::ServiceExt
+    pub fn intercept<F, R>(mut self, by: F) -> Self
+    where
+        F: Fn(Request, Next) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Response, Status>> + Send + 'static,
+    {
+        self.stack = Some(self.stack.unwrap_or_default().intercept(by));
+        self
+    }
+
+    /// The same with a layer of `tower`, of which there is one service for all calls.
+    #[cfg(feature = "tower")]
+    pub fn layer<L>(mut self, layer: L) -> Self
+    where
+        L: tower_layer::Layer<Next>,
+        L::Service: Middleware,
+    {
+        self.stack = Some(self.stack.unwrap_or_default().layer(layer));
+        self
+    }
+
     /// Sets everything else.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
@@ -109,7 +156,11 @@ impl ServerBuilder {
             let required = |why| format!("transport = \"rdma\" is required and can't be had: {why}");
             able.map_err(|why| ConfigError::new(required(why)))?;
         }
-        let host = Host::new(self.services, settings).map_err(ConfigError::new)?;
+        let services = match &self.stack {
+            Some(stack) => self.services.into_iter().map(|s| Arc::new(stack.around(s)) as _).collect(),
+            None => self.services,
+        };
+        let host = Host::new(services, settings).map_err(ConfigError::new)?;
         let acceptor = Acceptor::bind(address, config.tcp).await?;
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);

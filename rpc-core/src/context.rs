@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::metadata::{AnswerMetadata, Metadata};
+use crate::middleware::Extensions;
 use crate::payload::Payload;
 use crate::service::{Reply, WithMetadata};
 use crate::stream::Streams;
@@ -60,13 +61,15 @@ pub(crate) struct Shared {
     answer: Mutex<Option<AnswerMetadata>>,
     /// If the call has any, and they were not taken.
     streams: Mutex<Option<Streams>>,
+    /// What middleware has put there.
+    extensions: Extensions,
 }
 
 impl Shared {
     /// Of a call that has these.
     pub(crate) fn new(metadata: Metadata, streams: Option<Streams>) -> Arc<Self> {
         let answer = Mutex::new(Some(AnswerMetadata::default()));
-        Arc::new(Self { metadata, answer, streams: Mutex::new(streams) })
+        Arc::new(Self { metadata, answer, streams: Mutex::new(streams), extensions: Extensions::default() })
     }
 
     fn answer(&self) -> MutexGuard<'_, Option<AnswerMetadata>> {
@@ -75,10 +78,16 @@ impl Shared {
 
     #[cold]
     fn answered(&self, reply: &mut Reply) {
-        let metadata = self.answer().take().unwrap_or_default();
+        let mut metadata = self.answer().take().unwrap_or_default();
         if !metadata.is_empty() {
-            let reply_alone = std::mem::replace(reply, Reply::Ok(Payload::default()));
-            *reply = Reply::With(Box::new(WithMetadata { reply: reply_alone, metadata }));
+            *reply = match std::mem::replace(reply, Reply::Ok(Payload::default())) {
+                Reply::With(mut with) => {
+                    metadata.extend(&with.metadata);
+                    with.metadata = metadata;
+                    Reply::With(with)
+                }
+                reply => Reply::With(Box::new(WithMetadata { reply, metadata })),
+            };
         }
     }
 }
@@ -190,6 +199,48 @@ impl Context {
                 edit(&mut AnswerMetadata::default())
             }
         }
+    }
+
+    /// What the server's middleware has put there for the handler; see
+    /// [`Request::extensions_mut`](crate::middleware::Request::extensions_mut).
+    ///
+    /// ```
+    /// # use farcall_core::context::Context;
+    /// #[derive(Clone)]
+    /// struct User(String);
+    ///
+    /// # fn handler(cx: &Context) {
+    /// let user = cx.extension::<User>().map(|user| user.0.as_str());
+    /// # assert_eq!(user, None);
+    /// # }
+    /// # handler(&Context::background());
+    /// ```
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&T> {
+        self.shared.as_ref()?.extensions.get()
+    }
+
+    pub(crate) fn extensions(&self) -> Extensions {
+        self.shared.as_ref().map_or_else(Extensions::default, |shared| shared.extensions.clone())
+    }
+
+    /// This context for a handler behind middleware, which has made these of what the call had. What was set for the answer so
+    /// far goes with that of the handler.
+    pub(crate) fn behind(
+        &self,
+        metadata: Metadata,
+        extensions: Extensions,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let set = self.take_answer();
+        let streams = Mutex::new(self.take_streams());
+        let shared = Shared { metadata, answer: Mutex::new(Some(set)), streams, extensions };
+        Self { call: About { deadline, ..self.call }, shared: Some(Arc::new(shared)) }
+    }
+
+    /// The metadata that were set for the answer until now.
+    pub(crate) fn take_answer(&self) -> AnswerMetadata {
+        let mut answer = self.shared.as_ref().map(|shared| shared.answer());
+        answer.as_deref_mut().and_then(Option::as_mut).map(std::mem::take).unwrap_or_default()
     }
 
     /// The streams of the call, which can be taken once.

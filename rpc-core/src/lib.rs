@@ -11,6 +11,7 @@ pub mod config;
 pub mod connection;
 pub mod context;
 pub mod metadata;
+pub mod middleware;
 pub mod payload;
 pub mod proto;
 pub mod server;

@@ -289,6 +289,12 @@ pub struct AnswerMetadata {
 }
 
 impl AnswerMetadata {
+    /// Adds those of another.
+    pub(crate) fn extend(&mut self, others: &Self) {
+        self.initial.extend(&others.initial);
+        self.trailing.extend(&others.trailing);
+    }
+
     /// Whether there are none of either.
     pub fn is_empty(&self) -> bool {
         self.initial.is_empty() && self.trailing.is_empty()

@@ -12,6 +12,7 @@ use tokio::time::Sleep;
 use crate::codec::{CodecError, all_read};
 use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader};
 use crate::metadata::{AnswerMetadata, Metadata};
+use crate::middleware::{OnEnd, StreamEnd};
 use crate::payload::{Decoder, Payload};
 use crate::proto::wire::{self, decode_status};
 use crate::service::Reply;
@@ -79,6 +80,8 @@ pub struct Streaming<T, E = Status> {
     end: Option<EndReason>,
     metadata: Metadata,
     trailers: Metadata,
+    /// Who is told of the end.
+    on_end: Vec<OnEnd>,
 }
 
 enum Origin<T, E> {
@@ -94,12 +97,20 @@ struct End<E> {
     reason: EndReason,
     /// What is to be read in place of another item, if it has not ended well.
     error: Option<E>,
+    /// The status that the error is made of.
+    code: Option<Code>,
     metadata: AnswerMetadata,
 }
 
 impl<E> End<E> {
-    fn new(reason: EndReason, error: E) -> Self {
-        Self { reason, error: Some(error), metadata: AnswerMetadata::default() }
+    fn new(reason: EndReason, error: Option<E>) -> Self {
+        Self { reason, error, code: None, metadata: AnswerMetadata::default() }
+    }
+}
+
+impl<E: From<Status>> End<E> {
+    fn failed(reason: EndReason, status: Status) -> Self {
+        Self { code: Some(status.code()), ..Self::new(reason, Some(E::from(status))) }
     }
 }
 
@@ -149,30 +160,29 @@ impl<T, E: From<Status>> Streaming<T, E> {
                 return Poll::Ready(item);
             }
         };
-        let (end, error) = match remote.poll(cx) {
+        let end = match remote.poll(cx) {
             Poll::Ready(Ok(item)) => return Poll::Ready(Some(Ok(item))),
-            Poll::Ready(Err(End { reason, error, metadata })) => {
-                self.metadata.extend(&metadata.initial);
-                self.trailers = metadata.trailing;
-                (reason, error)
-            }
+            Poll::Ready(Err(end)) => end,
             Poll::Pending => {
                 let late = remote.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
                 if !late {
                     return Poll::Pending;
                 }
-                (EndReason::Deadline, Some(E::from(deadline_passed())))
+                End::failed(EndReason::Deadline, deadline_passed())
             }
         };
-        remote.give_up(u8::from(end == EndReason::Deadline));
-        self.end = Some(end);
+        let End { reason, error, code, metadata } = end;
+        remote.give_up(u8::from(reason == EndReason::Deadline));
+        self.metadata.extend(&metadata.initial);
+        self.trailers = metadata.trailing;
+        self.has_ended(StreamEnd { reason, code });
         Poll::Ready(error.map(Err))
     }
 }
 
 impl<T, E> Streaming<T, E> {
     fn from(from: Origin<T, E>, metadata: Metadata) -> Self {
-        Self { from, end: None, metadata, trailers: Metadata::new() }
+        Self { from, end: None, metadata, trailers: Metadata::new(), on_end: Vec::new() }
     }
 
     /// What a call is answered with, and how an item and the error are read.
@@ -181,9 +191,17 @@ impl<T, E> Streaming<T, E> {
         (item, error): (ReadItem<T>, ReadError<E>),
         alarm: Option<Pin<Box<Sleep>>>,
         metadata: Metadata,
+        on_end: Vec<OnEnd>,
     ) -> Self {
         let remote = Remote { reader, item, error, is_answer: true, alarm };
-        Self::from(Origin::Peer(remote), metadata)
+        let mut stream = Self::from(Origin::Peer(remote), metadata);
+        stream.on_end = on_end;
+        stream
+    }
+
+    fn has_ended(&mut self, end: StreamEnd) {
+        self.end = Some(end.reason);
+        self.on_end.drain(..).for_each(|told| told(&end));
     }
 
     /// How it has ended; `None` before that was read.
@@ -219,18 +237,18 @@ impl<T, E: From<Status>> Remote<T, E> {
                 let message = format!(
                     "an item of the stream can't be decoded: {error}; do both sides have the same types?"
                 );
-                End::new(EndReason::Status, E::from(malformed(message)))
+                End::failed(EndReason::Status, malformed(message))
             }),
             Err(Ended::Lost(status)) => {
                 let reason = match status.code() {
                     Code::Cancelled => EndReason::Cancelled,
                     _ => EndReason::ConnectionLost,
                 };
-                Err(End::new(reason, E::from(status)))
+                Err(End::failed(reason, status))
             }
             Err(Ended::Said { reason, payload, metadata }) => {
-                let (reason, error) = self.ended(reason, payload, &metadata);
-                Err(End { reason, error, metadata })
+                let end = self.ended(reason, payload, &metadata);
+                Err(End { metadata, ..end })
             }
         })
     }
@@ -242,35 +260,31 @@ impl<T, E: From<Status>> Remote<T, E> {
         Ok(value)
     }
 
-    fn ended(
-        &self,
-        reason: wire::EndReason,
-        payload: Payload,
-        metadata: &AnswerMetadata,
-    ) -> (EndReason, Option<E>) {
+    fn ended(&self, reason: wire::EndReason, payload: Payload, metadata: &AnswerMetadata) -> End<E> {
         match reason {
-            wire::EndReason::Completed => (EndReason::Completed, None),
+            wire::EndReason::Completed => End::new(EndReason::Completed, None),
             wire::EndReason::Cancelled => {
                 let status = Status::new(Code::Cancelled, "the stream was given up by its sender");
                 let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
-                (EndReason::Cancelled, Some(E::from(status)))
+                End::failed(EndReason::Cancelled, status)
             }
-            wire::EndReason::Deadline => (EndReason::Deadline, Some(E::from(deadline_passed()))),
+            wire::EndReason::Deadline => End::failed(EndReason::Deadline, deadline_passed()),
             wire::EndReason::Status => {
                 let (body, _) = payload.into_parts();
                 let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
-                let end = match status.code() {
+                let reason = match status.code() {
                     Code::DeadlineExceeded => EndReason::Deadline,
                     _ => EndReason::Status,
                 };
-                (end, Some(E::from(status.with_metadata(metadata.trailing.clone()))))
+                End::failed(reason, status.with_metadata(metadata.trailing.clone()))
             }
-            wire::EndReason::Error => {
-                let error = (self.error)(payload).unwrap_or_else(|error| {
-                    E::from(malformed(format!("the stream's error can't be decoded: {error}")))
-                });
-                (EndReason::Status, Some(error))
-            }
+            wire::EndReason::Error => match (self.error)(payload) {
+                Ok(error) => End::new(EndReason::Status, Some(error)),
+                Err(error) => {
+                    let message = format!("the stream's error can't be decoded: {error}");
+                    End::failed(EndReason::Status, malformed(message))
+                }
+            },
         }
     }
 }
@@ -292,6 +306,7 @@ impl<T, E> Drop for Streaming<T, E> {
     fn drop(&mut self) {
         if let (None, Origin::Peer(remote)) = (self.end, &self.from) {
             remote.give_up(0);
+            self.has_ended(StreamEnd { reason: EndReason::Cancelled, code: Some(Code::Cancelled) });
         }
     }
 }
@@ -366,5 +381,13 @@ pub struct Sent(wire::EndReason);
 impl Sent {
     pub(crate) fn reason(&self) -> wire::EndReason {
         self.0
+    }
+
+    /// The same, as the application sees it.
+    pub(crate) fn end(&self) -> EndReason {
+        match self.0 {
+            wire::EndReason::Completed => EndReason::Completed,
+            _ => EndReason::Cancelled,
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What calls are made on: a connection that is made when it is needed, and made again when it is lost.
 
 use std::fmt;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -8,8 +9,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::direct::Direct;
 use crate::class::TrafficClass;
 use crate::connection::{Connection, Settings};
+#[cfg(feature = "tower")]
+use crate::middleware::Middleware;
+use crate::middleware::{Next, Request, Response};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::{BoxFuture, Link};
 
@@ -46,6 +51,8 @@ pub struct Caller {
     shared: Arc<Shared>,
     /// The one of `shared` that its calls go by, here as well so that they need not look for it.
     lane: Arc<Lane>,
+    /// What its calls go through.
+    stack: Option<Next>,
 }
 
 struct Shared {
@@ -115,12 +122,47 @@ impl Caller {
             lanes,
             runtime: tokio::runtime::Handle::current(),
         };
-        Self { shared: Arc::new(shared), lane }
+        Self { shared: Arc::new(shared), lane, stack: None }
     }
 
     /// The same caller for calls of this class.
     pub fn class(&self, class: TrafficClass) -> Self {
-        Self { shared: self.shared.clone(), lane: self.shared.lanes[class as usize].clone() }
+        let lane = self.shared.lanes[class as usize].clone();
+        Self { shared: self.shared.clone(), lane, stack: self.stack.clone() }
+    }
+
+    pub(super) fn lane_class(&self) -> TrafficClass {
+        self.lane.class
+    }
+
+    /// The same caller, whose calls go through `by`, and their answers on their way back. The last one added is the first
+    /// that a call comes to. This one stays as it is, and shares its connections with the other.
+    pub fn intercept<F, R>(&self, by: F) -> Self
+    where
+        F: Fn(Request, Next) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Response, Status>> + Send + 'static,
+    {
+        Self { stack: Some(self.next().intercepted(by)), ..self.clone() }
+    }
+
+    /// The same with a layer of `tower`, whose service all clones of the new caller share.
+    #[cfg(feature = "tower")]
+    pub fn layer<L>(&self, layer: L) -> Self
+    where
+        L: tower_layer::Layer<Next>,
+        L::Service: Middleware,
+    {
+        Self { stack: Some(self.next().layered(layer)), ..self.clone() }
+    }
+
+    /// What its calls go through, if there is anything.
+    pub(super) fn stack(&self) -> Option<&Next> {
+        self.stack.as_ref()
+    }
+
+    /// What a request goes to.
+    pub(crate) fn next(&self) -> Next {
+        self.stack.clone().unwrap_or_else(|| Next::new(Direct(self.clone())))
     }
 
     /// The connection that calls of its class go by now; makes one if there is none. Cancel safe: an attempt goes on for

@@ -2,6 +2,7 @@
 
 mod call;
 mod caller;
+mod direct;
 mod prepared;
 mod response;
 mod stream_call;
@@ -12,7 +13,7 @@ pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
 pub use caller::{Caller, Connector};
 pub use response::{Parts, Response};
-pub(crate) use stream_call::{Arguments, Finish as FinishStream, stream_of};
+pub(crate) use stream_call::{Arguments, Begun, Finish as FinishStream, stream_of};
 pub use stream_call::{StreamCall, StreamFuture};
 pub use stub::Stub;
 

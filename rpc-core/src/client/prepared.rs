@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::Stub;
 use super::under_way::UnderWay;
 use crate::class::TrafficClass;
-use crate::connection::Rare;
+use crate::connection::{Rare, Source};
 use crate::context::Context;
 use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
@@ -38,9 +38,22 @@ impl Prepared {
         Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, rare: None }
     }
 
-    /// Of a method of this kind.
-    pub(super) fn of_kind(mut self, kind: Kind) -> Self {
-        self.rare().kind = kind;
+    /// What has come through middleware.
+    pub(super) fn again(
+        stub: Stub,
+        method: usize,
+        arguments: Payload,
+        rare: Box<Rare>,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let inherits = Inherits::Given(deadline);
+        Self { stub, method, arguments: Ok(arguments), timeout: None, inherits, rare: Some(rare) }
+    }
+
+    /// Of a method of this kind, which may take a stream.
+    pub(super) fn of_kind(mut self, kind: Kind, items: Option<Box<dyn Source>>) -> Self {
+        let rare = self.rare();
+        (rare.kind, rare.items) = (kind, items);
         self
     }
 

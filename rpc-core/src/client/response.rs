@@ -23,7 +23,7 @@ pub struct Response<T> {
 }
 
 /// What is known of a call besides its result.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Parts {
     /// The connection that it was last sent by; `None` if it ended unsent.

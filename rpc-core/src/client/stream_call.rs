@@ -16,6 +16,7 @@ use crate::codec::{Decode, from_payload};
 use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
 use crate::context::Context;
 use crate::metadata::{Metadata, MetadataError};
+use crate::middleware::OnEnd;
 use crate::payload::Payload;
 use crate::proto::wire::{EndReason, Verdict};
 use crate::service::{Kind, Outcome, Reply};
@@ -26,11 +27,11 @@ use crate::stream::{Stream, Streaming};
 pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
 
 /// An answer that is a stream, and has begun.
-#[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) reader: Reader,
     pub(crate) deadline: Option<Instant>,
     pub(crate) metadata: Metadata,
+    pub(crate) on_end: Vec<OnEnd>,
 }
 
 /// A call with a stream there, back or both that has not begun: set its options, then `.await` it.
@@ -48,7 +49,6 @@ pub(crate) struct Begun {
 #[must_use = "a call does nothing until it is awaited"]
 pub struct StreamCall<O> {
     prepared: Prepared,
-    items: Option<Box<dyn Source>>,
     finish: Finish<O>,
 }
 
@@ -61,7 +61,7 @@ impl<O> StreamCall<O> {
         finish: Finish<O>,
     ) -> Self {
         let kind = stub.service().methods.get(method).map_or(Kind::Unary, |method| method.kind);
-        Self { prepared: Prepared::new(stub, method, arguments).of_kind(kind), items, finish }
+        Self { prepared: Prepared::new(stub, method, arguments).of_kind(kind, items), finish }
     }
 
     /// Gives up after `timeout`, counted from when the call is awaited: the answer and its streams must have ended by then.
@@ -128,7 +128,7 @@ impl<O> StreamCall<O> {
         let mut call = self.into_future();
         async move {
             let outcome = poll_fn(|cx| Pin::new(&mut call).poll(cx)).await;
-            (outcome, call.call.parts())
+            (outcome, call.parts())
         }
     }
 }
@@ -138,8 +138,7 @@ impl<O> IntoFuture for StreamCall<O> {
     type IntoFuture = StreamFuture<O>;
 
     fn into_future(self) -> StreamFuture<O> {
-        let Self { prepared, items, finish } = self;
-        StreamFuture { call: prepared.begin(), items, pump: None, finish }
+        StreamFuture::new(self.prepared, self.finish)
     }
 }
 
@@ -147,7 +146,6 @@ impl<O> IntoFuture for StreamCall<O> {
 #[must_use = "futures do nothing unless polled"]
 pub struct StreamFuture<O> {
     call: UnderWay,
-    items: Option<Box<dyn Source>>,
     pump: Option<Pump<Box<dyn Source>>>,
     finish: Finish<O>,
 }
@@ -174,15 +172,24 @@ impl<O> Future for StreamFuture<O> {
 }
 
 impl<O> StreamFuture<O> {
+    pub(super) fn new(prepared: Prepared, finish: Finish<O>) -> Self {
+        Self { call: prepared.begin(), pump: None, finish }
+    }
+
+    /// What is known of the answer besides what it says, which can be asked once.
+    pub(super) fn parts(&mut self) -> Parts {
+        self.call.parts()
+    }
+
     /// Sends arguments, once the call is sent. Ready when all were, or the caller's own stream has failed.
     fn pump(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
-        let Some(streams) = self.call.streams() else { return Poll::Pending };
-        if let Some(items) = self.items.take() {
+        let Some(streams) = self.call.streams().cloned() else { return Poll::Pending };
+        if let Some(items) = self.call.take_items() {
             self.pump = Some(Pump::new(streams.clone(), items));
         }
         let Some(pump) = &mut self.pump else { return Poll::Pending };
         // The call may have been sent again.
-        pump.send_by(streams);
+        pump.send_by(&streams);
         let polled = pump.poll(cx);
         if pump.has_begun() {
             self.call.is_last();
@@ -194,6 +201,9 @@ impl<O> StreamFuture<O> {
     }
 
     fn answered(&mut self, answer: Answered) -> O {
+        if let Some(begun) = self.call.take_begun() {
+            return (self.finish)(&self.call, answer, Some(begun));
+        }
         let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
         let begun = match (&answer, streams) {
             (Ok((Verdict::Ok, _)), Some(streams)) => {
@@ -201,7 +211,8 @@ impl<O> StreamFuture<O> {
                     self.go_on(pump);
                 }
                 let metadata = self.call.initial_metadata();
-                Some(Begun { reader: Reader::new(streams), deadline: self.call.deadline(), metadata })
+                let deadline = self.call.deadline();
+                Some(Begun { reader: Reader::new(streams), deadline, metadata, on_end: Vec::new() })
             }
             _ => None,
         };
@@ -299,10 +310,10 @@ where
     F: Decode<R>,
     R: From<Status>,
 {
-    if let Some(Begun { reader, deadline, metadata }) = begun {
+    if let Some(Begun { reader, deadline, metadata, on_end }) = begun {
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
         let read = (<C as Decode<T>>::decode as _, from_payload::<D, E> as _);
-        return Ok(Streaming::answered(reader, read, alarm, metadata));
+        return Ok(Streaming::answered(reader, read, alarm, metadata, on_end));
     }
     let refused = call.decode_error::<R, F>(answer);
     Err(refused.unwrap_or_else(|| {

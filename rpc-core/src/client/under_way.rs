@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::{Parts, Stub};
+use super::{Begun, Parts, Stub};
 use crate::codec::{CodecError, Decode, from_payload};
-use crate::connection::{Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare};
+use crate::connection::{
+    Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Source,
+};
 use crate::context::earlier;
 use crate::metadata::{AnswerMetadata, Metadata};
+use crate::middleware::{Next, Outgoing, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
 use crate::status::{Blame, Code, Executed, Status};
@@ -52,6 +55,10 @@ enum State {
     Placing(Line),
     /// Also when it has been answered.
     Sent(Pending),
+    /// In the caller's middleware.
+    Layered(BoxFuture<Result<Response, Status>>),
+    /// Answered through that.
+    Answered(Box<(Parts, Option<Begun>)>),
     Failed,
 }
 
@@ -108,9 +115,23 @@ impl UnderWay {
     pub(super) fn parts(&mut self) -> Parts {
         let (connection, AnswerMetadata { initial, trailing }) = match &mut self.state {
             State::Sent(pending) => (Some(pending.connection().clone()), pending.take_metadata()),
+            State::Answered(through) => return std::mem::take(&mut through.0),
             _ => (None, AnswerMetadata::default()),
         };
         Parts { connection, attempts: self.attempt, metadata: initial, trailers: trailing }
+    }
+
+    /// The stream that it was answered with through middleware, if so.
+    pub(super) fn take_begun(&mut self) -> Option<Begun> {
+        match &mut self.state {
+            State::Answered(through) => through.1.take(),
+            _ => None,
+        }
+    }
+
+    /// The stream of arguments, once.
+    pub(super) fn take_items(&mut self) -> Option<Box<dyn Source>> {
+        self.rare.as_mut()?.items.take()
     }
 
     /// Its streams, when it is sent.
@@ -128,7 +149,7 @@ impl UnderWay {
             polled = Poll::Ready(Err(self.expire()));
         }
         if let Poll::Ready(Err(_)) = polled
-            && !matches!(self.state, State::Sent(_))
+            && !matches!(self.state, State::Sent(_) | State::Answered(_))
         {
             self.state = State::Failed;
         }
@@ -137,6 +158,28 @@ impl UnderWay {
 
     /// The time begins. How much there is, if the call has a deadline.
     fn start(&mut self) -> Option<Duration> {
+        let left = self.start_time();
+        if let Some(stack) = self.stub.caller().stack().cloned() {
+            self.enter(&stack);
+        }
+        left
+    }
+
+    /// The call goes to its caller's middleware, in whose end another is made of what that lets through.
+    #[cold]
+    fn enter(&mut self, stack: &Next) {
+        let request = Request::outgoing(Outgoing {
+            service: self.stub.service().clone(),
+            method: self.method,
+            arguments: std::mem::take(&mut self.arguments),
+            class: self.stub.caller().lane_class(),
+            rare: self.rare.take().unwrap_or_else(|| Box::new(Rare::none())),
+            deadline: self.deadline,
+        });
+        self.state = State::Layered(Box::pin(stack.run(request)));
+    }
+
+    fn start_time(&mut self) -> Option<Duration> {
         if self.timeout.is_none() && self.deadline.is_none() {
             return None;
         }
@@ -159,7 +202,14 @@ impl UnderWay {
                     return Poll::Ready(Err(status));
                 }
                 State::Sent(pending) if pending.is_done() => return Poll::Ready(Err(polled_again())),
-                State::Failed => return Poll::Ready(Err(polled_again())),
+                State::Failed | State::Answered(_) => return Poll::Ready(Err(polled_again())),
+                State::Layered(response) => {
+                    let response = ready!(response.as_mut().poll(cx));
+                    self.state = State::Failed;
+                    let (answer, begun, parts) = response?.into_received();
+                    self.state = State::Answered(Box::new((parts, begun)));
+                    return Poll::Ready(answer);
+                }
                 State::New | State::Unsent => {
                     left = left.or_else(|| self.left());
                     if left.is_some_and(|left| left.is_zero()) {
@@ -266,6 +316,7 @@ impl UnderWay {
                 pending.expire();
                 ("no answer".to_owned(), Executed::Maybe)
             }
+            State::Layered(_) => ("no answer through the client's middleware".to_owned(), Executed::Maybe),
             State::Connecting(_) => {
                 (format!("not connected to {}", self.stub.caller().target()), Executed::No)
             }

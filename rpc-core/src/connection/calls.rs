@@ -1,6 +1,7 @@
 //! The calls that wait on this side for an answer.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use super::metadata::block_of_call;
 use super::pending::Place;
 use super::slots::{Refused, Slots};
-use super::streams::{self, CallStreams, Ended};
+use super::streams::{self, CallStreams, Ended, Source};
 use super::{Connection, Role, lock};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
@@ -67,16 +68,29 @@ pub(crate) struct Asked<'a> {
 }
 
 /// What most calls lack: in a box, so that it costs these no more than to look for it.
-#[derive(Debug)]
 pub(crate) struct Rare {
     pub(crate) kind: Kind,
     pub(crate) metadata: Metadata,
+    /// The stream of arguments, until it is sent.
+    pub(crate) items: Option<Box<dyn Source>>,
 }
 
 impl Rare {
     /// Of a call that is unary and has no more.
     pub(crate) const fn none() -> Self {
-        Self { kind: Kind::Unary, metadata: Metadata::new() }
+        Self { kind: Kind::Unary, metadata: Metadata::new(), items: None }
+    }
+
+    /// The same without the stream.
+    pub(crate) fn without_items(&self) -> Self {
+        let Self { kind, metadata, items: _ } = self;
+        Self { kind: *kind, metadata: metadata.clone(), items: None }
+    }
+}
+
+impl fmt::Debug for Rare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rare").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 
@@ -173,7 +187,7 @@ impl Connection {
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
-        let &Rare { kind, ref metadata } = asked.rare.unwrap_or(const { &Rare::none() });
+        let &Rare { kind, ref metadata, .. } = asked.rare.unwrap_or(const { &Rare::none() });
         if kind != Kind::Unary && !streams::agreed(peer) {
             return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
         }

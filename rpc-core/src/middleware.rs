@@ -1,0 +1,79 @@
+//! What stands between a call and what answers it, on either side: interceptors, and layers of `tower`.
+
+mod extensions;
+mod request;
+mod response;
+mod server;
+#[cfg(feature = "tower")]
+mod tower;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+pub use extensions::Extensions;
+pub(crate) use request::Outgoing;
+pub use request::Request;
+pub(crate) use response::OnEnd;
+pub use response::{Response, StreamEnd};
+pub use server::{Layered, ServiceExt, Stack};
+#[cfg(feature = "tower")]
+pub use tower::Middleware;
+
+use crate::status::Result;
+use crate::transport::BoxFuture;
+
+/// What a request goes to from an interceptor: the next one, at last the connection or the handler. Cheap to clone.
+#[derive(Clone)]
+pub struct Next(Arc<dyn Dispatch>);
+
+impl Next {
+    pub(crate) fn new(dispatch: impl Dispatch) -> Self {
+        Self(Arc::new(dispatch))
+    }
+
+    /// Passes a request on. On a client a stream has begun when this is ready, and [`Response::on_end`] tells of its end; on a
+    /// server the handler is done, and its stream has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future cancels the call, or the handler.
+    pub fn run(&self, request: Request) -> impl Future<Output = Result<Response>> + Send + 'static {
+        self.0.dispatch(request)
+    }
+
+    /// With an interceptor before it.
+    pub(crate) fn intercepted<F, R>(self, by: F) -> Self
+    where
+        F: Fn(Request, Self) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Response>> + Send + 'static,
+    {
+        Self::new(Intercepted { by, next: self })
+    }
+}
+
+impl fmt::Debug for Next {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Next")
+    }
+}
+
+/// Answers requests.
+pub(crate) trait Dispatch: Send + Sync + 'static {
+    fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>>;
+}
+
+struct Intercepted<F> {
+    by: F,
+    next: Next,
+}
+
+impl<F, R> Dispatch for Intercepted<F>
+where
+    F: Fn(Request, Next) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<Response>> + Send + 'static,
+{
+    fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
+        Box::pin((self.by)(request, self.next.clone()))
+    }
+}

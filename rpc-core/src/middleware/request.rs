@@ -1,0 +1,224 @@
+//! A call on its way.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Extensions;
+use crate::class::TrafficClass;
+use crate::connection::Rare;
+use crate::context::{Context, earlier};
+use crate::metadata::Metadata;
+use crate::payload::Payload;
+use crate::service::{self, Kind, Method, Service, ServiceInfo};
+use crate::status::{Blame, Code, Executed, Status};
+
+/// A call on its way through the middleware of a client or a server: what is called, with what metadata, and by when. Its
+/// arguments are encoded, and only their size is shown.
+pub struct Request {
+    target: Target,
+    method: usize,
+    arguments: Payload,
+    metadata: Metadata,
+    extensions: Extensions,
+    deadline: Option<Instant>,
+}
+
+enum Target {
+    /// It is to be sent.
+    Server { service: Arc<ServiceInfo>, class: TrafficClass, rare: Box<Rare> },
+    /// It has arrived.
+    Handler { service: Arc<dyn Service>, context: Context },
+}
+
+/// What is to be sent.
+pub(crate) struct Outgoing {
+    pub(crate) service: Arc<ServiceInfo>,
+    pub(crate) method: usize,
+    pub(crate) arguments: Payload,
+    pub(crate) class: TrafficClass,
+    pub(crate) rare: Box<Rare>,
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// What a handler is to be made for.
+pub(super) struct Arrived {
+    pub(super) service: Arc<dyn Service>,
+    pub(super) method: usize,
+    pub(super) request: service::Request,
+    /// It is to be done by then, which is sooner than the caller said.
+    pub(super) sooner: Option<Instant>,
+    /// The context outside the middleware.
+    pub(super) outer: Context,
+}
+
+impl Request {
+    /// One that is to be sent.
+    pub(crate) fn outgoing(outgoing: Outgoing) -> Self {
+        let Outgoing { service, method, arguments, class, mut rare, deadline } = outgoing;
+        let metadata = std::mem::take(&mut rare.metadata);
+        let target = Target::Server { service, class, rare };
+        Self { target, method, arguments, metadata, extensions: Extensions::default(), deadline }
+    }
+
+    /// One that has arrived.
+    pub(super) fn arrived(service: Arc<dyn Service>, method: usize, request: service::Request) -> Self {
+        // So that what middleware sets of the answer is not lost.
+        let context = request.context.given();
+        let (metadata, extensions) = (context.metadata().clone(), context.extensions());
+        let deadline = context.deadline();
+        let target = Target::Handler { service, context };
+        Self { target, method, arguments: request.payload, metadata, extensions, deadline }
+    }
+
+    /// The service, as in `shop.v1.Kv`.
+    pub fn service(&self) -> &str {
+        &self.info().name
+    }
+
+    /// The method's name on the wire.
+    pub fn method(&self) -> &'static str {
+        self.called().map_or("?", |method| method.name)
+    }
+
+    /// Both, as in `shop.v1.Kv/get`.
+    pub fn path(&self) -> String {
+        format!("{}/{}", self.service(), self.method())
+    }
+
+    /// Which of arguments and answer are streams.
+    pub fn kind(&self) -> Kind {
+        self.called().map_or(Kind::Unary, |method| method.kind)
+    }
+
+    fn info(&self) -> &ServiceInfo {
+        match &self.target {
+            Target::Server { service, .. } => service,
+            Target::Handler { service, .. } => service.info(),
+        }
+    }
+
+    fn called(&self) -> Option<&Method> {
+        self.info().methods.get(self.method)
+    }
+
+    /// How many bytes the arguments have, but for a stream.
+    pub fn size(&self) -> usize {
+        self.arguments.len()
+    }
+
+    /// What goes with the arguments.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The same, to be changed: for the server, or, where the call has arrived, for the handler.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
+    }
+
+    /// What goes with it within this process.
+    pub fn extensions(&self) -> &Extensions {
+        &self.extensions
+    }
+
+    /// The same, to be changed.
+    pub fn extensions_mut(&mut self) -> &mut Extensions {
+        &mut self.extensions
+    }
+
+    /// When the caller stops waiting.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Has it end `timeout` from now with DEADLINE_EXCEEDED, unless its deadline is earlier.
+    pub fn limit_time(&mut self, timeout: Duration) {
+        self.deadline = earlier(self.deadline, Instant::now().checked_add(timeout));
+    }
+
+    /// Of a call that has arrived, what its handler will know: whose it is, and which attempt. `None` on a client.
+    pub fn context(&self) -> Option<&Context> {
+        match &self.target {
+            Target::Server { .. } => None,
+            Target::Handler { context, .. } => Some(context),
+        }
+    }
+
+    /// The class of a call that is to be sent, which chooses its connection. `None` on a server.
+    pub fn class(&self) -> Option<TrafficClass> {
+        match &self.target {
+            Target::Server { class, .. } => Some(*class),
+            Target::Handler { .. } => None,
+        }
+    }
+
+    /// The same again, for who may have to repeat it. `None`, if there are streams: they are there once.
+    pub fn try_clone(&self) -> Option<Self> {
+        if self.kind() != Kind::Unary {
+            return None;
+        }
+        let target = match &self.target {
+            Target::Server { service, class, rare } => Target::Server {
+                service: service.clone(),
+                class: *class,
+                rare: Box::new(rare.without_items()),
+            },
+            Target::Handler { service, context } => {
+                Target::Handler { service: service.clone(), context: context.clone() }
+            }
+        };
+        Some(Self {
+            target,
+            method: self.method,
+            arguments: self.arguments.clone(),
+            metadata: self.metadata.clone(),
+            extensions: self.extensions.clone(),
+            deadline: self.deadline,
+        })
+    }
+
+    /// What is to be sent. `Err`: it has arrived here.
+    pub(crate) fn into_outgoing(self) -> Result<Outgoing, Status> {
+        let Self { target, method, arguments, metadata, deadline, .. } = self;
+        match target {
+            Target::Server { service, class, mut rare } => {
+                rare.metadata = metadata;
+                Ok(Outgoing { service, method, arguments, class, rare, deadline })
+            }
+            Target::Handler { .. } => Err(astray("a request that has arrived is not sent on: make a call")),
+        }
+    }
+
+    /// What has arrived. `Err`: it is to be sent.
+    pub(super) fn into_arrived(self) -> Result<Arrived, Status> {
+        let Self { target, method, arguments, metadata, extensions, deadline } = self;
+        match target {
+            Target::Handler { service, context } => {
+                let sooner = deadline.filter(|_| deadline != context.deadline());
+                let inner = context.behind(metadata, extensions, deadline);
+                let request = service::Request { context: inner, payload: arguments };
+                Ok(Arrived { service, method, request, sooner, outer: context })
+            }
+            Target::Server { .. } => Err(astray("a client's request was given to a server's handler")),
+        }
+    }
+}
+
+/// A request in the wrong place.
+fn astray(message: &str) -> Status {
+    Status::new(Code::Internal, message).with_executed(Executed::No).with_blame(Blame::Caller)
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("path", &self.path())
+            .field("size", &self.size())
+            .field("metadata", &self.metadata)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}

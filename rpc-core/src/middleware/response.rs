@@ -1,0 +1,182 @@
+//! The answer of a call, on its way back.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::client::{Begun, Parts};
+use crate::connection::{Answered, Connection};
+use crate::metadata::{AnswerMetadata, Metadata};
+use crate::payload::Payload;
+use crate::proto::wire::Verdict;
+use crate::service::{Reply, WithMetadata};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::{EndReason, Sent};
+
+/// The answer of a call on its way through the middleware of a client or a server: its result, which is encoded, or an error
+/// of the application's own type, or a stream. That a call has failed in another way is a [`Status`].
+pub struct Response {
+    body: Body,
+    connection: Option<Arc<Connection>>,
+    attempts: u8,
+    metadata: Metadata,
+    trailers: Metadata,
+}
+
+enum Body {
+    Once(Verdict, Payload),
+    /// On a client: a stream that has begun.
+    Begun(Begun),
+    /// On a server: one that was sent.
+    Sent(Sent),
+}
+
+/// How a stream has ended, as [`Response::on_end`] tells.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StreamEnd {
+    /// How. A client that dropped its stream, and so the call, has cancelled it.
+    pub reason: EndReason,
+    /// The status that it has ended with, if it was one.
+    pub code: Option<Code>,
+}
+
+/// Who is told of the end of a stream.
+pub(crate) type OnEnd = Box<dyn FnOnce(&StreamEnd) + Send>;
+
+impl Response {
+    /// What a client got.
+    pub(crate) fn received(answer: Answered, begun: Option<Begun>, parts: Parts) -> Result<Self, Status> {
+        let (verdict, payload) = answer?;
+        let Parts { connection, attempts, metadata, trailers } = parts;
+        let body = begun.map_or(Body::Once(verdict, payload), Body::Begun);
+        Ok(Self { body, connection, attempts, metadata, trailers })
+    }
+
+    /// What it is for the call above the middleware.
+    pub(crate) fn into_received(self) -> (Answered, Option<Begun>, Parts) {
+        let Self { body, connection, attempts, metadata, trailers } = self;
+        let (answer, begun) = match body {
+            Body::Once(verdict, payload) => (Ok((verdict, payload)), None),
+            Body::Begun(begun) => {
+                (Ok((Verdict::Ok, Payload::default())), Some(Begun { metadata: metadata.clone(), ..begun }))
+            }
+            Body::Sent(_) => {
+                let status = Status::new(Code::Internal, "a server's response was given to a client");
+                (Err(status.with_executed(Executed::Maybe).with_blame(Blame::Caller)), None)
+            }
+        };
+        (answer, begun, Parts { connection, attempts, metadata, trailers })
+    }
+
+    /// What a handler has answered, and the metadata that it has set. Those that are initial stay behind of a status.
+    pub(super) fn answered(reply: Reply, set: AnswerMetadata) -> Result<Self, (Status, Metadata)> {
+        let AnswerMetadata { initial: mut metadata, trailing: mut trailers } = set;
+        let mut reply = reply;
+        let body = loop {
+            match reply {
+                Reply::Ok(payload) => break Body::Once(Verdict::Ok, payload),
+                Reply::Err(payload) => break Body::Once(Verdict::Err, payload),
+                Reply::End(sent) => break Body::Sent(sent),
+                Reply::Status(status) => {
+                    trailers.extend(status.metadata());
+                    return Err((status.with_metadata(trailers), metadata));
+                }
+                Reply::With(with) => {
+                    metadata.extend(&with.metadata.initial);
+                    trailers.extend(&with.metadata.trailing);
+                    reply = with.reply;
+                }
+            }
+        };
+        Ok(Self { body, connection: None, attempts: 1, metadata, trailers })
+    }
+
+    /// What it is for the server.
+    pub(super) fn into_reply(self) -> Reply {
+        let Self { body, metadata, trailers, .. } = self;
+        let reply = match body {
+            Body::Once(Verdict::Ok, payload) => Reply::Ok(payload),
+            Body::Once(_, payload) => Reply::Err(payload),
+            Body::Sent(sent) => Reply::End(sent),
+            Body::Begun(_) => {
+                let message = "a client's stream is not an answer: have the handler pass it on";
+                Reply::Status(Status::new(Code::Internal, message))
+            }
+        };
+        let metadata = AnswerMetadata { initial: metadata, trailing: trailers };
+        if metadata.is_empty() { reply } else { Reply::With(Box::new(WithMetadata { reply, metadata })) }
+    }
+
+    /// Whether it is an error of the application's own type.
+    pub fn is_error(&self) -> bool {
+        matches!(self.body, Body::Once(Verdict::Err, _))
+    }
+
+    /// Whether it is a stream: on a client one that has begun, on a server one that was sent.
+    pub fn is_stream(&self) -> bool {
+        matches!(self.body, Body::Begun(_) | Body::Sent(_))
+    }
+
+    /// How many bytes result or error have; 0 of a stream.
+    pub fn size(&self) -> usize {
+        match &self.body {
+            Body::Once(_, payload) => payload.len(),
+            Body::Begun(_) | Body::Sent(_) => 0,
+        }
+    }
+
+    /// What the handler has sent that it knew before the result. On a server those of a stream have been sent, and what is
+    /// added to them goes with its end.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The same, to be changed.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
+    }
+
+    /// What it knew when it had the result; of a stream that has just begun, none.
+    pub fn trailers(&self) -> &Metadata {
+        &self.trailers
+    }
+
+    /// The same, to be changed.
+    pub fn trailers_mut(&mut self) -> &mut Metadata {
+        &mut self.trailers
+    }
+
+    /// How often the request was sent; 1 on a server.
+    pub fn attempts(&self) -> u8 {
+        self.attempts
+    }
+
+    /// What a client's answer came by.
+    pub fn connection(&self) -> Option<&Arc<Connection>> {
+        self.connection.as_ref()
+    }
+
+    /// Has `f` told, once, how the stream ends: also when whoever reads it drops it. If it is none, or has ended, at once. `f`
+    /// runs in the task that reads, and should be quick.
+    pub fn on_end(&mut self, f: impl FnOnce(&StreamEnd) + Send + 'static) {
+        let reason = match &mut self.body {
+            Body::Begun(begun) => return begun.on_end.push(Box::new(f)),
+            Body::Once(Verdict::Ok, _) => EndReason::Completed,
+            Body::Once(..) => EndReason::Status,
+            Body::Sent(sent) => sent.end(),
+        };
+        f(&StreamEnd { reason, code: None });
+    }
+}
+
+impl fmt::Debug for Response {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Response")
+            .field("is_error", &self.is_error())
+            .field("is_stream", &self.is_stream())
+            .field("size", &self.size())
+            .field("metadata", &self.metadata)
+            .field("trailers", &self.trailers)
+            .finish_non_exhaustive()
+    }
+}

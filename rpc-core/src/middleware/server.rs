@@ -1,0 +1,132 @@
+//! Middleware of servers: around a single service, or all.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use super::request::Arrived;
+use super::{Dispatch, Next, Request, Response};
+use crate::service::{self, HandlerFuture, Reply, Service, ServiceInfo};
+use crate::status::{Blame, Code, Executed, Result, Status};
+use crate::transport::BoxFuture;
+
+struct Handlers;
+
+impl Dispatch for Handlers {
+    fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
+        Box::pin(async move {
+            let Arrived { service, method, request, sooner, outer } = request.into_arrived()?;
+            let context = request.context.clone();
+            let handler = context.scope(async move { service.call(method, request).await });
+            let reply = match sooner {
+                None => handler.await,
+                Some(deadline) => {
+                    let late = |_| Reply::Status(late());
+                    tokio::time::timeout_at(deadline, handler).await.unwrap_or_else(late)
+                }
+            };
+            Response::answered(reply, context.take_answer()).map_err(|(status, initial)| {
+                outer.reply_metadata(|metadata| metadata.extend(&initial));
+                status
+            })
+        })
+    }
+}
+
+fn late() -> Status {
+    Status::new(
+        Code::DeadlineExceeded,
+        "the time that the server's middleware allows passed while the handler ran",
+    )
+    .with_executed(Executed::Maybe)
+    .with_blame(Blame::Application)
+}
+
+/// The middleware of a server, which any of its services can be put behind.
+#[derive(Clone, Debug)]
+pub struct Stack(Next);
+
+/// None.
+impl Default for Stack {
+    fn default() -> Self {
+        Self(Next::new(Handlers))
+    }
+}
+
+impl Stack {
+    /// Adds an interceptor, which calls come to first.
+    pub fn intercept<F, R>(self, by: F) -> Self
+    where
+        F: Fn(Request, Next) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Response>> + Send + 'static,
+    {
+        Self(self.0.intercepted(by))
+    }
+
+    /// Adds a layer of `tower`, likewise.
+    #[cfg(feature = "tower")]
+    pub fn layer<L>(self, layer: L) -> Self
+    where
+        L: tower_layer::Layer<Next>,
+        L::Service: super::Middleware,
+    {
+        Self(self.0.layered(layer))
+    }
+
+    /// A service behind it.
+    pub fn around(&self, service: Arc<dyn Service>) -> Layered {
+        Layered { inner: service, stack: self.0.clone() }
+    }
+}
+
+/// A service behind middleware.
+#[derive(Clone)]
+pub struct Layered {
+    inner: Arc<dyn Service>,
+    stack: Next,
+}
+
+impl Service for Layered {
+    fn info(&self) -> &ServiceInfo {
+        self.inner.info()
+    }
+
+    fn call(&self, method: usize, request: service::Request) -> HandlerFuture {
+        let request = Request::arrived(self.inner.clone(), method, request);
+        let stack = self.stack.clone();
+        Box::pin(async move { stack.run(request).await.map_or_else(Reply::Status, Response::into_reply) })
+    }
+}
+
+impl fmt::Debug for Layered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layered").field("service", &self.inner.info().name).finish_non_exhaustive()
+    }
+}
+
+/// Middleware for a single service, as in `.add(KvServer::new(store).intercept(check))`.
+///
+/// It sees calls that have a handler: not those of unknown methods, nor those beyond a limit.
+pub trait ServiceExt: Service + Sized {
+    /// Has calls go through `by` before they reach the service, and answers on their way back. The last one added is the
+    /// first that a call comes to.
+    fn intercept<F, R>(self, by: F) -> Layered
+    where
+        F: Fn(Request, Next) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Response>> + Send + 'static,
+    {
+        Stack::default().intercept(by).around(Arc::new(self))
+    }
+
+    /// The same with a layer of `tower`.
+    #[cfg(feature = "tower")]
+    fn layer<L>(self, layer: L) -> Layered
+    where
+        L: tower_layer::Layer<Next>,
+        L::Service: super::Middleware,
+    {
+        Stack::default().layer(layer).around(Arc::new(self))
+    }
+}
+
+impl<S: Service> ServiceExt for S {}

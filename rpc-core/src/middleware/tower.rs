@@ -1,0 +1,109 @@
+//! Layers of `tower`.
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use tokio::sync::Mutex;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{Dispatch, Next, Request, Response};
+use crate::client::Caller;
+use crate::status::{Blame, Code, Executed, Result, Status};
+use crate::transport::BoxFuture;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// What a layer must make of a [`Next`]: a `tower::Service` that answers a [`Request`] with a [`Response`].
+pub trait Middleware:
+    Service<Request, Response = Response, Error: Into<BoxError>, Future: Send + 'static> + Send + 'static
+{
+}
+
+impl<S> Middleware for S where
+    S: Service<Request, Response = Response, Error: Into<BoxError>, Future: Send + 'static> + Send + 'static
+{
+}
+
+impl Next {
+    /// With a layer before it.
+    pub(crate) fn layered<L>(self, layer: L) -> Self
+    where
+        L: Layer<Self>,
+        L::Service: Middleware,
+    {
+        Self::new(Towered(Arc::new(Mutex::new(layer.layer(self)))))
+    }
+}
+
+/// One service for all calls, whoever makes them: so a rate limit is one for all clones of a client, and a service need not be
+/// `Clone`. While it is not ready callers wait in line for it.
+pub(crate) struct Towered<S>(Arc<Mutex<S>>);
+
+impl<S: Middleware> Dispatch for Towered<S> {
+    fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
+        let service = self.0.clone();
+        Box::pin(async move {
+            let answer = {
+                let mut service = service.lock().await;
+                poll_fn(|cx| service.poll_ready(cx)).await.map_err(into_status)?;
+                service.call(request)
+            };
+            answer.await.map_err(into_status)
+        })
+    }
+}
+
+/// What a layer's error says: a status that is or has caused it; else what is known of `tower`'s own.
+fn into_status(error: impl Into<BoxError>) -> Status {
+    let error = error.into();
+    let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
+    while let Some(known) = cause {
+        if let Some(status) = known.downcast_ref::<Status>() {
+            return status.clone();
+        }
+        if known.is::<tower::timeout::error::Elapsed>() {
+            let status = Status::new(Code::DeadlineExceeded, "the time that a layer allows has passed");
+            return status.with_executed(Executed::Maybe).with_blame(Blame::Caller).with_source(error);
+        }
+        if known.is::<tower::load_shed::error::Overloaded>() {
+            let status = Status::new(Code::ResourceExhausted, "a layer has refused the call: overloaded");
+            return status.with_executed(Executed::No).with_blame(Blame::Environment).with_source(error);
+        }
+        cause = known.source();
+    }
+    let status = Status::new(Code::Unknown, format!("a layer has failed: {error}"));
+    status.with_executed(Executed::Maybe).with_blame(Blame::Application).with_source(error)
+}
+
+/// Always ready: what a call waits for, a connection or a place, it waits for in the future, where its deadline counts.
+impl Service<Request> for Next {
+    type Response = Response;
+    type Error = Status;
+    type Future = BoxFuture<Result<Response>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        self.0.dispatch(request)
+    }
+}
+
+/// As for [`Next`].
+impl Service<Request> for Caller {
+    type Response = Response;
+    type Error = Status;
+    type Future = BoxFuture<Result<Response>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        self.next().0.dispatch(request)
+    }
+}

@@ -165,7 +165,8 @@
 //!
 //! What is done to many calls alike is written once: an interceptor is an async function around the calls of a
 //! [channel](Channel::intercept), a [service](middleware::ServiceExt) or a [server](ServerBuilder::intercept), on either side
-//! the same. With the feature `tower` its layers go there, too. See [`middleware`].
+//! the same. With the feature `tower` its layers go there, too. See [`middleware`]; [`trace`] has two that make spans, and pass
+//! traces on as the W3C says.
 //!
 //! # Features
 //!
@@ -184,6 +185,7 @@ pub mod middleware;
 #[cfg(feature = "tcp")]
 mod server;
 pub mod stream;
+pub mod trace;
 
 pub use address::Address;
 pub use buf::{Buf, buf};

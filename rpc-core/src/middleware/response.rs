@@ -40,6 +40,20 @@ pub struct StreamEnd {
     pub code: Option<Code>,
 }
 
+impl StreamEnd {
+    /// How it has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the application's own type.
+    pub fn outcome(&self) -> &'static str {
+        match (self.code, self.reason) {
+            (Some(code), _) => code.name(),
+            (None, EndReason::Completed) => "OK",
+            (None, EndReason::Cancelled) => Code::Cancelled.name(),
+            (None, EndReason::Deadline) => Code::DeadlineExceeded.name(),
+            (None, EndReason::ConnectionLost) => Code::Unavailable.name(),
+            (None, EndReason::Status) => "APPLICATION",
+        }
+    }
+}
+
 /// Who is told of the end of a stream.
 pub(crate) type OnEnd = Box<dyn FnOnce(&StreamEnd) + Send>;
 
@@ -159,13 +173,21 @@ impl Response {
     /// Has `f` told, once, how the stream ends: also when whoever reads it drops it. If it is none, or has ended, at once. `f`
     /// runs in the task that reads, and should be quick.
     pub fn on_end(&mut self, f: impl FnOnce(&StreamEnd) + Send + 'static) {
-        let reason = match &mut self.body {
-            Body::Begun(begun) => return begun.on_end.push(Box::new(f)),
+        match (self.end(), &mut self.body) {
+            (None, Body::Begun(begun)) => begun.on_end.push(Box::new(f)),
+            (end, _) => f(&end.unwrap_or(StreamEnd { reason: EndReason::Completed, code: None })),
+        }
+    }
+
+    /// How it has ended; `None` of a stream that has just begun.
+    pub fn end(&self) -> Option<StreamEnd> {
+        let reason = match &self.body {
+            Body::Begun(_) => return None,
             Body::Once(Verdict::Ok, _) => EndReason::Completed,
             Body::Once(..) => EndReason::Status,
             Body::Sent(sent) => sent.end(),
         };
-        f(&StreamEnd { reason, code: None });
+        Some(StreamEnd { reason, code: None })
     }
 }
 

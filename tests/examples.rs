@@ -3,6 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 #![expect(unreachable_pub, reason = "in an application a service is a library of its own")]
 
+use std::collections::HashMap;
+use std::env::current_exe;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use farcall::{Channel, EndReason, Server, Streaming, stream};
 
 #[path = "../examples/chat/rooms.rs"]
@@ -54,4 +60,94 @@ async fn people_chat() {
     drop(bob_hears);
     assert_eq!(heard(&mut ann_hears).await, Event::Left { name: name("bob") });
     drop(bob_says);
+}
+
+/// What an example prints. `cargo test` builds them all, unless it is told which targets.
+fn run(example: &str) -> String {
+    let target = current_exe().unwrap().parent().and_then(|deps| deps.parent()).unwrap().join("examples");
+    let program = target.join(example);
+    let built = "`cargo test --all-features` builds the examples, or `cargo build --examples --all-features`";
+    let command = Command::new(&program).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = command.unwrap_or_else(|error| panic!("{}: {error}: {built}", program.display()));
+    // Only against one that hangs.
+    let give_up = Instant::now() + Duration::from_secs(120);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > give_up {
+            child.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    assert!(status.success(), "{example}: {status}\n{}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+#[test]
+fn hello_says_hello() {
+    let said = run("hello");
+    let [over_network, in_process] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert!(over_network.starts_with("Hello, world! (over "), "{said}");
+    assert_eq!(in_process, "Hello, test!");
+}
+
+#[test]
+fn deadlines_reach_through_three_services() {
+    let said = run("deadlines");
+    let lines: Vec<_> = said.lines().collect();
+    let left = |line: &str| line.contains(": at most Some(") && line.ends_with(" left");
+    assert!(lines[..3].iter().all(|line| left(line)), "{said}");
+    assert_eq!(lines[3], "done by the third");
+    assert!(lines[7].starts_with("DEADLINE_EXCEEDED: "), "{said}");
+    let all = r#"stopped: ["first", "second", "third"]"#;
+    assert_eq!((lines[8], lines[12], lines[13]), (all, "given up", all), "{said}");
+}
+
+#[test]
+fn middleware_checks_and_limits() {
+    let said = run("middleware");
+    let lines = [
+        "without a token: UNAUTHENTICATED: a call needs a token",
+        "with a token: ali",
+        "the third call had to wait: true",
+        "a long one ends: DEADLINE_EXCEEDED",
+    ];
+    assert!(said.lines().eq(lines), "{said}");
+}
+
+#[test]
+fn prost_messages_travel() {
+    let said = run("prost");
+    let lines = [
+        "summit at Point { latitude: 47421000, longitude: 10985000 }",
+        "nowhere at Point { latitude: 0, longitude: 0 }",
+    ];
+    assert!(said.lines().eq(lines), "{said}");
+}
+
+/// Each span of the two services, and of their customer, has the one before it as its parent.
+#[test]
+fn tracing_exports_one_trace_of_two_services() {
+    let said = run("tracing");
+    let spans: Vec<HashMap<&str, &str>> = said
+        .lines()
+        .map(|line| {
+            let fields = line.trim_matches(['{', '}']).split(',');
+            fields
+                .filter_map(|field| field.split_once(':'))
+                .map(|(k, v)| (k.trim_matches('"'), v.trim_matches('"')))
+                .collect()
+        })
+        .collect();
+    assert!(spans.len() == 4 && spans.iter().all(|span| span["trace"] == spans[0]["trace"]), "{said}");
+    let mut parent = "0".repeat(16);
+    for (service, name, kind) in [
+        ("customer", "shop.Orders/order", "Client"),
+        ("orders", "shop.Orders/order", "Server"),
+        ("orders", "shop.Stock/take", "Client"),
+        ("stock", "shop.Stock/take", "Server"),
+    ] {
+        let span = spans.iter().find(|span| span["parent"] == parent).unwrap_or_else(|| panic!("{said}"));
+        assert_eq!((span["service"], span["name"], span["kind"]), (service, name, kind), "{said}");
+        parent = span["span"].to_owned();
+    }
 }

@@ -122,7 +122,8 @@
 //!
 //! A method returns `Result<T>` or `Result<T, E>` with an error type of its own. Failures of transport, deadline and
 //! peer are a [`Status`]; they reach the caller as `E::from(status)`. A status says whose fault it is
-//! ([`Status::blame`]) and whether the handler may have run ([`Status::executed`]).
+//! ([`Status::blame`]) and whether the handler may have run ([`Status::executed`]). It may have details for a program to
+//! read, which are those of gRPC ([`details`]).
 //!
 //! # Metadata
 //!
@@ -202,6 +203,7 @@ pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::config::{Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
+pub use farcall_core::details;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};

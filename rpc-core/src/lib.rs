@@ -10,6 +10,7 @@ pub mod codec;
 pub mod config;
 pub mod connection;
 pub mod context;
+pub mod details;
 pub mod metadata;
 pub mod middleware;
 pub mod payload;

@@ -211,7 +211,7 @@ impl Status {
         self
     }
 
-    /// Attaches bytes for a program to read, by convention a `google.rpc.Status`.
+    /// Attaches bytes for a program to read, by convention a `google.rpc.Status`: [`with_detail`](Self::with_detail) makes it.
     pub fn with_details(mut self, details: Bytes) -> Self {
         self.0.details = details;
         self

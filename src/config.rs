@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 #[cfg(feature = "tcp")]
 use farcall_core::connection::Settings;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,8 @@ pub struct Config {
     pub limits: Limits,
     /// How long to wait for the other side.
     pub liveness: Liveness,
+    /// How calls are answered.
+    pub calls: Calls,
     /// TCP sockets.
     #[cfg(feature = "tcp")]
     pub tcp: farcall_tcp::TcpConfig,
@@ -148,6 +150,7 @@ impl Config {
         Settings {
             limits: self.limits.clone(),
             liveness: self.liveness.clone(),
+            calls: self.calls.clone(),
             policy: self.transport,
             upgrade: self.upgrade(),
         }

@@ -123,7 +123,8 @@
 //! A method returns `Result<T>` or `Result<T, E>` with an error type of its own. Failures of transport, deadline and
 //! peer are a [`Status`]; they reach the caller as `E::from(status)`. A status says whose fault it is
 //! ([`Status::blame`]) and whether the handler may have run ([`Status::executed`]). It may have details for a program to
-//! read, which are those of gRPC ([`details`]).
+//! read, which are those of gRPC ([`details`]), and what it was [caused by](Status::with_source) reaches the log of its caller:
+//! `tracing::error!("{status:#}")`.
 //!
 //! # Metadata
 //!
@@ -200,7 +201,7 @@ pub use farcall_core::client::{
     Call, CallFuture, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall, StreamFuture,
 };
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
-pub use farcall_core::config::{Limits, Liveness, Policy};
+pub use farcall_core::config::{Calls, Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 pub use farcall_core::details;

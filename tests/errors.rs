@@ -1,9 +1,12 @@
-//! What a caller learns of a failure over TCP: the details that the handler has given its status.
+//! What a caller learns of a failure over TCP: the details that the handler has given its status, and its causes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+use std::error::Error;
+use std::fmt;
+
 use farcall::details::{ErrorInfo, Help, HelpLink};
-use farcall::{Channel, Code, Config, Server, Status, Stream, stream};
+use farcall::{Channel, Code, Config, Metadata, Server, Status, Stream, stream};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -26,9 +29,34 @@ trait Shop {
     async fn order(&self) -> Result<(), ShopError>;
     /// Fails after an item.
     fn browse(&self) -> impl Stream<Item = farcall::Result<u32>>;
+    /// Fails for a reason that has a reason, with metadata of so many bytes.
+    async fn write(&self, bytes: u32) -> farcall::Result<()>;
+    /// Fails for the same reason after an item.
+    fn writes(&self) -> impl Stream<Item = farcall::Result<u32>>;
 }
 
 struct Counter;
+
+/// An I/O error, and what was tried.
+#[derive(Debug)]
+struct JournalError(std::io::Error);
+
+impl fmt::Display for JournalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the journal can't be written")
+    }
+}
+
+impl Error for JournalError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
+fn not_written() -> Status {
+    let error = JournalError(std::io::Error::other("no space left on device"));
+    Status::new(Code::Unavailable, "the order is lost").with_source(error)
+}
 
 fn sold_out() -> Status {
     let info = ErrorInfo { reason: "SOLD_OUT".into(), domain: "shop.example".into(), ..ErrorInfo::default() };
@@ -51,6 +79,19 @@ impl Shop for Counter {
 
     fn browse(&self) -> impl Stream<Item = farcall::Result<u32>> {
         stream::iter([Ok(1), Err(sold_out())])
+    }
+
+    async fn write(&self, bytes: u32) -> farcall::Result<()> {
+        let mut metadata = Metadata::new();
+        if bytes > 0 {
+            // Three, and two of the key.
+            metadata.insert("kk", "v".repeat(bytes as usize - 5))?;
+        }
+        Err(not_written().with_metadata(metadata))
+    }
+
+    fn writes(&self) -> impl Stream<Item = farcall::Result<u32>> {
+        stream::iter([Ok(1), Err(not_written())])
     }
 }
 
@@ -97,4 +138,103 @@ async fn details_too_long_for_the_caller_are_left_out() {
     let error = shop.buy(2000).await.unwrap_err();
     assert_eq!((error.code(), error.message()), (Code::FailedPrecondition, "sold out"));
     assert_eq!(error.detail::<ErrorInfo>(), None);
+}
+
+/// What a log would have of it.
+fn causes(status: &Status) -> Vec<String> {
+    let first = status.source();
+    std::iter::successors(first, |&cause| cause.source()).map(ToString::to_string).collect()
+}
+
+const CAUSES: [&str; 2] = ["the journal can't be written", "no space left on device"];
+
+#[tokio::test]
+async fn causes_reach_the_callers_log() {
+    let shop = shop().await;
+    let error = shop.write(0).await.unwrap_err();
+    assert_eq!(causes(&error), CAUSES);
+    assert_eq!(
+        format!("{error:#}"),
+        "UNAVAILABLE: the order is lost: the journal can't be written: no space left on device"
+    );
+    assert!(error.metadata().is_empty(), "they are not metadata to who looks: {error:?}");
+    let error = shop.write(100).await.unwrap_err();
+    assert_eq!((causes(&error).len(), error.metadata().size()), (2, 100));
+
+    let mut written = shop.writes().await.unwrap();
+    assert_eq!(written.message().await.unwrap(), Some(1));
+    assert_eq!(causes(&written.message().await.unwrap_err()), CAUSES);
+    assert!(written.trailers().is_empty());
+}
+
+#[tokio::test]
+async fn causes_of_three_services_stay_in_order() {
+    #[farcall::service(package = "test")]
+    trait Desk {
+        /// Says more of what it failed with, or passes it on as it is.
+        async fn order(&self, says_more: bool) -> farcall::Result<()>;
+    }
+
+    struct Office(ShopClient);
+
+    impl Desk for Office {
+        async fn order(&self, says_more: bool) -> farcall::Result<()> {
+            let order = self.0.write(0).await;
+            if says_more {
+                return order.map_err(|e| Status::new(Code::Internal, "no order").with_source(e));
+            }
+            order
+        }
+    }
+
+    struct Front(DeskClient);
+
+    impl Desk for Front {
+        async fn order(&self, says_more: bool) -> farcall::Result<()> {
+            let order = self.0.order(says_more).await;
+            order.map_err(|e| Status::new(Code::Aborted, "try later").with_source(e))
+        }
+    }
+
+    let office = DeskClient::in_process(Office(shop().await));
+    let front = DeskClient::in_process(Front(office));
+    let error = front.order(true).await.unwrap_err();
+    assert_eq!(
+        format!("{error:#}"),
+        "ABORTED: try later: INTERNAL: no order: UNAVAILABLE: the order is lost: \
+         the journal can't be written: no space left on device"
+    );
+    // None is added twice.
+    let error = front.order(false).await.unwrap_err();
+    assert_eq!(causes(&error), ["UNAVAILABLE: the order is lost", CAUSES[0], CAUSES[1]]);
+}
+
+#[tokio::test]
+async fn causes_can_be_kept_back() {
+    let address = serve(Config::from_toml("[calls]\ncauses = false").unwrap()).await;
+    let shop = ShopClient::new(Channel::connect(&address).await.unwrap());
+    let error = shop.write(0).await.unwrap_err();
+    assert_eq!((error.message(), causes(&error).len()), ("the order is lost", 0));
+}
+
+#[tokio::test]
+async fn causes_are_left_out_where_the_answer_would_fail_with_them() {
+    let address = serve(Config::default()).await;
+    let channel = Channel::connect(&format!("{address}?limits.max_metadata=150")).await.unwrap();
+    let shop = ShopClient::new(channel);
+    for (bytes, count) in [(0, 2), (58, 2), (59, 1), (101, 1), (102, 0), (149, 0)] {
+        let error = shop.write(bytes).await.unwrap_err();
+        assert_eq!(causes(&error), CAUSES[..count], "{bytes}: {error}");
+        assert_eq!((error.code(), error.metadata().size()), (Code::Unavailable, bytes as usize));
+    }
+    assert_eq!(shop.write(150).await.unwrap_err().code(), Code::ResourceExhausted);
+
+    // And where the message would be too long, before anything else is.
+    let channel = Channel::connect(&format!("{address}?limits.max_message=1024")).await.unwrap();
+    let shop = ShopClient::new(channel);
+    for (bytes, count) in [(0, 2), (860, 2), (900, 1), (950, 0), (970, 0)] {
+        let error = shop.write(bytes).await.unwrap_err();
+        assert_eq!(causes(&error), CAUSES[..count], "{bytes}: {error}");
+        assert_eq!((error.code(), error.metadata().size()), (Code::Unavailable, bytes as usize));
+    }
 }

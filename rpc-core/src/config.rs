@@ -143,6 +143,22 @@ impl Liveness {
     }
 }
 
+/// How calls are answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Calls {
+    /// A server's: whether its clients learn what the statuses that its handlers return were [caused
+    /// by](crate::status::Status::with_source). Default true; false is for one that strangers call.
+    pub causes: bool,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self { causes: true }
+    }
+}
+
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

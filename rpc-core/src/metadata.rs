@@ -47,6 +47,9 @@ const BINARY: &str = "-bin";
 /// How farcall's own keys begin.
 const OWN: &str = "farcall-";
 
+/// The one that there is: what a status was caused by.
+const CAUSE: &str = "farcall-cause-bin";
+
 impl Metadata {
     /// No metadata. Allocates nothing.
     pub const fn new() -> Self {
@@ -149,14 +152,36 @@ impl Metadata {
         &self.block
     }
 
-    /// Adds what a peer has sent, if it may; its own are not kept, for this version knows none.
-    pub(crate) fn receive(&mut self, key: &[u8], value: &[u8]) -> Result<(), &'static str> {
+    /// Adds what a peer has sent, if it may. Causes go to `causes`; others of farcall's own, which are of later versions,
+    /// nowhere.
+    pub(crate) fn receive(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        causes: &mut Self,
+    ) -> Result<(), &'static str> {
         check(key, value)?;
-        // All of it is ASCII.
-        if let Some(key) = str::from_utf8(key).ok().filter(|key| !key.starts_with(OWN)) {
-            self.put(key, value);
+        match str::from_utf8(key) {
+            Ok(CAUSE) => causes.put(CAUSE, value),
+            Ok(key) if !key.starts_with(OWN) => self.put(key, value),
+            // All that has passed is ASCII.
+            _ => {}
         }
         Ok(())
+    }
+
+    /// Adds a cause, if all of them are at most so many bytes with it.
+    pub(crate) fn put_cause(&mut self, text: &str, room: usize) -> bool {
+        let has_room = self.size() + 3 + CAUSE.len() + text.len() <= room;
+        if has_room {
+            self.put(CAUSE, text.as_bytes());
+        }
+        has_room
+    }
+
+    /// The texts of causes.
+    pub(crate) fn causes(&self) -> impl Iterator<Item = &[u8]> {
+        self.entries().filter(|(key, _)| *key == CAUSE).map(|(_, text)| text)
     }
 
     fn set(&mut self, key: &str, value: &[u8], binary: bool) -> Result<(), MetadataError> {
@@ -286,6 +311,8 @@ pub struct AnswerMetadata {
     pub initial: Metadata,
     /// Known when the result is.
     pub trailing: Metadata,
+    /// What the status was caused by that is the answer.
+    pub(crate) causes: Metadata,
 }
 
 impl AnswerMetadata {

@@ -1,5 +1,7 @@
 //! What a call that failed tells its caller.
 
+mod causes;
+
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -225,7 +227,20 @@ impl Status {
         self
     }
 
-    /// Attaches what caused it; kept on this side, never sent.
+    /// Attaches what caused it. Where a handler returns the status, the caller finds the texts of this, of its own source and
+    /// so on as [`source`](Error::source)s of what it gets: up to 16, each cut to 1024 bytes, and as many as go with the answer
+    /// without being too much for the client. A server whose callers should not know so much keeps them back:
+    /// [`Calls::causes`](crate::config::Calls::causes). They do not travel in an error type of the application's.
+    ///
+    /// ```
+    /// # mod farcall { pub use farcall_core::status::{Code, Status}; }
+    /// use farcall::{Code, Status};
+    ///
+    /// let why = std::io::Error::other("no space left on device");
+    /// let status = Status::new(Code::Unavailable, "the order was not written").with_source(why);
+    /// assert_eq!(status.to_string(), "UNAVAILABLE: the order was not written");
+    /// assert_eq!(format!("{status:#}"), "UNAVAILABLE: the order was not written: no space left on device");
+    /// ```
     pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into().into());
         self
@@ -285,14 +300,19 @@ impl fmt::Debug for Status {
     }
 }
 
+/// `{:#}` adds its sources.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.code(), self.message())?;
         match self.executed() {
-            Executed::No => f.write_str(" (not executed)"),
-            Executed::Maybe => f.write_str(" (may have been executed)"),
-            Executed::Yes => Ok(()),
+            Executed::No => f.write_str(" (not executed)")?,
+            Executed::Maybe => f.write_str(" (may have been executed)")?,
+            Executed::Yes => {}
         }
+        if f.alternate() {
+            self.sources().try_for_each(|source| write!(f, ": {source}"))?;
+        }
+        Ok(())
     }
 }
 

@@ -276,7 +276,7 @@ impl<T, E: From<Status>> Remote<T, E> {
                     Code::DeadlineExceeded => EndReason::Deadline,
                     _ => EndReason::Status,
                 };
-                End::failed(reason, status.with_metadata(metadata.trailing.clone()))
+                End::failed(reason, status.received_with(metadata))
             }
             wire::EndReason::Error => match (self.error)(payload) {
                 Ok(error) => End::new(EndReason::Status, Some(error)),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::server::Host;
 use farcall_core::status::{Code, Executed, Result};
@@ -90,6 +90,7 @@ fn caller(policy: Policy) -> Caller {
     let settings = |policy| Settings {
         limits: Limits::default(),
         liveness: Liveness::default(),
+        calls: Calls::default(),
         policy,
         upgrade: Ok(Arc::new(Untouched)),
     };

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::Host;
@@ -79,7 +79,7 @@ fn processes(seed: u64) -> [(Arc<Host>, Caller); 2] {
         config.window = 1;
         let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
         let (limits, liveness) = (Limits::default(), Liveness::default());
-        let settings = Settings { limits, liveness, policy: Policy::Rdma, upgrade };
+        let settings = Settings { limits, liveness, calls: Calls::default(), policy: Policy::Rdma, upgrade };
         let other = Arc::<OnceLock<Caller>>::default();
         let service = Bounce { info: info(), other: Arc::clone(&other) };
         (Host::new(vec![Arc::new(service)], settings.clone()).unwrap(), settings, other)

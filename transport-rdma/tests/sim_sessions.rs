@@ -14,7 +14,7 @@ use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::Host;
@@ -77,7 +77,7 @@ fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) -> Setup {
         let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
         let (limits, mut liveness) = (Limits::default(), Liveness::default());
         liveness.retry_ms = retry_ms;
-        Settings { limits, liveness, policy: Policy::Auto, upgrade }
+        Settings { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade }
     });
     let info = Arc::new(ServiceInfo {
         name: "echo".into(),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::payload::Encoder;
 use farcall_core::server::Host;
@@ -66,7 +66,7 @@ impl Client {
             (config.strict_credits, config.completion) = (true, completion);
             let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
             let (limits, liveness) = (Limits::default(), Liveness::default());
-            Settings { limits, liveness, policy: Policy::Auto, upgrade }
+            Settings { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade }
         });
         let methods = ["echo", "wait"].map(|name| Method::unary(name, name)).to_vec();
         let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });

@@ -113,7 +113,7 @@ impl UnderWay {
 
     /// What is known of the answer besides what it says, which can be asked once.
     pub(super) fn parts(&mut self) -> Parts {
-        let (connection, AnswerMetadata { initial, trailing }) = match &mut self.state {
+        let (connection, AnswerMetadata { initial, trailing, .. }) = match &mut self.state {
             State::Sent(pending) => (Some(pending.connection().clone()), pending.take_metadata()),
             State::Answered(through) => return std::mem::take(&mut through.0),
             _ => (None, AnswerMetadata::default()),

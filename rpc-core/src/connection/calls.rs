@@ -320,7 +320,7 @@ impl Connection {
                 Verdict::Status => {
                     let status = decode_status(payload.body.into_bytes())?;
                     Err(match received {
-                        Some(received) => status.with_metadata(received.trailing.clone()),
+                        Some(received) => status.received_with(received),
                         None => status,
                     })
                 }

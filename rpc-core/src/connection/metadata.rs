@@ -1,5 +1,7 @@
 //! Metadata on their way: what the peer takes of them, and what this side does.
 
+use std::error::Error as _;
+
 use bytes::Bytes;
 
 use super::Connection;
@@ -7,7 +9,7 @@ use super::registry::refusal;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::proto::wire::{
     Hello, WireError, decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata,
-    features,
+    encode_status, features,
 };
 use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Code, Executed, Status};
@@ -20,6 +22,9 @@ pub(super) struct Outgoing {
     pub(super) metadata: Bytes,
 }
 
+/// No less than stands before metadata and status in an answer.
+const BEFORE_STATUS: u64 = 32;
+
 impl Connection {
     /// Takes a reply apart. Where its metadata are more than the client takes, that is the answer.
     pub(super) fn outgoing(&self, reply: Reply) -> Outgoing {
@@ -29,11 +34,23 @@ impl Connection {
         };
         if let Reply::Status(status) = &reply {
             metadata.trailing.extend(status.metadata());
+            if self.settings.calls.causes && status.source().is_some() {
+                let room = self.room_for_causes(status, &metadata);
+                metadata.causes = status.causes(room);
+            }
         }
         match self.block_of_answer(&metadata) {
             Ok(metadata) => Outgoing { reply, metadata },
             Err(status) => Outgoing { reply: Reply::Status(status), metadata: Bytes::new() },
         }
+    }
+
+    /// How many bytes of causes an answer may have that must not fail for them.
+    fn room_for_causes(&self, status: &Status, metadata: &AnswerMetadata) -> usize {
+        let Some(peer) = self.peer_hello.get() else { return 0 };
+        let others = metadata.initial.size() + 1 + metadata.trailing.size();
+        let message = peer.max_message.saturating_sub(BEFORE_STATUS + encode_status(status).len() as u64);
+        message.min(peer.max_metadata.into()).saturating_sub(others as u64) as usize
     }
 
     /// The block of an answer's metadata; empty, where the client takes none. `Err`: they are more than it takes.

@@ -45,7 +45,7 @@ pub(crate) use registry::Registry;
 pub(crate) use streams::{CallStreams, Encoded, Ended, Pump, Pumped, Reader, Source};
 
 use crate::class::TrafficClass;
-use crate::config::{Limits, Liveness, Policy};
+use crate::config::{Calls, Limits, Liveness, Policy};
 use crate::proto::inbox;
 use crate::proto::wire::Hello;
 use crate::status::{Blame, Code, Executed, Status};
@@ -65,6 +65,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How long it waits.
     pub liveness: Liveness,
+    /// How it answers.
+    pub calls: Calls,
     /// Which transport it wants.
     pub policy: Policy,
     /// What a session can be moved to, or why there is nothing.
@@ -74,7 +76,7 @@ pub struct Settings {
 impl Settings {
     /// Settings for a transport that there is nothing better than.
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
-        Self { limits, liveness, policy: Policy::Auto, upgrade: Err(why) }
+        Self { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade: Err(why) }
     }
 }
 

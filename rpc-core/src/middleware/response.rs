@@ -84,7 +84,7 @@ impl Response {
 
     /// What a handler has answered, and the metadata that it has set. Those that are initial stay behind of a status.
     pub(super) fn answered(reply: Reply, set: AnswerMetadata) -> Result<Self, (Status, Metadata)> {
-        let AnswerMetadata { initial: mut metadata, trailing: mut trailers } = set;
+        let AnswerMetadata { initial: mut metadata, trailing: mut trailers, .. } = set;
         let mut reply = reply;
         let body = loop {
             match reply {
@@ -117,7 +117,7 @@ impl Response {
                 Reply::Status(Status::new(Code::Internal, message))
             }
         };
-        let metadata = AnswerMetadata { initial: metadata, trailing: trailers };
+        let metadata = AnswerMetadata { initial: metadata, trailing: trailers, ..AnswerMetadata::default() };
         if metadata.is_empty() { reply } else { Reply::With(Box::new(WithMetadata { reply, metadata })) }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::transport::{
     BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory,
@@ -109,6 +109,7 @@ pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
     Settings {
         limits: Limits::default(),
         liveness: Liveness::default(),
+        calls: Calls::default(),
         policy,
         upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
     }

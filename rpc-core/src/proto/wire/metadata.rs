@@ -18,7 +18,7 @@ pub fn encode_metadata(metadata: &Metadata) -> Bytes {
 
 /// Reads what [`encode_metadata`] wrote. What it gives has its own memory.
 pub fn decode_metadata(block: Bytes) -> Result<Metadata, WireError> {
-    match entries(&mut Reader::new(block))? {
+    match entries(&mut Reader::new(block), &mut Metadata::new())? {
         (metadata, false) => Ok(metadata),
         (_, true) => Err(WireError::new(KEY, "is empty")),
     }
@@ -26,12 +26,13 @@ pub fn decode_metadata(block: Bytes) -> Result<Metadata, WireError> {
 
 /// The block of a RESPONSE.
 pub fn encode_answer_metadata(metadata: &AnswerMetadata) -> Bytes {
-    let AnswerMetadata { initial, trailing } = metadata;
-    let mut block = BytesMut::with_capacity(initial.size() + 1 + trailing.size());
+    let AnswerMetadata { initial, trailing, causes } = metadata;
+    let mut block = BytesMut::with_capacity(initial.size() + 1 + trailing.size() + causes.size());
     block.put_slice(initial.block());
-    if !trailing.is_empty() {
+    if !(trailing.is_empty() && causes.is_empty()) {
         block.put_u8(TRAILING);
         block.put_slice(trailing.block());
+        block.put_slice(causes.block());
     }
     block.freeze()
 }
@@ -39,21 +40,22 @@ pub fn encode_answer_metadata(metadata: &AnswerMetadata) -> Bytes {
 /// Reads what [`encode_answer_metadata`] wrote. What it gives has its own memory.
 pub fn decode_answer_metadata(block: Bytes) -> Result<AnswerMetadata, WireError> {
     let mut r = Reader::new(block);
-    let (initial, more) = entries(&mut r)?;
+    let mut causes = Metadata::new();
+    let (initial, more) = entries(&mut r, &mut causes)?;
     if !more {
-        return Ok(AnswerMetadata { initial, trailing: Metadata::new() });
+        return Ok(AnswerMetadata { initial, trailing: Metadata::new(), causes });
     }
     if r.remaining() == 0 {
         return Err(WireError::new("metadata.trailing", "are none"));
     }
-    match entries(&mut r)? {
-        (trailing, false) => Ok(AnswerMetadata { initial, trailing }),
+    match entries(&mut r, &mut causes)? {
+        (trailing, false) => Ok(AnswerMetadata { initial, trailing, causes }),
         (_, true) => Err(WireError::new("metadata.trailing", "begin again")),
     }
 }
 
 /// Reads entries to the end, or, which it says then, to where the trailing ones begin.
-fn entries(r: &mut Reader) -> Result<(Metadata, bool), WireError> {
+fn entries(r: &mut Reader, causes: &mut Metadata) -> Result<(Metadata, bool), WireError> {
     let mut metadata = Metadata::new();
     while r.remaining() > 0 {
         let key_len = r.u8(KEY)?;
@@ -63,7 +65,7 @@ fn entries(r: &mut Reader) -> Result<(Metadata, bool), WireError> {
         let key = r.bytes(key_len.into(), KEY)?;
         let value_len = r.u16(VALUE)?;
         let value = r.bytes(value_len.into(), VALUE)?;
-        metadata.receive(&key, &value).map_err(|why| WireError::new("metadata", why))?;
+        metadata.receive(&key, &value, causes).map_err(|why| WireError::new("metadata", why))?;
     }
     Ok((metadata, false))
 }

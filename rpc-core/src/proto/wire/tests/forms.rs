@@ -298,7 +298,9 @@ impl Form for AnswerMetadata {
     }
 
     fn random(rng: &mut Rng) -> Self {
-        Self { initial: Metadata::random(rng), trailing: Metadata::random(rng) }
+        // Without causes: where their key is damaged, the entry is left out.
+        let (initial, trailing) = (Metadata::random(rng), Metadata::random(rng));
+        Self { initial, trailing, ..Self::default() }
     }
 }
 

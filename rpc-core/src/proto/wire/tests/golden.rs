@@ -192,6 +192,10 @@ fn answers_with_metadata(v: &mut Vectors, ok: &Response, mut refused: Response) 
     metadata.trailing.insert("rows", "5").unwrap();
     refused.content.metadata = encode_answer_metadata(&metadata);
     v.frame("RESPONSE with a status and metadata", session(FrameType::RESPONSE, 5, 7, 6), &refused);
+    let mut caused = AnswerMetadata::default();
+    assert!(caused.causes.put_cause("disk", 25 - 1) && !caused.causes.put_cause("", 25 - 1));
+    refused.content.metadata = encode_answer_metadata(&caused);
+    v.frame("RESPONSE with a status and a cause", session(FrameType::RESPONSE, 6, 8, 7), &refused);
     metadata.initial.insert("user", "ann").unwrap();
     let content = Content { metadata: encode_answer_metadata(&metadata), ..content(b"\x2a", &[]) };
     v.frame(

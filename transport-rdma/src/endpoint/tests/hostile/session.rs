@@ -2,7 +2,7 @@
 
 use farcall_core::client::{Call, Caller, Connector, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Limits, Liveness, Policy};
+use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
@@ -66,7 +66,13 @@ impl Setup {
             let mut liveness = Liveness::default();
             liveness.retry_ms = 0;
             let upgrade = Ok(Arc::new(node.upgrade.clone()) as _);
-            Settings { limits: Limits::default(), liveness, policy: Policy::Auto, upgrade }
+            Settings {
+                limits: Limits::default(),
+                liveness,
+                calls: Calls::default(),
+                policy: Policy::Auto,
+                upgrade,
+            }
         });
         let methods = vec![Method::unary("echo", "echo")];
         let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw", methods });

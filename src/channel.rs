@@ -214,6 +214,13 @@ impl ChannelBuilder {
         self
     }
 
+    /// Whether calls that set nothing else [wait](crate::Call::wait_for_ready) for the server while it can't be reached, in
+    /// place of failing. [`connect`](Self::connect) itself does not wait; [`connect_lazy`](Self::connect_lazy) need not.
+    pub fn wait_for_ready(mut self, wait: bool) -> Self {
+        self.config.calls.wait_for_ready = wait;
+        self
+    }
+
     /// Connects. Returns when it is known what calls travel by: [`Channel::transport`] then says it. Must be called
     /// within a tokio runtime, which the channel's connections run on. Dropping the future gives the attempt up.
     ///

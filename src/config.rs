@@ -39,7 +39,7 @@ pub struct Config {
     pub limits: Limits,
     /// How long to wait for the other side.
     pub liveness: Liveness,
-    /// How calls are answered.
+    /// How calls are made, and answered.
     pub calls: Calls,
     /// TCP sockets.
     #[cfg(feature = "tcp")]
@@ -242,6 +242,10 @@ mod tests {
         assert_eq!(config.transport, Policy::Tcp);
         assert_eq!(config.limits.max_message, 4096);
         assert_eq!(config.liveness.connect_ms, 7);
+
+        let address: Address = "tcp://a:1?calls.wait_for_ready=true".parse().unwrap();
+        assert!(!Config::default().calls.wait_for_ready);
+        assert!(Config::default().resolve(Some(&address)).unwrap().calls.wait_for_ready);
     }
 
     #[test]

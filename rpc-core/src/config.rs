@@ -143,11 +143,14 @@ impl Liveness {
     }
 }
 
-/// How calls are answered.
+/// How calls are made, and answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Calls {
+    /// A client's: whether calls that set nothing else [wait](crate::client::Call::wait_for_ready) for the server where it
+    /// can't be reached. Default false: they fail.
+    pub wait_for_ready: bool,
     /// A server's: whether its clients learn what the statuses that its handlers return were [caused
     /// by](crate::status::Status::with_source). Default true; false is for one that strangers call.
     pub causes: bool,
@@ -155,7 +158,7 @@ pub struct Calls {
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { causes: true }
+        Self { wait_for_ready: false, causes: true }
     }
 }
 

@@ -81,7 +81,7 @@ use crate::status::Status;
 ///
 /// - DEADLINE_EXCEEDED, naming what the call waited for: a connection, a place among the server's
 ///   `limits.concurrent_calls`, or the answer.
-/// - UNAVAILABLE, if there is no connection or it was lost. A call that was certainly not executed is sent again, up to
+/// - UNAVAILABLE, if there is no connection, unless the call [waits](Self::wait_for_ready) for it, or it was lost. A call that was certainly not executed is sent again, up to
 ///   four times in all, before its caller hears of it; one that may have been is not.
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
 ///   `limits.max_metadata`.
@@ -126,6 +126,16 @@ impl<O, C> Call<O, C> {
     /// Inherits nothing: the call may outlast the handler that makes it.
     pub fn detached(self) -> Self {
         Self { prepared: self.prepared.inheriting(None), ..self }
+    }
+
+    /// Whether to wait for the server while it can't be reached, in place of failing with UNAVAILABLE. Attempts to connect
+    /// are made with the pauses that are said [there](super::Caller). Such a call ends at its deadline, DEADLINE_EXCEEDED with
+    /// the last attempt's error as its source, and without one waits for ever.
+    ///
+    /// Only for what can change by itself: a call that was sent and may have been executed fails as any other. Otherwise what
+    /// the channel's configuration says counts: [`Calls::wait_for_ready`](crate::config::Calls::wait_for_ready).
+    pub fn wait_for_ready(self, wait: bool) -> Self {
+        Self { prepared: self.prepared.wait_for_ready(wait), ..self }
     }
 
     /// Sends a value of this key to the handler, beside the arguments; with others, if it has some already.

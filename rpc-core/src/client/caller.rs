@@ -45,7 +45,8 @@ pub trait Connector: Send + Sync + 'static {
 /// A connection is made when the first call of its class needs it, and made again when it is lost. Calls that need one
 /// while it is being made wait for it, as long as their deadlines allow. After a failed attempt calls of that class fail at
 /// once, for 50 ms at first and twice as long after each further failure, up to 10 s; then the next call begins another
-/// attempt. Of several peers it goes to the one that another class is connected to, if it can.
+/// attempt. Calls that [wait](super::Call::wait_for_ready) for the server begin it by themselves. Of several peers it goes
+/// to the one that another class is connected to, if it can.
 #[derive(Clone)]
 pub struct Caller {
     shared: Arc<Shared>,
@@ -190,6 +191,25 @@ impl Caller {
                 }
             }
         }
+    }
+
+    /// Whether calls that do not say so themselves wait for a connection.
+    pub(crate) fn waits_for_ready(&self) -> bool {
+        self.shared.settings.calls.wait_for_ready
+    }
+
+    /// Like [`connection`](Self::connection), after the pause that there is when that has just failed.
+    pub(crate) async fn connection_after_pause(self) -> Result<Arc<Connection>, Status> {
+        let until = match &*self.lane.state() {
+            State::Failed { until, .. } => Some(*until),
+            // It takes no calls, or not this one.
+            State::Connected { .. } => Some(Instant::now() + FIRST_PAUSE),
+            State::Idle | State::Connecting(_) => None,
+        };
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
+        self.connection().await
     }
 
     /// Whom it connects to, and what for unless that is nothing special, for messages.

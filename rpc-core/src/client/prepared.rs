@@ -58,7 +58,7 @@ impl Prepared {
     }
 
     fn rare(&mut self) -> &mut Rare {
-        self.rare.get_or_insert_with(|| Box::new(Rare::none()))
+        Rare::of(&mut self.rare)
     }
 
     #[inline]
@@ -74,6 +74,11 @@ impl Prepared {
 
     pub(super) fn inheriting(mut self, deadline: Option<Instant>) -> Self {
         self.inherits = Inherits::Given(deadline);
+        self
+    }
+
+    pub(super) fn wait_for_ready(mut self, wait: bool) -> Self {
+        self.rare().waits_for_ready = Some(wait);
         self
     }
 

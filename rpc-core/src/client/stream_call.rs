@@ -84,6 +84,11 @@ impl<O> StreamCall<O> {
         Self { prepared: self.prepared.inheriting(None), ..self }
     }
 
+    /// Whether to wait for the server while it can't be reached, as [`Call::wait_for_ready`](super::Call::wait_for_ready) says.
+    pub fn wait_for_ready(self, wait: bool) -> Self {
+        Self { prepared: self.prepared.wait_for_ready(wait), ..self }
+    }
+
     /// Sends a value of this key to the handler, as [`Call::metadata`](super::Call::metadata) does: before all items.
     pub fn metadata(self, key: &str, value: impl AsRef<str>) -> Self {
         self.edit_metadata(|metadata| metadata.append(key, value))

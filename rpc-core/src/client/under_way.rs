@@ -228,7 +228,7 @@ impl UnderWay {
                 }
                 State::Connecting(connecting) => match ready!(connecting.as_mut().poll(cx)) {
                     Ok(_) => self.state = State::Unsent,
-                    Err(status) => return Poll::Ready(Err(self.named(status))),
+                    Err(status) => self.wait_for_ready(status)?,
                 },
                 State::Placing(line) => match ready!(line.poll(cx)) {
                     Ok(place) => {
@@ -270,7 +270,7 @@ impl UnderWay {
             deadline: self.deadline,
             left,
             attempt: self.attempt,
-            rare: self.rare.as_deref(),
+            rare: self.rare.as_deref().filter(|rare| rare.is_sent()),
         };
         match connection.call(&asked, place, cx) {
             Ok(sent) => {
@@ -291,11 +291,29 @@ impl UnderWay {
         let elsewhere = status.code() == Code::Unavailable
             && status.executed() == Executed::No
             && status.blame() != Blame::Application;
-        if !elsewhere || self.is_last || self.attempt >= TRANSPARENT_ATTEMPTS {
+        if !elsewhere || self.is_last {
             return Err(self.named(status));
         }
-        self.attempt += 1;
-        self.state = State::Unsent;
+        if self.attempt >= TRANSPARENT_ATTEMPTS {
+            self.wait_for_ready(status)?;
+        } else {
+            self.state = State::Unsent;
+        }
+        self.attempt = self.attempt.saturating_add(1);
+        Ok(())
+    }
+
+    /// The call can't be sent now: it waits, or fails.
+    #[cold]
+    fn wait_for_ready(&mut self, status: Status) -> Result<(), Status> {
+        let caller = self.stub.caller();
+        let waits = self.rare.as_ref().and_then(|rare| rare.waits_for_ready);
+        let passes = status.code() == Code::Unavailable && status.blame() != Blame::Caller;
+        if !passes || !waits.unwrap_or_else(|| caller.waits_for_ready()) {
+            return Err(self.named(status));
+        }
+        self.state = State::Connecting(Box::pin(caller.clone().connection_after_pause()));
+        Rare::of(&mut self.rare).not_connected = Some(status);
         Ok(())
     }
 
@@ -311,6 +329,7 @@ impl UnderWay {
 
     /// The deadline has passed: says what the call was waiting for.
     fn expire(&mut self) -> Status {
+        let mut source = None;
         let (when, executed) = match &mut self.state {
             State::Sent(pending) => {
                 pending.expire();
@@ -318,6 +337,7 @@ impl UnderWay {
             }
             State::Layered(_) => ("no answer through the client's middleware".to_owned(), Executed::Maybe),
             State::Connecting(_) => {
+                source = self.rare.as_mut().and_then(|rare| rare.not_connected.take());
                 (format!("not connected to {}", self.stub.caller().target()), Executed::No)
             }
             State::Placing(_) => {
@@ -327,9 +347,13 @@ impl UnderWay {
             _ => ("not sent".to_owned(), Executed::No),
         };
         let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        Status::new(Code::DeadlineExceeded, format!("{self}: {when} after {after:.1?}"))
+        let late = Status::new(Code::DeadlineExceeded, format!("{self}: {when} after {after:.1?}"))
             .with_executed(executed)
-            .with_blame(Blame::Caller)
+            .with_blame(Blame::Caller);
+        match source {
+            Some(source) => late.with_source(source),
+            None => late,
+        }
     }
 
     /// How much time there is, if it has a deadline.

@@ -73,18 +73,38 @@ pub(crate) struct Rare {
     pub(crate) metadata: Metadata,
     /// The stream of arguments, until it is sent.
     pub(crate) items: Option<Box<dyn Source>>,
+    /// `None`: as its caller does.
+    pub(crate) waits_for_ready: Option<bool>,
+    /// Why there is no connection that the call waits for.
+    pub(crate) not_connected: Option<Status>,
 }
 
 impl Rare {
     /// Of a call that is unary and has no more.
     pub(crate) const fn none() -> Self {
-        Self { kind: Kind::Unary, metadata: Metadata::new(), items: None }
+        Self {
+            kind: Kind::Unary,
+            metadata: Metadata::new(),
+            items: None,
+            waits_for_ready: None,
+            not_connected: None,
+        }
     }
 
-    /// The same without the stream.
+    /// What a call has of it, or is to have.
+    pub(crate) fn of(rare: &mut Option<Box<Self>>) -> &mut Self {
+        rare.get_or_insert_with(|| Box::new(Self::none()))
+    }
+
+    /// Whether the request says something of it.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.kind != Kind::Unary || !self.metadata.is_empty()
+    }
+
+    /// The same for the same call again, without the stream.
     pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, metadata, items: _ } = self;
-        Self { kind: *kind, metadata: metadata.clone(), items: None }
+        let Self { kind, waits_for_ready, .. } = *self;
+        Self { kind, waits_for_ready, metadata: self.metadata.clone(), ..Self::none() }
     }
 }
 

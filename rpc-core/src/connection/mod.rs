@@ -65,7 +65,7 @@ pub struct Settings {
     pub limits: Limits,
     /// How long it waits.
     pub liveness: Liveness,
-    /// How it answers.
+    /// How it makes calls, and answers them.
     pub calls: Calls,
     /// Which transport it wants.
     pub policy: Policy,

@@ -116,7 +116,9 @@
 //! # Cancellation
 //!
 //! Dropping the future of a call, or the stream that it gave, cancels it: the server drops the handler's future at its
-//! next await. Whether it has done its work by then can't be known. Other futures say in their documentation what dropping them does.
+//! next await, and with it the calls that it is making, and so on. Whether it has done its work by then can't be known. Tasks that
+//! a handler has spawned go on, and learn of it from its [`Context`]: by [`ended`](Context::ended), and because calls that they
+//! make in its [`scope`](Context::scope) end. Other futures say in their documentation what dropping them does.
 //!
 //! # Errors
 //!

@@ -1,5 +1,7 @@
 //! What a handler may know of the call it answers, and what calls it makes inherit.
 
+mod ended;
+
 use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -10,6 +12,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub(crate) use ended::Parent;
+
+use self::ended::Ended;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::Extensions;
 use crate::payload::Payload;
@@ -18,8 +23,9 @@ use crate::stream::Streams;
 
 /// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
 ///
-/// While a handler is polled its context is *current*: calls that it makes inherit the deadline. A task that the
-/// handler spawns leaves the context; [`scope`](Self::scope) takes it along. Cheap to clone: what one clone sets of the
+/// While a handler is polled its context is *current*: calls that it makes inherit the deadline, and are dropped with it. A task
+/// that the handler spawns leaves the context; [`scope`](Self::scope) takes it along, as does
+/// [`Call::context`](crate::client::Call::context) for a single call. Cheap to clone: what one clone sets of the
 /// answer, all have set.
 ///
 /// ```
@@ -50,6 +56,8 @@ struct About {
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
+    /// It is that of a [`Scope`]: what is done there does not end with the handler.
+    scoped: bool,
 }
 
 /// What the clones of a context share.
@@ -63,13 +71,20 @@ pub(crate) struct Shared {
     streams: Mutex<Option<Streams>>,
     /// What middleware has put there.
     extensions: Extensions,
+    ended: Ended,
 }
 
 impl Shared {
     /// Of a call that has these.
     pub(crate) fn new(metadata: Metadata, streams: Option<Streams>) -> Arc<Self> {
         let answer = Mutex::new(Some(AnswerMetadata::default()));
-        Arc::new(Self { metadata, answer, streams: Mutex::new(streams), extensions: Extensions::default() })
+        Arc::new(Self {
+            metadata,
+            answer,
+            streams: Mutex::new(streams),
+            extensions: Extensions::default(),
+            ended: Ended::default(),
+        })
     }
 
     fn answer(&self) -> MutexGuard<'_, Option<AnswerMetadata>> {
@@ -110,7 +125,7 @@ impl Context {
         peer: Option<SocketAddr>,
         shared: Option<Arc<Shared>>,
     ) -> Self {
-        Self { call: About { deadline, attempt, peer }, shared }
+        Self { call: About { deadline, attempt, peer, scoped: false }, shared }
     }
 
     /// This context with a deadline `timeout` from now, unless it has an earlier one.
@@ -125,9 +140,10 @@ impl Context {
         Some(Self { call, shared: None }.given())
     }
 
-    /// The deadline of the context that is current, if any.
-    pub(crate) fn current_deadline() -> Option<Instant> {
-        CURRENT.get().and_then(|call| call.deadline)
+    /// The deadline of the context that is current, if any, and whether it is that of a [`Scope`].
+    #[inline]
+    pub(crate) fn inherited() -> (Option<Instant>, bool) {
+        CURRENT.get().map_or((None, false), |call| (call.deadline, call.scoped))
     }
 
     /// The context that is current, for a handler: what it sets goes with the answer.
@@ -233,7 +249,8 @@ impl Context {
     ) -> Self {
         let set = self.take_answer();
         let streams = Mutex::new(self.take_streams());
-        let shared = Shared { metadata, answer: Mutex::new(Some(set)), streams, extensions };
+        let answer = Mutex::new(Some(set));
+        let shared = Shared { metadata, answer, streams, extensions, ended: Ended::default() };
         Self { call: About { deadline, ..self.call }, shared: Some(Arc::new(shared)) }
     }
 
@@ -265,9 +282,12 @@ impl Context {
     }
 
     /// Runs a future with this context current, for work that a handler hands to another task:
-    /// `tokio::spawn(cx.scope(async { .. }))`.
+    /// `tokio::spawn(cx.scope(async { .. }))`. Calls that are made there end, CANCELLED, when this one [ends](Self::ended) before
+    /// its handler is done; the future itself does not.
     pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
-        Scope { context: self.clone(), future: Box::pin(future) }
+        let mut context = self.clone();
+        context.call.scoped = true;
+        Scope { context, future: Box::pin(future) }
     }
 
     /// Runs `f` with this context current, and puts back the one before, also when `f` panics.
@@ -405,7 +425,7 @@ mod tests {
     #[test]
     fn a_context_that_sets_nothing_has_nothing_to_share() {
         let mut context = Context::background();
-        context.enter(|| assert_eq!(Context::current_deadline(), None));
+        context.enter(|| assert_eq!(Context::inherited(), (None, false)));
         assert!(context.shared.is_none() && context.metadata().is_empty());
     }
 }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
 pub use futures_core::Stream;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
+use crate::client::{Begun, in_vain};
 use crate::codec::{CodecError, all_read};
 use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader};
+use crate::context::Parent;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{OnEnd, StreamEnd};
 use crate::payload::{Decoder, Payload};
@@ -122,6 +124,8 @@ struct Remote<T, E> {
     /// A client's: the call is over with it.
     is_answer: bool,
     alarm: Option<Pin<Box<Sleep>>>,
+    /// What its call is made for, unless that is the handler that reads it.
+    parent: Option<Parent>,
 }
 
 impl<T, E: From<Status>> Streaming<T, E> {
@@ -161,14 +165,16 @@ impl<T, E: From<Status>> Streaming<T, E> {
             }
         };
         let end = match remote.poll(cx) {
+            Poll::Ready(_) if remote.parent.as_ref().is_some_and(Parent::has_ended) => remote.cut_short(),
             Poll::Ready(Ok(item)) => return Poll::Ready(Some(Ok(item))),
             Poll::Ready(Err(end)) => end,
             Poll::Pending => {
                 let late = remote.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
-                if !late {
+                let in_vain = remote.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
+                if !late && !in_vain {
                     return Poll::Pending;
                 }
-                End::failed(EndReason::Deadline, deadline_passed())
+                remote.cut_short()
             }
         };
         let End { reason, error, code, metadata } = end;
@@ -186,14 +192,10 @@ impl<T, E> Streaming<T, E> {
     }
 
     /// What a call is answered with, and how an item and the error are read.
-    pub(crate) fn answered(
-        reader: Reader,
-        (item, error): (ReadItem<T>, ReadError<E>),
-        alarm: Option<Pin<Box<Sleep>>>,
-        metadata: Metadata,
-        on_end: Vec<OnEnd>,
-    ) -> Self {
-        let remote = Remote { reader, item, error, is_answer: true, alarm };
+    pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
+        let Begun { reader, deadline, parent, metadata, on_end } = begun;
+        let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
+        let remote = Remote { reader, item, error, is_answer: true, alarm, parent };
         let mut stream = Self::from(Origin::Peer(remote), metadata);
         stream.on_end = on_end;
         stream
@@ -251,6 +253,16 @@ impl<T, E: From<Status>> Remote<T, E> {
                 Err(End { metadata, ..end })
             }
         })
+    }
+
+    /// Nobody wants more of it: its deadline has passed, or the call that it was made for has ended early.
+    fn cut_short(&self) -> End<E> {
+        match &self.alarm {
+            Some(alarm) if alarm.deadline() <= Instant::now() => {
+                End::failed(EndReason::Deadline, deadline_passed())
+            }
+            _ => End::failed(EndReason::Cancelled, in_vain()),
+        }
     }
 
     fn decode(&self, item: Payload) -> Result<T, CodecError> {
@@ -350,7 +362,7 @@ impl Streams {
     pub fn requests<T>(&self, item: ReadItem<T>) -> Streaming<T> {
         let reader = Reader::new(self.0.clone());
         let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
-        let remote = Remote { reader, item, error, is_answer: false, alarm: None };
+        let remote = Remote { reader, item, error, is_answer: false, alarm: None, parent: None };
         Streaming::from(Origin::Peer(remote), Metadata::new())
     }
 

@@ -118,14 +118,15 @@ impl<O, C> Call<O, C> {
     }
 
     /// Inherits from `context` instead of from the handler that is being polled, for calls made by tasks that a
-    /// handler has spawned.
+    /// handler has spawned. If the call that this is the context of [ends](Context::ended) before its handler is done, this one
+    /// ends, too: CANCELLED.
     pub fn context(self, context: &Context) -> Self {
-        Self { prepared: self.prepared.inheriting(context.deadline()), ..self }
+        Self { prepared: self.prepared.context(context), ..self }
     }
 
-    /// Inherits nothing: the call may outlast the handler that makes it.
+    /// Inherits nothing: the call may outlast the one that it is made for.
     pub fn detached(self) -> Self {
-        Self { prepared: self.prepared.inheriting(None), ..self }
+        Self { prepared: self.prepared.detached(), ..self }
     }
 
     /// Whether to wait for the server while it can't be reached, in place of failing with UNAVAILABLE. Attempts to connect

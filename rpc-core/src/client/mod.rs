@@ -16,6 +16,7 @@ pub use response::{Parts, Response};
 pub(crate) use stream_call::{Arguments, Begun, Finish as FinishStream, stream_of};
 pub use stream_call::{StreamCall, StreamFuture};
 pub use stub::Stub;
+pub(crate) use under_way::in_vain;
 
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use super::Stub;
 use super::under_way::UnderWay;
 use crate::class::TrafficClass;
 use crate::connection::{Rare, Source};
-use crate::context::Context;
+use crate::context::{Context, Parent};
 use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
 use crate::service::Kind;
@@ -72,9 +72,22 @@ impl Prepared {
         self
     }
 
-    pub(super) fn inheriting(mut self, deadline: Option<Instant>) -> Self {
-        self.inherits = Inherits::Given(deadline);
+    pub(super) fn context(mut self, context: &Context) -> Self {
+        self.inherits = Inherits::Given(context.deadline());
+        self.set_parent(context.parent());
         self
+    }
+
+    pub(super) fn detached(mut self) -> Self {
+        self.inherits = Inherits::Given(None);
+        self.set_parent(None);
+        self
+    }
+
+    fn set_parent(&mut self, parent: Option<Parent>) {
+        if parent.is_some() || self.rare.is_some() {
+            self.rare().parent = parent;
+        }
     }
 
     pub(super) fn wait_for_ready(mut self, wait: bool) -> Self {
@@ -97,9 +110,15 @@ impl Prepared {
     }
 
     #[inline]
-    pub(super) fn begin(self) -> UnderWay {
+    pub(super) fn begin(mut self) -> UnderWay {
         let inherited = match self.inherits {
-            Inherits::Current => Context::current_deadline(),
+            Inherits::Current => {
+                let (deadline, scoped) = Context::inherited();
+                if scoped {
+                    self.set_parent(Context::current_parent());
+                }
+                deadline
+            }
             Inherits::Given(deadline) => deadline,
         };
         UnderWay::new(self.stub, self.method, self.arguments, self.rare, inherited, self.timeout)

@@ -14,7 +14,7 @@ use super::{Parts, Response, Stub};
 use crate::class::TrafficClass;
 use crate::codec::{Decode, from_payload};
 use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
-use crate::context::Context;
+use crate::context::{Context, Parent};
 use crate::metadata::{Metadata, MetadataError};
 use crate::middleware::OnEnd;
 use crate::payload::Payload;
@@ -30,6 +30,7 @@ pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
 pub(crate) struct Begun {
     pub(crate) reader: Reader,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) parent: Option<Parent>,
     pub(crate) metadata: Metadata,
     pub(crate) on_end: Vec<OnEnd>,
 }
@@ -74,14 +75,14 @@ impl<O> StreamCall<O> {
         Self { prepared: self.prepared.class(class), ..self }
     }
 
-    /// Makes the call in this context in place of the current one: it has its deadline.
+    /// Inherits from `context`, as with [`Call::context`](super::Call::context); so do its streams.
     pub fn context(self, context: &Context) -> Self {
-        Self { prepared: self.prepared.inheriting(context.deadline()), ..self }
+        Self { prepared: self.prepared.context(context), ..self }
     }
 
-    /// Makes the call outside of every context.
+    /// Inherits nothing: the call may outlast the one that it is made for.
     pub fn detached(self) -> Self {
-        Self { prepared: self.prepared.inheriting(None), ..self }
+        Self { prepared: self.prepared.detached(), ..self }
     }
 
     /// Whether to wait for the server while it can't be reached, as [`Call::wait_for_ready`](super::Call::wait_for_ready) says.
@@ -206,7 +207,8 @@ impl<O> StreamFuture<O> {
     }
 
     fn answered(&mut self, answer: Answered) -> O {
-        if let Some(begun) = self.call.take_begun() {
+        if let Some(mut begun) = self.call.take_begun() {
+            begun.parent = self.call.take_parent();
             return (self.finish)(&self.call, answer, Some(begun));
         }
         let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
@@ -215,9 +217,13 @@ impl<O> StreamFuture<O> {
                 if let Some(pump) = self.pump.take() {
                     self.go_on(pump);
                 }
-                let metadata = self.call.initial_metadata();
-                let deadline = self.call.deadline();
-                Some(Begun { reader: Reader::new(streams), deadline, metadata, on_end: Vec::new() })
+                Some(Begun {
+                    reader: Reader::new(streams),
+                    deadline: self.call.deadline(),
+                    parent: self.call.take_parent(),
+                    metadata: self.call.initial_metadata(),
+                    on_end: Vec::new(),
+                })
             }
             _ => None,
         };
@@ -315,10 +321,9 @@ where
     F: Decode<R>,
     R: From<Status>,
 {
-    if let Some(Begun { reader, deadline, metadata, on_end }) = begun {
-        let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
+    if let Some(begun) = begun {
         let read = (<C as Decode<T>>::decode as _, from_payload::<D, E> as _);
-        return Ok(Streaming::answered(reader, read, alarm, metadata, on_end));
+        return Ok(Streaming::answered(begun, read));
     }
     let refused = call.decode_error::<R, F>(answer);
     Err(refused.unwrap_or_else(|| {

@@ -14,7 +14,7 @@ use crate::codec::{CodecError, Decode, from_payload};
 use crate::connection::{
     Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Source,
 };
-use crate::context::earlier;
+use crate::context::{Parent, earlier};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, Outgoing, Request, Response};
 use crate::payload::Payload;
@@ -103,6 +103,11 @@ impl UnderWay {
         self.deadline
     }
 
+    /// What the stream that it was answered with depends on, too.
+    pub(super) fn take_parent(&mut self) -> Option<Parent> {
+        self.rare.as_mut()?.parent.take()
+    }
+
     /// The metadata that came with an answer that is a stream.
     pub(super) fn initial_metadata(&self) -> Metadata {
         match &self.state {
@@ -143,6 +148,9 @@ impl UnderWay {
     }
 
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
+        if self.rare.is_some() && self.is_in_vain(cx) {
+            return Poll::Ready(Err(self.cut_short()));
+        }
         let left = if let State::New = self.state { self.start() } else { None };
         let mut polled = self.step(left, cx);
         if polled.is_pending() && self.is_late(cx) {
@@ -168,12 +176,17 @@ impl UnderWay {
     /// The call goes to its caller's middleware, in whose end another is made of what that lets through.
     #[cold]
     fn enter(&mut self, stack: &Next) {
+        let mut rare = self.rare.take().unwrap_or_else(|| Box::new(Rare::none()));
+        if let Some(parent) = rare.parent.take() {
+            // Whatever the middleware waits for.
+            Rare::of(&mut self.rare).parent = Some(parent);
+        }
         let request = Request::outgoing(Outgoing {
             service: self.stub.service().clone(),
             method: self.method,
             arguments: std::mem::take(&mut self.arguments),
             class: self.stub.caller().lane_class(),
-            rare: self.rare.take().unwrap_or_else(|| Box::new(Rare::none())),
+            rare,
             deadline: self.deadline,
         });
         self.state = State::Layered(Box::pin(stack.run(request)));
@@ -317,6 +330,31 @@ impl UnderWay {
         Ok(())
     }
 
+    /// Whether the call that it is made for has ended early. If not, it is polled again when it has.
+    #[cold]
+    fn is_in_vain(&mut self, cx: &mut TaskContext<'_>) -> bool {
+        let parent = self.rare.as_mut().and_then(|rare| rare.parent.as_mut());
+        parent.is_some_and(|parent| parent.poll_ended(cx).is_ready())
+    }
+
+    /// Nobody wants its answer.
+    #[cold]
+    fn cut_short(&mut self) -> Status {
+        if self.left() == Some(Duration::ZERO) {
+            return self.expire();
+        }
+        let executed = match &mut self.state {
+            State::Sent(pending) => {
+                pending.give_up(0);
+                Executed::Maybe
+            }
+            State::Layered(_) => Executed::Maybe,
+            _ => Executed::No,
+        };
+        self.state = State::Failed;
+        self.named(in_vain().with_executed(executed))
+    }
+
     /// Whether the deadline of a call that is not sent has passed. If not, it is polled again when it has.
     fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
         if let State::Sent(_) = self.state {
@@ -332,7 +370,7 @@ impl UnderWay {
         let mut source = None;
         let (when, executed) = match &mut self.state {
             State::Sent(pending) => {
-                pending.expire();
+                pending.give_up(1);
                 ("no answer".to_owned(), Executed::Maybe)
             }
             State::Layered(_) => ("no answer through the client's middleware".to_owned(), Executed::Maybe),
@@ -408,6 +446,13 @@ impl UnderWay {
             method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
         status.map_message(|m| format!("{self}: {m}{ours}"))
     }
+}
+
+/// What a call ends with that was made for another one.
+pub(crate) fn in_vain() -> Status {
+    Status::new(Code::Cancelled, "the call that it was made for has ended")
+        .with_executed(Executed::Maybe)
+        .with_blame(Blame::Caller)
 }
 
 fn polled_again() -> Status {

@@ -14,6 +14,7 @@ use super::pending::Place;
 use super::slots::{Refused, Slots};
 use super::streams::{self, CallStreams, Ended, Source};
 use super::{Connection, Role, lock};
+use crate::context::Parent;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message, Precedence};
@@ -77,6 +78,8 @@ pub(crate) struct Rare {
     pub(crate) waits_for_ready: Option<bool>,
     /// Why there is no connection that the call waits for.
     pub(crate) not_connected: Option<Status>,
+    /// What it is made for, unless that is the handler that polls it.
+    pub(crate) parent: Option<Parent>,
 }
 
 impl Rare {
@@ -88,6 +91,7 @@ impl Rare {
             items: None,
             waits_for_ready: None,
             not_connected: None,
+            parent: None,
         }
     }
 

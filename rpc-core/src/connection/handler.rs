@@ -59,6 +59,15 @@ impl Future for Handler {
     }
 }
 
+/// Who works for the call elsewhere learns that nobody waits for it.
+impl Drop for Handler {
+    fn drop(&mut self) {
+        if self.future.is_some() {
+            self.context.end_early();
+        }
+    }
+}
+
 /// A handler that passes on the status of a call that it made does not say that it has not run itself; the caller
 /// would repeat it.
 #[inline]

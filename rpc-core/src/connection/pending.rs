@@ -135,13 +135,13 @@ impl Pending {
         self.done
     }
 
-    /// The deadline passed: tells the peer so, instead of that it was dropped.
-    pub(crate) fn expire(&mut self) {
+    /// Nobody waits any more: tells the peer why.
+    pub(crate) fn give_up(&mut self, reason: u8) {
         self.done = true;
-        self.connection.forget(self.id, 1);
+        self.connection.forget(self.id, reason);
     }
 
-    /// Whether its deadline has passed, and it is still to be [expired](Self::expire).
+    /// Whether its deadline has passed, and it is still to be [given up](Self::give_up).
     pub(crate) fn is_late(&self) -> bool {
         self.late
     }

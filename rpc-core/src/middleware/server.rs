@@ -17,13 +17,18 @@ impl Dispatch for Handlers {
         Box::pin(async move {
             let Arrived { service, method, request, sooner, outer } = request.into_arrived()?;
             let context = request.context.clone();
+            let unfinished = context.unfinished();
             let handler = context.scope(async move { service.call(method, request).await });
             let reply = match sooner {
-                None => handler.await,
-                Some(deadline) => {
-                    let late = |_| Reply::Status(late());
-                    tokio::time::timeout_at(deadline, handler).await.unwrap_or_else(late)
+                None => Ok(handler.await),
+                Some(deadline) => tokio::time::timeout_at(deadline, handler).await,
+            };
+            let reply = match reply {
+                Ok(reply) => {
+                    unfinished.done();
+                    reply
                 }
+                Err(_) => Reply::Status(late()),
             };
             Response::answered(reply, context.take_answer()).map_err(|(status, initial)| {
                 outer.reply_metadata(|metadata| metadata.extend(&initial));

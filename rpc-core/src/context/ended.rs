@@ -1,0 +1,181 @@
+//! That a call has ended early: what tells those who work for it in other tasks.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context as TaskContext, Poll};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{Context, SHARED, Shared};
+use crate::transport::BoxFuture;
+
+/// Whether a call has ended before its handler was done.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    has: AtomicBool,
+    told: Notify,
+}
+
+impl Ended {
+    pub(super) fn set(&self) {
+        self.has.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    pub(super) fn get(&self) -> bool {
+        self.has.load(Ordering::Acquire)
+    }
+
+    /// Resolves when it has.
+    pub(super) async fn wait(&self) {
+        // Is told of what happens from now on.
+        let told = self.told.notified();
+        if !self.get() {
+            told.await;
+        }
+    }
+}
+
+/// The call that another one is made for, by a task that does not end with it.
+pub(crate) struct Parent {
+    shared: Arc<Shared>,
+    /// Made when there is something to wait for.
+    ended: Option<BoxFuture<()>>,
+}
+
+impl Parent {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, ended: None }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.shared.ended.get()
+    }
+
+    /// Ready when it has ended early.
+    pub(crate) fn poll_ended(&mut self, cx: &mut TaskContext<'_>) -> Poll<()> {
+        if self.has_ended() {
+            return Poll::Ready(());
+        }
+        let Self { shared, ended } = self;
+        let wait = |shared: Arc<Shared>| Box::pin(async move { shared.ended.wait().await });
+        ended.get_or_insert_with(|| wait(shared.clone())).as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for Parent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parent").field("has_ended", &self.has_ended()).finish_non_exhaustive()
+    }
+}
+
+/// A handler that is not done.
+pub(crate) struct Unfinished(Option<Context>);
+
+impl Unfinished {
+    pub(crate) fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Context::end_early);
+    }
+}
+
+impl Context {
+    /// Resolves when nobody waits for the answer any more: the caller has given up or is gone, or the deadline has passed. What
+    /// the handler itself does is dropped then. This is for the tasks that it has spawned, and for what must be told of it:
+    ///
+    /// ```
+    /// # use farcall_core::context::Context;
+    /// async fn convert(cx: &Context) {
+    ///     let ended = cx.ended();
+    ///     tokio::task::spawn(async move {
+    ///         tokio::select! {
+    ///             () = work() => {}
+    ///             () = ended => { /* in vain: puts away what is half done */ }
+    ///         }
+    ///     });
+    /// }
+    /// # async fn work() {}
+    /// ```
+    ///
+    /// When the handler was done before, it resolves at the deadline only. In a context that is of no call, likewise.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let Self { call, shared } = self.clone();
+        async move {
+            let given_up = async {
+                match shared {
+                    Some(shared) => shared.ended.wait().await,
+                    None => pending().await,
+                }
+            };
+            match call.deadline {
+                // Whichever it is.
+                Some(deadline) => drop(tokio::time::timeout_at(deadline, given_up).await),
+                None => given_up.await,
+            }
+        }
+    }
+
+    /// Whether [`ended`](Self::ended) has come about: for what works without waiting.
+    pub fn is_ended(&self) -> bool {
+        self.call.deadline.is_some_and(|deadline| deadline <= Instant::now())
+            || self.shared.as_ref().is_some_and(|shared| shared.ended.get())
+    }
+
+    /// What tells of the call's end, if it is dropped before it is told that the handler is [done](Unfinished::done).
+    pub(crate) fn unfinished(&self) -> Unfinished {
+        Unfinished(Some(self.clone()))
+    }
+
+    /// The call has ended, and its handler was not done.
+    pub(crate) fn end_early(&self) {
+        if let Some(shared) = &self.shared {
+            shared.ended.set();
+        }
+    }
+
+    /// The call that the current context is of.
+    pub(crate) fn current_parent() -> Option<Parent> {
+        let shared = SHARED.take()?;
+        SHARED.set(Some(shared.clone()));
+        Some(Parent::new(shared))
+    }
+
+    /// The call that this context is of.
+    pub(crate) fn parent(&self) -> Option<Parent> {
+        self.shared.clone().map(Parent::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_context_ends_at_its_deadline_or_with_its_call() {
+        let cx = Context::background().with_timeout(Duration::from_secs(5));
+        let began = Instant::now();
+        assert!(!cx.is_ended());
+        cx.ended().await;
+        assert!(began.elapsed().as_secs() == 5 && cx.is_ended());
+
+        let cx = Context::background().given();
+        let (waits, clone) = (tokio::spawn(cx.ended()), cx.with_timeout(Duration::from_secs(9)));
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        assert!(!waits.is_finished() && !clone.is_ended());
+        clone.end_early();
+        waits.await.unwrap();
+        cx.ended().await;
+        assert!(cx.is_ended() && clone.is_ended());
+        assert_eq!(began.elapsed().as_secs(), 13);
+    }
+}

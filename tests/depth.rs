@@ -1,0 +1,401 @@
+//! Three services in a row, each a client of the next: deadlines and cancellation go all the way down.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall::{
+    Channel, Code, Context, EndReason, Executed, Result, Server, Status, Stream, Streaming, stream,
+};
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+
+/// What the first handler does with the calls that it makes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum How {
+    /// It awaits one.
+    Awaited,
+    /// A task does that it has spawned, in its context.
+    Scoped,
+    /// A task makes the call in its context.
+    Given,
+    /// A task makes it outside of every context.
+    Detached,
+}
+
+#[farcall::service(package = "test")]
+trait Hop {
+    /// How long the caller of each still waits, in microseconds, the first one's first.
+    async fn patience(&self, cx: &Context) -> Result<Vec<u64>>;
+    /// Waits at the last one, until it is told to go on.
+    async fn wait(&self, cx: &Context, how: How) -> Result<()>;
+    /// As `wait`, but the first is done at once.
+    async fn leave(&self, cx: &Context, how: How) -> Result<()>;
+    /// So many numbers, from the last one, and then it waits.
+    fn count(&self, to: u64) -> impl Stream<Item = Result<u64>>;
+    /// The same, which a task reads in the first one's context while that waits.
+    async fn counted(&self, cx: &Context, to: u64) -> Result<()>;
+    /// The sum of numbers, from the last one.
+    async fn sum(&self, numbers: Streaming<u64>) -> Result<u64>;
+}
+
+/// What happens at the last one, and in tasks of the first.
+struct Seen {
+    started: Notify,
+    dropped: Notify,
+    go: Notify,
+    /// What calls have ended with, or streams, that tasks have made.
+    ends: mpsc::UnboundedSender<Result<()>>,
+    /// A task has seen that its call has ended.
+    ended: Notify,
+}
+
+/// Tells that it was dropped, unless it was told not to.
+struct Guard(Option<Arc<Seen>>);
+
+impl Guard {
+    fn new(seen: &Arc<Seen>) -> Self {
+        seen.started.notify_one();
+        Self(Some(seen.clone()))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(seen) = &self.0 {
+            seen.dropped.notify_one();
+        }
+    }
+}
+
+struct Node {
+    next: Option<HopClient>,
+    seen: Arc<Seen>,
+}
+
+impl Node {
+    /// Makes the call in a task.
+    fn spawn(&self, cx: &Context, next: HopClient, how: How) {
+        let (seen, context) = (self.seen.clone(), cx.clone());
+        let call = async move {
+            let call = next.wait(How::Awaited);
+            let ended = match how {
+                How::Given => call.context(&context).await,
+                How::Detached => call.detached().await,
+                _ => call.await,
+            };
+            seen.ends.send(ended).unwrap();
+            if context.is_ended() && how != How::Detached {
+                let again = next.wait(How::Awaited).context(&context).await;
+                seen.ends.send(again).unwrap();
+            }
+        };
+        match how {
+            How::Scoped => drop(tokio::spawn(cx.scope(call))),
+            _ => drop(tokio::spawn(call)),
+        }
+        let (seen, ended) = (self.seen.clone(), cx.ended());
+        tokio::spawn(async move {
+            ended.await;
+            seen.ended.notify_one();
+        });
+    }
+
+    async fn wait_here(&self) -> Result<()> {
+        let mut guard = Guard::new(&self.seen);
+        self.seen.go.notified().await;
+        guard.0 = None;
+        Ok(())
+    }
+}
+
+impl Hop for Node {
+    async fn patience(&self, cx: &Context) -> Result<Vec<u64>> {
+        let mut all = vec![cx.remaining().unwrap().as_micros() as u64];
+        if let Some(next) = &self.next {
+            // What this takes, the next has not.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            all.extend(next.patience().await?);
+        }
+        Ok(all)
+    }
+
+    async fn wait(&self, cx: &Context, how: How) -> Result<()> {
+        match &self.next {
+            None => self.wait_here().await,
+            Some(next) if how == How::Awaited => next.wait(how).await,
+            Some(next) => {
+                self.spawn(cx, next.clone(), how);
+                std::future::pending().await
+            }
+        }
+    }
+
+    async fn leave(&self, cx: &Context, how: How) -> Result<()> {
+        self.spawn(cx, self.next.clone().unwrap(), how);
+        Ok(())
+    }
+
+    fn count(&self, to: u64) -> impl Stream<Item = Result<u64>> {
+        let (sender, numbers) = stream::channel(1);
+        let (next, seen) = (self.next.clone(), self.seen.clone());
+        let cx = Context::current().unwrap();
+        let ended = cx.ended();
+        let work = async move {
+            let Some(next) = next else {
+                let _guard = Guard::new(&seen);
+                for n in 0..to {
+                    if sender.send(Ok(n)).await.is_err() {
+                        break;
+                    }
+                }
+                ended.await;
+                return Ok(());
+            };
+            // When these are all, only its call's end ends it.
+            let mut numbers = next.count(to).await?;
+            while let Some(n) = numbers.message().await? {
+                if sender.send(Ok(n)).await.is_err() {
+                    break;
+                }
+            }
+            Ok::<_, Status>(())
+        };
+        tokio::spawn(cx.scope(work));
+        numbers
+    }
+
+    async fn counted(&self, cx: &Context, to: u64) -> Result<()> {
+        let (next, seen) = (self.next.clone().unwrap(), self.seen.clone());
+        tokio::spawn(cx.scope(async move {
+            let mut numbers = next.count(to).await.unwrap();
+            let end = loop {
+                if let Err(status) = numbers.message().await {
+                    break status;
+                }
+            };
+            assert_eq!(numbers.end_reason(), Some(EndReason::Cancelled));
+            seen.ends.send(Err(end)).unwrap();
+        }));
+        std::future::pending().await
+    }
+
+    async fn sum(&self, mut numbers: Streaming<u64>) -> Result<u64> {
+        let Some(next) = &self.next else {
+            let _guard = Guard::new(&self.seen);
+            let mut sum = 0;
+            while let Some(n) = numbers.message().await? {
+                sum += n;
+            }
+            return Ok(sum);
+        };
+        let (sender, passed_on) = stream::channel(1);
+        let pass_on = async move {
+            while let Ok(Some(n)) = numbers.message().await {
+                if sender.send(n).await.is_err() {
+                    break;
+                }
+            }
+        };
+        tokio::join!(next.sum(passed_on).into_future(), pass_on).0
+    }
+}
+
+/// A client of the first of three.
+struct Row {
+    first: HopClient,
+    address: String,
+    seen: Arc<Seen>,
+    ends: mpsc::UnboundedReceiver<Result<()>>,
+}
+
+async fn row() -> Row {
+    let (sender, ends) = mpsc::unbounded_channel();
+    let seen = Arc::new(Seen {
+        started: Notify::new(),
+        dropped: Notify::new(),
+        go: Notify::new(),
+        ends: sender,
+        ended: Notify::new(),
+    });
+    let (mut next, mut address) = (None, String::new());
+    for _ in 0..3 {
+        let node = Node { next: next.take(), seen: seen.clone() };
+        let server = Server::builder().add(HopServer::new(node)).bind("127.0.0.1:0").await.unwrap();
+        address = server.local_addr().to_string();
+        tokio::spawn(server.serve());
+        let channel = Channel::connect(&format!("farcall://{address}")).await.unwrap();
+        next = Some(HopClient::new(channel));
+    }
+    Row { first: next.unwrap(), address, seen, ends }
+}
+
+impl Row {
+    /// A call that waits at the last one, and has begun to.
+    async fn waiting(&self, how: How) -> JoinHandle<Result<()>> {
+        let call = tokio::spawn(self.first.wait(how).into_future());
+        self.seen.started.notified().await;
+        call
+    }
+
+    async fn end(&mut self) -> Result<()> {
+        self.ends.recv().await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_shrinks_through_three_services() {
+    let row = row().await;
+    let minute = Duration::from_secs(60);
+    let left = row.first.patience().deadline(minute).await.unwrap();
+    assert_eq!(left.len(), 3);
+    assert!(left[0] <= 60_000_000 && left.windows(2).all(|two| two[1] + 2000 <= two[0]), "{left:?}");
+}
+
+#[tokio::test]
+async fn dropping_the_first_call_drops_the_third_handler() {
+    let row = row().await;
+    let call = row.waiting(How::Awaited).await;
+    call.abort();
+    row.seen.dropped.notified().await;
+}
+
+#[tokio::test]
+async fn a_deadline_ends_all_of_them() {
+    let row = row().await;
+    let call = row.first.wait(How::Awaited).deadline(Duration::from_millis(200));
+    let error = call.await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
+    row.seen.dropped.notified().await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_cancels_what_is_below() {
+    for how in [How::Awaited, How::Scoped] {
+        let mut row = row().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let between = format!("tcp://{}", listener.local_addr().unwrap());
+        let address = row.address.clone();
+        let wire = tokio::spawn(async move {
+            let (mut near, _) = listener.accept().await.unwrap();
+            let mut far = TcpStream::connect(address).await.unwrap();
+            tokio::io::copy_bidirectional(&mut near, &mut far).await
+        });
+        row.first = HopClient::new(Channel::connect(&between).await.unwrap());
+        let call = row.waiting(how).await;
+        wire.abort();
+        row.seen.dropped.notified().await;
+        let error = call.await.unwrap().unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
+    for how in [How::Scoped, How::Given] {
+        let mut row = row().await;
+        let call = row.waiting(how).await;
+        call.abort();
+        row.seen.dropped.notified().await;
+        row.seen.ended.notified().await;
+        let error = row.end().await.unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Cancelled, Executed::Maybe), "{how:?}: {error}");
+        assert!(error.message().starts_with("test.Hop/wait: the call that it was made for"), "{error}");
+        // None is made any more.
+        let error = row.end().await.unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Cancelled, Executed::No), "{how:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_ends_spawned_calls() {
+    for how in [How::Scoped, How::Given] {
+        let mut row = row().await;
+        let call = row.first.wait(how).deadline(Duration::from_millis(200));
+        assert_eq!(call.await.unwrap_err().code(), Code::DeadlineExceeded);
+        row.seen.dropped.notified().await;
+        row.seen.ended.notified().await;
+        let error = row.end().await.unwrap_err();
+        assert_eq!(error.code(), Code::DeadlineExceeded, "{how:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn detached_calls_do_not_end_with_another() {
+    let mut row = row().await;
+    let call = row.waiting(How::Detached).await;
+    call.abort();
+    row.seen.ended.notified().await;
+    row.seen.go.notify_one();
+    row.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn spawned_calls_go_on_when_the_handler_is_done() {
+    for how in [How::Scoped, How::Given, How::Detached] {
+        let mut row = row().await;
+        row.first.leave(how).await.unwrap();
+        row.seen.started.notified().await;
+        row.seen.go.notify_one();
+        row.end().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_first_stream_drops_the_third() {
+    let row = row().await;
+    for to in [1000, u64::MAX] {
+        let mut numbers = row.first.count(to).await.unwrap();
+        for n in 0..1000 {
+            assert_eq!(numbers.message().await.unwrap(), Some(n));
+        }
+        drop(numbers);
+        row.seen.dropped.notified().await;
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_ends_all_streams() {
+    let row = row().await;
+    for to in [10, u64::MAX] {
+        let mut numbers = row.first.count(to).deadline(Duration::from_millis(200)).await.unwrap();
+        let error = loop {
+            if let Err(error) = numbers.message().await {
+                break error;
+            }
+        };
+        assert_eq!((error.code(), numbers.end_reason()), (Code::DeadlineExceeded, Some(EndReason::Deadline)));
+        row.seen.dropped.notified().await;
+    }
+}
+
+#[tokio::test]
+async fn spawned_streams_end_with_the_call_that_they_are_made_for() {
+    for to in [0, u64::MAX] {
+        let mut row = row().await;
+        let call = tokio::spawn(row.first.counted(to).into_future());
+        row.seen.started.notified().await;
+        call.abort();
+        row.seen.dropped.notified().await;
+        let error = row.end().await.unwrap_err();
+        assert_eq!(error.code(), Code::Cancelled, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_arguments_that_is_dropped_drops_the_third_handler() {
+    let row = row().await;
+    assert_eq!(row.first.sum(stream::iter(0..1000)).await.unwrap(), 499_500);
+    row.seen.dropped.notified().await;
+    row.seen.started.notified().await;
+
+    let (sender, numbers) = stream::channel(1);
+    let call = tokio::spawn(row.first.sum(numbers).into_future());
+    sender.send(1).await.unwrap();
+    row.seen.started.notified().await;
+    call.abort();
+    row.seen.dropped.notified().await;
+}

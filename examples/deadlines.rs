@@ -68,7 +68,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Too short for the third: all three end, the last as well as the first.
     let hour = Duration::from_secs(3600);
-    let late = first.work(hour).deadline(Duration::from_millis(200)).await.unwrap_err();
+    let late = first.work(hour).deadline(Duration::from_millis(200)).await.expect_err("an hour is too long");
     assert_eq!(late.code(), Code::DeadlineExceeded);
     println!("{late}");
     wait_for_three(&mut drops).await;

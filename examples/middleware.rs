@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let channel = Channel::connect(&address).await?;
 
     let stranger = DeskClient::new(&channel);
-    println!("without a token: {}", stranger.whoami().await.unwrap_err());
+    println!("without a token: {}", stranger.whoami().await.expect_err("it must fail"));
 
     let channel = channel.intercept(with_token);
     println!("with a token: {}", DeskClient::new(&channel).whoami().await?);
@@ -70,6 +70,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         desk.whoami().await?;
     }
     println!("the third call had to wait: {}", start.elapsed() >= quarter);
-    println!("a long one ends: {}", desk.sleep(Duration::from_secs(60)).await.unwrap_err().code());
+    println!(
+        "a long one ends: {}",
+        desk.sleep(Duration::from_secs(60)).await.expect_err("it must fail").code()
+    );
     Ok(())
 }

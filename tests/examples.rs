@@ -115,6 +115,19 @@ fn middleware_checks_and_limits() {
 }
 
 #[test]
+fn errors_say_what_to_do_and_what_they_were_caused_by() {
+    let said = run("errors");
+    let lines = [
+        "sold out, but there is the matinee",
+        "whose fault: Application, executed: Yes",
+        "ticket is not a number",
+        "again in 60s",
+        "INVALID_ARGUMENT: that is no ticket of ours: invalid digit found in string",
+    ];
+    assert!(said.lines().eq(lines), "{said}");
+}
+
+#[test]
 fn prost_messages_travel() {
     let said = run("prost");
     let lines = [

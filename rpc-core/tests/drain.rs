@@ -4,21 +4,18 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use farcall_core::client::{Caller, Connector};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::proto::wire::{CloseCode, FrameType, Goaway, Header, Hello, RequestHead};
-use farcall_core::status::{Code, Executed, Result};
-use farcall_core::transport::{BoxFuture, Link, memory};
-use tokio::sync::mpsc;
+use farcall_core::status::{Code, Executed};
+use farcall_core::transport::memory;
 
 use support::fabric::{Fabric, with_fabric};
-use support::peer::{Peer, hello};
-use support::tap::Tap;
+use support::peer::{Peer, hello, played};
 use support::{BIG, ECHO, HANG, Setup, WAIT, bytes, call, default, host, info, plain, until};
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -119,32 +116,6 @@ async fn a_rolling_restart_fails_and_repeats_no_call() {
         caller.await.unwrap();
     }
     assert_eq!(runs.iter().map(|seen| seen.runs()).sum::<u32>(), CALLS);
-}
-
-/// A server that the test plays, on as many connections as it is asked for.
-struct Played(mpsc::UnboundedSender<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
-
-impl Connector for Played {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.send(far).unwrap();
-        let tap = Tap::new(near);
-        self.1.lock().unwrap().push(tap.clone());
-        Box::pin(async { Ok(tap as Arc<dyn Link>) })
-    }
-
-    fn target(&self) -> String {
-        "a server of this test".into()
-    }
-}
-
-/// A caller, the servers' ends of its links, and what went by them.
-type Play = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
-
-fn played() -> Play {
-    let (sender, links) = mpsc::unbounded_channel();
-    let taps = Arc::<Mutex<Vec<_>>>::default();
-    (Caller::new(Played(sender, taps.clone()), plain(Limits::default())), links, taps)
 }
 
 fn go_away(peer: &mut Peer, last_call: u64) {

@@ -9,14 +9,25 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use farcall_core::client::Stub;
 use farcall_core::config::Limits;
+use farcall_core::proto::wire::{EndHead, FrameType, Hello, features};
 use farcall_core::status::{Code, Executed, Status};
 use farcall_core::stream::EndReason;
-use support::bytes;
+use support::peer::{Peer, hello, played};
 use support::streaming::{
-    COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, all, default, items, setup,
+    COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
 };
-use tokio::sync::mpsc;
+use support::{bytes, until};
+use tokio::sync::{Notify, mpsc};
+
+struct NotifyOnDrop(Arc<Notify>);
+
+impl Drop for NotifyOnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
 
 const LENGTHS: [usize; 9] = [0, 1, 100, 1000, 8191, 70_000, 131_073, 600_000, 3 << 20];
 
@@ -139,6 +150,38 @@ async fn a_server_that_has_enough_stops_its_client() {
     t.idle().await;
     assert!(polled.load(Ordering::Relaxed) < 1000, "its window held it back");
     t.echo("still here").await;
+}
+
+/// Or it would say how many items there were before the last of them has arrived.
+#[tokio::test]
+async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
+    let (caller, mut links, taps) = played();
+    let t = Setup { stub: Stub::new(caller, info()), ..default() };
+    let given_up = Arc::new(Notify::new());
+    let notify = NotifyOnDrop(given_up.clone());
+    let endless = FromFn(move |_: &mut TaskContext<'_>| {
+        let _ = &notify;
+        Poll::Ready(Some(Ok(bytes(3 << 20, 0))))
+    });
+    let _call = tokio::spawn(t.load(SUM, endless).into_future());
+    let mut peer = Peer::new(links.recv().await.unwrap());
+    peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
+    let left = |kind| taps.lock().unwrap()[0].count(kind);
+    // The link holds a part of the item; nobody reads.
+    until("the item has begun", || left(FrameType::FRAGMENT) > 0).await;
+    peer.session_frame(FrameType::STOP, 1, 0, "\0");
+    given_up.notified().await;
+    peer.read();
+    let mut arrived = 0;
+    let items = loop {
+        let (header, payload) = peer.next().await.unwrap();
+        match header.kind {
+            FrameType::ITEM | FrameType::FRAGMENT => arrived += payload.len(),
+            FrameType::END => break EndHead::decode(payload).unwrap().0.items,
+            _ => {}
+        }
+    };
+    assert!(items == 1 && arrived > 3 << 20, "the END of {items} items came after {arrived} bytes");
 }
 
 #[tokio::test]

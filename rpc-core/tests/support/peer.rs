@@ -1,11 +1,13 @@
 //! A peer that says what a test wants, frame by frame.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::client::{Caller, Connector};
 use farcall_core::codec::Raw;
+use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{
@@ -13,8 +15,11 @@ use farcall_core::proto::wire::{
     VERSION, Verdict, WireError, flags,
 };
 use farcall_core::service::ServiceInfo;
-use farcall_core::transport::{FrameSource, Link, LinkEnd, LinkHandler};
+use farcall_core::status::Result;
+use farcall_core::transport::{BoxFuture, FrameSource, Link, LinkEnd, LinkHandler, memory};
 use tokio::sync::mpsc;
+
+use super::tap::Tap;
 
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -227,4 +232,30 @@ pub(crate) fn hello() -> Hello {
         stream_items: 0,
         stream_bytes: 0,
     }
+}
+
+/// A server that the test plays, on as many connections as it is asked for.
+pub(crate) struct Played(mpsc::UnboundedSender<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+
+impl Connector for Played {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        self.0.send(far).unwrap();
+        let tap = Tap::new(near);
+        self.1.lock().unwrap().push(tap.clone());
+        Box::pin(async { Ok(tap as Arc<dyn Link>) })
+    }
+
+    fn target(&self) -> String {
+        "a server of this test".into()
+    }
+}
+
+/// A caller, the servers' ends of its links, and what went by them.
+pub(crate) type Play = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+
+pub(crate) fn played() -> Play {
+    let (sender, links) = mpsc::unbounded_channel();
+    let taps = Arc::<Mutex<Vec<_>>>::default();
+    (Caller::new(Played(sender, taps.clone()), super::plain(Limits::default())), links, taps)
 }

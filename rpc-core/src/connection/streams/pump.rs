@@ -93,7 +93,10 @@ impl<S: Source> Pump<S> {
             let room = match self.streams.room(cx) {
                 Room::Items(room) => room,
                 Room::Wait if self.end.is_none() || self.next.is_some() => return Poll::Pending,
-                Room::Closed if self.end.is_none() => return Poll::Ready(Pumped::Closed),
+                Room::Closed if self.end.is_none() => {
+                    self.end_with(Pumped::Closed);
+                    0
+                }
                 Room::Wait | Room::Closed => 0,
             };
             if self.end.is_some() && self.next.is_none() {
@@ -180,11 +183,13 @@ impl<S: Source> Pump<S> {
                     connection.flush_soon();
                 }
             }
-            Err(status) => {
-                self.end = Some(Pumped::Failed(Reply::Status(status)));
-                (self.source, self.next) = (None, None);
-            }
+            Err(status) => self.end_with(Pumped::Failed(Reply::Status(status))),
         }
+    }
+
+    /// Nothing more is sent.
+    fn end_with(&mut self, end: Pumped) {
+        (self.source, self.next, self.end) = (None, None, Some(end));
     }
 }
 

@@ -5,7 +5,7 @@ mod support;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context as TaskContext, Poll};
+use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +14,8 @@ use farcall_core::config::Limits;
 use farcall_core::proto::wire::{EndHead, FrameType, Hello, features};
 use farcall_core::status::{Code, Executed, Status};
 use farcall_core::stream::EndReason;
-use support::peer::{Peer, hello, played};
+use support::direct;
+use support::peer::{Peer, hello, played, played_by};
 use support::streaming::{
     COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
 };
@@ -182,6 +183,36 @@ async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
         }
     };
     assert!(items == 1 && arrived > 3 << 20, "the END of {items} items came after {arrived} bytes");
+}
+
+#[tokio::test]
+async fn who_is_stopped_while_it_makes_items_does_not_send_them() {
+    // What the test sends is delivered at once.
+    let (caller, mut links, _) = played_by(|| {
+        let [near, far] = direct::pair();
+        (near, far)
+    });
+    let t = Setup { stub: Stub::new(caller, info()), ..default() };
+    let (give, mut given) = mpsc::unbounded_channel::<Peer>();
+    let (give_back, mut given_back) = mpsc::unbounded_channel();
+    let mut made = 0;
+    let endless = FromFn(move |cx: &mut TaskContext<'_>| {
+        if made == 0 {
+            let mut peer = ready!(given.poll_recv(cx)).unwrap();
+            peer.session_frame(FrameType::STOP, 1, 0, "\0");
+            give_back.send(peer).ok().unwrap();
+        }
+        made += 1;
+        Poll::Ready(Some(Ok(bytes(10, 0))))
+    });
+    let call = tokio::spawn(t.load(SUM, endless).into_future());
+    let with_streams = Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() };
+    give.send(Peer::greeted(links.recv().await.unwrap(), with_streams).await).ok().unwrap();
+    let mut peer = given_back.recv().await.unwrap();
+    let (_, payload) = peer.expect(FrameType::END).await;
+    assert_eq!(EndHead::decode(payload).unwrap().0.items, 0);
+    peer.respond(1, b"enough");
+    assert_eq!(call.await.unwrap().unwrap(), "enough");
 }
 
 #[tokio::test]

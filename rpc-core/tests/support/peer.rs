@@ -235,14 +235,21 @@ pub(crate) fn hello() -> Hello {
 }
 
 /// A server that the test plays, on as many connections as it is asked for.
-pub(crate) struct Played(mpsc::UnboundedSender<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+pub(crate) struct Played {
+    pair: fn() -> Pair,
+    far: mpsc::UnboundedSender<Arc<dyn Link>>,
+    taps: Arc<Mutex<Vec<Arc<Tap>>>>,
+}
+
+/// The ends of a link.
+pub(crate) type Pair = (Arc<dyn Link>, Arc<dyn Link>);
 
 impl Connector for Played {
     fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.send(far).unwrap();
+        let (near, far) = (self.pair)();
+        self.far.send(far).unwrap();
         let tap = Tap::new(near);
-        self.1.lock().unwrap().push(tap.clone());
+        self.taps.lock().unwrap().push(tap.clone());
         Box::pin(async { Ok(tap as Arc<dyn Link>) })
     }
 
@@ -255,7 +262,13 @@ impl Connector for Played {
 pub(crate) type Play = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
 
 pub(crate) fn played() -> Play {
-    let (sender, links) = mpsc::unbounded_channel();
+    played_by(memory::pair)
+}
+
+/// The same by such links.
+pub(crate) fn played_by(pair: fn() -> Pair) -> Play {
+    let (far, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();
-    (Caller::new(Played(sender, taps.clone()), super::plain(Limits::default())), links, taps)
+    let caller = Caller::new(Played { pair, far, taps: taps.clone() }, super::plain(Limits::default()));
+    (caller, links, taps)
 }

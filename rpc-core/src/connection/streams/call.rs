@@ -299,11 +299,11 @@ impl CallStreams {
         true
     }
 
-    /// Queues an ITEM, for which there is room, unless the call is over.
+    /// Queues an ITEM, for which there was [room](Self::room), unless the peer has come to want no more or the call is over.
     pub(super) fn send(&self, connection: &Connection, items: u64, message: Message) {
         let mut state = self.state();
         let over = state.over;
-        let Some(out) = state.out.as_mut().filter(|_| !over) else { return };
+        let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else { return };
         out.half.sent(items, message.len() as u64);
         out.busy = message.precedence == Precedence::Told;
         connection.enqueue(message);

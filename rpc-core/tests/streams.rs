@@ -9,18 +9,23 @@ use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::Stub;
+use farcall_core::client::{Caller, Connector, Stub};
 use farcall_core::config::Limits;
-use farcall_core::proto::wire::{EndHead, FrameType, Hello, features};
-use farcall_core::status::{Code, Executed, Status};
+use farcall_core::proto::wire::{EndHead, FrameType, Hello, ItemHead, features};
+use farcall_core::status::{Code, Executed, Result, Status};
 use farcall_core::stream::EndReason;
-use support::direct;
+use farcall_core::transport::{BoxFuture, Link};
+use support::direct::{self, Direct};
 use support::peer::{Peer, hello, played, played_by};
 use support::streaming::{
     COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
 };
-use support::{bytes, until};
+use support::{bytes, plain, until};
 use tokio::sync::{Notify, mpsc};
+
+fn with_streams() -> Hello {
+    Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() }
+}
 
 struct NotifyOnDrop(Arc<Notify>);
 
@@ -84,6 +89,45 @@ async fn a_conversation_goes_to_and_fro() {
     drop(say);
     assert_eq!(answers.message().await.unwrap(), None);
     t.idle().await;
+}
+
+/// Connects by this link.
+struct By(Arc<Direct>);
+
+impl Connector for By {
+    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let link = self.0.clone();
+        Box::pin(async { Ok(link as Arc<dyn Link>) })
+    }
+
+    fn target(&self) -> String {
+        "a server of this test".into()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_streamed_is_sent_also_if_the_answer_begins_before_any_of_it() {
+    let [near, far] = direct::pair();
+    let t = Setup {
+        stub: Stub::new(Caller::new(By(near.clone()), plain(Limits::default())), info()),
+        ..default()
+    };
+    let mut peer = Peer::new(far);
+    peer.read();
+    peer.hello(&with_streams());
+    let (give_back, mut given_back) = mpsc::unbounded_channel();
+    // Where the call is made, and before anything else is done.
+    near.at_next_look(move || {
+        peer.respond(1, b"");
+        give_back.send(peer).ok().unwrap();
+    });
+    let answers = t.chat(items(3, 10, None)).await.unwrap();
+    let mut peer = given_back.recv().await.unwrap();
+    let (_, payload) = peer.expect(FrameType::ITEM).await;
+    assert_eq!(ItemHead::count(&payload), Ok(3));
+    let (_, payload) = peer.expect(FrameType::END).await;
+    assert_eq!(EndHead::decode(payload).unwrap().0.items, 3);
+    drop(answers);
 }
 
 #[tokio::test]
@@ -166,7 +210,7 @@ async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
     });
     let _call = tokio::spawn(t.load(SUM, endless).into_future());
     let mut peer = Peer::new(links.recv().await.unwrap());
-    peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
+    peer.hello(&with_streams());
     let left = |kind| taps.lock().unwrap()[0].count(kind);
     // The link holds a part of the item; nobody reads.
     until("the item has begun", || left(FrameType::FRAGMENT) > 0).await;
@@ -206,8 +250,7 @@ async fn who_is_stopped_while_it_makes_items_does_not_send_them() {
         Poll::Ready(Some(Ok(bytes(10, 0))))
     });
     let call = tokio::spawn(t.load(SUM, endless).into_future());
-    let with_streams = Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() };
-    give.send(Peer::greeted(links.recv().await.unwrap(), with_streams).await).ok().unwrap();
+    give.send(Peer::greeted(links.recv().await.unwrap(), with_streams()).await).ok().unwrap();
     let mut peer = given_back.recv().await.unwrap();
     let (_, payload) = peer.expect(FrameType::END).await;
     assert_eq!(EndHead::decode(payload).unwrap().0.items, 0);

@@ -189,13 +189,8 @@ impl<O> StreamFuture<O> {
 
     /// Sends arguments, once the call is sent. Ready when all were, or the caller's own stream has failed.
     fn pump(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
-        let Some(streams) = self.call.streams().cloned() else { return Poll::Pending };
-        if let Some(items) = self.call.take_items() {
-            self.pump = Some(Pump::new(streams.clone(), items));
-        }
+        self.begin_pump();
         let Some(pump) = &mut self.pump else { return Poll::Pending };
-        // The call may have been sent again.
-        pump.send_by(&streams);
         let polled = pump.poll(cx);
         if pump.has_begun() {
             self.call.is_last();
@@ -206,6 +201,17 @@ impl<O> StreamFuture<O> {
         Poll::Ready(failed.map_or(Ok(()), Err))
     }
 
+    /// Arguments go by the streams of the call as it was sent last, if it was.
+    fn begin_pump(&mut self) {
+        let Some(streams) = self.call.streams().cloned() else { return };
+        if let Some(items) = self.call.take_items() {
+            self.pump = Some(Pump::new(streams.clone(), items));
+        }
+        if let Some(pump) = &mut self.pump {
+            pump.send_by(&streams);
+        }
+    }
+
     fn answered(&mut self, answer: Answered) -> O {
         if let Some(mut begun) = self.call.take_begun() {
             begun.parent = self.call.take_parent();
@@ -214,6 +220,8 @@ impl<O> StreamFuture<O> {
         let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
         let begun = match (&answer, streams) {
             (Ok((Verdict::Ok, _)), Some(streams)) => {
+                // The answer may be there before the pump is.
+                self.begin_pump();
                 if let Some(pump) = self.pump.take() {
                     self.go_on(pump);
                 }

@@ -18,6 +18,17 @@ pub(crate) struct Direct {
     there: Arc<End>,
     /// The messages that it was to read, by the number of the frame.
     pulled: Mutex<Vec<u32>>,
+    at_look: AtLook,
+}
+
+/// What happens when a caller looks for its answer.
+#[derive(Default)]
+struct AtLook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::fmt::Debug for AtLook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AtLook")
+    }
 }
 
 /// What arrives at one end.
@@ -42,7 +53,13 @@ pub(crate) fn pair() -> [Arc<Direct>; 2] {
     let (a, b) = (Arc::new(End::default()), Arc::new(End::default()));
     [(&a, &b), (&b, &a)].map(|(here, there)| {
         let (here, there) = (here.clone(), there.clone());
-        Arc::new(Direct { like: memory::pair().0, here, there, pulled: Mutex::default() })
+        Arc::new(Direct {
+            like: memory::pair().0,
+            here,
+            there,
+            pulled: Mutex::default(),
+            at_look: AtLook::default(),
+        })
     })
 }
 
@@ -56,6 +73,11 @@ impl Direct {
     /// Whether it delivers, from now on on the threads that send.
     pub(crate) fn has_started(&self) -> bool {
         lock(&self.here.0).handler.is_some()
+    }
+
+    /// Has the next caller of this side look for its answer at once, and does this then.
+    pub(crate) fn at_next_look(&self, act: impl FnOnce() + Send + 'static) {
+        *lock(&self.at_look.0) = Some(Box::new(act));
     }
 
     pub(crate) fn pulled(&self) -> Vec<u32> {
@@ -107,7 +129,7 @@ impl Link for Direct {
     fn send(&self, source: &mut dyn FrameSource) {
         while let Some(frame) = source.next(self.max_frame()) {
             let mut payload = BytesMut::new();
-            frame.pieces.iter().for_each(|piece| payload.extend_from_slice(piece));
+            frame.pieces.slices().for_each(|piece| payload.extend_from_slice(piece));
             self.there.take(frame.header, payload.freeze());
         }
     }
@@ -116,6 +138,15 @@ impl Link for Direct {
 
     fn counters(&self) -> Counters {
         Counters::default()
+    }
+
+    fn looks(&self) -> bool {
+        lock(&self.at_look.0).is_some()
+    }
+
+    fn look(&self) -> bool {
+        let act = lock(&self.at_look.0).take();
+        act.map(|act| act()).is_some()
     }
 
     fn pull(&self, _: Direction, described: Described) {

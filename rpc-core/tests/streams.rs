@@ -20,6 +20,7 @@ use support::peer::{Peer, hello, played, played_by};
 use support::streaming::{
     COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
 };
+use support::tap::Passed;
 use support::{bytes, plain, until};
 use tokio::sync::{Notify, mpsc};
 
@@ -180,6 +181,20 @@ async fn dropping_a_stream_cancels_its_call() {
     let call = t.watch(FOREVER, "").into_future();
     drop(call);
     t.echo("still here").await;
+}
+
+#[tokio::test]
+async fn dropping_a_call_whose_stream_has_begun_unseen_cancels_it() {
+    let t = default();
+    t.echo("the first call").await;
+    let mut call = Box::pin(t.watch(FOREVER, "").into_future());
+    let waits = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx).is_pending())).await;
+    assert!(waits);
+    let tap = t.near.taps.lock().unwrap()[0].clone();
+    let has_come = |(kind, call, _): &Passed| (*kind, *call) == (FrameType::RESPONSE, 2);
+    until("the stream has begun", || tap.arrived().iter().any(has_come)).await;
+    drop(call);
+    tokio::time::timeout(Duration::from_secs(60), t.idle()).await.expect("the handler is dropped");
 }
 
 #[tokio::test]

@@ -307,10 +307,11 @@ impl Connection {
     pub(super) fn forget(&self, call: u64, reason: u8) {
         let (waited, next) = self.calls.slots.forget(call);
         next.wake();
-        let has_streams = self.streams.get(call).is_some();
+        let streams = self.streams.get(call);
         self.end_streams(call, || Ended::Lost(streams::gave_up()));
-        if waited {
-            self.send_cancel(call, reason, has_streams);
+        // An answer that is a stream may have begun, and goes on.
+        if waited || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
+            self.send_cancel(call, reason, streams.is_some());
         }
         self.close_if_drained();
     }

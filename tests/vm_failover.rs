@@ -2,16 +2,18 @@
 //!
 //! Runs in the VM, as `cargo xtask test vm` does it.
 
+mod flow;
 mod work;
 
 use std::time::Duration;
 
-use farcall::{Config, Policy};
+use farcall::{Config, Policy, Server};
 
-use work::{Load, Log, PATIENCE, SIZES, WorkClient, connect};
+use flow::{FlowClient, FlowServer};
+use work::{Load, Log, PATIENCE, SIZES, WorkClient, WorkServer, connect};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_repeats_none() {
+async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_no_item_and_repeats_none() {
     let deaths = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 8 };
     let log = Log::default();
     let mut config = Config::default();
@@ -19,16 +21,21 @@ async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_repeats_none()
     config.rdma.strict_credits = true;
     config.liveness.connect_ms = 60_000;
     config.liveness.retry_ms = 50;
-    let (address, server) = work::serve(&log, config.clone()).await;
+    let flows = flow::Log::default();
+    let server = Server::builder().add(WorkServer::new(log.clone())).add(FlowServer::new(flows.clone()));
+    let server = server.config(config.clone()).bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (format!("farcall://{}", server.local_addr()), server.handle());
+    tokio::spawn(server.serve());
     let channel = connect(&address, &config).await;
-    let (near, far) = (channel.connection().await.unwrap(), server.connections()[0].clone());
-    let load = Load::start(&WorkClient::new(channel), 0, 8, &SIZES);
+    let (near, far) = (channel.connection().await.unwrap(), handle.connections()[0].clone());
+    let load = Load::start(&WorkClient::new(&channel), 0, 8, &SIZES);
+    let streams = flow::Load::start(&FlowClient::new(&channel), 8);
     let is_up = || near.transport().name == "rdma" && far.transport().name == "rdma";
     let mut killed = 0;
     let killing = async {
         while killed < deaths {
-            let before = load.answered();
-            while !is_up() || load.answered() < before + 10 {
+            let before = (load.answered(), streams.ended());
+            while !is_up() || load.answered() < before.0 + 10 || streams.ended() < before.1 + 2 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let pairs = tokio::task::spawn_blocking(farcall_rdma::fault::fail_queue_pairs).await.unwrap();
@@ -39,9 +46,18 @@ async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_repeats_none()
             }
         }
     };
-    tokio::time::timeout(PATIENCE * 10, killing).await.expect("calls go on, and RDMA comes back");
+    tokio::time::timeout(PATIENCE * 10, killing).await.expect("calls and streams go on, and RDMA comes back");
+    let streams = streams.stop(PATIENCE).await;
+    for &plan in &streams {
+        assert!(flows.was_whole(plan), "{plan:?}: {:?}", flows.went(plan.id));
+    }
     let outcomes = load.stop().await;
     outcomes.all_answered();
     outcomes.agree_with(&log.times());
-    println!("{deaths} deaths, {} calls, the longest took {} ms", outcomes.calls.len(), outcomes.longest_ms);
+    let calls = outcomes.calls.len();
+    println!(
+        "{deaths} deaths, {calls} calls, the longest took {} ms, {} streams",
+        outcomes.longest_ms,
+        streams.len()
+    );
 }

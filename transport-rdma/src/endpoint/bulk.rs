@@ -131,7 +131,6 @@ impl Bulk {
     }
 
     /// Bytes that messages and views of them have.
-    #[cfg(test)]
     pub(crate) fn in_use(&self) -> usize {
         let taken = |half: &Half| {
             let arenas = half.arenas.read().unwrap_or_else(PoisonError::into_inner);
@@ -250,6 +249,11 @@ fn registry() -> MutexGuard<'static, Vec<Weak<Bulk>>> {
     let mut registry = REGISTRY.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     registry.retain(|bulk| bulk.strong_count() > 0);
     registry
+}
+
+/// Bytes that messages and views of them have, of all open devices.
+pub(crate) fn in_use_anywhere() -> usize {
+    registry().iter().filter_map(Weak::upgrade).map(|bulk| bulk.in_use()).sum()
 }
 
 /// Memory of this length that a device of this process can let peers read: the first device's that has some.

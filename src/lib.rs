@@ -176,6 +176,7 @@
 //!
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
 //!   runs, if it is there.
+//! - `metrics`: counts of calls and fallbacks through the `metrics` facade (`farcall::metrics`).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 
@@ -185,6 +186,8 @@ mod buf;
 mod channel;
 pub mod codec;
 mod config;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod middleware;
 #[cfg(feature = "tcp")]
 mod server;

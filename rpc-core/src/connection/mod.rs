@@ -360,6 +360,7 @@ pub(crate) fn required(why: &Unavailable) -> Status {
 
 /// Says why a link is not used that could be expected: once for each reason, then only to who debugs.
 fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
+    count_fallback(why);
     static SAID: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
     let expected = matches!(why.reason, Reason::Disabled | Reason::ShuttingDown);
     if !expected && !SAID[why.reason as usize].swap(true, Ordering::Relaxed) {
@@ -367,6 +368,14 @@ fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
     } else {
         tracing::debug!(?peer, %why, "calls go by the stream link");
     }
+}
+
+/// Counts, by its reason, that calls go by the stream link.
+fn count_fallback(why: &Unavailable) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("farcall_fallbacks_total", "reason" => format!("{:?}", why.reason)).increment(1);
+    #[cfg(not(feature = "metrics"))]
+    let _ = why;
 }
 
 /// Locks, also after a panic: nothing under our locks is left half changed by one, because no user code runs there.

@@ -1,0 +1,120 @@
+//! Counts and times of calls, through the [`metrics`](https://docs.rs/metrics) facade.
+//!
+//! Two interceptors, [`client`] and [`server`], and one counter of farcall's own; whatever recorder the program installs gets
+//! them (`metrics-exporter-prometheus`, say). Without a recorder, or without the feature `metrics`, nothing is counted.
+//!
+//! ```
+//! use farcall::{Server, metrics};
+//!
+//! let server = Server::builder().intercept(metrics::server);
+//! // channel.intercept(metrics::client)
+//! ```
+//!
+//! | name | kind | labels | |
+//! |---|---|---|---|
+//! | `farcall_client_calls_total` | counter | `service`, `method`, `code`, `transport` | calls that have ended |
+//! | `farcall_client_call_seconds` | histogram | `service`, `method`, `transport` | how long they took |
+//! | `farcall_client_calls_in_flight` | gauge | `service`, `method` | calls that have not |
+//! | `farcall_server_calls_total` | counter | `service`, `method`, `code` | handlers that have ended |
+//! | `farcall_server_call_seconds` | histogram | `service`, `method` | how long they took |
+//! | `farcall_server_calls_in_flight` | gauge | `service`, `method` | handlers that have not |
+//! | `farcall_fallbacks_total` | counter | `reason` | how often a connection stayed on TCP or went back to it, and why: the name of the [`Reason`](crate::Reason), as in `NoDevice` |
+//!
+//! `code` is `OK`, the name of a status such as `NOT_FOUND`, or `APPLICATION` for an error of the application's own type; what was
+//! dropped is `CANCELLED`. `transport` is `tcp` or `rdma`, or `none` for a call that was not answered. A call whose answer is a
+//! stream ends with that. A server's interceptor sees the calls that have a handler, not those that are refused before.
+
+use std::future::Future;
+use std::time::Instant;
+
+use crate::Code;
+use crate::Result;
+use crate::middleware::{Next, Request, Response};
+
+/// An interceptor of clients that counts calls.
+pub fn client(request: Request, next: Next) -> impl Future<Output = Result<Response>> + Send + 'static {
+    counted(&CLIENT, request, next)
+}
+
+/// An interceptor of servers that counts calls.
+pub fn server(request: Request, next: Next) -> impl Future<Output = Result<Response>> + Send + 'static {
+    counted(&SERVER, request, next)
+}
+
+struct Names {
+    calls: &'static str,
+    seconds: &'static str,
+    in_flight: &'static str,
+    is_client: bool,
+}
+
+const CLIENT: Names = Names {
+    calls: "farcall_client_calls_total",
+    seconds: "farcall_client_call_seconds",
+    in_flight: "farcall_client_calls_in_flight",
+    is_client: true,
+};
+
+const SERVER: Names = Names {
+    calls: "farcall_server_calls_total",
+    seconds: "farcall_server_call_seconds",
+    in_flight: "farcall_server_calls_in_flight",
+    is_client: false,
+};
+
+fn counted(
+    names: &'static Names,
+    request: Request,
+    next: Next,
+) -> impl Future<Output = Result<Response>> + Send + 'static {
+    let begun = InFlight::begin(names, &request);
+    async move {
+        let mut call = begun;
+        let mut result = next.run(request).await;
+        if let Ok(response) = &result {
+            call.transport = response.connection().map_or("none", |connection| connection.transport().name);
+        }
+        match &mut result {
+            Ok(response) => response.on_end(move |end| call.has_ended(end.outcome())),
+            Err(status) => call.has_ended(status.code().name()),
+        }
+        result
+    }
+}
+
+/// A call that has not ended; dropped when it has.
+struct InFlight {
+    names: &'static Names,
+    service: String,
+    method: &'static str,
+    began: Instant,
+    code: &'static str,
+    transport: &'static str,
+}
+
+impl InFlight {
+    fn begin(names: &'static Names, request: &Request) -> Self {
+        let (service, method) = (request.service().to_owned(), request.method());
+        metrics::gauge!(names.in_flight, "service" => service.clone(), "method" => method).increment(1);
+        let code = Code::Cancelled.name();
+        Self { names, service, method, began: Instant::now(), code, transport: "none" }
+    }
+
+    fn has_ended(mut self, code: &'static str) {
+        self.code = code;
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let Self { names, service, method, began, code, transport } = self;
+        let mut labels = vec![("service", service.clone()), ("method", (*method).to_owned())];
+        metrics::gauge!(names.in_flight, &labels).decrement(1);
+        if names.is_client {
+            labels.push(("transport", (*transport).to_owned()));
+        }
+        metrics::histogram!(names.seconds, &labels).record(began.elapsed());
+        labels.push(("code", (*code).to_owned()));
+        metrics::counter!(names.calls, &labels).increment(1);
+    }
+}

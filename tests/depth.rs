@@ -169,16 +169,20 @@ impl Hop for Node {
     }
 
     async fn counted(&self, cx: &Context, to: u64) -> Result<()> {
-        let (next, seen) = (self.next.clone().unwrap(), self.seen.clone());
+        let (next, seen, ended) = (self.next.clone().unwrap(), self.seen.clone(), cx.ended());
         tokio::spawn(cx.scope(async move {
             let mut numbers = next.count(to).await.unwrap();
-            let end = loop {
-                if let Err(status) = numbers.message().await {
-                    break status;
-                }
-            };
+            if to > 0 {
+                numbers.message().await.unwrap();
+            }
+            seen.ends.send(Ok(())).unwrap();
+            if to > 0 {
+                // More have come by then, and are not read.
+                ended.await;
+            }
+            let end = numbers.message().await.map(drop);
             assert_eq!(numbers.end_reason(), Some(EndReason::Cancelled));
-            seen.ends.send(Err(end)).unwrap();
+            seen.ends.send(end).unwrap();
         }));
         std::future::pending().await
     }
@@ -213,6 +217,11 @@ struct Row {
 }
 
 async fn row() -> Row {
+    row_behind(false).await
+}
+
+/// The same, with middleware around each server and each client, perhaps.
+async fn row_behind(middleware: bool) -> Row {
     let (sender, ends) = mpsc::unbounded_channel();
     let seen = Arc::new(Seen {
         started: Notify::new(),
@@ -224,10 +233,17 @@ async fn row() -> Row {
     let (mut next, mut address) = (None, String::new());
     for _ in 0..3 {
         let node = Node { next: next.take(), seen: seen.clone() };
-        let server = Server::builder().add(HopServer::new(node)).bind("127.0.0.1:0").await.unwrap();
+        let mut server = Server::builder().add(HopServer::new(node));
+        if middleware {
+            server = server.intercept(|request, next| async move { next.run(request).await });
+        }
+        let server = server.bind("127.0.0.1:0").await.unwrap();
         address = server.local_addr().to_string();
         tokio::spawn(server.serve());
-        let channel = Channel::connect(&format!("farcall://{address}")).await.unwrap();
+        let mut channel = Channel::connect(&format!("farcall://{address}")).await.unwrap();
+        if middleware {
+            channel = channel.intercept(|request, next| async move { next.run(request).await });
+        }
         next = Some(HopClient::new(channel));
     }
     Row { first: next.unwrap(), address, seen, ends }
@@ -295,8 +311,10 @@ async fn a_lost_connection_cancels_what_is_below() {
 
 #[tokio::test]
 async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
-    for how in [How::Scoped, How::Given] {
-        let mut row = row().await;
+    for (how, middleware) in
+        [(How::Scoped, false), (How::Given, false), (How::Scoped, true), (How::Given, true)]
+    {
+        let mut row = row_behind(middleware).await;
         let call = row.waiting(how).await;
         call.abort();
         row.seen.dropped.notified().await;
@@ -335,8 +353,10 @@ async fn detached_calls_do_not_end_with_another() {
 
 #[tokio::test]
 async fn spawned_calls_go_on_when_the_handler_is_done() {
-    for how in [How::Scoped, How::Given, How::Detached] {
-        let mut row = row().await;
+    for (how, middleware) in
+        [(How::Scoped, false), (How::Given, false), (How::Detached, false), (How::Scoped, true)]
+    {
+        let mut row = row_behind(middleware).await;
         row.first.leave(how).await.unwrap();
         row.seen.started.notified().await;
         row.seen.go.notify_one();
@@ -374,10 +394,10 @@ async fn a_deadline_ends_all_streams() {
 
 #[tokio::test]
 async fn spawned_streams_end_with_the_call_that_they_are_made_for() {
-    for to in [0, u64::MAX] {
-        let mut row = row().await;
+    for (to, middleware) in [(0, false), (u64::MAX, false), (0, true), (u64::MAX, true)] {
+        let mut row = row_behind(middleware).await;
         let call = tokio::spawn(row.first.counted(to).into_future());
-        row.seen.started.notified().await;
+        row.end().await.unwrap();
         call.abort();
         row.seen.dropped.notified().await;
         let error = row.end().await.unwrap_err();

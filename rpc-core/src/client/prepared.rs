@@ -110,17 +110,27 @@ impl Prepared {
     }
 
     #[inline]
-    pub(super) fn begin(mut self) -> UnderWay {
-        let inherited = match self.inherits {
+    pub(super) fn begin(self) -> UnderWay {
+        let Self { stub, method, arguments, timeout, inherits, mut rare } = self;
+        let inherited = match inherits {
             Inherits::Current => {
                 let (deadline, scoped) = Context::inherited();
                 if scoped {
-                    self.set_parent(Context::current_parent());
+                    rare = in_scope(rare);
                 }
                 deadline
             }
             Inherits::Given(deadline) => deadline,
         };
-        UnderWay::new(self.stub, self.method, self.arguments, self.rare, inherited, self.timeout)
+        UnderWay::new(stub, method, arguments, rare, inherited, timeout)
     }
+}
+
+/// What a call has that begins in a [`Scope`](crate::context::Scope).
+#[cold]
+fn in_scope(mut rare: Option<Box<Rare>>) -> Option<Box<Rare>> {
+    if let Some(parent) = Context::current_parent() {
+        Rare::of(&mut rare).parent = Some(parent);
+    }
+    rare
 }

@@ -5,13 +5,15 @@
 mod support;
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{
     Batch, CloseCode, Content, EndHead, EndReason, FrameType, Hello, ItemHead, Stop, Window, features,
 };
 use farcall_core::transport::memory;
 use support::peer::{Peer, hello};
-use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, default};
+use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, default, setup};
+use support::until;
 
 /// A client with streams that takes so much of each, and has announced the service.
 async fn greeted(t: &Setup) -> Peer {
@@ -191,4 +193,53 @@ async fn a_peer_without_streams_is_told_so() {
     assert!(String::from_utf8_lossy(&payload).contains("too old for streams"));
     peer.request(2, ECHO, b"the rest it has");
     peer.expect(FrameType::RESPONSE).await;
+}
+
+#[tokio::test]
+async fn streams_whose_ends_are_not_read_are_refused_and_then_end_the_connection() {
+    let mut few = Limits::default();
+    few.concurrent_calls = 10;
+    let t = setup(Limits::default(), few);
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let mut peer = Peer::new(near);
+    peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
+    peer.bind_to(t.stub.service());
+    for call in 1..=5000 {
+        // One by one, so that each finds room while there is some.
+        peer.request(call, COUNT, b"9 90");
+        tokio::task::yield_now().await;
+    }
+    until("the connection is closed", || t.host.connections().is_empty()).await;
+    // What the link holds, and ten.
+    let runs = t.seen.runs();
+    assert!((10..=1000).contains(&runs), "{runs} streams of 1 KB were made");
+}
+
+/// A beginning is no answer: its call has a place already.
+#[tokio::test]
+async fn as_many_streams_may_begin_as_there_are_places() {
+    let mut few = Limits::default();
+    few.concurrent_calls = 10;
+    let t = setup(Limits::default(), few);
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let mut peer = Peer::new(near);
+    peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
+    peer.bind_to(t.stub.service());
+    // The first fills the link, as long as nobody reads.
+    peer.request(1, COUNT, b"1 600000");
+    for call in 2..=10 {
+        peer.request(call, FOREVER, b"");
+        until("it runs", || t.seen.runs() == call as usize).await;
+    }
+    peer.read();
+    let mut begun = 0;
+    while begun < 9 {
+        let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+        if header.call > 1 {
+            assert_eq!(payload[0], 0, "call {} is refused: {payload:?}", header.call);
+            begun += 1;
+        }
+    }
 }

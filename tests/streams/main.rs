@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod crowd;
+#[path = "../flow/mod.rs"]
+mod flow;
 mod forms;
 mod metadata;
+mod storm;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

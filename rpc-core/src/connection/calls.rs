@@ -305,22 +305,28 @@ impl Connection {
     }
 
     pub(super) fn forget(&self, call: u64, reason: u8) {
-        let (waited, next) = self.calls.slots.forget(call);
-        next.wake();
+        let forgotten = self.calls.slots.forget(call);
         let streams = self.streams.get(call);
         self.end_streams(call, || Ended::Lost(streams::gave_up()));
         // An answer that is a stream may have begun, and goes on.
-        if waited || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
+        if forgotten == Some(true) || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
             self.send_cancel(call, reason, streams.is_some());
+        }
+        if forgotten.is_some() {
+            // Who has its place calls behind the CANCEL: before it, the peer would take one more than it does.
+            self.calls.slots.give_back().wake();
         }
         self.close_if_drained();
     }
 
     /// Client: the answer of a call, a stream, is not wanted any more.
     pub(crate) fn forget_stream(&self, call: u64, reason: u8) {
-        if self.streams.get(call).is_some() {
+        if let Some(streams) = self.streams.get(call) {
+            let place = streams.take_place();
             self.end_streams(call, || Ended::Lost(streams::gave_up()));
             self.send_cancel(call, reason, true);
+            // As above.
+            drop(place);
             self.close_if_drained();
         }
     }

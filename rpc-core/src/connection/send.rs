@@ -67,9 +67,10 @@ impl Queue {
         }
     }
 
-    /// How many are of calls.
+    /// How many begin or end calls.
     fn of_calls(&self) -> usize {
-        self.shorts.len() + self.others.iter().filter(|message| message.call != 0).count()
+        let begins_or_ends = |message: &&Message| message.call != 0 && !message.is_amid_call();
+        self.shorts.len() + self.others.iter().filter(begins_or_ends).count()
     }
 }
 
@@ -288,9 +289,12 @@ impl Connection {
         });
     }
 
-    /// The caller of `call` has given up: its answer need not go on.
+    /// The caller of `call` has given up: its answer need not go on, or the end of what it was.
     pub(super) fn abandon_response(&self, call: u64) {
-        self.change_sending(|sending| sending.outbox.abandon(FrameType::RESPONSE, call));
+        self.change_sending(|sending| {
+            sending.outbox.abandon(FrameType::RESPONSE, call);
+            sending.outbox.abandon_streams(call);
+        });
     }
 
     /// The same of an answer that is a stream.

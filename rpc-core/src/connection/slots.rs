@@ -215,13 +215,15 @@ impl<E, R: Clone> Slots<E, R> {
         self.lock().end(call, end)
     }
 
-    /// A caller waits no longer. False: it need not be said to anybody, the call has ended.
-    pub(super) fn forget(&self, call: u64) -> (bool, Next) {
+    /// A caller waits no longer; its place is to be [given back](Self::give_back) when the peer has been told, or will be
+    /// before it is told of the call that gets it. `Some(false)`: nobody need be told, the call has been answered. `None`: it
+    /// has ended, and has no place.
+    pub(super) fn forget(&self, call: u64) -> Option<bool> {
         let left;
         let mut table = self.lock();
-        let Some(slot) = table.slot(call) else { return (false, Next::default()) };
-        left = std::mem::replace(slot, Slot::free());
-        (matches!(left.state, State::Waiting { .. }), table.leave_slot())
+        left = std::mem::replace(table.slot(call)?, Slot::free());
+        table.close_slot();
+        Some(matches!(left.state, State::Waiting { .. }))
     }
 
     /// Opens no more slots, for this reason unless there is one already. Gives whom to wake: who stands in line.
@@ -392,12 +394,6 @@ impl<E, R> Table<E, R> {
         if self.open == 0 && self.ring.len() > KEPT {
             self.ring = Vec::new();
         }
-    }
-
-    /// The same, and the place with it.
-    fn leave_slot(&mut self) -> Next {
-        self.close_slot();
-        self.leave()
     }
 
     fn take_place(&mut self) -> bool {

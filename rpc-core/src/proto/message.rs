@@ -52,6 +52,17 @@ impl Message {
         self.head.len() + self.payload.len() + self.bulk.len()
     }
 
+    /// Whether it is of the session itself; a CANCEL counts as such, because it ends a call that is none any more.
+    pub(crate) fn is_own(&self) -> bool {
+        self.call == 0 || self.kind == FrameType::CANCEL
+    }
+
+    /// Whether it is of a call, and is neither its beginning nor its end.
+    pub(crate) fn is_amid_call(&self) -> bool {
+        let comes_before_end = self.kind.is_of_stream() && self.kind != FrameType::END;
+        comes_before_end || self.precedence == Precedence::Kept
+    }
+
     /// Whether it is empty; a message may be.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -289,19 +300,30 @@ pub(crate) struct Cutting {
     /// How many bytes of the last piece may be exposed.
     bulk: usize,
     abandoned: bool,
+    is_amid_call: bool,
     is_told: bool,
 }
 
 impl Cutting {
     pub(crate) fn new(message: Message) -> Self {
-        let total = message.len();
+        let (total, is_amid_call) = (message.len(), message.is_amid_call());
         let Message { kind, call, head, payload, bulk, precedence } = message;
         let is_told = precedence == Precedence::Told;
         let mut pieces = VecDeque::from_iter([head.into_bytes()]);
         pieces.extend(payload.into_pieces());
         let bulk_len = bulk.len();
         pieces.push_back(bulk);
-        Self { kind, call, total, left: total, pieces, bulk: bulk_len, abandoned: false, is_told }
+        Self {
+            kind,
+            call,
+            total,
+            left: total,
+            pieces,
+            bulk: bulk_len,
+            abandoned: false,
+            is_amid_call,
+            is_told,
+        }
     }
 
     /// Whether one frame of this length can describe where the end of the message is to be read.
@@ -381,6 +403,10 @@ impl Cutting {
 
     pub(crate) fn is_of_stream(&self) -> bool {
         self.kind.is_of_stream()
+    }
+
+    pub(crate) fn is_amid_call(&self) -> bool {
+        self.is_amid_call
     }
 
     pub(crate) fn is_told(&self) -> bool {

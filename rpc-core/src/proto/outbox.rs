@@ -42,13 +42,14 @@ pub struct Outbox {
     /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
     /// what was exposed.
     exposed: BTreeMap<u32, Cutting>,
-    /// How many of `cutting` and `exposed` are given up, but for those of streams.
+    /// How many of `cutting` and `exposed` are given up, but for those amid calls.
     abandoned: usize,
-    /// How many of `queue`, `large`, `cutting` and `exposed` are of streams, which have their own limits.
-    of_streams: usize,
+    /// How many of `queue`, `large`, `cutting` and `exposed` are [amid calls](Message::is_amid_call), which have their own
+    /// limits.
+    amid_calls: usize,
     /// The calls of which a message has left that this is to be told of.
     left: Vec<u64>,
-    /// Messages of the session itself in `queue`, `large` and `cutting`.
+    /// Messages of the [session itself](Message::is_own) in `queue`, `large` and `cutting`.
     own: usize,
     /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
     /// BIND) may not overtake it. Nor may what is short overtake one in `queue`.
@@ -80,7 +81,7 @@ impl Outbox {
             cutting: VecDeque::new(),
             exposed: BTreeMap::new(),
             abandoned: 0,
-            of_streams: 0,
+            amid_calls: 0,
             left: Vec::new(),
             own: 0,
             barriers: 0,
@@ -111,13 +112,13 @@ impl Outbox {
         if let Some((head, body)) = message.as_short() {
             return self.shorts.push(message.kind, message.call, head, body);
         }
-        self.own += usize::from(message.call == 0);
-        self.of_streams += usize::from(message.kind.is_of_stream());
-        if message.kind == FrameType::DONE {
-            // The peer keeps memory until it has this, and after a fall does not wait for it long.
-            self.queue.push_front(message);
-        } else {
-            self.queue.push_back(message);
+        self.own += usize::from(message.is_own());
+        self.amid_calls += usize::from(message.is_amid_call());
+        match message.kind {
+            // The peer keeps memory until it has a DONE, and after a fall does not wait for it long. And the place of a call
+            // that is cancelled may have been given to one that waits here.
+            FrameType::DONE | FrameType::CANCEL => self.queue.push_front(message),
+            _ => self.queue.push_back(message),
         }
     }
 
@@ -227,8 +228,9 @@ impl Outbox {
             };
             if message.len() <= max_payload {
                 self.small_run = self.small_run.saturating_add(1);
-                self.own -= usize::from(message.call == 0);
-                self.note_left(message.kind, message.call, message.precedence == Precedence::Told);
+                self.own -= usize::from(message.is_own());
+                self.amid_calls -= usize::from(message.is_amid_call());
+                self.left.extend((message.precedence == Precedence::Told).then_some(message.call));
                 return Some(message.into_frame());
             }
             self.barriers += usize::from(message.call == 0);
@@ -282,14 +284,9 @@ impl Outbox {
     /// A message that had begun is over.
     fn forget(&mut self, message: &Cutting) {
         self.assembling -= message.total();
-        self.abandoned -= usize::from(message.is_abandoned() && !message.is_of_stream());
-        self.of_streams -= usize::from(message.is_of_stream());
+        self.abandoned -= usize::from(message.is_abandoned() && !message.is_amid_call());
+        self.amid_calls -= usize::from(message.is_amid_call());
         self.left.extend(message.is_told().then_some(message.call));
-    }
-
-    fn note_left(&mut self, kind: FrameType, call: u64, is_told: bool) {
-        self.of_streams -= usize::from(kind.is_of_stream());
-        self.left.extend(is_told.then_some(call));
     }
 
     /// Whether there are [such](Self::take_left).
@@ -326,7 +323,8 @@ impl Outbox {
         }
         for queue in [&mut self.queue, &mut self.large] {
             if let Some(i) = queue.iter().position(|m| m.call == call && m.kind == kind) {
-                queue.remove(i);
+                let message = queue.remove(i);
+                self.amid_calls -= usize::from(message.is_some_and(|message| message.is_amid_call()));
                 return Abandoned::Unsent;
             }
         }
@@ -350,35 +348,35 @@ impl Outbox {
     /// Takes back what was not sent of a call's streams. Of what has left in part the peer is told that the rest will not
     /// come.
     pub fn abandon_streams(&mut self, call: u64) {
-        let is_such = |kind: FrameType, of: u64| of == call && kind.is_of_stream();
-        for queue in [&mut self.queue, &mut self.large] {
-            let before = queue.len();
-            queue.retain(|message| !is_such(message.kind, message.call));
-            self.of_streams -= before - queue.len();
+        let Self { queue, large, cutting, exposed, abandoned, amid_calls, assembling, .. } = self;
+        for queue in [queue, large] {
+            queue.retain(|message| {
+                let is_such = message.call == call && message.kind.is_of_stream();
+                *amid_calls -= usize::from(is_such && message.is_amid_call());
+                !is_such
+            });
         }
-        self.cutting.retain_mut(|message| {
-            if message.call != call || !message.is_of_stream() {
-                return true;
+        cutting.retain(|message| {
+            let is_unsent = message.call == call && message.is_of_stream() && !message.has_begun();
+            if is_unsent {
+                *assembling -= message.total();
+                *amid_calls -= usize::from(message.is_amid_call());
             }
-            if message.has_begun() {
-                message.abandon();
-                return true;
-            }
-            self.assembling -= message.total();
-            self.of_streams -= 1;
-            false
+            !is_unsent
         });
-        for message in self.exposed.values_mut().filter(|m| m.call == call && m.is_of_stream()) {
-            message.abandon();
+        let begun = cutting.iter_mut().chain(exposed.values_mut());
+        for message in begun.filter(|message| message.call == call && message.is_of_stream()) {
+            let is_counted = !message.is_amid_call();
+            *abandoned += usize::from(message.abandon() && is_counted);
         }
     }
 
     /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still; but for those
-    /// of streams.
+    /// [amid](Message::is_amid_call) one.
     pub fn waiting(&self) -> usize {
         let begun = self.cutting.len() + self.exposed.len();
         let all = self.shorts.len() + self.queue.len() + self.large.len() + begun;
-        all - self.own - self.abandoned - self.of_streams
+        all - self.own - self.abandoned - self.amid_calls
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
@@ -421,7 +419,7 @@ impl Outbox {
         self.exposed.clear();
         self.retained.clear();
         self.left.clear();
-        (self.abandoned, self.of_streams) = (0, 0);
+        (self.abandoned, self.amid_calls) = (0, 0);
         (self.own, self.barriers, self.resend) = (0, 0, 0);
         (self.assembling, self.retained_bytes) = (0, 0);
         calls

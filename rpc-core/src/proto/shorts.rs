@@ -188,7 +188,7 @@ impl Message {
     /// Its head and body, if it is so short that it is copied.
     pub(crate) fn as_short(&self) -> Option<(&[u8], &[u8])> {
         let Head::Short(head) = &self.head else { return None };
-        let is_free = self.call != 0 && self.precedence == Precedence::Free && !self.kind.is_of_stream();
+        let is_free = !self.is_own() && self.precedence == Precedence::Free && !self.kind.is_of_stream();
         let plain = is_free && self.payload.is_one_piece() && self.bulk.is_empty();
         (plain && head.as_slice().len() + self.payload.body.len() <= MAX_SHORT)
             .then(|| (head.as_slice(), &self.payload.body[..]))

@@ -40,8 +40,21 @@ pub(crate) struct Test {
 
 #[derive(Default)]
 pub(crate) struct Seen {
+    runs: AtomicUsize,
     running: AtomicUsize,
     ended: Notify,
+}
+
+impl Seen {
+    /// How many handlers there have been.
+    pub(crate) fn runs(&self) -> usize {
+        self.runs.load(Ordering::Relaxed)
+    }
+
+    /// How many handlers there are, or streams of theirs.
+    pub(crate) fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
 }
 
 /// A handler, or a stream of one, that exists.
@@ -49,6 +62,7 @@ pub(crate) struct Running(Arc<Seen>);
 
 impl Running {
     fn new(seen: &Arc<Seen>) -> Self {
+        seen.runs.fetch_add(1, Ordering::Relaxed);
         seen.running.fetch_add(1, Ordering::Relaxed);
         Self(seen.clone())
     }
@@ -260,7 +274,7 @@ impl Setup {
 
     /// Until no handler is left.
     pub(crate) async fn idle(&self) {
-        while self.seen.running.load(Ordering::Relaxed) > 0 {
+        while self.seen.running() > 0 {
             self.seen.ended.notified().await;
         }
     }

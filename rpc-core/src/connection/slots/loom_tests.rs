@@ -62,6 +62,14 @@ impl Task {
     }
 }
 
+impl World {
+    fn give_up(&self, call: u64) {
+        if self.slots.forget(call).is_some() {
+            self.slots.give_back().wake();
+        }
+    }
+}
+
 fn spawn<R: 'static>(
     world: &Arc<World>,
     act: impl FnOnce(&World) -> R + Send + 'static,
@@ -77,7 +85,7 @@ fn a_call_has_one_end() {
         let call = world.call(None, &Task::default()).unwrap();
         let answered =
             spawn(&world, move |w| w.slots.answer_one(call, "answer").unwrap().map(Waker::wake).is_some());
-        let forgotten = spawn(&world, move |w| w.slots.forget(call).0);
+        let forgotten = spawn(&world, move |w| w.slots.forget(call) == Some(true));
         let closed = world.close() == [call];
         let ends = [closed, answered.join().unwrap(), forgotten.join().unwrap()];
         assert_eq!(ends.into_iter().filter(|ended| *ended).count(), 1);
@@ -155,7 +163,7 @@ fn a_place_that_is_left_goes_to_the_next_in_line_and_to_nobody_else() {
         assert!(world.wait(&mut tickets[1], &second).is_pending());
         let [mut ticket, mut last] = tickets;
 
-        let done = spawn(&world, move |w| w.slots.forget(call).1.wake());
+        let done = spawn(&world, move |w| w.give_up(call));
         let leaves = spawn(&world, move |w| match w.wait(&mut ticket, &first) {
             Poll::Ready(waited) => {
                 assert_eq!((waited, ticket), (Ok(()), None));
@@ -179,7 +187,7 @@ fn who_is_in_line_when_the_connection_ends_hears_of_it() {
     loom::model(|| {
         let (world, task) = (World::new(1), Task::default());
         let call = world.call(None, &Task::default()).unwrap();
-        let done = spawn(&world, move |w| w.slots.forget(call).1.wake());
+        let done = spawn(&world, move |w| w.give_up(call));
         let closes = spawn(&world, |w| _ = w.close());
         let mut ticket = None;
         let waited = world.wait(&mut ticket, &task);

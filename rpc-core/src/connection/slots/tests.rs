@@ -79,10 +79,10 @@ fn who_is_about_to_make_a_call_is_no_other_call() {
 fn many_calls_leave_no_large_table_behind() {
     let slots = slots(usize::MAX);
     let calls: Vec<u64> = (0..10 * KEPT).map(|_| open(&slots).unwrap().0).collect();
-    calls.iter().for_each(|call| assert!(slots.forget(*call).0));
+    calls.iter().for_each(|call| assert_eq!(slots.forget(*call), Some(true)));
     assert!(slots.lock().ring.len() <= KEPT);
     assert!(slots.answer_one(calls[0], "late").unwrap().is_none());
-    assert!(!slots.forget(calls[0]).0);
+    assert_eq!(slots.forget(calls[0]), None);
     assert!(open(&slots).unwrap().1);
 }
 
@@ -112,6 +112,7 @@ fn no_waker_is_dropped_under_the_lock() {
     with_task(&mut |cx| assert!(slots.wait_in_line(&mut ticket, cx).is_pending()));
     with_task(&mut |cx| assert!(slots.wait_in_line(&mut ticket, cx).is_pending()));
     slots.leave_line(ticket.unwrap()).wake();
-    slots.forget(call).1.wake();
+    slots.forget(call).unwrap();
+    slots.give_back().wake();
     assert!(!locked.load(Ordering::Relaxed));
 }

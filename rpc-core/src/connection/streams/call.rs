@@ -219,6 +219,11 @@ impl CallStreams {
         }
     }
 
+    /// Client: the call's place, to be left when the peer has been told that the call is over.
+    pub(in crate::connection) fn take_place(&self) -> Option<Place> {
+        self.state().place.take()
+    }
+
     /// Server: begins the answer, unless that has been done or the call is over. `Err`: the metadata that were set for
     /// it are too much.
     pub(crate) fn begin(&self) -> Result<(), Status> {

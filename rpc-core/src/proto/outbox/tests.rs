@@ -180,3 +180,48 @@ fn a_request_whose_items_are_under_way_has_left() {
     outbox.abandon_streams(1);
     assert_eq!(outbox.abandon(FrameType::REQUEST, 1), Abandoned::Sent, "its CANCEL must be said");
 }
+
+fn short(kind: FrameType, call: u64) -> Message {
+    Message::new(kind, call, Bytes::from_static(b"short"))
+}
+
+/// What a server holds against the calls that it takes: the beginning of a stream is of one that its handler counts for, its
+/// end of one that has no handler any more.
+#[test]
+fn of_a_stream_its_end_alone_counts_as_an_answer_until_it_has_left() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    let mut begin = short(FrameType::RESPONSE, 1);
+    begin.precedence = Precedence::Kept;
+    outbox.push(begin.clone());
+    outbox.push(item(1, 10, Precedence::Free));
+    outbox.push(short(FrameType::WINDOW, 1));
+    outbox.push(short(FrameType::STOP, 1));
+    assert_eq!(outbox.waiting(), 0);
+    outbox.push(short(FrameType::END, 1));
+    outbox.push(short(FrameType::RESPONSE, 2));
+    assert_eq!(outbox.waiting(), 2);
+    outbox.abandon_streams(1);
+    assert_eq!(outbox.waiting(), 1);
+    outbox.push(begin);
+    assert_eq!((outbox.abandon(FrameType::RESPONSE, 1), outbox.waiting()), (Abandoned::Unsent, 1));
+    while next(&mut outbox).is_some() {}
+    assert_eq!((outbox.waiting(), outbox.is_empty()), (0, true));
+
+    // A long one counts until it has left whole, or is given up.
+    outbox.push(Message::new(FrameType::END, 3, Bytes::from(vec![7; 5000])));
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((3, flags::FRAGMENTED, 2048)), 1));
+    outbox.abandon_streams(3);
+    assert_eq!(outbox.waiting(), 0);
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((3, flags::ABANDONED, 0)), 0));
+}
+
+/// Or the peer would have one call more than it takes.
+#[test]
+fn a_cancel_leaves_before_the_call_that_gets_its_place() {
+    for long in [10, 3000] {
+        let mut outbox = Outbox::new(100_000, 1 << 20);
+        outbox.extend([(2, 10), (3, long), (4, 10), (5, 300)]);
+        assert_eq!((outbox.push(short(FrameType::CANCEL, 1)), outbox.waiting()), ((), 4));
+        assert_eq!(next(&mut outbox), Some((1, 0, 5)));
+    }
+}

@@ -1,0 +1,48 @@
+//! A million calls and streams, given up at random points.
+
+use std::time::Duration;
+
+use farcall::{Channel, Config, Server};
+
+use super::flow::storm::storm;
+use super::flow::{FlowClient, FlowServer, Log};
+
+/// A guard against hangs only.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the process has in memory, in KiB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[expect(clippy::print_stdout, reason = "how to have the same run again, and what it came to")]
+async fn leaves_nothing(flow: FlowClient, log: &Log) {
+    let calls = if std::env::var_os("FARCALL_LONG").is_some() { 1_000_000 } else { 6_000 };
+    let seed = std::env::var("FARCALL_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
+    println!("seed {seed}");
+    let mut given_up = storm(&flow, log, seed, calls / 10, PATIENCE).await;
+    let warm = resident();
+    given_up += storm(&flow, log, !seed, calls / 10 * 9, PATIENCE).await;
+    let (cold, most) = (resident(), log.most());
+    println!("{given_up} given up; {most} handlers at most; resident {warm} KiB, then {cold}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn calls_given_up_at_random_points_leave_nothing_over_tcp() {
+    let log = Log::default();
+    let mut config = Config::default();
+    config.limits.concurrent_calls = 24;
+    let server = Server::builder().add(FlowServer::new(log.clone())).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    leaves_nothing(FlowClient::new(Channel::connect(&address).await.unwrap()), &log).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn calls_given_up_at_random_points_leave_nothing_in_process() {
+    let log = Log::default();
+    leaves_nothing(FlowClient::in_process(log.clone()), &log).await;
+}

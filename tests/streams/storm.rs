@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use farcall::{Channel, Config, Server};
+use farcall::{Bytes, Channel, Config, Server};
 
 use super::flow::storm::storm;
 use super::flow::{FlowClient, FlowServer, Log};
@@ -17,16 +17,27 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
+/// What the windows of both ends may have had at their peak: not more after a million calls than after thousands.
+const GROWTH_KIB: u64 = 128 << 10;
+
 #[expect(clippy::print_stdout, reason = "how to have the same run again, and what it came to")]
 async fn leaves_nothing(flow: FlowClient, log: &Log) {
     let calls = if std::env::var_os("FARCALL_LONG").is_some() { 1_000_000 } else { 6_000 };
     let seed = std::env::var("FARCALL_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
-    println!("seed {seed}");
+    println!("FARCALL_SEED={seed}");
     let mut given_up = storm(&flow, log, seed, calls / 10, PATIENCE).await;
     let warm = resident();
     given_up += storm(&flow, log, !seed, calls / 10 * 9, PATIENCE).await;
-    let (cold, most) = (resident(), log.most());
-    println!("{given_up} given up; {most} handlers at most; resident {warm} KiB, then {cold}");
+    let (now, most) = (resident(), log.most());
+    println!(
+        "{given_up} of {calls} given up; {most} handlers at once, at most; resident {warm} KiB, then {now} KiB"
+    );
+    assert!((calls / 4..calls).contains(&given_up), "{given_up} of {calls} calls were given up");
+    assert!(now <= warm + GROWTH_KIB, "resident memory has grown from {warm} KiB to {now} KiB");
+    let (echoed, parts) = flow.echo(Bytes::from_static(b"on it goes")).with_parts().await;
+    assert_eq!(echoed.unwrap(), "on it goes");
+    let windows = format!("{:?}", parts.connection.unwrap());
+    assert!(windows.contains("stream_memory: 0"), "windows are left: {windows}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

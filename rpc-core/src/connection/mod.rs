@@ -226,6 +226,7 @@ impl fmt::Debug for Connection {
             .field("class", &self.class())
             .field("stream", &self.stream)
             .field("phase", &*self.phase.borrow())
+            .field("stream_memory", &self.streams.grown())
             .finish_non_exhaustive()
     }
 }

@@ -50,6 +50,11 @@ impl Streams {
         self.count.load(Ordering::Acquire) == 0
     }
 
+    /// By how many bytes windows have grown.
+    pub(super) fn grown(&self) -> u64 {
+        self.grown.load(Ordering::Relaxed)
+    }
+
     pub(super) fn get(&self, call: u64) -> Option<Arc<CallStreams>> {
         if self.is_empty() { None } else { lock(&self.table).get(&call).cloned() }
     }

@@ -38,7 +38,7 @@ impl Next {
     /// # Cancel safety
     ///
     /// Dropping the future cancels the call, or the handler.
-    pub fn run(&self, request: Request) -> impl Future<Output = Result<Response>> + Send + 'static {
+    pub fn run(&self, request: Request) -> impl Future<Output = Result<Response>> + Send + use<> {
         self.0.dispatch(request)
     }
 

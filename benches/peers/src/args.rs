@@ -22,6 +22,8 @@ pub(crate) enum Method {
     Get,
     /// It is read from the server's memory (raw verbs).
     Read,
+    /// It comes again and again, as a stream.
+    Stream,
     /// It goes there in pieces, and one byte comes back (raw verbs).
     Chain,
 }
@@ -116,6 +118,7 @@ impl Args {
                     "put" => Method::Put,
                     "get" => Method::Get,
                     "read" => Method::Read,
+                    "stream" => Method::Stream,
                     "chain" => Method::Chain,
                     _ => return Err(format!("no method {value}").into()),
                 }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall::{Channel, Config, Server, TrafficClass};
+use farcall::{Channel, Config, Server, Stream, TrafficClass, stream};
 
 use crate::args::{Args, By, Method};
 use crate::load::{Caller, pattern};
@@ -21,6 +21,9 @@ pub(crate) trait Echo {
 
     /// Gives the server's payload, which has the size that was asked for first.
     async fn get(&self, size: u64) -> farcall::Result<Bytes>;
+
+    /// Gives that so many times.
+    fn stream(&self, count: u64, size: u64) -> impl Stream<Item = farcall::Result<Bytes>>;
 }
 
 #[derive(Default)]
@@ -40,6 +43,11 @@ impl Echo for Service {
 
     async fn get(&self, size: u64) -> farcall::Result<Bytes> {
         Ok(self.payload.get_or_init(|| payload(size as usize)).clone())
+    }
+
+    fn stream(&self, count: u64, size: u64) -> impl Stream<Item = farcall::Result<Bytes>> {
+        let payload = self.payload.get_or_init(|| payload(size as usize)).clone();
+        stream::iter((0..count).map(move |_| Ok(payload.clone())))
     }
 }
 
@@ -111,6 +119,14 @@ impl Caller for Client {
             other => return Err(format!("there is no method {other:?}").into()),
         };
         Ok(moved)
+    }
+
+    async fn stream(&mut self, count: u64, size: usize, item: &mut (dyn FnMut(usize) + Send)) -> Result<()> {
+        let mut items = self.echo.stream(count, size as u64).deadline(DEADLINE).await?;
+        while let Some(payload) = items.message().await? {
+            item(payload.len());
+        }
+        Ok(())
     }
 
     fn payload(&self, size: usize) -> Bytes {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
 
-use crate::args::Args;
+use crate::args::{Args, Method};
 use crate::report::{Moment, Report};
 use crate::{Contestant, Result};
 
@@ -16,6 +16,17 @@ use crate::{Contestant, Result};
 pub(crate) trait Caller: Clone + Send + 'static {
     /// Makes one call; how many bytes of payload it moved.
     fn call(&mut self, payload: &Bytes) -> impl Future<Output = Result<usize>> + Send;
+
+    /// Asks for a stream of so many items, and reads it; `item` is told the length of each.
+    fn stream(
+        &mut self,
+        count: u64,
+        size: usize,
+        item: &mut (dyn FnMut(usize) + Send),
+    ) -> impl Future<Output = Result<()>> + Send {
+        let _ = (count, size, item);
+        async { Err("has no streams".into()) }
+    }
 
     /// What callers send.
     fn payload(&self, size: usize) -> Bytes {
@@ -46,6 +57,8 @@ struct Shared {
     phase: AtomicU8,
     size: usize,
     payload: Bytes,
+    /// How many items a stream has; else these are calls.
+    items: Option<u64>,
     /// How many of so many calls are timed.
     timed_of: u32,
     pause: Duration,
@@ -65,6 +78,7 @@ pub(crate) async fn run<C: Contestant>(args: Args) -> Result<Report> {
         phase: AtomicU8::new(if args.calls.is_some() { MEASURE } else { WARMUP }),
         size: args.size,
         payload,
+        items: (args.method == Method::Stream).then(|| items(args.size)),
         timed_of: timed_of(&args),
         pause: args.pause,
         done: AtomicU64::new(0),
@@ -77,7 +91,10 @@ pub(crate) async fn run<C: Contestant>(args: Args) -> Result<Report> {
         // Where there are more connections than callers, each has several, and goes round.
         let first = i % clients.len();
         let own = clients.iter().skip(first).step_by(args.concurrency).cloned().collect();
-        callers.spawn(caller(shared.clone(), own));
+        match shared.items {
+            Some(items) => callers.spawn(reader(shared.clone(), own, items)),
+            None => callers.spawn(caller(shared.clone(), own)),
+        };
     }
     if args.calls.is_none() {
         tokio::time::sleep(Duration::from_secs_f64(args.warmup)).await;
@@ -130,6 +147,39 @@ async fn caller<C: Caller>(shared: Arc<Shared>, mut clients: Vec<C>) -> Result<(
             tokio::time::sleep(shared.pause).await;
         }
     }
+}
+
+/// A stream has so many items: 32 MiB of long ones.
+fn items(size: usize) -> u64 {
+    ((32 << 20) / size.max(1) as u64).clamp(16, 20_000)
+}
+
+/// So many items are counted together.
+const COUNTED: u64 = 64;
+
+/// The same with streams, each item of which counts as a call.
+async fn reader<C: Caller>(shared: Arc<Shared>, mut clients: Vec<C>, items: u64) -> Result<()> {
+    let client = clients.first_mut().ok_or("no connection")?;
+    while shared.phase.load(Ordering::Relaxed) != STOP && shared.may_begin() {
+        let (mut read, mut wrong) = (0, false);
+        let mut item = |len: usize| {
+            read += 1;
+            wrong |= len != shared.size;
+            if read % COUNTED == 0 {
+                shared.done.fetch_add(COUNTED, Ordering::Relaxed);
+            }
+        };
+        let began = Instant::now();
+        client.stream(items, shared.size, &mut item).await?;
+        if shared.phase.load(Ordering::Relaxed) == MEASURE {
+            record(began.elapsed());
+        }
+        shared.done.fetch_add(read % COUNTED, Ordering::Relaxed);
+        if read != items || wrong {
+            return Err(format!("a stream had {read} items of {items}, or of another length").into());
+        }
+    }
+    Ok(())
 }
 
 impl Shared {

@@ -70,6 +70,7 @@ impl Report {
                 Method::Get => "get",
                 Method::Read => "read",
                 Method::Chain => "chain",
+                Method::Stream => "stream",
             },
             size: args.size,
             concurrency: args.concurrency,

@@ -2,7 +2,9 @@
 
 mod rdma;
 
-use super::plan::{self, BASE, BESIDE_LOAD, IN_FLIGHT, MANY, MANY_IN_FLIGHT, Part, Place, SIZES};
+use super::plan::{
+    self, BASE, BESIDE_LOAD, IN_FLIGHT, MANY, MANY_IN_FLIGHT, Part, Place, SIZES, STREAMED, STREAMS,
+};
 use super::results::{Metric, Results};
 
 /// Something to be reached, with what was measured.
@@ -47,6 +49,9 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
             goals.extend(IN_FLIGHT.iter().flat_map(|n| against_base(&Place::echo(part, *size, *n, 1))));
         }
     }
+    let streams =
+        STREAMED.iter().flat_map(|size| STREAMS.iter().map(|n| Place::streams(Part::Streams, *size, *n)));
+    goals.extend(streams.flat_map(|place| against_base(results, &place)));
     goals.extend(counts(results));
     goals.extend(rdma::all(results));
     goals.extend(connections(results, Part::Connections, BASE));
@@ -81,6 +86,7 @@ fn against_base(results: &Results, place: &Place) -> Vec<Goal> {
         (Part::Pinned, 64, _) => &[(Metric::CallsPerSecond, AtLeast(0.8))],
         (Part::Unpinned, 64, 1) => &[(Metric::P50, AtMost(0.95)), (Metric::Cpu, AtMost(1.3))],
         (Part::Unpinned, 64, _) => &[],
+        (Part::Streams, 64, _) => &[(Metric::CallsPerSecond, AtLeast(0.8))],
         _ => &[(Metric::CallsPerSecond, AtLeast(1.0))],
     };
     let goal = |(metric, limit): &(Metric, Limit)| {

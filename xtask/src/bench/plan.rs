@@ -16,6 +16,8 @@ pub(super) enum Part {
     Unpinned,
     /// Many connections, and as many calls in flight over one.
     Connections,
+    /// Streams from server to client, both ends on one CPU; each item counts as a call.
+    Streams,
     /// A short call beside long ones, by a connection of its own class.
     Urgent,
     /// The software device of a VM, against the device used by hand.
@@ -23,8 +25,15 @@ pub(super) enum Part {
 }
 
 impl Part {
-    pub(super) const ALL: &[Self] =
-        &[Self::Counts, Self::Pinned, Self::Unpinned, Self::Connections, Self::Urgent, Self::Rdma];
+    pub(super) const ALL: &[Self] = &[
+        Self::Counts,
+        Self::Pinned,
+        Self::Unpinned,
+        Self::Connections,
+        Self::Streams,
+        Self::Urgent,
+        Self::Rdma,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -32,6 +41,7 @@ impl Part {
             Self::Pinned => "pinned",
             Self::Unpinned => "unpinned",
             Self::Connections => "connections",
+            Self::Streams => "streams",
             Self::Urgent => "urgent",
             Self::Rdma => "rdma",
         }
@@ -43,6 +53,7 @@ impl Part {
             Self::Pinned => "TCP, both ends on one CPU",
             Self::Unpinned => "TCP, on all CPUs",
             Self::Connections => "TCP, many connections, both ends on one CPU",
+            Self::Streams => "TCP, items of streams, both ends on one CPU",
             Self::Urgent => "TCP, short calls beside long ones, on all CPUs",
             Self::Rdma => "RDMA in a VM",
         }
@@ -52,7 +63,7 @@ impl Part {
     pub(super) fn under(self) -> Vec<String> {
         match self {
             Self::Unpinned | Self::Urgent | Self::Rdma => Vec::new(),
-            Self::Counts | Self::Pinned | Self::Connections => words("taskset -c 0"),
+            Self::Counts | Self::Pinned | Self::Connections | Self::Streams => words("taskset -c 0"),
         }
     }
 
@@ -62,7 +73,7 @@ impl Part {
             Self::Unpinned | Self::Urgent => "--set transport=tcp",
             // What is counted does not depend on how often somebody looks in vain.
             Self::Counts => "--current-thread --set transport=tcp --set tcp.completion=event",
-            Self::Pinned | Self::Connections => "--current-thread --set transport=tcp",
+            Self::Pinned | Self::Connections | Self::Streams => "--current-thread --set transport=tcp",
             // Setting a link up takes long where the processor is emulated.
             Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
         })
@@ -98,6 +109,11 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn echo(part: Part, size: usize, concurrency: usize, connections: usize) -> Self {
         Self { part, method: "echo".to_owned(), size, concurrency, connections, pause_ms: 0, load: 0 }
+    }
+
+    /// So many streams at once.
+    pub(super) fn streams(part: Part, size: usize, streams: usize) -> Self {
+        Self { method: "stream".to_owned(), ..Self::echo(part, size, streams, 1) }
     }
 
     /// A long payload by RDMA.
@@ -136,7 +152,7 @@ impl Place {
         if self.connections > 1 {
             return (Self { connections: 1, ..self.clone() }, contestant.to_owned());
         }
-        let bulk = ["put", "get", "chain"].contains(&self.method.as_str());
+        let bulk = ["put", "get", "chain", "stream"].contains(&self.method.as_str());
         let place = if bulk { Self::bulk("read", self.size) } else { self.clone() };
         let mode = if mode == "adaptive" { "busy" } else { mode };
         (place, format!("raw-verbs {mode}"))
@@ -192,6 +208,10 @@ pub(super) const MANY: usize = 256;
 /// and one on each, which shows how much less gathers for each write.
 pub(super) const MANY_IN_FLIGHT: &[usize] = &[1, MANY];
 
+/// How long the items of streams are, and how many streams there are at once.
+pub(super) const STREAMED: &[usize] = &[64, 64 << 10];
+pub(super) const STREAMS: &[usize] = &[1, 8];
+
 /// How long the calls are that others are measured beside.
 pub(super) const LOAD_SIZE: usize = 64 << 20;
 
@@ -207,6 +227,10 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
     }
     for (in_flight, connections) in MANY_IN_FLIGHT.iter().flat_map(|n| [(*n, 1), (*n, MANY)]) {
         let place = Place::echo(Part::Connections, 64, in_flight, connections);
+        groups.push(Group { place, contestants: &[BASE, "farcall"] });
+    }
+    for (size, streams) in STREAMED.iter().flat_map(|size| STREAMS.iter().map(move |n| (*size, *n))) {
+        let place = Place::streams(Part::Streams, size, streams);
         groups.push(Group { place, contestants: &[BASE, "farcall"] });
     }
     groups.push(Group { place: Place::beside_load(Part::Urgent), contestants: BESIDE_LOAD });
@@ -246,6 +270,7 @@ pub(super) fn guest() -> Vec<Group> {
             groups.push(Group { place: Place::bulk(method, *size), contestants });
         }
     }
+    groups.push(Group { place: Place::streams(Part::Rdma, BULK_SIZES[0], 1), contestants: BULK });
     // What READs are worth shows where they begin to be used; longer chains only take longer.
     groups.push(Group { place: Place::bulk("chain", BULK_SIZES[0]), contestants: CHAIN });
     // One over one connection is among the first.

@@ -1,18 +1,22 @@
 //! The sending side of a connection, which everyone who sends shares.
 
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 
+use super::MOST_QUEUED;
 use super::frames::Batch;
 
 pub(super) struct Sender {
     socket: OwnedWriteHalf,
     queue: Mutex<Queue>,
     flush: Notify,
+    /// Less is queued than there was.
+    space: Notify,
 }
 
 #[derive(Default)]
@@ -27,7 +31,8 @@ struct Queue {
 impl Sender {
     /// Starts the task that writes what callers leave to it.
     pub(super) fn start(socket: OwnedWriteHalf) -> Arc<Self> {
-        let sender = Arc::new(Self { socket, queue: Mutex::default(), flush: Notify::new() });
+        let sender =
+            Arc::new(Self { socket, queue: Mutex::default(), flush: Notify::new(), space: Notify::new() });
         let flusher = Arc::downgrade(&sender);
         tokio::spawn(async move {
             while let Some(sender) = flusher.upgrade() {
@@ -55,6 +60,33 @@ impl Sender {
         if !is_writing {
             self.flush.notify_one();
         }
+    }
+
+    /// Queues frames as long as little is queued, and waits where much is.
+    pub(super) async fn stream(&self, number: u64, payload: &Bytes, count: u64) {
+        let mut left = count;
+        while left > 0 {
+            // Is told of what happens from now on.
+            let mut space = pin!(self.space.notified());
+            space.as_mut().enable();
+            left = self.fill(number, payload, left);
+            if left > 0 {
+                space.await;
+            }
+        }
+    }
+
+    /// Queues as many of these as there is room for. How many are left.
+    fn fill(&self, number: u64, payload: &Bytes, mut left: u64) -> u64 {
+        let mut queue = self.queue();
+        while left > 0 && queue.batch.len() < MOST_QUEUED {
+            queue.batch.push(number, payload);
+            left -= 1;
+        }
+        if !queue.batch.is_empty() && !std::mem::replace(&mut queue.is_writing, true) {
+            self.flush.notify_one();
+        }
+        left
     }
 
     /// Writes frames at once, as far as the socket takes them and nobody else is writing.
@@ -89,6 +121,7 @@ impl Sender {
             return None;
         }
         let spare = std::mem::take(&mut queue.spare);
+        self.space.notify_waiters();
         Some(std::mem::replace(&mut queue.batch, spare))
     }
 

@@ -19,6 +19,9 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
         let most = if *mode == "busy" { 1.3 } else { 1.2 };
         goal(Metric::P50, (&one, &farcall), (&one, &raw), AtMost(most));
         goal(Metric::CallsPerSecond, (&window, &farcall), (&window, &raw), AtLeast(0.8));
+        let [stream, read] =
+            [Place::streams(Part::Rdma, BULK_SIZES[0], 1), Place::bulk("read", BULK_SIZES[0])];
+        goal(Metric::Bandwidth, (&stream, &farcall), (&read, &raw), AtLeast(0.85));
         for size in BULK_SIZES {
             let [read, put, get, chain] =
                 ["read", "put", "get", "chain"].map(|method| Place::bulk(method, *size));

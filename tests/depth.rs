@@ -1,4 +1,5 @@
-//! Three services in a row, each a client of the next: deadlines and cancellation go all the way down.
+//! Three services in a row, each a client of the next: deadlines and cancellation go all the way down. Over TCP here, and
+//! over RDMA as `vm_depth`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -216,6 +217,14 @@ struct Row {
     ends: mpsc::UnboundedReceiver<Result<()>>,
 }
 
+/// By RDMA where there must be some, as in `vm_depth`.
+fn scheme() -> &'static str {
+    if std::env::var("FARCALL_RDMA").is_ok_and(|value| value == "required") { "rdma" } else { "tcp" }
+}
+
+/// Long enough for calls to reach the last.
+const SOON: Duration = Duration::from_secs(1);
+
 async fn row() -> Row {
     row_behind(false).await
 }
@@ -240,7 +249,8 @@ async fn row_behind(middleware: bool) -> Row {
         let server = server.bind("127.0.0.1:0").await.unwrap();
         address = server.local_addr().to_string();
         tokio::spawn(server.serve());
-        let mut channel = Channel::connect(&format!("farcall://{address}")).await.unwrap();
+        let to = format!("{}://{address}?liveness.connect_ms=60000", scheme());
+        let mut channel = Channel::connect(&to).await.unwrap();
         if middleware {
             channel = channel.intercept(|request, next| async move { next.run(request).await });
         }
@@ -282,7 +292,7 @@ async fn dropping_the_first_call_drops_the_third_handler() {
 #[tokio::test]
 async fn a_deadline_ends_all_of_them() {
     let row = row().await;
-    let call = row.first.wait(How::Awaited).deadline(Duration::from_millis(200));
+    let call = row.first.wait(How::Awaited).deadline(SOON);
     let error = call.await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
     row.seen.dropped.notified().await;
@@ -332,12 +342,14 @@ async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
 async fn a_deadline_ends_spawned_calls() {
     for how in [How::Scoped, How::Given] {
         let mut row = row().await;
-        let call = row.first.wait(how).deadline(Duration::from_millis(200));
+        let call = row.first.wait(how).deadline(SOON);
         assert_eq!(call.await.unwrap_err().code(), Code::DeadlineExceeded);
         row.seen.dropped.notified().await;
         row.seen.ended.notified().await;
         let error = row.end().await.unwrap_err();
-        assert_eq!(error.code(), Code::DeadlineExceeded, "{how:?}: {error}");
+        // That the caller has given up may be known before the deadline has passed here, too.
+        let codes = [Code::DeadlineExceeded, Code::Cancelled];
+        assert!(codes.contains(&error.code()), "{how:?}: {error}");
     }
 }
 
@@ -381,7 +393,7 @@ async fn dropping_the_first_stream_drops_the_third() {
 async fn a_deadline_ends_all_streams() {
     let row = row().await;
     for to in [10, u64::MAX] {
-        let mut numbers = row.first.count(to).deadline(Duration::from_millis(200)).await.unwrap();
+        let mut numbers = row.first.count(to).deadline(SOON).await.unwrap();
         let error = loop {
             if let Err(error) = numbers.message().await {
                 break error;

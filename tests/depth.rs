@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farcall::{
-    Channel, Code, Context, EndReason, Executed, Result, Server, Status, Stream, Streaming, stream,
+    Channel, Code, Config, Context, EndReason, Executed, Result, Server, Status, Stream, Streaming, stream,
 };
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,6 +21,8 @@ enum How {
     Awaited,
     /// A task does that it has spawned, in its context.
     Scoped,
+    /// The handler makes the call, and a task awaits it in its context.
+    ScopedLater,
     /// A task makes the call in its context.
     Given,
     /// A task makes it outside of every context.
@@ -80,23 +82,17 @@ struct Node {
 impl Node {
     /// Makes the call in a task.
     fn spawn(&self, cx: &Context, next: HopClient, how: How) {
-        let (seen, context) = (self.seen.clone(), cx.clone());
-        let call = async move {
-            let call = next.wait(How::Awaited);
-            let ended = match how {
-                How::Given => call.context(&context).await,
-                How::Detached => call.detached().await,
-                _ => call.await,
-            };
-            seen.ends.send(ended).unwrap();
-            if context.is_ended() && how != How::Detached {
-                let again = next.wait(How::Awaited).context(&context).await;
-                seen.ends.send(again).unwrap();
-            }
-        };
+        let call = next.wait(How::Awaited);
+        let seen = self.seen.clone();
         match how {
-            How::Scoped => drop(tokio::spawn(cx.scope(call))),
-            _ => drop(tokio::spawn(call)),
+            How::Given => drop(tokio::spawn(report(seen, call.context(cx), next, Some(cx.clone())))),
+            How::Detached => drop(tokio::spawn(report(seen, call.detached(), next, None))),
+            // The call begins here, or there.
+            How::ScopedLater => {
+                let call = report(seen, call.into_future(), next, Some(cx.clone()));
+                tokio::spawn(cx.scope(call));
+            }
+            _ => drop(tokio::spawn(cx.scope(report(seen, call, next, Some(cx.clone()))))),
         }
         let (seen, ended) = (self.seen.clone(), cx.ended());
         tokio::spawn(async move {
@@ -110,6 +106,20 @@ impl Node {
         self.seen.go.notified().await;
         guard.0 = None;
         Ok(())
+    }
+}
+
+/// Tells what a call has ended with, and if that was with the one that this is the context of, another call.
+async fn report(
+    seen: Arc<Seen>,
+    call: impl IntoFuture<Output = Result<()>>,
+    next: HopClient,
+    context: Option<Context>,
+) {
+    seen.ends.send(call.await).unwrap();
+    if let Some(context) = context.filter(Context::is_ended) {
+        let again = next.wait(How::Awaited).context(&context).await;
+        seen.ends.send(again).unwrap();
     }
 }
 
@@ -217,6 +227,9 @@ struct Row {
     ends: mpsc::UnboundedReceiver<Result<()>>,
 }
 
+/// Those that end with the call that they are made for.
+const SPAWNED: [How; 3] = [How::Scoped, How::ScopedLater, How::Given];
+
 /// By RDMA where there must be some, as in `vm_depth`.
 fn scheme() -> &'static str {
     if std::env::var("FARCALL_RDMA").is_ok_and(|value| value == "required") { "rdma" } else { "tcp" }
@@ -239,18 +252,20 @@ async fn row_behind(middleware: bool) -> Row {
         ends: sender,
         ended: Notify::new(),
     });
+    // An emulated machine on a busy host is slow.
+    let patient = Config::from_toml("[liveness]\nconnect_ms = 60_000").unwrap();
     let (mut next, mut address) = (None, String::new());
     for _ in 0..3 {
         let node = Node { next: next.take(), seen: seen.clone() };
-        let mut server = Server::builder().add(HopServer::new(node));
+        let mut server = Server::builder().add(HopServer::new(node)).config(patient.clone());
         if middleware {
             server = server.intercept(|request, next| async move { next.run(request).await });
         }
         let server = server.bind("127.0.0.1:0").await.unwrap();
         address = server.local_addr().to_string();
         tokio::spawn(server.serve());
-        let to = format!("{}://{address}?liveness.connect_ms=60000", scheme());
-        let mut channel = Channel::connect(&to).await.unwrap();
+        let channel = Channel::builder().config(patient.clone());
+        let mut channel = channel.connect(&format!("{}://{address}", scheme())).await.unwrap();
         if middleware {
             channel = channel.intercept(|request, next| async move { next.run(request).await });
         }
@@ -321,9 +336,7 @@ async fn a_lost_connection_cancels_what_is_below() {
 
 #[tokio::test]
 async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
-    for (how, middleware) in
-        [(How::Scoped, false), (How::Given, false), (How::Scoped, true), (How::Given, true)]
-    {
+    for (how, middleware) in SPAWNED.into_iter().flat_map(|how| [(how, false), (how, true)]) {
         let mut row = row_behind(middleware).await;
         let call = row.waiting(how).await;
         call.abort();
@@ -340,7 +353,7 @@ async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
 
 #[tokio::test]
 async fn a_deadline_ends_spawned_calls() {
-    for how in [How::Scoped, How::Given] {
+    for how in SPAWNED {
         let mut row = row().await;
         let call = row.first.wait(how).deadline(SOON);
         assert_eq!(call.await.unwrap_err().code(), Code::DeadlineExceeded);

@@ -140,10 +140,15 @@ impl Context {
         Some(Self { call, shared: None }.given())
     }
 
-    /// The deadline of the context that is current, if any, and whether it is that of a [`Scope`].
+    /// The deadline of the context that is current, if any.
+    pub(crate) fn current_deadline() -> Option<Instant> {
+        CURRENT.get().and_then(|call| call.deadline)
+    }
+
+    /// Whether the context that is current is that of a [`Scope`].
     #[inline]
-    pub(crate) fn inherited() -> (Option<Instant>, bool) {
-        CURRENT.get().map_or((None, false), |call| (call.deadline, call.scoped))
+    pub(crate) fn is_scoped() -> bool {
+        CURRENT.get().is_some_and(|call| call.scoped)
     }
 
     /// The context that is current, for a handler: what it sets goes with the answer.
@@ -282,8 +287,8 @@ impl Context {
     }
 
     /// Runs a future with this context current, for work that a handler hands to another task:
-    /// `tokio::spawn(cx.scope(async { .. }))`. Calls that are made there end, CANCELLED, when this one [ends](Self::ended) before
-    /// its handler is done; the future itself does not.
+    /// `tokio::spawn(cx.scope(async { .. }))`. Calls that are awaited there end, CANCELLED, when this one [ends](Self::ended)
+    /// before its handler is done. Whatever else is awaited goes on.
     pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
         let mut context = self.clone();
         context.call.scoped = true;
@@ -425,7 +430,7 @@ mod tests {
     #[test]
     fn a_context_that_sets_nothing_has_nothing_to_share() {
         let mut context = Context::background();
-        context.enter(|| assert_eq!(Context::inherited(), (None, false)));
+        context.enter(|| assert_eq!(Context::current_deadline(), None));
         assert!(context.shared.is_none() && context.metadata().is_empty());
     }
 }

@@ -111,26 +111,13 @@ impl Prepared {
 
     #[inline]
     pub(super) fn begin(self) -> UnderWay {
-        let Self { stub, method, arguments, timeout, inherits, mut rare } = self;
-        let inherited = match inherits {
-            Inherits::Current => {
-                let (deadline, scoped) = Context::inherited();
-                if scoped {
-                    rare = in_scope(rare);
-                }
-                deadline
-            }
-            Inherits::Given(deadline) => deadline,
+        let (inherited, adoptable) = match self.inherits {
+            Inherits::Current => (Context::current_deadline(), true),
+            Inherits::Given(deadline) => (deadline, false),
         };
-        UnderWay::new(stub, method, arguments, rare, inherited, timeout)
+        let mut call =
+            UnderWay::new(self.stub, self.method, self.arguments, self.rare, inherited, self.timeout);
+        call.adoptable = adoptable;
+        call
     }
-}
-
-/// What a call has that begins in a [`Scope`](crate::context::Scope).
-#[cold]
-fn in_scope(mut rare: Option<Box<Rare>>) -> Option<Box<Rare>> {
-    if let Some(parent) = Context::current_parent() {
-        Rare::of(&mut rare).parent = Some(parent);
-    }
-    rare
 }

@@ -14,7 +14,7 @@ use crate::codec::{CodecError, Decode, from_payload};
 use crate::connection::{
     Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Source,
 };
-use crate::context::{Parent, earlier};
+use crate::context::{Context, Parent, earlier};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, Outgoing, Request, Response};
 use crate::payload::Payload;
@@ -40,6 +40,8 @@ pub(crate) struct UnderWay {
     attempt: u8,
     /// It can't be sent again: part of what it takes along is gone.
     is_last: bool,
+    /// It ends with the call in whose [`Scope`](crate::context::Scope) it is polled first.
+    pub(super) adoptable: bool,
     state: State,
     /// While it is not sent; then its connection sees to its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -88,6 +90,7 @@ impl UnderWay {
             began: None,
             attempt: 1,
             is_last: false,
+            adoptable: false,
             state,
             alarm: None,
         }
@@ -148,10 +151,14 @@ impl UnderWay {
     }
 
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
+        let is_new = matches!(self.state, State::New);
+        if is_new && self.adoptable && Context::is_scoped() {
+            self.adopt();
+        }
         if self.rare.is_some() && self.is_in_vain(cx) {
             return Poll::Ready(Err(self.cut_short()));
         }
-        let left = if let State::New = self.state { self.start() } else { None };
+        let left = if is_new { self.start() } else { None };
         let mut polled = self.step(left, cx);
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
@@ -171,6 +178,13 @@ impl UnderWay {
             self.enter(&stack);
         }
         left
+    }
+
+    #[cold]
+    fn adopt(&mut self) {
+        if let Some(parent) = Context::current_parent() {
+            Rare::of(&mut self.rare).parent = Some(parent);
+        }
     }
 
     /// The call goes to its caller's middleware, in whose end another is made of what that lets through.

@@ -224,7 +224,7 @@ impl Connection {
     /// Sends what is queued, on this thread if no other is sending.
     pub(super) fn flush(&self) {
         self.sending.run(|sending| self.feed(sending));
-        if self.streams.has_left() {
+        if self.streams.left().any() {
             self.tell_left();
         }
     }
@@ -262,7 +262,7 @@ impl Connection {
         }
         self.backlog.store(sending.outbox.waiting(), Ordering::Release);
         if sending.outbox.has_left() {
-            self.streams.note_left(sending.outbox.take_left());
+            self.streams.left().note(sending.outbox.take_left());
         }
         self.progressed();
     }
@@ -270,7 +270,7 @@ impl Connection {
     /// The same for who may hold other locks: streams that wait are told later.
     fn feed_under_lock(&self, sending: &mut Sending) {
         self.feed(sending);
-        if self.streams.has_left() {
+        if self.streams.left().any() {
             self.flush_soon();
         }
     }

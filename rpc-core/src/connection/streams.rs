@@ -5,17 +5,21 @@
 //! of `receiving` and `sending` held, and with it held none but that of the queue.
 
 mod call;
+mod left;
+#[cfg(all(test, farcall_loom))]
+mod loom_tests;
 mod pump;
 mod reader;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use bytes::Bytes;
 
 pub(crate) use call::{CallStreams, Ended};
+pub(super) use left::Left;
 pub(super) use pump::end;
 pub(crate) use pump::{Encoded, Pump, Pumped, Source};
 pub(crate) use reader::Reader;
@@ -39,12 +43,15 @@ pub(super) struct Streams {
     table: Mutex<HashMap<u64, Arc<CallStreams>>>,
     /// By how many bytes windows have grown.
     grown: AtomicU64,
-    /// The calls of which an ordered message has left: to be told when no lock is held.
-    left: Mutex<Vec<u64>>,
-    has_left: AtomicBool,
+    left: Left,
 }
 
 impl Streams {
+    /// The calls whose streams wait for what has left.
+    pub(super) fn left(&self) -> &Left {
+        &self.left
+    }
+
     /// Whether no call has any.
     pub(super) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -78,21 +85,6 @@ impl Streams {
 
     fn all(&self) -> Vec<Arc<CallStreams>> {
         lock(&self.table).values().cloned().collect()
-    }
-
-    /// Notes that ordered messages of these calls have left. Under the lock of `sending`.
-    pub(super) fn note_left(&self, calls: Vec<u64>) {
-        lock(&self.left).extend(calls);
-        self.has_left.store(true, Ordering::Release);
-    }
-
-    pub(super) fn has_left(&self) -> bool {
-        self.has_left.load(Ordering::Relaxed)
-    }
-
-    fn take_left(&self) -> Vec<u64> {
-        self.has_left.swap(false, Ordering::Acquire);
-        std::mem::take(&mut *lock(&self.left))
     }
 }
 
@@ -169,7 +161,7 @@ impl Connection {
     /// Those go on who wait until what they have queued has left. With no lock held.
     #[cold]
     pub(super) fn tell_left(&self) {
-        for call in self.streams.take_left() {
+        for call in self.streams.left.take() {
             let Some(streams) = self.streams.get(call) else { continue };
             let (waker, reply) = streams.has_left();
             if let Some(waker) = waker {

@@ -2,14 +2,20 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
+
+#[cfg(not(all(test, farcall_loom)))]
+use std::sync::{Mutex, MutexGuard};
+
+#[cfg(all(test, farcall_loom))]
+use loom::sync::{Mutex, MutexGuard};
 
 use bytes::{Bytes, BytesMut};
 
 use super::gave_up;
 use crate::connection::pending::Place;
-use crate::connection::{Connection, Role, lock};
+use crate::connection::{Connection, Role};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::message::{Message, Precedence};
@@ -118,7 +124,7 @@ impl CallStreams {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A frame has come. Gives whom to wake, and says whether the call is over with it.
@@ -305,13 +311,13 @@ impl CallStreams {
     }
 
     /// Queues an ITEM, for which there was [room](Self::room), unless the peer has come to want no more or the call is over.
-    pub(super) fn send(&self, connection: &Connection, items: u64, message: Message) {
+    pub(super) fn send(&self, items: u64, message: Message, enqueue: impl FnOnce(Message) -> usize) {
         let mut state = self.state();
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else { return };
         out.half.sent(items, message.len() as u64);
         out.busy = message.precedence == Precedence::Told;
-        connection.enqueue(message);
+        enqueue(message);
     }
 
     /// Client: there are no more items.
@@ -373,7 +379,7 @@ impl CallStreams {
 
 impl Drop for CallStreams {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let grown = state.incoming.as_ref().map_or(0, |incoming| incoming.half.grown(incoming.first));
         if let Some(connection) = self.connection.upgrade().filter(|_| grown > 0) {
             connection.give_back(grown);

@@ -175,7 +175,7 @@ impl<S: Source> Pump<S> {
         match message(connection, self.streams.call(), head, payload) {
             Ok(message) => {
                 let is_told = message.precedence == Precedence::Told;
-                self.streams.send(connection, count, message);
+                self.streams.send(count, message, |message| connection.enqueue(message));
                 if is_told {
                     // Nothing follows before it has left.
                     connection.flush();

@@ -1,0 +1,268 @@
+//! Every interleaving of who sends a stream, who sends what is queued, and what the peer says of it:
+//! `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-core --lib loom`.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Wake, Waker};
+
+use bytes::{Bytes, BytesMut};
+use loom::sync::Arc;
+use loom::thread;
+
+use super::call::{CallStreams, Ended, Room};
+use super::{Left, gave_up};
+use crate::connection::Role;
+use crate::connection::handover::{Absorb, Handover, Queued};
+use crate::payload::Payload;
+use crate::proto::message::{Message, Precedence};
+use crate::proto::wire::{FrameType, Stop, Window};
+use crate::service::Reply;
+
+/// Messages that wait.
+#[derive(Default)]
+struct Queue(Vec<Message>);
+
+impl Queued for Queue {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// An outbox and a link: what is put in leaves when there is somebody who feeds them.
+#[derive(Default)]
+struct Link {
+    waiting: Vec<Message>,
+    sent: Vec<FrameType>,
+}
+
+impl Absorb<Queue> for Link {
+    fn absorb(&mut self, queue: &mut Queue) {
+        self.waiting.append(&mut queue.0);
+    }
+}
+
+/// Two streams of a server, the first of which most is about, and what they are sent by.
+struct World {
+    streams: CallStreams,
+    other: CallStreams,
+    left: Left,
+    sending: Handover<Queue, Link>,
+}
+
+const CALL: u64 = 1;
+const OTHER: u64 = 2;
+
+impl World {
+    /// The peer takes so many items at first.
+    fn new(items: u64) -> Arc<Self> {
+        let granted = Some(Window { items, bytes: 1 << 20 });
+        let [streams, other] =
+            [CALL, OTHER].map(|call| CallStreams::new(Weak::new(), call, Role::Server, granted, None));
+        Arc::new(Self { streams, other, left: Left::default(), sending: Handover::new(Link::default()) })
+    }
+
+    fn enqueue(&self, message: Message) -> usize {
+        self.sending.queue(|queue| queue.0.push(message))
+    }
+
+    fn stream(&self, call: u64) -> &CallStreams {
+        if call == CALL { &self.streams } else { &self.other }
+    }
+
+    fn send_item(&self, call: u64, precedence: Precedence) {
+        let mut item = Message::new(FrameType::ITEM, call, Bytes::from_static(b"item"));
+        item.precedence = precedence;
+        self.stream(call).send(1, item, |item| self.enqueue(item));
+    }
+
+    /// As the connection does it.
+    fn flush(&self) {
+        self.sending.run(|link| {
+            // What is long is overtaken by what is short.
+            let is_long = |message: &Message| message.precedence == Precedence::Told;
+            let (long, short): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut link.waiting).into_iter().partition(is_long);
+            link.sent.extend(short.iter().chain(&long).map(|message| message.kind));
+            if !long.is_empty() {
+                self.left.note(long.iter().map(|message| message.call).collect());
+            }
+        });
+        if self.left.any() {
+            for call in self.left.take() {
+                let (waker, reply) = self.stream(call).has_left();
+                waker.into_iter().for_each(Waker::wake);
+                reply.into_iter().for_each(|reply| self.complete(reply));
+            }
+        }
+    }
+
+    /// As well.
+    fn complete(&self, reply: Reply) {
+        if self.streams.keep_reply(reply).is_ok() {
+            return;
+        }
+        if self.streams.end_sending().is_some() {
+            self.enqueue(Message::new(FrameType::END, CALL, Bytes::new()));
+        }
+        self.flush();
+    }
+
+    fn frame(&self, kind: FrameType, encode: impl FnOnce(&mut BytesMut)) {
+        let mut bytes = BytesMut::new();
+        encode(&mut bytes);
+        let mut wakers = Vec::new();
+        self.streams.take(kind, bytes.freeze(), &mut wakers).unwrap();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn sent(&self) -> Vec<FrameType> {
+        self.sending.look_only(|link| link.sent.clone())
+    }
+}
+
+/// The task that sends the stream.
+#[derive(Clone, Default)]
+struct Task(std::sync::Arc<Woken>);
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Task {
+    fn run<R>(&self, poll: impl FnOnce(&TaskContext<'_>) -> R) -> R {
+        poll(&TaskContext::from_waker(&Waker::from(self.0.clone())))
+    }
+
+    fn is_woken(&self) -> bool {
+        self.0.0.load(Ordering::Relaxed) > 0
+    }
+}
+
+fn spawn(world: &Arc<World>, act: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {
+    let world = Arc::clone(world);
+    thread::spawn(move || act(&world))
+}
+
+/// A lost wake-up needs one or two preemptions; with more, three threads take for ever.
+fn model(check: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(check);
+}
+
+/// Has `others` act while the task looks whether it may go on; then it may, and has been woken if it was told to wait.
+fn goes_on(others: Vec<thread::JoinHandle<()>>, look: impl Fn(&TaskContext<'_>) -> bool) {
+    let task = Task::default();
+    let goes_on = task.run(&look);
+    others.into_iter().for_each(|other| other.join().unwrap());
+    if !goes_on {
+        assert!(task.is_woken(), "it waits for ever");
+        assert!(task.run(look), "it was woken for nothing");
+    }
+}
+
+#[test]
+fn who_waits_until_an_item_has_left_is_woken_whoever_sends_it() {
+    model(|| {
+        let world = World::new(10);
+        world.send_item(CALL, Precedence::Told);
+        let others = vec![spawn(&world, World::flush), spawn(&world, World::flush)];
+        goes_on(others, |cx| matches!(world.streams.room(cx), Room::Items(9)));
+    });
+    model(|| {
+        let world = World::new(10);
+        world.send_item(CALL, Precedence::Told);
+        let others = vec![spawn(&world, World::flush)];
+        goes_on(others, |cx| world.streams.is_free(cx));
+    });
+}
+
+#[test]
+fn of_several_that_wait_all_are_woken() {
+    model(|| {
+        let world = World::new(10);
+        let send = |call| {
+            move |world: &World| {
+                world.send_item(call, Precedence::Told);
+                world.flush();
+            }
+        };
+        let others = [spawn(&world, send(CALL)), spawn(&world, send(OTHER))];
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let task = Task::default();
+        for call in [CALL, OTHER] {
+            let room = task.run(|cx| world.stream(call).room(cx));
+            assert_eq!(room, Room::Items(9), "{call} waits for ever");
+        }
+    });
+}
+
+#[test]
+fn who_waits_for_a_window_is_woken_when_it_comes() {
+    model(|| {
+        let world = World::new(1);
+        world.send_item(CALL, Precedence::Told);
+        let window = Window { items: 2, bytes: 1 << 20 };
+        let others = vec![
+            spawn(&world, World::flush),
+            spawn(&world, move |world| world.frame(FrameType::WINDOW, |out| window.encode(out))),
+        ];
+        goes_on(others, |cx| matches!(world.streams.room(cx), Room::Items(1)));
+    });
+}
+
+#[test]
+fn who_waits_for_items_hears_that_nobody_wants_them() {
+    let stopped: fn(&World) = |world| world.frame(FrameType::STOP, |out| Stop { reason: 0 }.encode(out));
+    let over: fn(&World) =
+        |world| world.streams.end(Ended::Lost(gave_up())).into_iter().for_each(Waker::wake);
+    for end in [stopped, over] {
+        model(move || {
+            let world = World::new(10);
+            let others = vec![spawn(&world, end)];
+            goes_on(others, |cx| !world.streams.watch(cx));
+        });
+        // Also while an item is on its way.
+        model(move || {
+            let world = World::new(10);
+            world.send_item(CALL, Precedence::Told);
+            let others = vec![spawn(&world, end), spawn(&world, World::flush)];
+            goes_on(others, |cx| world.streams.room(cx) != Room::Wait);
+        });
+    }
+}
+
+#[test]
+fn an_end_leaves_once_and_after_the_items() {
+    model(|| {
+        let world = World::new(10);
+        world.send_item(CALL, Precedence::Free);
+        world.send_item(CALL, Precedence::Told);
+        let others = [spawn(&world, World::flush), spawn(&world, World::flush)];
+        world.complete(Reply::Ok(Payload::default()));
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert_eq!(world.sent(), [FrameType::ITEM, FrameType::ITEM, FrameType::END]);
+    });
+}
+
+#[test]
+fn what_is_stopped_while_it_is_queued_ends_all_the_same() {
+    model(|| {
+        let world = World::new(10);
+        let stops = spawn(&world, |world| world.frame(FrameType::STOP, |out| Stop { reason: 0 }.encode(out)));
+        let flushes = spawn(&world, World::flush);
+        world.send_item(CALL, Precedence::Told);
+        world.complete(Reply::Ok(Payload::default()));
+        world.flush();
+        for other in [stops, flushes] {
+            other.join().unwrap();
+        }
+        let sent = world.sent();
+        assert!(sent == [FrameType::ITEM, FrameType::END] || sent == [FrameType::END], "{sent:?}");
+    });
+}

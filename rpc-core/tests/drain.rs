@@ -6,16 +6,21 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Context as TaskContext;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use farcall_core::client::Stub;
 use farcall_core::config::{Limits, Policy};
-use farcall_core::proto::wire::{CloseCode, FrameType, Goaway, Header, Hello, RequestHead};
-use farcall_core::status::{Code, Executed};
+use farcall_core::proto::wire::{CloseCode, FrameType, Goaway, Header, Hello, RequestHead, features};
+use farcall_core::status::{Code, Executed, Result};
+use farcall_core::stream::{EndReason, Stream};
 use farcall_core::transport::memory;
+use tokio::sync::mpsc;
 
 use support::fabric::{Fabric, with_fabric};
 use support::peer::{Peer, hello, played};
+use support::streaming::{self, FromFn};
 use support::{BIG, ECHO, HANG, Setup, WAIT, bytes, call, default, host, info, plain, until};
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -270,5 +275,101 @@ async fn a_drained_server_is_not_executed_and_says_so() {
     assert_eq!(hanging.await.unwrap().unwrap_err().executed(), Executed::Maybe);
     // The host that connections go to is closed for good.
     let error = t.call(ECHO, "").await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+}
+
+/// What is said into the other end, for as long as that is there.
+fn spoken() -> (mpsc::UnboundedSender<Bytes>, impl Stream<Item = Result<Bytes>> + Send) {
+    let (say, mut said) = mpsc::unbounded_channel();
+    (say, FromFn(move |cx: &mut TaskContext<'_>| said.poll_recv(cx).map(|item| item.map(Ok))))
+}
+
+/// The server of these streams, replaced by another one.
+fn replaced(t: &streaming::Setup) -> Arc<streaming::Seen> {
+    let (host, seen) = streaming::host(plain(Limits::default()));
+    t.near.hosts.lock().unwrap().push(host);
+    seen
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_streams_and_new_ones_go_elsewhere() {
+    let t = streaming::default();
+    let ((say, said), (tell, told)) = (spoken(), spoken());
+    let mut chat = t.chat(said).await.unwrap();
+    let load = tokio::spawn(t.load(streaming::SUM, told).into_future());
+    tell.send(bytes(10, 0)).unwrap();
+    until("both are at work", || t.seen.running() == 2).await;
+
+    let elsewhere = replaced(&t);
+    let host = t.host.clone();
+    let drained = tokio::spawn(async move { host.drain(GRACE).await });
+    until("the client was told", || {
+        t.near.taps.lock().unwrap()[0].arrived().iter().any(|(kind, ..)| *kind == FrameType::GOAWAY)
+    })
+    .await;
+    for _ in 0..3 {
+        assert_eq!(streaming::all(t.watch(streaming::COUNT, "5 10").await.unwrap()).await.len(), 5);
+        assert_eq!(t.load(streaming::SUM, streaming::items(3, 10, None)).await.unwrap(), "3 30");
+    }
+    assert_eq!((t.seen.runs(), elsewhere.runs()), (2, 6));
+
+    // Those that had begun go on for as long as they like.
+    drop(tell);
+    assert_eq!(load.await.unwrap().unwrap(), "1 10");
+    for i in 0..100 {
+        say.send(bytes(i, i)).unwrap();
+        assert_eq!(chat.message().await.unwrap().unwrap(), bytes(i, i));
+    }
+    assert!(!drained.is_finished());
+    drop(say);
+    assert_eq!(chat.message().await.unwrap(), None);
+    drained.await.unwrap();
+    assert!(t.host.connections().is_empty());
+}
+
+#[tokio::test]
+async fn a_stream_that_outlasts_the_servers_patience_is_cut_short_and_says_so() {
+    let t = streaming::default();
+    let mut watched = t.watch(streaming::FOREVER, "").await.unwrap();
+    watched.message().await.unwrap().unwrap();
+    let (_tell, told) = spoken();
+    let load = tokio::spawn(t.load(streaming::SUM, told).into_future());
+    until("both are at work", || t.seen.running() == 2).await;
+    t.host.drain(Duration::ZERO).await;
+    let error = loop {
+        match watched.message().await {
+            Ok(item) => assert!(item.is_some(), "a short stream was taken for a whole one"),
+            Err(error) => break error,
+        }
+    };
+    for error in [error, load.await.unwrap().unwrap_err()] {
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+        assert!(error.message().contains("the server was closed"), "{error}");
+    }
+    assert_eq!(watched.end_reason(), Some(EndReason::ConnectionLost));
+    t.idle().await;
+}
+
+/// What a client streams was taken from it, and can't be had again.
+#[tokio::test]
+async fn a_refused_stream_is_made_again_elsewhere_only_if_nothing_of_it_was_taken() {
+    let (caller, mut links, _) = played();
+    let t = streaming::Setup { stub: Stub::new(caller, streaming::info()), ..streaming::default() };
+    let with_streams =
+        || Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() };
+    let watched = t.watch(streaming::COUNT, "");
+    let watched = tokio::spawn(watched.into_future());
+    let mut old = Peer::greeted(links.recv().await.unwrap(), with_streams()).await;
+    old.expect(FrameType::REQUEST).await;
+    let load = tokio::spawn(t.load(streaming::SUM, streaming::items(3, 10, None)).into_future());
+    old.expect(FrameType::ITEM).await;
+    // Neither is executed here.
+    go_away(&mut old, 0);
+    let mut new = Peer::greeted(links.recv().await.unwrap(), with_streams()).await;
+    let (header, payload) = new.expect(FrameType::REQUEST).await;
+    assert_eq!(RequestHead::decode(payload).unwrap().0.attempt, 2);
+    new.respond(header.call, b"");
+    assert_eq!(watched.await.unwrap().unwrap().end_reason(), None);
+    let error = load.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
 }

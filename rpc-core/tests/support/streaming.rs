@@ -218,14 +218,18 @@ pub(crate) struct Setup {
     pub(crate) near: Near,
 }
 
+pub(crate) fn host(settings: Settings) -> (Arc<Host>, Arc<Seen>) {
+    let seen = Arc::<Seen>::default();
+    let service = Test { info: info(), seen: seen.clone() };
+    (Host::new(vec![Arc::new(service)], settings).unwrap(), seen)
+}
+
 pub(crate) fn setup(client: Limits, server: Limits) -> Setup {
     setup_with(plain(client), plain(server))
 }
 
 pub(crate) fn setup_with(client: Settings, server: Settings) -> Setup {
-    let seen = Arc::<Seen>::default();
-    let service = Test { info: info(), seen: seen.clone() };
-    let host = Host::new(vec![Arc::new(service)], server).unwrap();
+    let (host, seen) = host(server);
     let near = Near { hosts: Arc::new(std::sync::Mutex::new(vec![host.clone()])), taps: Arc::default() };
     let caller = Caller::new(near.clone(), client);
     Setup { stub: Stub::new(caller, info()), host, seen, near }

@@ -372,7 +372,7 @@ impl Outbox {
     }
 
     /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still; but for those
-    /// [amid](Message::is_amid_call) one.
+    /// amid one.
     pub fn waiting(&self) -> usize {
         let begun = self.cutting.len() + self.exposed.len();
         let all = self.shorts.len() + self.queue.len() + self.large.len() + begun;

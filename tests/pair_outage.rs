@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod flow;
 mod work;
 
 use std::process::Command;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use farcall::{Channel, Code, Config, Executed};
 use tokio::sync::Notify;
 
+use flow::{ENDLESS, FlowClient, FlowServer, Plan, cut_short};
 use work::{Load, Log, PATIENCE, SIZES, WorkClient, connect, until};
 
 #[farcall::service(package = "test")]
@@ -90,6 +92,7 @@ async fn together(port: u16, config: Config, client: impl AsyncFnOnce(&Channel))
         let log = Log::default();
         let server = farcall::Server::builder()
             .add(work::WorkServer::new(log.clone()))
+            .add(FlowServer::new(flow::Log::default()))
             .add(FarServer::new(Host(finished.clone())))
             .config(config);
         let server = server.bind(&there).await.unwrap();
@@ -115,11 +118,13 @@ fn patient() -> Config {
 }
 
 #[tokio::test]
-async fn a_wire_that_is_cut_for_a_while_costs_no_call_and_repeats_none() {
+async fn a_wire_that_is_cut_for_a_while_costs_no_call_and_no_item_and_repeats_none() {
     together(7411, patient(), async |channel| {
         assert_eq!(channel.transport().await.unwrap().name, "rdma");
         let (work, far) = (WorkClient::new(channel), FarClient::new(channel));
+        let flow = FlowClient::new(channel);
         let load = Load::start(&work, 0, 8, &SIZES);
+        let streams = flow::Load::start(&flow, 4);
         load.go_on(10).await;
         far.cut(Cut::Wire, 2).await.unwrap();
         Cut::Wire.begin();
@@ -131,7 +136,10 @@ async fn a_wire_that_is_cut_for_a_while_costs_no_call_and_repeats_none() {
         let outcomes = load.stop().await;
         outcomes.all_answered();
         outcomes.agree_with(&executed(&work).await);
+        let streams = streams.stop(PATIENCE).await;
         println!("{} calls, the longest took {} ms", outcomes.calls.len(), outcomes.longest_ms);
+        println!("{} streams", streams.len());
+        assert!(flow.were_whole(streams).await.unwrap());
     })
     .await;
 }
@@ -153,6 +161,9 @@ async fn calls_to_a_host_that_is_gone_end_and_say_so() {
                 .map(|i| work.hang(1000 << 32 | i))
                 .map(|call| tokio::spawn(call.into_future()))
                 .collect();
+            let plan = Plan { id: 0, len: 1000, count: ENDLESS };
+            let mut stream = FlowClient::new(channel).watch(plan).await.unwrap();
+            let stream = tokio::spawn(async move { cut_short(plan, 0, &mut stream).await });
             let load = Load::start(&work, 0, 8, &SIZES);
             load.go_on(10).await;
             far.cut(cut, 8).await.unwrap();
@@ -165,6 +176,8 @@ async fn calls_to_a_host_that_is_gone_end_and_say_so() {
                 assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
                 assert!(error.message().contains("no sign of the peer"), "{error}");
             }
+            let error = tokio::time::timeout(PATIENCE, stream).await.expect("the stream must end").unwrap();
+            assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
             // A call of which the host had not all is made again, and answered if the host comes back in time.
             let outcomes = load.stop().await;
             outcomes.all_say(&["no sign of the peer"]);

@@ -3,6 +3,7 @@
 use farcall::Bytes;
 use tokio::task::JoinSet;
 
+use super::flow::storm::storm;
 use super::flow::{ENDLESS, Plan, stream_whole, take};
 use super::{ALONE, BOTH, Ends, LENGTHS, PATIENCE, PLANS, config, endless};
 
@@ -63,6 +64,28 @@ async fn a_thousand_streams_and_a_thousand_long_calls_share_a_connection() {
             call.unwrap();
         }
         println!("{policy:?}: up to {} handlers with streams at once", ends.log.most());
+        ends.nothing_is_left().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_given_up_at_random_points_leave_nothing() {
+    let _alone = ALONE.lock().await;
+    let calls = if std::env::var_os("FARCALL_LONG").is_some() { 50_000 } else { 1000 };
+    for policy in BOTH {
+        let mut config = config(policy);
+        config.limits.concurrent_calls = 24;
+        // So that what is lost is missed soon.
+        config.rdma.memory = farcall_rdma::RdmaConfig::LEAST_MEMORY;
+        config.rdma.bulk_memory = 16 << 20;
+        let ends = Ends::new(config).await;
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let given_up = storm(&ends.flow, &ends.log, seed, calls, PATIENCE).await;
+        println!("{policy:?}: {given_up} of {calls} given up; {} handlers at once, at most", ends.log.most());
+        ends.nothing_is_left().await;
+        let whole = Plan { id: 2, len: 100_000, count: 20 };
+        stream_whole(&ends.flow, whole).await.unwrap();
         ends.nothing_is_left().await;
     }
 }

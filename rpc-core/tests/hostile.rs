@@ -1,22 +1,18 @@
 //! Peers that break the rules: each loses its own connection, hears why, and harms nobody else.
 
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 mod support;
 
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use farcall_core::client::{Caller, Connector};
 use farcall_core::config::Limits;
 use farcall_core::proto::wire::{
     Answer, Close, CloseCode, Done, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Pull, Up, flags,
 };
-use farcall_core::status::{Blame, Code, Executed, Result};
-use farcall_core::transport::{BoxFuture, Link, memory};
-use tokio::sync::mpsc;
+use farcall_core::status::{Blame, Code, Executed};
+use farcall_core::transport::memory;
 
-use support::peer::{Peer, hello, request};
+use support::peer::{Peer, hello, played, request};
 use support::{ECHO, HANG, Setup, call, default, info, plain, setup, until};
 
 /// A raw client of the server.
@@ -181,7 +177,7 @@ async fn metadata_over_the_limit_cost_their_call_only() {
     peer.request(2, ECHO, b"goes on");
     assert!(peer.expect(FrameType::RESPONSE).await.1.ends_with(b"goes on"));
 
-    let (caller, mut links) = caller();
+    let (caller, mut links, _) = played();
     let ask = || tokio::spawn(call(&caller, &info("test"), ECHO, "").into_future());
     let answer = ask();
     let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
@@ -342,26 +338,6 @@ async fn requests_whose_answers_are_not_read_are_refused_and_then_end_the_connec
     assert!((10..=100).contains(&runs), "{runs} answers of 100 KB were made");
 }
 
-/// Connects callers to peers that the test plays.
-struct ToPeer(mpsc::UnboundedSender<Arc<dyn Link>>);
-
-impl Connector for ToPeer {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.send(far).unwrap();
-        Box::pin(async { Ok(near) })
-    }
-
-    fn target(&self) -> String {
-        "a peer of this test".into()
-    }
-}
-
-fn caller() -> (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>) {
-    let (sender, links) = mpsc::unbounded_channel();
-    (Caller::new(ToPeer(sender), plain(Limits::default())), links)
-}
-
 /// Each is one thing too many for a client that waits for the answer to call 1.
 const OF_SERVERS: &[(&str, Offence)] = &[
     ("was never made", |p| p.respond(2, b"")),
@@ -388,7 +364,7 @@ const OF_SERVERS: &[(&str, Offence)] = &[
 #[tokio::test]
 async fn a_server_that_breaks_a_rule_costs_its_callers_one_connection() {
     for (words, offend) in OF_SERVERS {
-        let (caller, mut links) = caller();
+        let (caller, mut links, _) = played();
         let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
         let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
         peer.expect(FrameType::REQUEST).await;
@@ -408,7 +384,7 @@ async fn a_server_that_breaks_a_rule_costs_its_callers_one_connection() {
 
 #[tokio::test]
 async fn a_server_that_takes_no_calls_is_an_error_and_no_eternal_wait() {
-    let (caller, mut links) = caller();
+    let (caller, mut links, _) = played();
     let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
     let mut peer = Peer::new(links.recv().await.unwrap());
     peer.read();
@@ -421,7 +397,7 @@ async fn a_server_that_takes_no_calls_is_an_error_and_no_eternal_wait() {
 
 #[tokio::test]
 async fn a_server_with_small_limits_is_kept_to() {
-    let (caller, mut links) = caller();
+    let (caller, mut links, _) = played();
     let caller = &caller;
     let ask =
         |method, argument: Bytes| tokio::spawn(call(caller, &info("test"), method, argument).into_future());
@@ -447,7 +423,7 @@ async fn a_server_with_small_limits_is_kept_to() {
 
 #[tokio::test]
 async fn the_reason_of_a_close_reaches_the_caller() {
-    let (caller, mut links) = caller();
+    let (caller, mut links, _) = played();
     let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
     let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
     peer.expect(FrameType::REQUEST).await;
@@ -464,7 +440,7 @@ async fn the_reason_of_a_close_reaches_the_caller() {
 /// A call that only waited was not answered: such a connection was of no use.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ends_every_connection_when_it_is_called_is_not_tried_without_a_pause() {
-    let (caller, mut links) = caller();
+    let (caller, mut links, _) = played();
     for _ in 0..2 {
         let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
         let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;

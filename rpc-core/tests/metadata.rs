@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::__private as private;
-use farcall_core::client::{Call, Caller, Connector, Stub};
+use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Policy};
 use farcall_core::connection::Settings;
@@ -24,12 +24,12 @@ use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result};
 use farcall_core::stream::EndReason;
-use farcall_core::transport::{BoxFuture, Link, memory};
-use tokio::sync::{Notify, mpsc};
+use farcall_core::transport::memory;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use support::fabric::{Fabric, settings};
-use support::peer::{Peer, hello};
+use support::peer::{Peer, hello, played};
 use support::reading::Shared;
 use support::{ECHO, Near, WAIT, bytes, info, plain, streaming};
 
@@ -115,25 +115,9 @@ async fn metadata_survive_a_fall_back() {
     assert_eq!((&response.metadata, &response.trailers), (&sent, &sent));
 }
 
-/// Connects to a peer that the test plays.
-struct ToPeer(mpsc::UnboundedSender<Arc<dyn Link>>);
-
-impl Connector for ToPeer {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        self.0.send(far).unwrap();
-        Box::pin(async { Ok(near) })
-    }
-
-    fn target(&self) -> String {
-        "a peer of this test".into()
-    }
-}
-
 #[tokio::test]
 async fn a_call_with_metadata_is_not_made_at_a_server_that_takes_none() {
-    let (sender, mut links) = mpsc::unbounded_channel();
-    let caller = Caller::new(ToPeer(sender), plain(Limits::default()));
+    let (caller, mut links, _) = played();
     let task = tokio::spawn(call(&caller, ECHO, Bytes::new()).with_metadata(metadata()).into_future());
     let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
     let error = task.await.unwrap().unwrap_err();
@@ -170,8 +154,7 @@ async fn an_answer_goes_without_metadata_to_a_client_that_takes_none() {
 /// The trailers of a stream are held against the limit, and a block that is none ends the connection.
 #[tokio::test]
 async fn an_end_with_bad_metadata_is_no_good_end() {
-    let (sender, mut links) = mpsc::unbounded_channel();
-    let caller = Caller::new(ToPeer(sender), plain(Limits::default()));
+    let (caller, mut links, _) = played();
     let stub = Stub::new(caller, streaming::info());
     let watch = || {
         let arguments = Ok(Payload::from_body("1 1".into()));

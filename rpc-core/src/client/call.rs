@@ -81,8 +81,9 @@ use crate::status::Status;
 ///
 /// - DEADLINE_EXCEEDED, naming what the call waited for: a connection, a place among the server's
 ///   `limits.concurrent_calls`, or the answer.
-/// - UNAVAILABLE, if there is no connection, unless the call [waits](Self::wait_for_ready) for it, or it was lost. A call that was certainly not executed is sent again, up to
-///   four times in all, before its caller hears of it; one that may have been is not.
+/// - UNAVAILABLE, if there is no connection, unless the call [waits](Self::wait_for_ready) for it, or it was lost. A call
+///   that was certainly not executed is sent again, up to four times in all, before its caller hears of it; one that may
+///   have been is not.
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
 ///   `limits.max_metadata`.
 /// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value can't be one.

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use bytes::Bytes;
 
 use super::Connection;
-use super::registry::refusal;
+use super::registry::{Found, refusal};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::proto::wire::{
     Hello, WireError, decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata,
@@ -67,10 +67,10 @@ impl Connection {
     }
 
     /// Reads the metadata of a call. More than this side takes makes it a call that is refused.
-    pub(super) fn read_metadata<F>(
+    pub(super) fn read_metadata(
         &self,
         block: Bytes,
-        found: &mut Result<F, Status>,
+        found: &mut Result<Found, Status>,
     ) -> Result<Metadata, WireError> {
         let max = self.settings.limits.max_metadata;
         if block.len() <= max as usize {

@@ -349,7 +349,7 @@ impl Connection {
             }
             FrameType::GOAWAY => batch.actions.push(Action::Goaway(Goaway::decode(bytes)?)),
             kind if kind.is_of_stream() => {
-                let last = match self.role {
+                let last = || match self.role {
                     Role::Server => receiving.last_call,
                     Role::Client => self.calls.slots.last(),
                 };

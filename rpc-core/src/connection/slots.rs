@@ -108,7 +108,7 @@ impl Next {
 
 /// Has another be woken. Gives whom it is instead of, to be dropped when no lock is held: a waker may be the last that has
 /// its task, and with that go its future and the calls in it.
-fn exchange(waker: &mut Waker, cx: &TaskContext<'_>) -> Option<Waker> {
+pub(super) fn exchange(waker: &mut Waker, cx: &TaskContext<'_>) -> Option<Waker> {
     (!waker.will_wake(cx.waker())).then(|| std::mem::replace(waker, cx.waker().clone()))
 }
 

@@ -125,7 +125,7 @@ impl Connection {
         kind: FrameType,
         call: u64,
         bytes: Bytes,
-        last: u64,
+        last: impl FnOnce() -> u64,
         wakers: &mut Vec<Waker>,
     ) -> Result<bool, WireError> {
         if !self.peer_hello.get().is_some_and(agreed) {
@@ -133,7 +133,7 @@ impl Connection {
         }
         let Some(streams) = self.streams.get(call) else {
             // It has crossed the call's end.
-            let was_made = call > 0 && call <= last;
+            let was_made = call > 0 && call <= last();
             return if was_made { Ok(false) } else { Err(WireError::new("header.call", "was never made")) };
         };
         let is_over = streams.take(kind, bytes, wakers)?;

@@ -27,10 +27,10 @@ const SMALL_RUN: u32 = 16;
 /// The sending half of a session.
 ///
 /// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they
-/// must be sent; a frame has its number from then on. Of a call's messages those
-/// keep their order that are of its streams, or have an [precedence](Precedence) to keep; and those that are none of either. Frames that went by an
-/// upgraded link are retained until the peer says that it has taken them in: that link may die before the session.
-/// Those on the stream link are not: if that dies, so does the session.
+/// must be sent; a frame has its number from then on. Of a call's messages those keep their order that are of its streams or
+/// have a [precedence](Precedence), and so do those that are neither. Frames that went by an upgraded link are retained until
+/// the peer says that it has taken them in: that link may die before the session. Those on the stream link are not: if that
+/// dies, so does the session.
 #[derive(Clone, Debug, Hash)]
 pub struct Outbox {
     /// What is short and of a call.

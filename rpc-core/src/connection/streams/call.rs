@@ -15,6 +15,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::gave_up;
 use crate::connection::pending::Place;
+use crate::connection::slots::exchange;
 use crate::connection::{Connection, Role};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
@@ -272,6 +273,7 @@ impl CallStreams {
 
     /// Whether the next ITEM may be queued; if not now, its sender is woken when it may.
     pub(super) fn room(&self, cx: &TaskContext<'_>) -> Room {
+        let _before;
         let mut state = self.state();
         let over = state.over;
         let Some(out) = &mut state.out else { return Room::Closed };
@@ -281,7 +283,7 @@ impl CallStreams {
         match out.half.room() {
             items if items > 0 && !out.busy => Room::Items(items),
             _ => {
-                out.waker = Some(cx.waker().clone());
+                _before = exchange(out.waker.get_or_insert_with(|| cx.waker().clone()), cx);
                 Room::Wait
             }
         }
@@ -289,24 +291,26 @@ impl CallStreams {
 
     /// Whether nothing is on its way that END may not follow; if there is, its sender is woken when it has left.
     pub(super) fn is_free(&self, cx: &TaskContext<'_>) -> bool {
+        let _before;
         let mut state = self.state();
         let over = state.over;
         let Some(out) = &mut state.out else { return true };
         let free = over || !out.busy;
         if !free {
-            out.waker = Some(cx.waker().clone());
+            _before = exchange(out.waker.get_or_insert_with(|| cx.waker().clone()), cx);
         }
         free
     }
 
     /// Has the sender woken when the call is over or the peer wants no more. False: that is so.
     pub(super) fn watch(&self, cx: &TaskContext<'_>) -> bool {
+        let _before;
         let mut state = self.state();
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else {
             return false;
         };
-        out.waker = Some(cx.waker().clone());
+        _before = exchange(out.waker.get_or_insert_with(|| cx.waker().clone()), cx);
         true
     }
 
@@ -332,6 +336,7 @@ impl CallStreams {
 
     /// The next ITEM, or how the stream has ended.
     pub(super) fn next(&self, cx: &TaskContext<'_>) -> Poll<Result<Bytes, Ended>> {
+        let _before;
         let mut state = self.state();
         let Some(incoming) = &mut state.incoming else { return Poll::Ready(Err(Ended::Lost(gave_up()))) };
         if let Some(item) = incoming.queue.pop_front() {
@@ -340,7 +345,7 @@ impl CallStreams {
         if let Some(end) = &incoming.end {
             return Poll::Ready(Err(end.clone()));
         }
-        incoming.waker = Some(cx.waker().clone());
+        _before = exchange(incoming.waker.get_or_insert_with(|| cx.waker().clone()), cx);
         Poll::Pending
     }
 

@@ -12,12 +12,14 @@ use std::task::Poll;
 use farcall_core::client::{Caller, Connector, in_process};
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
+use farcall_core::proto::wire::FrameType;
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use support::peer::{Peer, hello};
 use support::{ECHO, HANG, call, default, host, info, plain};
 
 /// A service whose every method is this function.
@@ -263,4 +265,48 @@ async fn a_connector_that_panics_fails_its_calls_only() {
     let error = call(&caller, &info("test"), ECHO, "").await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
     assert_eq!(call(&caller, &info("test"), ECHO, "x").await.unwrap(), "x");
+}
+
+/// A cancelled handler is there until its task is dropped; the call that gets its place does not come to run beside it.
+#[tokio::test]
+async fn handlers_that_were_cancelled_count_until_they_are_dropped() {
+    struct Alive(Arc<AtomicUsize>);
+
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    let (alive, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (started, counts) = (Arc::new(tokio::sync::Notify::new()), (alive.clone(), most.clone()));
+    let told = started.clone();
+    let service = by(move |method, _| {
+        let ((alive, most), started) = (counts.clone(), told.clone());
+        Box::pin(async move {
+            most.fetch_max(alive.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            let _alive = Alive(alive);
+            if method == HANG {
+                started.notify_one();
+                std::future::pending::<()>().await;
+            }
+            ok()
+        })
+    });
+    let mut limits = Limits::default();
+    limits.concurrent_calls = 1;
+    let host = Host::new(vec![Arc::new(service)], plain(limits)).unwrap();
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let mut peer = Peer::greeted(near, hello()).await;
+    peer.bind();
+    for hangs in [1, 3, 5] {
+        peer.request(hangs, HANG, b"");
+        started.notified().await;
+        // At once, so that no task runs between them.
+        peer.session_frame(FrameType::CANCEL, hangs, 0, vec![0]);
+        peer.request(hangs + 1, ECHO, b"");
+        peer.expect(FrameType::RESPONSE).await;
+    }
+    assert_eq!((most.load(Ordering::Relaxed), alive.load(Ordering::Relaxed)), (1, 0));
 }

@@ -10,6 +10,10 @@ use super::flow::{FlowClient, FlowServer, Log};
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How many calls the server has at once, which is less than there are callers: then more wait than run, and a handler that
+/// was given up is still there when the next call comes.
+const LIMIT: u32 = 24;
+
 /// What the process has in memory, in KiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -21,7 +25,7 @@ fn resident() -> u64 {
 const GROWTH_KIB: u64 = 128 << 10;
 
 #[expect(clippy::print_stdout, reason = "how to have the same run again, and what it came to")]
-async fn leaves_nothing(flow: FlowClient, log: &Log) {
+async fn leaves_nothing(flow: FlowClient, log: &Log, limit: u32) {
     let calls = if std::env::var_os("FARCALL_LONG").is_some() { 1_000_000 } else { 6_000 };
     let seed = std::env::var("FARCALL_SEED").map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
     println!("FARCALL_SEED={seed}");
@@ -32,6 +36,7 @@ async fn leaves_nothing(flow: FlowClient, log: &Log) {
     println!(
         "{given_up} of {calls} given up; {most} handlers at once, at most; resident {warm} KiB, then {now} KiB"
     );
+    assert!(most <= limit as usize, "{most} handlers at once, but the limit is {limit}");
     assert!((calls / 4..calls).contains(&given_up), "{given_up} of {calls} calls were given up");
     assert!(now <= warm + GROWTH_KIB, "resident memory has grown from {warm} KiB to {now} KiB");
     let (echoed, parts) = flow.echo(Bytes::from_static(b"on it goes")).with_parts().await;
@@ -44,16 +49,17 @@ async fn leaves_nothing(flow: FlowClient, log: &Log) {
 async fn calls_given_up_at_random_points_leave_nothing_over_tcp() {
     let log = Log::default();
     let mut config = Config::default();
-    config.limits.concurrent_calls = 24;
+    config.limits.concurrent_calls = LIMIT;
     let server = Server::builder().add(FlowServer::new(log.clone())).config(config);
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let address = format!("tcp://{}", server.local_addr());
     tokio::spawn(server.serve());
-    leaves_nothing(FlowClient::new(Channel::connect(&address).await.unwrap()), &log).await;
+    leaves_nothing(FlowClient::new(Channel::connect(&address).await.unwrap()), &log, LIMIT).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn calls_given_up_at_random_points_leave_nothing_in_process() {
     let log = Log::default();
-    leaves_nothing(FlowClient::in_process(log.clone()), &log).await;
+    let limit = Config::default().limits.concurrent_calls;
+    leaves_nothing(FlowClient::in_process(log.clone()), &log, limit).await;
 }

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
+use super::alive::Alive;
 use crate::context::Context;
 use crate::service::{HandlerFuture, Reply};
 use crate::status::{Blame, Code, Executed, Status};
@@ -15,11 +16,13 @@ pub(super) struct Handler {
     context: Context,
     /// `None`: it is done.
     future: Option<HandlerFuture>,
+    /// Dropped after the future.
+    _alive: Option<Alive>,
 }
 
 impl Handler {
-    pub(super) fn new(context: Context, future: Option<HandlerFuture>) -> Self {
-        Self { context, future }
+    pub(super) fn new(context: Context, future: Option<HandlerFuture>, alive: Option<Alive>) -> Self {
+        Self { context, future, _alive: alive }
     }
 
     /// What it answers, or that its time is over.
@@ -38,7 +41,7 @@ impl Future for Handler {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
-        let Self { context, future } = &mut *self;
+        let Self { context, future, .. } = &mut *self;
         let polled = catch_unwind(AssertUnwindSafe(|| {
             context.enter(|| {
                 let polled = future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(cx));

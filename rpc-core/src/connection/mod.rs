@@ -7,6 +7,7 @@
 //! services and the running handlers, of which none is taken with another or with `sending` held; then the queue of
 //! `sending`, a leaf. No user code runs under any of them.
 
+mod alive;
 mod answers;
 mod batch;
 mod bulk;
@@ -203,6 +204,7 @@ pub struct Connection {
     calls: calls::Calls,
     streams: streams::Streams,
     running: running::Running,
+    living: Arc<alive::Living>,
     phase: watch::Sender<Phase>,
     /// The [`Stage`] of `phase`, which it is written with.
     stage: AtomicU8,
@@ -239,7 +241,7 @@ impl Connection {
         settings: Arc<Settings>,
         registry: Option<Arc<Registry>>,
     ) -> Arc<Self> {
-        let Limits { max_message, max_assembly, .. } = settings.limits;
+        let Limits { max_message, max_assembly, concurrent_calls, .. } = settings.limits;
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             role,
@@ -262,6 +264,7 @@ impl Connection {
             calls: calls::Calls::new(),
             streams: streams::Streams::default(),
             running: running::Running::default(),
+            living: alive::Living::new(concurrent_calls as usize),
             phase: watch::Sender::new(Phase::Greeting),
             stage: AtomicU8::new(Stage::Greeting as u8),
             upgrading: watch::Sender::new(Upgrading::Undecided),

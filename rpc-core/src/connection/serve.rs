@@ -12,6 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Connection;
+use super::alive::{Alive, Reserved};
 use super::batch::{Action, Batch, ENOUGH};
 use super::handler::{Handler, panicked, ran};
 use super::registry::{Announced, Found, Registry, refusal};
@@ -184,10 +185,10 @@ impl Connection {
         results: &mut Shorts,
         at_work: &mut AtWork,
     ) {
-        let (current, peer) = (Current::begin(), self.peer());
+        let (current, peer, place) = (Current::begin(), self.peer(), self.living.reserve());
         for job in jobs {
             let call = job.call;
-            let Some(reply) = self.serve(job, peer, &current, at_work) else { continue };
+            let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
             match self.short_result(&reply) {
                 // One by itself has nothing to share a lock with.
                 Some((head, body)) if !alone => results.push(FrameType::RESPONSE, call, &head, body),
@@ -207,6 +208,7 @@ impl Connection {
         job: Job,
         peer: Option<SocketAddr>,
         current: &Current,
+        place: &Reserved<'_>,
         at_work: &mut AtWork,
     ) -> Option<Reply> {
         let Job { call, found, payload, deadline, attempt, shared } = job;
@@ -221,6 +223,10 @@ impl Connection {
             Err(status) => return Some(Reply::Status(status)),
         };
         let context = Context::new(deadline, attempt, peer, shared);
+        if !place.has_room() {
+            self.serve_later(call, found, context, payload);
+            return None;
+        }
         current.set(&context);
         at_work.call = Some(call);
         let request = Request { context, payload };
@@ -237,10 +243,23 @@ impl Connection {
             }
             Poll::Pending => {
                 let AtWork { future, .. } = std::mem::take(at_work);
-                self.spawn(call, Handler::new(current.end(), future));
+                self.spawn(call, Handler::new(current.end(), future, Some(Alive::new(&self.living))));
                 None
             }
         }
+    }
+
+    /// There are as many handlers as there may be: some of them are cancelled, and will be dropped when the runtime comes to
+    /// it. The call waits for that, as long as it has time.
+    #[cold]
+    fn serve_later(&self, call: u64, found: Found, context: Context, payload: Payload) {
+        let Some(registry) = self.registry.clone() else { return };
+        let (room, request) = (self.living.clone().room(), Request { context: context.clone(), payload });
+        let future = Box::pin(async move {
+            let _alive = room.await;
+            registry.call(found, request).await
+        });
+        self.spawn(call, Handler::new(context, Some(future), None));
     }
 
     fn spawn(&self, call: u64, handler: Handler) {

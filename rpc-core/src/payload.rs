@@ -145,6 +145,33 @@ fn copy_out(view: &[u8]) -> Bytes {
     })
 }
 
+/// Short parts of a long message, copied several together: who reads one will read the next.
+#[derive(Debug, Default)]
+struct Copies {
+    bytes: Bytes,
+    /// How much of the body was left where they begin.
+    from: usize,
+    /// How much was copied last, and whether more than one part was taken of it.
+    size: usize,
+    is_of_use: bool,
+}
+
+impl Copies {
+    /// A copy of the first bytes of what is left.
+    fn take(&mut self, left: &Bytes, len: usize) -> Bytes {
+        let at = if self.bytes.is_empty() { 0 } else { self.from - left.len() };
+        if at + len <= self.bytes.len() {
+            self.is_of_use = true;
+            return self.bytes.slice(at..at + len);
+        }
+        let size = if std::mem::take(&mut self.is_of_use) { 2 * self.size } else { 0 };
+        self.size = size.clamp(4 * len, COPIES_SIZE);
+        self.bytes = Bytes::copy_from_slice(&left[..self.size.min(left.len())]);
+        self.from = left.len();
+        self.bytes.slice(..len)
+    }
+}
+
 impl Encoder {
     /// An empty message.
     #[inline]
@@ -184,6 +211,42 @@ impl Encoder {
         attachments.len() - 1
     }
 
+    /// An empty message that is written to this buffer.
+    pub(crate) fn to(buffer: BytesMut) -> Self {
+        Self { buffer: buffer.into(), rest: None }
+    }
+
+    /// Whether all of it was copied.
+    #[inline]
+    pub(crate) fn is_one_piece(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    /// Takes off what was written from here on, before which all was [copied](Self::is_one_piece).
+    #[cold]
+    pub(crate) fn split_off(&mut self, at: usize) -> Payload {
+        let mut rest = self.rest.take().unwrap_or_default();
+        if rest.more.is_empty() {
+            let body = Bytes::copy_from_slice(&self.buffer[at..]);
+            self.buffer().truncate(at);
+            return Payload {
+                body: Body::Shared(body),
+                rest: (!rest.attachments.is_empty()).then_some(rest),
+            };
+        }
+        let first = std::mem::take(&mut rest.more[0]);
+        rest.more[0] = Bytes::copy_from_slice(&first[at..]);
+        let mut before = first.try_into_mut().unwrap_or_else(|first| BytesMut::from(&first[..]));
+        before.truncate(at);
+        let last = std::mem::replace(&mut self.buffer, before.into());
+        in_pieces(*rest, last.freeze())
+    }
+
+    /// What was written, all of which was [copied](Self::is_one_piece).
+    pub(crate) fn into_buffer(self) -> BytesMut {
+        self.buffer.into_buffer()
+    }
+
     /// The finished message.
     #[inline]
     pub fn finish(self) -> Payload {
@@ -216,9 +279,13 @@ pub struct Decoder {
     body: Bytes,
     /// Whether the body may pin more than is good for a few bytes of it.
     is_long: bool,
+    /// How much of the body is left: behind that stands what belongs to others.
+    left: usize,
     /// The attachments, in most messages none.
     rest: Option<Box<Rest>>,
     next: usize,
+    /// Of one that reads message after message.
+    copies: Option<Box<Copies>>,
 }
 
 impl Decoder {
@@ -228,15 +295,50 @@ impl Decoder {
         match payload {
             // As most arrive.
             Payload { body: Body::Shared(body), rest: None } => {
-                Self { is_long: body.len() >= LONG_BODY, body, rest: None, next: 0 }
+                let left = body.len();
+                Self { is_long: left >= LONG_BODY, left, body, rest: None, next: 0, copies: None }
             }
             payload => Self::of_any(payload),
         }
     }
 
-    /// The same of a payload that lies in memory with others, which a few kept bytes must not pin.
-    pub(crate) fn part(payload: Payload) -> Self {
-        Self { is_long: true, ..Self::new(payload) }
+    /// Reads message after message, of which there are none yet.
+    pub(crate) fn of_several() -> Self {
+        Self { copies: Some(Box::default()), ..Self::new(Payload::default()) }
+    }
+
+    /// Goes on in this body, in which one message stands behind another. The first is empty.
+    pub(crate) fn go_on_in(&mut self, body: Bytes) {
+        self.is_long = body.len() >= LONG_BODY;
+        (self.left, self.body, self.rest) = (0, body, None);
+        if let Some(copies) = &mut self.copies {
+            copies.bytes = Bytes::new();
+        }
+    }
+
+    /// What stands behind the message, of which nothing is read any more.
+    #[inline]
+    pub(crate) fn end(&mut self) -> &[u8] {
+        self.body.advance(std::mem::take(&mut self.left));
+        (self.rest, self.next) = (None, 0);
+        &self.body
+    }
+
+    /// Goes on with the message that stands so far behind the last, which has [ended](Self::end): it has so many bytes, and
+    /// no attachments. False: there are less bytes.
+    #[inline]
+    pub(crate) fn begin(&mut self, behind: usize, len: usize) -> bool {
+        let is_there = len <= self.body.len().saturating_sub(behind);
+        if is_there {
+            self.body.advance(behind);
+            self.left = len;
+        }
+        is_there
+    }
+
+    /// The message has these attachments.
+    pub(crate) fn attach(&mut self, attachments: Vec<Bytes>) {
+        self.rest = Some(Box::new(Rest { more: Vec::new(), attachments }));
     }
 
     #[cold]
@@ -247,35 +349,47 @@ impl Decoder {
             Some(rest) if !rest.more.is_empty() => flatten(&body, &rest.more),
             _ => body.into_bytes(),
         };
-        let is_long = rest.is_some() || body.len() >= LONG_BODY;
-        Self { body, is_long, rest, next: 0 }
+        let left = body.len();
+        let is_long = rest.is_some() || left >= LONG_BODY;
+        Self { body, is_long, left, rest, next: 0, copies: None }
     }
 
     /// What of the body has not been read yet.
     #[inline]
-    pub fn rest(&self) -> &Bytes {
-        &self.body
+    pub fn rest(&self) -> &[u8] {
+        &self.body[..self.left]
     }
 
     /// Takes the next `len` bytes of the body, if there are so many: as a view of what was received, or as a copy when they
     /// are few of many.
     #[inline]
     pub fn take(&mut self, len: usize) -> Option<Bytes> {
-        if len > self.body.len() {
+        if len > self.left {
             return None;
         }
         if self.is_long && len < COPY_OUT {
-            let copy = copy_out(&self.body[..len]);
-            self.body.advance(len);
+            let copy = match &mut self.copies {
+                Some(copies) => copies.take(&self.body, len),
+                None => copy_out(&self.body[..len]),
+            };
+            self.advance(len);
             return Some(copy);
         }
+        self.left -= len;
         Some(self.body.split_to(len))
+    }
+
+    /// Takes all that is left of the body, as a view.
+    pub(crate) fn take_rest(&mut self) -> Bytes {
+        self.body.split_to(std::mem::take(&mut self.left))
     }
 
     /// Skips `len` bytes of the body that were read through [`rest`](Self::rest).
     #[inline]
     pub fn advance(&mut self, len: usize) {
-        self.body.advance(len.min(self.body.len()));
+        let len = len.min(self.left);
+        self.left -= len;
+        self.body.advance(len);
     }
 
     /// Takes attachment `index`, if it is there and was not taken yet. Attachments are taken in order: a message
@@ -291,7 +405,7 @@ impl Decoder {
     /// Whether everything, attachments too, has been read.
     #[inline]
     pub fn is_finished(&self) -> bool {
-        self.body.is_empty() && self.next == self.rest.as_ref().map_or(0, |rest| rest.attachments.len())
+        self.left == 0 && self.next == self.rest.as_ref().map_or(0, |rest| rest.attachments.len())
     }
 }
 

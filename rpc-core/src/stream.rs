@@ -15,7 +15,7 @@ use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, R
 use crate::context::Parent;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{OnEnd, StreamEnd};
-use crate::payload::{Decoder, Payload};
+use crate::payload::{Decoder, Encoder, Payload};
 use crate::proto::wire::{self, decode_status};
 use crate::service::Reply;
 use crate::status::{Blame, Code, Executed, Status};
@@ -149,40 +149,45 @@ impl<T, E: From<Status>> Streaming<T, E> {
     }
 
     fn poll_item(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, E>>> {
-        if self.end.is_some() {
-            return Poll::Ready(None);
+        loop {
+            if self.end.is_some() {
+                return Poll::Ready(None);
+            }
+            let remote = match &mut self.from {
+                Origin::Peer(remote) => remote,
+                Origin::Local(items) => {
+                    let item = ready!(items.as_mut().poll_next(cx));
+                    match &item {
+                        None => self.end = Some(EndReason::Completed),
+                        Some(Err(_)) => self.end = Some(EndReason::Status),
+                        Some(Ok(_)) => {}
+                    }
+                    return Poll::Ready(item);
+                }
+            };
+            let end = match remote.read() {
+                Some(Ok(item)) => return Poll::Ready(Some(Ok(item))),
+                Some(Err(end)) => end,
+                None => match ready!(remote.poll(cx)) {
+                    Ok(()) => continue,
+                    Err(end) => end,
+                },
+            };
+            return Poll::Ready(self.end_with(*end).map(Err));
         }
-        let remote = match &mut self.from {
-            Origin::Peer(remote) => remote,
-            Origin::Local(items) => {
-                let item = ready!(items.as_mut().poll_next(cx));
-                match &item {
-                    None => self.end = Some(EndReason::Completed),
-                    Some(Err(_)) => self.end = Some(EndReason::Status),
-                    Some(Ok(_)) => {}
-                }
-                return Poll::Ready(item);
-            }
-        };
-        let end = match remote.poll(cx) {
-            Poll::Ready(_) if remote.parent.as_ref().is_some_and(Parent::has_ended) => remote.cut_short(),
-            Poll::Ready(Ok(item)) => return Poll::Ready(Some(Ok(item))),
-            Poll::Ready(Err(end)) => end,
-            Poll::Pending => {
-                let late = remote.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
-                let in_vain = remote.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
-                if !late && !in_vain {
-                    return Poll::Pending;
-                }
-                remote.cut_short()
-            }
-        };
+    }
+
+    /// Gives what is to be read in place of another item.
+    #[cold]
+    fn end_with(&mut self, end: End<E>) -> Option<E> {
         let End { reason, error, code, metadata } = end;
-        remote.give_up(u8::from(reason == EndReason::Deadline));
+        if let Origin::Peer(remote) = &self.from {
+            remote.give_up(u8::from(reason == EndReason::Deadline));
+        }
         self.metadata.extend(&metadata.initial);
         self.trailers = metadata.trailing;
         self.has_ended(StreamEnd { reason, code });
-        Poll::Ready(error.map(Err))
+        error
     }
 }
 
@@ -232,47 +237,64 @@ impl<T, E> Streaming<T, E> {
 }
 
 impl<T, E: From<Status>> Remote<T, E> {
-    /// The next item, or how the stream has ended.
-    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<T, End<E>>> {
-        Poll::Ready(match ready!(self.reader.poll(cx)) {
-            Ok(item) => self.decode(item).map_err(|error| {
-                let message = format!(
-                    "an item of the stream can't be decoded: {error}; do both sides have the same types?"
-                );
-                End::failed(EndReason::Status, malformed(message))
-            }),
-            Err(Ended::Lost(status)) => {
-                let reason = match status.code() {
-                    Code::Cancelled => EndReason::Cancelled,
-                    _ => EndReason::ConnectionLost,
-                };
-                Err(End::failed(reason, status))
+    /// The next item, if it is there, or how the stream has ended.
+    #[inline]
+    fn read(&mut self) -> Option<Result<T, Box<End<E>>>> {
+        if self.parent.as_ref().is_some_and(Parent::has_ended) {
+            return Some(Err(self.cut_short()));
+        }
+        let item = self.item;
+        match self.reader.read(|input| decode_item(item, input))? {
+            Ok(Ok(item)) => Some(Ok(item)),
+            Ok(Err(error)) => Some(Err(undecoded(&error))),
+            Err(ended) => Some(Err(self.ended(ended))),
+        }
+    }
+
+    /// Waits for more [items](Self::read). `Err`: how the stream has ended.
+    fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Box<End<E>>>> {
+        match self.reader.poll(cx) {
+            Poll::Ready(_) if self.parent.as_ref().is_some_and(Parent::has_ended) => {}
+            Poll::Ready(polled) => return Poll::Ready(polled.map_err(|ended| self.ended(ended))),
+            Poll::Pending => {
+                let late = self.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
+                let in_vain = self.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
+                if !late && !in_vain {
+                    return Poll::Pending;
+                }
             }
-            Err(Ended::Said { reason, payload, metadata }) => {
-                let end = self.ended(reason, payload, &metadata);
-                Err(End { metadata, ..end })
-            }
-        })
+        }
+        Poll::Ready(Err(self.cut_short()))
     }
 
     /// Nobody wants more of it: its deadline has passed, or the call that it was made for has ended early.
-    fn cut_short(&self) -> End<E> {
-        match &self.alarm {
+    #[cold]
+    fn cut_short(&self) -> Box<End<E>> {
+        Box::new(match &self.alarm {
             Some(alarm) if alarm.deadline() <= Instant::now() => {
                 End::failed(EndReason::Deadline, deadline_passed())
             }
             _ => End::failed(EndReason::Cancelled, in_vain()),
-        }
+        })
     }
 
-    fn decode(&self, item: Payload) -> Result<T, CodecError> {
-        let mut input = Decoder::part(item);
-        let value = (self.item)(&mut input)?;
-        all_read(&input)?;
-        Ok(value)
+    fn ended(&self, ended: Ended) -> Box<End<E>> {
+        Box::new(match ended {
+            Ended::Lost(status) => {
+                let reason = match status.code() {
+                    Code::Cancelled => EndReason::Cancelled,
+                    _ => EndReason::ConnectionLost,
+                };
+                End::failed(reason, status)
+            }
+            Ended::Said { reason, payload, metadata } => {
+                let end = self.said(reason, payload, &metadata);
+                End { metadata, ..end }
+            }
+        })
     }
 
-    fn ended(&self, reason: wire::EndReason, payload: Payload, metadata: &AnswerMetadata) -> End<E> {
+    fn said(&self, reason: wire::EndReason, payload: Payload, metadata: &AnswerMetadata) -> End<E> {
         match reason {
             wire::EndReason::Completed => End::new(EndReason::Completed, None),
             wire::EndReason::Cancelled => {
@@ -345,6 +367,20 @@ fn deadline_passed() -> Status {
         .with_blame(Blame::Caller)
 }
 
+#[inline]
+fn decode_item<T>(read: ReadItem<T>, input: &mut Decoder) -> Result<T, CodecError> {
+    let value = read(input)?;
+    all_read(input)?;
+    Ok(value)
+}
+
+#[cold]
+fn undecoded<E: From<Status>>(error: &CodecError) -> Box<End<E>> {
+    let message =
+        format!("an item of the stream can't be decoded: {error}; do both sides have the same types?");
+    Box::new(End::failed(EndReason::Status, malformed(message)))
+}
+
 fn malformed(message: String) -> Status {
     Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
 }
@@ -371,7 +407,7 @@ impl Streams {
     pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
     where
         S: Stream + Send,
-        F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
+        F: FnMut(S::Item, &mut Encoder) -> Result<(), Reply> + Send,
     {
         if let Err(status) = self.0.begin() {
             return Reply::Status(status);

@@ -30,7 +30,7 @@ fn item(len: usize) -> Bytes {
 }
 
 fn items(items: &[Payload]) -> Bytes {
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(false);
     items.iter().for_each(|item| batch.put(item));
     let (head, payload) = batch.finish();
     whole(Content { metadata: Bytes::new(), payload }, |content, out| head.encode(content, out).unwrap())

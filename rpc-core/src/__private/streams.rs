@@ -8,7 +8,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use super::{Argument, CallName, Returned, Signature, error_shape, fail};
 use crate::client::{Arguments, FinishStream, StreamCall, StreamFuture, Stub, stream_of};
-use crate::codec::{Carry, CodecError, Decode, Encode, Shape};
+use crate::codec::{Carry, Decode, Encode, Shape};
 use crate::connection::Source;
 use crate::payload::{Encoder, Payload};
 use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
@@ -20,7 +20,7 @@ use crate::stream::{Stream, Streaming, Streams};
 #[derive(Debug)]
 pub struct Streamed<I, T, E, R> {
     shape: fn(&mut Shape),
-    encode: fn(&CallName<'_>, I) -> Result<Payload, Reply>,
+    encode: fn(&CallName<'_>, I, &mut Encoder) -> Result<(), Reply>,
     refuse: fn(&CallName<'_>, R) -> Reply,
     finish: FinishStream<Result<Streaming<T, E>, R>>,
     flat: Flat<I, T, E>,
@@ -46,8 +46,8 @@ where
             answer.opaque("> | ");
             error_shape::<F, R>(answer);
         },
-        encode: |call, item| match item.into_result() {
-            Ok(item) => encode_item(<C as Encode<I::Ok>>::encode, &item).map_err(|e| {
+        encode: |call, item, out| match item.into_result() {
+            Ok(item) => <C as Encode<I::Ok>>::encode(&item, out).map_err(|e| {
                 let message = format!("{call}: an item of the stream can't be encoded: {e}");
                 let status = Status::new(Code::Internal, message).with_blame(Blame::Application);
                 Reply::Status(status.with_executed(Executed::Yes))
@@ -96,7 +96,7 @@ where
 {
     let call = CallName { service, method };
     let Some(streams) = streams else { return no_streams(&call) };
-    streams.answer(stream, |item| (streamed.encode)(&call, item)).await
+    streams.answer(stream, |item, out| (streamed.encode)(&call, item, out)).await
 }
 
 /// Answers with an error where a stream was asked for.
@@ -127,15 +127,6 @@ fn no_streams(call: &CallName<'_>) -> Reply {
     Reply::Status(status.with_blame(Blame::Bug).with_executed(Executed::No))
 }
 
-fn encode_item<T>(
-    encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
-    item: &T,
-) -> Result<Payload, CodecError> {
-    let mut out = Encoder::new();
-    encode(item, &mut out)?;
-    Ok(out.finish())
-}
-
 /// What a caller streams.
 pub struct Items(Box<dyn Source>);
 
@@ -159,7 +150,10 @@ impl Items {
         argument: Argument<T>,
     ) -> Self {
         let encode = Self::encoder(service, method, argument);
-        let encode = move |item: Result<T, Status>| item.map_err(Reply::Status).and_then(&encode);
+        let encode = move |item: Result<T, Status>, out: &mut Encoder| match item {
+            Ok(item) => encode(item, out),
+            Err(status) => Err(Reply::Status(status)),
+        };
         Self(Box::new(Arguments::new(items, encode)))
     }
 
@@ -167,10 +161,10 @@ impl Items {
         service: &Arc<ServiceInfo>,
         method: usize,
         argument: Argument<T>,
-    ) -> impl Fn(T) -> Result<Payload, Reply> + Send + Sync + use<T> {
+    ) -> impl Fn(T, &mut Encoder) -> Result<(), Reply> + Send + Sync + use<T> {
         let (service, encode) = (service.clone(), argument.encode);
-        move |item| {
-            encode_item(encode, &item).map_err(|e| {
+        move |item, out| {
+            encode(&item, out).map_err(|e| {
                 let call = CallName { service: &service, method };
                 let message = format!("{call}: an item of the argument can't be encoded: {e}");
                 let status = Status::new(Code::Internal, message).with_blame(Blame::Caller);

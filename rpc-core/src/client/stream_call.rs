@@ -17,7 +17,7 @@ use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
 use crate::context::{Context, Parent};
 use crate::metadata::{Metadata, MetadataError};
 use crate::middleware::OnEnd;
-use crate::payload::Payload;
+use crate::payload::{Encoder, Payload};
 use crate::proto::wire::{EndReason, Verdict};
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
@@ -274,8 +274,8 @@ fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
 }
 
 impl Source for Box<dyn Source> {
-    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>> {
-        (**self).poll_next(cx)
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>> {
+        (**self).poll_next(cx, out)
     }
 }
 
@@ -294,10 +294,10 @@ impl<S, F> Arguments<S, F> {
 impl<S, F> Source for Arguments<S, F>
 where
     S: Stream + Send,
-    F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
+    F: FnMut(S::Item, &mut Encoder) -> Result<(), Reply> + Send,
 {
-    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>> {
-        Encoded { stream: self.stream.as_mut(), encode: &mut self.encode }.poll_next(cx)
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>> {
+        Encoded { stream: self.stream.as_mut(), encode: &mut self.encode }.poll_next(cx, out)
     }
 }
 

@@ -28,9 +28,7 @@ impl<T: Message> Encode<T> for Prost {
 
 impl<T: Message + Default> Decode<T> for Prost {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
-        let body = input.rest().clone();
-        input.advance(body.len());
-        T::decode(body).map_err(|e| CodecError::new(e.to_string()))
+        T::decode(input.take_rest()).map_err(|e| CodecError::new(e.to_string()))
     }
 
     fn shape(shape: &mut Shape) {

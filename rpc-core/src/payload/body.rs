@@ -100,8 +100,18 @@ impl Written {
     }
 
     #[cold]
-    pub(super) fn freeze(mut self) -> Bytes {
-        self.0.take().map_or_else(Bytes::new, |buffer| buffer.freeze())
+    pub(super) fn freeze(self) -> Bytes {
+        self.into_buffer().freeze()
+    }
+
+    pub(super) fn into_buffer(mut self) -> BytesMut {
+        self.0.take().map_or_else(BytesMut::new, |buffer| *buffer)
+    }
+}
+
+impl From<BytesMut> for Written {
+    fn from(buffer: BytesMut) -> Self {
+        Self(Some(Box::new(buffer)))
     }
 }
 

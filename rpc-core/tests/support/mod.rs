@@ -142,7 +142,7 @@ async fn run(method: usize, payload: Payload, seen: Arc<Seen>) -> Reply {
 }
 
 pub(crate) fn text(payload: &Payload) -> Bytes {
-    farcall_core::payload::Decoder::new(payload.clone()).rest().clone()
+    Bytes::copy_from_slice(farcall_core::payload::Decoder::new(payload.clone()).rest())
 }
 
 fn number(payload: &Payload) -> Option<usize> {

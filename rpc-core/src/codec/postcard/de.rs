@@ -35,6 +35,24 @@ macro_rules! read_varint {
     }};
 }
 
+/// Reads a byte string as `put_attachment` wrote it: short ones, as most are, by the quickest way.
+#[inline]
+pub(super) fn attachment(input: &mut Decoder) -> Result<Bytes> {
+    let (tag, behind) = match *input.rest() {
+        [a, ..] if a < 0x80 => (usize::from(a), 1),
+        [a, b, ..] if b < 0x80 => (usize::from(a & 0x7f) | usize::from(b) << 7, 2),
+        _ => (1, 0),
+    };
+    if tag & 1 == 0 {
+        input.advance(behind);
+        return input.take(tag >> 1).ok_or_else(ends_early);
+    }
+    let mut from = Deserializer::new(input);
+    let bytes = from.attachment()?;
+    from.finish();
+    Ok(bytes)
+}
+
 /// Reads from the front of a message. Its small functions are marked for inlining because serde's generic code calls
 /// them from the application's crate, once for each byte.
 pub(super) struct Deserializer<'a> {

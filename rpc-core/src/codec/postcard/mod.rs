@@ -55,12 +55,15 @@ impl<T: Serialize + 'static> Encode<T> for Postcard {
 
 impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
-        let mut from = de::Deserializer::new(input);
         let mut value: Option<T> = None;
         let value_any: &mut dyn Any = &mut value;
         if let Some(bytes) = value_any.downcast_mut::<Option<Bytes>>() {
-            *bytes = Some(from.attachment()?);
-        } else if let Some(option) = value_any.downcast_mut::<Option<Option<Bytes>>>() {
+            *bytes = Some(de::attachment(input)?);
+            return value.ok_or_else(nothing);
+        }
+        let mut from = de::Deserializer::new(input);
+        let value_any: &mut dyn Any = &mut value;
+        if let Some(option) = value_any.downcast_mut::<Option<Option<Bytes>>>() {
             *option = Some(if from.present()? { Some(from.attachment()?) } else { None });
         } else if let Some(many) = value_any.downcast_mut::<Option<Vec<Bytes>>>() {
             let count = from.length()?;
@@ -70,7 +73,7 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
             value = Some(T::deserialize(&mut from)?);
         }
         from.finish();
-        value.ok_or_else(|| CodecError::new("nothing was decoded"))
+        value.ok_or_else(nothing)
     }
 
     fn shape(shape: &mut Shape) {
@@ -85,6 +88,11 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
             shape.trace::<T>();
         }
     }
+}
+
+#[cold]
+fn nothing() -> CodecError {
+    CodecError::new("nothing was decoded")
 }
 
 /// Writes a byte string: its length with a 0 bit below and then itself, or, if it is long, the index with a 1 bit below
@@ -103,6 +111,9 @@ fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
 /// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.
 #[inline]
 fn put_varint(out: &mut BytesMut, mut value: u64) {
+    if (0x80..0x4000).contains(&value) {
+        return out.extend_from_slice(&[value as u8 | 0x80, (value >> 7) as u8]);
+    }
     while value >= 0x80 {
         out.extend_from_slice(&[value as u8 | 0x80]);
         value >>= 7;

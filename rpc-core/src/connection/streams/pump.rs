@@ -13,7 +13,7 @@ use crate::connection::calls::too_large;
 use crate::connection::{Connection, Role};
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
-use crate::payload::Payload;
+use crate::payload::{Encoder, Payload};
 use crate::proto::message::{Head, Message, Precedence};
 use crate::proto::wire::{
     Batch, Content, EndHead, FrameType, ItemHead, MIN_LIMIT, ResponseHead, TooLong, Verdict,
@@ -30,6 +30,9 @@ const LONG: usize = 512 << 10;
 /// An item from this length on is long.
 const LONG_ITEM: usize = 16 << 10;
 
+/// A message with so many bytes of short items is followed by another one, if the source is fast.
+const MANY: usize = 16 << 10;
+
 /// A message is no longer than this if it may be queued behind others: it must fit into a frame of any peer.
 const ANY_FRAME: usize = MIN_LIMIT as usize - 8;
 
@@ -38,8 +41,8 @@ const HEAD: u64 = 64;
 
 /// Where a stream's items come from.
 pub(crate) trait Source: Send {
-    /// The next one, encoded. `Err`: the stream ends with this.
-    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>>;
+    /// Encodes the next one. `Err`: the stream ends with this, and what was written is of no use.
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>>;
 }
 
 /// How sending a stream has ended. Nothing of it is on its way any more that its END could overtake.
@@ -62,12 +65,14 @@ pub(crate) struct Pump<S> {
     begun: bool,
     /// What did not go with the last.
     next: Option<Payload>,
+    /// The last message was full of short items: the next will be.
+    many: bool,
     end: Option<Pumped>,
 }
 
 impl<S: Source> Pump<S> {
     pub(crate) fn new(streams: Arc<CallStreams>, source: S) -> Self {
-        Self { streams, source: Some(source), begun: false, next: None, end: None }
+        Self { streams, source: Some(source), begun: false, next: None, many: false, end: None }
     }
 
     pub(crate) fn streams(&self) -> &Arc<CallStreams> {
@@ -117,58 +122,64 @@ impl<S: Source> Pump<S> {
     /// Sends what the source has, as one message. True: it has no more now.
     fn fill_and_send(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
         let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
-        let mut batch = Batch::default();
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let mut batch = Batch::new(self.many);
         let (mut limit, mut waits) = (SHORT, false);
-        while u64::from(batch.count()) < room && batch.len() < limit {
-            let item = match self.next.take() {
-                Some(item) => item,
-                None => match self.poll_source(cx) {
-                    Poll::Ready(Some(item)) => item,
-                    Poll::Ready(None) => break,
-                    Poll::Pending => {
-                        waits = true;
+        while u64::from(batch.count()) < room && batch.has_room(0) {
+            let before = batch.len();
+            if before >= limit {
+                break;
+            }
+            if self.next.is_none() {
+                match self.poll_source(cx, batch.write()) {
+                    Poll::Ready(true) if batch.keep(most) => {}
+                    Poll::Ready(true) => self.next = Some(batch.take_off()),
+                    ended => {
+                        batch.undo();
+                        waits = ended.is_pending();
                         break;
                     }
-                },
-            };
-            let attachments = item.attachments().len();
-            // By reference, and so by itself.
-            let in_pieces = !item.more().is_empty();
-            let len = (batch.len() + item.len() + 4 * attachments) as u64 + 6 * u64::from(batch.count() + 1);
-            if batch.is_empty() {
-                if in_pieces || len > most {
+                }
+            }
+            if let Some(item) = self.next.take() {
+                // By reference, and so by itself.
+                let in_pieces = !item.more().is_empty();
+                let fits = !in_pieces && before + Batch::needs(&item) <= most;
+                if !fits && batch.is_empty() {
                     self.send(connection, 1, ItemHead::default(), item);
                     return false;
                 }
-            } else if in_pieces || len > most || !batch.has_room(attachments) {
-                self.next = Some(item);
-                break;
+                if !fits || !batch.has_room(item.attachments().len()) {
+                    self.next = Some(item);
+                    break;
+                }
+                batch.put(&item);
             }
-            if item.len() >= LONG_ITEM {
+            if batch.len() - before >= LONG_ITEM {
                 limit = LONG;
             }
-            batch.put(&item);
         }
         if !batch.is_empty() {
             let count = batch.count().into();
             let (head, payload) = batch.finish();
+            self.many = payload.body_len() >= MANY;
             self.send(connection, count, head, payload);
         }
         waits
     }
 
-    /// The next item. `None`: there is none, and why is noted.
-    fn poll_source(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Payload>> {
-        let Some(source) = &mut self.source else { return Poll::Ready(None) };
+    /// Encodes the next item. False: there is none, and why is noted.
+    fn poll_source(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
+        let Some(source) = &mut self.source else { return Poll::Ready(false) };
         self.begun = true;
-        let end = match ready!(source.poll_next(cx)) {
-            Some(Ok(item)) => return Poll::Ready(Some(item)),
+        let end = match ready!(source.poll_next(cx, out)) {
+            Some(Ok(())) => return Poll::Ready(true),
             Some(Err(reply)) => Pumped::Failed(reply),
             None => Pumped::Done,
         };
         self.end = Some(end);
         self.source = None;
-        Poll::Ready(None)
+        Poll::Ready(false)
     }
 
     fn send(&mut self, connection: &Connection, count: u64, head: ItemHead, payload: Payload) {
@@ -254,9 +265,9 @@ pub(crate) struct Encoded<'a, S, F> {
 impl<S, F> Source for Encoded<'_, S, F>
 where
     S: Stream + Send,
-    F: FnMut(S::Item) -> Result<Payload, Reply> + Send,
+    F: FnMut(S::Item, &mut Encoder) -> Result<(), Reply> + Send,
 {
-    fn poll_next(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<Payload, Reply>>> {
-        self.stream.as_mut().poll_next(cx).map(|item| item.map(&mut self.encode))
+    fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>> {
+        self.stream.as_mut().poll_next(cx).map(|item| item.map(|item| (self.encode)(item, out)))
     }
 }

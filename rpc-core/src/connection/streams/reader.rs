@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Ended};
-use crate::payload::Payload;
+use crate::payload::Decoder;
 use crate::proto::wire::{ItemHead, Items, WireError};
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -18,60 +18,58 @@ const OFTEN: u64 = 256;
 #[derive(Debug)]
 pub(crate) struct Reader {
     streams: Arc<CallStreams>,
-    /// Those of the message that is being read, which has so many bytes.
-    items: Option<(Items, u64)>,
+    /// Those of the message that is being read.
+    items: Items,
+    /// How many bytes that has; 0: there is none.
+    bytes: u64,
     /// How many were taken that the stream does not know of.
     taken: u64,
 }
 
 impl Reader {
     pub(crate) fn new(streams: Arc<CallStreams>) -> Self {
-        Self { streams, items: None, taken: 0 }
+        Self { streams, items: Items::default(), bytes: 0, taken: 0 }
     }
 
     pub(crate) fn streams(&self) -> &Arc<CallStreams> {
         &self.streams
     }
 
-    /// The next item, or how the stream has ended; that again and again.
-    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Payload, Ended>> {
-        loop {
-            if let Some((items, bytes)) = &mut self.items {
-                match items.next() {
-                    Some(Ok(item)) => {
-                        self.taken += 1;
-                        if self.taken >= OFTEN {
-                            self.tell(0);
-                        }
-                        return Poll::Ready(Ok(item));
-                    }
-                    None => {
-                        let bytes = *bytes;
-                        self.items = None;
-                        self.tell(bytes);
-                    }
-                    Some(Err(error)) => {
-                        self.items = None;
-                        return Poll::Ready(Err(self.malformed(&error)));
-                    }
-                }
-            }
-            let budget = ready!(coop::poll_proceed(cx));
-            let message = match ready!(self.streams.next(cx)) {
-                Ok(message) => message,
-                Err(ended) => return Poll::Ready(Err(ended)),
-            };
-            budget.made_progress();
-            if let Err(error) = self.read(message) {
-                return Poll::Ready(Err(self.malformed(&error)));
-            }
+    /// Reads the next item, if its message is there. `Err`: how the stream has ended.
+    #[inline]
+    pub(crate) fn read<R>(&mut self, read: impl FnOnce(&mut Decoder) -> R) -> Option<Result<R, Ended>> {
+        let item = match self.items.next()? {
+            Ok(item) => read(item),
+            Err(error) => return Some(Err(self.malformed(&error))),
+        };
+        self.taken += 1;
+        if self.taken >= OFTEN {
+            self.tell(0);
         }
+        Some(Ok(item))
     }
 
-    fn read(&mut self, message: Bytes) -> Result<(), WireError> {
-        let len = message.len() as u64;
+    /// Goes on with the next message, when all items of the last were [read](Self::read). `Err`: how the stream has ended; that
+    /// again and again.
+    pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Ended>> {
+        let bytes = std::mem::take(&mut self.bytes);
+        if bytes > 0 {
+            self.items.clear();
+            self.tell(bytes);
+        }
+        let budget = ready!(coop::poll_proceed(cx));
+        let message = match ready!(self.streams.next(cx)) {
+            Ok(message) => message,
+            Err(ended) => return Poll::Ready(Err(ended)),
+        };
+        budget.made_progress();
+        Poll::Ready(self.begin(message).map_err(|error| self.malformed(&error)))
+    }
+
+    fn begin(&mut self, message: Bytes) -> Result<(), WireError> {
+        self.bytes = message.len() as u64;
         let (head, content) = ItemHead::decode(message)?;
-        self.items = Some((Items::new(head, content), len));
+        self.items.go_on_in(head, content);
         Ok(())
     }
 
@@ -85,6 +83,7 @@ impl Reader {
     }
 
     /// The peer broke the protocol, which ends the connection.
+    #[cold]
     fn malformed(&self, error: &WireError) -> Ended {
         if let Some(connection) = self.streams.connection() {
             connection.protocol_error(error);

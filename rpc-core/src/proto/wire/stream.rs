@@ -7,7 +7,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::content::{Content, reserved};
 use super::read::{Reader, WireError};
 use super::write::{TooLong, len16};
-use crate::payload::Payload;
+use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
+use crate::spare;
 
 /// What an ITEM says besides its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,26 +52,46 @@ impl ItemHead {
     }
 }
 
+/// What stands before each item of several.
+const ENTRY: usize = 6;
+
+/// A buffer for many short items has so much room.
+const MANY: usize = 80 << 10;
+
 /// Puts several items into the content of one ITEM.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch {
-    body: BytesMut,
+    body: Encoder,
+    /// How much of it is items that are kept.
+    kept: usize,
     attachments: Vec<Bytes>,
+    attached: usize,
     count: u32,
+    /// The room that the buffer had, if it is to be [shared](spare::share).
+    size: usize,
 }
 
-/// What stands before each item of several.
-pub(crate) const ENTRY: usize = 6;
-
 impl Batch {
+    /// An empty one. `many`: they are expected to fill it.
+    pub fn new(many: bool) -> Self {
+        let (body, size) = if many {
+            let buffer = spare::take(MANY);
+            let size = buffer.capacity();
+            (Encoder::to(buffer), size)
+        } else {
+            (Encoder::new(), 0)
+        };
+        Self { body, kept: 0, attachments: Vec::new(), attached: 0, count: 0, size }
+    }
+
     /// How many items there are.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// The bytes of all of them.
+    /// The bytes of all of them, with what stands before each.
     pub fn len(&self) -> usize {
-        self.body.len() + self.attachments.iter().map(Bytes::len).sum::<usize>()
+        self.kept + self.attached
     }
 
     /// Whether there is nothing in it.
@@ -78,93 +99,171 @@ impl Batch {
         self.count == 0
     }
 
+    /// How much this item would [add](Self::put).
+    pub fn needs(item: &Payload) -> usize {
+        ENTRY + item.len() + 4 * item.attachments().len()
+    }
+
     /// Whether there is room for another item with so many attachments.
     pub fn has_room(&self, attachments: usize) -> bool {
         self.count <= u16::MAX.into() && self.attachments.len() + attachments <= u16::MAX.into()
     }
 
+    /// Where the next item is written to. Then that is [kept](Self::keep), [taken off](Self::take_off) or
+    /// [dropped](Self::undo), before anything else is done. There is [room](Self::has_room).
+    #[inline]
+    pub fn write(&mut self) -> &mut Encoder {
+        self.body.put_slice(&[0; ENTRY]);
+        &mut self.body
+    }
+
+    /// Keeps the item that was written, if there is no more of it than was copied and all together are no longer than this.
+    #[inline]
+    pub fn keep(&mut self, most: usize) -> bool {
+        let is_one_piece = self.body.is_one_piece();
+        let body = self.body.buffer();
+        let len = body.len();
+        if !is_one_piece || len + self.attached > most {
+            return false;
+        }
+        let Some((before, item)) = body[self.kept..].split_first_chunk_mut::<ENTRY>() else { return false };
+        let [a, b, c, d] = (item.len() as u32).to_le_bytes();
+        *before = [a, b, c, d, 0, 0];
+        self.kept = len;
+        self.count += 1;
+        true
+    }
+
+    /// Takes off the item that was written.
+    #[cold]
+    pub fn take_off(&mut self) -> Payload {
+        let item = self.body.split_off(self.kept + ENTRY);
+        self.undo();
+        item
+    }
+
+    /// Drops what was written of an item.
+    pub fn undo(&mut self) {
+        if !self.body.is_one_piece() {
+            self.body.split_off(self.kept);
+        }
+        let kept = self.kept;
+        self.body.buffer().truncate(kept);
+    }
+
     /// Puts an item behind the others, in a copy but for its attachments. There is [room](Self::has_room), and it has less than
     /// 4 GiB.
     pub fn put(&mut self, item: &Payload) {
-        self.body.reserve(ENTRY + item.body_len());
-        self.body.put_u32_le(item.body_len() as u32);
-        self.body.put_u16_le(item.attachments().len() as u16);
-        self.body.put_slice(item.body());
-        item.more().iter().for_each(|piece| self.body.put_slice(piece));
+        let body = self.body.buffer();
+        body.reserve(ENTRY + item.body_len());
+        body.put_u32_le(item.body_len() as u32);
+        body.put_u16_le(item.attachments().len() as u16);
+        body.put_slice(item.body());
+        item.more().iter().for_each(|piece| body.put_slice(piece));
+        self.kept = body.len();
         self.attachments.extend_from_slice(item.attachments());
+        self.attached += item.attachments().iter().map(|attachment| 4 + attachment.len()).sum::<usize>();
         self.count += 1;
     }
 
     /// The ITEM's head and payload, of which there is at least one item.
-    pub fn finish(mut self) -> (ItemHead, Payload) {
-        let more = self.count.saturating_sub(1) as u16;
-        if more == 0 {
-            self.body.advance(ENTRY.min(self.body.len()));
+    pub fn finish(self) -> (ItemHead, Payload) {
+        let Self { mut body, attachments, count, size, .. } = self;
+        let head = ItemHead { more: count.saturating_sub(1) as u16 };
+        if head.more == 0 {
+            drop_entry(body.buffer());
         }
-        (ItemHead { more }, Payload::new(self.body.freeze(), self.attachments))
+        if size > 0 {
+            return (head, Payload::new(spare::share(body.into_buffer(), size), attachments));
+        }
+        attachments.into_iter().for_each(|attachment| {
+            body.attach(attachment);
+        });
+        (head, body.finish())
     }
+}
+
+/// An item that is alone has nothing before it.
+fn drop_entry(body: &mut BytesMut) {
+    if body.len() > ENTRY + BY_REFERENCE {
+        return body.advance(ENTRY);
+    }
+    // Cheaper than that, and the buffer is as good as before.
+    body.copy_within(ENTRY.., 0);
+    body.truncate(body.len() - ENTRY);
 }
 
 /// The items of an ITEM, one after the other.
 #[derive(Debug)]
 pub struct Items {
-    /// If there are several.
+    /// How many were not read.
     left: u32,
-    body: Reader,
+    /// Whether the last stands alone, with nothing before it that says how long it is.
+    is_alone: bool,
+    input: Decoder,
     attachments: vec::IntoIter<Bytes>,
-    alone: Option<Payload>,
+}
+
+impl Default for Items {
+    fn default() -> Self {
+        let (input, attachments) = (Decoder::of_several(), Vec::new().into_iter());
+        Self { left: 0, is_alone: false, input, attachments }
+    }
 }
 
 impl Items {
-    /// Those of a whole ITEM.
-    pub fn new(head: ItemHead, content: Content) -> Self {
-        let mut items = Self {
-            left: 0,
-            body: Reader::new(Bytes::new()),
-            attachments: Vec::new().into_iter(),
-            alone: None,
-        };
-        if head.more == 0 {
-            items.alone = Some(content.payload);
-        } else {
-            let (body, attachments) = content.payload.into_parts();
-            items.left = u32::from(head.more) + 1;
-            items.body = Reader::new(body);
-            items.attachments = attachments.into_iter();
-        }
-        items
+    /// Goes on with those of a whole ITEM.
+    pub fn go_on_in(&mut self, head: ItemHead, content: Content) {
+        let (body, attachments) = content.payload.into_parts();
+        self.left = u32::from(head.more) + 1;
+        self.is_alone = head.more == 0;
+        self.input.go_on_in(body);
+        self.attachments = attachments.into_iter();
     }
 
-    fn entry(&mut self) -> Result<Payload, WireError> {
-        let len = self.body.u32("item.length")? as usize;
-        let count = usize::from(self.body.u16("item.attachments")?);
-        let body = self.body.bytes(len, "item.body")?;
+    /// What the next item is read from, until this is called again. An error is the last.
+    #[inline]
+    pub fn next(&mut self) -> Option<Result<&mut Decoder, WireError>> {
+        self.left = self.left.checked_sub(1)?;
+        Some(match self.begin() {
+            Ok(()) => Ok(&mut self.input),
+            Err(error) => {
+                self.left = 0;
+                Err(error)
+            }
+        })
+    }
+
+    /// Keeps nothing of what was read.
+    pub fn clear(&mut self) {
+        self.left = 0;
+        self.input.go_on_in(Bytes::new());
+    }
+
+    #[inline]
+    fn begin(&mut self) -> Result<(), WireError> {
+        let behind = self.input.end();
+        let (all, ends_early) = (behind.len(), "the frame ends before it");
+        let (before, len, count) = if self.is_alone {
+            (0, all, self.attachments.len())
+        } else if let Some(&[a, b, c, d, e, f]) = behind.first_chunk::<ENTRY>() {
+            (ENTRY, u32::from_le_bytes([a, b, c, d]) as usize, u16::from_le_bytes([e, f]).into())
+        } else {
+            return Err(WireError::new("item.length", ends_early));
+        };
+        if !self.input.begin(before, len) {
+            return Err(WireError::new("item.body", ends_early));
+        }
         if count > self.attachments.len() {
             return Err(WireError::new("item.attachments", "are more than the message has"));
         }
-        let attachments: Vec<Bytes> = self.attachments.by_ref().take(count).collect();
-        let has_more = self.body.remaining() > 0 || self.attachments.len() > 0;
-        if self.left == 0 && has_more {
+        if count > 0 {
+            self.input.attach(self.attachments.by_ref().take(count).collect());
+        }
+        if self.left == 0 && (all > before + len || self.attachments.len() > 0) {
             return Err(WireError::new("item", "has bytes after its end"));
         }
-        Ok(Payload::new(body, attachments))
-    }
-}
-
-/// An error is the last.
-impl Iterator for Items {
-    type Item = Result<Payload, WireError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.left == 0 {
-            return self.alone.take().map(Ok);
-        }
-        self.left -= 1;
-        let item = self.entry();
-        if item.is_err() {
-            self.left = 0;
-        }
-        Some(item)
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use fastrand::Rng;
 use self::forms::{Form, all};
 use super::*;
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::payload::Payload;
+use crate::payload::{BY_REFERENCE, COPY_OUT, Decoder, Encoder, Payload};
 use crate::status::{Code, Status};
 
 const SEED: u64 = 0x7769_7265;
@@ -89,7 +89,7 @@ fn what_follows_the_last_field_is_refused() {
 }
 
 fn batch(items: &[Payload]) -> Bytes {
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(false);
     items.iter().for_each(|item| batch.put(item));
     let (head, payload) = batch.finish();
     forms::Item { head, content: Content { metadata: Bytes::new(), payload } }.bytes()
@@ -97,7 +97,19 @@ fn batch(items: &[Payload]) -> Bytes {
 
 fn items(message: Bytes) -> Result<Vec<Payload>, WireError> {
     let (head, content) = ItemHead::decode(message)?;
-    Items::new(head, content).collect()
+    let mut items = Items::default();
+    items.go_on_in(head, content);
+    let mut read = Vec::new();
+    while let Some(item) = items.next() {
+        read.push(whole(item?));
+    }
+    Ok(read)
+}
+
+/// What is left of it.
+fn whole(input: &mut Decoder) -> Payload {
+    let attachments = (0..).map_while(|index| input.attachment(index)).collect();
+    Payload::new(input.take_rest(), attachments)
 }
 
 #[test]
@@ -109,6 +121,84 @@ fn items_that_come_together_are_those_that_were_sent() {
         let message = batch(&sent);
         assert_eq!(ItemHead::count(&message), Ok(count));
         assert_eq!(items(message), Ok(sent));
+    }
+}
+
+#[test]
+fn an_item_that_does_not_fit_is_taken_off_and_leaves_the_others_as_they_are() {
+    let (long, beside) = (Bytes::from(vec![7; BY_REFERENCE + 1]), Bytes::from_static(b"beside"));
+    let in_pieces = |out: &mut Encoder| {
+        out.put_slice(b"before");
+        out.put_bytes(&long);
+        out.put_slice(b"behind");
+    };
+    let with_attachment = |out: &mut Encoder| {
+        out.put_slice(b"body");
+        out.attach(beside.clone());
+    };
+    let too_long = |out: &mut Encoder| out.put_slice(&[1; 100]);
+    let cases: [(&dyn Fn(&mut Encoder), usize); 3] =
+        [(&in_pieces, 1 << 20), (&with_attachment, 1 << 20), (&too_long, 100)];
+    for (others, (write, most)) in [0, 1, 3].into_iter().flat_map(|others| cases.map(|case| (others, case))) {
+        let mut alone = Encoder::new();
+        write(&mut alone);
+        let mut batch = Batch::new(others == 3);
+        for _ in 0..others {
+            batch.write().put_slice(b"other");
+            assert!(batch.keep(most));
+        }
+        write(batch.write());
+        assert!(!batch.keep(most));
+        let (taken, alone) = (batch.take_off(), alone.finish());
+        assert_eq!(taken.clone().into_parts(), alone.clone().into_parts());
+        // Once more, to be dropped this time.
+        write(batch.write());
+        batch.undo();
+        assert_eq!((batch.count(), batch.len()), (others, others as usize * 11));
+        batch.put(&taken);
+        let (head, payload) = batch.finish();
+        let content = Content { metadata: Bytes::new(), payload };
+        let read = items(forms::Item { head, content }.bytes()).unwrap();
+        let (body, attachments) = alone.into_parts();
+        assert_eq!(read.len(), others as usize + 1);
+        assert!(read[..others as usize].iter().all(|item| *item == Payload::from_body("other".into())));
+        assert_eq!(read.last(), Some(&Payload::new(body, attachments)));
+    }
+}
+
+#[test]
+fn parts_of_items_are_what_was_sent_and_pin_little() {
+    let mut rng = Rng::with_seed(SEED);
+    for _ in 0..200 {
+        let part = |rng: &mut Rng| {
+            let most = [10, 100, COPY_OUT, 5 * COPY_OUT][rng.usize(..4)];
+            let mut part = vec![0; rng.usize(1..most)];
+            rng.fill(&mut part);
+            Bytes::from(part)
+        };
+        let sent: Vec<Vec<Bytes>> =
+            (0..rng.usize(1..100)).map(|_| (0..rng.usize(..4)).map(|_| part(&mut rng)).collect()).collect();
+        let whole: Vec<Payload> =
+            sent.iter().map(|parts| Payload::from_body(parts.concat().into())).collect();
+        let message = batch(&whole);
+        let (lies, is_long) = (message.as_ptr_range(), message.len() >= 2 * COPY_OUT);
+        let (head, content) = ItemHead::decode(message).unwrap();
+        let mut items = Items::default();
+        items.go_on_in(head, content);
+        for parts in &sent {
+            let input = items.next().unwrap().unwrap();
+            for part in parts {
+                let read = input.take(part.len()).unwrap();
+                assert_eq!(&read, part);
+                let is_view = lies.contains(&read.as_ptr());
+                assert!(!is_long || is_view == (part.len() >= COPY_OUT), "{} bytes", part.len());
+                if rng.u8(..) == 0 {
+                    // Who reads an item does not have to read all of it.
+                    break;
+                }
+            }
+        }
+        assert!(items.next().is_none());
     }
 }
 

@@ -245,7 +245,7 @@ fn described(v: &mut Vectors) {
 fn streams(v: &mut Vectors) {
     let one = Item { head: ItemHead::default(), content: content(b"\x05", &[b"\xca\xcb"]) };
     v.frame("ITEM", session(FrameType::ITEM, 6, 10, 1), &one);
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(false);
     batch.put(&content(b"\x01\x02", &[]).payload);
     batch.put(&one.content.payload);
     let (head, payload) = batch.finish();

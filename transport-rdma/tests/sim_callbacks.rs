@@ -54,7 +54,7 @@ impl Service for Bounce {
     fn call(&self, _: usize, request: Request) -> HandlerFuture {
         let (info, other) = (Arc::clone(&self.info), Arc::clone(&self.other));
         Box::pin(async move {
-            let mut arguments = Decoder::new(request.payload).rest().clone();
+            let mut arguments = Bytes::copy_from_slice(Decoder::new(request.payload).rest());
             let [hops] = *arguments.split_to(1) else { unreachable!("a byte is a byte") };
             let content = match hops {
                 0 => arguments,

@@ -21,11 +21,11 @@ use crate::proto::wire::{
 use crate::service::Reply;
 use crate::status::{Blame, Code, Executed, Status};
 
-/// So many bytes of short items are sent together.
-const SHORT: usize = 64 << 10;
+/// So many bytes of items are sent together. Less costs more turns of both sides, more does not fit into a frame of TCP.
+const TOGETHER: usize = 128 << 10;
 
-/// So many of long ones: a peer that reads them does so with fewer round trips.
-const LONG: usize = 512 << 10;
+/// So many of long ones where the peer reads them itself, which takes a round trip each time.
+const READ: usize = 512 << 10;
 
 /// An item from this length on is long.
 const LONG_ITEM: usize = 16 << 10;
@@ -124,7 +124,7 @@ impl<S: Source> Pump<S> {
         let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut batch = Batch::new(self.many);
-        let (mut limit, mut waits) = (SHORT, false);
+        let (mut limit, mut waits) = (TOGETHER, false);
         while u64::from(batch.count()) < room && batch.has_room(0) {
             let before = batch.len();
             if before >= limit {
@@ -155,8 +155,8 @@ impl<S: Source> Pump<S> {
                 }
                 batch.put(&item);
             }
-            if batch.len() - before >= LONG_ITEM {
-                limit = LONG;
+            if batch.len() - before >= LONG_ITEM && limit < READ && connection.better().is_some() {
+                limit = READ;
             }
         }
         if !batch.is_empty() {

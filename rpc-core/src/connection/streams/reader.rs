@@ -38,7 +38,7 @@ impl Reader {
     /// Reads the next item, if its message is there. `Err`: how the stream has ended.
     #[inline]
     pub(crate) fn read<R>(&mut self, read: impl FnOnce(&mut Decoder) -> R) -> Option<Result<R, Ended>> {
-        let item = match self.items.next()? {
+        let item = match self.items.next_item()? {
             Ok(item) => read(item),
             Err(error) => return Some(Err(self.malformed(&error))),
         };

@@ -56,7 +56,7 @@ impl ItemHead {
 const ENTRY: usize = 6;
 
 /// A buffer for many short items has so much room.
-const MANY: usize = 80 << 10;
+const MANY: usize = 144 << 10;
 
 /// Puts several items into the content of one ITEM.
 #[derive(Debug)]
@@ -223,7 +223,7 @@ impl Items {
 
     /// What the next item is read from, until this is called again. An error is the last.
     #[inline]
-    pub fn next(&mut self) -> Option<Result<&mut Decoder, WireError>> {
+    pub fn next_item(&mut self) -> Option<Result<&mut Decoder, WireError>> {
         self.left = self.left.checked_sub(1)?;
         Some(match self.begin() {
             Ok(()) => Ok(&mut self.input),

@@ -100,7 +100,7 @@ fn items(message: Bytes) -> Result<Vec<Payload>, WireError> {
     let mut items = Items::default();
     items.go_on_in(head, content);
     let mut read = Vec::new();
-    while let Some(item) = items.next() {
+    while let Some(item) = items.next_item() {
         read.push(whole(item?));
     }
     Ok(read)
@@ -137,8 +137,8 @@ fn an_item_that_does_not_fit_is_taken_off_and_leaves_the_others_as_they_are() {
         out.attach(beside.clone());
     };
     let too_long = |out: &mut Encoder| out.put_slice(&[1; 100]);
-    let cases: [(&dyn Fn(&mut Encoder), usize); 3] =
-        [(&in_pieces, 1 << 20), (&with_attachment, 1 << 20), (&too_long, 100)];
+    type Case<'a> = (&'a dyn Fn(&mut Encoder), usize);
+    let cases: [Case<'_>; 3] = [(&in_pieces, 1 << 20), (&with_attachment, 1 << 20), (&too_long, 100)];
     for (others, (write, most)) in [0, 1, 3].into_iter().flat_map(|others| cases.map(|case| (others, case))) {
         let mut alone = Encoder::new();
         write(&mut alone);
@@ -186,7 +186,7 @@ fn parts_of_items_are_what_was_sent_and_pin_little() {
         let mut items = Items::default();
         items.go_on_in(head, content);
         for parts in &sent {
-            let input = items.next().unwrap().unwrap();
+            let input = items.next_item().unwrap().unwrap();
             for part in parts {
                 let read = input.take(part.len()).unwrap();
                 assert_eq!(&read, part);
@@ -198,7 +198,7 @@ fn parts_of_items_are_what_was_sent_and_pin_little() {
                 }
             }
         }
-        assert!(items.next().is_none());
+        assert!(items.next_item().is_none());
     }
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Args {
     pub(crate) load: usize,
     pub(crate) load_size: usize,
     pub(crate) by: By,
+    /// Streams beside them of which nothing is read any more (Farcall).
+    pub(crate) stalled: usize,
     pub(crate) warmup: f64,
     pub(crate) seconds: f64,
     /// Make so many calls instead, from the first to the last without a warm-up: for counting what they take.
@@ -91,6 +93,7 @@ impl Args {
             load: 0,
             load_size: 64 << 20,
             by: By::Same,
+            stalled: 0,
             warmup: 0.5,
             seconds: 2.0,
             calls: None,
@@ -137,6 +140,7 @@ impl Args {
                     _ => return Err(format!("no connection is {value}").into()),
                 }
             }
+            "--stalled" => self.stalled = number(option, &value)?,
             "--warmup" => self.warmup = number(option, &value)?,
             "--seconds" => self.seconds = number(option, &value)?,
             "--calls" => self.calls = Some(number(option, &value)?),

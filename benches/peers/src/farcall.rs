@@ -72,6 +72,9 @@ impl Contestant for Farcall {
         if args.load > 0 {
             load(&EchoClient::new(&first), &args);
         }
+        for _ in 0..args.stalled {
+            stall(&EchoClient::new(&first)).await?;
+        }
         let channel = match args.by {
             By::Same => first,
             By::Second => channel(&args).await?,
@@ -101,6 +104,17 @@ fn load(client: &EchoClient, args: &Args) {
             }
         });
     }
+}
+
+/// Reads the first item of a stream, and no more of it for as long as this process lives.
+async fn stall(client: &EchoClient) -> Result<()> {
+    let mut items = client.stream(u64::MAX, 64 << 10).await?;
+    items.message().await?;
+    tokio::spawn(async move {
+        let _items = items;
+        std::future::pending::<()>().await;
+    });
+    Ok(())
 }
 
 #[derive(Clone)]

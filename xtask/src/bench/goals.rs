@@ -52,6 +52,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
     let streams =
         STREAMED.iter().flat_map(|size| STREAMS.iter().map(|n| Place::streams(Part::Streams, *size, *n)));
     goals.extend(streams.flat_map(|place| against_base(results, &place)));
+    goals.extend(beside_stream(results));
     goals.extend(counts(results));
     goals.extend(rdma::all(results));
     goals.extend(connections(results, Part::Connections, BASE));
@@ -77,6 +78,14 @@ fn urgent(results: &Results, part: Part) -> Option<Goal> {
     let [own, second] = [BESIDE_LOAD[0], BESIDE_LOAD[1]];
     let what = format!("{}, {}, {own}: {} to {second}", part.title(), place.title(), Metric::P99.title());
     ratio(results, what, Metric::P99, (&place, own), (&place, second), AtMost(2.0))
+}
+
+/// What a stream that nobody reads may cost calls on the same connection.
+fn beside_stream(results: &Results) -> Option<Goal> {
+    let [with, without] = [1, 0].map(Place::beside_stream);
+    let metric = Metric::P99;
+    let what = format!("{}, {}: {} to without", with.part.title(), with.title(), metric.title());
+    ratio(results, what, metric, (&with, "farcall"), (&without, "farcall"), AtMost(1.5))
 }
 
 /// What is asked of us in a place, compared with the base.

@@ -104,11 +104,14 @@ pub(super) struct Place {
     pub(super) pause_ms: u64,
     /// How many calls of [`LOAD_SIZE`] are in flight beside these.
     pub(super) load: usize,
+    /// How many streams there are beside these that nobody reads.
+    pub(super) stalled: usize,
 }
 
 impl Place {
     pub(super) fn echo(part: Part, size: usize, concurrency: usize, connections: usize) -> Self {
-        Self { part, method: "echo".to_owned(), size, concurrency, connections, pause_ms: 0, load: 0 }
+        let method = "echo".to_owned();
+        Self { part, method, size, concurrency, connections, pause_ms: 0, load: 0, stalled: 0 }
     }
 
     /// So many streams at once.
@@ -131,6 +134,11 @@ impl Place {
         Self { load: 8, ..Self::echo(part, 64, 1, 1) }
     }
 
+    /// Calls beside a stream that nobody reads, if there is one.
+    pub(super) fn beside_stream(stalled: usize) -> Self {
+        Self { stalled, ..Self::echo(Part::Streams, 64, 8, 1) }
+    }
+
     /// How long it is measured: longer where so much is on its way that a call takes a good part of a second, and memory
     /// has to be had for all of it first.
     pub(super) fn seconds(&self, seconds: f64) -> f64 {
@@ -142,6 +150,9 @@ impl Place {
     pub(super) fn base(&self, contestant: &str) -> (Self, String) {
         if self.load > 0 {
             return (self.clone(), BESIDE_LOAD[1].to_owned());
+        }
+        if self.stalled > 0 {
+            return (Self { stalled: 0, ..self.clone() }, contestant.to_owned());
         }
         let Some(mode) = contestant.split_once(' ').map(|(_, mode)| mode) else {
             return (self.clone(), BASE.to_owned());
@@ -160,10 +171,10 @@ impl Place {
 
     /// What both ends are told.
     pub(super) fn options(&self) -> Vec<String> {
-        let Self { method, size, concurrency, connections, pause_ms, load, .. } = self;
+        let Self { method, size, concurrency, connections, pause_ms, load, stalled, .. } = self;
         let mut options = words(&format!(
             "--method {method} --size {size} --concurrency {concurrency} --connections {connections} \
-             --pause-ms {pause_ms}"
+             --pause-ms {pause_ms} --stalled {stalled}"
         ));
         if *load > 0 {
             // The arguments are a little longer than the payload.
@@ -233,6 +244,8 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
         let place = Place::streams(Part::Streams, size, streams);
         groups.push(Group { place, contestants: &[BASE, "farcall"] });
     }
+    groups.push(Group { place: Place::beside_stream(0), contestants: &[BASE, "farcall"] });
+    groups.push(Group { place: Place::beside_stream(1), contestants: &["farcall"] });
     groups.push(Group { place: Place::beside_load(Part::Urgent), contestants: BESIDE_LOAD });
     groups.retain(|group| options.includes(group.place.part));
     groups

@@ -224,7 +224,7 @@ pub(super) mod tests {
         format!(
             r#"{{"contestant":"x","method":"echo","size":64,"concurrency":1,"connections":1,"rps":{rps},
             "mb_per_s":{},"p50_us":{},"p99_us":9,"client_cpu_us_per_call":1,"server_cpu_us_per_call":2,
-            "client_csw_per_call":1,"server_csw_per_call":1,"distribution_us":[1,2,3],"pause_ms":0,"load":0,"more":7}}"#,
+            "client_csw_per_call":1,"server_csw_per_call":1,"distribution_us":[1,2,3],"pause_ms":0,"load":0,"stalled":0,"more":7}}"#,
             rps * 64e-6,
             1e6 / rps
         )

@@ -110,8 +110,9 @@ impl Place {
 
     /// What is called, and how many at a time.
     fn calls(&self) -> String {
-        let Self { method, concurrency, connections, pause_ms, load, .. } = self;
+        let Self { method, concurrency, connections, pause_ms, load, stalled, .. } = self;
         let how = match (connections, pause_ms, load) {
+            (1, 0, 0) if *stalled > 0 => " beside a stream that nobody reads".to_owned(),
             (1, 0, 0) => String::new(),
             (1, 0, load) => format!(" beside {load} of {}", bytes(LOAD_SIZE)),
             (1, pause, _) => format!(", {pause} ms after the last"),

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod crowd;
+mod drain;
 #[path = "../flow/mod.rs"]
 mod flow;
 mod forms;

@@ -9,6 +9,7 @@ mod flow;
 mod forms;
 mod metadata;
 mod storm;
+mod turns;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

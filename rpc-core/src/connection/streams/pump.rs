@@ -9,6 +9,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
+use super::poll_share;
 use crate::connection::calls::too_large;
 use crate::connection::{Connection, Role};
 use crate::context::Context;
@@ -120,6 +121,10 @@ impl<S: Source> Pump<S> {
         let mut batch = Batch::default();
         let (mut limit, mut waits) = (SHORT, false);
         while u64::from(batch.count()) < room && batch.len() < limit {
+            if poll_share(batch.count().into(), cx).is_pending() {
+                waits = true;
+                break;
+            }
             let item = match self.next.take() {
                 Some(item) => item,
                 None => match self.poll_source(cx) {

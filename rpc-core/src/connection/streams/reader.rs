@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Ended};
+use super::poll_share;
 use crate::payload::Payload;
 use crate::proto::wire::{ItemHead, Items, WireError};
 use crate::status::{Blame, Code, Executed, Status};
@@ -37,6 +38,7 @@ impl Reader {
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<Payload, Ended>> {
         loop {
             if let Some((items, bytes)) = &mut self.items {
+                ready!(poll_share(self.taken, cx));
                 match items.next() {
                     Some(Ok(item)) => {
                         self.taken += 1;

@@ -1,14 +1,17 @@
-//! What is done to many calls alike: a token that a client's interceptor adds and a server's checks, and two layers of `tower`.
+//! What is done to many calls alike: a token that a client's interceptor adds and a server's layer checks, and two layers of
+//! `tower`.
 //!
 //! Run it with `cargo run --example middleware --features tower`.
 
 #![expect(clippy::print_stdout, reason = "it is what the example does")]
 
+use std::future::ready;
+use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
 use farcall::middleware::{Next, Request, Response};
 use farcall::{Channel, Code, Context, Server, Status};
-use tower::ServiceBuilder;
+use tower::{Layer, Service, ServiceBuilder};
 
 #[farcall::service]
 trait Desk {
@@ -30,18 +33,46 @@ impl Desk for Office {
     }
 }
 
-/// What the server's interceptor has found out, for the handlers.
+/// What the server's layer has found out, for the handlers.
 #[derive(Clone)]
 struct User(String);
 
-async fn check_token(mut request: Request, next: Next) -> farcall::Result<Response> {
-    match request.metadata().get("token") {
-        Some("open sesame") => request.extensions_mut().insert(User("ali".into())),
-        _ => return Err(Status::new(Code::Unauthenticated, "a call needs a token")),
+/// A layer for servers: who has no such token is not served.
+struct RequireToken(&'static str);
+
+impl Layer<Next> for RequireToken {
+    type Service = CheckToken;
+
+    fn layer(&self, next: Next) -> CheckToken {
+        CheckToken { token: self.0, next }
     }
-    next.run(request).await
 }
 
+struct CheckToken {
+    token: &'static str,
+    next: Next,
+}
+
+impl Service<Request> for CheckToken {
+    type Response = Response;
+    type Error = Status;
+    type Future = <Next as Service<Request>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
+        self.next.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        if request.metadata().get("token") != Some(self.token) {
+            let status = Status::new(Code::Unauthenticated, "a call needs a token");
+            return Box::pin(ready(Err(status)));
+        }
+        request.extensions_mut().insert(User("ali".into()));
+        self.next.call(request)
+    }
+}
+
+/// An interceptor, for clients, which could be a layer as well.
 async fn with_token(mut request: Request, next: Next) -> farcall::Result<Response> {
     request.metadata_mut().insert("token", "open sesame")?;
     next.run(request).await
@@ -49,7 +80,7 @@ async fn with_token(mut request: Request, next: Next) -> farcall::Result<Respons
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = Server::builder().add(DeskServer::new(Office)).intercept(check_token);
+    let server = Server::builder().add(DeskServer::new(Office)).layer(RequireToken("open sesame"));
     let server = server.bind("127.0.0.1:0").await?;
     let address = format!("farcall://{}", server.local_addr());
     tokio::spawn(server.serve());

@@ -176,7 +176,7 @@
 //!
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
 //!   runs, if it is there.
-//! - `metrics`: counts of calls and fallbacks through the `metrics` facade (`farcall::metrics`).
+//! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 
@@ -231,10 +231,10 @@ pub mod tcp {
     pub use farcall_tcp::{Completion, TcpConfig};
 }
 
-/// What this machine can do.
+/// What this machine can do, and what it has done.
 #[cfg(feature = "rdma")]
 pub mod rdma {
-    pub use farcall_rdma::{Completion, Probe, RdmaConfig, Unavailable, probe};
+    pub use farcall_rdma::{Completion, DeviceStats, Probe, RdmaConfig, Unavailable, probe, stats};
 }
 
 /// The in-memory transport, and the suite that every transport passes.

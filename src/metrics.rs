@@ -1,7 +1,7 @@
-//! Counts and times of calls, through the [`metrics`](https://docs.rs/metrics) facade.
+//! Counts and times of calls, and what their transports do, through the [`metrics`](https://docs.rs/metrics) facade.
 //!
-//! Two interceptors, [`client`] and [`server`], and one counter of farcall's own; whatever recorder the program installs gets
-//! them (`metrics-exporter-prometheus`, say). Without a recorder, or without the feature `metrics`, nothing is counted.
+//! Two interceptors, [`client`] and [`server`], and what farcall counts by itself; whatever recorder the program installs gets
+//! them (`metrics-exporter-prometheus`, say). Without a recorder, or without the feature `metrics`, nothing is told.
 //!
 //! ```
 //! use farcall::{Server, metrics};
@@ -19,10 +19,20 @@
 //! | `farcall_server_call_seconds` | histogram | `service`, `method` | how long they took |
 //! | `farcall_server_calls_in_flight` | gauge | `service`, `method` | handlers that have not |
 //! | `farcall_fallbacks_total` | counter | `reason` | how often a connection stayed on TCP or went back to it, and why: the name of the [`Reason`](crate::Reason), as in `NoDevice` |
+//! | `farcall_bytes_sent_total` | counter | `side`, `transport` | bytes handed to the network, headers included |
+//! | `farcall_bytes_received_total` | counter | `side`, `transport` | bytes taken from it |
+//! | `farcall_rdma_polls_total` | counter | `device` | how often drivers have asked the device what has completed |
+//! | `farcall_rdma_spins_total` | counter | `device` | how many of those found nothing and were followed by the next without a sleep |
+//! | `farcall_rdma_sleeps_total` | counter | `device` | how often a driver slept |
+//! | `farcall_rdma_credit_waits_total` | counter | `device` | how often a connection had something to send and no credit |
 //!
 //! `code` is `OK`, the name of a status such as `NOT_FOUND`, or `APPLICATION` for an error of the application's own type; what was
 //! dropped is `CANCELLED`. `transport` is `tcp` or `rdma`, or `none` for a call that was not answered. A call whose answer is a
 //! stream ends with that. A server's interceptor sees the calls that have a handler, not those that are refused before.
+//!
+//! `side` is `client` or `server`. Bytes, and what drivers do, are counted where they arise and told once a second while there
+//! are some, and at the end; the same numbers can be had at any time from [`Connection::traffic`](crate::Connection::traffic) and
+//! `farcall::rdma::stats`. What was sent and not read when RDMA was lost is sent again by TCP, and counted again.
 
 use std::future::Future;
 use std::time::Instant;

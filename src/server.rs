@@ -189,8 +189,9 @@ impl Server {
         self.serve_until(std::future::pending::<()>()).await;
     }
 
-    /// Serves until `signal` resolves, then drains: calls in progress finish, for at most 30 seconds. Dropping the
-    /// future stops listening and closes every session.
+    /// Serves until `signal` resolves, then drains: calls in progress finish, for at most 30 seconds. Those that would not
+    /// finish by themselves can [learn of it](crate::Context::draining). Dropping the future stops listening and closes every
+    /// session.
     pub async fn serve_until<S: Future>(mut self, signal: S) {
         let _close = CloseOnDrop(self.handle.host.clone());
         let accept = async {
@@ -229,7 +230,8 @@ pub struct Handle {
 
 impl Handle {
     /// Stops listening, lets calls in progress finish for at most `grace`, then closes. Returns when every session
-    /// has ended. Dropping the future does not call it off.
+    /// has ended. Handlers that would go on for longer can learn of it by [`Context::draining`](crate::Context::draining).
+    /// Dropping the future does not call it off.
     pub async fn drain(&self, grace: Duration) {
         let host = self.host.clone();
         let drained = tokio::spawn(async move { host.drain(grace).await });

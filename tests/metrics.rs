@@ -2,102 +2,25 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+mod recorder;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use farcall::middleware::ServiceExt;
-use farcall::{Channel, Code, Result, Server, Status, Stream, in_process, metrics as counting, stream};
-use metrics::{
-    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
-    SharedString, Unit,
+use farcall::{
+    Bytes, Channel, Code, Result, Server, Status, Stream, Traffic, in_process, metrics as counting, stream,
 };
 use tokio::sync::Notify;
 
-/// What was counted, by name and labels.
-#[derive(Clone, Default)]
-struct Counts(Arc<Mutex<BTreeMap<String, f64>>>);
-
-struct Cell(Counts, String);
-
-impl Cell {
-    fn add(&self, value: f64) {
-        *self.0.0.lock().unwrap().entry(self.1.clone()).or_default() += value;
-    }
-}
-
-impl CounterFn for Cell {
-    fn increment(&self, value: u64) {
-        self.add(value as f64);
-    }
-
-    fn absolute(&self, _: u64) {
-        unreachable!("it counts")
-    }
-}
-
-impl GaugeFn for Cell {
-    fn increment(&self, value: f64) {
-        self.add(value);
-    }
-
-    fn decrement(&self, value: f64) {
-        self.add(-value);
-    }
-
-    fn set(&self, _: f64) {
-        unreachable!("it counts")
-    }
-}
-
-/// How many there were.
-impl HistogramFn for Cell {
-    fn record(&self, value: f64) {
-        assert!((0.0..60.0).contains(&value));
-        self.add(1.0);
-    }
-}
-
-impl Counts {
-    fn cell(&self, key: &Key) -> Arc<Cell> {
-        let mut labels: Vec<_> =
-            key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-        labels.sort();
-        Arc::new(Cell(self.clone(), format!("{} {}", key.name(), labels.join(" "))))
-    }
-
-    fn get(&self, name: &str) -> f64 {
-        let counts = self.0.lock().unwrap();
-        *counts.get(name).unwrap_or_else(|| panic!("{name}: {counts:#?}"))
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.0.lock().unwrap().contains_key(name)
-    }
-}
-
-impl Recorder for Counts {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        Counter::from_arc(self.cell(key))
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(self.cell(key))
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::from_arc(self.cell(key))
-    }
-}
+use recorder::Counts;
 
 #[farcall::service(package = "test")]
 trait Node {
     async fn ok(&self) -> Result<()>;
     async fn refuse(&self) -> Result<()>;
     async fn wait(&self) -> Result<()>;
+    async fn echo(&self, content: Bytes) -> Result<Bytes>;
     fn count(&self, to: u32) -> impl Stream<Item = Result<u32>>;
 }
 
@@ -118,6 +41,10 @@ impl Node for Hop {
     async fn wait(&self) -> Result<()> {
         self.waits.notify_one();
         std::future::pending().await
+    }
+
+    async fn echo(&self, content: Bytes) -> Result<Bytes> {
+        Ok(content)
     }
 
     fn count(&self, to: u32) -> impl Stream<Item = Result<u32>> {
@@ -196,17 +123,65 @@ async fn a_stream_is_in_flight_until_it_has_ended() {
     assert_eq!(counts.get(&format!("farcall_client_calls_total code=CANCELLED {of} transport=memory")), 1.0);
 }
 
+fn bytes(counts: &Counts, side: &str) -> [f64; 2] {
+    ["sent", "received"].map(|way| {
+        let name = format!("farcall_bytes_{way}_total side={side} transport=tcp");
+        if counts.has(&name) { counts.get(&name) } else { 0.0 }
+    })
+}
+
+fn told(traffic: Traffic) -> [f64; 2] {
+    [traffic.stream.bytes_sent as f64, traffic.stream.bytes_received as f64]
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("hangs");
+}
+
+#[tokio::test]
+async fn bytes_are_told_while_a_connection_lives_and_none_is_lost_at_its_end() {
+    let counts = Counts::default();
+    let _guard = metrics::set_default_local_recorder(&counts);
+    let server = Server::builder().add(NodeServer::new(Hop::default())).bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    let handle = server.handle();
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    let node = NodeClient::new(&channel);
+    let (near, far) = (channel.connection().await.unwrap(), handle.connections().remove(0));
+    for round in 1..=2 {
+        node.echo(Bytes::from(vec![7; 100_000])).await.unwrap();
+        until(|| bytes(&counts, "client") == told(near.traffic())).await;
+        until(|| bytes(&counts, "server") == told(far.traffic())).await;
+        assert!(bytes(&counts, "client").iter().all(|told| *told > f64::from(round) * 1e5));
+    }
+
+    node.echo(Bytes::from(vec![7; 50_000])).await.unwrap();
+    handle.drain(Duration::from_secs(60)).await;
+    assert_eq!(bytes(&counts, "server"), told(far.traffic()));
+    drop((channel, node, near));
+    let [sent, received] = bytes(&counts, "server");
+    until(|| bytes(&counts, "client") == [received, sent]).await;
+    assert!(sent > 25e4);
+}
+
 /// Each name that the documentation lists is one that is counted, and the other way round.
 #[test]
 fn the_documentation_lists_what_is_counted() {
     let source = include_str!("../src/metrics.rs");
     let (table, code) = source.split_once("use std::").unwrap();
-    let core = include_str!("../rpc-core/src/connection/mod.rs");
+    let connections = include_str!("../rpc-core/src/connection/meter.rs");
+    let drivers = include_str!("../transport-rdma/src/endpoint/meter.rs");
     let mut listed: Vec<_> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();
     listed.retain(|name| name.starts_with("farcall_"));
     let named =
         |text: &'static str| text.split('"').filter(|name| name.starts_with("farcall_")).collect::<Vec<_>>();
-    let mut counted = [named(code), named(core)].concat();
+    let mut counted = [code, connections, drivers].map(named).concat();
     listed.sort_unstable();
     counted.sort_unstable();
     assert_eq!(listed, counted);

@@ -1,6 +1,8 @@
-//! Interceptors on both sides, in process and over TCP.
+//! Interceptors on both sides, in process and over the network.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod over;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -147,9 +149,9 @@ fn noting(
     }
 }
 
-async fn over_tcp(service: impl farcall_core::service::Service) -> Channel {
+async fn over_network(service: impl farcall_core::service::Service) -> Channel {
     let server = Server::builder().add(service).bind("127.0.0.1:0").await.unwrap();
-    let address = format!("tcp://{}", server.local_addr());
+    let address = format!("{}://{}", over::scheme(), server.local_addr());
     tokio::spawn(server.serve());
     Channel::connect(&address).await.unwrap()
 }
@@ -157,7 +159,7 @@ async fn over_tcp(service: impl farcall_core::service::Service) -> Channel {
 #[tokio::test]
 async fn an_interceptor_sees_request_and_answer_on_either_side() {
     let log = Log::default();
-    let channel = over_tcp(ShopServer::new(Corner::default()).intercept(noting("server", &log))).await;
+    let channel = over_network(ShopServer::new(Corner::default()).intercept(noting("server", &log))).await;
     let shop = ShopClient::new(channel.intercept(noting("client", &log)));
     assert_eq!(shop.buy(7).await, Ok(7));
     let [client, server, served, ended, back, end] = &taken(&log)[..] else { panic!() };
@@ -181,7 +183,7 @@ async fn what_is_added_last_comes_first() {
         ShopServer::new(Corner::default()).intercept(noting("s1", &log)).intercept(noting("s2", &log));
     let server = Server::builder().add(service).intercept(noting("s3", &log)).intercept(noting("s4", &log));
     let server = server.bind("127.0.0.1:0").await.unwrap();
-    let address = format!("tcp://{}", server.local_addr());
+    let address = format!("{}://{}", over::scheme(), server.local_addr());
     tokio::spawn(server.serve());
     let channel = Channel::connect(&address).await.unwrap();
     let channel = channel.intercept(noting("c1", &log)).intercept(noting("c2", &log));
@@ -194,7 +196,7 @@ async fn what_is_added_last_comes_first() {
 #[tokio::test]
 async fn streams_pass_and_tell_their_end() {
     let log = Log::default();
-    let channel = over_tcp(ShopServer::new(Corner::default()).intercept(noting("server", &log))).await;
+    let channel = over_network(ShopServer::new(Corner::default()).intercept(noting("server", &log))).await;
     let shop = ShopClient::new(channel.intercept(noting("client", &log)));
 
     let mut items = shop.list(3).await.unwrap();
@@ -257,7 +259,7 @@ async fn metadata_and_extensions_are_passed_on() {
         Ok(response)
     }
 
-    let channel = over_tcp(ShopServer::new(Corner::default()).intercept(check)).await;
+    let channel = over_network(ShopServer::new(Corner::default()).intercept(check)).await;
     let shop = ShopClient::new(channel.intercept(sign));
     let response =
         shop.whoami().metadata("hop", "a").class(TrafficClass::Urgent).with_response().await.unwrap();
@@ -274,7 +276,7 @@ async fn metadata_and_extensions_are_passed_on() {
 #[tokio::test]
 async fn a_refusal_keeps_its_metadata() {
     let log = Log::default();
-    let channel = over_tcp(ShopServer::new(Corner::default()).intercept(noting("server", &log))).await;
+    let channel = over_network(ShopServer::new(Corner::default()).intercept(noting("server", &log))).await;
     let (outcome, parts) = ShopClient::new(channel).refuse().with_parts().await;
     assert_eq!(outcome.unwrap_err().metadata().get("by"), Some("handler"));
     assert_eq!((parts.metadata.get("by"), parts.trailers.get("by")), (Some("handler"), Some("handler")));
@@ -344,7 +346,7 @@ async fn a_deadline_covers_the_clients_middleware() {
 #[tokio::test]
 async fn dropping_a_call_drops_its_handler_through_middleware() {
     let (corner, log) = (Corner::default(), Log::default());
-    let channel = over_tcp(ShopServer::new(corner.clone()).intercept(noting("server", &log))).await;
+    let channel = over_network(ShopServer::new(corner.clone()).intercept(noting("server", &log))).await;
     let shop = ShopClient::new(channel.intercept(noting("client", &log)));
     let call = tokio::spawn(shop.wait().into_future());
     corner.waits.notified().await;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod over;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -154,7 +156,7 @@ async fn a_call_has_a_span_on_each_side() {
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr();
     tokio::spawn(server.serve());
-    let channel = Channel::connect(&format!("tcp://{address}")).await.unwrap();
+    let channel = Channel::connect(&format!("{}://{address}", over::scheme())).await.unwrap();
     let parent = NodeClient::new(channel.intercept(trace::client)).parent().await.unwrap();
 
     let (client, server) = (recorder.one("client"), recorder.one("server"));
@@ -166,7 +168,7 @@ async fn a_call_has_a_span_on_each_side() {
         assert!(span.closed);
     }
     assert_eq!(client.fields["network.peer.address"], address.to_string());
-    assert_eq!(client.fields["network.transport"], "tcp");
+    assert_eq!(client.fields["network.transport"], over::scheme());
     assert!(server.fields["network.peer.address"].starts_with("127.0.0.1:"));
     assert_eq!(client.fields["trace_id"], server.fields["trace_id"]);
     let sent = format!("00-{}-{}-01", client.fields["trace_id"], client.fields["span_id"]);

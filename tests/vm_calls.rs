@@ -4,9 +4,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod recorder;
+
 use std::time::Duration;
 
-use farcall::{Bytes, Channel, Code, Config, Executed, Handle, Policy, Server};
+use farcall::{Bytes, Channel, Code, Config, Executed, Handle, Policy, Server, rdma};
+
+use recorder::Counts;
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -54,7 +58,11 @@ fn config() -> Config {
 }
 
 async fn serve() -> (String, Handle) {
-    let server = Server::builder().add(MixServer::new(Mixer)).config(config()).bind("127.0.0.1:0");
+    serve_with(config()).await
+}
+
+async fn serve_with(config: Config) -> (String, Handle) {
+    let server = Server::builder().add(MixServer::new(Mixer)).config(config).bind("127.0.0.1:0");
     let server = server.await.unwrap();
     let address = format!("rdma://{}", server.local_addr());
     let handle = server.handle();
@@ -176,4 +184,50 @@ async fn a_client_that_stays_on_tcp_is_refused_and_nothing_executed() {
         assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
         assert!(error.message().contains("require"), "{error}");
     }
+}
+
+/// Sums over all tests of this program, whose drivers share the device.
+fn stats() -> rdma::DeviceStats {
+    rdma::stats().into_iter().find(|stats| stats.device == "rxe0").unwrap_or_default()
+}
+
+#[tokio::test]
+async fn what_the_driver_does_and_the_device_carries_is_counted() {
+    let counts = Counts::default();
+    let _guard = metrics::set_default_local_recorder(&counts);
+    let before = stats();
+    // A window of four for each peer of this runtime's endpoint.
+    let mut config = config();
+    config.rdma.window = 4;
+    let (address, server) = serve_with(config).await;
+    let channel = connect(&address).await;
+    let mix = MixClient::new(&channel);
+    let calls: Vec<_> = (0..64).map(|by| tokio::spawn(mix.turn(made(6000, by), by).into_future())).collect();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    let after = stats();
+    assert!(after.polls > before.polls, "{after:?}");
+    assert!(after.spins + after.sleeps > before.spins + before.sleeps, "{after:?}");
+    assert!(after.credit_waits > before.credit_waits, "{after:?}");
+
+    drop((channel, mix));
+    server.drain(PATIENCE).await;
+    for (name, least) in [
+        ("farcall_bytes_sent_total side=client transport=rdma", 64.0 * 6000.0),
+        ("farcall_bytes_sent_total side=server transport=rdma", 64.0 * 6000.0),
+        ("farcall_rdma_polls_total device=rxe0", 1.0),
+        ("farcall_rdma_credit_waits_total device=rxe0", 1.0),
+    ] {
+        until(|| counts.has(name) && counts.get(name) >= least).await;
+    }
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.expect("it must come about");
 }

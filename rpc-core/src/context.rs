@@ -1,6 +1,8 @@
 //! What a handler may know of the call it answers, and what calls it makes inherit.
 
+mod draining;
 mod ended;
+mod signal;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -12,9 +14,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub(crate) use draining::Drain;
 pub(crate) use ended::Parent;
 
-use self::ended::Ended;
+use self::signal::Signal;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::Extensions;
 use crate::payload::Payload;
@@ -56,6 +59,8 @@ struct About {
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
+    /// Whose [`Drain`] it heeds.
+    server: u32,
     /// It is that of a [`Scope`]: what is done there does not end with the handler.
     scoped: bool,
 }
@@ -71,7 +76,8 @@ pub(crate) struct Shared {
     streams: Mutex<Option<Streams>>,
     /// What middleware has put there.
     extensions: Extensions,
-    ended: Ended,
+    /// Before its handler was done.
+    ended: Signal,
 }
 
 impl Shared {
@@ -83,7 +89,7 @@ impl Shared {
             answer,
             streams: Mutex::new(streams),
             extensions: Extensions::default(),
-            ended: Ended::default(),
+            ended: Signal::default(),
         })
     }
 
@@ -116,16 +122,17 @@ thread_local! {
 impl Context {
     /// A context with no deadline and no peer: what code outside any handler has.
     pub fn background() -> Self {
-        Self::new(None, 1, None, None)
+        Self::new(None, 1, None, draining::NONE, None)
     }
 
     pub(crate) fn new(
         deadline: Option<Instant>,
         attempt: u8,
         peer: Option<SocketAddr>,
+        server: u32,
         shared: Option<Arc<Shared>>,
     ) -> Self {
-        Self { call: About { deadline, attempt, peer, scoped: false }, shared }
+        Self { call: About { deadline, attempt, peer, server, scoped: false }, shared }
     }
 
     /// This context with a deadline `timeout` from now, unless it has an earlier one.
@@ -255,7 +262,7 @@ impl Context {
         let set = self.take_answer();
         let streams = Mutex::new(self.take_streams());
         let answer = Mutex::new(Some(set));
-        let shared = Shared { metadata, answer, streams, extensions, ended: Ended::default() };
+        let shared = Shared { metadata, answer, streams, extensions, ended: Signal::default() };
         Self { call: About { deadline, ..self.call }, shared: Some(Arc::new(shared)) }
     }
 

@@ -15,6 +15,9 @@ pub mod metadata;
 pub mod middleware;
 pub mod payload;
 pub mod proto;
+#[cfg(feature = "metrics")]
+#[doc(hidden)]
+pub mod sampler;
 pub mod server;
 pub mod service;
 pub mod spare;

@@ -165,7 +165,7 @@ impl<T, E: From<Status>> Streaming<T, E> {
                     return Poll::Ready(item);
                 }
             };
-            let end = match remote.read() {
+            let end = match ready!(remote.read(cx)) {
                 Some(Ok(item)) => return Poll::Ready(Some(Ok(item))),
                 Some(Err(end)) => end,
                 None => match ready!(remote.poll(cx)) {
@@ -239,16 +239,17 @@ impl<T, E> Streaming<T, E> {
 impl<T, E: From<Status>> Remote<T, E> {
     /// The next item, if it is there, or how the stream has ended.
     #[inline]
-    fn read(&mut self) -> Option<Result<T, Box<End<E>>>> {
+    fn read(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, Box<End<E>>>>> {
         if self.parent.as_ref().is_some_and(Parent::has_ended) {
-            return Some(Err(self.cut_short()));
+            return Poll::Ready(Some(Err(self.cut_short())));
         }
         let item = self.item;
-        match self.reader.read(|input| decode_item(item, input))? {
-            Ok(Ok(item)) => Some(Ok(item)),
-            Ok(Err(error)) => Some(Err(undecoded(&error))),
-            Err(ended) => Some(Err(self.ended(ended))),
-        }
+        Poll::Ready(match ready!(self.reader.read(cx, |input| decode_item(item, input))) {
+            None => None,
+            Some(Ok(Ok(item))) => Some(Ok(item)),
+            Some(Ok(Err(error))) => Some(Err(undecoded(&error))),
+            Some(Err(ended)) => Some(Err(self.ended(ended))),
+        })
     }
 
     /// Waits for more [items](Self::read). `Err`: how the stream has ended.

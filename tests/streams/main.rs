@@ -3,11 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod crowd;
+mod drain;
 #[path = "../flow/mod.rs"]
 mod flow;
 mod forms;
 mod metadata;
 mod storm;
+mod turns;
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

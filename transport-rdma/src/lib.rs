@@ -20,6 +20,7 @@ mod probe;
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 #[path = "probe_stub.rs"]
 mod probe;
+mod stats;
 mod unavailable;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod upgrade;
@@ -45,5 +46,6 @@ pub use buffer::Registered;
 pub use config::{Completion, RdmaConfig};
 pub use errno::Blame;
 pub use probe::{Probe, probe};
+pub use stats::{DeviceStats, stats};
 pub use unavailable::{DeviceError, Memlock, Unavailable};
 pub use upgrade::RdmaUpgrade;

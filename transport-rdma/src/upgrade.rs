@@ -57,6 +57,11 @@ impl RdmaUpgrade {
         self.0.endpoints.lock().unwrap().clone()
     }
 
+    #[cfg(test)]
+    pub(crate) fn machine(&self) -> &Arc<Machine> {
+        &self.0.machine
+    }
+
     /// The endpoint for sessions whose stream link has this local address.
     async fn endpoint(
         self,

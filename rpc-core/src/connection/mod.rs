@@ -20,6 +20,8 @@ mod handover;
 mod help;
 mod keeper;
 mod metadata;
+#[cfg_attr(not(feature = "metrics"), path = "meter_stub.rs")]
+mod meter;
 mod pending;
 mod receive;
 mod registry;
@@ -200,6 +202,7 @@ pub struct Connection {
     acknowledging: AtomicBool,
     /// Counts what arrives, so that silence can be noticed.
     heard: AtomicU64,
+    meter: meter::Meter,
 
     calls: calls::Calls,
     streams: streams::Streams,
@@ -261,6 +264,7 @@ impl Connection {
             refuses: AtomicBool::new(false),
             acknowledging: AtomicBool::new(false),
             heard: AtomicU64::new(0),
+            meter: meter::Meter::default(),
             calls: calls::Calls::new(),
             streams: streams::Streams::default(),
             running: running::Running::default(),
@@ -364,7 +368,7 @@ pub(crate) fn required(why: &Unavailable) -> Status {
 
 /// Says why a link is not used that could be expected: once for each reason, then only to who debugs.
 fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
-    count_fallback(why);
+    meter::count_fallback(why);
     static SAID: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
     let expected = matches!(why.reason, Reason::Disabled | Reason::ShuttingDown);
     if !expected && !SAID[why.reason as usize].swap(true, Ordering::Relaxed) {
@@ -372,14 +376,6 @@ fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
     } else {
         tracing::debug!(?peer, %why, "calls go by the stream link");
     }
-}
-
-/// Counts, by its reason, that calls go by the stream link.
-fn count_fallback(why: &Unavailable) {
-    #[cfg(feature = "metrics")]
-    metrics::counter!("farcall_fallbacks_total", "reason" => format!("{:?}", why.reason)).increment(1);
-    #[cfg(not(feature = "metrics"))]
-    let _ = why;
 }
 
 /// Locks, also after a panic: nothing under our locks is left half changed by one, because no user code runs there.

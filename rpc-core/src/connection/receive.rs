@@ -370,6 +370,7 @@ impl Connection {
             self.end(self.status(end, Executed::Maybe, Blame::Peer));
             self.stream.close();
         }
+        self.meter.tell_now(self);
         self.gone.send_replace(true);
     }
 

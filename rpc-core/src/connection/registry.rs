@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::context::Drain;
 use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError};
 use crate::service::{HandlerFuture, Kind, Request, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
@@ -13,6 +14,7 @@ use crate::status::{Blame, Code, Executed, Status};
 #[derive(Default)]
 pub(crate) struct Registry {
     services: Vec<Arc<dyn Service>>,
+    drain: Drain,
 }
 
 impl fmt::Debug for Registry {
@@ -104,6 +106,10 @@ impl Registry {
         }
         self.services.push(service);
         Ok(())
+    }
+
+    pub(crate) fn drain(&self) -> &Drain {
+        &self.drain
     }
 
     fn position(&self, name: &str) -> Option<usize> {

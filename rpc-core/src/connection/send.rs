@@ -223,6 +223,7 @@ impl Connection {
 
     /// Sends what is queued, on this thread if no other is sending.
     pub(super) fn flush(&self) {
+        self.meter.tell_soon(self);
         self.sending.run(|sending| self.feed(sending));
         if self.streams.left().any() {
             self.tell_left();
@@ -269,6 +270,7 @@ impl Connection {
 
     /// The same for who may hold other locks: streams that wait are told later.
     fn feed_under_lock(&self, sending: &mut Sending) {
+        self.meter.tell_soon(self);
         self.feed(sending);
         if self.streams.left().any() {
             self.flush_soon();

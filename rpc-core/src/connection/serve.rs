@@ -222,7 +222,7 @@ impl Connection {
             Ok(found) => found,
             Err(status) => return Some(Reply::Status(status)),
         };
-        let context = Context::new(deadline, attempt, peer, shared);
+        let context = Context::new(deadline, attempt, peer, registry.drain().number(), shared);
         if !place.has_room() {
             self.serve_later(call, found, context, payload);
             return None;

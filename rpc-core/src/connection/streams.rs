@@ -14,9 +14,10 @@ mod reader;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Waker;
+use std::task::{Context as TaskContext, Poll, Waker, ready};
 
 use bytes::Bytes;
+use tokio::task::coop;
 
 pub(crate) use call::{CallStreams, Ended};
 pub(super) use left::Left;
@@ -34,6 +35,10 @@ pub(super) const FIRST: Window = Window { items: 1024, bytes: 64 << 10 };
 
 /// The most items that a window grows to.
 const MOST_ITEMS: u64 = 64 << 10;
+
+/// So many items cost as much of a task's turn as one message of a channel does: a message of a stream may have thousands,
+/// and others would wait for all of them.
+const SHARE: u64 = 32;
 
 /// Those of a connection.
 #[derive(Debug, Default)]
@@ -195,4 +200,13 @@ pub(super) fn gave_up() -> Status {
     Status::new(Code::Cancelled, "the call that the stream was of is over")
         .with_executed(Executed::Maybe)
         .with_blame(Blame::Caller)
+}
+
+/// Ready if the task may go on with the item after so many of the same message: its turn lasts for some [`SHARE`]s.
+#[inline]
+fn poll_share(done: u64, cx: &mut TaskContext<'_>) -> Poll<()> {
+    if done % SHARE == SHARE - 1 {
+        ready!(coop::poll_proceed(cx)).made_progress();
+    }
+    Poll::Ready(())
 }

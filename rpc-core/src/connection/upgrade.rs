@@ -272,7 +272,7 @@ impl Connection {
 
     fn fell(&self, fallen: Fallen, gone: Option<Arc<dyn Link>>, why: Unavailable) {
         if let Some(link) = gone {
-            super::count_fallback(&why);
+            super::meter::count_fallback(&why);
             tracing::warn!(peer = ?self.peer(), class = %self.class(), %why, "fell back to the stream link");
             link.close();
         }

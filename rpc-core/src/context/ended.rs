@@ -3,41 +3,12 @@
 use std::fmt;
 use std::future::{Future, pending};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll};
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::{Context, SHARED, Shared};
 use crate::transport::BoxFuture;
-
-/// Whether a call has ended before its handler was done.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    has: AtomicBool,
-    told: Notify,
-}
-
-impl Ended {
-    pub(super) fn set(&self) {
-        self.has.store(true, Ordering::Release);
-        self.told.notify_waiters();
-    }
-
-    pub(super) fn get(&self) -> bool {
-        self.has.load(Ordering::Acquire)
-    }
-
-    /// Resolves when it has.
-    pub(super) async fn wait(&self) {
-        // Is told of what happens from now on.
-        let told = self.told.notified();
-        if !self.get() {
-            told.await;
-        }
-    }
-}
 
 /// The call that another one is made for, by a task that does not end with it.
 pub(crate) struct Parent {
@@ -52,7 +23,7 @@ impl Parent {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.shared.ended.get()
+        self.shared.ended.is_given()
     }
 
     /// Ready when it has ended early.
@@ -126,7 +97,7 @@ impl Context {
     /// Whether [`ended`](Self::ended) has come about: for what works without waiting.
     pub fn is_ended(&self) -> bool {
         self.call.deadline.is_some_and(|deadline| deadline <= Instant::now())
-            || self.shared.as_ref().is_some_and(|shared| shared.ended.get())
+            || self.shared.as_ref().is_some_and(|shared| shared.ended.is_given())
     }
 
     /// What tells of the call's end, if it is dropped before it is told that the handler is [done](Unfinished::done).
@@ -137,7 +108,7 @@ impl Context {
     /// The call has ended, and its handler was not done.
     pub(crate) fn end_early(&self) {
         if let Some(shared) = &self.shared {
-            shared.ended.set();
+            shared.ended.give();
         }
     }
 

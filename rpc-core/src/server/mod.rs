@@ -117,6 +117,7 @@ impl Host {
             open.ending.get_or_insert(Ending::Drain);
             open.connections.clone()
         };
+        self.registry.drain().begin();
         for connection in connections {
             tokio::spawn(async move { connection.drain(DRAINING).await });
         }

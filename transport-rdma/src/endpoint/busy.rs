@@ -46,7 +46,10 @@ fn run(mut driver: Driver) {
     while !driver.is_done() {
         match driver.turn() {
             Ok(true) => {}
-            Ok(false) => super::relax(),
+            Ok(false) => {
+                driver.shard().counts.spun();
+                super::relax();
+            }
             Err(error) => return driver.die(&error.to_string()),
         }
     }

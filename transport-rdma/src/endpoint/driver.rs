@@ -69,6 +69,8 @@ impl Driver {
     /// Does what there is to do now and says whether there was anything.
     pub(super) fn turn(&mut self) -> Result<bool, DeviceError> {
         let shard = Arc::clone(&self.shard);
+        shard.counts.polled();
+        shard.meter.tell_soon(&shard);
         // Waits for a helper at most, for microseconds. Handlers run while this is held: they, too, can only ask whether
         // it is free, which it is not.
         let mut intake = shard.intake();

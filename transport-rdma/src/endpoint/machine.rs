@@ -1,6 +1,6 @@
 //! A machine's open devices and endpoints: one device for the process, one endpoint for each runtime that uses it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -11,9 +11,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::bulk::Bulk;
 use super::control::Control;
+use super::counts::DeviceCounts;
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
 use crate::device::{Device, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
+use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
 
 /// Links of a device that are set up at once, as client, and as many as server. The others wait, so that those few are done
@@ -27,6 +29,8 @@ pub(crate) struct Machine {
     /// What was found last, and when that was begun.
     found: Mutex<Option<(Instant, Found)>>,
     open: Mutex<Open>,
+    /// By device, for the life of the process.
+    counts: Mutex<BTreeMap<String, DeviceCounts>>,
 }
 
 /// What a machine has.
@@ -57,7 +61,7 @@ pub(crate) struct OpenDevice {
 
 impl Machine {
     pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
-        Arc::new(Self { host, found: Mutex::default(), open: Mutex::default() })
+        Arc::new(Self { host, found: Mutex::default(), open: Mutex::default(), counts: Mutex::default() })
     }
 
     /// The one that this process runs on.
@@ -100,6 +104,7 @@ impl Machine {
                     }
                 };
                 let endpoint = Endpoint::start(device, config, runtime)?;
+                self.count(&chosen.device, endpoint.shard());
                 open.endpoints.insert(key, Arc::downgrade(&endpoint));
                 endpoint
             }
@@ -131,6 +136,16 @@ impl Machine {
         OpenDevice::new(Arc::clone(&self.host), self.host.open(summary, config)?, config)
     }
 
+    fn count(&self, device: &str, shard: &Shard) {
+        let mut counts = self.counts();
+        counts.entry(device.to_owned()).or_insert_with(|| DeviceCounts::new(device)).begin(&shard.counts);
+    }
+
+    /// What was done on each device that has been used.
+    pub(crate) fn stats(&self) -> Vec<DeviceStats> {
+        self.counts().values_mut().map(DeviceCounts::stats).collect()
+    }
+
     /// Makes every queue pair fail, and says how many there were. Returns when they have.
     pub(crate) fn fail_queue_pairs(&self) -> usize {
         let endpoints: Vec<_> = self.open().endpoints.values().filter_map(Weak::upgrade).collect();
@@ -138,6 +153,10 @@ impl Machine {
         // One that has failed already is as good.
         pairs.iter().for_each(|pair| drop(pair.to_err()));
         pairs.len()
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<String, DeviceCounts>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {

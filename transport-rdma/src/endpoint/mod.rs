@@ -6,6 +6,7 @@
 pub(crate) mod bulk;
 mod busy;
 pub(crate) mod control;
+mod counts;
 mod driver;
 mod endings;
 mod events;
@@ -14,6 +15,8 @@ mod intake;
 mod machine;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
+#[cfg_attr(not(feature = "metrics"), path = "meter_stub.rs")]
+mod meter;
 mod wait;
 mod watch;
 
@@ -31,10 +34,12 @@ use self::help::Helpers;
 use self::intake::Intake;
 use self::mailbox::Mailbox;
 use self::memory::{Memory, Promise};
+use self::meter::Meter;
 use crate::config::{Completion, RdmaConfig};
 use crate::device::{CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable};
 use crate::link::LinkCore;
 
+pub(crate) use counts::Counts;
 pub(crate) use machine::{Machine, OpenDevice};
 
 /// Requests that each link can have outstanding: fewer only where many links share a small completion queue.
@@ -62,6 +67,8 @@ pub(crate) struct Shard {
     pub(crate) device: Arc<OpenDevice>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) counts: Arc<Counts>,
+    meter: Meter,
     queues: Offload<dyn Queues>,
     /// Of each link's queue pair.
     qp_size: QpSize,
@@ -100,6 +107,8 @@ impl Endpoint {
             queues: Offload::new(queues, device.control.clone()),
             qp_size,
             mailbox: Arc::default(),
+            counts: Arc::default(),
+            meter: Meter::default(),
             config: config.clone(),
             runtime: runtime.clone(),
             links: Mutex::default(),

@@ -1,6 +1,7 @@
 //! Links between simulated machines, seen from inside: what they hold, and how they fail.
 
 mod busy;
+mod counts;
 mod credits;
 mod events;
 mod help;

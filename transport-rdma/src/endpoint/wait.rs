@@ -76,6 +76,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         let window = spin.get();
         helpers.set_window(window);
         if window == Duration::MAX || idle_since.is_some_and(|since| since.elapsed() < window) {
+            shard.counts.spun();
             super::relax();
             if Instant::now() > others_turn {
                 tokio::task::yield_now().await;
@@ -94,6 +95,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         if driver.is_done() {
             return Ok(());
         }
+        shard.counts.slept();
         match sleep(driver, &mut *channel, mail.as_mut()).await {
             Woken::Completion => {
                 if let Some(since) = idle_since {

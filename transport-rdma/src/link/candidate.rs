@@ -66,9 +66,7 @@ impl RdmaCandidate {
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
         let (window, number) = (new.promise.window(), new.qp.number());
-        let (memory, mailbox) = (Arc::clone(&shard.memory), Arc::clone(&shard.mailbox));
-        let bulk = Arc::clone(&shard.device.bulk);
-        let core = LinkCore::new(new, name, path, memory, bulk, mailbox);
+        let core = LinkCore::new(new, name, path, &shard);
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }

@@ -31,7 +31,7 @@ use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
 use crate::endpoint::bulk::Bulk;
 use crate::endpoint::mailbox::Mailbox;
 use crate::endpoint::memory::{Memory, Promise};
-use crate::endpoint::{Endpoint, NewQp};
+use crate::endpoint::{Counts, Endpoint, NewQp, Shard};
 
 /// The part of a link that its endpoint's driver knows.
 ///
@@ -47,6 +47,7 @@ pub(crate) struct LinkCore {
     memory: Arc<Memory>,
     bulk: Arc<Bulk>,
     mailbox: Arc<Mailbox>,
+    counts: Arc<Counts>,
     promise: Mutex<Option<Promise>>,
     /// Receives granted to the peer since the link began.
     granted: AtomicU32,
@@ -67,23 +68,17 @@ pub(crate) struct LinkCore {
 
 impl LinkCore {
     /// A link with a queue pair in state INIT.
-    pub(crate) fn new(
-        new: NewQp,
-        name: String,
-        path: LocalPath,
-        memory: Arc<Memory>,
-        bulk: Arc<Bulk>,
-        mailbox: Arc<Mailbox>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(new: NewQp, name: String, path: LocalPath, shard: &Shard) -> Arc<Self> {
         let (number, window, shares) = (new.qp.number(), new.promise.window(), new.shares);
         Arc::new(Self {
             number,
             name,
             path,
             remote: OnceLock::new(),
-            memory,
-            bulk,
-            mailbox,
+            memory: Arc::clone(&shard.memory),
+            bulk: Arc::clone(&shard.device.bulk),
+            mailbox: Arc::clone(&shard.mailbox),
+            counts: Arc::clone(&shard.counts),
             promise: Mutex::new(Some(new.promise)),
             granted: AtomicU32::new(window),
             told: AtomicU32::new(window),

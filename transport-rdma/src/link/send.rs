@@ -237,8 +237,11 @@ impl LinkCore {
             }
             // Until the next frame is known, it may be too long for the message.
             if !sending.has_room() || !self.has_slot(&mut slot) {
-                sending.blocked = true;
                 sending.starved = sending.credits.available() == 0;
+                if sending.starved && !sending.blocked {
+                    self.counts.lacked_credits();
+                }
+                sending.blocked = true;
                 break;
             }
             let mut exposer = Exposer { core: self, sending: &mut sending };

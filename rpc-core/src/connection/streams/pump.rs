@@ -9,6 +9,7 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
+use super::poll_share;
 use crate::connection::calls::too_large;
 use crate::connection::{Connection, Role};
 use crate::context::Context;
@@ -128,6 +129,10 @@ impl<S: Source> Pump<S> {
         while u64::from(batch.count()) < room && batch.has_room(0) {
             let before = batch.len();
             if before >= limit {
+                break;
+            }
+            if poll_share(batch.count().into(), cx).is_pending() {
+                waits = true;
                 break;
             }
             if self.next.is_none() {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Ended};
+use super::poll_share;
 use crate::payload::Decoder;
 use crate::proto::wire::{ItemHead, Items, WireError};
 use crate::status::{Blame, Code, Executed, Status};
@@ -35,18 +36,24 @@ impl Reader {
         &self.streams
     }
 
-    /// Reads the next item, if its message is there. `Err`: how the stream has ended.
+    /// Reads the next item. `None`: the next message [must come](Self::poll) first. `Err`: how the stream has ended.
     #[inline]
-    pub(crate) fn read<R>(&mut self, read: impl FnOnce(&mut Decoder) -> R) -> Option<Result<R, Ended>> {
-        let item = match self.items.next_item()? {
-            Ok(item) => read(item),
-            Err(error) => return Some(Err(self.malformed(&error))),
+    pub(crate) fn read<R>(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        read: impl FnOnce(&mut Decoder) -> R,
+    ) -> Poll<Option<Result<R, Ended>>> {
+        ready!(poll_share(self.taken, cx));
+        let item = match self.items.next_item() {
+            Some(Ok(item)) => read(item),
+            Some(Err(error)) => return Poll::Ready(Some(Err(self.malformed(&error)))),
+            None => return Poll::Ready(None),
         };
         self.taken += 1;
         if self.taken >= OFTEN {
             self.tell(0);
         }
-        Some(Ok(item))
+        Poll::Ready(Some(Ok(item)))
     }
 
     /// Goes on with the next message, when all items of the last were [read](Self::read). `Err`: how the stream has ended; that

@@ -1,0 +1,31 @@
+//! What comes about once, for tasks that wait for it and for those that only look.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::Notify;
+
+#[derive(Debug, Default)]
+pub(super) struct Signal {
+    given: AtomicBool,
+    told: Notify,
+}
+
+impl Signal {
+    pub(super) fn give(&self) {
+        self.given.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    pub(super) fn is_given(&self) -> bool {
+        self.given.load(Ordering::Acquire)
+    }
+
+    /// Resolves when it has been given.
+    pub(super) async fn wait(&self) {
+        // Is told of what happens from now on.
+        let told = self.told.notified();
+        if !self.is_given() {
+            told.await;
+        }
+    }
+}

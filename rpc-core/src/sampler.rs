@@ -1,0 +1,109 @@
+//! Telling what was counted by who has no time to tell it each time.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+/// How often it is told what was counted.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What counts, and tells once a second.
+pub trait Sampled: Send + Sync + 'static {
+    /// Its own, which it gives each time.
+    fn sampler(&self) -> &Sampler;
+
+    /// Tells what was counted since the last time. False if nothing was.
+    fn sample(&self) -> bool;
+}
+
+/// A task that has something sampled for as long as it counts, and not while it is idle.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    runs: AtomicBool,
+}
+
+impl Sampler {
+    /// Something is counted now, or is about to be: begins the task if there is none. One look otherwise, so it may be called
+    /// for each message.
+    pub fn wake<S: Sampled>(&self, runtime: &Handle, sampled: impl FnOnce() -> Weak<S>) {
+        if !self.runs.load(Ordering::Relaxed) && !self.runs.swap(true, Ordering::AcqRel) {
+            runtime.spawn(sample(sampled()));
+        }
+    }
+}
+
+async fn sample(sampled: Weak<impl Sampled>) {
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let Some(sampled) = sampled.upgrade() else { return };
+        if sampled.sample() {
+            continue;
+        }
+        let runs = &sampled.sampler().runs;
+        runs.swap(false, Ordering::AcqRel);
+        // What was counted just before has been left to this task, and what is counted after it begins another.
+        if !sampled.sample() || runs.swap(true, Ordering::AcqRel) {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count {
+        sampler: Sampler,
+        left: AtomicU32,
+        samples: AtomicU32,
+    }
+
+    impl Count {
+        fn wake(self: &Arc<Self>) {
+            self.sampler.wake(&Handle::current(), || Arc::downgrade(self));
+        }
+    }
+
+    impl Sampled for Count {
+        fn sampler(&self) -> &Sampler {
+            &self.sampler
+        }
+
+        fn sample(&self) -> bool {
+            self.samples.fetch_add(1, Ordering::Relaxed);
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_counts_is_sampled_once_a_second_until_it_is_idle_and_again_later() {
+        let count = Arc::new(Count::default());
+        for (left, samples) in [(3, 3 + 2), (0, 7), (1, 10)] {
+            count.left.store(left, Ordering::Relaxed);
+            count.wake();
+            count.wake();
+            tokio::time::sleep(100 * EVERY).await;
+            assert_eq!(count.samples.load(Ordering::Relaxed), samples);
+        }
+        count.wake();
+        drop(count);
+    }
+
+    /// What is counted between the last look and the task's end.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_counted_as_the_task_ends_is_not_left() {
+        let count = Arc::new(Count::default());
+        count.wake();
+        tokio::time::sleep(EVERY / 2).await;
+        count.left.store(1, Ordering::Relaxed);
+        count.wake();
+        tokio::time::sleep(EVERY).await;
+        assert_eq!(count.left.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,14 @@
+//! What goes around calls, over an RDMA device: the suites that run over TCP otherwise, as they are.
+//!
+//! Runs in the VM, as `cargo xtask test vm` does it.
+
+#![expect(clippy::duplicate_mod, reason = "each suite is a program by itself, and has what it needs")]
+
+#[path = "../metadata.rs"]
+mod metadata;
+#[path = "../middleware.rs"]
+mod middleware;
+#[path = "../tower.rs"]
+mod tower_layers;
+#[path = "../trace.rs"]
+mod trace;

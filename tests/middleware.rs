@@ -150,8 +150,8 @@ fn noting(
 }
 
 async fn over_network(service: impl farcall_core::service::Service) -> Channel {
-    let server = Server::builder().add(service).bind("127.0.0.1:0").await.unwrap();
-    let address = format!("{}://{}", over::scheme(), server.local_addr());
+    let server = Server::builder().config(over::config()).add(service).bind("127.0.0.1:0").await.unwrap();
+    let address = over::address(server.local_addr());
     tokio::spawn(server.serve());
     Channel::connect(&address).await.unwrap()
 }
@@ -182,8 +182,8 @@ async fn what_is_added_last_comes_first() {
     let service =
         ShopServer::new(Corner::default()).intercept(noting("s1", &log)).intercept(noting("s2", &log));
     let server = Server::builder().add(service).intercept(noting("s3", &log)).intercept(noting("s4", &log));
-    let server = server.bind("127.0.0.1:0").await.unwrap();
-    let address = format!("{}://{}", over::scheme(), server.local_addr());
+    let server = server.config(over::config()).bind("127.0.0.1:0").await.unwrap();
+    let address = over::address(server.local_addr());
     tokio::spawn(server.serve());
     let channel = Channel::connect(&address).await.unwrap();
     let channel = channel.intercept(noting("c1", &log)).intercept(noting("c2", &log));

@@ -1,7 +1,5 @@
 //! Layers of `tower` around clients, services and servers.
 
-mod over;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -96,7 +94,7 @@ async fn what_is_shed_is_exhausted() {
     let stack = ServiceBuilder::new().load_shed().concurrency_limit(1);
     let server = Server::builder().add(CounterServer::new(tally.clone())).layer(stack);
     let server = server.bind("127.0.0.1:0").await.unwrap();
-    let address = format!("{}://{}", over::scheme(), server.local_addr());
+    let address = format!("tcp://{}", server.local_addr());
     tokio::spawn(server.serve());
     let client = CounterClient::new(Channel::connect(&address).await.unwrap());
     let waits = tokio::spawn(client.wait().into_future());
@@ -113,7 +111,7 @@ async fn a_limit_of_a_server_holds_for_all_clients_and_streams() {
     let tally = Tally::default();
     let server = Server::builder().add(CounterServer::new(tally.clone()));
     let server = server.layer(ServiceBuilder::new().concurrency_limit(1)).bind("127.0.0.1:0").await.unwrap();
-    let address = format!("{}://{}", over::scheme(), server.local_addr());
+    let address = format!("tcp://{}", server.local_addr());
     tokio::spawn(server.serve());
     let one = CounterClient::new(Channel::connect(&address).await.unwrap());
     let two = CounterClient::new(Channel::connect(&address).await.unwrap());
@@ -200,7 +198,7 @@ async fn a_channel_is_a_service() {
 
     async fn channel(tally: Tally) -> Channel {
         let server = Server::builder().add(CounterServer::new(tally)).bind("127.0.0.1:0").await.unwrap();
-        let address = format!("{}://{}", over::scheme(), server.local_addr());
+        let address = format!("tcp://{}", server.local_addr());
         tokio::spawn(server.serve());
         Channel::connect(&address).await.unwrap()
     }

@@ -153,10 +153,10 @@ fn traced(hop: Hop) -> NodeClient {
 async fn a_call_has_a_span_on_each_side() {
     let (recorder, _guard) = recorder();
     let server = Server::builder().add(NodeServer::new(Hop::default())).intercept(trace::server);
-    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let server = server.config(over::config()).bind("127.0.0.1:0").await.unwrap();
     let address = server.local_addr();
     tokio::spawn(server.serve());
-    let channel = Channel::connect(&format!("{}://{address}", over::scheme())).await.unwrap();
+    let channel = Channel::connect(&over::address(address)).await.unwrap();
     let parent = NodeClient::new(channel.intercept(trace::client)).parent().await.unwrap();
 
     let (client, server) = (recorder.one("client"), recorder.one("server"));
@@ -168,7 +168,7 @@ async fn a_call_has_a_span_on_each_side() {
         assert!(span.closed);
     }
     assert_eq!(client.fields["network.peer.address"], address.to_string());
-    assert_eq!(client.fields["network.transport"], over::scheme());
+    assert_eq!(client.fields["network.transport"], over::transport());
     assert!(server.fields["network.peer.address"].starts_with("127.0.0.1:"));
     assert_eq!(client.fields["trace_id"], server.fields["trace_id"]);
     let sent = format!("00-{}-{}-01", client.fields["trace_id"], client.fields["span_id"]);

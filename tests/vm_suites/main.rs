@@ -8,7 +8,5 @@
 mod metadata;
 #[path = "../middleware.rs"]
 mod middleware;
-#[path = "../tower.rs"]
-mod tower_layers;
 #[path = "../trace.rs"]
 mod trace;

@@ -9,6 +9,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
+use farcall_core::compress::Compression;
 use farcall_core::config::Policy;
 use farcall_core::connection::{Connection, Transport};
 #[cfg(feature = "tower")]
@@ -218,6 +219,13 @@ impl ChannelBuilder {
     /// place of failing. [`connect`](Self::connect) itself does not wait; [`connect_lazy`](Self::connect_lazy) need not.
     pub fn wait_for_ready(mut self, wait: bool) -> Self {
         self.config.calls.wait_for_ready = wait;
+        self
+    }
+
+    /// What calls, and the streams that they take along, are compressed by that [say](crate::Call::compress) nothing else. If this
+    /// build lacks it, it does not connect.
+    pub fn compress(mut self, by: Compression) -> Self {
+        self.config.calls.compress = by;
         self
     }
 

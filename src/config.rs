@@ -88,6 +88,7 @@ impl Config {
         let wrong = |why: String| ConfigError::new(format!("configuration: {why}"));
         self.limits.check().map_err(wrong)?;
         self.liveness.check().map_err(wrong)?;
+        self.calls.check().map_err(wrong)?;
         #[cfg(feature = "tcp")]
         self.tcp.check().map_err(wrong)?;
         #[cfg(feature = "rdma")]

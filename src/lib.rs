@@ -172,10 +172,51 @@
 //! the same. With the feature `tower` its layers go there, too. See [`middleware`]; [`trace`] has two that make spans, and pass
 //! traces on as the W3C says.
 //!
+//! # Compression
+//!
+//! With the features `zstd` and `lz4`, arguments, results and items can be compressed ([`Compression`]): of a call
+//! ([`Call::compress`], [`StreamCall::compress`]), by a handler ([`Context::compress`], for each item anew if it likes), of a [service](middleware::ServiceExt::compress), of a
+//! [channel](ChannelBuilder::compress) or [server](ServerBuilder::compress), or by the configuration ([`Calls::compress`]). It needs
+//! no agreement: a peer that can't read it gets what is said as it is. Nothing is decompressed that would be longer than
+//! [`Limits::max_message`].
+//!
+#![cfg_attr(all(feature = "tcp", feature = "zstd", feature = "lz4"), doc = "```")]
+#![cfg_attr(not(all(feature = "tcp", feature = "zstd", feature = "lz4")), doc = "```ignore")]
+//! use farcall::{Channel, Compression, Context, Server};
+//!
+//! #[farcall::service]
+//! trait Wiki {
+//!     async fn translate(&self, cx: &Context, text: String) -> farcall::Result<String>;
+//! }
+//!
+//! struct Translators;
+//!
+//! impl Wiki for Translators {
+//!     async fn translate(&self, cx: &Context, text: String) -> farcall::Result<String> {
+//!         assert_eq!(cx.compression(), Compression::Zstd);
+//!         cx.compress(Compression::Lz4)?;
+//!         Ok(text.to_uppercase())
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Server::builder().add(WikiServer::new(Translators)).bind("127.0.0.1:0").await?;
+//! # let address = format!("farcall://{}", server.local_addr());
+//! # tokio::spawn(server.serve());
+//! let channel = Channel::builder().compress(Compression::Zstd).connect(&address).await?;
+//! let wiki = WikiClient::new(&channel);
+//! let response = wiki.translate("so long ".repeat(1000)).with_response().await?;
+//! assert_eq!(response.compression, Compression::Lz4);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Features
 //!
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
 //!   runs, if it is there.
+//! - `zstd`, `lz4`: [compression](#compression). To build `zstd` a C compiler is needed; `lz4` is Rust, without `unsafe`.
 //! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
@@ -206,6 +247,7 @@ pub use farcall_core::client::{
     Call, CallFuture, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall, StreamFuture,
 };
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
+pub use farcall_core::compress::Compression;
 pub use farcall_core::config::{Calls, Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};

@@ -58,5 +58,7 @@
 
 #[cfg(feature = "tower")]
 pub use farcall_core::middleware::Middleware;
-pub use farcall_core::middleware::{Extensions, Layered, Next, Request, Response, ServiceExt, StreamEnd};
+pub use farcall_core::middleware::{
+    Compressed, Extensions, Layered, Next, Request, Response, ServiceExt, StreamEnd,
+};
 pub use farcall_core::service::Kind;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farcall_core::compress::Compression;
 use farcall_core::connection::Connection;
 #[cfg(feature = "tower")]
 use farcall_core::middleware::Middleware;
@@ -128,6 +129,14 @@ impl ServerBuilder {
         L::Service: Middleware,
     {
         self.stack = Some(self.stack.unwrap_or_default().layer(layer));
+        self
+    }
+
+    /// What the answers of all services are compressed by, streams included, where neither
+    /// [service](crate::middleware::ServiceExt::compress) nor [handler](crate::Context::compress) says otherwise. If this build
+    /// lacks it, it does not bind. [`config`](Self::config) sets it anew.
+    pub fn compress(mut self, by: Compression) -> Self {
+        self.config.calls.compress = by;
         self
     }
 

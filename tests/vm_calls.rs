@@ -8,7 +8,7 @@ mod recorder;
 
 use std::time::Duration;
 
-use farcall::{Bytes, Channel, Code, Config, Executed, Handle, Policy, Server, rdma};
+use farcall::{Bytes, Channel, Code, Compression, Config, Executed, Handle, Policy, Server, rdma};
 
 use recorder::Counts;
 
@@ -134,6 +134,35 @@ async fn mixed_calls_of_many_tasks_get_their_own_answers() {
     }
     assert!(counter("sent_pkts") > packets + calls as u64, "the device's own counter must have moved");
     assert_eq!(server.connections().len(), CONNECTIONS);
+}
+
+#[tokio::test]
+async fn compressed_calls_travel_by_the_device_in_fewer_bytes() {
+    let server = Server::builder().add(MixServer::new(Mixer)).config(config()).compress(Compression::Zstd);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("rdma://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::builder().config(config()).compress(Compression::Lz4);
+    let channel = channel.connect(&address).await.unwrap();
+    let mix = MixClient::new(&channel);
+    let connection = channel.connection().await.unwrap();
+    for len in [1500, 20_000, 1 << 20] {
+        let content = made(len, 1);
+        let response = mix.turn(content.clone(), 4).with_response().await.unwrap();
+        assert_eq!((response.value, response.compression), (turned(&content, 4), Compression::Zstd));
+    }
+    // It is of a kind that becomes much shorter.
+    let moved = connection.traffic().upgraded;
+    assert!(moved.bytes_sent < 50_000 && moved.bytes_received < 50_000, "{moved:?}");
+
+    // Of this a half stays, which is long enough to be read by the other side.
+    let mut noise = fastrand::Rng::with_seed(1);
+    let content: Bytes = (0..1 << 20).map(|i| if i % 2000 < 1000 { noise.u8(..) } else { 0 }).collect();
+    for _ in 0..10 {
+        let response = mix.turn(content.clone(), 0).with_response().await.unwrap();
+        assert_eq!((response.value, response.compression), (content.clone(), Compression::Zstd));
+    }
+    assert_eq!(channel.transport().await.unwrap().name, "rdma");
 }
 
 #[tokio::test]

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compress::Compression;
+use crate::status::Status;
+
 /// What one side accepts from the other. Each side tells its peer, which keeps to it: a message over a limit is not sent,
 /// and its call fails with RESOURCE_EXHAUSTED and a message that names the setting and the side. All limits but
 /// `connections` are per connection. Results are held against the client's limits, arguments against the server's.
@@ -154,11 +157,24 @@ pub struct Calls {
     /// A server's: whether its clients learn what the statuses that its handlers return were [caused
     /// by](crate::status::Status::with_source). Default true; false is for one that strangers call.
     pub causes: bool,
+    /// What this side compresses: a client the arguments of its calls, a server its results, streams included, where the call
+    /// or the handler does not say otherwise. `none`, `lz4` or `zstd`, of which the latter two are features of the crate.
+    /// Default `none`.
+    pub compress: Compression,
+}
+
+impl Calls {
+    /// Says what is wrong with it, if anything is.
+    pub fn check(&self) -> Result<(), String> {
+        let wrong =
+            |status: Status| format!("calls.compress = \"{}\": {}", self.compress.name(), status.message());
+        self.compress.check().map_err(wrong)
+    }
 }
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { wait_for_ready: false, causes: true }
+        Self { wait_for_ready: false, causes: true, compress: Compression::None }
     }
 }
 

@@ -18,10 +18,12 @@ pub(crate) use draining::Drain;
 pub(crate) use ended::Parent;
 
 use self::signal::Signal;
+use crate::compress::{Choice, Compression};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::Extensions;
 use crate::payload::Payload;
 use crate::service::{Reply, WithMetadata};
+use crate::status::{Blame, Status};
 use crate::stream::Streams;
 
 /// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
@@ -76,19 +78,25 @@ pub(crate) struct Shared {
     streams: Mutex<Option<Streams>>,
     /// What middleware has put there.
     extensions: Extensions,
+    /// What the request was compressed by.
+    compression: Compression,
+    /// What the answer is to be.
+    choice: Choice,
     /// Before its handler was done.
     ended: Signal,
 }
 
 impl Shared {
     /// Of a call that has these.
-    pub(crate) fn new(metadata: Metadata, streams: Option<Streams>) -> Arc<Self> {
+    pub(crate) fn new(metadata: Metadata, streams: Option<Streams>, compression: Compression) -> Arc<Self> {
         let answer = Mutex::new(Some(AnswerMetadata::default()));
         Arc::new(Self {
             metadata,
             answer,
             streams: Mutex::new(streams),
             extensions: Extensions::default(),
+            compression,
+            choice: Choice::new(None),
             ended: Signal::default(),
         })
     }
@@ -100,14 +108,16 @@ impl Shared {
     #[cold]
     fn answered(&self, reply: &mut Reply) {
         let mut metadata = self.answer().take().unwrap_or_default();
-        if !metadata.is_empty() {
+        let compression = self.choice.get();
+        if !metadata.is_empty() || compression.is_some() {
             *reply = match std::mem::replace(reply, Reply::Ok(Payload::default())) {
                 Reply::With(mut with) => {
                     metadata.extend(&with.metadata);
                     with.metadata = metadata;
+                    with.compression = compression.or(with.compression);
                     Reply::With(with)
                 }
-                reply => Reply::With(Box::new(WithMetadata { reply, metadata })),
+                reply => Reply::With(Box::new(WithMetadata { reply, metadata, compression })),
             };
         }
     }
@@ -160,8 +170,10 @@ impl Context {
 
     /// The context that is current, for a handler: what it sets goes with the answer.
     pub(crate) fn given(mut self) -> Self {
-        let shared =
-            self.shared.or_else(|| SHARED.take()).unwrap_or_else(|| Shared::new(Metadata::new(), None));
+        let shared = self
+            .shared
+            .or_else(|| SHARED.take())
+            .unwrap_or_else(|| Shared::new(Metadata::new(), None, Compression::None));
         SHARED.set(Some(shared.clone()));
         self.shared = Some(shared);
         self
@@ -229,6 +241,56 @@ impl Context {
         }
     }
 
+    /// Has the answer compressed, or not, whatever the server is set to do. Of an answer that is a stream, the items that are
+    /// made from now on. [`Compression`] says when it is not done all the same. In a context that is of no call it has no effect.
+    ///
+    /// ```
+    /// # use farcall_core::compress::Compression;
+    /// # use farcall_core::context::Context;
+    /// # fn handler(cx: &Context) -> farcall_core::status::Result<()> {
+    /// if cx.compression() != Compression::None {
+    ///     cx.compress(cx.compression())?; // as the arguments came
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # handler(&Context::background()).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, if this server was built without it.
+    pub fn compress(&self, by: Compression) -> Result<(), Status> {
+        by.check().map_err(|status| status.with_blame(Blame::Application))?;
+        if let Some(shared) = &self.shared {
+            shared.choice.set(by);
+        }
+        Ok(())
+    }
+
+    /// What the arguments were compressed by on their way.
+    pub fn compression(&self) -> Compression {
+        self.shared.as_ref().map_or(Compression::None, |shared| shared.compression)
+    }
+
+    /// The context that is current, if there is something that its clones share.
+    pub(crate) fn current_shared() -> Option<Self> {
+        let shared = SHARED.take()?;
+        SHARED.set(Some(shared.clone()));
+        Some(Self { call: CURRENT.get()?, shared: Some(shared) })
+    }
+
+    /// Has the answer compressed as that of another context is to be, if that was said.
+    pub(crate) fn choose_as(&self, other: &Self) {
+        if let (Some(shared), Some(by)) = (&self.shared, other.choice()) {
+            shared.choice.set(by);
+        }
+    }
+
+    /// What the answer is to be compressed by, if that was said.
+    pub(crate) fn choice(&self) -> Option<Compression> {
+        self.shared.as_ref()?.choice.get()
+    }
+
     /// What the server's middleware has put there for the handler; see
     /// [`Request::extensions_mut`](crate::middleware::Request::extensions_mut).
     ///
@@ -262,7 +324,9 @@ impl Context {
         let set = self.take_answer();
         let streams = Mutex::new(self.take_streams());
         let answer = Mutex::new(Some(set));
-        let shared = Shared { metadata, answer, streams, extensions, ended: Signal::default() };
+        let (compression, choice) = (self.compression(), Choice::new(self.choice()));
+        let ended = Signal::default();
+        let shared = Shared { metadata, answer, streams, extensions, compression, choice, ended };
         Self { call: About { deadline, ..self.call }, shared: Some(Arc::new(shared)) }
     }
 

@@ -7,6 +7,7 @@ pub mod __private;
 pub mod class;
 pub mod client;
 pub mod codec;
+pub mod compress;
 pub mod config;
 pub mod connection;
 pub mod context;

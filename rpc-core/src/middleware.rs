@@ -16,7 +16,7 @@ pub(crate) use request::Outgoing;
 pub use request::Request;
 pub(crate) use response::OnEnd;
 pub use response::{Response, StreamEnd};
-pub use server::{Layered, ServiceExt, Stack};
+pub use server::{Compressed, Layered, ServiceExt, Stack};
 #[cfg(feature = "tower")]
 pub use tower::Middleware;
 

@@ -1,6 +1,7 @@
 //! The content of a message: a body and the byte strings that travel beside it.
 
 mod body;
+mod packed;
 
 use std::cell::RefCell;
 
@@ -8,6 +9,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 pub(crate) use self::body::Body;
 use self::body::Written;
+pub(crate) use self::packed::Packed;
 use crate::proto::shorts::MAX_SHORT;
 use crate::transport::SHORT_PAYLOAD;
 
@@ -39,6 +41,7 @@ pub struct Payload {
 struct Rest {
     more: Vec<Bytes>,
     attachments: Vec<Bytes>,
+    packed: Option<Packed>,
 }
 
 impl Payload {
@@ -50,7 +53,7 @@ impl Payload {
 
     /// A payload as it arrives: the body in one piece.
     pub fn new(body: Bytes, attachments: Vec<Bytes>) -> Self {
-        let rest = (!attachments.is_empty()).then(|| Box::new(Rest { more: Vec::new(), attachments }));
+        let rest = (!attachments.is_empty()).then(|| Box::new(Rest { attachments, ..Rest::default() }));
         Self { body: Body::Shared(body), rest }
     }
 
@@ -98,13 +101,13 @@ impl Payload {
 
     /// All pieces, in order.
     pub(crate) fn into_pieces(self) -> impl Iterator<Item = Bytes> {
-        let Rest { more, attachments } = self.rest.map_or_else(Rest::default, |rest| *rest);
+        let Rest { more, attachments, .. } = self.rest.map_or_else(Rest::default, |rest| *rest);
         std::iter::once(self.body.into_bytes()).chain(more).chain(attachments)
     }
 
     /// The body in one piece, and the attachments.
     pub(crate) fn into_parts(self) -> (Bytes, Vec<Bytes>) {
-        let Rest { more, attachments } = self.rest.map_or_else(Rest::default, |rest| *rest);
+        let Rest { more, attachments, .. } = self.rest.map_or_else(Rest::default, |rest| *rest);
         let body = if more.is_empty() { self.body.into_bytes() } else { flatten(&self.body, &more) };
         (body, attachments)
     }
@@ -338,7 +341,7 @@ impl Decoder {
 
     /// The message has these attachments.
     pub(crate) fn attach(&mut self, attachments: Vec<Bytes>) {
-        self.rest = Some(Box::new(Rest { more: Vec::new(), attachments }));
+        self.rest = Some(Box::new(Rest { attachments, ..Rest::default() }));
     }
 
     #[cold]

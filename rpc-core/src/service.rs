@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 
+use crate::compress::Compression;
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
@@ -121,15 +122,17 @@ pub enum Reply {
     Status(Status),
     /// The end of a stream that was sent whole, or not: [`Streams::answer`](crate::stream::Streams::answer) gives it.
     End(Sent),
-    /// One of these, with the metadata that the handler has set in its context.
+    /// One of these, with what the handler has set in its context.
     With(Box<WithMetadata>),
 }
 
-/// A [`Reply`] with metadata.
+/// A [`Reply`] with metadata, and with what it is to be compressed by.
 #[derive(Debug)]
 pub struct WithMetadata {
     pub(crate) reply: Reply,
     pub(crate) metadata: AnswerMetadata,
+    /// `None`: as the server is set.
+    pub(crate) compression: Option<Compression>,
 }
 
 /// A handler at work. Boxed once, when the request is decoded, because it may outlive that moment.

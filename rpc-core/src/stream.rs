@@ -11,8 +11,9 @@ use tokio::time::{Instant, Sleep};
 
 use crate::client::{Begun, in_vain};
 use crate::codec::{CodecError, all_read};
-use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader};
-use crate::context::Parent;
+use crate::compress::{Compression, ItemsBy};
+use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader, give_way};
+use crate::context::{Context, Parent};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{OnEnd, StreamEnd};
 use crate::payload::{Decoder, Encoder, Payload};
@@ -227,6 +228,14 @@ impl<T, E> Streaming<T, E> {
         &self.trailers
     }
 
+    /// What the item was compressed by, on its way, that was read last.
+    pub fn compression(&self) -> Compression {
+        match &self.from {
+            Origin::Peer(remote) => remote.reader.compression(),
+            Origin::Local(_) => Compression::None,
+        }
+    }
+
     /// What it comes by; `None` if it is local, or the connection is gone.
     pub fn connection(&self) -> Option<Arc<Connection>> {
         match &self.from {
@@ -413,8 +422,13 @@ impl Streams {
         if let Err(status) = self.0.begin() {
             return Reply::Status(status);
         }
-        let stream = pin!(stream);
-        let mut pump = Pump::new(self.0, Encoded { stream, encode });
+        let (stream, context) = (pin!(stream), Context::current_shared());
+        let choice = context.as_ref().and_then(Context::choice);
+        if self.0.connection().is_some_and(|connection| connection.compresses(choice)) {
+            // Where its request was read others wait, and that may take long.
+            give_way().await;
+        }
+        let mut pump = Pump::new(self.0, Encoded { stream, encode }, ItemsBy::Answer(context));
         match poll_fn(|cx| pump.poll(cx)).await {
             Pumped::Done => Reply::End(Sent(wire::EndReason::Completed)),
             Pumped::Closed => Reply::End(Sent(wire::EndReason::Cancelled)),

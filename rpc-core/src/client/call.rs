@@ -12,6 +12,7 @@ use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
 use crate::class::TrafficClass;
 use crate::codec::Decode;
+use crate::compress::Compression;
 use crate::connection::Answered;
 use crate::context::Context;
 use crate::metadata::{Metadata, MetadataError};
@@ -86,6 +87,7 @@ use crate::status::Status;
 ///   have been is not.
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
 ///   `limits.max_metadata`.
+/// - FAILED_PRECONDITION, if it is to be [compressed](Self::compress) by what this build lacks.
 /// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value can't be one.
 /// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server does not have the method, or has it with another signature, or if it
 ///   is of a version that takes no metadata.
@@ -138,6 +140,13 @@ impl<O, C> Call<O, C> {
     /// the channel's configuration says counts: [`Calls::wait_for_ready`](crate::config::Calls::wait_for_ready).
     pub fn wait_for_ready(self, wait: bool) -> Self {
         Self { prepared: self.prepared.wait_for_ready(wait), ..self }
+    }
+
+    /// Has the arguments compressed, or not, whatever the channel is set to do. [`Compression`] says when that is not done all the
+    /// same, and how the handler answers is its own affair: [`Response::compression`] says it. Where this build lacks `by` the
+    /// call fails, FAILED_PRECONDITION and not executed.
+    pub fn compress(self, by: Compression) -> Self {
+        Self { prepared: self.prepared.compress(by), ..self }
     }
 
     /// Sends a value of this key to the handler, beside the arguments; with others, if it has some already.

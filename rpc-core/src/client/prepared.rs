@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::Stub;
 use super::under_way::UnderWay;
 use crate::class::TrafficClass;
+use crate::compress::Compression;
 use crate::connection::{Rare, Source};
 use crate::context::{Context, Parent};
 use crate::metadata::{Metadata, MetadataError};
@@ -95,16 +96,30 @@ impl Prepared {
         self
     }
 
+    pub(super) fn compress(mut self, by: Compression) -> Self {
+        match by.check() {
+            Ok(()) => self.rare().compression = Some(by),
+            Err(status) => self.fail(|name| status.map_message(|message| format!("{name}: {message}"))),
+        }
+        self
+    }
+
+    /// It is not sent, and ends with this status, which `why` makes of its name; unless there is one already.
+    fn fail(&mut self, why: impl FnOnce(String) -> Status) {
+        if self.arguments.is_ok() {
+            self.arguments = Err(why(self.stub.name_of(self.method)));
+        }
+    }
+
     pub(super) fn edit_metadata(
         mut self,
         edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>,
     ) -> Self {
-        if let Err(error) = edit(&mut self.rare().metadata)
-            && self.arguments.is_ok()
-        {
-            let message = format!("{}: {error}", self.stub.name_of(self.method));
-            let status = Status::new(Code::InvalidArgument, message);
-            self.arguments = Err(status.with_executed(Executed::No).with_blame(Blame::Caller));
+        if let Err(error) = edit(&mut self.rare().metadata) {
+            self.fail(|name| {
+                let status = Status::new(Code::InvalidArgument, format!("{name}: {error}"));
+                status.with_executed(Executed::No).with_blame(Blame::Caller)
+            });
         }
         self
     }

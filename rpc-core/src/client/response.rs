@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::compress::Compression;
 use crate::connection::Connection;
 use crate::metadata::Metadata;
 use crate::status::{Code, Status};
@@ -20,6 +21,8 @@ pub struct Response<T> {
     pub metadata: Metadata,
     /// What it knew when it had the result.
     pub trailers: Metadata,
+    /// What the result was compressed by on its way. Of a stream, [its items](crate::stream::Streaming::compression) say it.
+    pub compression: Compression,
 }
 
 /// What is known of a call besides its result.
@@ -34,14 +37,16 @@ pub struct Parts {
     pub metadata: Metadata,
     /// What it knew when it had the result. Of a call that failed with a status, [`Status::metadata`] are the same.
     pub trailers: Metadata,
+    /// What result or error were compressed by on their way.
+    pub compression: Compression,
 }
 
 impl Parts {
     /// With a result there is a connection that it came by.
     pub(super) fn of_result<T>(self, value: T) -> Result<Response<T>, Status> {
-        let Self { connection, attempts, metadata, trailers } = self;
+        let Self { connection, attempts, metadata, trailers, compression } = self;
         match connection {
-            Some(connection) => Ok(Response { value, connection, attempts, metadata, trailers }),
+            Some(connection) => Ok(Response { value, connection, attempts, metadata, trailers, compression }),
             None => Err(Status::new(Code::Internal, "an answer came by no connection")),
         }
     }

@@ -13,6 +13,7 @@ use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
 use crate::class::TrafficClass;
 use crate::codec::{Decode, from_payload};
+use crate::compress::{Compression, ItemsBy};
 use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
 use crate::context::{Context, Parent};
 use crate::metadata::{Metadata, MetadataError};
@@ -88,6 +89,12 @@ impl<O> StreamCall<O> {
     /// Whether to wait for the server while it can't be reached, as [`Call::wait_for_ready`](super::Call::wait_for_ready) says.
     pub fn wait_for_ready(self, wait: bool) -> Self {
         Self { prepared: self.prepared.wait_for_ready(wait), ..self }
+    }
+
+    /// Has the arguments compressed, or not, as [`Call::compress`](super::Call::compress) does: those of a stream, too.
+    /// [`Streaming::compression`] tells of the items of an answer.
+    pub fn compress(self, by: Compression) -> Self {
+        Self { prepared: self.prepared.compress(by), ..self }
     }
 
     /// Sends a value of this key to the handler, as [`Call::metadata`](super::Call::metadata) does: before all items.
@@ -205,7 +212,8 @@ impl<O> StreamFuture<O> {
     fn begin_pump(&mut self) {
         let Some(streams) = self.call.streams().cloned() else { return };
         if let Some(items) = self.call.take_items() {
-            self.pump = Some(Pump::new(streams.clone(), items));
+            let by = ItemsBy::Same(self.call.compression());
+            self.pump = Some(Pump::new(streams.clone(), items, by));
         }
         if let Some(pump) = &mut self.pump {
             pump.send_by(&streams);

@@ -11,8 +11,9 @@ use tokio::time::{Instant, Sleep};
 
 use super::{Begun, Parts, Stub};
 use crate::codec::{CodecError, Decode, from_payload};
+use crate::compress::Compression;
 use crate::connection::{
-    Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Source,
+    Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Received, Source,
 };
 use crate::context::{Context, Parent, earlier};
 use crate::metadata::{AnswerMetadata, Metadata};
@@ -114,19 +115,22 @@ impl UnderWay {
     /// The metadata that came with an answer that is a stream.
     pub(super) fn initial_metadata(&self) -> Metadata {
         match &self.state {
-            State::Sent(pending) => pending.metadata().map_or_else(Metadata::new, |all| all.initial.clone()),
+            State::Sent(pending) => {
+                pending.received().map_or_else(Metadata::new, |all| all.metadata.initial.clone())
+            }
             _ => Metadata::new(),
         }
     }
 
     /// What is known of the answer besides what it says, which can be asked once.
     pub(super) fn parts(&mut self) -> Parts {
-        let (connection, AnswerMetadata { initial, trailing, .. }) = match &mut self.state {
-            State::Sent(pending) => (Some(pending.connection().clone()), pending.take_metadata()),
+        let (connection, Received { metadata, compression }) = match &mut self.state {
+            State::Sent(pending) => (Some(pending.connection().clone()), pending.take_received()),
             State::Answered(through) => return std::mem::take(&mut through.0),
-            _ => (None, AnswerMetadata::default()),
+            _ => (None, Received::default()),
         };
-        Parts { connection, attempts: self.attempt, metadata: initial, trailers: trailing }
+        let AnswerMetadata { initial, trailing, .. } = metadata;
+        Parts { connection, attempts: self.attempt, metadata: initial, trailers: trailing, compression }
     }
 
     /// The stream that it was answered with through middleware, if so.
@@ -140,6 +144,11 @@ impl UnderWay {
     /// The stream of arguments, once.
     pub(super) fn take_items(&mut self) -> Option<Box<dyn Source>> {
         self.rare.as_mut()?.items.take()
+    }
+
+    /// What it is to be compressed by, if that was said.
+    pub(super) fn compression(&self) -> Option<Compression> {
+        self.rare.as_ref()?.compression
     }
 
     /// Its streams, when it is sent.

@@ -82,12 +82,13 @@ impl Connection {
         let len = payload.short_len()?;
         let max = self.peer_hello.get()?.max_message;
         let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
-        fits.then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
+        (fits && !self.packs(len))
+            .then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
     }
 
     fn reply(&self, call: u64, reply: Reply) -> Message {
         let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
-        let Outgoing { reply, metadata } = self.outgoing(reply);
+        let Outgoing { reply, metadata, compression } = self.outgoing(reply);
         let (verdict, payload) = match reply {
             Reply::Ok(payload) => (Verdict::Ok, payload),
             Reply::Err(payload) => (Verdict::Err, payload),
@@ -95,6 +96,7 @@ impl Connection {
             // Of a stream that had not begun.
             Reply::End(_) | Reply::With(_) => (Verdict::Ok, Payload::default()),
         };
+        let payload = self.packed(compression, payload);
         match response(call, verdict, metadata, payload) {
             Ok(mut message) if message.len() as u64 <= max => {
                 self.stage(&mut message);
@@ -117,7 +119,7 @@ impl Connection {
     /// The END of an answer that is a stream of so many items.
     fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
         let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
-        let Outgoing { reply, metadata } = self.outgoing(reply);
+        let Outgoing { reply, metadata, .. } = self.outgoing(reply);
         let (reason, payload) = match reply {
             Reply::End(sent) => (sent.reason(), Payload::default()),
             Reply::Ok(_) | Reply::With(_) => (EndReason::Completed, Payload::default()),

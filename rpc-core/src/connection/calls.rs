@@ -14,6 +14,7 @@ use super::pending::Place;
 use super::slots::{Refused, Slots};
 use super::streams::{self, CallStreams, Ended, Source};
 use super::{Connection, Role, lock};
+use crate::compress::Compression;
 use crate::context::Parent;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
@@ -80,6 +81,15 @@ pub(crate) struct Rare {
     pub(crate) not_connected: Option<Status>,
     /// What it is made for, unless that is the handler that polls it.
     pub(crate) parent: Option<Parent>,
+    /// `None`: as its channel is set.
+    pub(crate) compression: Option<Compression>,
+}
+
+/// What came with an answer.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    pub(crate) metadata: AnswerMetadata,
+    pub(crate) compression: Compression,
 }
 
 impl Rare {
@@ -92,6 +102,7 @@ impl Rare {
             waits_for_ready: None,
             not_connected: None,
             parent: None,
+            compression: None,
         }
     }
 
@@ -102,13 +113,13 @@ impl Rare {
 
     /// Whether the request says something of it.
     pub(crate) fn is_sent(&self) -> bool {
-        self.kind != Kind::Unary || !self.metadata.is_empty()
+        self.kind != Kind::Unary || !self.metadata.is_empty() || self.compression.is_some()
     }
 
     /// The same for the same call again, without the stream.
     pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, waits_for_ready, .. } = *self;
-        Self { kind, waits_for_ready, metadata: self.metadata.clone(), ..Self::none() }
+        let Self { kind, waits_for_ready, compression, .. } = *self;
+        Self { kind, waits_for_ready, compression, metadata: self.metadata.clone(), ..Self::none() }
     }
 }
 
@@ -206,17 +217,20 @@ impl Connection {
             true => Ok(()),
             false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
         };
-        if let (Some(len), None) = (asked.arguments.short_len(), asked.rare) {
+        if let (Some(len), None) = (asked.arguments.short_len(), asked.rare)
+            && !self.packs(len)
+        {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
-        let &Rare { kind, ref metadata, .. } = asked.rare.unwrap_or(const { &Rare::none() });
+        let &Rare { kind, ref metadata, compression, .. } = asked.rare.unwrap_or(const { &Rare::none() });
         if kind != Kind::Unary && !streams::agreed(peer) {
             return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
         }
         let metadata = block_of_call(metadata, peer)?;
-        let content = Content { metadata, payload: asked.arguments.clone() };
+        let payload = self.packed(compression, asked.arguments.clone());
+        let content = Content { metadata, payload };
         let head =
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
@@ -339,11 +353,16 @@ impl Connection {
     }
 
     /// Reads a RESPONSE. One that is none ends the connection.
-    pub(super) fn understand(&self, message: Bytes, received: &mut Option<Box<AnswerMetadata>>) -> Answered {
-        let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, payload)| {
+    pub(super) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
+        let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, mut payload)| {
             if let Some(block) = metadata {
+                let compression = payload.compression();
                 match self.read_answer_metadata(*block)? {
-                    Ok(metadata) => *received = Some(Box::new(metadata)),
+                    Ok(metadata) => *received = Some(Box::new(Received { metadata, compression })),
+                    Err(status) => return Ok(Err(status)),
+                }
+                match self.unpack_answer(payload)? {
+                    Ok(plain) => payload = plain,
                     Err(status) => return Ok(Err(status)),
                 }
             }
@@ -351,7 +370,7 @@ impl Connection {
                 Verdict::Status => {
                     let status = decode_status(payload.body.into_bytes())?;
                     Err(match received {
-                        Some(received) => status.received_with(received),
+                        Some(received) => status.received_with(&received.metadata),
                         None => status,
                     })
                 }

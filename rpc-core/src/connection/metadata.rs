@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::Connection;
 use super::registry::{Found, refusal};
+use crate::compress::Compression;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::proto::wire::{
     Hello, WireError, decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata,
@@ -20,6 +21,8 @@ pub(super) struct Outgoing {
     pub(super) reply: Reply,
     /// Their block.
     pub(super) metadata: Bytes,
+    /// What the handler wants it compressed by.
+    pub(super) compression: Option<Compression>,
 }
 
 /// No less than stands before metadata and status in an answer.
@@ -28,9 +31,9 @@ const BEFORE_STATUS: u64 = 32;
 impl Connection {
     /// Takes a reply apart. Where its metadata are more than the client takes, that is the answer.
     pub(super) fn outgoing(&self, reply: Reply) -> Outgoing {
-        let WithMetadata { reply, mut metadata } = match reply {
+        let WithMetadata { reply, mut metadata, compression } = match reply {
             Reply::With(with) => *with,
-            reply => WithMetadata { reply, metadata: AnswerMetadata::default() },
+            reply => WithMetadata { reply, metadata: AnswerMetadata::default(), compression: None },
         };
         if let Reply::Status(status) = &reply {
             metadata.trailing.extend(status.metadata());
@@ -40,8 +43,10 @@ impl Connection {
             }
         }
         match self.block_of_answer(&metadata) {
-            Ok(metadata) => Outgoing { reply, metadata },
-            Err(status) => Outgoing { reply: Reply::Status(status), metadata: Bytes::new() },
+            Ok(metadata) => Outgoing { reply, metadata, compression },
+            Err(status) => {
+                Outgoing { reply: Reply::Status(status), metadata: Bytes::new(), compression: None }
+            }
         }
     }
 

@@ -22,6 +22,7 @@ mod keeper;
 mod metadata;
 #[cfg_attr(not(feature = "metrics"), path = "meter_stub.rs")]
 mod meter;
+mod packing;
 mod pending;
 mod receive;
 mod registry;
@@ -42,7 +43,8 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-pub(crate) use calls::{Answered, Asked, NotSent, Rare};
+pub(crate) use calls::{Answered, Asked, NotSent, Rare, Received};
+pub(crate) use packing::give_way;
 pub(crate) use pending::{Line, Pending, Place};
 pub(crate) use registry::Registry;
 pub(crate) use streams::{CallStreams, Encoded, Ended, Pump, Pumped, Reader, Source};
@@ -208,6 +210,7 @@ pub struct Connection {
     streams: streams::Streams,
     running: running::Running,
     living: Arc<alive::Living>,
+    unpacking: Arc<packing::Unpacking>,
     phase: watch::Sender<Phase>,
     /// The [`Stage`] of `phase`, which it is written with.
     stage: AtomicU8,
@@ -269,6 +272,7 @@ impl Connection {
             streams: streams::Streams::default(),
             running: running::Running::default(),
             living: alive::Living::new(concurrent_calls as usize),
+            unpacking: packing::Unpacking::new(&settings.limits),
             phase: watch::Sender::new(Phase::Greeting),
             stage: AtomicU8::new(Stage::Greeting as u8),
             upgrading: watch::Sender::new(Upgrading::Undecided),

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use super::Connection;
-use super::calls::{Answered, Sent};
+use super::calls::{Answered, Received, Sent};
 use super::help::Help;
 use super::slots::{Found, Ticket};
 use super::streams::{self, CallStreams, Ended};
-use crate::metadata::AnswerMetadata;
 use crate::proto::wire::Verdict;
 use crate::status::{Executed, Status};
 
@@ -88,7 +87,7 @@ pub(crate) struct Pending {
 struct Rare {
     streams: Option<Arc<CallStreams>>,
     /// What came with the answer.
-    received: AnswerMetadata,
+    received: Received,
 }
 
 impl Rare {
@@ -120,13 +119,13 @@ impl Pending {
         &self.connection
     }
 
-    /// The metadata that came with the answer, if any.
-    pub(crate) fn metadata(&self) -> Option<&AnswerMetadata> {
+    /// What came with the answer, if anything did.
+    pub(crate) fn received(&self) -> Option<&Received> {
         self.rare.as_ref().map(|rare| &rare.received)
     }
 
-    /// Takes the metadata that came with the answer.
-    pub(crate) fn take_metadata(&mut self) -> AnswerMetadata {
+    /// Takes what came with the answer.
+    pub(crate) fn take_received(&mut self) -> Received {
         self.rare.as_mut().map(|rare| std::mem::take(&mut rare.received)).unwrap_or_default()
     }
 
@@ -186,10 +185,10 @@ impl Pending {
 
     /// Takes what came with the answer. A call keeps its place while its answer is a stream.
     #[cold]
-    fn answered(&mut self, answered: &Answered, received: Option<Box<AnswerMetadata>>) {
+    fn answered(&mut self, answered: &Answered, received: Option<Box<Received>>) {
         let Self { connection, id, rare, .. } = self;
         let rare = rare.get_or_insert_default();
-        rare.received = received.map_or_else(AnswerMetadata::default, |received| *received);
+        rare.received = received.map_or_else(Received::default, |received| *received);
         let Some(streams) = &rare.streams else { return };
         let place = streams.is_answer().then(|| Place(Some(connection.clone())));
         match (answered, place) {

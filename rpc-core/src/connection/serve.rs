@@ -35,7 +35,7 @@ pub(super) struct Job {
     payload: Payload,
     deadline: Option<Instant>,
     attempt: u8,
-    /// What its contexts share, if it has metadata.
+    /// What its contexts share, if it has metadata or streams, or is compressed.
     shared: Option<Arc<Shared>>,
 }
 
@@ -66,39 +66,42 @@ impl Connection {
             0 => None,
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
-        let mut found = find(registry, announced, &head);
-        let shared = match (&found, metadata) {
-            (Ok(found), None) if found.kind() == Kind::Unary => None,
-            (_, metadata) => Some(self.share(call, metadata, &mut found)?),
-        };
-        batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt, shared });
-        Ok(())
+        let found = find(registry, announced, &head);
+        let has_more = metadata.is_some() || !found.as_ref().is_ok_and(|found| found.kind() == Kind::Unary);
+        batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt, shared: None });
+        if has_more { self.share(batch, metadata) } else { Ok(()) }
     }
 
-    /// What the contexts of a call share that has metadata or streams.
+    /// Sees to the last call of a batch, which has metadata or streams, or is compressed: what its contexts share. `Err`: it is
+    /// none.
     #[cold]
-    fn share(
-        &self,
-        call: u64,
-        metadata: Option<Box<Bytes>>,
-        found: &mut Result<Found, Status>,
-    ) -> Result<Arc<Shared>, WireError> {
+    fn share(&self, batch: &mut Batch, metadata: Option<Box<Bytes>>) -> Result<(), WireError> {
+        let Some(mut job) = batch.jobs.pop() else { return Ok(()) };
+        let Job { call, found, payload, .. } = &mut job;
         let metadata = match metadata {
             Some(block) => self.read_metadata(*block, found)?,
             None => Metadata::new(),
         };
+        if let Some(packed) = payload.as_packed()
+            && let Err(too_long) = self.unpacking.admit(packed)?
+            && found.is_ok()
+        {
+            *found = Err(too_long.status("the arguments", "the server's"));
+        }
         let mut streams = None;
         if let Ok(called) = found
             && called.kind() != Kind::Unary
         {
             if self.peer_hello.get().is_some_and(streams::agreed) {
                 // Before anything else of the call is taken in.
-                streams = self.begin_streams(call, called.kind()).map(Streams::new);
+                streams = self.begin_streams(*call, called.kind()).map(Streams::new);
             } else {
                 *found = Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
             }
         }
-        Ok(Shared::new(metadata, streams))
+        job.shared = Some(Shared::new(metadata, streams, payload.compression()));
+        batch.jobs.push(job);
+        Ok(())
     }
 
     /// Begins the calls of a batch that have not begun: they count as running from now on. `Err`: one is of a number that is
@@ -192,6 +195,7 @@ impl Connection {
             match self.short_result(&reply) {
                 // One by itself has nothing to share a lock with.
                 Some((head, body)) if !alone => results.push(FrameType::RESPONSE, call, &head, body),
+                None if self.packs_long(&reply) => self.complete_in_task(call, reply),
                 _ => self.complete(call, reply),
             }
             if results.len() >= ENOUGH {
@@ -230,7 +234,7 @@ impl Connection {
         current.set(&context);
         at_work.call = Some(call);
         let request = Request { context, payload };
-        let future = at_work.future.insert(registry.call(found, request));
+        let future = at_work.future.insert(self.handler(registry, found, request));
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
             Poll::Ready(mut reply) => {
@@ -249,17 +253,32 @@ impl Connection {
         }
     }
 
+    #[inline(always)]
+    fn handler(&self, registry: &Arc<Registry>, found: Found, request: Request) -> HandlerFuture {
+        match request.payload.is_one_piece() {
+            true => registry.call(found, request),
+            false => self.handler_of_any(registry, found, request),
+        }
+    }
+
     /// There are as many handlers as there may be: some of them are cancelled, and will be dropped when the runtime comes to
     /// it. The call waits for that, as long as it has time.
     #[cold]
     fn serve_later(&self, call: u64, found: Found, context: Context, payload: Payload) {
-        let Some(registry) = self.registry.clone() else { return };
+        let (Some(connection), Some(registry)) = (self.me(), self.registry.clone()) else { return };
         let (room, request) = (self.living.clone().room(), Request { context: context.clone(), payload });
         let future = Box::pin(async move {
             let _alive = room.await;
-            registry.call(found, request).await
+            connection.handler(&registry, found, request).await
         });
         self.spawn(call, Handler::new(context, Some(future), None));
+    }
+
+    /// Completes a call whose answer takes long to make, though its handler is done.
+    #[cold]
+    fn complete_in_task(&self, call: u64, reply: Reply) {
+        let done = Box::pin(std::future::ready(reply));
+        self.spawn(call, Handler::new(Context::background(), Some(done), Some(Alive::new(&self.living))));
     }
 
     fn spawn(&self, call: u64, handler: Handler) {

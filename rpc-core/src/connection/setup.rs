@@ -9,6 +9,7 @@ use super::{
     Connection, Phase, Registry, Role, Settings, Upgrading, flusher, keeper, lock, receive, required, streams,
 };
 use crate::class::TrafficClass;
+use crate::compress::Compression;
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
@@ -71,7 +72,10 @@ impl Connection {
         let hello = Hello {
             version_min: VERSION,
             version_max: VERSION,
-            features: wire::features::DESCRIBED | wire::features::STREAMS | wire::features::METADATA,
+            features: wire::features::DESCRIBED
+                | wire::features::STREAMS
+                | wire::features::METADATA
+                | Compression::features(),
             max_frame: self.stream.max_frame() as u32,
             max_message: limits.max_message,
             max_assembly: limits.max_assembly,

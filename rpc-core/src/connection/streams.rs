@@ -10,6 +10,7 @@ mod left;
 mod loom_tests;
 mod pump;
 mod reader;
+mod unpack;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -118,7 +119,14 @@ impl Connection {
         let granted = self.peer_hello.get().map(first_of);
         let granted = granted.filter(|_| sends);
         let first = receives.then_some(FIRST);
-        let streams = Arc::new(CallStreams::new(self.me.clone(), call, self.role, granted, first));
+        let streams = Arc::new(CallStreams::new(
+            self.me.clone(),
+            call,
+            self.role,
+            granted,
+            first,
+            self.unpacking.clone(),
+        ));
         self.streams.add(call, streams.clone());
         Some(streams)
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::client::{Begun, Parts};
+use crate::compress::Compression;
 use crate::connection::{Answered, Connection};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
@@ -20,6 +21,7 @@ pub struct Response {
     attempts: u8,
     metadata: Metadata,
     trailers: Metadata,
+    compression: Compression,
 }
 
 enum Body {
@@ -61,14 +63,14 @@ impl Response {
     /// What a client got.
     pub(crate) fn received(answer: Answered, begun: Option<Begun>, parts: Parts) -> Result<Self, Status> {
         let (verdict, payload) = answer?;
-        let Parts { connection, attempts, metadata, trailers } = parts;
+        let Parts { connection, attempts, metadata, trailers, compression } = parts;
         let body = begun.map_or(Body::Once(verdict, payload), Body::Begun);
-        Ok(Self { body, connection, attempts, metadata, trailers })
+        Ok(Self { body, connection, attempts, metadata, trailers, compression })
     }
 
     /// What it is for the call above the middleware.
     pub(crate) fn into_received(self) -> (Answered, Option<Begun>, Parts) {
-        let Self { body, connection, attempts, metadata, trailers } = self;
+        let Self { body, connection, attempts, metadata, trailers, compression } = self;
         let (answer, begun) = match body {
             Body::Once(verdict, payload) => (Ok((verdict, payload)), None),
             Body::Begun(begun) => {
@@ -79,7 +81,7 @@ impl Response {
                 (Err(status.with_executed(Executed::Maybe).with_blame(Blame::Caller)), None)
             }
         };
-        (answer, begun, Parts { connection, attempts, metadata, trailers })
+        (answer, begun, Parts { connection, attempts, metadata, trailers, compression })
     }
 
     /// What a handler has answered, and the metadata that it has set. Those that are initial stay behind of a status.
@@ -102,7 +104,8 @@ impl Response {
                 }
             }
         };
-        Ok(Self { body, connection: None, attempts: 1, metadata, trailers })
+        let compression = Compression::None;
+        Ok(Self { body, connection: None, attempts: 1, metadata, trailers, compression })
     }
 
     /// What it is for the server.
@@ -118,7 +121,10 @@ impl Response {
             }
         };
         let metadata = AnswerMetadata { initial: metadata, trailing: trailers, ..AnswerMetadata::default() };
-        if metadata.is_empty() { reply } else { Reply::With(Box::new(WithMetadata { reply, metadata })) }
+        if metadata.is_empty() {
+            return reply;
+        }
+        Reply::With(Box::new(WithMetadata { reply, metadata, compression: None }))
     }
 
     /// Whether it is an error of the application's own type.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::request::Arrived;
 use super::{Dispatch, Next, Request, Response};
+use crate::compress::Compression;
 use crate::service::{self, HandlerFuture, Reply, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Result, Status};
 use crate::transport::BoxFuture;
@@ -26,6 +27,7 @@ impl Dispatch for Handlers {
             let reply = match reply {
                 Ok(reply) => {
                     unfinished.done();
+                    outer.choose_as(&context);
                     reply
                 }
                 Err(_) => Reply::Status(late()),
@@ -109,6 +111,35 @@ impl fmt::Debug for Layered {
     }
 }
 
+/// A service whose answers are compressed.
+#[derive(Clone)]
+pub struct Compressed {
+    inner: Arc<dyn Service>,
+    by: Compression,
+}
+
+impl Service for Compressed {
+    fn info(&self) -> &ServiceInfo {
+        self.inner.info()
+    }
+
+    fn call(&self, method: usize, request: service::Request) -> HandlerFuture {
+        let service::Request { context, payload } = request;
+        let context = context.given();
+        match context.compress(self.by) {
+            Ok(()) => self.inner.call(method, service::Request { context, payload }),
+            Err(status) => Box::pin(std::future::ready(Reply::Status(status))),
+        }
+    }
+}
+
+impl fmt::Debug for Compressed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = &self.inner.info().name;
+        f.debug_struct("Compressed").field("service", service).field("by", &self.by).finish()
+    }
+}
+
 /// Middleware for a single service, as in `.add(KvServer::new(store).intercept(check))`.
 ///
 /// It sees calls that have a handler: not those of unknown methods, nor those beyond a limit.
@@ -121,6 +152,12 @@ pub trait ServiceExt: Service + Sized {
         R: Future<Output = Result<Response>> + Send + 'static,
     {
         Stack::default().intercept(by).around(Arc::new(self))
+    }
+
+    /// Has its answers compressed, or not, unless their handlers [say](crate::context::Context::compress) otherwise, and
+    /// whatever the server is set to do. If this build lacks `by`, its calls end FAILED_PRECONDITION, not executed.
+    fn compress(self, by: Compression) -> Compressed {
+        Compressed { inner: Arc::new(self), by }
     }
 
     /// The same with a layer of `tower`.

@@ -25,7 +25,7 @@ type Step = (&'static str, fn(&mut Run) -> Result<()>);
 const STEPS: &[Step] = &[
     ("fmt", Run::fmt),
     ("clippy", Run::clippy),
-    ("test", |run| run.cargo_tests(&["--workspace", "--all-features"])),
+    ("test", Run::tests),
     ("loom", Run::loom),
     ("doc", Run::doc),
     ("deny", Run::deny),
@@ -125,6 +125,12 @@ impl Run {
         // Apart, because what else is built there is none of this workspace's.
         let target = host::target_dir()?.join("peers").display().to_string();
         clippy(&["--manifest-path", PEERS, "--target-dir", &target, "--all-features"])
+    }
+
+    /// All tests, and what a build says of the features that it lacks.
+    fn tests(&mut self) -> Result<()> {
+        self.cargo_tests(&["--workspace", "--all-features"])?;
+        self.cargo_tests(&["--package", "farcall", "--test", "compression"])
     }
 
     /// What threads do to each other, in every order. The models stand beside what they are of; what else is in those

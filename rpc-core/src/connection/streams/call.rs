@@ -14,6 +14,7 @@ use loom::sync::{Mutex, MutexGuard};
 use bytes::{Bytes, BytesMut};
 
 use super::gave_up;
+use crate::connection::packing::Unpacking;
 use crate::connection::pending::Place;
 use crate::connection::slots::exchange;
 use crate::connection::{Connection, Role};
@@ -33,6 +34,8 @@ pub(crate) struct CallStreams {
     call: u64,
     role: Role,
     is_answer: bool,
+    /// Here too, for the connection may go before what came by it is read.
+    unpacking: Arc<Unpacking>,
     state: Mutex<State>,
 }
 
@@ -95,6 +98,7 @@ impl CallStreams {
         role: Role,
         granted: Option<Window>,
         first: Option<Window>,
+        unpacking: Arc<Unpacking>,
     ) -> Self {
         // A client's items come behind its REQUEST.
         let busy = role == Role::Client;
@@ -108,12 +112,16 @@ impl CallStreams {
         });
         let state = State { out, incoming, begun: false, over: false, reply: None, place: None };
         let is_answer = if role == Role::Client { first.is_some() } else { granted.is_some() };
-        Self { connection, call, role, is_answer, state: Mutex::new(state) }
+        Self { connection, call, role, is_answer, unpacking, state: Mutex::new(state) }
     }
 
     /// Whether the call's answer is a stream.
     pub(crate) fn is_answer(&self) -> bool {
         self.is_answer
+    }
+
+    pub(super) fn unpacking(&self) -> &Arc<Unpacking> {
+        &self.unpacking
     }
 
     pub(crate) fn call(&self) -> u64 {

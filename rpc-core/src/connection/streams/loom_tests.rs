@@ -11,8 +11,10 @@ use loom::thread;
 
 use super::call::{CallStreams, Ended, Room};
 use super::{Left, gave_up};
+use crate::config::Limits;
 use crate::connection::Role;
 use crate::connection::handover::{Absorb, Handover, Queued};
+use crate::connection::packing::Unpacking;
 use crate::payload::Payload;
 use crate::proto::message::{Message, Precedence};
 use crate::proto::wire::{FrameType, Stop, Window};
@@ -56,8 +58,9 @@ impl World {
     /// The peer takes so many items at first.
     fn new(items: u64) -> Arc<Self> {
         let granted = Some(Window { items, bytes: 1 << 20 });
-        let [streams, other] =
-            [CALL, OTHER].map(|call| CallStreams::new(Weak::new(), call, Role::Server, granted, None));
+        let unpacking = Unpacking::new(&Limits::default());
+        let [streams, other] = [CALL, OTHER]
+            .map(|call| CallStreams::new(Weak::new(), call, Role::Server, granted, None, unpacking.clone()));
         Arc::new(Self { streams, other, left: Left::default(), sending: Handover::new(Link::default()) })
     }
 

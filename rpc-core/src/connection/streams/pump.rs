@@ -10,6 +10,7 @@ use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
 use super::poll_share;
+use crate::compress::{Compression, ItemsBy};
 use crate::connection::calls::too_large;
 use crate::connection::{Connection, Role};
 use crate::context::Context;
@@ -64,16 +65,17 @@ pub(crate) struct Pump<S> {
     source: Option<S>,
     /// The source was asked for items.
     begun: bool,
-    /// What did not go with the last.
-    next: Option<Payload>,
+    /// What did not go with the last, and what it is to be compressed by.
+    next: Option<(Payload, Option<Compression>)>,
+    by: ItemsBy,
     /// The last message was full of short items: the next will be.
     many: bool,
     end: Option<Pumped>,
 }
 
 impl<S: Source> Pump<S> {
-    pub(crate) fn new(streams: Arc<CallStreams>, source: S) -> Self {
-        Self { streams, source: Some(source), begun: false, next: None, many: false, end: None }
+    pub(crate) fn new(streams: Arc<CallStreams>, source: S, by: ItemsBy) -> Self {
+        Self { streams, source: Some(source), begun: false, next: None, by, many: false, end: None }
     }
 
     pub(crate) fn streams(&self) -> &Arc<CallStreams> {
@@ -125,7 +127,7 @@ impl<S: Source> Pump<S> {
         let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut batch = Batch::new(self.many);
-        let (mut limit, mut waits) = (TOGETHER, false);
+        let (mut limit, mut waits, mut batch_by) = (TOGETHER, false, None);
         while u64::from(batch.count()) < room && batch.has_room(0) {
             let before = batch.len();
             if before >= limit {
@@ -137,8 +139,15 @@ impl<S: Source> Pump<S> {
             }
             if self.next.is_none() {
                 match self.poll_source(cx, batch.write()) {
-                    Poll::Ready(true) if batch.keep(most) => {}
-                    Poll::Ready(true) => self.next = Some(batch.take_off()),
+                    Poll::Ready(true) => {
+                        let by = self.by.now();
+                        let goes_along = batch.is_empty() || by == batch_by;
+                        if goes_along && batch.keep(most) {
+                            batch_by = by;
+                        } else {
+                            self.next = Some((batch.take_off(), by));
+                        }
+                    }
                     ended => {
                         batch.undo();
                         waits = ended.is_pending();
@@ -146,18 +155,20 @@ impl<S: Source> Pump<S> {
                     }
                 }
             }
-            if let Some(item) = self.next.take() {
+            if let Some((item, by)) = self.next.take() {
                 // By reference, and so by itself.
                 let in_pieces = !item.more().is_empty();
-                let fits = !in_pieces && before + Batch::needs(&item) <= most;
+                let goes_along = !in_pieces && (batch.is_empty() || by == batch_by);
+                let fits = goes_along && before + Batch::needs(&item) <= most;
                 if !fits && batch.is_empty() {
-                    self.send(connection, 1, ItemHead::default(), item);
+                    self.send(connection, 1, ItemHead::default(), connection.packed(by, item));
                     return false;
                 }
                 if !fits || !batch.has_room(item.attachments().len()) {
-                    self.next = Some(item);
+                    self.next = Some((item, by));
                     break;
                 }
+                batch_by = by;
                 batch.put(&item);
             }
             if batch.len() - before >= LONG_ITEM && limit < READ && connection.better().is_some() {
@@ -168,7 +179,7 @@ impl<S: Source> Pump<S> {
             let count = batch.count().into();
             let (head, payload) = batch.finish();
             self.many = payload.body_len() >= MANY;
-            self.send(connection, count, head, payload);
+            self.send(connection, count, head, connection.packed(batch_by, payload));
         }
         waits
     }
@@ -211,7 +222,7 @@ impl<S: Source> Pump<S> {
 
 /// An ITEM, unless the peer can't take it.
 fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload) -> Result<Message, Status> {
-    let content = Content { metadata: Bytes::new(), payload };
+    let content = Content::item(payload);
     let unsent = |message: String| {
         Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Application)
     };

@@ -1,5 +1,6 @@
 //! What takes a stream's items, as the application asks for them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
@@ -8,6 +9,8 @@ use tokio::task::coop;
 
 use super::call::{CallStreams, Ended};
 use super::poll_share;
+use super::unpack::Unpack;
+use crate::compress::Compression;
 use crate::payload::Decoder;
 use crate::proto::wire::{ItemHead, Items, WireError};
 use crate::status::{Blame, Code, Executed, Status};
@@ -16,7 +19,6 @@ use crate::status::{Blame, Code, Executed, Status};
 const OFTEN: u64 = 256;
 
 /// The end of a stream that receives. Dropping it is for who has it to tell the peer of.
-#[derive(Debug)]
 pub(crate) struct Reader {
     streams: Arc<CallStreams>,
     /// Those of the message that is being read.
@@ -25,11 +27,18 @@ pub(crate) struct Reader {
     bytes: u64,
     /// How many were taken that the stream does not know of.
     taken: u64,
+    /// The message that is being read, or was, if it is compressed.
+    packed: Option<Box<Unpack>>,
 }
 
 impl Reader {
     pub(crate) fn new(streams: Arc<CallStreams>) -> Self {
-        Self { streams, items: Items::default(), bytes: 0, taken: 0 }
+        Self { streams, items: Items::default(), bytes: 0, taken: 0, packed: None }
+    }
+
+    /// What the last item was compressed by.
+    pub(crate) fn compression(&self) -> Compression {
+        self.packed.as_ref().map_or(Compression::None, |packed| packed.by())
     }
 
     pub(crate) fn streams(&self) -> &Arc<CallStreams> {
@@ -62,7 +71,13 @@ impl Reader {
         let bytes = std::mem::take(&mut self.bytes);
         if bytes > 0 {
             self.items.clear();
+            if let Some(packed) = &mut self.packed {
+                packed.give_back();
+            }
             self.tell(bytes);
+        }
+        if self.packed.as_ref().is_some_and(|packed| packed.is_pending()) {
+            return self.poll_unpacked(cx);
         }
         let budget = ready!(coop::poll_proceed(cx));
         let message = match ready!(self.streams.next(cx)) {
@@ -70,13 +85,32 @@ impl Reader {
             Err(ended) => return Poll::Ready(Err(ended)),
         };
         budget.made_progress();
-        Poll::Ready(self.begin(message).map_err(|error| self.malformed(&error)))
+        match self.begin(message) {
+            Ok(()) => self.poll_unpacked(cx),
+            Err(error) => Poll::Ready(Err(self.malformed(&error))),
+        }
+    }
+
+    /// Goes on with a message that is compressed, if there is one.
+    fn poll_unpacked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Ended>> {
+        if let Some(packed) = &mut self.packed {
+            let (head, content, bytes) = ready!(packed.poll(cx))?;
+            self.items.go_on_in(head, content);
+            self.bytes = bytes;
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn begin(&mut self, message: Bytes) -> Result<(), WireError> {
-        self.bytes = message.len() as u64;
+        let bytes = message.len() as u64;
         let (head, content) = ItemHead::decode(message)?;
-        self.items.go_on_in(head, content);
+        self.packed = None;
+        if content.payload.as_packed().is_some() {
+            self.packed = Some(Unpack::new(&self.streams, head, content.payload, bytes)?);
+        } else {
+            self.items.go_on_in(head, content);
+            self.bytes = bytes;
+        }
         Ok(())
     }
 
@@ -97,5 +131,11 @@ impl Reader {
         }
         let status = Status::new(Code::Internal, format!("an item of the stream: {error}"));
         Ended::Lost(status.with_executed(Executed::Maybe).with_blame(Blame::Peer))
+    }
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader").field("streams", &self.streams).finish_non_exhaustive()
     }
 }

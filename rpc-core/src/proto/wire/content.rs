@@ -5,7 +5,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
 use super::write::{TooLong, cut, len16, put_len32};
-use crate::payload::{LONG_BODY, Payload};
+use crate::compress::Compression;
+use crate::payload::{LONG_BODY, Packed, Payload};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// The length of the fixed part of a REQUEST, before the metadata.
@@ -71,11 +72,12 @@ impl RequestHead {
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
-        let attachments = len16(content.payload.attachments().len(), "request.attachments")?;
+        let attachments = len16(content.attachments(), "request.attachments")?;
         let mut b = [0; REQUEST_PREFIX - 4];
         b[0..2].copy_from_slice(&self.service.to_le_bytes());
         b[2..4].copy_from_slice(&self.method.to_le_bytes());
         b[4] = self.attempt;
+        b[5] = content.payload.compression().to_wire();
         b[6..8].copy_from_slice(&attachments.to_le_bytes());
         b[8..16].copy_from_slice(&self.remaining_us.to_le_bytes());
         out.put_slice(&b);
@@ -137,10 +139,10 @@ impl RequestHead {
         let service = r.u16("request.service")?;
         let method = r.u16("request.method")?;
         let attempt = r.u8("request.attempt")?;
-        reserved(&mut r, "request.reserved")?;
+        let compression = compression(r.u8("request.compression")?)?;
         let attachments = r.u16("request.attachments")?;
         let remaining_us = r.u64("request.remaining")?;
-        let content = Content::decode(r, attachments)?;
+        let content = Content::decode(r, attachments, Some(compression))?;
         Ok((Self { service, method, attempt, remaining_us }, content))
     }
 }
@@ -154,8 +156,8 @@ impl ResponseHead {
     /// Appends all that goes before the body, unless the content has more than [`MAX_ATTACHMENTS`] or a part of
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
-        let [a, b] = len16(content.payload.attachments().len(), "response.attachments")?.to_le_bytes();
-        out.put_slice(&[self.verdict as u8, 0, a, b]);
+        let [a, b] = len16(content.attachments(), "response.attachments")?.to_le_bytes();
+        out.put_slice(&[self.verdict as u8, content.payload.compression().to_wire(), a, b]);
         content.encode_lengths(out)
     }
 
@@ -205,9 +207,12 @@ impl ResponseHead {
             2 => Verdict::Status,
             _ => return Err(WireError::new("response.verdict", "is unknown")),
         };
-        reserved(&mut r, "response.reserved")?;
+        let compression = compression(r.u8("response.compression")?)?;
+        if verdict == Verdict::Status && compression != Compression::None {
+            return Err(WireError::new("response.compression", "is of a status"));
+        }
         let attachments = r.u16("response.attachments")?;
-        Ok((Self { verdict }, Content::decode(r, attachments)?))
+        Ok((Self { verdict }, Content::decode(r, attachments, Some(compression))?))
     }
 }
 
@@ -215,21 +220,37 @@ pub(super) fn reserved(r: &mut Reader, what: &'static str) -> Result<(), WireErr
     if r.u8(what)? == 0 { Ok(()) } else { Err(WireError::new(what, "is not zero")) }
 }
 
+fn compression(number: u8) -> Result<Compression, WireError> {
+    Compression::from_wire(number).ok_or(WireError::new("content.compression", "is unknown"))
+}
+
 /// A metadata block of this length or more has its length in four bytes after this one.
 const LONG_METADATA: u8 = 0xff;
 
 impl Content {
+    /// `None` also says that the payload is not compressed: who takes a plain message looks no further.
     fn boxed_metadata(&self) -> Option<Box<Bytes>> {
-        (!self.metadata.is_empty()).then(|| Box::new(self.metadata.clone()))
+        let is_plain = self.metadata.is_empty() && self.payload.as_packed().is_none();
+        (!is_plain).then(|| Box::new(self.metadata.clone()))
+    }
+
+    /// How many attachments there are, or were before they were compressed.
+    pub(super) fn attachments(&self) -> usize {
+        match self.payload.as_packed() {
+            Some(packed) => packed.attachments().len(),
+            None => self.payload.attachments().len(),
+        }
     }
 
     pub(super) fn lengths_len(&self) -> usize {
         let long = usize::from(self.metadata.len() >= usize::from(LONG_METADATA));
-        4 + 1 + 4 * long + self.metadata.len() + 4 * self.payload.attachments().len()
+        4 + 1 + 4 * long + self.metadata.len() + 4 * self.attachments()
     }
 
     pub(super) fn encode_lengths(&self, out: &mut impl BufMut) -> Result<(), TooLong> {
-        put_len32(out, self.payload.body_len(), "content.body")?;
+        let packed = self.payload.as_packed();
+        let body_len = packed.map_or_else(|| self.payload.body_len(), |packed| packed.body() as usize);
+        put_len32(out, body_len, "content.body")?;
         match u8::try_from(self.metadata.len()) {
             Ok(len) if len < LONG_METADATA => out.put_u8(len),
             _ => {
@@ -241,10 +262,25 @@ impl Content {
         for attachment in self.payload.attachments() {
             put_len32(out, attachment.len(), "content.attachments")?;
         }
+        packed.iter().flat_map(|packed| packed.attachments()).for_each(|len| out.put_u32_le(*len));
         Ok(())
     }
 
-    pub(super) fn decode(mut r: Reader, attachments: u16) -> Result<Self, WireError> {
+    /// The content of an ITEM, which has no room to say elsewhere what it is compressed by.
+    pub fn item(payload: Payload) -> Self {
+        let metadata = match payload.compression() {
+            Compression::None => Bytes::new(),
+            by => Bytes::copy_from_slice(&[by.to_wire()]),
+        };
+        Self { metadata, payload }
+    }
+
+    /// `said`: what it is compressed by. `None`: as [`item`](Self::item) says it.
+    pub(super) fn decode(
+        mut r: Reader,
+        attachments: u16,
+        said: Option<Compression>,
+    ) -> Result<Self, WireError> {
         let body_len = r.u32("content.body")? as usize;
         let metadata_len = match r.u8("content.metadata")? {
             LONG_METADATA => match r.u32("content.metadata")? as usize {
@@ -257,7 +293,19 @@ impl Content {
         };
         let metadata =
             if metadata_len == 0 { Bytes::new() } else { r.bytes(metadata_len, "content.metadata")? };
+        let compression = match (said, &metadata[..]) {
+            (Some(said), _) => said,
+            (None, []) => Compression::None,
+            (None, &[number]) => compression(number)?,
+            (None, _) => return Err(WireError::new("item.metadata", "are no compression")),
+        };
         let count = usize::from(attachments);
+        if compression != Compression::None {
+            let mut lengths = Reader::new(r.bytes(count * 4, "content.attachments")?);
+            let lengths = (0..count).map(|_| lengths.u32("content.attachments"));
+            let packed = Packed::new(compression, body_len as u32, lengths.collect::<Result<_, _>>()?);
+            return Ok(Self { metadata, payload: Payload::packed(r.rest(), packed) });
+        }
         if count == 0 {
             let mut body = r.bytes(body_len, "content.body")?;
             r.finish("content")?;

@@ -22,14 +22,16 @@ pub const MIN_LIMIT: u32 = 1024;
 pub mod features {
     /// Reserved: payloads may carry a CRC32C.
     pub const CHECKSUM: u64 = 1 << 0;
-    /// Reserved: payloads may be compressed.
-    pub const COMPRESSION: u64 = 1 << 1;
+    /// It reads what is compressed by Zstandard.
+    pub const ZSTD: u64 = 1 << 1;
     /// Long messages may be described, for the receiver to read.
     pub const DESCRIBED: u64 = 1 << 2;
     /// Methods may have streams.
     pub const STREAMS: u64 = 1 << 3;
     /// It takes metadata; who has not set it is sent none.
     pub const METADATA: u64 = 1 << 4;
+    /// It reads what is compressed by LZ4.
+    pub const LZ4: u64 = 1 << 5;
 }
 
 /// Something a session can be moved to.

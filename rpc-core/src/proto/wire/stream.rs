@@ -7,6 +7,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::content::{Content, reserved};
 use super::read::{Reader, WireError};
 use super::write::{TooLong, len16};
+use crate::compress::Compression;
 use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
 use crate::spare;
 
@@ -27,7 +28,7 @@ impl ItemHead {
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
         out.put_u16_le(self.more);
-        out.put_u16_le(len16(content.payload.attachments().len(), "item.attachments")?);
+        out.put_u16_le(len16(content.attachments(), "item.attachments")?);
         content.encode_lengths(out)
     }
 
@@ -36,11 +37,7 @@ impl ItemHead {
         let mut r = Reader::new(message);
         let more = r.u16("item.more")?;
         let attachments = r.u16("item.attachments")?;
-        let content = Content::decode(r, attachments)?;
-        if more > 0 && !content.metadata.is_empty() {
-            return Err(WireError::new("item.metadata", "are of several items"));
-        }
-        Ok((Self { more }, content))
+        Ok((Self { more }, Content::decode(r, attachments, None)?))
     }
 
     /// How many items a whole ITEM brings, before anything else of it is read.
@@ -321,7 +318,7 @@ impl EndHead {
         reserved(&mut r, "end.reserved")?;
         let attachments = r.u16("end.attachments")?;
         let items = r.u64("end.items")?;
-        let content = Content::decode(r, attachments)?;
+        let content = Content::decode(r, attachments, Some(Compression::None))?;
         let says_why = matches!(reason, EndReason::Status | EndReason::Error);
         if !says_why && !content.payload.is_empty() {
             return Err(WireError::new("end.body", "is of no use"));

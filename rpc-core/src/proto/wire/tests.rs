@@ -88,6 +88,37 @@ fn what_follows_the_last_field_is_refused() {
     assert_eq!(forms::End::decode(forms::End { head, content }.bytes()).unwrap_err().what, "end.body");
 }
 
+/// In the three that can be. No length says where they end.
+#[test]
+fn compressed_messages_come_back_as_they_were_sent() {
+    let mut rng = Rng::with_seed(SEED);
+    fn comes_back<F: Form>(value: &F) {
+        let whole = value.bytes();
+        assert_eq!(F::decode(whole.clone()).as_ref(), Ok(value), "{}", F::NAME);
+        (0..whole.len()).for_each(|len| survives::<F>(&whole[..len]));
+        assert_ne!(F::decode([&whole[..], b"?"].concat().into()).as_ref(), Ok(value), "{}", F::NAME);
+    }
+    for _ in 0..200 {
+        let packed = forms::packed(&mut rng);
+        let mut request = forms::Request::random(&mut rng);
+        request.content.payload = packed.clone();
+        comes_back(&request);
+        let head = ResponseHead { verdict: [Verdict::Ok, Verdict::Err][rng.usize(..2)] };
+        comes_back(&forms::Response { head, content: request.content });
+        let head = ItemHead { more: rng.u16(..) };
+        comes_back(&forms::Item { head, content: Content::item(packed) });
+    }
+    let item = |metadata: &'static [u8]| {
+        let content = Content { metadata: Bytes::from_static(metadata), payload: Payload::default() };
+        ItemHead::decode(forms::Item { head: ItemHead::default(), content }.bytes())
+            .map(drop)
+            .map_err(|e| e.what)
+    };
+    assert_eq!(item(b"\x02"), Ok(()));
+    assert_eq!(item(b"\x03"), Err("content.compression"));
+    assert_eq!(item(b"\x02\x02"), Err("item.metadata"));
+}
+
 fn batch(items: &[Payload]) -> Bytes {
     let mut batch = Batch::new(false);
     items.iter().for_each(|item| batch.put(item));

@@ -6,8 +6,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use fastrand::Rng;
 
 use super::super::*;
+use crate::compress::Compression;
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::payload::Payload;
+use crate::payload::{Packed, Payload};
 use crate::status::{Blame, Code, Executed, Status};
 
 pub(super) trait Form: Sized + PartialEq + Debug {
@@ -91,6 +92,13 @@ fn bytes(rng: &mut Rng, max: usize) -> Bytes {
 
 fn text(rng: &mut Rng, max: usize) -> String {
     (0..rng.usize(..=max)).map(|_| rng.char(..)).collect()
+}
+
+/// One that looks compressed: what is in it nobody looks at here.
+pub(super) fn packed(rng: &mut Rng) -> Payload {
+    let by = [Compression::Lz4, Compression::Zstd][rng.usize(..2)];
+    let attachments = (0..rng.usize(..4)).map(|_| rng.u32(..)).collect();
+    Payload::packed(bytes(rng, 50), Packed::new(by, rng.u32(..), attachments))
 }
 
 fn content(rng: &mut Rng) -> Content {
@@ -250,13 +258,9 @@ form!(Response, rng => Response {
     head: ResponseHead { verdict: [Verdict::Ok, Verdict::Err, Verdict::Status][rng.usize(..3)] },
     content: content(rng),
 });
-form!(Item, rng => {
-    let mut content = content(rng);
-    let head = ItemHead { more: if rng.bool() { 0 } else { rng.u16(..) } };
-    if head.more > 0 {
-        content.metadata = Bytes::new();
-    }
-    Item { head, content }
+form!(Item, rng => Item {
+    head: ItemHead { more: if rng.bool() { 0 } else { rng.u16(..) } },
+    content: Content::item(content(rng).payload),
 });
 
 impl Form for Metadata {

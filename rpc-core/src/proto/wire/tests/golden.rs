@@ -7,8 +7,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::super::*;
 use super::forms::{End, Form, Item, Request, Response};
+use crate::compress::Compression;
+#[cfg(any(feature = "lz4", feature = "zstd"))]
+use crate::compress::unpack;
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::payload::Payload;
+use crate::payload::{Packed, Payload};
 use crate::proto::message::{Cutting, Expose, Exposing, Message};
 use crate::status::{Code, Status};
 
@@ -119,7 +122,7 @@ fn connecting(v: &mut Vectors) {
     let reserved = Hello {
         version_max: 2,
         features: features::CHECKSUM
-            | features::COMPRESSION
+            | features::ZSTD
             | features::DESCRIBED
             | features::STREAMS
             | features::METADATA,
@@ -171,6 +174,7 @@ fn calls(v: &mut Vectors) {
 
     let ok = Response { head: ResponseHead { verdict: Verdict::Ok }, content: content(b"\x2a", &[b"\xba"]) };
     v.frame("RESPONSE", session(FrameType::RESPONSE, 1, 1, 2), &ok);
+    compressed(v);
     let err = Response { head: ResponseHead { verdict: Verdict::Err }, content: content(b"\x07", &[]) };
     v.frame("RESPONSE with an error", session(FrameType::RESPONSE, 2, 2, 3), &err);
     let body = encode_status(&status());
@@ -185,6 +189,28 @@ fn calls(v: &mut Vectors) {
     v.frame("GOAWAY", session(FrameType::GOAWAY, 0, 4, 5), &first);
     let second = Goaway { last_call: 3, reason: String::new() };
     v.frame("GOAWAY again", session(FrameType::GOAWAY, 0, 5, 5), &second);
+}
+
+/// 20 times `k`, and an attachment of 20 times `v`; 40 times `v`.
+fn compressed(v: &mut Vectors) {
+    let lz4 = Bytes::from_static(b"\x1fk\x01\x00\x00\x19v\x01\x00\x60vvvvvv");
+    let payload = Payload::packed(lz4, Packed::new(Compression::Lz4, 20, vec![20]));
+    #[cfg(feature = "lz4")]
+    assert_eq!(unpack(payload.clone()).unwrap().to_contiguous(), [[b'k'; 20], [b'v'; 20]].concat());
+    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let content = Content { metadata: Bytes::new(), payload: payload.clone() };
+    let request = Request { head, content };
+    v.frame("REQUEST, compressed", session(FrameType::REQUEST, 9, 14, 8), &request);
+    let item = Item { head: ItemHead { more: 0 }, content: Content::item(payload) };
+    v.frame("ITEM, compressed", session(FrameType::ITEM, 6, 14, 13), &item);
+
+    let zstd = Bytes::from_static(b"\x28\xb5\x2f\xfd\x20\x28\x45\x00\x00\x10vv\x01\x00\x1f\x80\x05");
+    let payload = Payload::packed(zstd, Packed::new(Compression::Zstd, 40, Vec::new()));
+    #[cfg(feature = "zstd")]
+    assert_eq!(unpack(payload.clone()).unwrap().to_contiguous(), [b'v'; 40][..]);
+    let content = Content { metadata: Bytes::new(), payload };
+    let response = Response { head: ResponseHead { verdict: Verdict::Ok }, content };
+    v.frame("RESPONSE, compressed", session(FrameType::RESPONSE, 9, 9, 14), &response);
 }
 
 fn answers_with_metadata(v: &mut Vectors, ok: &Response, mut refused: Response) {

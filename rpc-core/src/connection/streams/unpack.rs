@@ -1,0 +1,79 @@
+//! Items that are compressed, on their way to who reads them.
+
+use std::task::{Context as TaskContext, Poll, ready};
+
+use super::call::{CallStreams, Ended};
+use super::gave_up;
+use crate::compress::Compression;
+use crate::connection::packing::{Room, malformed};
+use crate::metadata::AnswerMetadata;
+use crate::payload::Payload;
+use crate::proto::wire::{Content, EndReason, ItemHead, WireError, encode_status};
+use crate::status::{Blame, Executed, Status};
+use crate::transport::BoxFuture;
+
+/// A compressed ITEM, and the room that its items take until they are read.
+pub(super) struct Unpack {
+    by: Compression,
+    head: ItemHead,
+    len: u64,
+    item: Option<BoxFuture<Result<(Payload, Room), Status>>>,
+    room: Option<Room>,
+}
+
+impl Unpack {
+    /// Of an ITEM that has come, with all that was in it, in so many bytes. `Err`: it is none.
+    #[cold]
+    pub(super) fn new(
+        streams: &CallStreams,
+        head: ItemHead,
+        payload: Payload,
+        len: u64,
+    ) -> Result<Box<Self>, WireError> {
+        let (by, is_answer) = (payload.compression(), streams.is_answer());
+        let unpacking = streams.unpacking().clone();
+        let admitted = match payload.as_packed() {
+            Some(packed) => unpacking.admit(packed)?,
+            None => Ok(()),
+        };
+        let item: BoxFuture<_> = Box::pin(async move {
+            let what = "an item of the stream";
+            let whose = if is_answer { "the client's" } else { "the server's" };
+            admitted.map_err(|too_long| too_long.status(what, whose))?;
+            unpacking.unpack(payload).await.ok_or_else(|| malformed(what))
+        });
+        Ok(Box::new(Self { by, head, len, item: Some(item), room: None }))
+    }
+
+    pub(super) fn by(&self) -> Compression {
+        self.by
+    }
+
+    /// Whether it has [given](Self::poll) nothing yet.
+    pub(super) fn is_pending(&self) -> bool {
+        self.item.is_some()
+    }
+
+    /// The ITEM, once, and how many bytes it came in.
+    pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(ItemHead, Content, u64), Ended>> {
+        let Some(unpacking) = &mut self.item else { return Poll::Ready(Err(Ended::Lost(gave_up()))) };
+        let unpacked = ready!(unpacking.as_mut().poll(cx));
+        self.item = None;
+        Poll::Ready(unpacked.map_err(failed).map(|(payload, room)| {
+            self.room = Some(room);
+            (self.head, Content { payload, ..Content::default() }, self.len)
+        }))
+    }
+
+    /// They have been read.
+    pub(super) fn give_back(&mut self) {
+        self.room = None;
+    }
+}
+
+/// The stream ends with this status.
+fn failed(status: Status) -> Ended {
+    let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
+    let payload = Payload::from_body(encode_status(&status));
+    Ended::Said { reason: EndReason::Status, payload, metadata: AnswerMetadata::default() }
+}

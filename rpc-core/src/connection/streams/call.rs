@@ -84,6 +84,8 @@ pub(crate) enum Ended {
 pub(super) enum Room {
     /// So many items.
     Items(u64),
+    /// So many when what is on its way has left.
+    Later(u64),
     /// Not now.
     Wait,
     /// The peer wants no more, or the call is over.
@@ -288,13 +290,12 @@ impl CallStreams {
         if over || out.half.is_stopped() {
             return Room::Closed;
         }
-        match out.half.room() {
-            items if items > 0 && !out.busy => Room::Items(items),
-            _ => {
-                _before = exchange(out.waker.get_or_insert_with(|| cx.waker().clone()), cx);
-                Room::Wait
-            }
+        let items = out.half.room();
+        if items > 0 && !out.busy {
+            return Room::Items(items);
         }
+        _before = exchange(out.waker.get_or_insert_with(|| cx.waker().clone()), cx);
+        if items > 0 { Room::Later(items) } else { Room::Wait }
     }
 
     /// Whether nothing is on its way that END may not follow; if there is, its sender is woken when it has left.

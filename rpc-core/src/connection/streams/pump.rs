@@ -70,12 +70,17 @@ pub(crate) struct Pump<S> {
     by: ItemsBy,
     /// The last message was full of short items: the next will be.
     many: bool,
+    /// The peer reads the last message itself.
+    is_read: bool,
+    /// The next message and how many items it has, made while the peer reads the last.
+    ahead: Option<(u64, Message)>,
     end: Option<Pumped>,
 }
 
 impl<S: Source> Pump<S> {
     pub(crate) fn new(streams: Arc<CallStreams>, source: S, by: ItemsBy) -> Self {
-        Self { streams, source: Some(source), begun: false, next: None, by, many: false, end: None }
+        let (begun, many, is_read) = (false, false, false);
+        Self { streams, source: Some(source), begun, next: None, by, many, is_read, ahead: None, end: None }
     }
 
     pub(crate) fn streams(&self) -> &Arc<CallStreams> {
@@ -98,23 +103,31 @@ impl<S: Source> Pump<S> {
         loop {
             // Others have their turn, too, however fast the source is and the peer.
             let budget = ready!(coop::poll_proceed(cx));
-            let room = match self.streams.room(cx) {
-                Room::Items(room) => room,
-                Room::Wait if self.end.is_none() || self.next.is_some() => return Poll::Pending,
-                Room::Closed if self.end.is_none() => {
-                    self.end_with(Pumped::Closed);
-                    0
+            let (room, may_send) = match self.streams.room(cx) {
+                Room::Items(room) => (room, true),
+                // To make the next message takes as long as a part of the READ.
+                Room::Later(room) if self.is_read && self.is_empty() && self.end.is_none() => (room, false),
+                Room::Later(_) | Room::Wait if self.end.is_none() || !self.is_empty() => {
+                    return Poll::Pending;
                 }
-                Room::Wait | Room::Closed => 0,
+                Room::Closed => {
+                    let end = self.end.take().unwrap_or(Pumped::Closed);
+                    self.end_with(end);
+                    (0, true)
+                }
+                Room::Later(_) | Room::Wait => (0, true),
             };
-            if self.end.is_some() && self.next.is_none() {
+            if self.end.is_some() && self.is_empty() {
                 if !self.streams.is_free(cx) {
                     return Poll::Pending;
                 }
                 return Poll::Ready(self.end.take().unwrap_or(Pumped::Closed));
             }
             let Some(connection) = self.streams.connection() else { return Poll::Ready(Pumped::Closed) };
-            let waits = self.fill_and_send(&connection, room, cx);
+            let waits = self.ahead.is_none() && self.fill(&connection, room, cx);
+            if may_send && let Some((count, message)) = self.ahead.take() {
+                self.send(&connection, count, message);
+            }
             budget.made_progress();
             if waits && self.streams.watch(cx) {
                 return Poll::Pending;
@@ -122,8 +135,13 @@ impl<S: Source> Pump<S> {
         }
     }
 
-    /// Sends what the source has, as one message. True: it has no more now.
-    fn fill_and_send(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
+    /// Whether nothing that was taken of the source is still to be sent.
+    fn is_empty(&self) -> bool {
+        self.next.is_none() && self.ahead.is_none()
+    }
+
+    /// Makes one message of what the source has. True: it has no more now.
+    fn fill(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
         let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut batch = Batch::new(self.many);
@@ -161,7 +179,7 @@ impl<S: Source> Pump<S> {
                 let goes_along = !in_pieces && (batch.is_empty() || by == batch_by);
                 let fits = goes_along && before + Batch::needs(&item) <= most;
                 if !fits && batch.is_empty() {
-                    self.send(connection, 1, ItemHead::default(), connection.packed(by, item));
+                    self.make(connection, 1, ItemHead::default(), connection.packed(by, item));
                     return false;
                 }
                 if !fits || !batch.has_room(item.attachments().len()) {
@@ -179,7 +197,7 @@ impl<S: Source> Pump<S> {
             let count = batch.count().into();
             let (head, payload) = batch.finish();
             self.many = payload.body_len() >= MANY;
-            self.send(connection, count, head, connection.packed(batch_by, payload));
+            self.make(connection, count, head, connection.packed(batch_by, payload));
         }
         waits
     }
@@ -198,25 +216,28 @@ impl<S: Source> Pump<S> {
         Poll::Ready(false)
     }
 
-    fn send(&mut self, connection: &Connection, count: u64, head: ItemHead, payload: Payload) {
+    fn make(&mut self, connection: &Connection, count: u64, head: ItemHead, payload: Payload) {
         match message(connection, self.streams.call(), head, payload) {
-            Ok(message) => {
-                let is_told = message.precedence == Precedence::Told;
-                self.streams.send(count, message, |message| connection.enqueue(message));
-                if is_told {
-                    // Nothing follows before it has left.
-                    connection.flush();
-                } else {
-                    connection.flush_soon();
-                }
-            }
+            Ok(message) => self.ahead = Some((count, message)),
             Err(status) => self.end_with(Pumped::Failed(Reply::Status(status))),
+        }
+    }
+
+    fn send(&mut self, connection: &Connection, count: u64, message: Message) {
+        let is_told = message.precedence == Precedence::Told;
+        self.is_read = !message.bulk.is_empty();
+        self.streams.send(count, message, |message| connection.enqueue(message));
+        if is_told {
+            // Nothing follows before it has left.
+            connection.flush();
+        } else {
+            connection.flush_soon();
         }
     }
 
     /// Nothing more is sent.
     fn end_with(&mut self, end: Pumped) {
-        (self.source, self.next, self.end) = (None, None, Some(end));
+        (self.source, self.next, self.ahead, self.end) = (None, None, None, Some(end));
     }
 }
 

@@ -159,7 +159,8 @@ impl<O> IntoFuture for StreamCall<O> {
 #[must_use = "futures do nothing unless polled"]
 pub struct StreamFuture<O> {
     call: UnderWay,
-    pump: Option<Pump<Box<dyn Source>>>,
+    /// Much longer than the rest, and most calls have none.
+    pump: Option<Box<Pump<Box<dyn Source>>>>,
     finish: Finish<O>,
 }
 
@@ -213,7 +214,7 @@ impl<O> StreamFuture<O> {
         let Some(streams) = self.call.streams().cloned() else { return };
         if let Some(items) = self.call.take_items() {
             let by = ItemsBy::Same(self.call.compression());
-            self.pump = Some(Pump::new(streams.clone(), items, by));
+            self.pump = Some(Box::new(Pump::new(streams.clone(), items, by)));
         }
         if let Some(pump) = &mut self.pump {
             pump.send_by(&streams);
@@ -247,7 +248,7 @@ impl<O> StreamFuture<O> {
     }
 
     /// The answer has begun while arguments are sent: whoever reads the one need not know of the other.
-    fn go_on(&self, mut pump: Pump<Box<dyn Source>>) {
+    fn go_on(&self, mut pump: Box<Pump<Box<dyn Source>>>) {
         let context = Context::current().unwrap_or_else(Context::background);
         let task = context.scope(async move {
             let end = poll_fn(|cx| pump.poll(cx)).await;

@@ -5,7 +5,7 @@
 mod support;
 
 use std::future::Future as _;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
@@ -461,4 +461,29 @@ async fn streams_of_all_kinds_go_on_when_links_die() {
         assert!(links > 5, "{links} links only");
         t.idle().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_message_of_a_stream_is_made_while_the_peer_reads_the_last() {
+    let (fabric, memory) = readable();
+    let settings = || fabric::settings(&fabric, Policy::Auto);
+    let t = streaming::setup_with(settings(), settings());
+    let connection = t.stub.caller().connection().await.unwrap();
+    while connection.transport().why_not_rdma.is_some() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    let taken = Arc::<AtomicUsize>::default();
+    let (taking, reading) = (taken.clone(), memory.clone());
+    // Each is a message, and by then the window has room for several.
+    let items = FromFn(move |_: &mut TaskContext<'_>| {
+        let n = taking.fetch_add(1, Ordering::Relaxed);
+        reading.stall.store(n >= 100, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(bytes(200_000, n))))
+    });
+    tokio::select! {
+        answer = t.load(streaming::SUM, items) => unreachable!("{answer:?}"),
+        () = sleep(Duration::from_secs(1)) => {}
+    }
+    assert_eq!(memory.exposed(), 1);
+    assert_eq!(taken.load(Ordering::Relaxed) - memory.reads.load(Ordering::Relaxed), 2);
 }

@@ -109,11 +109,16 @@ fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
 }
 
 /// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.
-#[inline]
-fn put_varint(out: &mut BytesMut, mut value: u64) {
-    if (0x80..0x4000).contains(&value) {
-        return out.extend_from_slice(&[value as u8 | 0x80, (value >> 7) as u8]);
+#[inline(always)]
+fn put_varint(out: &mut BytesMut, value: u64) {
+    match value {
+        0..0x80 => out.extend_from_slice(&[value as u8]),
+        0x80..0x4000 => out.extend_from_slice(&[value as u8 | 0x80, (value >> 7) as u8]),
+        _ => put_long_varint(out, value),
     }
+}
+
+fn put_long_varint(out: &mut BytesMut, mut value: u64) {
     while value >= 0x80 {
         out.extend_from_slice(&[value as u8 | 0x80]);
         value >>= 7;

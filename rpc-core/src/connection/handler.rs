@@ -84,7 +84,7 @@ pub(super) fn ran(reply: &mut Reply) {
 
 /// What is answered in place of a handler that panicked. `left`: what it has left.
 #[cold]
-pub(super) fn panicked(panic: &(dyn Any + Send), left: Option<HandlerFuture>) -> Reply {
+pub(in crate::connection) fn panicked(panic: &(dyn Any + Send), left: Option<HandlerFuture>) -> Reply {
     // It may panic again when it is dropped; one report is enough.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
     let text = panic.downcast_ref::<&str>().copied();

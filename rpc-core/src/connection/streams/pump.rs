@@ -1,5 +1,7 @@
 //! What gives a stream's items to the connection: as they come, several together, and no more than the peer takes.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
@@ -12,6 +14,7 @@ use super::call::{CallStreams, Room};
 use super::poll_share;
 use crate::compress::{Compression, ItemsBy};
 use crate::connection::calls::too_large;
+use crate::connection::handler::panicked;
 use crate::connection::{Connection, Role};
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
@@ -156,7 +159,7 @@ impl<S: Source> Pump<S> {
                 break;
             }
             if self.next.is_none() {
-                match self.poll_source(cx, batch.write()) {
+                match self.poll_source(connection.role, cx, batch.write()) {
                     Poll::Ready(true) => {
                         let by = self.by.now();
                         let goes_along = batch.is_empty() || by == batch_by;
@@ -202,11 +205,14 @@ impl<S: Source> Pump<S> {
         waits
     }
 
-    /// Encodes the next item. False: there is none, and why is noted.
-    fn poll_source(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
+    /// Encodes the next item. False: there is none, and why is noted. A panic is caught here, for what came before it is still
+    /// to be sent, and the peer would wait for an end.
+    fn poll_source(&mut self, role: Role, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
         let Some(source) = &mut self.source else { return Poll::Ready(false) };
         self.begun = true;
-        let end = match ready!(source.poll_next(cx, out)) {
+        let polled = catch_unwind(AssertUnwindSafe(|| source.poll_next(cx, out)));
+        let polled = polled.unwrap_or_else(|panic| Poll::Ready(Some(Err(stopped_by(&*panic, role)))));
+        let end = match ready!(polled) {
             Some(Ok(())) => return Poll::Ready(true),
             Some(Err(reply)) => Pumped::Failed(reply),
             None => Pumped::Done,
@@ -241,18 +247,35 @@ impl<S: Source> Pump<S> {
     }
 }
 
+/// What a stream ends with whose source has panicked.
+#[cold]
+fn stopped_by(panic: &(dyn Any + Send), role: Role) -> Reply {
+    match role {
+        Role::Server => panicked(panic, None),
+        Role::Client => {
+            let status = Status::new(Code::Internal, "the caller's own stream of arguments panicked");
+            Reply::Status(status.with_executed(Executed::Maybe).with_blame(Blame::Caller))
+        }
+    }
+}
+
 /// An ITEM, unless the peer can't take it.
 fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload) -> Result<Message, Status> {
     let content = Content::item(payload);
+    // A handler has run to here; one that is sent arguments is told to stop.
+    let executed = match connection.role {
+        Role::Client => Executed::Maybe,
+        Role::Server => Executed::Yes,
+    };
     let unsent = |message: String| {
-        Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Application)
+        Status::new(Code::Internal, message).with_executed(executed).with_blame(Blame::Application)
     };
     let head = Head::item(head, &content).map_err(|why: TooLong| unsent(format!("an item: {why}")))?;
     let mut message = Message::with_payload(FrameType::ITEM, call, head, content.payload);
     let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message);
     if message.len() as u64 > most {
         let whose = connection.whose_limits();
-        return Err(too_large("an item of a stream", message.len(), most, whose).with_executed(Executed::Yes));
+        return Err(too_large("an item of a stream", message.len(), most, whose).with_executed(executed));
     }
     if message.len() > ANY_FRAME {
         message.precedence = Precedence::Told;

@@ -145,41 +145,66 @@ impl<S: Source> Pump<S> {
 
     /// Makes one message of what the source has. True: it has no more now.
     fn fill(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
+        let (mut batch, mut by) = (Batch::new(self.many), None);
+        // What came before a panic is still to be sent, and the peer would wait for an end.
+        let put =
+            catch_unwind(AssertUnwindSafe(|| self.put_items(connection, room, &mut batch, &mut by, cx)));
+        let waits = put.unwrap_or_else(|panic| {
+            batch.undo();
+            self.source = None;
+            self.end = Some(Pumped::Failed(stopped_by(&*panic, connection.role)));
+            false
+        });
+        if !batch.is_empty() {
+            let count = batch.count().into();
+            let (head, payload) = batch.finish();
+            self.many = payload.body_len() >= MANY;
+            self.make(connection, count, head, connection.packed(by, payload));
+        }
+        waits
+    }
+
+    /// Puts items together that go by the same compression. One that must go by itself becomes a message if it is the first.
+    fn put_items(
+        &mut self,
+        connection: &Connection,
+        room: u64,
+        batch: &mut Batch,
+        batch_by: &mut Option<Compression>,
+        cx: &mut TaskContext<'_>,
+    ) -> bool {
         let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let mut batch = Batch::new(self.many);
-        let (mut limit, mut waits, mut batch_by) = (TOGETHER, false, None);
+        let mut limit = TOGETHER;
         while u64::from(batch.count()) < room && batch.has_room(0) {
             let before = batch.len();
             if before >= limit {
                 break;
             }
             if poll_share(batch.count().into(), cx).is_pending() {
-                waits = true;
-                break;
+                return true;
             }
             if self.next.is_none() {
-                match self.poll_source(connection.role, cx, batch.write()) {
+                match self.poll_source(cx, batch.write()) {
                     Poll::Ready(true) => {
                         let by = self.by.now();
-                        let goes_along = batch.is_empty() || by == batch_by;
+                        let goes_along = batch.is_empty() || by == *batch_by;
                         if goes_along && batch.keep(most) {
-                            batch_by = by;
+                            *batch_by = by;
                         } else {
                             self.next = Some((batch.take_off(), by));
                         }
                     }
                     ended => {
                         batch.undo();
-                        waits = ended.is_pending();
-                        break;
+                        return ended.is_pending();
                     }
                 }
             }
             if let Some((item, by)) = self.next.take() {
                 // By reference, and so by itself.
                 let in_pieces = !item.more().is_empty();
-                let goes_along = !in_pieces && (batch.is_empty() || by == batch_by);
+                let goes_along = !in_pieces && (batch.is_empty() || by == *batch_by);
                 let fits = goes_along && before + Batch::needs(&item) <= most;
                 if !fits && batch.is_empty() {
                     self.make(connection, 1, ItemHead::default(), connection.packed(by, item));
@@ -189,30 +214,21 @@ impl<S: Source> Pump<S> {
                     self.next = Some((item, by));
                     break;
                 }
-                batch_by = by;
+                *batch_by = by;
                 batch.put(&item);
             }
             if batch.len() - before >= LONG_ITEM && limit < READ && connection.better().is_some() {
                 limit = READ;
             }
         }
-        if !batch.is_empty() {
-            let count = batch.count().into();
-            let (head, payload) = batch.finish();
-            self.many = payload.body_len() >= MANY;
-            self.make(connection, count, head, connection.packed(batch_by, payload));
-        }
-        waits
+        false
     }
 
-    /// Encodes the next item. False: there is none, and why is noted. A panic is caught here, for what came before it is still
-    /// to be sent, and the peer would wait for an end.
-    fn poll_source(&mut self, role: Role, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
+    /// Encodes the next item. False: there is none, and why is noted.
+    fn poll_source(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
         let Some(source) = &mut self.source else { return Poll::Ready(false) };
         self.begun = true;
-        let polled = catch_unwind(AssertUnwindSafe(|| source.poll_next(cx, out)));
-        let polled = polled.unwrap_or_else(|panic| Poll::Ready(Some(Err(stopped_by(&*panic, role)))));
-        let end = match ready!(polled) {
+        let end = match ready!(source.poll_next(cx, out)) {
             Some(Ok(())) => return Poll::Ready(true),
             Some(Err(reply)) => Pumped::Failed(reply),
             None => Pumped::Done,

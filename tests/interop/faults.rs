@@ -15,6 +15,7 @@ use super::*;
 /// What a stream does after its items.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Then {
+    End,
     Stay,
     Panic,
     /// The task does that the handler has spawned.
@@ -63,6 +64,7 @@ impl Faulty for Arc<Server> {
     fn count(&self, to: u32, then: Then) -> impl Stream<Item = Result<u32>> {
         let (sender, numbers) = stream::channel(to as usize + 1);
         match then {
+            Then::End => Streaming::new(stream::iter((0..to).map(Ok))),
             Then::Stay => {
                 (0..to).for_each(|n| sender.try_send(Ok(n)).unwrap());
                 self.stay.lock().unwrap().push(sender);
@@ -220,6 +222,17 @@ async fn rst_during_data() {
     assert_eq!((status.code(), status.executed()), (Code::Unavailable, Executed::Maybe), "{status}");
     assert_eq!(numbers.end_reason(), Some(EndReason::ConnectionLost));
     assert_eq!(numbers.message().await, Ok(None), "the error was the last item");
+}
+
+/// What had come wholly stays, whatever becomes of its connection before it is read.
+#[tokio::test]
+async fn rst_after_data() {
+    let group = Group::new(&["a"]).await;
+    let mut numbers = group.client.count(3, Then::End).await.unwrap();
+    group.servers[0].1.drain(Duration::from_secs(600)).await;
+    take(&mut numbers, 3).await;
+    assert_eq!(numbers.message().await, Ok(None));
+    assert_eq!(numbers.end_reason(), Some(EndReason::Completed));
 }
 
 /// A server in a process of its own; not a test by itself.

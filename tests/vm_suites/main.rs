@@ -4,6 +4,8 @@
 
 #![expect(clippy::duplicate_mod, reason = "each suite is a program by itself, and has what it needs")]
 
+#[path = "../interop/main.rs"]
+mod interop;
 #[path = "../metadata.rs"]
 mod metadata;
 #[path = "../middleware.rs"]

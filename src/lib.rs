@@ -212,6 +212,29 @@
 //! # }
 //! ```
 //!
+//! # Coming from gRPC
+//!
+//! The kinds of methods, the codes, their details and the rules for metadata are gRPC's, so a service can be moved with its
+//! protobuf messages ([`Prost`]); `tests/interop` has gRPC's own test service and its cases. The protocol is another one, and a
+//! client of gRPC can't call a server of this. What else is different:
+//!
+//! | gRPC | here |
+//! |---|---|
+//! | `OK` is a code | it is `Ok`; a [`Code`] is always an error's |
+//! | a cancelled call gives its client CANCELLED | it is a future: who drops it, or the [`Streaming`] that it gave, gets nothing more |
+//! | `ctx.Done()`; the handler goes on | its future is dropped; what it has spawned asks [`Context::ended`] |
+//! | half-close | the end of the client's stream: of a [`channel`](stream::channel), when the last sender is dropped |
+//! | header of a unary call, readable before its answer | [`Response::metadata`], with the answer; that of a [stream](Streaming::metadata) when it begins |
+//! | `UnaryCall` on the wire | the method's name in Rust, unless `#[rpc(name = "UnaryCall")]` says otherwise |
+//! | a client compresses message by message | call by call; a server may choose for each item ([`Context::compress`]) |
+//! | whatever is asked to be is compressed | not below 1 KiB, and not what would not become shorter ([`Compression`]) |
+//! | messages of 4 MiB, metadata of 8 KiB | 64 MiB and 16 KiB, and the sender looks before it sends: [`Limits`] |
+//! | `MAX_CONCURRENT_STREAMS` | [`Limits::concurrent_calls`]; more calls wait, and their deadlines count |
+//! | `GracefulStop`, GOAWAY | [`Handle::drain`]; calls that had not begun go to the next server of the [`Address`], or end UNAVAILABLE |
+//! | transparent retries, `pick_first` | the same: what was certainly not executed is sent again, and servers are tried in order. Policies of retry and balancing are [middleware]'s and the application's |
+//! | keepalive pings | while calls wait: [`Liveness`]; an idle connection has TCP's |
+//! | a panic in a handler | INTERNAL; the process and the connection stay |
+//!
 //! # Features
 //!
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it

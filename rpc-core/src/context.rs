@@ -241,8 +241,11 @@ impl Context {
         }
     }
 
-    /// Has the answer compressed, or not, whatever the server is set to do. Of an answer that is a stream, the items that are
-    /// made from now on. [`Compression`] says when it is not done all the same. In a context that is of no call it has no effect.
+    /// Has the answer compressed, or not, whatever the server is set to do. [`Compression`] says when it is not done all the same.
+    /// In a context that is of no call it has no effect.
+    ///
+    /// Of an answer that is a stream, it is for the items that are taken from it from now on. To choose item by item, say it
+    /// where the stream makes the item, as in an `iter` of a `map`: a task that feeds a channel is ahead of what is taken.
     ///
     /// ```
     /// # use farcall_core::compress::Compression;

@@ -47,7 +47,8 @@ pub(crate) struct Begun {
 ///
 /// # Errors
 ///
-/// As for a [`Call`](super::Call). A call is not made again by itself once something of its stream of arguments was taken.
+/// As for a [`Call`](super::Call). A call is not made again by itself once something of its stream of arguments was taken. If
+/// that stream panics the call ends, INTERNAL, or CANCELLED where its answer has begun, and its handler is cancelled.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct StreamCall<O> {
     prepared: Prepared,
@@ -91,7 +92,7 @@ impl<O> StreamCall<O> {
         Self { prepared: self.prepared.wait_for_ready(wait), ..self }
     }
 
-    /// Has the arguments compressed, or not, as [`Call::compress`](super::Call::compress) does: those of a stream, too.
+    /// Has the arguments compressed, or not, as [`Call::compress`](super::Call::compress) does: those of a stream, too, all alike.
     /// [`Streaming::compression`] tells of the items of an answer.
     pub fn compress(self, by: Compression) -> Self {
         Self { prepared: self.prepared.compress(by), ..self }

@@ -60,7 +60,7 @@ use proc_macro::TokenStream;
 /// | `async fn load(&self, rows: Streaming<R>, ..) -> Result<T, E>;` | `Result<T, E>` |
 /// | `rows: Streaming<R>` in one of the first two | as there |
 ///
-/// Implementations say `impl Stream`, too; the stream may borrow `&self`. Where a type with a name is needed, trait and
+/// Implementations say `impl Stream`, too; the stream may borrow `&self` and `cx`. Where a type with a name is needed, trait and
 /// implementations say `Streaming<T, E>` instead, which `Streaming::new` makes of any stream that borrows nothing. An item is a `Result`, for every stream can be
 /// cut short: an `Err` is the last item.
 ///

@@ -94,7 +94,6 @@ impl TestService for Tester {
         cx: &Context,
         request: OutputRequest,
     ) -> impl Stream<Item = Result<OutputResponse>> {
-        let cx = cx.clone();
         stream::iter(request.response_parameters.into_iter().map(move |asked| {
             cx.compress(by(asked.compressed.is_some_and(|compressed| compressed.value)))?;
             Ok(OutputResponse { payload: zeros(asked.size) })

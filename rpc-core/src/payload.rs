@@ -310,9 +310,10 @@ impl Decoder {
         Self { copies: Some(Box::default()), ..Self::new(Payload::default()) }
     }
 
-    /// Goes on in this body, in which one message stands behind another. The first is empty.
-    pub(crate) fn go_on_in(&mut self, body: Bytes) {
-        self.is_long = body.len() >= LONG_BODY;
+    /// Goes on in this body, in which one message stands behind another. The first is empty. `alone`: no attachments came with
+    /// it.
+    pub(crate) fn go_on_in(&mut self, body: Bytes, alone: bool) {
+        self.is_long = !alone || body.len() >= LONG_BODY;
         (self.left, self.body, self.rest) = (0, body, None);
         if let Some(copies) = &mut self.copies {
             copies.bytes = Bytes::new();

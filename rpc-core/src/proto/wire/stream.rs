@@ -214,7 +214,7 @@ impl Items {
         let (body, attachments) = content.payload.into_parts();
         self.left = u32::from(head.more) + 1;
         self.is_alone = head.more == 0;
-        self.input.go_on_in(body);
+        self.input.go_on_in(body, attachments.is_empty());
         self.attachments = attachments.into_iter();
     }
 
@@ -234,7 +234,7 @@ impl Items {
     /// Keeps nothing of what was read.
     pub fn clear(&mut self) {
         self.left = 0;
-        self.input.go_on_in(Bytes::new());
+        self.input.go_on_in(Bytes::new(), true);
     }
 
     #[inline]

@@ -234,6 +234,22 @@ fn parts_of_items_are_what_was_sent_and_pin_little() {
 }
 
 #[test]
+fn a_short_part_does_not_pin_what_came_beside_it() {
+    let sent = Payload::new(Bytes::from_static(b"short"), vec![vec![7; 1 << 20].into()]);
+    for count in [1, 2] {
+        let message = batch(&vec![sent.clone(); count]);
+        let lies = message.as_ptr_range();
+        let (head, content) = ItemHead::decode(message).unwrap();
+        let mut items = Items::default();
+        items.go_on_in(head, content);
+        while let Some(item) = items.next_item() {
+            let part = item.unwrap().take(5).unwrap();
+            assert!(part == "short" && !lies.contains(&part.as_ptr()), "{count} items");
+        }
+    }
+}
+
+#[test]
 fn items_that_come_together_fill_their_message() {
     let two = batch(&[Payload::from_body("one".into()), Payload::new("two".into(), vec!["beside".into()])]);
     let altered = |at: usize, to: u8| {

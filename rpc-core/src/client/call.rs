@@ -5,17 +5,13 @@ use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
-use std::time::Duration;
 
+use super::options::options;
 use super::prepared::Prepared;
 use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
-use crate::class::TrafficClass;
 use crate::codec::Decode;
-use crate::compress::Compression;
 use crate::connection::Answered;
-use crate::context::Context;
-use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
 use crate::service::Outcome;
 use crate::status::Status;
@@ -100,76 +96,12 @@ pub struct Call<O, C> {
     returns: PhantomData<fn() -> (O, C)>,
 }
 
+options!(Call<O, C>);
+
 impl<O, C> Call<O, C> {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
         Self { prepared: Prepared::new(stub, method, arguments), returns: PhantomData }
-    }
-
-    /// Gives up after `timeout`, counted from when the call is awaited; connecting and waiting for a turn count. The
-    /// server is told, and drops the handler. A call made by a handler never outlasts the call that it serves,
-    /// whatever is set here.
-    #[inline]
-    pub fn deadline(self, timeout: Duration) -> Self {
-        Self { prepared: self.prepared.deadline(timeout), ..self }
-    }
-
-    /// Makes the call by the connection of this class, whichever the client's is. That costs an allocation, which a client
-    /// on a [view](super::Caller::class) of the channel saves.
-    pub fn class(self, class: TrafficClass) -> Self {
-        Self { prepared: self.prepared.class(class), ..self }
-    }
-
-    /// Inherits from `context` instead of from the handler that is being polled, for calls made by tasks that a
-    /// handler has spawned. If the call that this is the context of [ends](Context::ended) before its handler is done, this one
-    /// ends, too: CANCELLED.
-    pub fn context(self, context: &Context) -> Self {
-        Self { prepared: self.prepared.context(context), ..self }
-    }
-
-    /// Inherits nothing: the call may outlast the one that it is made for.
-    pub fn detached(self) -> Self {
-        Self { prepared: self.prepared.detached(), ..self }
-    }
-
-    /// Whether to wait for the server while it can't be reached, in place of failing with UNAVAILABLE. Attempts to connect
-    /// are made with the pauses that are said [there](super::Caller). Such a call ends at its deadline, DEADLINE_EXCEEDED with
-    /// the last attempt's error as its source, and without one waits for ever.
-    ///
-    /// Only for what can change by itself: a call that was sent and may have been executed fails as any other. Otherwise what
-    /// the channel's configuration says counts: [`Calls::wait_for_ready`](crate::config::Calls::wait_for_ready).
-    pub fn wait_for_ready(self, wait: bool) -> Self {
-        Self { prepared: self.prepared.wait_for_ready(wait), ..self }
-    }
-
-    /// Has the arguments compressed, or not, whatever the channel is set to do. [`Compression`] says when that is not done all the
-    /// same, and how the handler answers is its own affair: [`Response::compression`] says it. Where this build lacks `by` the
-    /// call fails, FAILED_PRECONDITION and not executed.
-    pub fn compress(self, by: Compression) -> Self {
-        Self { prepared: self.prepared.compress(by), ..self }
-    }
-
-    /// Sends a value of this key to the handler, beside the arguments; with others, if it has some already.
-    /// [`Metadata`] says what keys and values may be: with others the call fails, INVALID_ARGUMENT and not executed.
-    pub fn metadata(self, key: &str, value: impl AsRef<str>) -> Self {
-        self.edit_metadata(|metadata| metadata.append(key, value))
-    }
-
-    /// The same with a value of bytes, for a key that ends in `-bin`.
-    pub fn metadata_bin(self, key: &str, value: impl AsRef<[u8]>) -> Self {
-        self.edit_metadata(|metadata| metadata.append_bin(key, value))
-    }
-
-    /// Sends all of these to the handler, with those that were set before.
-    pub fn with_metadata(self, metadata: Metadata) -> Self {
-        self.edit_metadata(|all| {
-            all.extend(&metadata);
-            Ok(())
-        })
-    }
-
-    fn edit_metadata(self, edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>) -> Self {
-        Self { prepared: self.prepared.edit_metadata(edit), ..self }
     }
 
     /// Gives, with the result, what is known of how it came: the connection, the number of attempts, the metadata.

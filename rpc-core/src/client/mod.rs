@@ -3,6 +3,7 @@
 mod call;
 mod caller;
 mod direct;
+mod options;
 mod prepared;
 mod response;
 mod stream_call;

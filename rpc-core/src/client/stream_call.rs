@@ -4,19 +4,18 @@ use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::options::options;
 use super::prepared::Prepared;
 use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
-use crate::class::TrafficClass;
 use crate::codec::{Decode, from_payload};
-use crate::compress::{Compression, ItemsBy};
+use crate::compress::ItemsBy;
 use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
 use crate::context::{Context, Parent};
-use crate::metadata::{Metadata, MetadataError};
+use crate::metadata::Metadata;
 use crate::middleware::OnEnd;
 use crate::payload::{Encoder, Payload};
 use crate::proto::wire::{EndReason, Verdict};
@@ -55,6 +54,8 @@ pub struct StreamCall<O> {
     finish: Finish<O>,
 }
 
+options!(StreamCall<O>);
+
 impl<O> StreamCall<O> {
     pub(crate) fn new(
         stub: Stub,
@@ -65,59 +66,6 @@ impl<O> StreamCall<O> {
     ) -> Self {
         let kind = stub.service().methods.get(method).map_or(Kind::Unary, |method| method.kind);
         Self { prepared: Prepared::new(stub, method, arguments).of_kind(kind, items), finish }
-    }
-
-    /// Gives up after `timeout`, counted from when the call is awaited: the answer and its streams must have ended by then.
-    pub fn deadline(self, timeout: Duration) -> Self {
-        Self { prepared: self.prepared.deadline(timeout), ..self }
-    }
-
-    /// Makes the call by the connection of this class, whichever the client's is.
-    pub fn class(self, class: TrafficClass) -> Self {
-        Self { prepared: self.prepared.class(class), ..self }
-    }
-
-    /// Inherits from `context`, as with [`Call::context`](super::Call::context); so do its streams.
-    pub fn context(self, context: &Context) -> Self {
-        Self { prepared: self.prepared.context(context), ..self }
-    }
-
-    /// Inherits nothing: the call may outlast the one that it is made for.
-    pub fn detached(self) -> Self {
-        Self { prepared: self.prepared.detached(), ..self }
-    }
-
-    /// Whether to wait for the server while it can't be reached, as [`Call::wait_for_ready`](super::Call::wait_for_ready) says.
-    pub fn wait_for_ready(self, wait: bool) -> Self {
-        Self { prepared: self.prepared.wait_for_ready(wait), ..self }
-    }
-
-    /// Has the arguments compressed, or not, as [`Call::compress`](super::Call::compress) does: those of a stream, too, all alike.
-    /// [`Streaming::compression`] tells of the items of an answer.
-    pub fn compress(self, by: Compression) -> Self {
-        Self { prepared: self.prepared.compress(by), ..self }
-    }
-
-    /// Sends a value of this key to the handler, as [`Call::metadata`](super::Call::metadata) does: before all items.
-    pub fn metadata(self, key: &str, value: impl AsRef<str>) -> Self {
-        self.edit_metadata(|metadata| metadata.append(key, value))
-    }
-
-    /// The same with a value of bytes, for a key that ends in `-bin`.
-    pub fn metadata_bin(self, key: &str, value: impl AsRef<[u8]>) -> Self {
-        self.edit_metadata(|metadata| metadata.append_bin(key, value))
-    }
-
-    /// Sends all of these to the handler, with those that were set before.
-    pub fn with_metadata(self, metadata: Metadata) -> Self {
-        self.edit_metadata(|all| {
-            all.extend(&metadata);
-            Ok(())
-        })
-    }
-
-    fn edit_metadata(self, edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>) -> Self {
-        Self { prepared: self.prepared.edit_metadata(edit), ..self }
     }
 
     /// Gives, with the result, what is known of how it came. Of an answer that is a stream there are no trailers yet:

@@ -136,7 +136,7 @@ thread_local! {
 /// Copies of this size share an allocation.
 const COPIES_SIZE: usize = 4 * COPY_OUT;
 
-/// A copy that pins little more than itself.
+/// A copy, of no more than [`COPIES_SIZE`], that pins little more than itself.
 fn copy_out(view: &[u8]) -> Bytes {
     COPIES.with_borrow_mut(|kept| {
         let buffer = match kept {
@@ -169,7 +169,7 @@ impl Copies {
         }
         let size = if std::mem::take(&mut self.is_of_use) { 2 * self.size } else { 0 };
         self.size = size.clamp(4 * len, COPIES_SIZE);
-        self.bytes = Bytes::copy_from_slice(&left[..self.size.min(left.len())]);
+        self.bytes = copy_out(&left[..self.size.min(left.len())]);
         self.from = left.len();
         self.bytes.slice(..len)
     }

@@ -155,7 +155,9 @@ impl<S: Source> Pump<S> {
             self.end = Some(Pumped::Failed(stopped_by(&*panic, connection.role)));
             false
         });
-        if !batch.is_empty() {
+        if batch.is_empty() {
+            batch.give_back();
+        } else {
             let count = batch.count().into();
             let (head, payload) = batch.finish();
             self.many = payload.body_len() >= MANY;

@@ -163,6 +163,13 @@ impl Batch {
         self.count += 1;
     }
 
+    /// There is nothing in it: its memory is for who needs it next.
+    pub fn give_back(self) {
+        if self.size > 0 {
+            spare::give(self.body.into_buffer(), self.size);
+        }
+    }
+
     /// The ITEM's head and payload, of which there is at least one item.
     pub fn finish(self) -> (ItemHead, Payload) {
         let Self { mut body, attachments, count, size, .. } = self;

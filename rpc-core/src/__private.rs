@@ -282,19 +282,19 @@ where
                 Err(e) => not_encoded(&call, "result", &e),
             }
         }
-        Err(error) => fail::<D, E>(&call, error),
+        Err(error) => fail::<D, E>(&call, &error),
     }
 }
 
 /// What a call, or its stream, ends with that has failed.
-fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: E) -> Reply {
-    if let Some(status) = (&error as &dyn Any).downcast_ref::<Status>() {
+fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: &E) -> Reply {
+    if let Some(status) = (error as &dyn Any).downcast_ref::<Status>() {
         // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make the
         // caller's side repeat this one.
         return Reply::Status(status.clone().with_executed(Executed::Yes));
     }
     let mut out = Encoder::new();
-    match D::encode(&error, &mut out) {
+    match D::encode(error, &mut out) {
         Ok(()) => Reply::Err(out.finish()),
         Err(e) => not_encoded(call, "error", &e),
     }

@@ -176,6 +176,9 @@ pub trait Outcome {
     /// The result itself.
     fn into_result(self) -> Result<Self::Ok, Self::Err>;
 
+    /// A view of it.
+    fn as_result(&self) -> Result<&Self::Ok, &Self::Err>;
+
     /// Makes one from a result.
     fn from_result(result: Result<Self::Ok, Self::Err>) -> Self;
 }
@@ -186,6 +189,10 @@ impl<T, E> Outcome for Result<T, E> {
 
     fn into_result(self) -> Self {
         self
+    }
+
+    fn as_result(&self) -> Result<&T, &E> {
+        self.as_ref()
     }
 
     fn from_result(result: Self) -> Self {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 use crate::client::{Begun, in_vain};
 use crate::codec::{CodecError, all_read};
 use crate::compress::{Compression, ItemsBy};
-use crate::connection::{CallStreams, Connection, Encoded, Ended, Pump, Pumped, Reader, give_way};
+use crate::connection::{CallStreams, Connection, Encoded, Ended, Next, Pump, Pumped, Reader, give_way};
 use crate::context::{Context, Parent};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{OnEnd, StreamEnd};
@@ -115,6 +115,57 @@ impl<E: From<Status>> End<E> {
     fn failed(reason: EndReason, status: Status) -> Self {
         Self { code: Some(status.code()), ..Self::new(reason, Some(E::from(status))) }
     }
+
+    /// What the reader says; `error` reads the application's error.
+    #[cold]
+    fn of(ended: Ended, error: ReadError<E>) -> Box<Self> {
+        Box::new(match ended {
+            Ended::Lost(status) => {
+                let reason = match status.code() {
+                    Code::Cancelled => EndReason::Cancelled,
+                    _ => EndReason::ConnectionLost,
+                };
+                Self::failed(reason, status)
+            }
+            Ended::Said { reason, payload, metadata } => {
+                let end = Self::said(reason, payload, &metadata, error);
+                Self { metadata, ..end }
+            }
+        })
+    }
+
+    fn said(
+        reason: wire::EndReason,
+        payload: Payload,
+        metadata: &AnswerMetadata,
+        error: ReadError<E>,
+    ) -> Self {
+        match reason {
+            wire::EndReason::Completed => Self::new(EndReason::Completed, None),
+            wire::EndReason::Cancelled => {
+                let status = Status::new(Code::Cancelled, "the stream was given up by its sender");
+                let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
+                Self::failed(EndReason::Cancelled, status)
+            }
+            wire::EndReason::Deadline => Self::failed(EndReason::Deadline, deadline_passed()),
+            wire::EndReason::Status => {
+                let (body, _) = payload.into_parts();
+                let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
+                let reason = match status.code() {
+                    Code::DeadlineExceeded => EndReason::Deadline,
+                    _ => EndReason::Status,
+                };
+                Self::failed(reason, status.received_with(metadata))
+            }
+            wire::EndReason::Error => match error(payload) {
+                Ok(error) => Self::new(EndReason::Status, Some(error)),
+                Err(error) => {
+                    let message = format!("the stream's error can't be decoded: {error}");
+                    Self::failed(EndReason::Status, malformed(message))
+                }
+            },
+        }
+    }
 }
 
 /// A stream that comes by a connection.
@@ -151,31 +202,42 @@ impl<T, E: From<Status>> Streaming<T, E> {
     }
 
     fn poll_item(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, E>>> {
-        loop {
-            if self.end.is_some() {
-                return Poll::Ready(None);
-            }
-            let remote = match &mut self.from {
-                Origin::Peer(remote) => remote,
-                Origin::Local(items) => {
-                    let item = ready!(items.as_mut().poll_next(cx));
-                    match &item {
-                        None => self.end = Some(EndReason::Completed),
-                        Some(Err(_)) => self.end = Some(EndReason::Status),
-                        Some(Ok(_)) => {}
-                    }
-                    return Poll::Ready(item);
-                }
-            };
-            let end = match ready!(remote.read(cx)) {
-                Some(Ok(item)) => return Poll::Ready(Some(Ok(item))),
-                Some(Err(end)) => end,
-                None => match ready!(remote.poll(cx)) {
-                    Ok(()) => continue,
-                    Err(end) => end,
+        if let (None, Origin::Peer(remote)) = (self.end, &mut self.from) {
+            let decode = remote.item;
+            let end = match ready!(remote.next(cx)) {
+                Some(Ok(input)) => match decode_item(decode, input) {
+                    Ok(item) => return Poll::Ready(Some(Ok(item))),
+                    Err(error) => undecoded(&error),
                 },
+                Some(Err(end)) => end,
+                None => return self.poll_more(cx),
             };
             return Poll::Ready(self.end_with(*end).map(Err));
+        }
+        self.poll_more(cx)
+    }
+
+    /// Does what is not to be done for each item that a peer sends.
+    #[inline(never)]
+    fn poll_more(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, E>>> {
+        if self.end.is_some() {
+            return Poll::Ready(None);
+        }
+        match &mut self.from {
+            Origin::Peer(remote) => match ready!(remote.poll(cx)) {
+                // There is an item in it.
+                Ok(()) => self.poll_item(cx),
+                Err(end) => Poll::Ready(self.end_with(*end).map(Err)),
+            },
+            Origin::Local(items) => {
+                let item = ready!(items.as_mut().poll_next(cx));
+                match &item {
+                    None => self.end = Some(EndReason::Completed),
+                    Some(Err(_)) => self.end = Some(EndReason::Status),
+                    Some(Ok(_)) => {}
+                }
+                Poll::Ready(item)
+            }
         }
     }
 
@@ -247,26 +309,21 @@ impl<T, E> Streaming<T, E> {
 }
 
 impl<T, E: From<Status>> Remote<T, E> {
-    /// The next item, if it is there, or how the stream has ended.
+    /// Goes on with the next item.
     #[inline]
-    fn read(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, Box<End<E>>>>> {
+    fn next(&mut self, cx: &mut TaskContext<'_>) -> Next<'_, Box<End<E>>> {
         if self.parent.as_ref().is_some_and(Parent::has_ended) {
             return Poll::Ready(Some(Err(self.cut_short())));
         }
-        let item = self.item;
-        Poll::Ready(match ready!(self.reader.read(cx, |input| decode_item(item, input))) {
-            None => None,
-            Some(Ok(Ok(item))) => Some(Ok(item)),
-            Some(Ok(Err(error))) => Some(Err(undecoded(&error))),
-            Some(Err(ended)) => Some(Err(self.ended(ended))),
-        })
+        let error = self.error;
+        Poll::Ready(ready!(self.reader.next(cx)).map(|next| next.map_err(|ended| End::of(ended, error))))
     }
 
-    /// Waits for more [items](Self::read). `Err`: how the stream has ended.
+    /// Waits for more [items](Self::next). `Err`: how the stream has ended.
     fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Box<End<E>>>> {
         match self.reader.poll(cx) {
             Poll::Ready(_) if self.parent.as_ref().is_some_and(Parent::has_ended) => {}
-            Poll::Ready(polled) => return Poll::Ready(polled.map_err(|ended| self.ended(ended))),
+            Poll::Ready(polled) => return Poll::Ready(polled.map_err(|ended| End::of(ended, self.error))),
             Poll::Pending => {
                 let late = self.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
                 let in_vain = self.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
@@ -287,50 +344,6 @@ impl<T, E: From<Status>> Remote<T, E> {
             }
             _ => End::failed(EndReason::Cancelled, in_vain()),
         })
-    }
-
-    fn ended(&self, ended: Ended) -> Box<End<E>> {
-        Box::new(match ended {
-            Ended::Lost(status) => {
-                let reason = match status.code() {
-                    Code::Cancelled => EndReason::Cancelled,
-                    _ => EndReason::ConnectionLost,
-                };
-                End::failed(reason, status)
-            }
-            Ended::Said { reason, payload, metadata } => {
-                let end = self.said(reason, payload, &metadata);
-                End { metadata, ..end }
-            }
-        })
-    }
-
-    fn said(&self, reason: wire::EndReason, payload: Payload, metadata: &AnswerMetadata) -> End<E> {
-        match reason {
-            wire::EndReason::Completed => End::new(EndReason::Completed, None),
-            wire::EndReason::Cancelled => {
-                let status = Status::new(Code::Cancelled, "the stream was given up by its sender");
-                let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
-                End::failed(EndReason::Cancelled, status)
-            }
-            wire::EndReason::Deadline => End::failed(EndReason::Deadline, deadline_passed()),
-            wire::EndReason::Status => {
-                let (body, _) = payload.into_parts();
-                let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
-                let reason = match status.code() {
-                    Code::DeadlineExceeded => EndReason::Deadline,
-                    _ => EndReason::Status,
-                };
-                End::failed(reason, status.received_with(metadata))
-            }
-            wire::EndReason::Error => match (self.error)(payload) {
-                Ok(error) => End::new(EndReason::Status, Some(error)),
-                Err(error) => {
-                    let message = format!("the stream's error can't be decoded: {error}");
-                    End::failed(EndReason::Status, malformed(message))
-                }
-            },
-        }
     }
 }
 
@@ -418,7 +431,7 @@ impl Streams {
     pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
     where
         S: Stream + Send,
-        F: FnMut(S::Item, &mut Encoder) -> Result<(), Reply> + Send,
+        F: FnMut(&S::Item, &mut Encoder) -> Result<(), Reply> + Send,
     {
         if let Err(status) = self.0.begin() {
             return Reply::Status(status);

@@ -20,8 +20,8 @@ use crate::stream::{Stream, Streaming, Streams};
 #[derive(Debug)]
 pub struct Streamed<I, T, E, R> {
     shape: fn(&mut Shape),
-    encode: fn(&CallName<'_>, I, &mut Encoder) -> Result<(), Reply>,
-    refuse: fn(&CallName<'_>, R) -> Reply,
+    encode: fn(&CallName<'_>, &I, &mut Encoder) -> Result<(), Reply>,
+    refuse: fn(&CallName<'_>, &R) -> Reply,
     finish: FinishStream<Result<Streaming<T, E>, R>>,
     flat: Flat<I, T, E>,
 }
@@ -46,8 +46,8 @@ where
             answer.opaque("> | ");
             error_shape::<F, R>(answer);
         },
-        encode: |call, item, out| match item.into_result() {
-            Ok(item) => <C as Encode<I::Ok>>::encode(&item, out).map_err(|e| {
+        encode: |call, item, out| match item.as_result() {
+            Ok(item) => <C as Encode<I::Ok>>::encode(item, out).map_err(|e| {
                 let message = format!("{call}: an item of the stream can't be encoded: {e}");
                 let status = Status::new(Code::Internal, message).with_blame(Blame::Application);
                 Reply::Status(status.with_executed(Executed::Yes))
@@ -106,7 +106,7 @@ pub fn refuse<I, T, E, R>(
     error: R,
     streamed: Streamed<I, T, E, R>,
 ) -> Reply {
-    (streamed.refuse)(&CallName { service, method }, error)
+    (streamed.refuse)(&CallName { service, method }, &error)
 }
 
 /// What the client streams.
@@ -150,9 +150,9 @@ impl Items {
         argument: Argument<T>,
     ) -> Self {
         let encode = Self::encoder(service, method, argument);
-        let encode = move |item: Result<T, Status>, out: &mut Encoder| match item {
+        let encode = move |item: &Result<T, Status>, out: &mut Encoder| match item {
             Ok(item) => encode(item, out),
-            Err(status) => Err(Reply::Status(status)),
+            Err(status) => Err(Reply::Status(status.clone())),
         };
         Self(Box::new(Arguments::new(items, encode)))
     }
@@ -161,10 +161,10 @@ impl Items {
         service: &Arc<ServiceInfo>,
         method: usize,
         argument: Argument<T>,
-    ) -> impl Fn(T, &mut Encoder) -> Result<(), Reply> + Send + Sync + use<T> {
+    ) -> impl Fn(&T, &mut Encoder) -> Result<(), Reply> + Send + Sync + use<T> {
         let (service, encode) = (service.clone(), argument.encode);
         move |item, out| {
-            encode(&item, out).map_err(|e| {
+            encode(item, out).map_err(|e| {
                 let call = CallName { service: &service, method };
                 let message = format!("{call}: an item of the argument can't be encoded: {e}");
                 let status = Status::new(Code::Internal, message).with_blame(Blame::Caller);

@@ -252,7 +252,7 @@ impl<S, F> Arguments<S, F> {
 impl<S, F> Source for Arguments<S, F>
 where
     S: Stream + Send,
-    F: FnMut(S::Item, &mut Encoder) -> Result<(), Reply> + Send,
+    F: FnMut(&S::Item, &mut Encoder) -> Result<(), Reply> + Send,
 {
     fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>> {
         Encoded { stream: self.stream.as_mut(), encode: &mut self.encode }.poll_next(cx, out)

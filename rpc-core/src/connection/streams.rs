@@ -24,7 +24,7 @@ pub(crate) use call::{CallStreams, Ended};
 pub(super) use left::Left;
 pub(super) use pump::end;
 pub(crate) use pump::{Encoded, Pump, Pumped, Source};
-pub(crate) use reader::Reader;
+pub(crate) use reader::{Next, Reader};
 
 use super::{Connection, Role, lock};
 use crate::proto::wire::{FrameType, Hello, Window, WireError, features};

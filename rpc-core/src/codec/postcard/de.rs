@@ -35,18 +35,21 @@ macro_rules! read_varint {
     }};
 }
 
-/// Reads a byte string as `put_attachment` wrote it: short ones, as most are, by the quickest way.
-#[inline]
-pub(super) fn attachment(input: &mut Decoder) -> Result<Bytes> {
+/// Reads a byte string as `put_attachment` wrote it, if it is short, as most are: else nothing is read. Inlined, so that it is
+/// made where it is returned: to move what was just made may take longer than to make it.
+#[inline(always)]
+pub(super) fn short_attachment(input: &mut Decoder) -> Option<Bytes> {
     let (tag, behind) = match *input.rest() {
         [a, ..] if a < 0x80 => (usize::from(a), 1),
         [a, b, ..] if b < 0x80 => (usize::from(a & 0x7f) | usize::from(b) << 7, 2),
-        _ => (1, 0),
+        _ => return None,
     };
-    if tag & 1 == 0 {
-        input.advance(behind);
-        return input.take(tag >> 1).ok_or_else(ends_early);
-    }
+    if tag & 1 == 0 { input.take_behind(behind, tag >> 1) } else { None }
+}
+
+/// Reads any byte string.
+#[cold]
+pub(super) fn attachment(input: &mut Decoder) -> Result<Bytes> {
     let mut from = Deserializer::new(input);
     let bytes = from.attachment()?;
     from.finish();

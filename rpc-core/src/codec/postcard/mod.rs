@@ -58,7 +58,10 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
         let mut value: Option<T> = None;
         let value_any: &mut dyn Any = &mut value;
         if let Some(bytes) = value_any.downcast_mut::<Option<Bytes>>() {
-            *bytes = Some(de::attachment(input)?);
+            *bytes = de::short_attachment(input);
+            if bytes.is_none() {
+                *bytes = Some(de::attachment(input)?);
+            }
             return value.ok_or_else(nothing);
         }
         let mut from = de::Deserializer::new(input);
@@ -97,15 +100,20 @@ fn nothing() -> CodecError {
 
 /// Writes a byte string: its length with a 0 bit below and then itself, or, if it is long, the index with a 1 bit below
 /// of the attachment that it becomes.
+#[inline]
 fn put_attachment(out: &mut Encoder, bytes: &Bytes) {
-    if bytes.len() <= BY_REFERENCE {
-        let out = out.buffer();
-        put_varint(out, (bytes.len() as u64) << 1);
-        out.extend_from_slice(bytes);
-    } else {
-        let index = out.attach(bytes.clone());
-        put_varint(out.buffer(), (index as u64) << 1 | 1);
+    if bytes.len() > BY_REFERENCE {
+        return attach(out, bytes.clone());
     }
+    let out = out.buffer();
+    put_varint(out, (bytes.len() as u64) << 1);
+    out.extend_from_slice(bytes);
+}
+
+#[cold]
+fn attach(out: &mut Encoder, bytes: Bytes) {
+    let index = out.attach(bytes);
+    put_varint(out.buffer(), (index as u64) << 1 | 1);
 }
 
 /// Writes seven bits a byte, the lowest first; all but the last byte have the highest bit set.

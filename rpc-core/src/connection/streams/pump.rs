@@ -167,6 +167,7 @@ impl<S: Source> Pump<S> {
     }
 
     /// Puts items together that go by the same compression. One that must go by itself becomes a message if it is the first.
+    #[inline(never)]
     fn put_items(
         &mut self,
         connection: &Connection,
@@ -177,12 +178,10 @@ impl<S: Source> Pump<S> {
     ) -> bool {
         let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let room = u32::try_from(room).unwrap_or(u32::MAX).min(Batch::MOST);
         let mut limit = TOGETHER;
-        while u64::from(batch.count()) < room && batch.has_room(0) {
+        while batch.count() < room && batch.len() < limit {
             let before = batch.len();
-            if before >= limit {
-                break;
-            }
             if poll_share(batch.count().into(), cx).is_pending() {
                 return true;
             }
@@ -203,27 +202,41 @@ impl<S: Source> Pump<S> {
                     }
                 }
             }
-            if let Some((item, by)) = self.next.take() {
-                // By reference, and so by itself.
-                let in_pieces = !item.more().is_empty();
-                let goes_along = !in_pieces && (batch.is_empty() || by == *batch_by);
-                let fits = goes_along && before + Batch::needs(&item) <= most;
-                if !fits && batch.is_empty() {
-                    self.make(connection, 1, ItemHead::default(), connection.packed(by, item));
-                    return false;
-                }
-                if !fits || !batch.has_room(item.attachments().len()) {
-                    self.next = Some((item, by));
-                    break;
-                }
-                *batch_by = by;
-                batch.put(&item);
+            if self.next.is_some() && !self.put_next(connection, most, batch, batch_by) {
+                break;
             }
             if batch.len() - before >= LONG_ITEM && limit < READ && connection.better().is_some() {
                 limit = READ;
             }
         }
         false
+    }
+
+    /// Puts the one that did not go with the last. False: it does not go with these, or became a message.
+    #[cold]
+    fn put_next(
+        &mut self,
+        connection: &Connection,
+        most: usize,
+        batch: &mut Batch,
+        batch_by: &mut Option<Compression>,
+    ) -> bool {
+        let Some((item, by)) = self.next.take() else { return true };
+        // By reference, and so by itself.
+        let in_pieces = !item.more().is_empty();
+        let goes_along = !in_pieces && (batch.is_empty() || by == *batch_by);
+        let fits = goes_along && batch.len() + Batch::needs(&item) <= most;
+        if !fits && batch.is_empty() {
+            self.make(connection, 1, ItemHead::default(), connection.packed(by, item));
+            return false;
+        }
+        if !fits || !batch.has_room(item.attachments().len()) {
+            self.next = Some((item, by));
+            return false;
+        }
+        *batch_by = by;
+        batch.put(&item);
+        true
     }
 
     /// Encodes the next item. False: there is none, and why is noted.
@@ -343,9 +356,11 @@ pub(crate) struct Encoded<'a, S, F> {
 impl<S, F> Source for Encoded<'_, S, F>
 where
     S: Stream + Send,
-    F: FnMut(S::Item, &mut Encoder) -> Result<(), Reply> + Send,
+    F: FnMut(&S::Item, &mut Encoder) -> Result<(), Reply> + Send,
 {
     fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>> {
-        self.stream.as_mut().poll_next(cx).map(|item| item.map(|item| (self.encode)(item, out)))
+        let item = ready!(self.stream.as_mut().poll_next(cx));
+        // Where it is: to move what was just made may take longer than to make it.
+        Poll::Ready(item.as_ref().map(|item| (self.encode)(item, out)))
     }
 }

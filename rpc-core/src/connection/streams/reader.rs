@@ -18,6 +18,9 @@ use crate::status::{Blame, Code, Executed, Status};
 /// After so many items the peer may be told that they were taken, though others of their message are left.
 const OFTEN: u64 = 256;
 
+/// What an item is read from. `None`: the next message [must come](Reader::poll) first. `Err`: how the stream has ended.
+pub(crate) type Next<'a, E> = Poll<Option<Result<&'a mut Decoder, E>>>;
+
 /// The end of a stream that receives. Dropping it is for who has it to tell the peer of.
 pub(crate) struct Reader {
     streams: Arc<CallStreams>,
@@ -45,27 +48,23 @@ impl Reader {
         &self.streams
     }
 
-    /// Reads the next item. `None`: the next message [must come](Self::poll) first. `Err`: how the stream has ended.
+    /// Goes on with the next item.
     #[inline]
-    pub(crate) fn read<R>(
-        &mut self,
-        cx: &mut TaskContext<'_>,
-        read: impl FnOnce(&mut Decoder) -> R,
-    ) -> Poll<Option<Result<R, Ended>>> {
+    pub(crate) fn next(&mut self, cx: &mut TaskContext<'_>) -> Next<'_, Ended> {
         ready!(poll_share(self.taken, cx));
-        let item = match self.items.next_item() {
-            Some(Ok(item)) => read(item),
+        match self.items.advance() {
+            Some(Ok(())) => {}
             Some(Err(error)) => return Poll::Ready(Some(Err(self.malformed(&error)))),
             None => return Poll::Ready(None),
-        };
+        }
         self.taken += 1;
         if self.taken >= OFTEN {
             self.tell(0);
         }
-        Poll::Ready(Some(Ok(item)))
+        Poll::Ready(Some(Ok(self.items.input())))
     }
 
-    /// Goes on with the next message, when all items of the last were [read](Self::read). `Err`: how the stream has ended; that
+    /// Goes on with the next message, when all items of the last were [read](Self::next). `Err`: how the stream has ended; that
     /// again and again.
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Ended>> {
         let bytes = std::mem::take(&mut self.bytes);

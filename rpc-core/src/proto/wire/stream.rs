@@ -101,13 +101,16 @@ impl Batch {
         ENTRY + item.len() + 4 * item.attachments().len()
     }
 
-    /// Whether there is room for another item with so many attachments.
+    /// The most items that there are in one.
+    pub const MOST: u32 = u16::MAX as u32 + 1;
+
+    /// Whether there is room for so many attachments.
     pub fn has_room(&self, attachments: usize) -> bool {
-        self.count <= u16::MAX.into() && self.attachments.len() + attachments <= u16::MAX.into()
+        self.attachments.len() + attachments <= u16::MAX.into()
     }
 
     /// Where the next item is written to. Then that is [kept](Self::keep), [taken off](Self::take_off) or
-    /// [dropped](Self::undo), before anything else is done. There is [room](Self::has_room).
+    /// [dropped](Self::undo), before anything else is done. There are not yet [as many as can be](Self::MOST).
     #[inline]
     pub fn write(&mut self) -> &mut Encoder {
         self.body.put_slice(&[0; ENTRY]);
@@ -148,8 +151,8 @@ impl Batch {
         self.body.buffer().truncate(kept);
     }
 
-    /// Puts an item behind the others, in a copy but for its attachments. There is [room](Self::has_room), and it has less than
-    /// 4 GiB.
+    /// Puts an item behind the others, in a copy but for its attachments, for which there is [room](Self::has_room). There are
+    /// not yet [as many as can be](Self::MOST), and it has less than 4 GiB.
     pub fn put(&mut self, item: &Payload) {
         let body = self.body.buffer();
         body.reserve(ENTRY + item.body_len());
@@ -225,23 +228,32 @@ impl Items {
         self.attachments = attachments.into_iter();
     }
 
-    /// What the next item is read from, until this is called again. An error is the last.
+    /// Goes on with the next item, which [is read from this](Self::input). `None`: there is none. An error is the last.
     #[inline]
-    pub fn next_item(&mut self) -> Option<Result<&mut Decoder, WireError>> {
+    pub fn advance(&mut self) -> Option<Result<(), WireError>> {
         self.left = self.left.checked_sub(1)?;
-        Some(match self.begin() {
-            Ok(()) => Ok(&mut self.input),
-            Err(error) => {
-                self.left = 0;
-                Err(error)
-            }
-        })
+        let begun = self.begin();
+        if begun.is_err() {
+            self.left = 0;
+        }
+        Some(begun)
+    }
+
+    /// What the item is read from.
+    #[inline]
+    pub fn input(&mut self) -> &mut Decoder {
+        &mut self.input
     }
 
     /// Keeps nothing of what was read.
     pub fn clear(&mut self) {
         self.left = 0;
         self.input.go_on_in(Bytes::new(), true);
+    }
+
+    #[cold]
+    fn attach(&mut self, count: usize) {
+        self.input.attach(self.attachments.by_ref().take(count).collect());
     }
 
     #[inline]
@@ -262,7 +274,7 @@ impl Items {
             return Err(WireError::new("item.attachments", "are more than the message has"));
         }
         if count > 0 {
-            self.input.attach(self.attachments.by_ref().take(count).collect());
+            self.attach(count);
         }
         if self.left == 0 && (all > before + len || self.attachments.len() > 0) {
             return Err(WireError::new("item", "has bytes after its end"));

@@ -131,8 +131,8 @@ fn items(message: Bytes) -> Result<Vec<Payload>, WireError> {
     let mut items = Items::default();
     items.go_on_in(head, content);
     let mut read = Vec::new();
-    while let Some(item) = items.next_item() {
-        read.push(whole(item?));
+    while items.advance().transpose()?.is_some() {
+        read.push(whole(items.input()));
     }
     Ok(read)
 }
@@ -217,9 +217,9 @@ fn parts_of_items_are_what_was_sent_and_pin_little() {
         let mut items = Items::default();
         items.go_on_in(head, content);
         for parts in &sent {
-            let input = items.next_item().unwrap().unwrap();
+            items.advance().unwrap().unwrap();
             for part in parts {
-                let read = input.take(part.len()).unwrap();
+                let read = items.input().take(part.len()).unwrap();
                 assert_eq!(&read, part);
                 let is_view = lies.contains(&read.as_ptr());
                 assert!(!is_long || is_view == (part.len() >= COPY_OUT), "{} bytes", part.len());
@@ -229,7 +229,7 @@ fn parts_of_items_are_what_was_sent_and_pin_little() {
                 }
             }
         }
-        assert!(items.next_item().is_none());
+        assert!(items.advance().is_none());
     }
 }
 
@@ -242,8 +242,8 @@ fn a_short_part_does_not_pin_what_came_beside_it() {
         let (head, content) = ItemHead::decode(message).unwrap();
         let mut items = Items::default();
         items.go_on_in(head, content);
-        while let Some(item) = items.next_item() {
-            let part = item.unwrap().take(5).unwrap();
+        while items.advance().transpose().unwrap().is_some() {
+            let part = items.input().take(5).unwrap();
             assert!(part == "short" && !lies.contains(&part.as_ptr()), "{count} items");
         }
     }

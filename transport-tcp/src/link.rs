@@ -22,8 +22,11 @@ use crate::write::Writer;
 /// The longest payload of a frame. A longer message goes in fragments, between which others can go.
 pub(crate) const MAX_FRAME: usize = 256 * 1024;
 
-/// How many reads are made before other tasks get their turn.
+/// How many reads are made before other tasks get their turn,
 const READS: usize = 16;
+
+/// and how many bytes they may bring: who takes these while they are in the processor's cache gives back buffers that are.
+const TURN: u64 = 256 * 1024;
 
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
@@ -251,9 +254,10 @@ impl TcpLink {
 
     fn read_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         let mut result = Ok(false);
+        let enough = reader.bytes_read + TURN;
         for _ in 0..READS {
             result = reader.read(&self.socket, handler);
-            if !matches!(result, Ok(true)) {
+            if !matches!(result, Ok(true)) || reader.bytes_read >= enough {
                 break;
             }
         }

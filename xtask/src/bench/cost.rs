@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::packages;
 
 /// What a call of 64 bytes takes by TCP, one connection, both ends on a thread each that never spins, with so many calls in
-/// flight. Whoever makes it cheaper writes down what it takes now.
+/// flight. Whoever makes it cheaper writes down what it takes now; docs/BENCHMARKS.md says why if it is more.
 const TAKES: &[(usize, What, Ends)] = &[
     (1, What::Instructions, Ends { client: 5_560.0, server: 4_680.0 }),
     (1, What::Allocations, Ends { client: 0.0, server: 1.0 }),

@@ -120,13 +120,8 @@ impl<E: From<Status>> End<E> {
     #[cold]
     fn of(ended: Ended, error: ReadError<E>) -> Box<Self> {
         Box::new(match ended {
-            Ended::Lost(status) => {
-                let reason = match status.code() {
-                    Code::Cancelled => EndReason::Cancelled,
-                    _ => EndReason::ConnectionLost,
-                };
-                Self::failed(reason, status)
-            }
+            Ended::Lost(status) => Self::failed(EndReason::ConnectionLost, status),
+            Ended::GivenUp(status) => Self::failed(EndReason::Cancelled, status),
             Ended::Said { reason, payload, metadata } => {
                 let end = Self::said(reason, payload, &metadata, error);
                 Self { metadata, ..end }
@@ -353,7 +348,7 @@ impl<T, E> Remote<T, E> {
         let streams = self.reader.streams();
         let Some(connection) = streams.connection() else { return };
         if self.is_answer {
-            connection.forget_stream(streams.call(), reason);
+            connection.forget_stream(streams.call(), reason, Ended::gave_up());
         } else if streams.stop() {
             connection.flush_soon();
         }

@@ -335,6 +335,7 @@ async fn the_stream_of_a_client_panics() {
     };
     tokio::spawn(panics);
     let status = echoed.message().await.unwrap_err();
-    assert_eq!(status.code(), Code::Cancelled, "{status}");
+    assert_eq!((status.code(), status.blame()), (Code::Internal, Blame::Caller), "{status}");
+    assert_eq!(echoed.end_reason(), Some(EndReason::Cancelled));
     group.told("CANCELLED").await;
 }

@@ -13,7 +13,7 @@ use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
 use crate::codec::{Decode, from_payload};
 use crate::compress::ItemsBy;
-use crate::connection::{Answered, Encoded, Pump, Pumped, Reader, Source};
+use crate::connection::{Answered, Encoded, Ended, Pump, Pumped, Reader, Source};
 use crate::context::{Context, Parent};
 use crate::metadata::Metadata;
 use crate::middleware::OnEnd;
@@ -205,7 +205,7 @@ impl<O> StreamFuture<O> {
                 tracing::debug!(%status, "a stream of arguments has failed; its call is cancelled");
                 let streams = pump.streams();
                 if let Some(connection) = streams.connection() {
-                    connection.forget_stream(streams.call(), 0);
+                    connection.forget_stream(streams.call(), 0, Ended::GivenUp(status));
                 }
             }
         });

@@ -29,7 +29,7 @@ impl Connection {
     #[cold]
     fn complete_streaming(&self, call: u64, reply: Reply) {
         let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
-            self.end_streams(call, || Ended::Lost(streams::gave_up()));
+            self.end_streams(call, Ended::gave_up);
             return self.complete_plain(call, reply);
         };
         // What has left in part of its last items must come before the END.
@@ -38,7 +38,7 @@ impl Connection {
             let end = self.end_of_answer(call, items, reply);
             self.running.end_with(call, || self.enqueue(end));
         }
-        self.end_streams(call, || Ended::Lost(streams::gave_up()));
+        self.end_streams(call, Ended::gave_up);
         self.progressed();
     }
 
@@ -68,7 +68,7 @@ impl Connection {
         results.take_out(|answer| !running.end(answer.call));
         let queued = self.enqueue_all(results);
         drop(running);
-        ended.into_iter().for_each(|call| self.end_streams(call, || Ended::Lost(streams::gave_up())));
+        ended.into_iter().for_each(|call| self.end_streams(call, Ended::gave_up));
         self.progressed();
         if queued >= ENOUGH {
             self.flush();

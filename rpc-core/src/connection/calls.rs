@@ -321,7 +321,7 @@ impl Connection {
     pub(super) fn forget(&self, call: u64, reason: u8) {
         let forgotten = self.calls.slots.forget(call);
         let streams = self.streams.get(call);
-        self.end_streams(call, || Ended::Lost(streams::gave_up()));
+        self.end_streams(call, Ended::gave_up);
         // An answer that is a stream may have begun, and goes on.
         if forgotten == Some(true) || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
             self.send_cancel(call, reason, streams.is_some());
@@ -333,11 +333,11 @@ impl Connection {
         self.close_if_drained();
     }
 
-    /// Client: the answer of a call, a stream, is not wanted any more.
-    pub(crate) fn forget_stream(&self, call: u64, reason: u8) {
+    /// Client: the answer of a call, a stream, is not wanted any more. Who reads it all the same is told why.
+    pub(crate) fn forget_stream(&self, call: u64, reason: u8, why: Ended) {
         if let Some(streams) = self.streams.get(call) {
             let place = streams.take_place();
-            self.end_streams(call, || Ended::Lost(streams::gave_up()));
+            self.end_streams(call, || why);
             self.send_cancel(call, reason, true);
             // As above.
             drop(place);

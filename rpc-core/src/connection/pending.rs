@@ -7,7 +7,7 @@ use super::Connection;
 use super::calls::{Answered, Received, Sent};
 use super::help::Help;
 use super::slots::{Found, Ticket};
-use super::streams::{self, CallStreams, Ended};
+use super::streams::{CallStreams, Ended};
 use crate::proto::wire::Verdict;
 use crate::status::{Executed, Status};
 
@@ -195,7 +195,7 @@ impl Pending {
             (Ok((Verdict::Ok, _)), Some(place)) => streams.keep_place(place),
             (_, place) => {
                 drop(place);
-                connection.end_streams(*id, || Ended::Lost(streams::gave_up()));
+                connection.end_streams(*id, Ended::gave_up);
             }
         }
     }

@@ -306,7 +306,7 @@ impl Connection {
     pub(super) fn cancel_running(&self, call: u64, wakers: &mut Vec<Waker>) -> Option<Action> {
         let running = self.running.take(call);
         if let Some(streams) = self.streams.remove(call) {
-            wakers.extend(streams.end(Ended::Lost(streams::gave_up())));
+            wakers.extend(streams.end(Ended::gave_up()));
             self.abandon_streams(call);
         }
         if running.is_none() {

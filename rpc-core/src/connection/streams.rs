@@ -29,7 +29,7 @@ pub(crate) use reader::{Next, Reader};
 use super::{Connection, Role, lock};
 use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
 use crate::service::Kind;
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::Status;
 
 /// How much of each stream this side takes at first.
 pub(super) const FIRST: Window = Window { items: 1024, bytes: 64 << 10 };
@@ -201,13 +201,6 @@ impl Connection {
     fn most(&self) -> Window {
         Window { items: MOST_ITEMS, bytes: self.settings.limits.stream_window }
     }
-}
-
-/// What a stream ends with that its own side gave up.
-pub(super) fn gave_up() -> Status {
-    Status::new(Code::Cancelled, "the call that the stream was of is over")
-        .with_executed(Executed::Maybe)
-        .with_blame(Blame::Caller)
 }
 
 /// Ready if the task may go on with the item after so many of the same message: its turn lasts for some [`SHARE`]s.

@@ -13,7 +13,6 @@ use loom::sync::{Mutex, MutexGuard};
 
 use bytes::{Bytes, BytesMut};
 
-use super::gave_up;
 use crate::connection::packing::Unpacking;
 use crate::connection::pending::Place;
 use crate::connection::slots::exchange;
@@ -26,7 +25,7 @@ use crate::proto::wire::{
     Content, EndHead, EndReason, FrameType, ItemHead, Stop, Window, WireError, encode_status,
 };
 use crate::service::Reply;
-use crate::status::Status;
+use crate::status::{Blame, Code, Executed, Status};
 
 /// The streams of one call, as one side has them.
 pub(crate) struct CallStreams {
@@ -77,6 +76,16 @@ pub(crate) enum Ended {
     Said { reason: EndReason, payload: Payload, metadata: AnswerMetadata },
     /// It was cut short.
     Lost(Status),
+    /// Its own side has given it up.
+    GivenUp(Status),
+}
+
+impl Ended {
+    /// Its own side has given it up, with the call.
+    pub(crate) fn gave_up() -> Self {
+        let status = Status::new(Code::Cancelled, "the call that the stream was of is over");
+        Self::GivenUp(status.with_executed(Executed::Maybe).with_blame(Blame::Caller))
+    }
 }
 
 /// Whether another ITEM may be queued.
@@ -347,7 +356,7 @@ impl CallStreams {
     pub(super) fn next(&self, cx: &TaskContext<'_>) -> Poll<Result<Bytes, Ended>> {
         let _before;
         let mut state = self.state();
-        let Some(incoming) = &mut state.incoming else { return Poll::Ready(Err(Ended::Lost(gave_up()))) };
+        let Some(incoming) = &mut state.incoming else { return Poll::Ready(Err(Ended::gave_up())) };
         if let Some(item) = incoming.queue.pop_front() {
             return Poll::Ready(Ok(item));
         }

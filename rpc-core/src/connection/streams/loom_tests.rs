@@ -10,7 +10,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::call::{CallStreams, Ended, Room};
-use super::{Left, gave_up};
+use super::Left;
 use crate::config::Limits;
 use crate::connection::Role;
 use crate::connection::handover::{Absorb, Handover, Queued};
@@ -222,8 +222,7 @@ fn who_waits_for_a_window_is_woken_when_it_comes() {
 #[test]
 fn who_waits_for_items_hears_that_nobody_wants_them() {
     let stopped: fn(&World) = |world| world.frame(FrameType::STOP, |out| Stop { reason: 0 }.encode(out));
-    let over: fn(&World) =
-        |world| world.streams.end(Ended::Lost(gave_up())).into_iter().for_each(Waker::wake);
+    let over: fn(&World) = |world| world.streams.end(Ended::gave_up()).into_iter().for_each(Waker::wake);
     for end in [stopped, over] {
         model(move || {
             let world = World::new(10);

@@ -3,7 +3,6 @@
 use std::task::{Context as TaskContext, Poll, ready};
 
 use super::call::{CallStreams, Ended};
-use super::gave_up;
 use crate::compress::Compression;
 use crate::connection::packing::{Room, malformed};
 use crate::metadata::AnswerMetadata;
@@ -56,7 +55,7 @@ impl Unpack {
 
     /// The ITEM, once, and how many bytes it came in.
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(ItemHead, Content, u64), Ended>> {
-        let Some(unpacking) = &mut self.item else { return Poll::Ready(Err(Ended::Lost(gave_up()))) };
+        let Some(unpacking) = &mut self.item else { return Poll::Ready(Err(Ended::gave_up())) };
         let unpacked = ready!(unpacking.as_mut().poll(cx));
         self.item = None;
         Poll::Ready(unpacked.map_err(failed).map(|(payload, room)| {

@@ -9,8 +9,8 @@ use bytes::{Bytes, BytesMut};
 use loom::sync::Arc;
 use loom::thread;
 
-use super::call::{CallStreams, Ended, Room};
 use super::Left;
+use super::call::{CallStreams, Ended, Room};
 use crate::config::Limits;
 use crate::connection::Role;
 use crate::connection::handover::{Absorb, Handover, Queued};

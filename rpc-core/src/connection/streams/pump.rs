@@ -30,7 +30,7 @@ use crate::status::{Blame, Code, Executed, Status};
 const TOGETHER: usize = 128 << 10;
 
 /// So many of long ones where the peer reads them itself, which takes a round trip each time.
-const READ: usize = 512 << 10;
+const READ: usize = 1 << 20;
 
 /// An item from this length on is long.
 const LONG_ITEM: usize = 16 << 10;

@@ -190,8 +190,9 @@ impl<T, E: From<Status>> Streaming<T, E> {
     /// # Errors
     ///
     /// What its sender has failed with: INTERNAL if that was a panic, RESOURCE_EXHAUSTED if an item was longer than this side's
-    /// `limits.max_message`. DEADLINE_EXCEEDED, UNAVAILABLE if the connection was lost, CANCELLED if the call is over; INTERNAL if
-    /// an item can't be decoded. All but the first are never taken for executed or not: parts were.
+    /// `limits.max_message`. DEADLINE_EXCEEDED, UNAVAILABLE if the connection was lost, CANCELLED if the call is over, or what the
+    /// stream has failed with that its caller sends; INTERNAL if an item can't be decoded. All but the first are never taken for
+    /// executed or not: parts were.
     pub async fn message(&mut self) -> Result<Option<T>, E> {
         poll_fn(|cx| self.poll_item(cx)).await.transpose()
     }

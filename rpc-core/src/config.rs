@@ -38,7 +38,8 @@ pub struct Limits {
     /// 16 KiB; at 0 there are none.
     pub max_metadata: u32,
     /// How far the sender of a stream may be ahead of its reader, in bytes: a stream begins with 64 KiB, and gets more as
-    /// its reader waits for it. One item of any length goes beyond. Default 4 MiB; below 64 KiB it means that.
+    /// its reader waits for it. What is sent together goes beyond: an item of any length, or several, 128 KiB of them by TCP and
+    /// 1 MiB by RDMA. Default 4 MiB; below 64 KiB it means that.
     pub stream_window: u64,
     /// By how much the windows of all streams of a connection may have grown, in bytes. Default 64 MiB.
     pub stream_memory: u64,

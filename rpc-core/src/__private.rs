@@ -20,6 +20,7 @@ pub use streams::{
     streamed,
 };
 
+use crate::buffer_pool::encoder;
 use crate::client::{Finish, FinishStream};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
 use crate::payload::{Decoder, Encoder};
@@ -164,7 +165,7 @@ pub struct Outgoing<'a> {
 impl<'a> Outgoing<'a> {
     #[inline]
     pub fn new(service: &'a ServiceInfo, method: usize) -> Self {
-        Self { call: CallName { service, method }, arguments: Ok(Encoder::new()) }
+        Self { call: CallName { service, method }, arguments: Ok(encoder()) }
     }
 
     /// Adds an argument.
@@ -276,7 +277,7 @@ where
     let call = CallName { service, method };
     match outcome.into_result() {
         Ok(value) => {
-            let mut out = Encoder::new();
+            let mut out = encoder();
             match C::encode(&value, &mut out) {
                 Ok(()) => Reply::Ok(out.finish()),
                 Err(e) => not_encoded(&call, "result", &e),
@@ -293,7 +294,7 @@ fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: &E) -> Reply {
         // caller's side repeat this one.
         return Reply::Status(status.clone().with_executed(Executed::Yes));
     }
-    let mut out = Encoder::new();
+    let mut out = encoder();
     match D::encode(error, &mut out) {
         Ok(()) => Reply::Err(out.finish()),
         Err(e) => not_encoded(call, "error", &e),

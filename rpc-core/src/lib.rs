@@ -4,24 +4,21 @@
 
 #[doc(hidden)]
 pub mod __private;
+pub mod buffer_pool;
 pub mod class;
 pub mod client;
-pub mod codec;
 pub mod compress;
 pub mod config;
 pub mod connection;
 pub mod context;
-pub mod details;
-pub mod metadata;
 pub mod middleware;
-pub mod payload;
-pub mod proto;
 #[cfg(feature = "metrics")]
 #[doc(hidden)]
 pub mod sampler;
 pub mod server;
 pub mod service;
-pub mod spare;
-pub mod status;
 pub mod stream;
 pub mod transport;
+
+pub use farcall_proto as proto;
+pub use farcall_proto::{codec, details, metadata, payload, status};

@@ -6,7 +6,7 @@ mod support;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::config::Limits;
-use farcall_core::payload::Payload;
+use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
     Batch, CloseCode, Content, EndHead, EndReason, FrameType, Hello, ItemHead, Stop, Window, features,
 };
@@ -30,7 +30,7 @@ fn item(len: usize) -> Bytes {
 }
 
 fn items(items: &[Payload]) -> Bytes {
-    let mut batch = Batch::new(false);
+    let mut batch = Batch::new(Encoder::new());
     items.iter().for_each(|item| batch.put(item));
     let (head, payload) = batch.finish();
     whole(Content { metadata: Bytes::new(), payload }, |content, out| head.encode(content, out).unwrap())

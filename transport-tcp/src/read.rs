@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use farcall_core::buffer_pool;
 use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
-use farcall_core::spare;
 use farcall_core::transport::{LinkHandler, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 use socket2::SockRef;
 use tokio::io::Interest;
@@ -139,7 +139,7 @@ impl Reader {
     /// There is nothing to read, perhaps for long.
     fn let_go(&mut self) {
         if self.long > 0 && self.buffer.is_empty() {
-            spare::give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.size));
+            buffer_pool::give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.size));
         }
     }
 
@@ -190,7 +190,7 @@ impl Reader {
     fn make_room(&mut self) {
         if self.long > 0 {
             if self.buffer.capacity() < self.long {
-                self.go_on_in(spare::take(self.long + HEADER_LEN));
+                self.go_on_in(buffer_pool::take(self.long + HEADER_LEN));
             }
             return;
         }
@@ -202,7 +202,7 @@ impl Reader {
         }
         let free = self.retired.iter_mut().rposition(|old| old.try_reclaim(BUFFER));
         let free = free.and_then(|i| self.retired.remove(i));
-        self.go_on_in(free.unwrap_or_else(|| spare::take(BUFFER)));
+        self.go_on_in(free.unwrap_or_else(|| buffer_pool::take(BUFFER)));
     }
 
     fn go_on_in(&mut self, mut fresh: BytesMut) {
@@ -216,7 +216,7 @@ impl Reader {
         if !is_free && size == BUFFER && self.retired.len() < POOL {
             self.retired.push_back(old);
         } else {
-            spare::give(old, size);
+            buffer_pool::give(old, size);
         }
     }
 
@@ -317,7 +317,7 @@ impl Reader {
         let size = std::mem::replace(&mut self.size, next.capacity());
         let mut frame = std::mem::replace(&mut self.buffer, next);
         frame.truncate(self.long);
-        spare::share(frame, size)
+        buffer_pool::share(frame, size)
     }
 
     /// Takes a header off the buffer, and the payload behind it.

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use bytes::{Buf, Bytes, BytesMut};
+use farcall_core::buffer_pool;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::shorts::CHUNK;
 use farcall_core::proto::wire::PREFACE;
-use farcall_core::spare;
 use farcall_core::transport::FrameSource;
 use tokio::net::TcpStream;
 
@@ -92,7 +92,7 @@ impl Writer {
     fn close_tail(&mut self) {
         if self.tail.capacity() == CHUNK {
             // Of short messages; it is used again for others.
-            self.pieces.push_back(spare::share(std::mem::take(&mut self.tail), CHUNK));
+            self.pieces.push_back(buffer_pool::share(std::mem::take(&mut self.tail), CHUNK));
         } else if !self.tail.is_empty() {
             self.pieces.push_back(self.tail.split().freeze());
         }

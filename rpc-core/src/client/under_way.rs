@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
 use super::{Begun, Parts, Stub};
+use crate::buffer_pool;
 use crate::codec::{CodecError, Decode, from_payload};
 use crate::compress::Compression;
 use crate::connection::{
@@ -63,6 +64,13 @@ enum State {
     /// Answered through that.
     Answered(Box<(Parts, Option<Begun>)>),
     Failed,
+}
+
+impl Drop for UnderWay {
+    #[inline]
+    fn drop(&mut self) {
+        buffer_pool::recycle(std::mem::take(&mut self.arguments));
+    }
 }
 
 impl UnderWay {

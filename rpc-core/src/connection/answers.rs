@@ -7,6 +7,7 @@ use super::batch::ENOUGH;
 use super::calls::too_large;
 use super::metadata::Outgoing;
 use super::streams::{self, Ended};
+use crate::buffer_pool;
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::shorts::Shorts;
@@ -46,6 +47,7 @@ impl Connection {
         match self.short_result(&reply) {
             Some((head, body)) => {
                 self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
+                recycle(reply);
             }
             None => {
                 let reply = self.reply(call, reply);
@@ -112,6 +114,14 @@ impl Connection {
                 status_reply(call, status, Bytes::new(), max)
             }
         }
+    }
+}
+
+/// Keeps the memory of an answer that was copied into its frame.
+#[inline]
+pub(super) fn recycle(reply: Reply) {
+    if let Reply::Ok(payload) = reply {
+        buffer_pool::recycle(payload);
     }
 }
 

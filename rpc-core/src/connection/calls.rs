@@ -368,7 +368,7 @@ impl Connection {
             }
             Ok(match head.verdict {
                 Verdict::Status => {
-                    let status = decode_status(payload.body.into_bytes())?;
+                    let status = decode_status(payload.into_body())?;
                     Err(match received {
                         Some(received) => status.received_with(&received.metadata),
                         None => status,

@@ -114,7 +114,7 @@ impl Unpacking {
         if !packed.by().is_built_in() {
             return Err(WireError::new("content.compression", "is one that was not agreed on"));
         }
-        let (len, max) = (packed.len(), self.max_message);
+        let (len, max) = (packed.unpacked_len(), self.max_message);
         Ok(if len <= max { Ok(()) } else { Err(TooLong { len, max }) })
     }
 
@@ -122,7 +122,7 @@ impl Unpacking {
     /// `None`: it can't be unpacked.
     pub(super) async fn unpack(self: Arc<Self>, payload: Payload) -> Option<(Payload, Room)> {
         // No more than a message may have, and so it can be had some time.
-        let len = u32::try_from(payload.as_packed()?.len()).ok()?;
+        let len = u32::try_from(payload.as_packed()?.unpacked_len()).ok()?;
         if len as usize > LONG {
             give_way().await;
         }

@@ -97,7 +97,7 @@ impl LinkHandler for Handler {
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
         // An upgraded link may be given up while it has a buffer, and then the other link needs that.
-        if !header.is_bulk() || self.route != Route::Stream {
+        if !is_bulk(header) || self.route != Route::Stream {
             return Ok(None);
         }
         let result = {
@@ -387,9 +387,7 @@ fn is_call(kind: FrameType) -> bool {
     matches!(kind, FrameType::REQUEST | FrameType::RESPONSE)
 }
 
-impl Header {
-    /// Whether it is worth reading the payload straight to where it belongs.
-    fn is_bulk(&self) -> bool {
-        self.kind == FrameType::FRAGMENT && self.len > 4096
-    }
+/// Whether it is worth reading a frame's payload straight to where it belongs.
+fn is_bulk(header: &Header) -> bool {
+    header.kind == FrameType::FRAGMENT && header.len > 4096
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::alive::{Alive, Reserved};
+use super::answers;
 use super::batch::{Action, Batch, ENOUGH};
 use super::handler::{Handler, panicked, ran};
 use super::registry::{Announced, Found, Registry, refusal};
@@ -194,7 +195,10 @@ impl Connection {
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
             match self.short_result(&reply) {
                 // One by itself has nothing to share a lock with.
-                Some((head, body)) if !alone => results.push(FrameType::RESPONSE, call, &head, body),
+                Some((head, body)) if !alone => {
+                    results.push(FrameType::RESPONSE, call, &head, body);
+                    answers::recycle(reply);
+                }
                 None if self.packs_long(&reply) => self.complete_in_task(call, reply),
                 _ => self.complete(call, reply),
             }

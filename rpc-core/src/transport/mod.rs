@@ -178,8 +178,7 @@ pub trait FrameSource {
     }
 }
 
-/// A payload shorter than this is [short](LinkHandler::receive).
-pub const SHORT_PAYLOAD: usize = 1024;
+pub use farcall_proto::payload::SHORT_PAYLOAD;
 
 /// How much memory a short payload that is kept may keep with it.
 pub const SHORT_PAYLOADS_SHARE: usize = 8192;

@@ -12,6 +12,7 @@ use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
 use super::poll_share;
+use crate::buffer_pool;
 use crate::compress::{Compression, ItemsBy};
 use crate::connection::calls::too_large;
 use crate::connection::handler::panicked;
@@ -37,6 +38,9 @@ const LONG_ITEM: usize = 16 << 10;
 
 /// A message with so many bytes of short items is followed by another one, if the source is fast.
 const MANY: usize = 16 << 10;
+
+/// The room of a buffer for many short items, in bytes.
+const MANY_ITEMS: usize = 144 << 10;
 
 /// A message is no longer than this if it may be queued behind others: it must fit into a frame of any peer.
 const ANY_FRAME: usize = MIN_LIMIT as usize - 8;
@@ -145,7 +149,9 @@ impl<S: Source> Pump<S> {
 
     /// Makes one message of what the source has. True: it has no more now.
     fn fill(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
-        let (mut batch, mut by) = (Batch::new(self.many), None);
+        let many = self.many.then(|| buffer_pool::take(MANY_ITEMS));
+        let size = many.as_ref().map_or(0, BytesMut::capacity);
+        let (mut batch, mut by) = (Batch::new(many.map_or_else(Encoder::new, Encoder::to)), None);
         // What came before a panic is still to be sent, and the peer would wait for an end.
         let put =
             catch_unwind(AssertUnwindSafe(|| self.put_items(connection, room, &mut batch, &mut by, cx)));
@@ -156,10 +162,13 @@ impl<S: Source> Pump<S> {
             false
         });
         if batch.is_empty() {
-            batch.give_back();
+            buffer_pool::give(batch.into_buffer(), size);
         } else {
             let count = batch.count().into();
-            let (head, payload) = batch.finish();
+            let (head, payload) = match size {
+                0 => batch.finish(),
+                _ => batch.finish_with(|buffer| buffer_pool::share(buffer, size)),
+            };
             self.many = payload.body_len() >= MANY;
             self.make(connection, count, head, connection.packed(by, payload));
         }

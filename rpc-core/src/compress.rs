@@ -1,0 +1,68 @@
+//! Compression of messages: the choice of a handler, and the memory that each thread keeps for it.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+pub use farcall_proto::compress::Compression;
+use farcall_proto::compress::{self, Workspace};
+pub(crate) use farcall_proto::compress::{LONG, MIN};
+
+use crate::context::Context;
+use crate::payload::Payload;
+
+thread_local! {
+    /// Zstandard's contexts are large, and as good for the next message of the thread.
+    static WORKSPACE: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
+}
+
+/// Compresses a payload. `None`: it does not become shorter by enough, or has a part of 4 GiB.
+pub(crate) fn pack(by: Compression, payload: &Payload) -> Option<Payload> {
+    WORKSPACE.with_borrow_mut(|workspace| compress::pack(workspace, by, payload))
+}
+
+/// Decompresses a payload, which takes as much memory as the payload says: the caller has checked that this is
+/// allowed. `None`: the payload is malformed, or becomes another length than it says.
+pub(crate) fn unpack(payload: Payload) -> Option<Payload> {
+    WORKSPACE.with_borrow_mut(|workspace| compress::unpack(workspace, payload))
+}
+
+/// A [`Compression`], once it is chosen. It may be chosen anew, also while it is looked at.
+#[derive(Debug)]
+pub(crate) struct Choice(AtomicU8);
+
+/// What the items of a stream are compressed by. `None`: as the settings have it.
+#[derive(Debug)]
+pub(crate) enum ItemsBy {
+    /// All of them by the same.
+    Same(Option<Compression>),
+    /// Each as this handler has chosen when it is made.
+    Answer(Option<Context>),
+}
+
+impl ItemsBy {
+    /// For one that was just made.
+    #[inline]
+    pub(crate) fn now(&self) -> Option<Compression> {
+        match self {
+            Self::Same(by) => *by,
+            Self::Answer(context) => context.as_ref()?.choice(),
+        }
+    }
+}
+
+/// No number of any.
+const NONE_YET: u8 = u8::MAX;
+
+impl Choice {
+    pub(crate) fn new(chosen: Option<Compression>) -> Self {
+        Self(AtomicU8::new(chosen.map_or(NONE_YET, Compression::to_wire)))
+    }
+
+    pub(crate) fn set(&self, chosen: Compression) {
+        self.0.store(chosen.to_wire(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> Option<Compression> {
+        Compression::from_wire(self.0.load(Ordering::Relaxed))
+    }
+}

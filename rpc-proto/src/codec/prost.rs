@@ -1,0 +1,112 @@
+//! Protocol Buffers, by prost.
+
+use prost::Message;
+
+use super::{Codec, CodecError, Decode, Encode, Postcard, Shape};
+use crate::payload::{Decoder, Encoder};
+use crate::status::Status;
+
+/// Carries one protobuf message, or none (`()`), with prost's types.
+///
+/// `bytes` fields generated as [`Bytes`](bytes::Bytes) are not copied: long ones are sent by reference, and all are
+/// slices of the receive buffer on arrival, so that a kept one keeps that buffer. Messages may change as protobuf
+/// allows, which the signature fingerprint therefore leaves out. Nesting is limited to prost's 100 levels.
+#[derive(Debug)]
+pub enum Prost {}
+
+impl Codec for Prost {
+    const NAME: &'static str = "prost";
+    const ARGUMENTS: usize = 1;
+}
+
+impl<T: Message> Encode<T> for Prost {
+    fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
+        value.encode(&mut out.segments()).map_err(|e| CodecError::new(e.to_string()))
+    }
+}
+
+impl<T: Message + Default> Decode<T> for Prost {
+    fn decode(input: &mut Decoder) -> Result<T, CodecError> {
+        T::decode(input.take_rest()).map_err(|e| CodecError::new(e.to_string()))
+    }
+
+    fn shape(shape: &mut Shape) {
+        shape.opaque("protobuf");
+    }
+}
+
+impl Encode<Status> for Prost {
+    fn encode(value: &Status, out: &mut Encoder) -> Result<(), CodecError> {
+        Postcard::encode(value, out)
+    }
+}
+
+impl Decode<Status> for Prost {
+    fn decode(input: &mut Decoder) -> Result<Status, CodecError> {
+        Postcard::decode(input)
+    }
+
+    fn shape(shape: &mut Shape) {
+        <Postcard as Decode<Status>>::shape(shape);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::codec::{from_payload, to_payload};
+    use crate::payload::{BY_REFERENCE, Payload};
+
+    #[test]
+    fn a_long_bytes_field_is_sent_by_reference_and_arrives_as_a_slice() {
+        let long = Bytes::from(vec![7; 100_000]);
+        let payload = to_payload::<Prost, _>(&long).unwrap();
+        assert_eq!(payload.more()[0].as_ptr(), long.as_ptr());
+        assert_eq!(payload.body_len(), long.encode_to_vec().len());
+
+        // As it arrives.
+        let body = Bytes::from(long.encode_to_vec());
+        let value: Bytes = from_payload::<Prost, _>(Payload::from_body(body.clone())).unwrap();
+        assert_eq!((value.as_ptr(), value.len()), (body[4..].as_ptr(), long.len()));
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_prost() {
+        for len in [0, 1, BY_REFERENCE, BY_REFERENCE + 1, 70_000] {
+            let bytes = Bytes::from(vec![1; len]);
+            let text = "x".repeat(len);
+            let sent = (to_payload::<Prost, _>(&bytes).unwrap(), to_payload::<Prost, _>(&text).unwrap());
+            assert_eq!(Decoder::new(sent.0.clone()).rest(), &bytes.encode_to_vec()[..]);
+            assert_eq!(Decoder::new(sent.1.clone()).rest(), &text.encode_to_vec()[..]);
+            assert_eq!(from_payload::<Prost, Bytes>(sent.0).unwrap(), bytes);
+            assert_eq!(from_payload::<Prost, String>(sent.1).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn nothing_is_an_empty_message() {
+        assert!(to_payload::<Prost, _>(&()).unwrap().is_empty());
+        assert_eq!(from_payload::<Prost, ()>(Payload::default()), Ok(()));
+    }
+
+    #[test]
+    fn random_bytes_never_panic() {
+        let mut random = fastrand::Rng::with_seed(0x5eed);
+        for _ in 0..50_000 {
+            let bytes: Bytes = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
+            let payload = Payload::from_body(bytes);
+            let _ = from_payload::<Prost, Bytes>(payload.clone());
+            let _ = from_payload::<Prost, String>(payload.clone());
+            let _ = from_payload::<Prost, Status>(payload);
+        }
+    }
+
+    #[test]
+    fn a_status_is_carried_too() {
+        let status = Status::new(crate::status::Code::Aborted, "again");
+        let payload = to_payload::<Prost, _>(&status).unwrap();
+        assert_eq!(from_payload::<Prost, Status>(payload), Ok(status));
+    }
+}

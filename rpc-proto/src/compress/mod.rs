@@ -1,0 +1,164 @@
+//! Compression of what messages say: body and attachments together (WIRE.md section 5.2).
+
+#[cfg(feature = "lz4")]
+mod lz4;
+#[cfg(test)]
+mod tests;
+#[cfg(feature = "zstd")]
+mod zstd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::payload::{Packed, Payload};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::wire::features;
+
+/// What a message is compressed by.
+///
+/// An argument, a result or an item is compressed if its side asks for it, its peer can read it, it has 1 KiB or more, and it
+/// becomes shorter by a sixteenth at least. Else it is sent as it is.
+///
+/// Each is a feature of the crate, `lz4` and `zstd`, which is off unless asked for. To ask for one that was not built in is an
+/// error; to be called by a peer that has it is none, for that sends nothing that this side can't read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Compression {
+    /// Nothing.
+    #[default]
+    None,
+    /// LZ4: fast, and worse than the other.
+    Lz4,
+    /// Zstandard, as its level 3 does it.
+    Zstd,
+}
+
+/// A shorter payload is sent as it is. Bytes.
+pub const MIN: usize = 1024;
+
+/// A longer payload takes so long to compress or decompress that the task which reads a connection must not do it. Bytes.
+pub const LONG: usize = 64 << 10;
+
+/// The memory that compressing one message leaves for the next.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    #[cfg(feature = "zstd")]
+    zstd: zstd::Contexts,
+}
+
+impl Workspace {
+    /// Returns an empty workspace, which allocates when it is first used.
+    pub const fn new() -> Self {
+        Self {
+            #[cfg(feature = "zstd")]
+            zstd: zstd::Contexts::new(),
+        }
+    }
+}
+
+impl Compression {
+    /// Whether this build has it.
+    pub fn is_built_in(self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Lz4 => cfg!(feature = "lz4"),
+            Self::Zstd => cfg!(feature = "zstd"),
+        }
+    }
+
+    /// Its name, in a configuration and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
+
+    /// Checks that this build has it.
+    ///
+    /// # Errors
+    ///
+    /// FAILED_PRECONDITION, not executed, with the name of the feature that is missing.
+    pub fn check(self) -> Result<(), Status> {
+        if self.is_built_in() {
+            return Ok(());
+        }
+        let message = format!("this side can't compress by it: built without the feature `{}`", self.name());
+        let status = Status::new(Code::FailedPrecondition, message);
+        Err(status.with_executed(Executed::No).with_blame(Blame::Caller))
+    }
+
+    /// The bit of HELLO by which a side says that it reads it.
+    pub fn feature(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Lz4 => features::LZ4,
+            Self::Zstd => features::ZSTD,
+        }
+    }
+
+    /// The bits of all that this build has.
+    pub fn features() -> u64 {
+        let built_in = [Self::Lz4, Self::Zstd].into_iter().filter(|it| it.is_built_in());
+        built_in.fold(0, |bits, it| bits | it.feature())
+    }
+
+    /// Its number in a message.
+    pub fn to_wire(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::Zstd => 1,
+            Self::Lz4 => 2,
+        }
+    }
+
+    /// What has this number.
+    pub fn from_wire(number: u8) -> Option<Self> {
+        [Self::None, Self::Zstd, Self::Lz4].get(usize::from(number)).copied()
+    }
+}
+
+/// Compresses a payload. `None`: it would not become shorter by enough, or has a part of 4 GiB.
+pub fn pack(workspace: &mut Workspace, by: Compression, payload: &Payload) -> Option<Payload> {
+    let packed = Packed::of(payload, by)?;
+    let whole = payload.to_contiguous();
+    let bytes = pack_bytes(workspace, by, &whole, whole.len() - whole.len() / 16)?;
+    Some(Payload::packed(bytes.into(), packed))
+}
+
+/// What a packed payload was. It takes as much memory as the payload says and no more: who calls this has looked whether that
+/// is allowed. `None`: it is malformed, or of another length than it says.
+pub fn unpack(workspace: &mut Workspace, payload: Payload) -> Option<Payload> {
+    let (bytes, packed) = payload.into_packed()?;
+    let whole = unpack_bytes(workspace, packed.by(), &bytes, usize::try_from(packed.unpacked_len()).ok()?)?;
+    Some(packed.split(whole.into()))
+}
+
+/// `None`: they become more than `most`.
+fn pack_bytes(workspace: &mut Workspace, by: Compression, bytes: &[u8], most: usize) -> Option<Vec<u8>> {
+    match by {
+        #[cfg(feature = "lz4")]
+        Compression::Lz4 => lz4::pack(bytes, most),
+        #[cfg(feature = "zstd")]
+        Compression::Zstd => zstd::pack(&mut workspace.zstd, bytes, most),
+        _ => {
+            let _ = (workspace, bytes, most);
+            None
+        }
+    }
+}
+
+/// `None`: it does not become as many as `len`.
+fn unpack_bytes(workspace: &mut Workspace, by: Compression, packed: &[u8], len: usize) -> Option<Vec<u8>> {
+    match by {
+        #[cfg(feature = "lz4")]
+        Compression::Lz4 => lz4::unpack(packed, len),
+        #[cfg(feature = "zstd")]
+        Compression::Zstd => zstd::unpack(&mut workspace.zstd, packed, len),
+        _ => {
+            let _ = (workspace, packed, len);
+            None
+        }
+    }
+}

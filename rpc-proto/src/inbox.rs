@@ -1,0 +1,403 @@
+//! What a session takes in: the order of frames, whichever link they come by, and putting fragments together.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::{Bytes, BytesMut};
+
+use super::message::MAX_DESCRIPTOR;
+use super::outbox::Route;
+use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, Up, WireError, flags};
+
+/// What may be held back before an UP, headers included: twice what a sender keeps for an upgraded link, and so more
+/// than one sends that waits for acknowledgements.
+const MAX_HELD: usize = 32 << 20;
+
+/// What to do with a session frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// It is the next one.
+    Next,
+    /// It came by the new link before the UP was read: give it to [`Inbox::hold`].
+    Hold,
+    /// It came by a link that the session has left: forget it.
+    Discard,
+}
+
+/// A message in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its type.
+    pub kind: FrameType,
+    /// The call it belongs to.
+    pub call: u64,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// What a frame was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// A part of a message that is not whole.
+    Part,
+    /// A message, whole.
+    Message(Arrived),
+    /// The beginning of a message whose rest is to be read. [`Inbox::pulled`] must say what came of it.
+    Described(Described),
+}
+
+/// A message of which the peer has sent the beginning, and where the rest is to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// The number of its frame, which names it in DONE and DOWN.
+    pub seq: u32,
+    /// Its type.
+    pub kind: FrameType,
+    /// Where the rest is, in the link's own form.
+    pub descriptor: Bytes,
+    /// How the message begins.
+    pub begin: Bytes,
+    /// The length of the whole message.
+    pub total: usize,
+}
+
+/// What became of a described message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pulled {
+    /// It is whole. The peer must be told, by DONE.
+    Message(Arrived),
+    /// It is over: nobody wants the message, or the peer is asked to send the rest. It must be told so by DONE.
+    Nothing,
+    /// The link was given up meanwhile, and DOWN has said that the rest must be sent.
+    Stale,
+}
+
+/// Limits this side has told its peer.
+#[derive(Clone, Copy, Debug, Hash)]
+pub struct Limits {
+    /// The longest message.
+    pub max_message: u64,
+    /// The sum of the lengths of messages begun and not finished.
+    pub max_assembly: u64,
+}
+
+/// The receiving half of a session.
+///
+/// Ask [`order`](Self::order) about every session frame, then give the next one to [`take`](Self::take).
+#[derive(Clone, Debug, Hash)]
+pub struct Inbox {
+    rx_seq: u32,
+    route: Route,
+    /// The link being tried, before its UP.
+    pending: Option<u32>,
+    held: VecDeque<(Header, Bytes)>,
+    held_bytes: usize,
+    assembling: BTreeMap<u64, Assembly>,
+    assembling_bytes: u64,
+    /// The calls of described messages that are being read, by the number of the frame.
+    pulling: BTreeMap<u32, u64>,
+    /// Whether both sides have agreed on described messages.
+    describes: bool,
+    limits: Limits,
+}
+
+#[derive(Clone, Debug, Hash)]
+struct Assembly {
+    kind: FrameType,
+    total: usize,
+    rest: Rest,
+    have: usize,
+    /// It was cancelled before it was whole.
+    unwanted: bool,
+}
+
+/// How the rest of a message comes.
+#[derive(Clone, Debug, Hash)]
+enum Rest {
+    /// In FRAGMENTs, to the end of this.
+    Sent(BytesMut),
+    /// In FRAGMENTs, and a link has the buffer that they go to.
+    Lent,
+    /// It is read by the link. This is how the message begins.
+    Pulled(Bytes),
+}
+
+impl Inbox {
+    /// An inbox that begins on the stream link.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            rx_seq: 0,
+            route: Route::Stream,
+            pending: None,
+            held: VecDeque::new(),
+            held_bytes: 0,
+            assembling: BTreeMap::new(),
+            assembling_bytes: 0,
+            pulling: BTreeMap::new(),
+            describes: false,
+            limits,
+        }
+    }
+
+    /// Both sides' HELLO say that messages may be described.
+    pub fn allow_described(&mut self) {
+        self.describes = true;
+    }
+
+    /// The number of the last session frame that was taken in.
+    pub fn rx_seq(&self) -> u32 {
+        self.rx_seq
+    }
+
+    /// Whether a message has begun to arrive and is not whole.
+    pub fn is_assembling(&self) -> bool {
+        !self.assembling.is_empty()
+    }
+
+    /// What to do with a session frame that came by `from`. `Err`: the peer broke the order.
+    #[inline]
+    pub fn order(&self, from: Route, header: &Header) -> Result<Order, WireError> {
+        if from != self.route {
+            return match from {
+                Route::Upgraded(epoch) if self.pending == Some(epoch) => Ok(Order::Hold),
+                Route::Upgraded(_) => Ok(Order::Discard),
+                Route::Stream => Err(WireError::new("header.seq", "comes by the old link after UP")),
+            };
+        }
+        if header.seq != self.rx_seq.wrapping_add(1) {
+            return Err(WireError::new("header.seq", "is not the next number"));
+        }
+        Ok(Order::Next)
+    }
+
+    /// Keeps a frame until the UP is read. `false`: they are too many, and the link must be given up.
+    #[must_use]
+    pub fn hold(&mut self, header: Header, payload: Bytes) -> bool {
+        self.held_bytes += HEADER_LEN + payload.len();
+        self.held.push_back((header, payload));
+        self.held_bytes <= MAX_HELD
+    }
+
+    /// A new link is being tried.
+    pub fn expect(&mut self, epoch: u32) {
+        self.pending = Some(epoch);
+    }
+
+    /// The peer's UP: from here on its frames come by the new link. Gives the frames that were held, which the
+    /// caller now takes in. An UP of another epoch than the one being tried is of a link already given up.
+    pub fn up(&mut self, up: Up) -> Result<VecDeque<(Header, Bytes)>, WireError> {
+        if self.route == Route::Upgraded(up.epoch) {
+            return Err(WireError::new("up", "was said before"));
+        }
+        if self.pending != Some(up.epoch) {
+            return Ok(VecDeque::new());
+        }
+        if up.first_seq != self.rx_seq.wrapping_add(1) {
+            return Err(WireError::new("up.first_seq", "is not the next number"));
+        }
+        self.pending = None;
+        self.route = Route::Upgraded(up.epoch);
+        self.held_bytes = 0;
+        Ok(std::mem::take(&mut self.held))
+    }
+
+    /// The link of this epoch is dead or given up: whatever else comes by it is discarded, also what was held. What
+    /// the peer sent before on the stream link, and what it sends again, comes by the stream. Gives the messages of
+    /// which the rest, which was being read, has to be sent.
+    #[must_use]
+    pub fn freeze(&mut self) -> Vec<Pull> {
+        self.pending = None;
+        self.held.clear();
+        self.held_bytes = 0;
+        self.route = Route::Stream;
+        let pulling = std::mem::take(&mut self.pulling);
+        for call in pulling.values() {
+            self.wait_for_rest(*call);
+        }
+        pulling.into_keys().map(|seq| Pull { seq }).collect()
+    }
+
+    /// Takes the next frame in; gives a message when one is whole.
+    pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Taken, WireError> {
+        self.rx_seq = header.seq;
+        if header.kind == FrameType::FRAGMENT {
+            return self.fragment(header, payload).map(|whole| whole.map_or(Taken::Part, Taken::Message));
+        }
+        if header.flags & flags::DESCRIBED != 0 {
+            return self.begin_described(header, payload).map(Taken::Described);
+        }
+        if header.flags & flags::FRAGMENTED != 0 {
+            self.begin(header, payload)?;
+            return Ok(Taken::Part);
+        }
+        self.take_whole(header, payload.len())?;
+        Ok(Taken::Message(Arrived { kind: header.kind, call: header.call, bytes: payload }))
+    }
+
+    /// Takes the next frame in, which is a message of so many bytes.
+    #[inline]
+    pub fn take_whole(&mut self, header: &Header, len: usize) -> Result<(), WireError> {
+        self.rx_seq = header.seq;
+        if len as u64 > self.limits.max_message {
+            return Err(WireError::new("message", "is longer than HELLO's max_message"));
+        }
+        // A copy, or the header would need an address, and go through memory.
+        let Header { call, .. } = *header;
+        let is_assembling = !self.assembling.is_empty() && self.assembling.contains_key(&call);
+        if is_assembling && header.kind.is_message_of_call() {
+            return Err(WireError::new("message", "comes before another of its call is finished"));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, header: &Header, payload: Bytes) -> Result<(), WireError> {
+        let mut r = Reader::new(payload);
+        let total = r.u32("fragmented.total")?;
+        let begin = r.rest();
+        self.make_room(header, total, &begin)?;
+        // The allocator hands out address space here; memory follows only as bytes arrive.
+        let mut buffer = BytesMut::with_capacity(total as usize);
+        buffer.extend_from_slice(&begin);
+        self.assemble(header, total, begin.len(), Rest::Sent(buffer));
+        Ok(())
+    }
+
+    fn begin_described(&mut self, header: &Header, payload: Bytes) -> Result<Described, WireError> {
+        if !self.describes || self.route == Route::Stream {
+            return Err(WireError::new("header.flags", "has DESCRIBED where nothing can be read"));
+        }
+        if self.pulling.len() >= Down::MAX_PULLS {
+            return Err(WireError::new("described", "is one of too many at once"));
+        }
+        let mut r = Reader::new(payload);
+        let total = r.u32("fragmented.total")?;
+        let len = usize::from(r.u16("described.descriptor")?);
+        if len > MAX_DESCRIPTOR {
+            return Err(WireError::new("described.descriptor", "is longer than a descriptor may be"));
+        }
+        let descriptor = r.bytes(len, "described.descriptor")?;
+        let begin = r.rest();
+        self.make_room(header, total, &begin)?;
+        self.pulling.insert(header.seq, header.call);
+        self.assemble(header, total, begin.len(), Rest::Pulled(begin.clone()));
+        Ok(Described { seq: header.seq, kind: header.kind, descriptor, begin, total: total as usize })
+    }
+
+    /// Whether a message of this length that begins like this may be begun now.
+    fn make_room(&self, header: &Header, total: u32, begin: &Bytes) -> Result<(), WireError> {
+        if u64::from(total) > self.limits.max_message {
+            return Err(WireError::new("fragmented.total", "is longer than HELLO's max_message"));
+        }
+        if self.assembling_bytes > 0 && self.assembling_bytes + u64::from(total) > self.limits.max_assembly {
+            return Err(WireError::new("fragmented.total", "exceeds HELLO's max_assembly"));
+        }
+        if begin.len() >= total as usize {
+            return Err(WireError::new("fragmented.total", "is no longer than its first frame"));
+        }
+        // What is sent in fragments is longer than the shortest limit there is, so no sender needs more of them; and
+        // each costs memory beside its bytes.
+        if self.assembling.len() as u64 >= self.limits.max_assembly / u64::from(MIN_LIMIT) {
+            return Err(WireError::new("fragmented", "is one of too many at once"));
+        }
+        if self.assembling.contains_key(&header.call) {
+            return Err(WireError::new("fragmented", "is the second at once of its call"));
+        }
+        Ok(())
+    }
+
+    fn assemble(&mut self, header: &Header, total: u32, have: usize, rest: Rest) {
+        self.assembling_bytes += u64::from(total);
+        let (kind, total) = (header.kind, total as usize);
+        self.assembling.insert(header.call, Assembly { kind, total, rest, have, unwanted: false });
+    }
+
+    /// A described message is whole, with these bytes; `None`: it can't be read, and has to be sent.
+    pub fn pulled(&mut self, seq: u32, whole: Option<Bytes>) -> Pulled {
+        let Some(call) = self.pulling.remove(&seq) else { return Pulled::Stale };
+        let Some(bytes) = whole else {
+            self.wait_for_rest(call);
+            return Pulled::Nothing;
+        };
+        let Some(assembly) = self.assembling.remove(&call) else { return Pulled::Nothing };
+        self.assembling_bytes -= assembly.total as u64;
+        if assembly.unwanted {
+            return Pulled::Nothing;
+        }
+        Pulled::Message(Arrived { kind: assembly.kind, call, bytes })
+    }
+
+    /// The rest of a described message comes in FRAGMENTs.
+    fn wait_for_rest(&mut self, call: u64) {
+        if let Some(assembly) = self.assembling.get_mut(&call)
+            && let Rest::Pulled(begin) = &assembly.rest
+        {
+            let mut buffer = BytesMut::with_capacity(assembly.total);
+            buffer.extend_from_slice(begin);
+            assembly.rest = Rest::Sent(buffer);
+        }
+    }
+
+    /// The peer has cancelled a call. If its REQUEST has begun and is not whole, it comes to nothing.
+    pub fn cancel(&mut self, call: u64) {
+        if let Some(assembly) = self.assembling.get_mut(&call) {
+            assembly.unwanted = true;
+        }
+    }
+
+    fn fragment(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
+        if header.flags & flags::ABANDONED != 0 {
+            let Some(assembly) = self.assembling.get(&header.call) else {
+                return Err(WireError::new("fragment", "gives up a message that was not begun"));
+            };
+            if matches!(assembly.rest, Rest::Pulled(_)) {
+                return Err(WireError::new("fragment", "gives up a message that is described"));
+            }
+            self.assembling_bytes -= assembly.total as u64;
+            self.assembling.remove(&header.call);
+            return Ok(None);
+        }
+        let mut buffer = self.buffer(header)?;
+        buffer.extend_from_slice(&payload);
+        self.fill(header, buffer)
+    }
+
+    /// The buffer that the payload of this FRAGMENT belongs at the end of, for a link that reads it straight to
+    /// there; [`filled`](Self::filled) must give it back before another frame is taken in. The capacity for the payload
+    /// is there.
+    pub fn buffer(&mut self, header: &Header) -> Result<BytesMut, WireError> {
+        let Some(assembly) = self.assembling.get_mut(&header.call) else {
+            return Err(WireError::new("fragment", "goes on with a message that was not begun"));
+        };
+        if header.len as usize > assembly.total - assembly.have || header.len == 0 {
+            return Err(WireError::new("fragment", "goes past the end of its message"));
+        }
+        match std::mem::replace(&mut assembly.rest, Rest::Lent) {
+            Rest::Sent(buffer) => Ok(buffer),
+            Rest::Lent => Err(WireError::new("fragment", "comes while another is being read")),
+            Rest::Pulled(_) => Err(WireError::new("fragment", "goes on with a message that is described")),
+        }
+    }
+
+    /// Takes back a [`buffer`](Self::buffer) with the payload of this FRAGMENT read to its end.
+    pub fn filled(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
+        self.rx_seq = header.seq;
+        self.fill(header, buffer)
+    }
+
+    fn fill(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
+        let Some(assembly) = self.assembling.get_mut(&header.call) else {
+            return Err(WireError::new("fragment", "goes on with a message that was not begun"));
+        };
+        assembly.have = buffer.len();
+        if assembly.have < assembly.total {
+            assembly.rest = Rest::Sent(buffer);
+            return Ok(None);
+        }
+        let (kind, unwanted) = (assembly.kind, assembly.unwanted);
+        self.assembling_bytes -= assembly.total as u64;
+        self.assembling.remove(&header.call);
+        if unwanted {
+            return Ok(None);
+        }
+        Ok(Some(Arrived { kind, call: header.call, bytes: buffer.freeze() }))
+    }
+}

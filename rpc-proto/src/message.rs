@@ -1,0 +1,439 @@
+//! A session message on its way out, and the frames it is cut into.
+
+use std::collections::VecDeque;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::wire::{Content, EndHead, FrameType, Header, ItemHead, RequestHead, ResponseHead, TooLong, flags};
+use crate::payload::Payload;
+
+/// A message: what goes before the body, already encoded, and the payload by reference.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// Its frame type.
+    pub kind: FrameType,
+    /// The call it belongs to; 0 for the session itself.
+    pub call: u64,
+    /// What goes before the payload.
+    pub head: Head,
+    /// Body and attachments.
+    pub payload: Payload,
+    /// How it ends, after the payload: bytes that a link may let its peer read, instead of sending them. Mostly empty.
+    pub bulk: Bytes,
+    /// What of its call comes behind it.
+    pub precedence: Precedence,
+}
+
+/// Whether a message has to keep its place before others of its call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precedence {
+    /// None come behind it.
+    #[default]
+    Free,
+    /// Others that are of the call's streams may be queued behind it. It is no longer than any frame may be.
+    Kept,
+    /// Others are queued when it [has left](super::outbox::Outbox::take_left).
+    Told,
+}
+
+impl Message {
+    /// A message without a payload.
+    pub fn new(kind: FrameType, call: u64, head: impl Into<Head>) -> Self {
+        Self::with_payload(kind, call, head.into(), Payload::default())
+    }
+
+    /// A message that is all sent.
+    pub fn with_payload(kind: FrameType, call: u64, head: Head, payload: Payload) -> Self {
+        Self { kind, call, head, payload, bulk: Bytes::new(), precedence: Precedence::Free }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.head.len() + self.payload.len() + self.bulk.len()
+    }
+
+    /// Whether it is of the session itself; a CANCEL counts as such, because it ends a call that is none any more.
+    pub(crate) fn is_own(&self) -> bool {
+        self.call == 0 || self.kind == FrameType::CANCEL
+    }
+
+    /// Whether it is of a call, and is neither its beginning nor its end.
+    pub fn is_amid_call(&self) -> bool {
+        let comes_before_end = self.kind.is_of_stream() && self.kind != FrameType::END;
+        comes_before_end || self.precedence == Precedence::Kept
+    }
+
+    /// Whether it is empty; a message may be.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the one frame that the message is; the link that it goes by takes frames of this length.
+    pub fn into_frame(self) -> Frame {
+        let mut header = Header::new(self.kind, self.call);
+        header.len = self.len() as u32;
+        let mut pieces = Pieces::default();
+        match self.head {
+            Head::Short(head) => pieces.head = head,
+            Head::Long(head) => pieces.push(head),
+        }
+        if self.payload.is_one_piece() && self.bulk.is_empty() {
+            pieces.push(self.payload.body.into_bytes());
+        } else {
+            self.payload.into_pieces().for_each(|piece| pieces.push(piece));
+            pieces.push(self.bulk);
+        }
+        Frame { header, pieces }
+    }
+}
+
+/// What goes before a message's payload: mostly a few bytes, which cost no allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Head {
+    /// A few bytes.
+    Short(Short),
+    /// Any bytes.
+    Long(Bytes),
+}
+
+impl Head {
+    /// The head of a request.
+    pub fn request(head: &RequestHead, content: &Content) -> Result<Self, TooLong> {
+        match head.len(content) {
+            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len => long(len, |out| head.encode(content, out)),
+        }
+    }
+
+    /// The head of an item, or of several.
+    pub fn item(head: ItemHead, content: &Content) -> Result<Self, TooLong> {
+        match head.len(content) {
+            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len => long(len, |out| head.encode(content, out)),
+        }
+    }
+
+    /// The head of the end of a stream.
+    pub fn end(head: EndHead, content: &Content) -> Result<Self, TooLong> {
+        long(head.len(content), |out| head.encode(content, out))
+    }
+
+    /// The head of a response.
+    pub fn response(head: &ResponseHead, content: &Content) -> Result<Self, TooLong> {
+        match head.len(content) {
+            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len => long(len, |out| head.encode(content, out)),
+        }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Short(short) => short.as_slice().len(),
+            Self::Long(long) => long.len(),
+        }
+    }
+
+    /// Whether it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes, to be sent by reference.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Short(short) => Bytes::copy_from_slice(short.as_slice()),
+            Self::Long(long) => long,
+        }
+    }
+}
+
+fn long<E>(len: usize, write: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Result<Head, E> {
+    let mut long = BytesMut::with_capacity(len);
+    write(&mut long)?;
+    Ok(Head::Long(long.freeze()))
+}
+
+impl From<Bytes> for Head {
+    fn from(bytes: Bytes) -> Self {
+        Short::new(&bytes).map_or(Self::Long(bytes), Self::Short)
+    }
+}
+
+/// A few bytes, in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Short {
+    len: u8,
+    bytes: [u8; Self::MAX],
+}
+
+impl Short {
+    /// As many as make it no larger than [`Bytes`] are in an enum with them.
+    const MAX: usize = 23;
+
+    fn write<E>(len: usize, write: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Head, E> {
+        let mut short = Self { len: len as u8, ..Self::default() };
+        write(&mut short.bytes)?;
+        Ok(Head::Short(short))
+    }
+
+    fn new(from: &[u8]) -> Option<Self> {
+        let mut short = Self { len: from.len() as u8, ..Self::default() };
+        short.bytes.get_mut(..from.len())?.copy_from_slice(from);
+        Some(short)
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len).min(Self::MAX)]
+    }
+}
+
+/// The bytes of a frame's payload: what is short in place, the rest by reference. One piece of that costs no allocation;
+/// most frames have no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Pieces {
+    head: Short,
+    first: Bytes,
+    rest: Vec<Bytes>,
+}
+
+impl Pieces {
+    /// What comes before all the others.
+    pub fn head(&self) -> &[u8] {
+        self.head.as_slice()
+    }
+
+    /// The pieces after the head, in order; none of them is empty.
+    pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
+        std::iter::once(&self.first).filter(|first| !first.is_empty()).chain(&self.rest)
+    }
+
+    /// All bytes, piece by piece, in order.
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(self.head()).chain(self.iter().map(|piece| &piece[..]))
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        if self.first.is_empty() {
+            self.first = piece;
+        } else if !piece.is_empty() {
+            self.rest.push(piece);
+        }
+    }
+}
+
+impl From<Bytes> for Pieces {
+    fn from(first: Bytes) -> Self {
+        Self { first, ..Self::default() }
+    }
+}
+
+/// A frame: `header.len` bytes in pieces.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Its header; `rx_seq` and `grant` are stamped when it is sent.
+    pub header: Header,
+    /// Its payload.
+    pub pieces: Pieces,
+}
+
+impl Frame {
+    /// A link frame.
+    pub fn link(kind: FrameType, payload: Bytes) -> Self {
+        let mut header = Header::new(kind, 0);
+        header.len = payload.len() as u32;
+        Self { header, pieces: payload.into() }
+    }
+
+    /// The frame that begins a [described](flags::DESCRIBED) message as it goes by a link that describes nothing.
+    pub(crate) fn undescribe(&mut self) {
+        self.header.flags &= !flags::DESCRIBED;
+        // `Cutting::describe` puts the descriptor there, with its length.
+        self.header.len -= self.pieces.first.len() as u32;
+        self.pieces.first = Bytes::new();
+    }
+}
+
+/// Lets the peer read memory.
+pub trait Expose {
+    /// Lets it read exactly these bytes, until it says that it has (DONE), the link is given up, or its lease ends.
+    /// `seq` is the number of the frame that will tell the peer, which must be the next to be sent.
+    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing;
+}
+
+/// Whether memory was exposed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exposing {
+    /// It is; these bytes tell the peer where.
+    Described(Bytes),
+    /// Not now: the link asks for frames again when it can.
+    Later,
+    /// Not this: it has to be sent.
+    Never,
+}
+
+/// Links that send everything.
+#[derive(Clone, Copy, Debug)]
+pub struct ExposeNothing;
+
+impl Expose for ExposeNothing {
+    fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+        Exposing::Never
+    }
+}
+
+/// The first frame of a message in fragments carries at most this much of it, so that the receiver knows the total
+/// before the bulk arrives and can read that straight to where it belongs.
+const FIRST_FRAGMENT: usize = 4096;
+
+/// The longest descriptor of a link.
+pub const MAX_DESCRIPTOR: usize = 64;
+
+/// A message that is being sent in fragments.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct Cutting {
+    kind: FrameType,
+    pub(crate) call: u64,
+    total: usize,
+    left: usize,
+    pieces: VecDeque<Bytes>,
+    /// How many bytes of the last piece may be exposed.
+    bulk: usize,
+    abandoned: bool,
+    is_amid_call: bool,
+    is_told: bool,
+}
+
+impl Cutting {
+    pub(crate) fn new(message: Message) -> Self {
+        let (total, is_amid_call) = (message.len(), message.is_amid_call());
+        let Message { kind, call, head, payload, bulk, precedence } = message;
+        let is_told = precedence == Precedence::Told;
+        let mut pieces = VecDeque::from_iter([head.into_bytes()]);
+        pieces.extend(payload.into_pieces());
+        let bulk_len = bulk.len();
+        pieces.push_back(bulk);
+        Self {
+            kind,
+            call,
+            total,
+            left: total,
+            pieces,
+            bulk: bulk_len,
+            abandoned: false,
+            is_amid_call,
+            is_told,
+        }
+    }
+
+    /// Whether one frame of this length can describe where the end of the message is to be read.
+    pub(crate) fn can_be_described(&self, max: usize) -> bool {
+        self.bulk > 0 && !self.has_begun() && self.total - self.bulk + 6 + MAX_DESCRIPTOR <= max
+    }
+
+    /// The frame that describes where the end of the message is to be read, if it [can be](Self::can_be_described) and is
+    /// exposed. What is left then is what was exposed: should the peer not read it, it is cut like any other.
+    pub(crate) fn describe(&mut self, seq: u32, to: &mut dyn Expose) -> Result<Frame, Exposing> {
+        let begins_with = self.total - self.bulk;
+        let Some(bulk) = self.pieces.back() else { return Err(Exposing::Never) };
+        let descriptor = match to.expose(seq, bulk) {
+            Exposing::Described(descriptor) => descriptor,
+            not => return Err(not),
+        };
+        debug_assert!(descriptor.len() <= MAX_DESCRIPTOR);
+        let mut header = Header::new(self.kind, self.call);
+        header.flags = flags::FRAGMENTED | flags::DESCRIBED;
+        let mut second = BytesMut::with_capacity(2 + descriptor.len());
+        second.put_u16_le(descriptor.len() as u16);
+        second.put_slice(&descriptor);
+        header.len = (4 + second.len() + begins_with) as u32;
+        let last = self.pieces.len() - 1;
+        let pieces = Pieces {
+            head: self.total_length(),
+            first: second.freeze(),
+            rest: self.pieces.drain(..last).filter(|piece| !piece.is_empty()).collect(),
+        };
+        self.left = self.bulk;
+        Ok(Frame { header, pieces })
+    }
+
+    /// Cuts the next frame, with a payload of at most `max` bytes.
+    pub(crate) fn next(&mut self, max: usize) -> Frame {
+        let mut pieces = Pieces::default();
+        let mut header = Header::new(FrameType::FRAGMENT, self.call);
+        if self.abandoned {
+            header.flags = flags::ABANDONED;
+            return Frame { header, pieces };
+        }
+        let mut room = max;
+        if self.left == self.total && self.total <= max {
+            // It was too long for the link it was to go by; for this one it is not.
+            header.kind = self.kind;
+        } else if self.left == self.total {
+            header.kind = self.kind;
+            header.flags = flags::FRAGMENTED;
+            pieces.head = self.total_length();
+            header.len = 4;
+            room = FIRST_FRAGMENT.min(max - 4);
+        }
+        while room > 0 {
+            let Some(piece) = self.pieces.front_mut() else { break };
+            let cut = piece.split_to(piece.len().min(room));
+            if piece.is_empty() {
+                self.pieces.pop_front();
+            }
+            room -= cut.len();
+            self.left -= cut.len();
+            header.len += cut.len() as u32;
+            if !cut.is_empty() {
+                pieces.push(cut);
+            }
+        }
+        Frame { header, pieces }
+    }
+
+    /// What the first frame begins with.
+    fn total_length(&self) -> Short {
+        Short::new(&(self.total as u32).to_le_bytes()).unwrap_or_default()
+    }
+
+    pub(crate) fn is_of(&self, kind: FrameType) -> bool {
+        self.kind == kind
+    }
+
+    pub(crate) fn is_of_stream(&self) -> bool {
+        self.kind.is_of_stream()
+    }
+
+    pub(crate) fn is_amid_call(&self) -> bool {
+        self.is_amid_call
+    }
+
+    pub(crate) fn is_told(&self) -> bool {
+        self.is_told
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.left < self.total
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned
+    }
+
+    /// The rest of the message will not be sent; one more frame tells the peer. False: that was known.
+    pub(crate) fn abandon(&mut self) -> bool {
+        self.left = 0;
+        self.pieces.clear();
+        !std::mem::replace(&mut self.abandoned, true)
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.total as u64
+    }
+}

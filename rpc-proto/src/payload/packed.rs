@@ -1,0 +1,87 @@
+//! Payloads that are compressed: on their way out, and before they are unpacked.
+
+use bytes::Bytes;
+
+use super::{Body, Payload, Rest, flatten};
+use crate::compress::Compression;
+
+/// What a payload was before it was compressed. Its body is then all of it, and it has no attachments.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Packed {
+    by: Compression,
+    body: u32,
+    attachments: Vec<u32>,
+}
+
+impl Packed {
+    /// Of this payload, if none of its parts has 4 GiB.
+    pub(crate) fn of(payload: &Payload, by: Compression) -> Option<Self> {
+        let len = |len: usize| u32::try_from(len).ok();
+        let attachments = payload.attachments().iter().map(|attachment| len(attachment.len()));
+        Some(Self { by, body: len(payload.body_len())?, attachments: attachments.collect::<Option<_>>()? })
+    }
+
+    /// As a peer says.
+    pub(crate) fn new(by: Compression, body: u32, attachments: Vec<u32>) -> Self {
+        Self { by, body, attachments }
+    }
+
+    /// Returns what the payload is compressed by.
+    pub fn by(&self) -> Compression {
+        self.by
+    }
+
+    /// The length of the body.
+    pub(crate) fn body(&self) -> u32 {
+        self.body
+    }
+
+    /// The lengths of the attachments.
+    pub(crate) fn attachments(&self) -> &[u32] {
+        &self.attachments
+    }
+
+    /// The length of all of it.
+    pub fn unpacked_len(&self) -> u64 {
+        u64::from(self.body) + self.attachments.iter().map(|len| u64::from(*len)).sum::<u64>()
+    }
+
+    /// The payload, of [so many](Self::unpacked_len) bytes.
+    pub(crate) fn split(self, mut whole: Bytes) -> Payload {
+        let body = whole.split_to(self.body as usize);
+        let attachments = self.attachments.iter().map(|len| whole.split_to(*len as usize));
+        Payload::new(body, attachments.collect())
+    }
+}
+
+impl Payload {
+    /// What another has become.
+    pub(crate) fn packed(bytes: Bytes, packed: Packed) -> Self {
+        let rest = Rest { packed: Some(packed), ..Rest::default() };
+        Self { body: Body::Shared(bytes), rest: Some(Box::new(rest)) }
+    }
+
+    /// What it was, if it is compressed.
+    pub fn as_packed(&self) -> Option<&Packed> {
+        self.rest.as_ref()?.packed.as_ref()
+    }
+
+    /// The same, with what it has become.
+    pub(crate) fn into_packed(self) -> Option<(Bytes, Packed)> {
+        Some((self.body.into_bytes(), self.rest?.packed?))
+    }
+
+    /// What it is compressed by.
+    pub fn compression(&self) -> Compression {
+        self.as_packed().map_or(Compression::None, Packed::by)
+    }
+
+    /// All of it in one piece: a copy, if it is in several.
+    pub(crate) fn to_contiguous(&self) -> Bytes {
+        if self.rest.is_none() {
+            return self.body.clone().into_bytes();
+        }
+        let pieces: Vec<Bytes> = self.more().iter().chain(self.attachments()).cloned().collect();
+        flatten(&self.body, &pieces)
+    }
+}

@@ -1,0 +1,408 @@
+//! What a call that failed tells its caller.
+
+mod causes;
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::metadata::{Metadata, MetadataError};
+
+/// The result of a method that has no error type of its own.
+pub type Result<T, E = Status> = std::result::Result<T, E>;
+
+/// gRPC's status codes, with gRPC's numbers.
+///
+/// farcall itself ends calls only with `Cancelled`, `Unknown`, `DeadlineExceeded`, `ResourceExhausted`,
+/// `FailedPrecondition` (a changed method signature), `Unimplemented`, `Internal` and `Unavailable`; the
+/// others are the application's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Code {
+    /// The caller gave up, or the handler was told that it had.
+    Cancelled = 1,
+    /// An error that says no more.
+    Unknown = 2,
+    /// The arguments are wrong whatever the state of the system.
+    InvalidArgument = 3,
+    /// The deadline passed before the call was done.
+    DeadlineExceeded = 4,
+    /// What was asked for does not exist.
+    NotFound = 5,
+    /// What was to be made exists already.
+    AlreadyExists = 6,
+    /// The caller may not do this.
+    PermissionDenied = 7,
+    /// A limit or a quota is used up.
+    ResourceExhausted = 8,
+    /// The system is not in the state the call needs.
+    FailedPrecondition = 9,
+    /// A conflict; try again from further up.
+    Aborted = 10,
+    /// Past the valid range.
+    OutOfRange = 11,
+    /// The peer does not have this service or method.
+    Unimplemented = 12,
+    /// An invariant is broken: a bug on either side.
+    Internal = 13,
+    /// The peer can't be reached now.
+    Unavailable = 14,
+    /// Data is lost or corrupt.
+    DataLoss = 15,
+    /// The caller did not say, or prove, who it is.
+    Unauthenticated = 16,
+}
+
+impl Code {
+    /// The code with this number on the wire; a number that this version does not know is `Unknown`.
+    pub fn from_wire(number: u8) -> Self {
+        const CODES: [Code; 16] = [
+            Code::Cancelled,
+            Code::Unknown,
+            Code::InvalidArgument,
+            Code::DeadlineExceeded,
+            Code::NotFound,
+            Code::AlreadyExists,
+            Code::PermissionDenied,
+            Code::ResourceExhausted,
+            Code::FailedPrecondition,
+            Code::Aborted,
+            Code::OutOfRange,
+            Code::Unimplemented,
+            Code::Internal,
+            Code::Unavailable,
+            Code::DataLoss,
+            Code::Unauthenticated,
+        ];
+        CODES.get(usize::from(number).wrapping_sub(1)).copied().unwrap_or(Self::Unknown)
+    }
+
+    /// The name gRPC has for it, as in `DEADLINE_EXCEEDED`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cancelled => "CANCELLED",
+            Self::Unknown => "UNKNOWN",
+            Self::InvalidArgument => "INVALID_ARGUMENT",
+            Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Self::NotFound => "NOT_FOUND",
+            Self::AlreadyExists => "ALREADY_EXISTS",
+            Self::PermissionDenied => "PERMISSION_DENIED",
+            Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Self::FailedPrecondition => "FAILED_PRECONDITION",
+            Self::Aborted => "ABORTED",
+            Self::OutOfRange => "OUT_OF_RANGE",
+            Self::Unimplemented => "UNIMPLEMENTED",
+            Self::Internal => "INTERNAL",
+            Self::Unavailable => "UNAVAILABLE",
+            Self::DataLoss => "DATA_LOSS",
+            Self::Unauthenticated => "UNAUTHENTICATED",
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whose fault a failure is.
+///
+/// Of a connection that failed: one that ended in order, because a side drained, was closed or found no version or transport
+/// in common, and one that could not be made, are the [`Environment`](Self::Environment)'s; one that ended without a word, or
+/// with a broken protocol, is the [`Peer`](Self::Peer)'s. Killed, frozen and vanished processes are so alike, as are
+/// servers that are none of farcall's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Blame {
+    /// The handler returned it: ask the application.
+    Application = 0,
+    /// The caller asked for something that it could have known to be refused.
+    Caller = 1,
+    /// The other process broke a promise, is gone, or gives no sign of life.
+    Peer = 2,
+    /// The network, a device, or how the two programs are configured and run.
+    Environment = 3,
+    /// farcall itself; please report it.
+    Bug = 4,
+}
+
+impl Blame {
+    /// The blame with this number on the wire.
+    pub fn from_wire(number: u8) -> Self {
+        match number {
+            1 => Self::Caller,
+            2 => Self::Peer,
+            3 => Self::Environment,
+            4 => Self::Bug,
+            _ => Self::Application,
+        }
+    }
+}
+
+/// Whether the handler of a call that failed may have run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Executed {
+    /// It did not and will not run: the call can be repeated whatever it does.
+    No = 0,
+    /// It may have run, wholly or in part, or may still run: repeat the call only if it is idempotent.
+    Maybe = 1,
+    /// It ran to its end: it returned this, or something that could not be brought to the caller.
+    Yes = 2,
+}
+
+impl Executed {
+    /// The value with this number on the wire; an unknown one is `Maybe`, which promises least.
+    pub fn from_wire(number: u8) -> Self {
+        match number {
+            0 => Self::No,
+            2 => Self::Yes,
+            _ => Self::Maybe,
+        }
+    }
+}
+
+/// Why a call failed: a code, a sentence for a person, whose fault it is, and whether the handler may have run.
+///
+/// Handlers return one to say no (`Err(Status::new(Code::NotFound, "no such key"))`); farcall makes one when a
+/// deadline passes, a limit is met or a connection is lost. One word in size, cheap to clone.
+#[derive(Clone)]
+pub struct Status(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    code: Code,
+    blame: Blame,
+    executed: Executed,
+    message: String,
+    details: Bytes,
+    metadata: Metadata,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl Status {
+    /// A status as a handler returns it: the application's, executed.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            code,
+            blame: Blame::Application,
+            executed: Executed::Yes,
+            message: message.into(),
+            details: Bytes::new(),
+            metadata: Metadata::new(),
+            source: None,
+        }))
+    }
+
+    /// Says whose fault it is.
+    pub fn with_blame(mut self, blame: Blame) -> Self {
+        self.0.blame = blame;
+        self
+    }
+
+    /// Says whether the handler may have run.
+    pub fn with_executed(mut self, executed: Executed) -> Self {
+        self.0.executed = executed;
+        self
+    }
+
+    /// Attaches bytes for a program to read, by convention a `google.rpc.Status`: [`with_detail`](Self::with_detail) makes it.
+    pub fn with_details(mut self, details: Bytes) -> Self {
+        self.0.details = details;
+        self
+    }
+
+    /// Attaches metadata. Those of a status that a handler returns go with it, after the trailers that the handler has
+    /// [set](crate::context::Context::reply_trailers); so do those of a status that it passes on from a call of its own. They
+    /// do not travel in an error type of the application's.
+    pub fn with_metadata(mut self, metadata: Metadata) -> Self {
+        self.0.metadata = metadata;
+        self
+    }
+
+    /// Attaches what caused it. Where a handler returns the status, the caller finds the texts of this, of its own source and
+    /// so on as [`source`](Error::source)s of what it gets: up to 16, each cut to 1024 bytes, and as many as go with the answer
+    /// without being too much for the client. A server whose callers should not know so much keeps them back:
+    /// [`Calls::causes`](crate::config::Calls::causes). They do not travel in an error type of the application's.
+    ///
+    /// ```
+    /// # mod farcall { pub use farcall_core::status::{Code, Status}; }
+    /// use farcall::{Code, Status};
+    ///
+    /// let why = std::io::Error::other("no space left on device");
+    /// let status = Status::new(Code::Unavailable, "the order was not written").with_source(why);
+    /// assert_eq!(status.to_string(), "UNAVAILABLE: the order was not written");
+    /// assert_eq!(format!("{status:#}"), "UNAVAILABLE: the order was not written: no space left on device");
+    /// ```
+    pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into().into());
+        self
+    }
+
+    /// The code.
+    pub fn code(&self) -> Code {
+        self.0.code
+    }
+
+    /// What happened and what to do about it, for a person. Not for programs: the words may change.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// Whose fault it is.
+    pub fn blame(&self) -> Blame {
+        self.0.blame
+    }
+
+    /// Whether the handler may have run.
+    pub fn executed(&self) -> Executed {
+        self.0.executed
+    }
+
+    /// Bytes for a program to read; empty if there are none.
+    pub fn details(&self) -> &Bytes {
+        &self.0.details
+    }
+
+    /// Of a call that failed, the trailers that came with the status.
+    pub fn metadata(&self) -> &Metadata {
+        &self.0.metadata
+    }
+
+    /// Replaces the message by what `edit` makes of it.
+    pub fn map_message(mut self, edit: impl FnOnce(String) -> String) -> Self {
+        self.0.message = edit(std::mem::take(&mut self.0.message));
+        self
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut s = f.debug_struct("Status");
+        s.field("code", &self.code()).field("message", &self.message());
+        s.field("blame", &self.blame()).field("executed", &self.executed());
+        if !self.details().is_empty() {
+            s.field("details", &self.details().len());
+        }
+        if !self.metadata().is_empty() {
+            s.field("metadata", self.metadata());
+        }
+        if let Some(source) = &self.0.source {
+            s.field("source", source);
+        }
+        s.finish()
+    }
+}
+
+/// `{:#}` adds its sources.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code(), self.message())?;
+        match self.executed() {
+            Executed::No => f.write_str(" (not executed)")?,
+            Executed::Maybe => f.write_str(" (may have been executed)")?,
+            Executed::Yes => {}
+        }
+        if f.alternate() {
+            self.sources().try_for_each(|source| write!(f, ": {source}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for Status {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source.as_ref().map(|e| e.as_ref() as &(dyn Error + 'static))
+    }
+}
+
+/// Two statuses are equal if a caller on another machine could not tell them apart: sources do not count.
+impl PartialEq for Status {
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&self.0, &other.0);
+        (a.code, a.blame, a.executed) == (b.code, b.blame, b.executed)
+            && a.message == b.message
+            && a.details == b.details
+            && a.metadata == b.metadata
+    }
+}
+
+impl Eq for Status {}
+
+/// The form in which a status travels inside an application's own error type.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Status")]
+struct Portable<'a> {
+    code: u8,
+    blame: u8,
+    executed: u8,
+    message: std::borrow::Cow<'a, str>,
+    details: Bytes,
+}
+
+impl Serialize for Status {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        Portable {
+            code: self.code() as u8,
+            blame: self.blame() as u8,
+            executed: self.executed() as u8,
+            message: self.message().into(),
+            details: self.details().clone(),
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Status {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let p = Portable::deserialize(deserializer)?;
+        Ok(Self::new(Code::from_wire(p.code), p.message)
+            .with_blame(Blame::from_wire(p.blame))
+            .with_executed(Executed::from_wire(p.executed))
+            .with_details(p.details))
+    }
+}
+
+/// A status of the application's: INTERNAL, for its program is wrong.
+impl From<MetadataError> for Status {
+    fn from(error: MetadataError) -> Self {
+        Self::new(Code::Internal, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_keep_their_numbers() {
+        for n in 1..=16 {
+            assert_eq!(Code::from_wire(n) as u8, n);
+        }
+        assert_eq!(Code::from_wire(0), Code::Unknown);
+        assert_eq!(Code::from_wire(200), Code::Unknown);
+    }
+
+    #[test]
+    fn a_status_survives_inside_an_applications_error() {
+        let s = Status::new(Code::Unavailable, "peer is gone")
+            .with_blame(Blame::Peer)
+            .with_executed(Executed::Maybe)
+            .with_details(Bytes::from_static(b"x"));
+        let bytes = postcard::to_allocvec(&s).unwrap();
+        assert_eq!(postcard::from_bytes::<Status>(&bytes).unwrap(), s);
+        assert_eq!(s.to_string(), "UNAVAILABLE: peer is gone (may have been executed)");
+    }
+
+    #[test]
+    fn a_status_is_one_word() {
+        assert_eq!(size_of::<std::result::Result<(), Status>>(), size_of::<usize>());
+    }
+}

@@ -4,7 +4,7 @@
 //! other languages can read them and make them: they are what gRPC sends as `grpc-status-details-bin`.
 //!
 //! ```
-//! # mod farcall { pub use farcall_core::{details, status::{Code, Status}}; }
+//! # mod farcall { pub use farcall_proto::{details, status::{Code, Status}}; }
 //! use std::time::Duration;
 //!
 //! use farcall::details::{BadRequest, FieldViolation, RetryInfo};
@@ -45,7 +45,7 @@ use crate::status::{Code, Status};
 /// A message that can be a detail of a status. An application's own can, too:
 ///
 /// ```
-/// # mod farcall { pub use farcall_core::{details, status::{Code, Status}}; }
+/// # mod farcall { pub use farcall_proto::{details, status::{Code, Status}}; }
 /// use farcall::{Code, Status};
 ///
 /// #[derive(Clone, PartialEq, prost::Message)]

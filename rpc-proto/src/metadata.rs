@@ -15,7 +15,7 @@ use std::str;
 /// [`Limits::max_metadata`](crate::config::Limits::max_metadata).
 ///
 /// ```
-/// # use farcall_core::metadata::{Metadata, MetadataError};
+/// # use farcall_proto::metadata::{Metadata, MetadataError};
 /// let mut metadata = Metadata::new();
 /// metadata.insert("Tenant", "blue")?;
 /// metadata.append("hop", "a")?;

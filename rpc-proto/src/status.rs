@@ -233,7 +233,7 @@ impl Status {
     /// [`Calls::causes`](crate::config::Calls::causes). They do not travel in an error type of the application's.
     ///
     /// ```
-    /// # mod farcall { pub use farcall_core::status::{Code, Status}; }
+    /// # mod farcall { pub use farcall_proto::status::{Code, Status}; }
     /// use farcall::{Code, Status};
     ///
     /// let why = std::io::Error::other("no space left on device");

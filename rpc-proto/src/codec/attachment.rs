@@ -9,7 +9,7 @@
 //! use bytes::Bytes;
 //! use serde::{Deserialize, Serialize};
 //! # mod farcall {
-//! #     pub use farcall_core::codec::attachment;
+//! #     pub use farcall_proto::codec::attachment;
 //! # }
 //!
 //! #[derive(Serialize, Deserialize)]
@@ -20,7 +20,7 @@
 //! }
 //! # let image = Bytes::from(vec![0; 8192]);
 //! # let page = Page { number: 1, image: image.clone() };
-//! # let payload = farcall_core::codec::to_payload::<farcall_core::codec::Postcard, _>(&page);
+//! # let payload = farcall_proto::codec::to_payload::<farcall_proto::codec::Postcard, _>(&page);
 //! # assert_eq!(payload.unwrap().attachments()[0].as_ptr(), image.as_ptr());
 //! ```
 //!

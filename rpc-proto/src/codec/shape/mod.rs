@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 /// it in the same struct is not seen and appears as `?`. Field names and their order are known all the same.
 ///
 /// ```
-/// # mod farcall { pub use farcall_core::codec; }
+/// # mod farcall { pub use farcall_proto::codec; }
 /// use farcall::codec::{Decode, Postcard, Shape};
 ///
 /// #[derive(serde::Serialize, serde::Deserialize)]

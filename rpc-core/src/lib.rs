@@ -17,7 +17,9 @@ pub mod middleware;
 pub mod sampler;
 pub mod server;
 pub mod service;
+mod session;
 pub mod stream;
+mod sync;
 pub mod transport;
 
 pub use farcall_proto as proto;

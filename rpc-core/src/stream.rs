@@ -351,7 +351,7 @@ impl<T, E> Remote<T, E> {
         if self.is_answer {
             connection.forget_stream(streams.call(), reason, Ended::gave_up());
         } else if streams.stop() {
-            connection.flush_soon();
+            connection.sender().flush_soon();
         }
     }
 }

@@ -227,7 +227,7 @@ fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
         }
     };
     streams.send_end(&connection, reason);
-    connection.flush_soon();
+    connection.sender().flush_soon();
     None
 }
 

@@ -37,24 +37,25 @@ impl Connection {
         let Err(reply) = streams.keep_reply(reply) else { return };
         if let Some(items) = streams.end_sending() {
             let end = self.end_of_answer(call, items, reply);
-            self.running.end_with(call, || self.enqueue(end));
+            self.running.end_with(call, || self.sender.enqueue(end));
         }
         self.end_streams(call, Ended::gave_up);
-        self.progressed();
+        self.sender.progress().note();
     }
 
     fn complete_plain(&self, call: u64, reply: Reply) {
         match self.short_result(&reply) {
             Some((head, body)) => {
-                self.running.end_with(call, || self.enqueue_short(FrameType::RESPONSE, call, &head, body));
+                self.running
+                    .end_with(call, || self.sender.enqueue_short(FrameType::RESPONSE, call, &head, body));
                 recycle(reply);
             }
             None => {
                 let reply = self.reply(call, reply);
-                self.running.end_with(call, || self.enqueue(reply));
+                self.running.end_with(call, || self.sender.enqueue(reply));
             }
         }
-        self.progressed();
+        self.sender.progress().note();
     }
 
     /// The same for several, whose answers are short.
@@ -68,12 +69,12 @@ impl Connection {
         }
         let mut running = self.running.lock();
         results.take_out(|answer| !running.end(answer.call));
-        let queued = self.enqueue_all(results);
+        let queued = self.sender.enqueue_all(results);
         drop(running);
         ended.into_iter().for_each(|call| self.end_streams(call, Ended::gave_up));
-        self.progressed();
+        self.sender.progress().note();
         if queued >= ENOUGH {
-            self.flush();
+            self.sender.flush();
         }
     }
 
@@ -82,14 +83,14 @@ impl Connection {
     pub(super) fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
         let Reply::Ok(payload) = reply else { return None };
         let len = payload.short_len()?;
-        let max = self.peer_hello.get()?.max_message;
+        let max = self.sender.peer()?.max_message;
         let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
         (fits && !self.packs(len))
             .then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
     }
 
     fn reply(&self, call: u64, reply: Reply) -> Message {
-        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
+        let max = self.sender.peer().map_or(0, |hello| hello.max_message);
         let Outgoing { reply, metadata, compression } = self.outgoing(reply);
         let (verdict, payload) = match reply {
             Reply::Ok(payload) => (Verdict::Ok, payload),
@@ -101,7 +102,7 @@ impl Connection {
         let payload = self.packed(compression, payload);
         match response(call, verdict, metadata, payload) {
             Ok(mut message) if message.len() as u64 <= max => {
-                self.stage(&mut message);
+                self.sender.stage(&mut message);
                 message
             }
             Ok(message) => {
@@ -128,7 +129,7 @@ pub(super) fn recycle(reply: Reply) {
 impl Connection {
     /// The END of an answer that is a stream of so many items.
     fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
-        let max = self.peer_hello.get().map_or(0, |hello| hello.max_message);
+        let max = self.sender.peer().map_or(0, |hello| hello.max_message);
         let Outgoing { reply, metadata, .. } = self.outgoing(reply);
         let (reason, payload) = match reply {
             Reply::End(sent) => (sent.reason(), Payload::default()),

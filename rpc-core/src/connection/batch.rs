@@ -8,14 +8,15 @@ use bytes::Bytes;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::Connection;
 use super::receive::Receiving;
 use super::serve::Job;
 use super::slots::NeverMade;
-use super::{Connection, lock};
 use crate::proto::inbox::Described;
 use crate::proto::shorts::Shorts;
 use crate::proto::wire::{Goaway, WireError};
 use crate::status::Status;
+use crate::sync::lock;
 use crate::transport::{Link, Reason, Unavailable};
 
 /// How many frames make a batch at most. What a thread keeps for batches is bounded by it, and so is how long answers that are
@@ -103,7 +104,7 @@ impl Connection {
             Action::StreamOver => self.close_if_drained(),
             Action::Abort(task) => {
                 task.inspect(AbortHandle::abort);
-                self.progressed();
+                self.sender.progress().note();
             }
             Action::Goaway(goaway) => {
                 self.on_goaway(&goaway);

@@ -13,7 +13,7 @@ use super::metadata::block_of_call;
 use super::pending::Place;
 use super::slots::{Refused, Slots};
 use super::streams::{self, CallStreams, Ended, Source};
-use super::{Connection, Role, lock};
+use super::{Connection, Role};
 use crate::compress::Compression;
 use crate::context::Parent;
 use crate::metadata::{AnswerMetadata, Metadata};
@@ -25,6 +25,7 @@ use crate::proto::wire::{
 };
 use crate::service::{Kind, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::sync::lock;
 
 /// An answer, or why there is none.
 pub(crate) type Answered = Result<(Verdict, Payload), Status>;
@@ -176,9 +177,9 @@ impl Connection {
             }
             queued = match request {
                 Request::Short(head) => {
-                    self.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
+                    self.sender.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
                 }
-                Request::Long(message) => self.enqueue(Message { call: id, ..*message }),
+                Request::Long(message) => self.sender.enqueue(Message { call: id, ..*message }),
             };
         };
         let looks = self.looks();
@@ -195,17 +196,17 @@ impl Connection {
         }
         if opened.alone {
             self.keeper.notify_one();
-            self.flush();
+            self.sender.flush();
         } else if queued == 1 {
             // Where there were others, the first of them has seen to it.
-            self.flush_soon();
+            self.sender.flush_soon();
         }
         Ok(Sent { call: opened.call, looks: looks && opened.alone, streams })
     }
 
     /// The request of a call that has no number yet.
     fn request(&self, asked: &Asked<'_>) -> Result<Request, Status> {
-        let Some(peer) = self.peer_hello.get() else {
+        let Some(peer) = self.sender.peer() else {
             return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
         };
         // Zero would be "no deadline"; the caller's own timer ends a call this late.
@@ -238,7 +239,7 @@ impl Connection {
             message.precedence = Precedence::Told;
         }
         check(message.len())?;
-        self.stage(&mut message);
+        self.sender.stage(&mut message);
         Ok(Request::Long(Box::new(message)))
     }
 
@@ -279,8 +280,8 @@ impl Connection {
         announced.bytes += head.len();
         announced.services.push(service.clone());
         // Queued under this lock: no call can name the index before its BIND is in the queue.
-        if self.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
-            self.flush_soon();
+        if self.sender.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
+            self.sender.flush_soon();
         }
         self.calls.first.get_or_init(|| service.clone());
         Ok(index)
@@ -297,7 +298,7 @@ impl Connection {
         let detail = format!("the server is draining: {}", goaway.reason);
         let status = self.status(detail, Executed::No, Blame::Environment);
         self.calls.slots.refuse(status.clone()).into_iter().for_each(Waker::wake);
-        let unsent = self.change_sending(|sending| sending.outbox.take_back(FrameType::REQUEST));
+        let unsent = self.sender.change(|sending| sending.outbox.take_back(FrameType::REQUEST));
         let later = self.calls.slots.waiting_after(goaway.last_call);
         for call in unsent.into_iter().chain(later) {
             self.end_call(call, status.clone());
@@ -309,7 +310,7 @@ impl Connection {
         self.fail_streams(status);
         self.calls.slots.close(status.clone()).into_iter().for_each(Waker::wake);
         // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
-        let unsent = self.change_sending(|sending| sending.outbox.close(FrameType::REQUEST));
+        let unsent = self.sender.change(|sending| sending.outbox.close(FrameType::REQUEST));
         let unsent: HashSet<u64> = unsent.into_iter().collect();
         for call in self.calls.slots.waiting_after(0) {
             let certain = unsent.contains(&call) || status.executed() == Executed::No;
@@ -324,7 +325,7 @@ impl Connection {
         self.end_streams(call, Ended::gave_up);
         // An answer that is a stream may have begun, and goes on.
         if forgotten == Some(true) || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
-            self.send_cancel(call, reason, streams.is_some());
+            self.sender.cancel(call, reason, streams.is_some());
         }
         if forgotten.is_some() {
             // Who has its place calls behind the CANCEL: before it, the peer would take one more than it does.
@@ -338,7 +339,7 @@ impl Connection {
         if let Some(streams) = self.streams.get(call) {
             let place = streams.take_place();
             self.end_streams(call, || why);
-            self.send_cancel(call, reason, true);
+            self.sender.cancel(call, reason, true);
             // As above.
             drop(place);
             self.close_if_drained();

@@ -2,13 +2,14 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Connection, Role, lock};
+use super::{Connection, Role};
 use crate::proto::message::Frame;
 use crate::proto::outbox::Route;
 use crate::proto::wire::{
     Answer, Close, CloseCode, Down, FrameType, Header, Hello, Offer, Ping, Up, WireError,
 };
 use crate::status::{Blame, Executed};
+use crate::sync::lock;
 
 impl Connection {
     pub(super) fn on_link_frame(
@@ -18,7 +19,7 @@ impl Connection {
         payload: Bytes,
     ) -> Result<(), WireError> {
         let kind = header.kind;
-        if (self.peer_hello.get().is_none()) != (kind == FrameType::HELLO) && kind != FrameType::CLOSE {
+        if (self.sender.peer().is_none()) != (kind == FrameType::HELLO) && kind != FrameType::CLOSE {
             return Err(WireError::new("hello", "is not the first frame, or comes again"));
         }
         if route != Route::Stream {
@@ -69,7 +70,7 @@ impl Connection {
         let mut payload = BytesMut::new();
         ping.encode(&mut payload);
         let pong = Frame::link(FrameType::PONG, payload.freeze());
-        self.change_sending(|sending| {
+        self.sender.change(|sending| {
             match sending.control.iter_mut().find(|frame| frame.header.kind == FrameType::PONG) {
                 Some(waiting) => *waiting = pong,
                 None => sending.control.push_back(pong),
@@ -92,6 +93,6 @@ impl Connection {
             _ => Executed::Maybe,
         };
         self.end(self.status(format!("closed by the peer, which says: {reason}"), executed, blame));
-        self.stream.close();
+        self.sender.stream().close();
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::send::Sending;
-use super::{Connection, Phase, Stage, Upgrading, lock};
+use super::{Connection, Phase, Stage, Upgrading};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
+use crate::sync::lock;
 use crate::transport::{Reason, Unavailable};
 
 impl Connection {
@@ -83,7 +83,7 @@ impl Connection {
         // served: a client that made refused ones again before it had read that would be refused again. Where it takes too
         // long, calls that come later are refused as not executed, which only means a detour.
         let read = async {
-            self.until(Self::has_left).await;
+            self.sender.progress().until(|| self.sender.is_done()).await;
             self.ping().await;
         };
         let _ = tokio::time::timeout(self.settings.liveness.ping(), read).await;
@@ -93,49 +93,19 @@ impl Connection {
             receiving.last_call()
         };
         self.go_away(last_call, reason);
-        self.until(Self::is_done).await;
+        self.sender.progress().until(|| self.is_done()).await;
     }
 
     fn go_away(&self, last_call: u64, reason: &str) {
-        self.send_message(FrameType::GOAWAY, 0, |out| {
+        self.sender.send_message(FrameType::GOAWAY, 0, |out| {
             Goaway { last_call, reason: reason.to_owned() }.encode(out);
         });
-        self.flush();
-    }
-
-    /// Resolves when `condition` holds, which is looked at whenever there is [progress](Self::progressed).
-    async fn until(&self, condition: impl Fn(&Self) -> bool) {
-        self.watched.store(true, Ordering::Relaxed);
-        loop {
-            let progress = self.progress.notified();
-            tokio::pin!(progress);
-            progress.as_mut().enable();
-            if condition(self) {
-                return;
-            }
-            progress.await;
-        }
-    }
-
-    /// Something has left, arrived or finished. Who waits for it set `watched` before looking at what has changed
-    /// now, under the lock that it was changed under: so one of the two sees the other.
-    pub(super) fn progressed(&self) {
-        if self.watched.load(Ordering::Relaxed) {
-            self.progress.notify_waiters();
-        }
-    }
-
-    /// Whether everything that was to be sent has left, and what went by an upgraded link has arrived.
-    fn has_left(&self) -> bool {
-        self.queued() == 0
-            && self.sending(|Sending { outbox, .. }| {
-                outbox.is_empty() && outbox.retained() == 0 && outbox.exposed() == 0
-            })
+        self.sender.flush();
     }
 
     /// Whether no call is left to be answered. In the order in which calls move on, so that none is missed.
     fn is_done(&self) -> bool {
-        !lock(&self.receiving).inbox.is_assembling() && self.running.is_idle() && self.has_left()
+        !lock(&self.receiving).inbox.is_assembling() && self.running.is_idle() && self.sender.is_done()
     }
 
     pub(super) fn start_draining(&self) {
@@ -148,9 +118,9 @@ impl Connection {
         let reason = status.message();
         let reason = reason.strip_prefix(&self.with_whom()).unwrap_or(reason).to_owned();
         if self.end(status) {
-            self.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
+            self.sender.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
         }
-        self.stream.close();
+        self.sender.stream().close();
     }
 
     /// Client: nobody can make a call on it any more.
@@ -172,8 +142,8 @@ impl Connection {
         if !first {
             return false;
         }
-        let gone = self.sending(|sending| {
-            self.set_better(None);
+        let gone = self.sender.inspect(|sending| {
+            self.sender.set_upgraded(None);
             sending.retire()
         });
         if let Some((_, link)) = gone {
@@ -182,7 +152,7 @@ impl Connection {
         let attempt = lock(&self.receiving).attempt.take();
         attempt.inspect(|attempt| attempt.abort());
         self.running.drop_all();
-        self.flusher.end();
+        self.sender.end();
         self.fail_calls(&status);
         self.upgrading.send_if_modified(|u| {
             let undecided = matches!(u, Upgrading::Undecided);

@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Instant;
 
@@ -44,10 +43,10 @@ impl Help {
     /// Begins, if the link lets it. It looks for the first time after the others' turn: what they send is under way then.
     pub(super) fn begin(connection: &Connection, cx: &mut TaskContext<'_>) -> Self {
         // Nothing but a stream link was ever used: there is nobody to ask.
-        if !connection.retaining.load(Ordering::Relaxed) {
+        if !connection.sender.was_upgraded() {
             return Self::Over;
         }
-        let Some(link) = connection.better() else { return Self::Over };
+        let Some(link) = connection.sender.upgraded() else { return Self::Over };
         let Some(window) = link.begin_help() else { return Self::Over };
         let help = Self::Until(Instant::now() + window, Helper(link));
         help.again(cx);
@@ -67,12 +66,12 @@ impl Connection {
     /// Whether a call that is alone looks for its answer at once, before its caller is told of anything.
     pub(super) fn looks(&self) -> bool {
         // Where a poll has no budget left it must end, and the runtime have its turn.
-        !self.retaining.load(Ordering::Relaxed) && self.stream.looks() && coop::has_budget_remaining()
+        !self.sender.was_upgraded() && self.sender.stream().looks() && coop::has_budget_remaining()
     }
 
     /// Looks for what the peer sends, for a moment.
     pub(super) fn look_for_answers(&self, cx: &mut TaskContext<'_>) {
-        if self.stream.look()
+        if self.sender.stream().look()
             && let Poll::Ready(budget) = coop::poll_proceed(cx)
         {
             budget.made_progress();

@@ -1,23 +1,15 @@
 //! What a connection does by the clock: asks a silent peer whether it is there, and acknowledges what no answer
 //! has acknowledged.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::{Connection, lock};
-use crate::proto::message::Frame;
+use super::Connection;
 use crate::proto::wire::{CloseCode, FrameType, Ping};
 use crate::status::{Blame, Executed};
-
-/// How long what arrived by an upgraded link may stay unacknowledged.
-const ACKNOWLEDGE: Duration = Duration::from_millis(10);
-
-/// How many frames may be unacknowledged before an ACK is sent at once.
-const ACKNOWLEDGE_AT_ONCE: u32 = 64;
+use crate::sync::lock;
 
 /// Runs for as long as the connection lives. Sleeps without a timer while no call waits: an idle connection costs
 /// nothing.
@@ -79,7 +71,7 @@ impl Connection {
             );
             self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
         } else if looked > 0 {
-            self.send_link(FrameType::PING, |out| Ping { token: 0 }.encode(out));
+            self.sender.send_link(FrameType::PING, |out| Ping { token: 0 }.encode(out));
         }
     }
 
@@ -92,58 +84,7 @@ impl Connection {
             receiving.ping = Some((token, sender));
             token
         };
-        self.send_link(FrameType::PING, |out| Ping { token }.encode(out));
+        self.sender.send_link(FrameType::PING, |out| Ping { token }.encode(out));
         let _ = receiver.await;
-    }
-
-    /// Sees to it that what arrived by an upgraded link is acknowledged: at once if much is not, else soon, unless
-    /// something that leaves meanwhile does it.
-    pub(super) fn acknowledge_soon(&self) {
-        match self.unacknowledged() {
-            0 => {}
-            ACKNOWLEDGE_AT_ONCE.. => self.acknowledge(),
-            _ if self.acknowledging.swap(true, Ordering::AcqRel) => {}
-            _ => {
-                let connection = self.me.clone();
-                self.runtime.spawn(acknowledge_what_stays(connection));
-            }
-        }
-    }
-
-    /// How many frames have been taken in that no header has acknowledged.
-    fn unacknowledged(&self) -> u32 {
-        self.rx_seq.load(Ordering::Acquire).wrapping_sub(self.stamped.load(Ordering::Acquire))
-    }
-
-    fn acknowledge(&self) {
-        self.change_sending(|sending| {
-            // Whatever waits there says it as well when it leaves. The peer may read slowly: no more than one waits.
-            if sending.control.is_empty() {
-                sending.control.push_back(Frame::link(FrameType::ACK, Bytes::new()));
-            }
-        });
-    }
-}
-
-/// Acknowledges what no header has acknowledged for a while, and ends when there is nothing left. What goes the other way
-/// does it for nothing. It looks after each pause and not before: of calls one after the other each leaves something for
-/// the next to acknowledge, and would begin a task of its own that finds it done.
-async fn acknowledge_what_stays(connection: Weak<Connection>) {
-    loop {
-        let Some(this) = connection.upgrade() else { return };
-        let seen = this.rx_seq.load(Ordering::Acquire);
-        drop(this);
-        tokio::time::sleep(ACKNOWLEDGE).await;
-        let Some(this) = connection.upgrade() else { return };
-        if (this.stamped.load(Ordering::Acquire).wrapping_sub(seen) as i32) < 0 {
-            this.acknowledge();
-        }
-        if this.unacknowledged() == 0 {
-            this.acknowledging.swap(false, Ordering::AcqRel);
-            // What came just before that has been left to this task, and what comes after it begins another.
-            if this.unacknowledged() == 0 || this.acknowledging.swap(true, Ordering::AcqRel) {
-                return;
-            }
-        }
     }
 }

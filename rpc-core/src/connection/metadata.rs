@@ -52,7 +52,7 @@ impl Connection {
 
     /// How many bytes of causes an answer may have that must not fail for them.
     fn room_for_causes(&self, status: &Status, metadata: &AnswerMetadata) -> usize {
-        let Some(peer) = self.peer_hello.get() else { return 0 };
+        let Some(peer) = self.sender.peer() else { return 0 };
         let others = metadata.initial.size() + 1 + metadata.trailing.size();
         let message = peer.max_message.saturating_sub(BEFORE_STATUS + encode_status(status).len() as u64);
         message.min(peer.max_metadata.into()).saturating_sub(others as u64) as usize
@@ -60,7 +60,7 @@ impl Connection {
 
     /// The block of an answer's metadata; empty, where the client takes none. `Err`: they are more than it takes.
     pub(super) fn block_of_answer(&self, metadata: &AnswerMetadata) -> Result<Bytes, Status> {
-        let Some(peer) = self.peer_hello.get().filter(|peer| takes_metadata(peer)) else {
+        let Some(peer) = self.sender.peer().filter(|peer| takes_metadata(peer)) else {
             return Ok(Bytes::new());
         };
         let block = encode_answer_metadata(metadata);

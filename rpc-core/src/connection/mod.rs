@@ -10,25 +10,21 @@
 mod alive;
 mod answers;
 mod batch;
-mod bulk;
+
 mod calls;
 mod control;
 mod ending;
-mod flusher;
 mod handler;
-mod handover;
 mod help;
 mod keeper;
 mod metadata;
-#[cfg_attr(not(feature = "metrics"), path = "meter_stub.rs")]
-mod meter;
 mod packing;
 mod pending;
 mod receive;
 mod registry;
+mod rendezvous;
 mod retry;
 mod running;
-mod send;
 mod serve;
 mod setup;
 mod slots;
@@ -37,12 +33,14 @@ mod upgrade;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
+pub(crate) use crate::session::Role;
+pub use crate::session::Traffic;
 pub(crate) use calls::{Answered, Asked, NotSent, Rare, Received};
 pub(crate) use packing::give_way;
 pub(crate) use pending::{Line, Pending, Place};
@@ -52,16 +50,9 @@ pub(crate) use streams::{CallStreams, Encoded, Ended, Next, Pump, Pumped, Reader
 use crate::class::TrafficClass;
 use crate::config::{Calls, Limits, Liveness, Policy};
 use crate::proto::inbox;
-use crate::proto::wire::Hello;
+use crate::session::{self, Sender};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::transport::{Counters, Link, Reason, Unavailable, Upgrade};
-
-/// Which end of a connection this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Client,
-    Server,
-}
+use crate::transport::{Link, Reason, Unavailable, Upgrade};
 
 /// What both ends of all connections of a channel or server share.
 #[derive(Clone, Debug)]
@@ -115,16 +106,6 @@ impl fmt::Display for Transport {
         }
         Ok(())
     }
-}
-
-/// What a connection has moved, by link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Traffic {
-    /// By the stream link: TCP.
-    pub stream: Counters,
-    /// By the upgraded link: RDMA. All zero if there never was one.
-    pub upgraded: Counters,
 }
 
 #[derive(Clone, Debug)]
@@ -181,30 +162,12 @@ pub struct Connection {
     settings: Arc<Settings>,
     registry: Option<Arc<Registry>>,
     runtime: tokio::runtime::Handle,
-    stream: Arc<dyn Link>,
-    peer_hello: OnceLock<Hello>,
-
-    sending: handover::Handover<send::Queue, send::Sending>,
-    /// The upgraded link, while it is in use. Written under the lock of `sending`, and a leaf as its queue is.
-    better: Mutex<Option<Arc<dyn Link>>>,
+    sender: Arc<Sender>,
     receiving: Mutex<receive::Receiving>,
-    /// The inbox's `rx_seq`, for the headers of what is sent meanwhile.
-    rx_seq: AtomicU32,
-    /// The `rx_seq` of the last header that left.
-    stamped: AtomicU32,
-    /// The number of the last session frame that has left.
-    sent_seq: AtomicU32,
-    /// How many messages wait in the outbox.
-    backlog: AtomicUsize,
-    /// An upgraded link has been used: something may be kept for the peer's acknowledgement.
-    retaining: AtomicBool,
     /// The peer's last call is settled. Changed under the lock of `receiving`.
     refuses: AtomicBool,
-    /// Whether a timer runs that will acknowledge.
-    acknowledging: AtomicBool,
     /// Counts what arrives, so that silence can be noticed.
     heard: AtomicU64,
-    meter: meter::Meter,
 
     calls: calls::Calls,
     streams: streams::Streams,
@@ -221,10 +184,6 @@ pub struct Connection {
     /// A call has begun, or one whose deadline comes before those of all others.
     keeper: Notify,
     deadlines: Notify,
-    flusher: flusher::Flusher,
-    /// Somebody waits for `progress`.
-    watched: AtomicBool,
-    progress: Notify,
 }
 
 impl fmt::Debug for Connection {
@@ -232,7 +191,7 @@ impl fmt::Debug for Connection {
         f.debug_struct("Connection")
             .field("role", &self.role)
             .field("class", &self.class())
-            .field("stream", &self.stream)
+            .field("sender", &self.sender)
             .field("phase", &*self.phase.borrow())
             .field("stream_memory", &self.streams.grown())
             .finish_non_exhaustive()
@@ -248,26 +207,18 @@ impl Connection {
         registry: Option<Arc<Registry>>,
     ) -> Arc<Self> {
         let Limits { max_message, max_assembly, concurrent_calls, .. } = settings.limits;
-        Arc::new_cyclic(|me| Self {
+        let runtime = tokio::runtime::Handle::current();
+        let upgraded = settings.upgrade.as_ref().ok().map(|upgrade| upgrade.name());
+        Arc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             role,
             class,
             registry,
-            runtime: tokio::runtime::Handle::current(),
-            stream,
-            peer_hello: OnceLock::new(),
-            sending: handover::Handover::new(send::Sending::new()),
-            better: Mutex::default(),
+            sender: Sender::new(role, stream, upgraded, runtime.clone(), me.clone()),
+            runtime,
             receiving: Mutex::new(receive::Receiving::new(inbox::Limits { max_message, max_assembly })),
-            rx_seq: AtomicU32::new(0),
-            stamped: AtomicU32::new(0),
-            sent_seq: AtomicU32::new(0),
-            backlog: AtomicUsize::new(0),
-            retaining: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
-            acknowledging: AtomicBool::new(false),
             heard: AtomicU64::new(0),
-            meter: meter::Meter::default(),
             calls: calls::Calls::new(),
             streams: streams::Streams::default(),
             running: running::Running::default(),
@@ -280,9 +231,6 @@ impl Connection {
             gone: watch::Sender::new(false),
             keeper: Notify::new(),
             deadlines: Notify::new(),
-            flusher: flusher::Flusher::default(),
-            watched: AtomicBool::new(false),
-            progress: Notify::new(),
             settings,
         })
     }
@@ -302,10 +250,10 @@ impl Connection {
     /// What calls travel by now.
     pub fn transport(&self) -> Transport {
         let upgrading = self.upgrading.borrow().clone();
-        let upgraded = self.sending(|sending| sending.upgraded.as_ref().map(|(_, link)| link.clone()));
+        let upgraded = self.sender.inspect(|sending| sending.upgraded.as_ref().map(|(_, link)| link.clone()));
         let link = match (&upgrading, upgraded) {
             (Upgrading::Upgraded, Some(link)) => link,
-            _ => self.stream.clone(),
+            _ => self.sender.stream().clone(),
         };
         let description = link.description();
         let (why_not_rdma, why_not_again) = match upgrading {
@@ -318,19 +266,17 @@ impl Connection {
 
     /// What it has moved so far.
     pub fn traffic(&self) -> Traffic {
-        let upgraded = self.sending(|sending| {
-            let mut upgraded = sending.retired;
-            if let Some((_, link)) = &sending.upgraded {
-                upgraded += link.counters();
-            }
-            upgraded
-        });
-        Traffic { stream: self.stream.counters(), upgraded }
+        self.sender.traffic()
+    }
+
+    /// What everything of the connection sends by.
+    pub(crate) fn sender(&self) -> &Arc<Sender> {
+        &self.sender
     }
 
     /// What its client has it for.
     pub fn class(&self) -> TrafficClass {
-        match (self.role, self.peer_hello.get()) {
+        match (self.role, self.sender.peer()) {
             (Role::Server, Some(hello)) => TrafficClass::from_wire(hello.class),
             _ => self.class,
         }
@@ -338,7 +284,7 @@ impl Connection {
 
     /// The peer's address, where the transport has addresses.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.stream.description().peer
+        self.sender.stream().description().peer
     }
 
     /// A status that says which connection it is about.
@@ -372,7 +318,7 @@ pub(crate) fn required(why: &Unavailable) -> Status {
 
 /// Says why a link is not used that could be expected: once for each reason, then only to who debugs.
 fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
-    meter::count_fallback(why);
+    session::count_fallback(why);
     static SAID: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
     let expected = matches!(why.reason, Reason::Disabled | Reason::ShuttingDown);
     if !expected && !SAID[why.reason as usize].swap(true, Ordering::Relaxed) {
@@ -380,9 +326,4 @@ fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
     } else {
         tracing::debug!(?peer, %why, "calls go by the stream link");
     }
-}
-
-/// Locks, also after a panic: nothing under our locks is left half changed by one, because no user code runs there.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

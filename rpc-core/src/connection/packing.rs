@@ -25,7 +25,7 @@ impl Connection {
     /// What is compressed by, of what is to be so: nothing that the peer can't read. `by`: `None` is as the settings have it.
     fn agreed(&self, by: Option<Compression>) -> Option<Compression> {
         let by = by.unwrap_or(self.settings.calls.compress);
-        self.peer_hello.get().filter(|peer| peer.features & by.feature() != 0).map(|_| by)
+        self.sender.peer().filter(|peer| peer.features & by.feature() != 0).map(|_| by)
     }
 
     /// Whether anything is compressed that is to be so.
@@ -38,7 +38,7 @@ impl Connection {
     pub(super) fn packed(&self, by: Option<Compression>, payload: Payload) -> Payload {
         let Some(by) = self.agreed(by) else { return payload };
         // What is too long for the peer is too long for it compressed, too.
-        let most = self.peer_hello.get().map_or(0, |peer| peer.max_message);
+        let most = self.sender.peer().map_or(0, |peer| peer.max_message);
         let fits = payload.len() >= MIN && payload.len() as u64 <= most;
         if fits { compress::pack(by, &payload).unwrap_or(payload) } else { payload }
     }

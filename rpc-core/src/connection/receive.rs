@@ -10,12 +10,13 @@ use tokio::task::AbortHandle;
 
 use super::batch::{Action, Batch, ENOUGH};
 use super::registry::Announced;
-use super::{Connection, Role, lock};
+use super::{Connection, Role};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Order, Taken};
-use crate::proto::outbox::Route;
+use crate::proto::outbox::{NotSent, Route};
 use crate::proto::switch::Switch;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
 use crate::status::{Blame, Executed};
+use crate::sync::lock;
 use crate::transport::{LinkEnd, LinkHandler};
 
 /// What receiving needs; under one lock, which no user code runs under.
@@ -122,14 +123,14 @@ impl LinkHandler for Handler {
     }
 
     fn batch_end(&self) {
-        self.connection.flush();
+        self.connection.sender.flush();
         if self.route != Route::Stream {
-            self.connection.acknowledge_soon();
+            self.connection.sender.acknowledge_soon();
         }
     }
 
     fn writable(&self) {
-        self.connection.flush_anyway();
+        self.connection.sender.flush_again();
     }
 
     fn closed(&self, end: LinkEnd) {
@@ -191,7 +192,7 @@ impl Connection {
         header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
-        if self.peer_hello.get().is_none() {
+        if self.sender.peer().is_none() {
             return Err(WireError::new("hello", "is not the first frame"));
         }
         match receiving.inbox.order(route, &header)? {
@@ -221,7 +222,7 @@ impl Connection {
         }
         // Most frames.
         receiving.inbox.take_whole(&header, payload.len())?;
-        self.rx_seq.store(header.seq, Ordering::Release);
+        self.sender.note_received(header.seq);
         let arrived = Arrived { kind: header.kind, call: header.call, bytes: payload };
         self.interpret(receiving, batch, arrived)
     }
@@ -235,13 +236,15 @@ impl Connection {
         payload: Bytes,
     ) -> Result<(), WireError> {
         let taken = receiving.inbox.take(&header, payload)?;
-        self.rx_seq.store(header.seq, Ordering::Release);
+        self.sender.note_received(header.seq);
         match taken {
             Taken::Part => {}
             Taken::Message(arrived) => self.interpret(receiving, batch, arrived)?,
             // None has been exchanged for another yet: that takes this lock, too.
             Taken::Described(described) => {
-                batch.actions.extend(self.better().map(|link| Action::Pull(link, Box::new(described))));
+                batch
+                    .actions
+                    .extend(self.sender.upgraded().map(|link| Action::Pull(link, Box::new(described))));
             }
         }
         Ok(())
@@ -271,7 +274,7 @@ impl Connection {
             receiving.inbox.order(Route::Stream, &header)?;
             self.note_acknowledged(header.rx_seq)?;
             let arrived = receiving.inbox.filled(&header, buffer)?;
-            self.rx_seq.store(header.seq, Ordering::Release);
+            self.sender.note_received(header.seq);
             arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
         })
     }
@@ -279,25 +282,8 @@ impl Connection {
     /// Every header, on whichever link, says what the peer has taken in.
     #[inline(always)]
     pub(super) fn note_acknowledged(&self, rx_seq: u32) -> Result<(), WireError> {
-        if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(rx_seq) as i32) < 0 {
-            return Err(WireError::new("header.rx_seq", "acknowledges what was never sent"));
-        }
-        // What went by the stream link alone is not kept.
-        if self.retaining.load(Ordering::Relaxed) { self.let_go(rx_seq) } else { Ok(()) }
-    }
-
-    /// What was kept for the peer's acknowledgement is not any more.
-    fn let_go(&self, rx_seq: u32) -> Result<(), WireError> {
-        // What is queued, as answers to what arrived before are, stays for the end of the batch.
-        let waits = self
-            .sending
-            .look_only(|sending| sending.outbox.acknowledged(rx_seq).map(|()| !sending.outbox.is_empty()));
-        if waits.map_err(|_| WireError::new("header.rx_seq", "acknowledges what was never sent"))? {
-            // There may be room for it now.
-            self.sending.want();
-        }
-        self.progressed();
-        Ok(())
+        let acknowledged = self.sender.on_acknowledged(rx_seq);
+        acknowledged.map_err(|NotSent| WireError::new("header.rx_seq", "acknowledges what was never sent"))
     }
 
     #[inline(always)]
@@ -368,9 +354,9 @@ impl Connection {
             self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         } else {
             self.end(self.status(end, Executed::Maybe, Blame::Peer));
-            self.stream.close();
+            self.sender.stream().close();
         }
-        self.meter.tell_now(self);
+        self.sender.meter().tell_now(&self.sender);
         self.gone.send_replace(true);
     }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Connection, Phase, Role, Upgrading, lock};
+use super::{Connection, Phase, Role, Upgrading};
 use crate::proto::wire;
+use crate::sync::lock;
 
 /// The pause before the first further attempt; each one after it is twice as long, up to `liveness.retry_ms`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -72,7 +73,7 @@ impl Connection {
 
     /// Client: makes an attempt.
     pub(super) fn move_up(&self) {
-        let (Ok(upgrade), Some(hello)) = (&self.settings.upgrade, self.peer_hello.get()) else { return };
+        let (Ok(upgrade), Some(hello)) = (&self.settings.upgrade, self.sender.peer()) else { return };
         let theirs = hello.upgrades.iter().find(|theirs: &&wire::Upgrade| theirs.name == upgrade.name());
         if let (Some(theirs), Some(connection)) = (theirs, self.me()) {
             self.attempt(connection.offer(upgrade.clone(), theirs.data.clone()));

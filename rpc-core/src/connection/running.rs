@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use tokio::task::{AbortHandle, JoinHandle};
 
-use super::lock;
+use crate::sync::lock;
 
 /// The calls of the peer that have been taken in and neither answered nor cancelled. In here from the moment that their
 /// order is known: what comes after a REQUEST finds it, whichever link and thread it comes by.

@@ -93,7 +93,7 @@ impl Connection {
         if let Ok(called) = found
             && called.kind() != Kind::Unary
         {
-            if self.peer_hello.get().is_some_and(streams::agreed) {
+            if self.sender.peer().is_some_and(streams::agreed) {
                 // Before anything else of the call is taken in.
                 streams = self.begin_streams(*call, called.kind()).map(Streams::new);
             } else {
@@ -117,8 +117,8 @@ impl Connection {
         // How many calls are in progress beside these: their answers have not left, or not been read. Against the order in
         // which calls move on, so that none is counted twice; and what the peer may have seen the answer of is not counted
         // any more.
-        let waiting = || self.backlog.load(Ordering::Acquire);
-        let most = waiting() + self.queued();
+        let waiting = || self.sender.backlog();
+        let most = waiting() + self.sender.queued();
         let mut running = self.running.lock();
         let result = jobs[*begun..].iter_mut().try_for_each(|job| {
             let mut unanswered = most + running.count();
@@ -128,7 +128,7 @@ impl Connection {
             *begun += 1;
             if unanswered >= max {
                 // As long as there is room nobody asks whether the session's own messages are among those queued.
-                let others = waiting() + self.queued_of_calls() + running.count();
+                let others = waiting() + self.sender.queued_of_calls() + running.count();
                 unanswered = others.saturating_sub(1);
             }
             // A client that sends requests and reads no answers must not fill our memory with refusals, either.
@@ -151,7 +151,7 @@ impl Connection {
 
     /// Whether this side takes calls now.
     fn takes_calls(&self) -> Result<(), Status> {
-        if self.settings.policy == Policy::Rdma && !self.retaining.load(Ordering::Relaxed) {
+        if self.settings.policy == Policy::Rdma && !self.sender.was_upgraded() {
             // It is about to be closed for that; until then nothing is executed.
             let message = "the server requires RDMA, which this connection does not have";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
@@ -292,10 +292,10 @@ impl Connection {
             let reply = handler.in_time().await;
             connection.complete(call, reply);
             if connection.running.is_idle() {
-                connection.flush();
+                connection.sender.flush();
             } else {
                 // With the answers of others that are about to be done.
-                connection.flush_soon();
+                connection.sender.flush_soon();
             }
         });
         if !self.running.has_task(call, &task) {
@@ -311,10 +311,10 @@ impl Connection {
         let running = self.running.take(call);
         if let Some(streams) = self.streams.remove(call) {
             wakers.extend(streams.end(Ended::gave_up()));
-            self.abandon_streams(call);
+            self.sender.abandon_streams(call);
         }
         if running.is_none() {
-            self.abandon_response(call);
+            self.sender.abandon_response(call);
         }
         running.map(Action::Abort)
     }

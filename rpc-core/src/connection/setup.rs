@@ -5,14 +5,13 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{
-    Connection, Phase, Registry, Role, Settings, Upgrading, flusher, keeper, lock, receive, required, streams,
-};
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, receive, required, streams};
 use crate::class::TrafficClass;
 use crate::compress::Compression;
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
+use crate::sync::lock;
 use crate::transport::{Link, Reason, Unavailable};
 
 impl Connection {
@@ -46,7 +45,7 @@ impl Connection {
     pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
         let connection = Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), None);
         let handler = receive::Handler::stream(connection.clone());
-        connection.stream.clone().start(Arc::new(handler));
+        connection.sender.stream().clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
         connection.close(CloseCode::Overloaded, status);
     }
@@ -61,7 +60,7 @@ impl Connection {
         let connection = Self::new(role, class, stream, settings, registry);
         connection.runtime.spawn(connection.clone().greet());
         connection.runtime.spawn(keeper::keep(connection.clone()));
-        connection.runtime.spawn(flusher::flush_when_told(connection.clone()));
+        connection.sender.start();
         connection
     }
 
@@ -76,7 +75,7 @@ impl Connection {
                 | wire::features::STREAMS
                 | wire::features::METADATA
                 | Compression::features(),
-            max_frame: self.stream.max_frame() as u32,
+            max_frame: self.sender.stream().max_frame() as u32,
             max_message: limits.max_message,
             max_assembly: limits.max_assembly,
             max_calls: limits.concurrent_calls,
@@ -90,10 +89,10 @@ impl Connection {
             stream_bytes: streams::FIRST.bytes as u32,
         };
         if !self.is_closed() {
-            self.send_link(FrameType::HELLO, |out| hello.encode(out));
+            self.sender.send_link(FrameType::HELLO, |out| hello.encode(out));
         }
         let handler = receive::Handler::stream(self.clone());
-        self.stream.clone().start(Arc::new(handler));
+        self.sender.stream().clone().start(Arc::new(handler));
     }
 
     /// What HELLO says of the better link.
@@ -103,7 +102,7 @@ impl Connection {
             Ok(upgrade) if self.settings.policy == Policy::Tcp => {
                 (upgrade.name(), Unavailable::new(Reason::Disabled, ""))
             }
-            Ok(upgrade) if self.stream.is_encrypted() => {
+            Ok(upgrade) if self.sender.stream().is_encrypted() => {
                 let detail = "what goes by the device would not be; calls stay on the encrypted link";
                 (upgrade.name(), Unavailable::new(Reason::Encrypted, detail))
             }
@@ -157,7 +156,7 @@ impl Connection {
             return Ok(());
         }
         let describes = hello.features & wire::features::DESCRIBED != 0;
-        self.sending(|sending| {
+        self.sender.inspect(|sending| {
             sending.outbox.set_max_assembly(hello.max_assembly);
             sending.peer_max_frame = hello.max_frame as usize;
             sending.describes = describes;
@@ -167,14 +166,14 @@ impl Connection {
         }
         self.calls.admit(hello.max_calls);
         let upgrades = hello.upgrades.clone();
-        if self.peer_hello.set(hello).is_err() {
+        if !self.sender.set_peer(hello) {
             return Err(WireError::new("hello", "comes again"));
         }
         self.enter(|phase| matches!(phase, Phase::Greeting).then_some(Phase::Open));
         match self.role {
             Role::Client => self.decide(&upgrades),
             Role::Server => {
-                self.stream.mark(self.class());
+                self.sender.stream().mark(self.class());
                 self.expect_offer(&upgrades);
             }
         }

@@ -5,7 +5,6 @@
 //! of `receiving` and `sending` held, and with it held none but that of the queue.
 
 mod call;
-mod left;
 #[cfg(all(test, farcall_loom))]
 mod loom_tests;
 mod pump;
@@ -21,15 +20,16 @@ use bytes::Bytes;
 use tokio::task::coop;
 
 pub(crate) use call::{CallStreams, Ended};
-pub(super) use left::Left;
 pub(super) use pump::end;
 pub(crate) use pump::{Encoded, Pump, Pumped, Source};
 pub(crate) use reader::{Next, Reader};
 
-use super::{Connection, Role, lock};
+use super::{Connection, Role};
 use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
 use crate::service::Kind;
+use crate::session::OnSent;
 use crate::status::Status;
+use crate::sync::lock;
 
 /// How much of each stream this side takes at first.
 pub(super) const FIRST: Window = Window { items: 1024, bytes: 64 << 10 };
@@ -49,15 +49,9 @@ pub(super) struct Streams {
     table: Mutex<HashMap<u64, Arc<CallStreams>>>,
     /// By how many bytes windows have grown.
     grown: AtomicU64,
-    left: Left,
 }
 
 impl Streams {
-    /// The calls whose streams wait for what has left.
-    pub(super) fn left(&self) -> &Left {
-        &self.left
-    }
-
     /// Whether no call has any.
     pub(super) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -116,7 +110,7 @@ impl Connection {
             Role::Client => (to_server, to_client),
             Role::Server => (to_client, to_server),
         };
-        let granted = self.peer_hello.get().map(first_of);
+        let granted = self.sender.peer().map(first_of);
         let granted = granted.filter(|_| sends);
         let first = receives.then_some(FIRST);
         let streams = Arc::new(CallStreams::new(
@@ -141,7 +135,7 @@ impl Connection {
         last: impl FnOnce() -> u64,
         wakers: &mut Vec<Waker>,
     ) -> Result<bool, WireError> {
-        if !self.peer_hello.get().is_some_and(agreed) {
+        if !self.sender.peer().is_some_and(agreed) {
             return Err(WireError::new("header.type", "is not one that was agreed on"));
         }
         let Some(streams) = self.streams.get(call) else {
@@ -170,11 +164,13 @@ impl Connection {
             streams.end(Ended::Lost(status.clone())).into_iter().for_each(Waker::wake);
         }
     }
+}
 
-    /// Those go on who wait until what they have queued has left. With no lock held.
+impl OnSent for Connection {
+    /// Lets the streams go on that wait until their last message has left.
     #[cold]
-    pub(super) fn tell_left(&self) {
-        for call in self.streams.left.take() {
+    fn on_sent(&self, calls: Vec<u64>) {
+        for call in calls {
             let Some(streams) = self.streams.get(call) else { continue };
             let (waker, reply) = streams.has_left();
             if let Some(waker) = waker {
@@ -182,11 +178,13 @@ impl Connection {
             }
             if let Some(reply) = reply {
                 self.complete(call, reply);
-                self.flush_soon();
+                self.sender.flush_soon();
             }
         }
     }
+}
 
+impl Connection {
     /// Whether a window may grow by so many bytes.
     fn grow(&self, bytes: u64) -> bool {
         let most = self.settings.limits.stream_memory;

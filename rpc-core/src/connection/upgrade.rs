@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -10,13 +9,14 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::receive::{Handler, Receiving};
-use super::send::Sending;
-use super::{Connection, Upgrading, lock, log_once, required};
+use super::{Connection, Upgrading, log_once, required};
 use crate::config::Policy;
 use crate::proto::message::Frame;
 use crate::proto::session::{Fallen, Say, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
+use crate::session::Sending;
 use crate::status::{Blame, Executed};
+use crate::sync::lock;
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
 
 /// How many link frames may wait for a peer that does not read and makes one offer after the other.
@@ -80,7 +80,7 @@ impl Connection {
     fn close_if_required(&self) {
         let upgrading = self.upgrading.borrow().clone();
         // One that has moved has served; it goes on.
-        let moved = self.retaining.load(Ordering::Relaxed);
+        let moved = self.sender.was_upgraded();
         if let (Policy::Rdma, Upgrading::Stream { why, .. }, false) = (self.settings.policy, upgrading, moved)
         {
             self.close(CloseCode::Required, required(&why));
@@ -88,7 +88,7 @@ impl Connection {
     }
 
     pub(super) async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
-        let prepared = upgrade.offer(announced, self.stream.description(), self.class());
+        let prepared = upgrade.offer(announced, self.sender.stream().description(), self.class());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
         let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
             Ok(prepared) => prepared,
@@ -107,7 +107,7 @@ impl Connection {
             epoch
         };
         let name = upgrade.name().to_owned();
-        self.send_link(FrameType::OFFER, |out| Offer { epoch, name, data }.encode(out));
+        self.sender.send_link(FrameType::OFFER, |out| Offer { epoch, name, data }.encode(out));
         let result = tokio::time::timeout(self.patience(), async {
             let gone = || Unavailable::new(Reason::ShuttingDown, "the attempt was given up");
             let answer = answer.await.map_err(|_| gone())?;
@@ -117,7 +117,7 @@ impl Connection {
     }
 
     pub(super) fn on_offer(&self, offer: Offer) -> Result<(), WireError> {
-        if self.sending(|sending| sending.control.len()) >= MAX_CONTROL {
+        if self.sender.inspect(|sending| sending.control.len()) >= MAX_CONTROL {
             return Err(WireError::new("offer", "comes again and again, and the answers are not read"));
         }
         {
@@ -145,8 +145,9 @@ impl Connection {
 
     async fn answer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, epoch: u32, offer: Bytes) {
         let result = tokio::time::timeout(self.patience(), async {
-            let (candidate, data) = upgrade.answer(offer, self.stream.description(), self.class()).await?;
-            self.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
+            let (candidate, data) =
+                upgrade.answer(offer, self.sender.stream().description(), self.class()).await?;
+            self.sender.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
             candidate.complete(epoch, None).await
         });
         self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow(self.patience()))));
@@ -185,15 +186,15 @@ impl Connection {
         let up = {
             let mut receiving = lock(&self.receiving);
             let Receiving { switch, inbox, .. } = &mut *receiving;
-            self.change_sending(|sending| {
+            self.sender.change(|sending| {
                 let mut session = Session { switch, inbox, outbox: &mut sending.outbox };
                 let up = if self.is_closed() { None } else { session.go_up(epoch) }?;
                 let mut payload = BytesMut::new();
                 up.encode(&mut payload);
                 sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
                 sending.upgraded = Some((epoch, link.clone()));
-                self.set_better(Some(link.clone()));
-                self.retaining.store(true, Ordering::Relaxed);
+                self.sender.set_upgraded(Some(link.clone()));
+                self.sender.note_upgraded();
                 // Under the locks: the fall of this link, which may come at once, says its own after this.
                 self.upgrading.send_replace(Upgrading::Upgraded);
                 self.retry.note_up();
@@ -246,9 +247,9 @@ impl Connection {
         let (fallen, gone, owed, attempt) = {
             let mut receiving = lock(&self.receiving);
             let Receiving { switch, inbox, answer, attempt, .. } = &mut *receiving;
-            let (fallen, gone, owed) = self.change_sending(|sending| {
+            let (fallen, gone, owed) = self.sender.change(|sending| {
                 let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
-                let gone = sending.say_down(epoch, &fallen, &why).inspect(|_| self.set_better(None));
+                let gone = sending.say_down(epoch, &fallen, &why).inspect(|_| self.sender.set_upgraded(None));
                 let owed = sending.owed(epoch, &fallen);
                 // The first to say DOWN knows why; the other's answer says nothing new. Under the locks: who finds the session
                 // resumed, which may be another thread, tries again soon, and only if it knows of this.
@@ -272,7 +273,7 @@ impl Connection {
 
     fn fell(&self, fallen: Fallen, gone: Option<Arc<dyn Link>>, why: Unavailable) {
         if let Some(link) = gone {
-            super::meter::count_fallback(&why);
+            crate::session::count_fallback(&why);
             tracing::warn!(peer = ?self.peer(), class = %self.class(), %why, "fell back to the stream link");
             link.close();
         }
@@ -309,7 +310,7 @@ impl Connection {
                 (switch.epoch() == epoch && switch.is_open()).then(|| "has not answered DOWN".into())
             }
             Owed::Answers(last) => {
-                let count = self.sending(|sending| sending.outbox.exposed_up_to(last));
+                let count = self.sender.inspect(|sending| sending.outbox.exposed_up_to(last));
                 let what = || format!("has neither read nor asked for {count} long messages");
                 (count > 0).then(what)
             }

@@ -257,7 +257,7 @@ impl CallStreams {
         let message = connection.begin_answer(self.call)?;
         let mut state = self.state();
         if !state.over && !std::mem::replace(&mut state.begun, true) {
-            connection.enqueue(message);
+            connection.sender.enqueue(message);
         }
         Ok(())
     }
@@ -348,7 +348,11 @@ impl CallStreams {
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|_| !over) else { return };
         if let Some(items) = out.half.end() {
-            connection.enqueue(super::pump::end(self.call, EndHead { reason, items }, Content::default()));
+            connection.sender.enqueue(super::pump::end(
+                self.call,
+                EndHead { reason, items },
+                Content::default(),
+            ));
         }
     }
 
@@ -377,7 +381,7 @@ impl CallStreams {
         let Some(window) = window else { return false };
         let mut payload = BytesMut::with_capacity(16);
         window.encode(&mut payload);
-        connection.enqueue(Message::new(FrameType::WINDOW, self.call, payload.freeze()));
+        connection.sender.enqueue(Message::new(FrameType::WINDOW, self.call, payload.freeze()));
         true
     }
 
@@ -392,7 +396,7 @@ impl CallStreams {
         if tells {
             let mut payload = BytesMut::with_capacity(1);
             Stop { reason: 0 }.encode(&mut payload);
-            connection.enqueue(Message::new(FrameType::STOP, self.call, payload.freeze()));
+            connection.sender.enqueue(Message::new(FrameType::STOP, self.call, payload.freeze()));
         }
         drop(guard);
         drop(queue);

@@ -9,16 +9,15 @@ use bytes::{Bytes, BytesMut};
 use loom::sync::Arc;
 use loom::thread;
 
-use super::Left;
 use super::call::{CallStreams, Ended, Room};
 use crate::config::Limits;
 use crate::connection::Role;
-use crate::connection::handover::{Absorb, Handover, Queued};
 use crate::connection::packing::Unpacking;
 use crate::payload::Payload;
 use crate::proto::message::{Message, Precedence};
 use crate::proto::wire::{FrameType, Stop, Window};
 use crate::service::Reply;
+use crate::session::{Absorb, CombiningQueue, Queued, SentCalls};
 
 /// Messages that wait.
 #[derive(Default)]
@@ -47,8 +46,8 @@ impl Absorb<Queue> for Link {
 struct World {
     streams: CallStreams,
     other: CallStreams,
-    left: Left,
-    sending: Handover<Queue, Link>,
+    sent: SentCalls,
+    sending: CombiningQueue<Queue, Link>,
 }
 
 const CALL: u64 = 1;
@@ -61,11 +60,16 @@ impl World {
         let unpacking = Unpacking::new(&Limits::default());
         let [streams, other] = [CALL, OTHER]
             .map(|call| CallStreams::new(Weak::new(), call, Role::Server, granted, None, unpacking.clone()));
-        Arc::new(Self { streams, other, left: Left::default(), sending: Handover::new(Link::default()) })
+        Arc::new(Self {
+            streams,
+            other,
+            sent: SentCalls::default(),
+            sending: CombiningQueue::new(Link::default()),
+        })
     }
 
     fn enqueue(&self, message: Message) -> usize {
-        self.sending.queue(|queue| queue.0.push(message))
+        self.sending.push(|queue| queue.0.push(message))
     }
 
     fn stream(&self, call: u64) -> &CallStreams {
@@ -87,11 +91,11 @@ impl World {
                 std::mem::take(&mut link.waiting).into_iter().partition(is_long);
             link.sent.extend(short.iter().chain(&long).map(|message| message.kind));
             if !long.is_empty() {
-                self.left.note(long.iter().map(|message| message.call).collect());
+                self.sent.note(long.iter().map(|message| message.call).collect());
             }
         });
-        if self.left.any() {
-            for call in self.left.take() {
+        if self.sent.any() {
+            for call in self.sent.take() {
                 let (waker, reply) = self.stream(call).has_left();
                 waker.into_iter().for_each(Waker::wake);
                 reply.into_iter().for_each(|reply| self.complete(reply));
@@ -119,7 +123,7 @@ impl World {
     }
 
     fn sent(&self) -> Vec<FrameType> {
-        self.sending.look_only(|link| link.sent.clone())
+        self.sending.inspect_only(|link| link.sent.clone())
     }
 }
 

@@ -185,7 +185,7 @@ impl<S: Source> Pump<S> {
         batch_by: &mut Option<Compression>,
         cx: &mut TaskContext<'_>,
     ) -> bool {
-        let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
+        let most = connection.sender.peer().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let room = u32::try_from(room).unwrap_or(u32::MAX).min(Batch::MOST);
         let mut limit = TOGETHER;
@@ -214,7 +214,7 @@ impl<S: Source> Pump<S> {
             if self.next.is_some() && !self.put_next(connection, most, batch, batch_by) {
                 break;
             }
-            if batch.len() - before >= LONG_ITEM && limit < READ && connection.better().is_some() {
+            if batch.len() - before >= LONG_ITEM && limit < READ && connection.sender.upgraded().is_some() {
                 limit = READ;
             }
         }
@@ -272,12 +272,12 @@ impl<S: Source> Pump<S> {
     fn send(&mut self, connection: &Connection, count: u64, message: Message) {
         let is_told = message.precedence == Precedence::Told;
         self.is_read = !message.bulk.is_empty();
-        self.streams.send(count, message, |message| connection.enqueue(message));
+        self.streams.send(count, message, |message| connection.sender.enqueue(message));
         if is_told {
             // Nothing follows before it has left.
-            connection.flush();
+            connection.sender.flush();
         } else {
-            connection.flush_soon();
+            connection.sender.flush_soon();
         }
     }
 
@@ -312,14 +312,14 @@ fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload)
     };
     let head = Head::item(head, &content).map_err(|why: TooLong| unsent(format!("an item: {why}")))?;
     let mut message = Message::with_payload(FrameType::ITEM, call, head, content.payload);
-    let most = connection.peer_hello.get().map_or(0, |peer| peer.max_message);
+    let most = connection.sender.peer().map_or(0, |peer| peer.max_message);
     if message.len() as u64 > most {
         let whose = connection.whose_limits();
         return Err(too_large("an item of a stream", message.len(), most, whose).with_executed(executed));
     }
     if message.len() > ANY_FRAME {
         message.precedence = Precedence::Told;
-        connection.stage(&mut message);
+        connection.sender.stage(&mut message);
     }
     Ok(message)
 }

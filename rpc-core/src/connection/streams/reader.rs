@@ -118,7 +118,7 @@ impl Reader {
         if self.streams.consumed(items, bytes)
             && let Some(connection) = self.streams.connection()
         {
-            connection.flush_soon();
+            connection.sender.flush_soon();
         }
     }
 

@@ -1,4 +1,4 @@
-//! A state that is worked on by whoever is there, and never waited for.
+//! A combining queue: the thread that holds the lock works for all that queue meanwhile ("flat combining").
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -16,52 +16,52 @@ use loom::sync::{
 
 /// A state, and a queue of what waits to be put into it.
 ///
-/// Who has something for the state [queues](Self::queue) it and calls [`run`](Self::run), which works on the state
-/// unless another thread does: then that thread sees to it, because it looks at the queue again after it has
-/// unlocked. So nobody waits for work that takes long, and nothing is forgotten.
+/// A thread [pushes](Self::push) what it has and calls [`run`](Self::run), which works on the state unless another thread
+/// does. Then that thread does this work too, because it checks the queue again after it has unlocked. So no thread waits
+/// for work that takes long, and nothing is forgotten.
 #[derive(Debug)]
-pub(super) struct Handover<Q, S> {
+pub(crate) struct CombiningQueue<Q, S> {
     queue: Mutex<Q>,
-    /// How many are in it, for who wants to know without waiting for others to put theirs in.
+    /// How many are in it, to be read without the lock.
     queued: AtomicUsize,
-    /// There may be something in the queue, or other work. Only ever read and written in one step: so either who has
-    /// unlocked sees what another wants, or that one's look at the flag comes after the unlocking and finds the state
-    /// unlocked. With plain loads and stores both could miss, and a message would wait for the next one to come.
-    wanted: AtomicBool,
+    /// There may be something in the queue, or other work. Every access reads and writes in one step. So either the thread that
+    /// has unlocked sees the request, or the requester's access comes after the unlocking and finds the state unlocked. With
+    /// plain loads and stores both could miss, and a message would wait for the next one to come.
+    requested: AtomicBool,
     state: Mutex<S>,
 }
 
-/// What is queued.
-pub(super) trait Queued: Default {
+/// The content of the queue.
+pub(crate) trait Queued: Default {
     /// How many there are.
     fn len(&self) -> usize;
 }
 
-/// A state that takes in what is queued.
-pub(super) trait Absorb<Q> {
-    /// Takes in all, and leaves nothing.
+/// A state that absorbs the queue.
+pub(crate) trait Absorb<Q> {
+    /// Takes all that is queued, and leaves nothing.
     fn absorb(&mut self, queue: &mut Q);
 }
 
-impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
-    pub(super) fn new(state: S) -> Self {
+impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
+    pub(crate) fn new(state: S) -> Self {
         Self {
             queue: Mutex::new(Q::default()),
             queued: AtomicUsize::new(0),
-            wanted: AtomicBool::new(false),
+            requested: AtomicBool::new(false),
             state: Mutex::new(state),
         }
     }
 
-    /// Puts something into the queue, and gives how many are in it now. [`run`](Self::run) must follow, if the queue was
-    /// empty; else whoever has put in the first sees to it.
+    /// Puts something into the queue, and returns how many are in it now. [`run`](Self::run) must follow if the queue was
+    /// empty; else the thread that has put in the first one does it.
     // Inlined, as `put` is: so that what is put in is not moved on its way.
     #[inline(always)]
-    pub(super) fn queue(&self, put: impl FnOnce(&mut Q)) -> usize {
+    pub(crate) fn push(&self, put: impl FnOnce(&mut Q)) -> usize {
         let mut queue = lock(&self.queue);
         if queue.len() == 0 {
-            // Under the lock: who finds something in the queue must be sure that it is wanted, or being taken out.
-            self.want();
+            // Under the lock: a thread that finds something in the queue relies on it being requested, or being taken out.
+            self.request();
         }
         put(&mut queue);
         let len = queue.len();
@@ -74,21 +74,21 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// There is something to do although nothing is queued. [`run`](Self::run) must follow.
-    pub(super) fn want(&self) {
-        self.wanted.swap(true, Ordering::AcqRel);
+    /// Requests a run although nothing is queued. [`run`](Self::run) must follow.
+    pub(crate) fn request(&self) {
+        self.requested.swap(true, Ordering::AcqRel);
     }
 
-    /// Looks at the queue.
-    pub(super) fn look_at_queue<R>(&self, look: impl FnOnce(&Q) -> R) -> R {
-        look(&lock(&self.queue))
+    /// Inspects the queue.
+    pub(super) fn inspect_queue<R>(&self, inspect: impl FnOnce(&Q) -> R) -> R {
+        inspect(&lock(&self.queue))
     }
 
     /// Puts what is queued into the state and does `work` on it, for as long as more comes. Returns at once if another
-    /// thread is at it, or looks at the state.
-    pub(super) fn run(&self, mut work: impl FnMut(&mut S)) {
-        // Nothing is wanted, or who wants it finds the state unlocked.
-        while self.is_wanted() {
+    /// thread has the state.
+    pub(crate) fn run(&self, mut work: impl FnMut(&mut S)) {
+        // If nothing is requested now, a later requester finds the state unlocked.
+        while self.is_requested() {
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -99,41 +99,41 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
         }
     }
 
-    /// Waits for the state and has `look` at it, as it is without what is queued. Then does the `work` that others have
-    /// left meanwhile.
-    pub(super) fn look<R>(&self, look: impl FnOnce(&mut S) -> R, work: impl FnMut(&mut S)) -> R {
-        let result = look(&mut lock(&self.state));
-        if self.is_wanted() {
+    /// Waits for the state and inspects it, as it is without what is queued. Then does the `work` that others have left
+    /// meanwhile.
+    pub(super) fn inspect<R>(&self, inspect: impl FnOnce(&mut S) -> R, work: impl FnMut(&mut S)) -> R {
+        let result = inspect(&mut lock(&self.state));
+        if self.is_requested() {
             self.run(work);
         }
         result
     }
 
-    /// The same, and leaves the work undone: [`run`](Self::run) must follow.
-    pub(super) fn look_only<R>(&self, look: impl FnOnce(&mut S) -> R) -> R {
-        look(&mut lock(&self.state))
+    /// Waits for the state and inspects it, and leaves the work to others undone: [`run`](Self::run) must follow.
+    pub(crate) fn inspect_only<R>(&self, inspect: impl FnOnce(&mut S) -> R) -> R {
+        inspect(&mut lock(&self.state))
     }
 
-    /// Waits for the state and has `change` change it, with what was queued in it. Then does `work`.
+    /// Waits for the state, absorbs the queue and changes the state. Then does `work`.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut S) -> R, mut work: impl FnMut(&mut S)) -> R {
         let mut state = lock(&self.state);
         self.absorb(&mut state);
         let result = change(&mut state);
         work(&mut state);
         drop(state);
-        if self.is_wanted() {
+        if self.is_requested() {
             self.run(work);
         }
         result
     }
 
-    /// To be asked after unlocking: whether others have left something.
-    fn is_wanted(&self) -> bool {
-        self.wanted.fetch_or(false, Ordering::AcqRel)
+    /// Whether others have left work. Must be checked after unlocking.
+    fn is_requested(&self) -> bool {
+        self.requested.fetch_or(false, Ordering::AcqRel)
     }
 
     fn absorb(&self, state: &mut S) {
-        if self.wanted.swap(false, Ordering::AcqRel) {
+        if self.requested.swap(false, Ordering::AcqRel) {
             let mut queue = lock(&self.queue);
             state.absorb(&mut queue);
             self.queued.store(0, Ordering::Release);
@@ -141,7 +141,7 @@ impl<Q: Queued, S: Absorb<Q>> Handover<Q, S> {
     }
 }
 
-/// Locks, also after a panic; see [`super::lock`].
+/// Locks, also after a panic; see [`crate::sync::lock`], which knows no mutex of loom's.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -154,7 +154,7 @@ mod loom_tests {
     use loom::thread;
 
     use super::super::flusher::Flusher;
-    use super::{Absorb, Handover, Queued};
+    use super::{Absorb, CombiningQueue, Queued};
 
     /// What was put in, and how much of it was worked on.
     #[derive(Default)]
@@ -178,12 +178,12 @@ mod loom_tests {
         }
     }
 
-    type Shared = Handover<Count, Done>;
+    type Shared = CombiningQueue<Count, Done>;
 
     /// Lets others act while this thread has the state. Unlocking is nothing that the model interleaves with; this is,
     /// with whatever another does to the flag before it finds the state locked.
     fn pause(shared: &Shared) {
-        shared.wanted.load(Ordering::Relaxed);
+        shared.requested.load(Ordering::Relaxed);
     }
 
     fn work(shared: &Shared, done: &mut Done) {
@@ -193,14 +193,14 @@ mod loom_tests {
 
     /// Who is not the first leaves the rest to the first.
     fn push(shared: &Shared) {
-        if shared.queue(|queued| queued.0 += 1) == 1 {
+        if shared.push(|queued| queued.0 += 1) == 1 {
             shared.run(|done| work(shared, done));
         }
     }
 
     /// What a thread has pushed is there when it makes a change.
     fn push_and_change(shared: &Shared) {
-        let first = shared.queue(|queued| queued.0 += 1) == 1;
+        let first = shared.push(|queued| queued.0 += 1) == 1;
         shared.change(|done| assert!(done.taken > 0, "it was left out"), |done| work(shared, done));
         if first {
             shared.run(|done| work(shared, done));
@@ -208,7 +208,7 @@ mod loom_tests {
     }
 
     fn look(shared: &Shared) {
-        shared.look(|_| pause(shared), |done| work(shared, done));
+        shared.inspect(|_| pause(shared), |done| work(shared, done));
     }
 
     fn change(shared: &Shared) {
@@ -221,7 +221,7 @@ mod loom_tests {
         // A lost wake-up needs one; with more, three threads take for ever.
         model.preemption_bound = Some(3);
         model.check(move || {
-            let shared = Arc::new(Handover::new(Done::default()));
+            let shared = Arc::new(CombiningQueue::new(Done::default()));
             let threads: Vec<_> = threads
                 .iter()
                 .map(|act| {
@@ -262,17 +262,17 @@ mod loom_tests {
     #[test]
     fn what_the_flusher_is_told_of_is_worked_on() {
         loom::model(|| {
-            let shared = Arc::new((Handover::<Count, Done>::new(Done::default()), Flusher::default()));
-            let flush = |(handover, flusher): &(Shared, Flusher)| {
+            let shared = Arc::new((CombiningQueue::<Count, Done>::new(Done::default()), Flusher::default()));
+            let flush = |(combining, flusher): &(Shared, Flusher)| {
                 flusher.begin();
-                handover.run(|done| work(handover, done));
+                combining.run(|done| work(combining, done));
             };
-            assert!(shared.0.queue(|queued| queued.0 += 1) == 1 && shared.1.is_first_told());
+            assert!(shared.0.push(|queued| queued.0 += 1) == 1 && shared.1.is_first_told());
             let task = thread::spawn({
                 let shared = shared.clone();
                 move || flush(&shared)
             });
-            let wakes = shared.0.queue(|queued| queued.0 += 1) == 1 && shared.1.is_first_told();
+            let wakes = shared.0.push(|queued| queued.0 += 1) == 1 && shared.1.is_first_told();
             task.join().unwrap();
             if wakes {
                 flush(&shared);

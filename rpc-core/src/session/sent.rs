@@ -1,4 +1,4 @@
-//! What was to be told of and has left, on its way to who waits for it.
+//! Tracked messages that have left, on their way to the streams that wait for that.
 
 use std::sync::PoisonError;
 
@@ -14,27 +14,26 @@ use loom::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// The calls of which a message has left that nothing may follow before: noted under the lock of `sending`, told when no lock
-/// is held.
+/// The calls whose tracked message has left: noted under the sending lock, reported when no lock is held.
 #[derive(Debug, Default)]
-pub(in crate::connection) struct Left {
+pub(crate) struct SentCalls {
     calls: Mutex<Vec<u64>>,
     any: AtomicBool,
 }
 
-impl Left {
-    pub(in crate::connection) fn note(&self, calls: Vec<u64>) {
+impl SentCalls {
+    pub(crate) fn note(&self, calls: Vec<u64>) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).extend(calls);
         self.any.store(true, Ordering::Release);
     }
 
-    /// To be asked by who has noted some, when it has unlocked, if by nobody else before.
-    pub(in crate::connection) fn any(&self) -> bool {
+    /// Whether there are any. A thread that has noted some must check after it has unlocked, if no other does before.
+    pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    pub(super) fn take(&self) -> Vec<u64> {
-        // First: what is noted after this is found by who notes it.
+    pub(crate) fn take(&self) -> Vec<u64> {
+        // First: the thread that notes one after this finds it.
         self.any.swap(false, Ordering::Acquire);
         std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,0 +1,52 @@
+//! Long messages that are not sent but read: the sender describes where they are, the receiver's link reads them and
+//! says DONE (WIRE.md section 3.6).
+
+use bytes::Bytes;
+
+use super::{Connection, Role};
+use crate::proto::inbox::{Described, Pulled};
+use crate::proto::wire::{Done, FrameType, WireError};
+use crate::transport::{Direction, Link};
+
+impl Connection {
+    /// Has the link read the rest of a message. If it is gone, DOWN has said that the rest must be sent.
+    pub(super) fn pull(&self, link: &dyn Link, described: Described) {
+        let direction = match self.role {
+            Role::Client => Direction::Response,
+            Role::Server => Direction::Request,
+        };
+        link.pull(direction, described);
+    }
+
+    /// A message that was to be read is whole, or can't be read.
+    pub(super) fn on_pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
+        let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
+        self.take_in(|receiving, batch| {
+            let arrived = match receiving.inbox.pulled(seq, whole) {
+                Pulled::Stale => return Ok(()),
+                Pulled::Nothing => None,
+                Pulled::Message(arrived) => Some(arrived),
+            };
+            // Before what the message asks for: an answer must not leave the peer waiting to reuse its memory.
+            self.sender.send_message(FrameType::DONE, 0, |out| Done { seq, outcome }.encode(out));
+            arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
+        })
+    }
+
+    /// The peer has read what a frame described, or wants it sent. Under the lock of `receiving`: the REQUEST that comes
+    /// next may have the place of the call that this ends.
+    pub(super) fn on_done(&self, done: Done) -> Result<(), WireError> {
+        let known = self.sender.inspect(|sending| {
+            let known = sending.outbox.done(&done);
+            self.sender.note_backlog(&sending.outbox);
+            known
+        });
+        known.map_err(|_| WireError::new("done.seq", "is of nothing that was described"))?;
+        // There may be more to send now; it leaves at the end of the batch.
+        self.sender.flush_at_end();
+        if let Some(link) = self.sender.upgraded() {
+            link.conceal(done.seq, done.outcome == Done::READ);
+        }
+        Ok(())
+    }
+}

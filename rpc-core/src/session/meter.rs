@@ -1,0 +1,102 @@
+//! What sessions tell the `metrics` facade. The documentation of `farcall::metrics` lists the names.
+
+#[cfg(feature = "metrics")]
+pub(crate) use self::counting::{Meter, count_fallback};
+#[cfg(not(feature = "metrics"))]
+pub(crate) use self::silent::{Meter, count_fallback};
+
+#[cfg(feature = "metrics")]
+mod counting {
+    use std::sync::Mutex;
+
+    use crate::sampler::{Sampled, Sampler};
+    use crate::session::Role;
+    use crate::session::sender::{Sender, Traffic};
+    use crate::sync::lock;
+    use crate::transport::{Counters, Unavailable};
+
+    /// Counts, by its reason, that calls go by the stream link.
+    pub(crate) fn count_fallback(why: &Unavailable) {
+        metrics::counter!("farcall_fallbacks_total", "reason" => format!("{:?}", why.reason)).increment(1);
+    }
+
+    /// What has been told of a session. Its links count what they move; this is how much of that has been passed on.
+    #[derive(Debug)]
+    pub(crate) struct Meter {
+        told: Mutex<Traffic>,
+        sampler: Sampler,
+        upgraded_transport: Option<&'static str>,
+    }
+
+    impl Meter {
+        /// Returns the meter of a session that can be moved to the transport of this name.
+        pub(crate) fn new(upgraded_transport: Option<&'static str>) -> Self {
+            Self { told: Mutex::default(), sampler: Sampler::default(), upgraded_transport }
+        }
+
+        /// Tells soon, because the session moves something.
+        #[inline]
+        pub(crate) fn tell_soon(&self, sender: &Sender) {
+            self.sampler.wake(&sender.runtime, || sender.me.clone());
+        }
+
+        /// Tells now, because the session has moved its last.
+        pub(crate) fn tell_now(&self, sender: &Sender) {
+            sender.sample();
+        }
+    }
+
+    fn tell(role: Role, transport: &'static str, before: Counters, now: Counters) {
+        let side = match role {
+            Role::Client => "client",
+            Role::Server => "server",
+        };
+        let labels = [("side", side), ("transport", transport)];
+        metrics::counter!("farcall_bytes_sent_total", &labels).increment(now.bytes_sent - before.bytes_sent);
+        metrics::counter!("farcall_bytes_received_total", &labels)
+            .increment(now.bytes_received - before.bytes_received);
+    }
+
+    impl Sampled for Sender {
+        fn sampler(&self) -> &Sampler {
+            &self.meter.sampler
+        }
+
+        fn sample(&self) -> bool {
+            let mut told = lock(&self.meter.told);
+            let now = self.traffic();
+            let before = std::mem::replace(&mut *told, now);
+            drop(told);
+            if now.stream != before.stream {
+                tell(self.role, self.stream().description().transport, before.stream, now.stream);
+            }
+            if let (Some(name), true) = (self.meter.upgraded_transport, now.upgraded != before.upgraded) {
+                tell(self.role, name, before.upgraded, now.upgraded);
+            }
+            now != before
+        }
+    }
+}
+
+/// Without the feature `metrics`.
+#[cfg(not(feature = "metrics"))]
+mod silent {
+    use crate::session::sender::Sender;
+    use crate::transport::Unavailable;
+
+    pub(crate) fn count_fallback(_: &Unavailable) {}
+
+    #[derive(Debug)]
+    pub(crate) struct Meter;
+
+    impl Meter {
+        pub(crate) fn new(_: Option<&'static str>) -> Self {
+            Self
+        }
+
+        #[inline]
+        pub(crate) fn tell_soon(&self, _: &Sender) {}
+
+        pub(crate) fn tell_now(&self, _: &Sender) {}
+    }
+}

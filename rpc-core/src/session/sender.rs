@@ -1,0 +1,443 @@
+//! The way out: from a task that has something to say, through the outbox, to a link.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use bytes::BytesMut;
+use tokio::runtime::Handle;
+
+use super::Role;
+use super::combining::{Absorb, CombiningQueue, Queued};
+use super::flusher::{self, Flusher};
+use super::meter::Meter;
+use super::progress::Progress;
+use super::sent::SentCalls;
+use super::sources::{StreamSource, UpgradedSource};
+use crate::proto::message::{Frame, Message};
+use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
+use crate::proto::shorts::Shorts;
+use crate::proto::wire::{Cancel, FrameType, Hello};
+use crate::transport::{Counters, Link};
+
+/// What an upgraded link may hold unacknowledged, in bytes.
+const MAX_RETAINED: usize = 16 << 20;
+
+/// The state of sending; under one lock, which is held while a link is fed.
+#[derive(Debug)]
+pub(crate) struct Sending {
+    pub(crate) outbox: Outbox,
+    /// Link frames for the stream link. They go before session frames: UP and DOWN take effect where they stand.
+    pub(crate) control: VecDeque<Frame>,
+    pub(crate) upgraded: Option<(u32, Arc<dyn Link>)>,
+    /// What upgraded links have moved that are gone.
+    pub(crate) retired: Counters,
+    /// The most that the peer takes in one frame on the stream link.
+    pub(crate) peer_max_frame: usize,
+    /// Whether both sides have agreed on described messages.
+    pub(crate) describes: bool,
+}
+
+impl Sending {
+    fn new() -> Self {
+        Self {
+            outbox: Outbox::new(0, MAX_RETAINED),
+            control: VecDeque::new(),
+            upgraded: None,
+            retired: Counters::default(),
+            peer_max_frame: usize::MAX,
+            describes: false,
+        }
+    }
+
+    /// Stops using the upgraded link, and returns it so that the caller closes it.
+    pub(crate) fn retire(&mut self) -> Option<(u32, Arc<dyn Link>)> {
+        let (epoch, link) = self.upgraded.take()?;
+        self.retired += link.counters();
+        Some((epoch, link))
+    }
+}
+
+/// What was queued and is not in the outbox yet.
+#[derive(Debug, Default)]
+struct Queue {
+    shorts: Shorts,
+    others: VecDeque<Message>,
+}
+
+impl Queue {
+    fn push(&mut self, message: Message) {
+        match message.as_short() {
+            Some((head, body)) => self.shorts.push(message.kind, message.call, head, body),
+            None => self.others.push_back(message),
+        }
+    }
+
+    /// How many begin or end calls.
+    fn of_calls(&self) -> usize {
+        let begins_or_ends = |message: &&Message| message.call != 0 && !message.is_amid_call();
+        self.shorts.len() + self.others.iter().filter(begins_or_ends).count()
+    }
+}
+
+impl Queued for Queue {
+    fn len(&self) -> usize {
+        self.shorts.len() + self.others.len()
+    }
+}
+
+impl Absorb<Queue> for Sending {
+    fn absorb(&mut self, queue: &mut Queue) {
+        self.outbox.push_shorts(&mut queue.shorts);
+        while let Some(message) = queue.others.pop_front() {
+            self.outbox.push(message);
+        }
+    }
+}
+
+/// What a connection has moved, by link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// By the stream link: TCP.
+    pub stream: Counters,
+    /// By the upgraded link: RDMA. All zero if there never was one.
+    pub upgraded: Counters,
+}
+
+/// Takes note of messages that have left, where their senders wait for that. Called with no lock held.
+pub(crate) trait OnSent: Send + Sync {
+    /// The tracked messages of these calls have left; and have been read, if they were described.
+    fn on_sent(&self, calls: Vec<u64>);
+}
+
+/// The sending half of a session: what calls, streams and handlers send by.
+///
+/// It has no task that moves data. A task queues its message and calls [`flush`](Self::flush); the lock holder sends for all
+/// who queue meanwhile. Lock order: any lock of a component, then the state of sending, then the queue; both are leaves for
+/// everyone else.
+pub(crate) struct Sender {
+    pub(super) me: Weak<Self>,
+    pub(super) role: Role,
+    pub(super) runtime: Handle,
+    stream: Arc<dyn Link>,
+    queue: CombiningQueue<Queue, Sending>,
+    /// The upgraded link, while it is in use. Written under the sending lock, and a leaf.
+    pub(super) upgraded: Mutex<Option<Arc<dyn Link>>>,
+    peer: OnceLock<Hello>,
+    /// The number of the last frame that was taken in.
+    pub(super) received: AtomicU32,
+    /// The one that the last header which left has acknowledged.
+    pub(super) acknowledged: AtomicU32,
+    /// Whether a task runs that will acknowledge.
+    pub(super) acknowledging: AtomicBool,
+    /// The number of the last session frame that has left.
+    sent_seq: AtomicU32,
+    /// How many messages of calls wait in the outbox.
+    backlog: AtomicUsize,
+    /// An upgraded link has been used: something may be kept for the peer's acknowledgement.
+    was_upgraded: AtomicBool,
+    ended: AtomicBool,
+    pub(super) flusher: Flusher,
+    sent: SentCalls,
+    on_sent: Weak<dyn OnSent>,
+    progress: Progress,
+    pub(super) meter: Meter,
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender")
+            .field("role", &self.role)
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sender {
+    /// Returns the sender of a session that begins on `stream` and can be moved to the transport of this name. `on_sent` is told
+    /// of tracked messages.
+    pub(crate) fn new(
+        role: Role,
+        stream: Arc<dyn Link>,
+        upgraded_transport: Option<&'static str>,
+        runtime: Handle,
+        on_sent: Weak<dyn OnSent>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            role,
+            runtime,
+            stream,
+            queue: CombiningQueue::new(Sending::new()),
+            upgraded: Mutex::default(),
+            peer: OnceLock::new(),
+            received: AtomicU32::new(0),
+            acknowledged: AtomicU32::new(0),
+            acknowledging: AtomicBool::new(false),
+            sent_seq: AtomicU32::new(0),
+            backlog: AtomicUsize::new(0),
+            was_upgraded: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            flusher: Flusher::default(),
+            sent: SentCalls::default(),
+            on_sent,
+            progress: Progress::default(),
+            meter: Meter::new(upgraded_transport),
+        })
+    }
+
+    /// Spawns the task that flushes for those who said [`flush_soon`](Self::flush_soon).
+    pub(crate) fn start(&self) {
+        if let Some(sender) = self.me.upgrade() {
+            self.runtime.spawn(flusher::flush_when_told(sender));
+        }
+    }
+
+    /// Lets its task end. Nothing leaves any more.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.flusher.end();
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// The link that the session began on.
+    pub(crate) fn stream(&self) -> &Arc<dyn Link> {
+        &self.stream
+    }
+
+    /// The peer's HELLO, once it has arrived.
+    #[inline]
+    pub(crate) fn peer(&self) -> Option<&Hello> {
+        self.peer.get()
+    }
+
+    /// Sets the peer's HELLO. False: there was one.
+    pub(crate) fn set_peer(&self, hello: Hello) -> bool {
+        self.peer.set(hello).is_ok()
+    }
+
+    /// Whether an upgraded link has ever been used.
+    pub(crate) fn was_upgraded(&self) -> bool {
+        self.was_upgraded.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_upgraded(&self) {
+        self.was_upgraded.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// Returns what the links have moved so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let upgraded = self.inspect(|sending| {
+            let mut upgraded = sending.retired;
+            if let Some((_, link)) = &sending.upgraded {
+                upgraded += link.counters();
+            }
+            upgraded
+        });
+        Traffic { stream: self.stream.counters(), upgraded }
+    }
+
+    /// Puts the acknowledgement into the header of a frame that leaves now, and notes that the frame leaves.
+    pub(super) fn stamp(&self, mut frame: Frame, outbox: &Outbox) -> Frame {
+        frame.header.rx_seq = self.acknowledge_now();
+        self.note_sent(outbox);
+        frame
+    }
+
+    /// Notes what has left before the peer can know of it: the peer's next acknowledgement is held against this.
+    pub(super) fn note_sent(&self, outbox: &Outbox) {
+        self.sent_seq.store(outbox.last_seq(), Ordering::Release);
+        self.note_backlog(outbox);
+    }
+
+    pub(crate) fn note_backlog(&self, outbox: &Outbox) {
+        self.backlog.store(outbox.waiting(), Ordering::Release);
+    }
+
+    /// How many messages of calls are in the outbox.
+    pub(crate) fn backlog(&self) -> usize {
+        self.backlog.load(Ordering::Acquire)
+    }
+
+    /// The peer says that it has taken in the frames up to this number.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSent`] if no frame of this number has left.
+    #[inline(always)]
+    pub(crate) fn on_acknowledged(&self, rx_seq: u32) -> Result<(), NotSent> {
+        if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(rx_seq) as i32) < 0 {
+            return Err(NotSent);
+        }
+        // Frames that went by the stream link alone are not kept.
+        if self.was_upgraded() { self.release_acknowledged(rx_seq) } else { Ok(()) }
+    }
+
+    /// Forgets the frames that were kept until the peer acknowledged them.
+    fn release_acknowledged(&self, rx_seq: u32) -> Result<(), NotSent> {
+        // Messages that are queued, as the answers to what arrived before are, stay for the end of the batch.
+        let acknowledged =
+            |sending: &mut Sending| sending.outbox.acknowledged(rx_seq).map(|()| !sending.outbox.is_empty());
+        if self.queue.inspect_only(acknowledged)? {
+            // There may be room for them now.
+            self.queue.request();
+        }
+        self.progress.note();
+        Ok(())
+    }
+
+    /// Queues a message without sending it yet, and returns how many are queued. [`flush`](Self::flush) must follow if it is
+    /// the only one.
+    pub(crate) fn enqueue(&self, message: Message) -> usize {
+        self.queue.push(|queue| queue.push(message))
+    }
+
+    /// Queues a short message of a call likewise.
+    // Inlined where a call is made or answered, so that what is put in is not moved on its way.
+    #[inline(always)]
+    pub(crate) fn enqueue_short(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
+        self.queue.push(|queue| queue.shorts.push(kind, call, head, body))
+    }
+
+    /// Queues several short messages likewise, and leaves none.
+    pub(crate) fn enqueue_all(&self, shorts: &mut Shorts) -> usize {
+        self.queue.push(|queue| queue.shorts.append(shorts))
+    }
+
+    /// How many messages are queued that are not in the outbox yet.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.queued()
+    }
+
+    /// How many of these begin or end calls.
+    pub(crate) fn queued_of_calls(&self) -> usize {
+        self.queue.inspect_queue(Queue::of_calls)
+    }
+
+    /// Whether nothing is queued, all that was has left, and what went by an upgraded link has arrived.
+    pub(crate) fn is_done(&self) -> bool {
+        let is_empty = |sending: &mut Sending| {
+            let outbox = &sending.outbox;
+            outbox.is_empty() && outbox.retained() == 0 && outbox.exposed() == 0
+        };
+        self.queued() == 0 && self.inspect(is_empty)
+    }
+
+    /// Queues a session message that has no payload but what `encode` writes.
+    pub(crate) fn send_message(&self, kind: FrameType, call: u64, encode: impl FnOnce(&mut BytesMut)) {
+        let mut head = BytesMut::new();
+        encode(&mut head);
+        self.enqueue(Message::new(kind, call, head.freeze()));
+    }
+
+    /// Sends a link frame by the stream link, before any session frame that waits.
+    pub(crate) fn send_link(&self, kind: FrameType, encode: impl FnOnce(&mut BytesMut)) {
+        let mut payload = BytesMut::new();
+        encode(&mut payload);
+        let frame = Frame::link(kind, payload.freeze());
+        self.change(|sending| sending.control.push_back(frame));
+    }
+
+    /// Sends what is queued, on this thread if no other is sending. The caller holds no lock.
+    pub(crate) fn flush(&self) {
+        self.meter.tell_soon(self);
+        self.queue.run(|sending| self.feed(sending));
+        if self.sent.any()
+            && let Some(on_sent) = self.on_sent.upgrade()
+        {
+            on_sent.on_sent(self.sent.take());
+        }
+    }
+
+    /// Sends what is queued when the runtime's other tasks have had their turn: with what they queue, and with one system
+    /// call for all of it.
+    pub(crate) fn flush_soon(&self) {
+        self.flusher.tell();
+    }
+
+    /// Sends what waits although nothing new was queued, because an obstacle is gone. The caller holds no lock.
+    pub(crate) fn flush_again(&self) {
+        self.flush_at_end();
+        self.flush();
+    }
+
+    /// Has the flush at the end of the batch send what waits although nothing new was queued.
+    pub(crate) fn flush_at_end(&self) {
+        self.queue.request();
+    }
+
+    /// Inspects the state of sending, or changes it in a way that lets nothing more leave.
+    pub(crate) fn inspect<R>(&self, inspect: impl FnOnce(&mut Sending) -> R) -> R {
+        self.queue.inspect(inspect, |sending| self.feed_under_lock(sending))
+    }
+
+    /// Changes what is to be sent, with all that was queued before, and sends.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Sending) -> R) -> R {
+        self.queue.change(change, |sending| self.feed_under_lock(sending))
+    }
+
+    /// Feeds the links.
+    fn feed(&self, sending: &mut Sending) {
+        if sending.outbox.route() == Route::Stream || !sending.control.is_empty() {
+            self.stream.send(&mut StreamSource { sending, sender: self });
+        }
+        if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, describes, .. } = sending {
+            let (epoch, max_frame, describes) = (*epoch, *peer_max_frame, *describes);
+            link.send(&mut UpgradedSource { outbox, epoch, max_frame, describes, sender: self });
+        }
+        self.note_backlog(&sending.outbox);
+        if sending.outbox.has_left() {
+            self.sent.note(sending.outbox.take_left());
+        }
+        self.progress.note();
+    }
+
+    /// Feeds the links for a caller that may hold other locks: tracked messages are reported later.
+    fn feed_under_lock(&self, sending: &mut Sending) {
+        self.meter.tell_soon(self);
+        self.feed(sending);
+        if self.sent.any() {
+            self.flush_soon();
+        }
+    }
+
+    /// Takes back what has not left of a call that its caller has given up, or tells the peer.
+    pub(crate) fn cancel(&self, call: u64, reason: u8, has_streams: bool) {
+        self.change(|sending| {
+            if has_streams {
+                sending.outbox.abandon_streams(call);
+            }
+            if sending.outbox.abandon(FrameType::REQUEST, call) == Abandoned::Sent {
+                let mut head = BytesMut::with_capacity(1);
+                Cancel { reason }.encode(&mut head);
+                sending.outbox.push(Message::new(FrameType::CANCEL, call, head.freeze()));
+            }
+        });
+    }
+
+    /// Takes back what has not left of the answer of a call that its caller has given up.
+    pub(crate) fn abandon_response(&self, call: u64) {
+        self.change(|sending| {
+            sending.outbox.abandon(FrameType::RESPONSE, call);
+            sending.outbox.abandon_streams(call);
+        });
+    }
+
+    /// Takes back what has not left of an answer that is a stream.
+    pub(crate) fn abandon_streams(&self, call: u64) {
+        self.change(|sending| sending.outbox.abandon_streams(call));
+    }
+}

@@ -1,0 +1,55 @@
+//! Long messages that the peer reads instead of receiving them (WIRE.md section 3.6): where their bytes are put.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Role;
+use super::sender::Sender;
+use crate::payload::BY_REFERENCE;
+use crate::proto::message::Message;
+use crate::sync::lock;
+use crate::transport::{Direction, Link};
+
+/// A message is described only if the part of it that is sent, all but its bulk, is at most so long. Bytes.
+const MAX_BEGIN: usize = 4096;
+
+impl Sender {
+    /// Returns the link whose peer may read this side's memory, if there is one.
+    pub(crate) fn upgraded(&self) -> Option<Arc<dyn Link>> {
+        lock(&self.upgraded).clone()
+    }
+
+    /// Sets that link. Under the sending lock.
+    pub(crate) fn set_upgraded(&self, link: Option<Arc<dyn Link>>) {
+        *lock(&self.upgraded) = link;
+    }
+
+    /// Puts the end of a long message where the peer can read it, before the message is queued. A copy, if one must be made, is
+    /// made by the task that sends the message, and holds up no other.
+    pub(crate) fn stage(&self, message: &mut Message) {
+        if message.payload.len() <= BY_REFERENCE {
+            return;
+        }
+        let Some(link) = self.upgraded() else { return };
+        let direction = match self.role {
+            Role::Client => Direction::Request,
+            Role::Server => Direction::Response,
+        };
+        let (len, payload) = (message.len(), &mut message.payload);
+        if let Some(last) = payload.attachments().last()
+            && len - last.len() <= MAX_BEGIN
+        {
+            if let Some(bulk) = link.stage(direction, std::slice::from_ref(last)) {
+                payload.pop_attachment();
+                message.bulk = bulk;
+            }
+        } else if message.head.len() <= MAX_BEGIN {
+            let pieces: Vec<Bytes> = payload.clone().into_pieces().collect();
+            if let Some(bulk) = link.stage(direction, &pieces) {
+                message.payload = Default::default();
+                message.bulk = bulk;
+            }
+        }
+    }
+}

@@ -346,6 +346,7 @@ const OF_SERVERS: &[(&str, Offence)] = &[
         let payload = request(ECHO, b"");
         p.session_frame(FrameType::REQUEST, 1, 0, payload);
     }),
+    ("cancel: comes from a server", |p| p.session_frame(FrameType::CANCEL, 1, 0, "\0")),
     ("offer: comes from a server", |p| p.link_frame(FrameType::OFFER, offer(1))),
     ("answer.epoch: was never offered", |p| {
         p.link_frame(FrameType::ANSWER, encoded(|out| Answer { epoch: 1, data: Bytes::new() }.encode(out)));

@@ -322,6 +322,9 @@ impl Connection {
                 };
                 receiving.announced.add(registry, bytes)?;
             }
+            FrameType::CANCEL if self.role == Role::Client => {
+                return Err(WireError::new("cancel", "comes from a server"));
+            }
             FrameType::CANCEL => {
                 Cancel::decode(bytes)?;
                 receiving.inbox.cancel(call);

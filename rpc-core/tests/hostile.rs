@@ -338,6 +338,38 @@ async fn requests_whose_answers_are_not_read_are_refused_and_then_end_the_connec
     assert!((10..=100).contains(&runs), "{runs} answers of 100 KB were made");
 }
 
+/// The next answer to a call after the second.
+async fn refusal(peer: &mut Peer) -> Bytes {
+    loop {
+        let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+        if header.call > 2 {
+            return payload;
+        }
+    }
+}
+
+/// Refusals that wait for their turn to leave are no calls.
+#[tokio::test]
+async fn a_refusal_counts_calls_and_no_other_refusals() {
+    let mut few = Limits::default();
+    few.concurrent_calls = 2;
+    let t = setup(plain(Limits::default()), plain(few));
+    let mut peer = intruder(&t);
+    peer.hello(&hello());
+    peer.bind();
+    // The first fills the link, as long as nobody reads.
+    peer.request(1, support::BIG, b"1000000");
+    peer.request(2, HANG, b"");
+    until("both run", || t.seen.runs() == 2).await;
+    (3..=9).for_each(|call| peer.request(call, ECHO, b""));
+    peer.read();
+    for _ in 3..=9 {
+        let payload = refusal(&mut peer).await;
+        let words = String::from_utf8_lossy(&payload);
+        assert!(words.contains("2 calls are in progress"), "{words}");
+    }
+}
+
 /// Each is one thing too many for a client that waits for the answer to call 1.
 const OF_SERVERS: &[(&str, Offence)] = &[
     ("was never made", |p| p.respond(2, b"")),

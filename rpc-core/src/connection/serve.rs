@@ -139,7 +139,7 @@ impl Connection {
                 if let Err(status) = &refusing {
                     job.found = Err(status.clone());
                 } else if unanswered >= max {
-                    job.found = Err(full(unanswered, max));
+                    job.found = Err(full(max));
                 }
             }
             Ok(())
@@ -328,11 +328,11 @@ fn find(registry: &Registry, announced: &Announced, head: &RequestHead) -> Resul
     registry.find(bound, head.method)
 }
 
-/// A call more than this side takes at once.
+/// The refusal of a call that is one more than this side takes at once.
 #[cold]
-fn full(unanswered: usize, max: usize) -> Status {
+fn full(max: usize) -> Status {
     let message = format!(
-        "{unanswered} calls are in progress on this connection; the server's limits.concurrent_calls is {max}"
+        "{max} calls are in progress on this connection, which is all that the server's limits.concurrent_calls allows"
     );
     refusal(Code::ResourceExhausted, message)
 }

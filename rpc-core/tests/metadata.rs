@@ -6,6 +6,7 @@ mod support;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -180,6 +181,80 @@ async fn an_end_with_bad_metadata_is_no_good_end() {
     peer.expect_close(CloseCode::Protocol, "metadata.trailing: are none").await;
     assert_eq!(stream.message().await.unwrap_err().blame(), Blame::Peer);
     assert_eq!(stream.end_reason(), Some(EndReason::ConnectionLost));
+}
+
+/// Streams items behind so many bytes of metadata; `"LEN ITEMS"`, and none of fewer is the last.
+struct Rows(Arc<ServiceInfo>);
+
+impl Service for Rows {
+    fn info(&self) -> &ServiceInfo {
+        &self.0
+    }
+
+    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+        let info = self.0.clone();
+        Box::pin(async move {
+            let n = streaming::numbers(&request.payload);
+            // It is a task when the answer begins.
+            tokio::task::yield_now().await;
+            let initial = vec![7; n[0]];
+            Context::current()
+                .unwrap()
+                .reply_metadata(|metadata| metadata.insert_bin("id-bin", initial).unwrap());
+            let mut left = n[1];
+            let rows = streaming::FromFn(move |_: &mut TaskContext<'_>| {
+                let Some(less) = left.checked_sub(1) else { return Poll::Pending };
+                left = less;
+                Poll::Ready(Some(Ok(bytes(10, less))))
+            });
+            streaming::answer(private::take_streams(&request.context), &info, rows).await
+        })
+    }
+}
+
+/// A client of [`Rows`], and what keeps its server.
+async fn reader(hello: Hello) -> (Peer, Arc<Host>) {
+    let host = Host::new(vec![Arc::new(Rows(streaming::info()))], plain(Limits::default())).unwrap();
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let features = features::STREAMS | features::METADATA;
+    let hello = Hello { features, stream_items: 10, stream_bytes: 1000, ..hello };
+    let mut peer = Peer::greeted(near, hello).await;
+    peer.bind_to(&streaming::info());
+    (peer, host)
+}
+
+/// Frames of the least length are too short for the beginning, but not for the items behind it.
+#[tokio::test]
+async fn items_do_not_overtake_the_metadata_before_them() {
+    let (mut peer, _host) = reader(Hello { max_frame: 1024, ..hello() }).await;
+    peer.request(1, streaming::COUNT, b"5000 3");
+    let mut kinds = Vec::new();
+    while kinds.last() != Some(&FrameType::ITEM) {
+        kinds.push(peer.next().await.unwrap().0.kind);
+    }
+    let parts = kinds.len() - 2;
+    assert_eq!((kinds[0], parts), (FrameType::RESPONSE, 4), "{kinds:?}");
+    assert!(kinds[1..=parts].iter().all(|kind| *kind == FrameType::FRAGMENT), "{kinds:?}");
+}
+
+#[tokio::test]
+async fn a_stream_begins_before_its_first_item_is_there() {
+    let (mut peer, _host) = reader(hello()).await;
+    for len in [10, 5000] {
+        peer.request(len, streaming::COUNT, format!("{len} 0").as_bytes());
+        assert_eq!(peer.expect(FrameType::RESPONSE).await.0.call, len);
+    }
+}
+
+#[tokio::test]
+async fn metadata_that_make_the_beginning_of_a_stream_too_long_end_its_call() {
+    let (mut peer, _host) = reader(Hello { max_message: 1024, max_assembly: 1024, ..hello() }).await;
+    peer.request(1, streaming::COUNT, b"2000 1");
+    let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+    let words = String::from_utf8_lossy(&payload);
+    assert_eq!((header.flags, payload[0]), (0, wire::Verdict::Status as u8), "{words}");
+    assert!(words.contains("limits.max_message is 1024"), "{words}");
 }
 
 fn end_with(metadata: &'static [u8]) -> BytesMut {

@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::wire::{Content, EndHead, FrameType, Header, ItemHead, RequestHead, ResponseHead, TooLong, flags};
+use super::wire::{
+    Content, EndHead, FrameType, HEADER_LEN, Header, ItemHead, MIN_LIMIT, RequestHead, ResponseHead, TooLong,
+    flags,
+};
 use crate::payload::Payload;
 
 /// A message: what goes before the body, already encoded, and the payload by reference.
@@ -20,21 +23,24 @@ pub struct Message {
     pub payload: Payload,
     /// How it ends, after the payload: bytes that a link may let its peer read, instead of sending them. Mostly empty.
     pub bulk: Bytes,
-    /// What of its call comes behind it.
-    pub precedence: Precedence,
+    precedence: Precedence,
 }
 
 /// Whether a message has to keep its place before others of its call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Precedence {
+enum Precedence {
     /// None come behind it.
     #[default]
     Free,
-    /// Others that are of the call's streams may be queued behind it. It is no longer than any frame may be.
+    /// Others of the call's streams may be queued behind it: every link takes it in one frame.
     Kept,
     /// Others are queued when it [has left](super::outbox::Outbox::take_left).
     Told,
 }
+
+/// The longest payload, in bytes, that every link takes in one frame. On a stream link it is the least `max_frame` of a HELLO;
+/// an upgraded link may have receives of that length, in which a header lies before the payload.
+pub const MIN_PAYLOAD: usize = MIN_LIMIT as usize - HEADER_LEN;
 
 impl Message {
     /// A message without a payload.
@@ -47,9 +53,37 @@ impl Message {
         Self { kind, call, head, payload, bulk: Bytes::new(), precedence: Precedence::Free }
     }
 
+    /// The RESPONSE that says that the answer is a stream, whose items come behind it.
+    pub fn begin_stream(call: u64, head: impl Into<Head>) -> Self {
+        let mut message = Self::new(FrameType::RESPONSE, call, head);
+        message.keep_place();
+        message
+    }
+
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.head.len() + self.payload.len() + self.bulk.len()
+    }
+
+    /// Has it arrive before the messages of its call's streams that come behind it. The message is whole by now: one that some
+    /// link would have to cut is overtaken by those that are queued, and so [holds them back](Self::holds_back).
+    pub fn keep_place(&mut self) {
+        self.precedence = if self.len() > MIN_PAYLOAD { Precedence::Told } else { Precedence::Kept };
+    }
+
+    /// Has its call queue nothing before this message has left, however short it is.
+    pub fn hold_back(&mut self) {
+        self.precedence = Precedence::Told;
+    }
+
+    /// Whether its call queues nothing before this message [has left](super::outbox::Outbox::take_left).
+    pub fn holds_back(&self) -> bool {
+        self.precedence == Precedence::Told
+    }
+
+    /// Whether nothing of its call comes behind it.
+    pub(crate) fn is_free(&self) -> bool {
+        self.precedence == Precedence::Free
     }
 
     /// Whether it is of the session itself; a CANCEL counts as such, because it ends a call that is none any more.
@@ -60,7 +94,8 @@ impl Message {
     /// Whether it is of a call, and is neither its beginning nor its end.
     pub fn is_amid_call(&self) -> bool {
         let comes_before_end = self.kind.is_of_stream() && self.kind != FrameType::END;
-        comes_before_end || self.precedence == Precedence::Kept
+        // Something comes behind the RESPONSE that begins a stream.
+        comes_before_end || self.kind == FrameType::RESPONSE && !self.is_free()
     }
 
     /// Whether it is empty; a message may be.
@@ -302,14 +337,14 @@ pub(crate) struct Cutting {
     bulk: usize,
     abandoned: bool,
     is_amid_call: bool,
-    is_told: bool,
+    holds_back: bool,
 }
 
 impl Cutting {
     pub(crate) fn new(message: Message) -> Self {
         let (total, is_amid_call) = (message.len(), message.is_amid_call());
-        let Message { kind, call, head, payload, bulk, precedence } = message;
-        let is_told = precedence == Precedence::Told;
+        let holds_back = message.holds_back();
+        let Message { kind, call, head, payload, bulk, .. } = message;
         let mut pieces = VecDeque::from_iter([head.into_bytes()]);
         pieces.extend(payload.into_pieces());
         let bulk_len = bulk.len();
@@ -323,7 +358,7 @@ impl Cutting {
             bulk: bulk_len,
             abandoned: false,
             is_amid_call,
-            is_told,
+            holds_back,
         }
     }
 
@@ -410,8 +445,8 @@ impl Cutting {
         self.is_amid_call
     }
 
-    pub(crate) fn is_told(&self) -> bool {
-        self.is_told
+    pub(crate) fn holds_back(&self) -> bool {
+        self.holds_back
     }
 
     pub(crate) fn has_begun(&self) -> bool {
@@ -422,11 +457,12 @@ impl Cutting {
         self.abandoned
     }
 
-    /// The rest of the message will not be sent; one more frame tells the peer. False: that was known.
+    /// The rest of the message will not be sent; one more frame tells the peer. True: that is news, and the
+    /// message begins or ends its call.
     pub(crate) fn abandon(&mut self) -> bool {
         self.left = 0;
         self.pieces.clear();
-        !std::mem::replace(&mut self.abandoned, true)
+        !std::mem::replace(&mut self.abandoned, true) && !self.is_amid_call
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::BytesMut;
 
-use super::message::{Cutting, Expose, Exposing, Frame, Message, Precedence};
+use super::message::{Cutting, Expose, Exposing, Frame, Message};
 use super::shorts::{MAX_SHORT, Shorts};
 use super::wire::{Done, Down, FrameType, HEADER_LEN};
 
@@ -28,7 +28,7 @@ const SMALL_RUN: u32 = 16;
 ///
 /// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they
 /// must be sent; a frame has its number from then on. Of a call's messages those keep their order that are of its streams or
-/// have a [precedence](Precedence), and so do those that are neither. Frames that went by an upgraded link are retained until
+/// [keep their place](Message::keep_place), and so do those that are neither. Frames that went by an upgraded link are retained until
 /// the peer says that it has taken them in: that link may die before the session. Those on the stream link are not: if that
 /// dies, so does the session.
 #[derive(Clone, Debug, Hash)]
@@ -230,7 +230,7 @@ impl Outbox {
                 self.small_run = self.small_run.saturating_add(1);
                 self.own -= usize::from(message.is_own());
                 self.amid_calls -= usize::from(message.is_amid_call());
-                self.left.extend((message.precedence == Precedence::Told).then_some(message.call));
+                self.left.extend(message.holds_back().then_some(message.call));
                 return Some(message.into_frame());
             }
             self.barriers += usize::from(message.call == 0);
@@ -286,7 +286,7 @@ impl Outbox {
         self.assembling -= message.total();
         self.abandoned -= usize::from(message.is_abandoned() && !message.is_amid_call());
         self.amid_calls -= usize::from(message.is_amid_call());
-        self.left.extend(message.is_told().then_some(message.call));
+        self.left.extend(message.holds_back().then_some(message.call));
     }
 
     /// Whether there are [such](Self::take_left).
@@ -294,8 +294,8 @@ impl Outbox {
         !self.left.is_empty()
     }
 
-    /// The calls of which a message has left that was [to be told of](Precedence::Told), since this was asked last; and was read,
-    /// if it was described. Once for each.
+    /// The calls of which a message has left that [held back](Message::holds_back) others, since this was asked last; and was
+    /// read, if it was described. Once for each.
     pub fn take_left(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.left)
     }
@@ -341,6 +341,7 @@ impl Outbox {
         }
         if let Some(message) = self.cutting.remove(i) {
             self.assembling -= message.total();
+            self.amid_calls -= usize::from(message.is_amid_call());
         }
         Abandoned::Unsent
     }
@@ -366,8 +367,7 @@ impl Outbox {
         });
         let begun = cutting.iter_mut().chain(exposed.values_mut());
         for message in begun.filter(|message| message.call == call && message.is_of_stream()) {
-            let is_counted = !message.is_amid_call();
-            *abandoned += usize::from(message.abandon() && is_counted);
+            *abandoned += usize::from(message.abandon());
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use super::message::{Frame, Head, Message, Precedence};
+use super::message::{Frame, Head, Message};
 use super::wire::{FrameType, HEADER_LEN, Header};
 
 /// A message of a call that is no longer than this is copied rather than sent by reference.
@@ -185,7 +185,7 @@ impl Message {
     /// Its head and body, if it is so short that it is copied.
     pub fn as_short(&self) -> Option<(&[u8], &[u8])> {
         let Head::Short(head) = &self.head else { return None };
-        let is_free = !self.is_own() && self.precedence == Precedence::Free && !self.kind.is_of_stream();
+        let is_free = !self.is_own() && self.is_free() && !self.kind.is_of_stream();
         let plain = is_free && self.payload.is_one_piece() && self.bulk.is_empty();
         (plain && head.as_slice().len() + self.payload.body.len() <= MAX_SHORT)
             .then(|| (head.as_slice(), &self.payload.body[..]))

@@ -18,7 +18,7 @@ use crate::compress::Compression;
 use crate::context::Parent;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
-use crate::proto::message::{Head, Message, Precedence};
+use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead,
     ResponseHead, Verdict, decode_status,
@@ -179,7 +179,10 @@ impl Connection {
                 Request::Short(head) => {
                     self.sender.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
                 }
-                Request::Long(message) => self.sender.enqueue(Message { call: id, ..*message }),
+                Request::Long(mut message) => {
+                    message.call = id;
+                    self.sender.enqueue(*message)
+                }
             };
         };
         let looks = self.looks();
@@ -236,7 +239,7 @@ impl Connection {
             Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
         if kind.streams_requests() {
-            message.precedence = Precedence::Told;
+            message.hold_back();
         }
         check(message.len())?;
         self.sender.stage(&mut message);

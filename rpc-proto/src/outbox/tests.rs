@@ -103,9 +103,9 @@ fn many_short_messages_and_a_long_one_take_turns() {
     assert!(long.windows(2).all(|w| w[1] - w[0] == SMALL_RUN as usize + 1), "{long:?}");
 }
 
-fn item(call: u64, len: usize, precedence: Precedence) -> Message {
+fn item(call: u64, len: usize) -> Message {
     let mut item = Message::new(FrameType::ITEM, call, Bytes::from(vec![7; len]));
-    item.precedence = precedence;
+    item.keep_place();
     item
 }
 
@@ -113,11 +113,11 @@ fn item(call: u64, len: usize, precedence: Precedence) -> Message {
 fn messages_of_a_stream_keep_their_order_and_who_waits_for_one_is_told() {
     let mut outbox = Outbox::new(100_000, 1 << 20);
     let mut begin = request(1, 20);
-    begin.precedence = Precedence::Told;
+    begin.hold_back();
     outbox.push(begin);
     outbox.extend([(2, 10), (3, 10)]);
-    (10..20).for_each(|len| outbox.push(item(1, len, Precedence::Kept)));
-    outbox.push(item(1, 5000, Precedence::Told));
+    (10..20).for_each(|len| outbox.push(item(1, len)));
+    outbox.push(item(1, 5000));
     assert_eq!(outbox.waiting(), 3, "items are none of the calls that wait");
     let frames: Vec<_> = std::iter::from_fn(|| next(&mut outbox)).filter(|frame| frame.0 == 1).collect();
     let lengths: Vec<u32> = frames[..11].iter().map(|frame| frame.2).collect();
@@ -138,7 +138,8 @@ fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
     for outcome in [Done::READ, Done::SEND] {
         let mut outbox = Outbox::new(100_000, 1 << 20);
         outbox.go_up(1);
-        let mut long = item(1, 10, Precedence::Told);
+        let mut long = item(1, 10);
+        long.hold_back();
         long.bulk = vec![7; 5000].into();
         outbox.push(long);
         let frame = outbox.next(MAX_FRAME, &mut All).unwrap();
@@ -156,10 +157,10 @@ fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
 fn a_stream_that_is_given_up_leaves_nothing_behind_but_what_the_peer_must_hear() {
     let mut outbox = Outbox::new(100_000, 1 << 20);
     // Begun, waiting for its turn, and in the queue.
-    outbox.push(item(1, 5000, Precedence::Told));
+    outbox.push(item(1, 5000));
     assert_eq!(next(&mut outbox), Some((1, flags::FRAGMENTED, 2048)));
-    outbox.push(item(2, 5000, Precedence::Told));
-    outbox.push(item(3, 10, Precedence::Kept));
+    outbox.push(item(2, 5000));
+    outbox.push(item(3, 10));
     outbox.extend([(4, 10)]);
     for call in [1, 2, 3] {
         outbox.abandon_streams(call);
@@ -175,7 +176,7 @@ fn a_request_whose_items_are_under_way_has_left() {
     let mut outbox = Outbox::new(100_000, 1 << 20);
     outbox.extend([(1, 10)]);
     assert!(next(&mut outbox).is_some());
-    outbox.push(item(1, 5000, Precedence::Told));
+    outbox.push(item(1, 5000));
     assert_eq!(next(&mut outbox), Some((1, flags::FRAGMENTED, 2048)));
     outbox.abandon_streams(1);
     assert_eq!(outbox.abandon(FrameType::REQUEST, 1), Abandoned::Sent, "its CANCEL must be said");
@@ -190,10 +191,9 @@ fn short(kind: FrameType, call: u64) -> Message {
 #[test]
 fn of_a_stream_its_end_alone_counts_as_an_answer_until_it_has_left() {
     let mut outbox = Outbox::new(100_000, 1 << 20);
-    let mut begin = short(FrameType::RESPONSE, 1);
-    begin.precedence = Precedence::Kept;
+    let begin = Message::begin_stream(1, Bytes::from_static(b"short"));
     outbox.push(begin.clone());
-    outbox.push(item(1, 10, Precedence::Free));
+    outbox.push(item(1, 10));
     outbox.push(short(FrameType::WINDOW, 1));
     outbox.push(short(FrameType::STOP, 1));
     assert_eq!(outbox.waiting(), 0);
@@ -206,6 +206,19 @@ fn of_a_stream_its_end_alone_counts_as_an_answer_until_it_has_left() {
     assert_eq!((outbox.abandon(FrameType::RESPONSE, 1), outbox.waiting()), (Abandoned::Unsent, 1));
     while next(&mut outbox).is_some() {}
     assert_eq!((outbox.waiting(), outbox.is_empty()), (0, true));
+
+    // A long beginning keeps its place, and counts as little as a short one.
+    outbox.push(Message::begin_stream(4, Bytes::from(vec![7; 5000])));
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((4, flags::FRAGMENTED, 2048)), 0));
+    assert_eq!((outbox.abandon(FrameType::RESPONSE, 4), outbox.waiting()), (Abandoned::Partly, 0));
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((4, flags::ABANDONED, 0)), 0));
+    // One that waits for its turn.
+    outbox.push(Message::new(FrameType::RESPONSE, 5, Bytes::from(vec![7; 99_000])));
+    outbox.push(Message::begin_stream(6, Bytes::from(vec![7; 5000])));
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((5, flags::FRAGMENTED, 2048)), 1));
+    assert_eq!((outbox.abandon(FrameType::RESPONSE, 6), outbox.waiting()), (Abandoned::Unsent, 1));
+    assert_eq!((outbox.abandon(FrameType::RESPONSE, 5), outbox.waiting()), (Abandoned::Partly, 0));
+    assert_eq!((next(&mut outbox), outbox.waiting()), (Some((5, flags::ABANDONED, 0)), 0));
 
     // A long one counts until it has left whole, or is given up.
     outbox.push(Message::new(FrameType::END, 3, Bytes::from(vec![7; 5000])));

@@ -156,7 +156,7 @@ impl Peer {
             self.cancelled.push(message.call);
             return self.inbox.cancel(message.call);
         }
-        if message.kind == FrameType::ITEM {
+        if matches!(message.kind, FrameType::ITEM | FrameType::RESPONSE) {
             let next = self.arrived.len() as u64 + 1;
             assert_eq!(message.bytes, content(next, message.bytes.len()), "in order");
             return self.arrived.push(next);

@@ -1,6 +1,7 @@
 //! What two ends tell each other to connect their queue pairs: the data of OFFER and ANSWER, and that of HELLO.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use farcall_core::proto::message::MIN_PAYLOAD;
 use farcall_core::proto::wire::{HEADER_LEN, Reader, WireError};
 
 use crate::device::{Gid, Mtu, RemoteQp};
@@ -9,7 +10,7 @@ use crate::device::{Gid, Mtu, RemoteQp};
 const VERSION: u8 = 1;
 
 /// The least that a receive must hold, header included.
-const MIN_SLOT: u32 = 1024;
+const MIN_SLOT: u32 = (HEADER_LEN + MIN_PAYLOAD) as u32;
 
 /// Queue pair and packet numbers have 24 bits.
 const MAX_NUMBER: u32 = 0xff_ffff;

@@ -19,7 +19,7 @@ use crate::connection::slots::exchange;
 use crate::connection::{Connection, Role};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
-use crate::proto::message::{Message, Precedence};
+use crate::proto::message::Message;
 use crate::proto::stream::{RecvHalf, SendHalf};
 use crate::proto::wire::{
     Content, EndHead, EndReason, FrameType, ItemHead, Stop, Window, WireError, encode_status,
@@ -255,10 +255,17 @@ impl CallStreams {
     pub(crate) fn begin(&self) -> Result<(), Status> {
         let Some(connection) = self.connection() else { return Ok(()) };
         let message = connection.begin_answer(self.call)?;
-        let mut state = self.state();
+        let mut guard = self.state();
+        let state = &mut *guard;
         if !state.over && !std::mem::replace(&mut state.begun, true) {
+            if let Some(out) = &mut state.out {
+                out.busy = message.holds_back();
+            }
             connection.sender.enqueue(message);
         }
+        drop(guard);
+        // The first item may be long in coming.
+        connection.sender.flush_soon();
         Ok(())
     }
 
@@ -338,7 +345,7 @@ impl CallStreams {
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else { return };
         out.half.sent(items, message.len() as u64);
-        out.busy = message.precedence == Precedence::Told;
+        out.busy = message.holds_back();
         enqueue(message);
     }
 

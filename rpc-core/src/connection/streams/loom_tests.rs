@@ -14,7 +14,7 @@ use crate::config::Limits;
 use crate::connection::Role;
 use crate::connection::packing::Unpacking;
 use crate::payload::Payload;
-use crate::proto::message::{Message, Precedence};
+use crate::proto::message::Message;
 use crate::proto::wire::{FrameType, Stop, Window};
 use crate::service::Reply;
 use crate::session::{Absorb, CombiningQueue, Queued, SentCalls};
@@ -76,9 +76,11 @@ impl World {
         if call == CALL { &self.streams } else { &self.other }
     }
 
-    fn send_item(&self, call: u64, precedence: Precedence) {
+    fn send_item(&self, call: u64, is_long: bool) {
         let mut item = Message::new(FrameType::ITEM, call, Bytes::from_static(b"item"));
-        item.precedence = precedence;
+        if is_long {
+            item.hold_back();
+        }
         self.stream(call).send(1, item, |item| self.enqueue(item));
     }
 
@@ -86,7 +88,7 @@ impl World {
     fn flush(&self) {
         self.sending.run(|link| {
             // What is long is overtaken by what is short.
-            let is_long = |message: &Message| message.precedence == Precedence::Told;
+            let is_long = Message::holds_back;
             let (long, short): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut link.waiting).into_iter().partition(is_long);
             link.sent.extend(short.iter().chain(&long).map(|message| message.kind));
@@ -177,13 +179,13 @@ fn goes_on(others: Vec<thread::JoinHandle<()>>, look: impl Fn(&TaskContext<'_>) 
 fn who_waits_until_an_item_has_left_is_woken_whoever_sends_it() {
     model(|| {
         let world = World::new(10);
-        world.send_item(CALL, Precedence::Told);
+        world.send_item(CALL, true);
         let others = vec![spawn(&world, World::flush), spawn(&world, World::flush)];
         goes_on(others, |cx| matches!(world.streams.room(cx), Room::Items(9)));
     });
     model(|| {
         let world = World::new(10);
-        world.send_item(CALL, Precedence::Told);
+        world.send_item(CALL, true);
         let others = vec![spawn(&world, World::flush)];
         goes_on(others, |cx| world.streams.is_free(cx));
     });
@@ -195,7 +197,7 @@ fn of_several_that_wait_all_are_woken() {
         let world = World::new(10);
         let send = |call| {
             move |world: &World| {
-                world.send_item(call, Precedence::Told);
+                world.send_item(call, true);
                 world.flush();
             }
         };
@@ -213,7 +215,7 @@ fn of_several_that_wait_all_are_woken() {
 fn who_waits_for_a_window_is_woken_when_it_comes() {
     model(|| {
         let world = World::new(1);
-        world.send_item(CALL, Precedence::Told);
+        world.send_item(CALL, true);
         let window = Window { items: 2, bytes: 1 << 20 };
         let others = vec![
             spawn(&world, World::flush),
@@ -236,7 +238,7 @@ fn who_waits_for_items_hears_that_nobody_wants_them() {
         // Also while an item is on its way.
         model(move || {
             let world = World::new(10);
-            world.send_item(CALL, Precedence::Told);
+            world.send_item(CALL, true);
             let others = vec![spawn(&world, end), spawn(&world, World::flush)];
             goes_on(others, |cx| world.streams.room(cx) != Room::Wait);
         });
@@ -247,8 +249,8 @@ fn who_waits_for_items_hears_that_nobody_wants_them() {
 fn an_end_leaves_once_and_after_the_items() {
     model(|| {
         let world = World::new(10);
-        world.send_item(CALL, Precedence::Free);
-        world.send_item(CALL, Precedence::Told);
+        world.send_item(CALL, false);
+        world.send_item(CALL, true);
         let others = [spawn(&world, World::flush), spawn(&world, World::flush)];
         world.complete(Reply::Ok(Payload::default()));
         others.into_iter().for_each(|other| other.join().unwrap());
@@ -262,7 +264,7 @@ fn what_is_stopped_while_it_is_queued_ends_all_the_same() {
         let world = World::new(10);
         let stops = spawn(&world, |world| world.frame(FrameType::STOP, |out| Stop { reason: 0 }.encode(out)));
         let flushes = spawn(&world, World::flush);
-        world.send_item(CALL, Precedence::Told);
+        world.send_item(CALL, true);
         world.complete(Reply::Ok(Payload::default()));
         world.flush();
         for other in [stops, flushes] {

@@ -20,10 +20,8 @@ use crate::connection::{Connection, Role};
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
 use crate::payload::{Encoder, Payload};
-use crate::proto::message::{Head, Message, Precedence};
-use crate::proto::wire::{
-    Batch, Content, EndHead, FrameType, ItemHead, MIN_LIMIT, ResponseHead, TooLong, Verdict,
-};
+use crate::proto::message::{Head, Message};
+use crate::proto::wire::{Batch, Content, EndHead, FrameType, ItemHead, ResponseHead, TooLong, Verdict};
 use crate::service::Reply;
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -41,9 +39,6 @@ const MANY: usize = 16 << 10;
 
 /// The room of a buffer for many short items, in bytes.
 const MANY_ITEMS: usize = 144 << 10;
-
-/// A message is no longer than this if it may be queued behind others: it must fit into a frame of any peer.
-const ANY_FRAME: usize = MIN_LIMIT as usize - 8;
 
 /// What stands before items, with room to spare for the lengths of attachments of a few.
 const HEAD: u64 = 64;
@@ -270,10 +265,10 @@ impl<S: Source> Pump<S> {
     }
 
     fn send(&mut self, connection: &Connection, count: u64, message: Message) {
-        let is_told = message.precedence == Precedence::Told;
+        let holds_back = message.holds_back();
         self.is_read = !message.bulk.is_empty();
         self.streams.send(count, message, |message| connection.sender.enqueue(message));
-        if is_told {
+        if holds_back {
             // Nothing follows before it has left.
             connection.sender.flush();
         } else {
@@ -317,8 +312,8 @@ fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload)
         let whose = connection.whose_limits();
         return Err(too_large("an item of a stream", message.len(), most, whose).with_executed(executed));
     }
-    if message.len() > ANY_FRAME {
-        message.precedence = Precedence::Told;
+    message.keep_place();
+    if message.holds_back() {
         connection.sender.stage(&mut message);
     }
     Ok(message)
@@ -332,18 +327,20 @@ pub(in crate::connection) fn end(call: u64, head: EndHead, content: Content) -> 
 }
 
 impl Connection {
-    /// Server: the RESPONSE that says that the answer is a stream.
+    /// Server: the RESPONSE that says that the answer is a stream. `Err`: its metadata are more than the client takes.
     pub(super) fn begin_answer(&self, call: u64) -> Result<Message, Status> {
         let metadata = Context::take_initial().map_or(Ok(Bytes::new()), |initial| {
             self.block_of_answer(&AnswerMetadata { initial, ..AnswerMetadata::default() })
         })?;
         let content = Content { metadata, payload: Payload::default() };
-        let mut head = BytesMut::with_capacity(content.metadata.len() + 16);
         let fits = "there are no attachments, and the metadata are less than the peer takes";
-        ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut head).expect(fits);
-        let mut message = Message::new(FrameType::RESPONSE, call, head.freeze());
-        message.precedence = Precedence::Kept;
-        Ok(message)
+        let head = Head::response(&ResponseHead { verdict: Verdict::Ok }, &content).expect(fits);
+        let most = self.sender.peer().map_or(0, |peer| peer.max_message);
+        if head.len() as u64 > most {
+            let status = too_large("the metadata of the answer", head.len(), most, "the client's");
+            return Err(status.with_executed(Executed::Yes).with_blame(Blame::Peer));
+        }
+        Ok(Message::begin_stream(call, head))
     }
 
     /// Whose limits a message is held against that this side sends.

@@ -7,9 +7,11 @@ mod support;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::Poll;
+use std::task::{Context as TaskContext, Poll};
 
-use farcall_core::client::{Caller, Connector, in_process};
+use bytes::Bytes;
+use farcall_core::__private as private;
+use farcall_core::client::{Caller, Connector, Stub, in_process};
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::FrameType;
@@ -20,7 +22,7 @@ use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use support::peer::{Peer, hello};
-use support::{ECHO, HANG, call, default, host, info, plain};
+use support::{ECHO, HANG, call, default, host, info, plain, streaming};
 
 /// A service whose every method is this function.
 struct By<F>(Arc<ServiceInfo>, F);
@@ -59,6 +61,27 @@ async fn a_handler_is_polled_on_the_spot_and_again_in_a_task_of_its_own() {
     assert_eq!(call(&caller, &info("test"), ECHO, "").await.unwrap(), "ok");
     let tasks = tasks.lock().unwrap();
     assert!(tasks.len() == 2 && tasks[0] != tasks[1], "{tasks:?}");
+}
+
+/// An error that no message can say is one of the handler's, and not of the connection.
+#[tokio::test]
+async fn an_error_with_more_attachments_than_a_message_has_ends_its_stream_as_internal() {
+    let run = |_, request: Request| -> HandlerFuture {
+        Box::pin(async move {
+            let attachments = vec![Bytes::new(); usize::from(u16::MAX) + 1];
+            let error = Payload::new(Bytes::new(), attachments);
+            let items = streaming::FromFn(|_: &mut TaskContext<'_>| Poll::Ready(Some(())));
+            let streams = private::take_streams(&request.context).unwrap();
+            streams.answer(items, |(), _| Err(Reply::Err(error.clone()))).await
+        })
+    };
+    let caller = in_process(By(streaming::info(), run));
+    let arguments = Ok(Payload::default());
+    let stub = Stub::new(caller, streaming::info());
+    let call = private::call_for_stream(&stub, streaming::COUNT, arguments, None, streaming::streamed());
+    let error = call.await.unwrap().message().await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Internal, Executed::Yes), "{error}");
+    assert!(error.message().contains("attachments"), "{error}");
 }
 
 #[tokio::test]

@@ -137,14 +137,15 @@ impl Connection {
             Reply::Err(payload) => (EndReason::Error, payload),
             Reply::Status(status) => (EndReason::Status, Payload::from_body(encode_status(&status))),
         };
-        let whole = streams::end(call, EndHead { reason, items }, Content { metadata, payload });
-        if whole.len() as u64 <= max {
-            return whole;
-        }
-        let status = too_large("the error of a stream", whole.len(), max, "the client's");
+        let status = match streams::end(call, EndHead { reason, items }, Content { metadata, payload }) {
+            Ok(whole) if whole.len() as u64 <= max => return whole,
+            Ok(whole) => too_large("the error of a stream", whole.len(), max, "the client's"),
+            Err(why) => Status::new(Code::Internal, format!("the error of a stream: {why}")),
+        };
         let payload = Payload::from_body(encode_status(&status.with_executed(Executed::Yes)));
         let head = EndHead { reason: EndReason::Status, items };
-        streams::end(call, head, Content { metadata: Bytes::new(), payload })
+        let end = streams::end(call, head, Content { metadata: Bytes::new(), payload });
+        end.expect("a status has no attachments, and this one is of a few words")
     }
 }
 

@@ -355,11 +355,8 @@ impl CallStreams {
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|_| !over) else { return };
         if let Some(items) = out.half.end() {
-            connection.sender.enqueue(super::pump::end(
-                self.call,
-                EndHead { reason, items },
-                Content::default(),
-            ));
+            let end = super::pump::end(self.call, EndHead { reason, items }, Content::default());
+            connection.sender.enqueue(end.expect("what is empty has room"));
         }
     }
 

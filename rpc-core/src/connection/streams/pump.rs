@@ -320,10 +320,9 @@ fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload)
 }
 
 /// An END.
-pub(in crate::connection) fn end(call: u64, head: EndHead, content: Content) -> Message {
-    let fits = "a status has no attachments, and no peer's limit is below 1 KiB";
-    let encoded = Head::end(head, &content).expect(fits);
-    Message::with_payload(FrameType::END, call, encoded, content.payload)
+pub(in crate::connection) fn end(call: u64, head: EndHead, content: Content) -> Result<Message, TooLong> {
+    let head = Head::end(head, &content)?;
+    Ok(Message::with_payload(FrameType::END, call, head, content.payload))
 }
 
 impl Connection {

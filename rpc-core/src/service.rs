@@ -8,6 +8,7 @@ use crate::compress::Compression;
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
+use crate::proto::wire::{TooLong, bind_has_room, cut};
 use crate::status::Status;
 use crate::stream::Sent;
 
@@ -80,14 +81,25 @@ impl Method {
 }
 
 /// A service as both peers must see it.
+///
+/// A server refuses to serve one whose names or methods are more than the wire has room for, and calls of one end
+/// INVALID_ARGUMENT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceInfo {
-    /// Its name on the wire, as in `shop.v1.Kv`.
+    /// Its name on the wire, as in `shop.v1.Kv`: at most 65,535 bytes.
     pub name: Cow<'static, str>,
-    /// The name of its codec.
+    /// The name of its codec: at most 255 bytes.
     pub codec: &'static str,
-    /// Its methods; calls use their index here.
+    /// Its methods, at most 65,535; calls use their index here.
     pub methods: Vec<Method>,
+}
+
+impl ServiceInfo {
+    /// Whether a client can announce it. `Err`: what is wrong with it, in words.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let room = bind_has_room(self.name.len(), self.codec.len(), self.methods.len());
+        room.map_err(|why: TooLong| format!("service `{}`: {why}", cut(&self.name, 100)))
+    }
 }
 
 /// FNV-1a, 64 bit: stable between versions and machines, and short. It guards against mistakes, not attacks.

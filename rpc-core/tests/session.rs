@@ -10,7 +10,8 @@ use farcall_core::client::{Caller, Connector, Stub};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::connection::Settings;
 use farcall_core::payload::Payload;
-use farcall_core::service::{Method, ServiceInfo};
+use farcall_core::server::Host;
+use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, Reason, memory};
 
@@ -144,6 +145,42 @@ async fn an_unknown_service_or_method_is_named() {
     assert_eq!(call.await.unwrap(), "x");
 }
 
+/// A service that is never called.
+struct Named(Arc<ServiceInfo>);
+
+impl Service for Named {
+    fn info(&self) -> &ServiceInfo {
+        &self.0
+    }
+
+    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+        Box::pin(async { Reply::Ok(request.payload) })
+    }
+}
+
+/// Nobody can call it, so nobody may serve it.
+#[tokio::test]
+async fn a_service_with_longer_names_than_the_wire_takes_is_an_error_on_both_sides() {
+    let t = default();
+    let plain_info = (*t.info).clone();
+    let method = plain_info.methods[0].clone();
+    let long = [
+        (ServiceInfo { name: "n".repeat(65_536).into(), ..plain_info.clone() }, "name"),
+        (ServiceInfo { codec: "c".repeat(256).leak(), ..plain_info.clone() }, "codec"),
+        (ServiceInfo { methods: vec![method; 65_536], ..plain_info }, "methods"),
+    ];
+    for (info, words) in long {
+        let info = Arc::new(info);
+        let call: Echo = Stub::new(t.caller.clone(), info.clone()).call(ECHO, Ok(Payload::default()));
+        let error = call.await.unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::InvalidArgument, Executed::No), "{error}");
+        assert!(error.message().contains(words), "{error}");
+        let refused = Host::new(vec![Arc::new(Named(info))], plain(Limits::default())).unwrap_err();
+        assert!(refused.contains(words), "{refused}");
+        assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
+    }
+}
+
 #[tokio::test]
 async fn a_changed_signature_fails_with_both_fingerprints() {
     let t = default();
@@ -241,6 +278,16 @@ async fn an_attempt_that_fails_leaves_a_working_connection_and_its_reason() {
         assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
         assert!(error.message().contains("required") && error.message().contains("as the test"), "{error}");
     }
+}
+
+#[tokio::test]
+async fn an_upgrade_with_more_to_say_than_a_hello_has_room_for_is_not_used() {
+    let fabric = Arc::new(Fabric::announcing(vec![7; 65_536]));
+    let t = with_fabric(&fabric, Policy::Auto);
+    assert_eq!(t.call(ECHO, "x").await.unwrap(), "x");
+    let why = t.caller.connection().await.unwrap().transport().why_not_rdma.unwrap();
+    assert_eq!(why.reason, Reason::Other);
+    assert!(why.to_string().contains("65536 bytes"), "{why}");
 }
 
 #[tokio::test]

@@ -38,7 +38,8 @@ pub fn in_process(service: impl Service) -> Caller {
 ///
 /// # Panics
 ///
-/// If two services have the same name or the limits contradict each other: in a test, that is a mistake of the test.
+/// If two services have the same name, one has more names or methods than the wire has room for, or the limits contradict each
+/// other: in a test, that is a mistake of the test.
 pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> Caller {
     let why = Unavailable::new(Reason::Disabled, "calls within a process need no network");
     let settings = Settings::plain(limits, Liveness::default(), why);

@@ -259,6 +259,7 @@ impl Connection {
         let Ok(index) = u16::try_from(announced.services.len()) else {
             return Err(refused(Code::ResourceExhausted, "more than 65536 services on one connection"));
         };
+        service.check().map_err(|why| refused(Code::InvalidArgument, why))?;
         let methods = service.methods.iter().map(|m| BindMethod {
             hash: m.hash(),
             kind: m.kind as u8,

@@ -98,8 +98,9 @@ impl fmt::Debug for Bound {
 }
 
 impl Registry {
-    /// Adds a service. `Err`: its name is taken.
+    /// Adds a service. `Err`: its name is taken, or a client can't announce it.
     pub(crate) fn add(&mut self, service: Arc<dyn Service>) -> Result<(), String> {
+        service.info().check()?;
         let name = &service.info().name;
         if self.position(name).is_some() {
             return Err(format!("two services are named `{name}`"));

@@ -110,6 +110,11 @@ impl Connection {
                 // The peer's patience ends with ours: half of it is left for all the rest.
                 let announced = tokio::time::timeout(self.patience() / 2, upgrade.announce()).await;
                 match announced.unwrap_or_else(|_| Err(self.too_slow(self.patience() / 2))) {
+                    Ok(data) if data.len() > wire::MAX_ANNOUNCED => {
+                        let detail =
+                            format!("it announces {} bytes, more than a HELLO has room for", data.len());
+                        (upgrade.name(), Unavailable::new(Reason::Other, detail))
+                    }
                     Ok(data) => return wire::Upgrade { name: upgrade.name().into(), reason: 0, data },
                     Err(why) => (upgrade.name(), why),
                 }

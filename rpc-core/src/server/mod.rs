@@ -48,7 +48,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// Two services of one name, or limits that contradict each other.
+    /// Two services of one name, one with names or methods beyond the wire's limits, or settings that contradict each other.
     pub fn new(services: Vec<Arc<dyn Service>>, settings: Settings) -> Result<Arc<Self>, String> {
         settings.limits.check()?;
         let mut registry = Registry::default();

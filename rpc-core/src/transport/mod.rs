@@ -279,10 +279,11 @@ pub type Prepared = (Box<dyn Candidate>, Bytes);
 /// Client and server go through the same steps, each with its own [`Candidate`]: the client [`offer`](Self::offer)s,
 /// the server [`answer`](Self::answer)s, both [`complete`](Candidate::complete).
 pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
-    /// Its name in HELLO and OFFER.
+    /// Its name in HELLO and OFFER: at most 255 bytes.
     fn name(&self) -> &'static str;
 
-    /// What HELLO says of it: data for the peer, or why this side can't.
+    /// What HELLO says of it: data for the peer, or why this side can't. Of more than 65,535 bytes none is said, and sessions stay
+    /// on the stream link.
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
 
     /// Client: prepares a link for a connection of this class, and what to say of it in an OFFER. `announced` is from the

@@ -24,6 +24,8 @@ pub(crate) struct Fabric {
     pub(crate) refuse_offer: AtomicBool,
     pub(crate) refuse_answer: AtomicBool,
     pub(crate) lose_probe: AtomicBool,
+    /// What HELLO says of it.
+    announced: Bytes,
     /// Its links can be read through.
     pub(crate) memory: Option<Arc<reading::Shared>>,
 }
@@ -32,6 +34,11 @@ impl Fabric {
     /// One whose links' ends can read each other's memory.
     pub(crate) fn readable(memory: &Arc<reading::Shared>) -> Self {
         Self { memory: Some(memory.clone()), ..Self::default() }
+    }
+
+    /// One of which HELLO says this.
+    pub(crate) fn announcing(data: Vec<u8>) -> Self {
+        Self { announced: data.into(), ..Self::default() }
     }
 
     /// Puts an end of a link where an OFFER finds it that has this data.
@@ -66,7 +73,8 @@ impl Upgrade for ToFabric {
     }
 
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>> {
-        Box::pin(async { Ok(Bytes::new()) })
+        let announced = self.0.announced.clone();
+        Box::pin(async { Ok(announced) })
     }
 
     fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> Prepared {

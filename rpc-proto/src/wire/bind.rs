@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
-use super::write::put_name;
+use super::write::{TooLong, len16, put_name};
 
 /// One method, as the client sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,14 @@ pub struct Bind {
     pub codec: String,
     /// Its methods; calls name them by index.
     pub methods: Vec<BindMethod>,
+}
+
+/// Whether a BIND has room for a service whose name and whose codec's name are of so many bytes, with so many methods.
+pub fn bind_has_room(name: usize, codec: usize, methods: usize) -> Result<(), TooLong> {
+    len16(name, "the service's name")?;
+    len16(methods, "the number of its methods")?;
+    let max = u8::MAX.into();
+    if codec > usize::from(u8::MAX) { Err(TooLong { what: "the name of its codec", max }) } else { Ok(()) }
 }
 
 impl Bind {

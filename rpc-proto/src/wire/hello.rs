@@ -87,6 +87,9 @@ const MAX_AUTH: usize = 64 * 1024;
 /// The length of an [`Upgrade`] with an empty name and no data.
 const SHORTEST_UPGRADE: usize = 4;
 
+/// The longest data of an upgrade in a HELLO, in bytes.
+pub const MAX_ANNOUNCED: usize = u16::MAX as usize;
+
 impl Hello {
     /// Appends the payload of the frame.
     ///

@@ -20,7 +20,7 @@ mod switch;
 mod tests;
 mod write;
 
-pub use bind::{Bind, BindMethod, MAX_BIND_BYTES};
+pub use bind::{Bind, BindMethod, MAX_BIND_BYTES, bind_has_room};
 pub use content::{
     Content, MAX_ATTACHMENTS, PLAIN_REQUEST, PLAIN_RESPONSE, REQUEST_PREFIX, RequestHead, ResponseHead,
     Verdict, decode_status, encode_status,
@@ -29,10 +29,10 @@ pub use content::{
 pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, Goaway, Ping};
 pub use frames::Frames;
 pub use header::{FrameType, HEADER_LEN, Header, flags};
-pub use hello::{Hello, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
+pub use hello::{Hello, MAX_ANNOUNCED, MAX_HELLO, MIN_LIMIT, PREFACE, Upgrade, VERSION, features};
 pub use metadata::{decode_answer_metadata, decode_metadata, encode_answer_metadata, encode_metadata};
 pub use read::{Reader, WireError};
 pub use stream::{Batch, EndHead, EndReason, ItemHead, Items, Stop, Window};
 pub use switch::{Answer, Down, Offer, Probe, Pull, Up};
 pub use write::TooLong;
-pub(crate) use write::cut;
+pub use write::cut;

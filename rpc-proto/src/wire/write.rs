@@ -47,7 +47,7 @@ pub(super) fn put_text(out: &mut BytesMut, text: &str) {
 }
 
 /// The longest beginning of `text` that has at most `max` bytes.
-pub(crate) fn cut(text: &str, max: usize) -> &str {
+pub fn cut(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -302,6 +302,24 @@ fn bind(service: u16) -> BytesMut {
     encoded(|out| bind.encode(out))
 }
 
+/// WIRE.md section 3.5: the call ends as one of a service that was not announced, and harms no other.
+#[tokio::test]
+async fn a_request_before_its_bind_is_whole_is_not_implemented() {
+    let t = default();
+    let mut peer = greeted(&t).await;
+    let bind = bind(0);
+    peer.begin(FrameType::BIND, 0, bind.len() as u32, &bind[..9]);
+    peer.request(1, ECHO, b"");
+    let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+    let words = String::from_utf8_lossy(&payload);
+    assert!(header.call == 1 && words.contains("was not announced"), "{words}");
+    peer.session_frame(FrameType::FRAGMENT, 0, 0, bind.freeze().slice(9..));
+    peer.request(2, ECHO, b"");
+    let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+    let words = String::from_utf8_lossy(&payload);
+    assert!(header.call == 2 && words.contains("a service that nobody has"), "{words}");
+}
+
 #[tokio::test]
 async fn offers_whose_answers_are_not_read_end_the_connection() {
     let t = default();

@@ -12,7 +12,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::transport::memory;
 use support::peer::{Peer, hello};
-use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, default, setup};
+use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, WAIT, default, setup};
 use support::until;
 
 /// A client with streams that takes so much of each, and has announced the service.
@@ -146,6 +146,31 @@ async fn a_client_that_breaks_a_rule_of_streams_is_told_which_and_harms_nobody_e
         t.echo("others go on").await;
         stream.message().await.unwrap().unwrap();
     }
+}
+
+/// WIRE.md section 5.4: a server does not tell it from one that has ended.
+#[tokio::test]
+async fn frames_of_streams_for_a_unary_call_are_ignored() {
+    let t = default();
+    let mut peer = greeted(&t).await;
+    for when in ["while it runs", "when it has ended"] {
+        if when == "while it runs" {
+            peer.request(1, WAIT, b"");
+            until(when, || t.seen.runs() == 1).await;
+        }
+        peer.session_frame(FrameType::ITEM, 1, 0, item(1));
+        peer.session_frame(FrameType::END, 1, 0, end(EndReason::Completed, 7));
+        peer.session_frame(FrameType::WINDOW, 1, 0, window(1, 1));
+        peer.session_frame(FrameType::STOP, 1, 0, stop());
+        if when == "while it runs" {
+            t.seen.go();
+            let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+            assert_eq!((header.call, payload[0]), (1, 0));
+        }
+    }
+    peer.request(2, ECHO, b"goes on");
+    let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+    assert_eq!((header.call, &payload[payload.len() - 7..]), (2, &b"goes on"[..]));
 }
 
 #[tokio::test]

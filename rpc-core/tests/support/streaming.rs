@@ -29,10 +29,12 @@ pub(crate) const FOREVER: usize = 5;
 pub(crate) const FIRST: usize = 6;
 pub(crate) const PANIC: usize = 7;
 pub(crate) const ECHO: usize = 8;
+pub(crate) const WAIT: usize = 9;
 
 /// count("N LEN") streams N items of LEN bytes; sum(stream) gives how many there were and their bytes; chat(stream) gives
 /// each item back; fail(N) streams N items and then an error; refuse() has no stream; forever() streams until it is dropped;
-/// first(stream) answers with the first item; panic(N) streams N items and panics; echo(x) gives x.
+/// first(stream) answers with the first item; panic(N) streams N items and panics; echo(x) gives x;
+/// wait(x) gives it when it is told to.
 pub(crate) struct Test {
     info: Arc<ServiceInfo>,
     seen: Arc<Seen>,
@@ -43,12 +45,18 @@ pub(crate) struct Seen {
     runs: AtomicUsize,
     running: AtomicUsize,
     ended: Notify,
+    go: Notify,
 }
 
 impl Seen {
     /// How many handlers there have been.
     pub(crate) fn runs(&self) -> usize {
         self.runs.load(Ordering::Relaxed)
+    }
+
+    /// Lets one go on that waits.
+    pub(crate) fn go(&self) {
+        self.go.notify_one();
     }
 
     /// How many handlers there are, or streams of theirs.
@@ -87,6 +95,7 @@ pub(crate) fn info() -> Arc<ServiceInfo> {
         ("first", ClientStreaming),
         ("panic", ServerStreaming),
         ("echo", Unary),
+        ("wait", Unary),
     ];
     let methods = methods.map(|(name, kind)| Method::new(name, kind, name)).to_vec();
     Arc::new(ServiceInfo { name: "test".into(), codec: "raw", methods })
@@ -200,6 +209,10 @@ impl Service for Test {
                     let first = rows.message().await.unwrap().unwrap();
                     drop(rows);
                     Reply::Ok(Payload::from_body(first))
+                }
+                WAIT => {
+                    seen.go.notified().await;
+                    Reply::Ok(request.payload)
                 }
                 CHAT => {
                     let rows = requests(streams.as_ref(), &info);

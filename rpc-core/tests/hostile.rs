@@ -356,14 +356,52 @@ async fn requests_whose_answers_are_not_read_are_refused_and_then_end_the_connec
     assert!((10..=100).contains(&runs), "{runs} answers of 100 KB were made");
 }
 
-/// The next answer to a call after the second.
-async fn refusal(peer: &mut Peer) -> Bytes {
+/// The next answer to a call after this one.
+async fn answer_after(call: u64, peer: &mut Peer) -> Bytes {
     loop {
         let (header, payload) = peer.expect(FrameType::RESPONSE).await;
-        if header.call > 2 {
+        if header.call > call {
             return payload;
         }
     }
+}
+
+/// How many calls the server has run when no more are on their way to it.
+async fn settled(t: &Setup) -> u32 {
+    // On one thread, what has been sent is taken in while this waits for its turn.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    t.seen.runs()
+}
+
+/// Its answer may wait with so many others that it is not looked for at once.
+#[tokio::test]
+async fn a_cancel_gives_the_place_of_an_answer_that_waits_to_the_next_call() {
+    let mut few = Limits::default();
+    few.concurrent_calls = 200;
+    let t = setup(plain(Limits::default()), plain(few));
+    let mut peer = intruder(&t);
+    peer.hello(&hello());
+    peer.bind();
+    // The first fills the link, as long as nobody reads. Some answers leave beside it.
+    peer.request(1, support::BIG, b"1000000");
+    let mut last = 1;
+    while settled(&t).await == last {
+        last += 1;
+        peer.request(last.into(), ECHO, b"");
+    }
+    // The refusal waits, too.
+    let cancel = |peer: &mut Peer, call: u32| peer.session_frame(FrameType::CANCEL, call.into(), 0, "\0");
+    cancel(&mut peer, last);
+    let taken = last - 1;
+    for gone in 1..=60 {
+        cancel(&mut peer, last - gone);
+        peer.request(u64::from(last + gone), ECHO, b"");
+        until("it has the place", || t.seen.runs() == taken + gone).await;
+    }
+    peer.request(u64::from(last + 61), ECHO, b"");
+    assert_eq!(settled(&t).await, taken + 60, "there is no other place");
 }
 
 /// Refusals that wait for their turn to leave are no calls.
@@ -382,7 +420,7 @@ async fn a_refusal_counts_calls_and_no_other_refusals() {
     (3..=9).for_each(|call| peer.request(call, ECHO, b""));
     peer.read();
     for _ in 3..=9 {
-        let payload = refusal(&mut peer).await;
+        let payload = answer_after(2, &mut peer).await;
         let words = String::from_utf8_lossy(&payload);
         assert!(words.contains("2 calls are in progress"), "{words}");
     }

@@ -437,8 +437,8 @@ impl Cutting {
         self.kind == kind
     }
 
-    pub(crate) fn is_of_stream(&self) -> bool {
-        self.kind.is_of_stream()
+    pub(crate) fn kind(&self) -> FrameType {
+        self.kind
     }
 
     pub(crate) fn is_amid_call(&self) -> bool {

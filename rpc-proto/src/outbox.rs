@@ -4,7 +4,7 @@ mod moving;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::BytesMut;
 
@@ -23,6 +23,9 @@ pub enum Route {
 
 /// Frames that may go out between two fragments, so that many small messages do not stop a large one.
 const SMALL_RUN: u32 = 16;
+
+/// How many queued messages are looked at, at most, for each call that is given up.
+const LOOKED_AT: usize = 64;
 
 /// The sending half of a session.
 ///
@@ -47,6 +50,8 @@ pub struct Outbox {
     /// How many of `queue`, `large`, `cutting` and `exposed` are [amid calls](Message::is_amid_call), which have their own
     /// limits.
     amid_calls: usize,
+    /// Calls of which nothing need leave, and of which something may be queued: it has not been looked for.
+    given_up: BTreeSet<u64>,
     /// The calls of which a message has left that this is to be told of.
     left: Vec<u64>,
     /// Messages of the [session itself](Message::is_own) in `queue`, `large` and `cutting`.
@@ -82,6 +87,7 @@ impl Outbox {
             exposed: BTreeMap::new(),
             abandoned: 0,
             amid_calls: 0,
+            given_up: BTreeSet::new(),
             left: Vec::new(),
             own: 0,
             barriers: 0,
@@ -349,16 +355,43 @@ impl Outbox {
     /// Takes back what was not sent of a call's streams. Of what has left in part the peer is told that the rest will not
     /// come.
     pub fn abandon_streams(&mut self, call: u64) {
+        self.abandon_all(|of, kind| of == call && kind.is_of_stream());
+    }
+
+    /// The peer has given a call up: nothing of it need leave any more.
+    ///
+    /// A peer may do so for calls of which nothing is here, and to find that out, all that is queued must be looked at. So
+    /// where much is, it is looked at once for many such calls. Until then what is queued of them may leave; the peer
+    /// ignores it.
+    pub fn give_up(&mut self, call: u64) {
+        self.given_up.insert(call);
+        if self.given_up.len() * LOOKED_AT < self.unsent() {
+            return;
+        }
+        let given_up = std::mem::take(&mut self.given_up);
+        self.shorts.take_out(|header| given_up.contains(&header.call));
+        self.abandon_all(|call, _| given_up.contains(&call));
+    }
+
+    /// How many calls are [given up](Self::give_up) whose messages have not been looked for, and so are still among those
+    /// that [wait](Self::waiting). A few to a hundred of these.
+    pub fn given_up(&self) -> usize {
+        self.given_up.len()
+    }
+
+    /// Takes back what was not sent of such messages, but for short ones.
+    fn abandon_all(&mut self, is_such: impl Fn(u64, FrameType) -> bool) {
         let Self { queue, large, cutting, exposed, abandoned, amid_calls, assembling, .. } = self;
         for queue in [queue, large] {
             queue.retain(|message| {
-                let is_such = message.call == call && message.kind.is_of_stream();
+                let is_such = is_such(message.call, message.kind);
                 *amid_calls -= usize::from(is_such && message.is_amid_call());
                 !is_such
             });
         }
+        let is_such = |message: &Cutting| is_such(message.call, message.kind());
         cutting.retain(|message| {
-            let is_unsent = message.call == call && message.is_of_stream() && !message.has_begun();
+            let is_unsent = is_such(message) && !message.has_begun();
             if is_unsent {
                 *assembling -= message.total();
                 *amid_calls -= usize::from(message.is_amid_call());
@@ -366,7 +399,7 @@ impl Outbox {
             !is_unsent
         });
         let begun = cutting.iter_mut().chain(exposed.values_mut());
-        for message in begun.filter(|message| message.call == call && message.is_of_stream()) {
+        for message in begun.filter(|message| is_such(message)) {
             *abandoned += usize::from(message.abandon());
         }
     }
@@ -374,9 +407,13 @@ impl Outbox {
     /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still; but for those
     /// amid one.
     pub fn waiting(&self) -> usize {
+        self.unsent() - self.own - self.abandoned - self.amid_calls
+    }
+
+    /// How many messages have not left, or not wholly, or have not been read.
+    fn unsent(&self) -> usize {
         let begun = self.cutting.len() + self.exposed.len();
-        let all = self.shorts.len() + self.queue.len() + self.large.len() + begun;
-        all - self.own - self.abandoned - self.amid_calls
+        self.shorts.len() + self.queue.len() + self.large.len() + begun
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear

@@ -129,7 +129,7 @@ impl Connection {
             if unanswered >= max {
                 // As long as there is room nobody asks whether the session's own messages are among those queued.
                 let others = waiting() + self.sender.queued_of_calls() + running.count();
-                unanswered = others.saturating_sub(1);
+                unanswered = others.saturating_sub(1 + self.sender.given_up());
             }
             // A client that sends requests and reads no answers must not fill our memory with refusals, either.
             if unanswered > 2 * max + MAX_CROSSING {
@@ -309,12 +309,13 @@ impl Connection {
     /// `receiving`: the REQUEST that comes next may have its place.
     pub(super) fn cancel_running(&self, call: u64, wakers: &mut Vec<Waker>) -> Option<Action> {
         let running = self.running.take(call);
-        if let Some(streams) = self.streams.remove(call) {
+        let streams = self.streams.remove(call);
+        if let Some(streams) = &streams {
             wakers.extend(streams.end(Ended::gave_up()));
-            self.sender.abandon_streams(call);
         }
-        if running.is_none() {
-            self.sender.abandon_response(call);
+        // Of what runs and has no streams nothing is queued.
+        if running.is_none() || streams.is_some() {
+            self.sender.abandon_answer(call);
         }
         running.map(Action::Abort)
     }

@@ -136,6 +136,8 @@ pub(crate) struct Sender {
     sent_seq: AtomicU32,
     /// How many messages of calls wait in the outbox.
     backlog: AtomicUsize,
+    /// How many of them may be of calls that the peer has given up.
+    given_up: AtomicUsize,
     /// An upgraded link has been used: something may be kept for the peer's acknowledgement.
     was_upgraded: AtomicBool,
     ended: AtomicBool,
@@ -178,6 +180,7 @@ impl Sender {
             acknowledging: AtomicBool::new(false),
             sent_seq: AtomicU32::new(0),
             backlog: AtomicUsize::new(0),
+            given_up: AtomicUsize::new(0),
             was_upgraded: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             flusher: Flusher::default(),
@@ -429,15 +432,15 @@ impl Sender {
     }
 
     /// Takes back what has not left of the answer of a call that its caller has given up.
-    pub(crate) fn abandon_response(&self, call: u64) {
+    pub(crate) fn abandon_answer(&self, call: u64) {
         self.change(|sending| {
-            sending.outbox.abandon(FrameType::RESPONSE, call);
-            sending.outbox.abandon_streams(call);
+            sending.outbox.give_up(call);
+            self.given_up.store(sending.outbox.given_up(), Ordering::Release);
         });
     }
 
-    /// Takes back what has not left of an answer that is a stream.
-    pub(crate) fn abandon_streams(&self, call: u64) {
-        self.change(|sending| sending.outbox.abandon_streams(call));
+    /// How many messages of the backlog may be of calls that the peer has given up.
+    pub(crate) fn given_up(&self) -> usize {
+        self.given_up.load(Ordering::Acquire)
     }
 }

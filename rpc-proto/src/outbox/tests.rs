@@ -228,6 +228,32 @@ fn of_a_stream_its_end_alone_counts_as_an_answer_until_it_has_left() {
     assert_eq!((next(&mut outbox), outbox.waiting()), (Some((3, flags::ABANDONED, 0)), 0));
 }
 
+/// Whoever floods a side with CANCELs of calls that it does not have must not make it look at all that waits each time.
+#[test]
+fn calls_given_up_are_looked_for_together() {
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    (1..=1000).for_each(|call| outbox.push(short(FrameType::RESPONSE, call)));
+    outbox.push(Message::new(FrameType::RESPONSE, 1001, Bytes::from(vec![7; 5000])));
+    let (mut looks, calls) = (0, 10_000);
+    for call in 2001..=2000 + calls {
+        outbox.give_up(call);
+        looks += u64::from(outbox.given_up() == 0);
+    }
+    assert!((1..=calls / 15).contains(&looks), "all were looked at {looks} times");
+    // One call, again and again, is looked for with others, and the long answer of another is taken back, too.
+    (0..1000).for_each(|_| outbox.give_up(7));
+    (1001..=1020).for_each(|call| outbox.give_up(call));
+    assert_eq!(outbox.waiting(), 999);
+
+    // Where little waits, what is given up is found at once.
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    (1..=60).for_each(|call| outbox.push(short(FrameType::RESPONSE, call)));
+    for call in [60, 99, 1] {
+        outbox.give_up(call);
+    }
+    assert_eq!((outbox.waiting(), outbox.given_up()), (58, 0));
+}
+
 /// Or the peer would have one call more than it takes.
 #[test]
 fn a_cancel_leaves_before_the_call_that_gets_its_place() {

@@ -321,7 +321,7 @@ async fn malformed_arguments_are_refused_by_name() {
     let server = KvServer::new(Store::default());
     let refused = async |method: usize, body: &'static [u8]| {
         let payload = Payload::from_body(Bytes::from_static(body));
-        let request = Request { context: Context::background(), payload };
+        let request = Request { context: Context::background(), payload, streams: None };
         let Reply::Status(status) = server.call(method, request).await else {
             panic!("{method} was answered")
         };

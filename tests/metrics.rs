@@ -175,7 +175,7 @@ async fn bytes_are_told_while_a_connection_lives_and_none_is_lost_at_its_end() {
 fn the_documentation_lists_what_is_counted() {
     let source = include_str!("../src/metrics.rs");
     let (table, code) = source.split_once("use std::").unwrap();
-    let connections = include_str!("../rpc-core/src/connection/meter.rs");
+    let connections = include_str!("../rpc-core/src/session/meter.rs");
     let drivers = include_str!("../transport-rdma/src/endpoint/meter.rs");
     let mut listed: Vec<_> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();
     listed.retain(|name| name.starts_with("farcall_"));

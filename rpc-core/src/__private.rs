@@ -26,7 +26,6 @@ use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
 use crate::payload::{Decoder, Encoder};
 use crate::service::{Failure, Kind};
 use crate::status::{Blame, Code, Executed};
-use crate::stream::Streams;
 
 /// What a codec does with a type of argument.
 ///
@@ -250,11 +249,6 @@ impl<'a> Incoming<'a> {
             Status::new(Code::Internal, message).with_blame(Blame::Peer).with_executed(Executed::No),
         )
     }
-}
-
-/// The streams of a call that has some. To be asked once.
-pub fn take_streams(context: &Context) -> Option<Streams> {
-    context.take_streams()
 }
 
 /// The context for a handler that takes it.

@@ -24,7 +24,6 @@ use crate::middleware::Extensions;
 use crate::payload::Payload;
 use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Status};
-use crate::stream::Streams;
 
 /// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
 ///
@@ -74,8 +73,6 @@ pub(crate) struct Shared {
     metadata: Metadata,
     /// What goes with the answer. `None`: the answer is made.
     answer: Mutex<Option<AnswerMetadata>>,
-    /// If the call has any, and they were not taken.
-    streams: Mutex<Option<Streams>>,
     /// What middleware has put there.
     extensions: Extensions,
     /// What the request was compressed by.
@@ -88,12 +85,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// Of a call that has these.
-    pub(crate) fn new(metadata: Metadata, streams: Option<Streams>, compression: Compression) -> Arc<Self> {
+    pub(crate) fn new(metadata: Metadata, compression: Compression) -> Arc<Self> {
         let answer = Mutex::new(Some(AnswerMetadata::default()));
         Arc::new(Self {
             metadata,
             answer,
-            streams: Mutex::new(streams),
             extensions: Extensions::default(),
             compression,
             choice: Choice::new(None),
@@ -173,7 +169,7 @@ impl Context {
         let shared = self
             .shared
             .or_else(|| SHARED.take())
-            .unwrap_or_else(|| Shared::new(Metadata::new(), None, Compression::None));
+            .unwrap_or_else(|| Shared::new(Metadata::new(), Compression::None));
         SHARED.set(Some(shared.clone()));
         self.shared = Some(shared);
         self
@@ -325,11 +321,10 @@ impl Context {
         deadline: Option<Instant>,
     ) -> Self {
         let set = self.take_answer();
-        let streams = Mutex::new(self.take_streams());
         let answer = Mutex::new(Some(set));
         let (compression, choice) = (self.compression(), Choice::new(self.choice()));
         let ended = Signal::default();
-        let shared = Shared { metadata, answer, streams, extensions, compression, choice, ended };
+        let shared = Shared { metadata, answer, extensions, compression, choice, ended };
         Self { call: About { deadline, ..self.call }, shared: Some(Arc::new(shared)) }
     }
 
@@ -337,12 +332,6 @@ impl Context {
     pub(crate) fn take_answer(&self) -> AnswerMetadata {
         let mut answer = self.shared.as_ref().map(|shared| shared.answer());
         answer.as_deref_mut().and_then(Option::as_mut).map(std::mem::take).unwrap_or_default()
-    }
-
-    /// The streams of the call, which can be taken once.
-    pub(crate) fn take_streams(&self) -> Option<Streams> {
-        let shared = self.shared.as_ref()?;
-        shared.streams.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes the metadata that the handler of the current context has set to go before its result.

@@ -10,7 +10,7 @@ use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::wire::{TooLong, bind_has_room, cut};
 use crate::status::Status;
-use crate::stream::Sent;
+use crate::stream::{Sent, Streams};
 
 /// The shapes a method can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,6 +120,8 @@ pub struct Request {
     pub context: Context,
     /// The arguments.
     pub payload: Payload,
+    /// The streams of the call, if it has any.
+    pub streams: Option<Streams>,
 }
 
 /// What a handler answers.

@@ -90,7 +90,7 @@ impl Service for Test {
         let (info, seen) = (self.info.clone(), self.seen.clone());
         Box::pin(async move {
             let cx = Context::current().unwrap();
-            let streams = private::take_streams(&request.context);
+            let streams = request.streams;
             let requests =
                 |streams| private::requests(streams, &info, CHAT, private::argument::<Raw, Bytes>()).unwrap();
             match method {

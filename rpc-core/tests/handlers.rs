@@ -71,7 +71,7 @@ async fn an_error_with_more_attachments_than_a_message_has_ends_its_stream_as_in
             let attachments = vec![Bytes::new(); usize::from(u16::MAX) + 1];
             let error = Payload::new(Bytes::new(), attachments);
             let items = streaming::FromFn(|_: &mut TaskContext<'_>| Poll::Ready(Some(())));
-            let streams = private::take_streams(&request.context).unwrap();
+            let streams = request.streams.unwrap();
             streams.answer(items, |(), _| Err(Reply::Err(error.clone()))).await
         })
     };

@@ -207,7 +207,7 @@ impl Service for Rows {
                 left = less;
                 Poll::Ready(Some(Ok(bytes(10, less))))
             });
-            streaming::answer(private::take_streams(&request.context), &info, rows).await
+            streaming::answer(request.streams, &info, rows).await
         })
     }
 }

@@ -67,10 +67,10 @@ impl Connection {
         }
         let (registry, unpacking) = (registry.clone(), self.unpacking.clone());
         Box::pin(async move {
-            let Request { context, payload } = request;
+            let Request { context, payload, streams } = request;
             match unpacking.unpack(payload).await {
                 // As long as the handler has them.
-                Some((payload, _room)) => registry.call(found, Request { context, payload }).await,
+                Some((payload, _room)) => registry.call(found, Request { context, payload, streams }).await,
                 None => Reply::Status(malformed("the arguments").with_executed(Executed::No)),
             }
         })

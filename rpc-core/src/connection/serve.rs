@@ -36,8 +36,9 @@ pub(super) struct Job {
     payload: Payload,
     deadline: Option<Instant>,
     attempt: u8,
-    /// What its contexts share, if it has metadata or streams, or is compressed.
+    /// The state that its contexts share, if it has metadata or streams, or is compressed.
     shared: Option<Arc<Shared>>,
+    streams: Option<Streams>,
 }
 
 /// The call whose handler is made and polled the first time: what a panic leaves of it is found here.
@@ -69,7 +70,15 @@ impl Connection {
         };
         let found = find(registry, announced, &head);
         let has_more = metadata.is_some() || !found.as_ref().is_ok_and(|found| found.kind() == Kind::Unary);
-        batch.jobs.push(Job { call, found, payload, deadline, attempt: head.attempt, shared: None });
+        batch.jobs.push(Job {
+            call,
+            found,
+            payload,
+            deadline,
+            attempt: head.attempt,
+            shared: None,
+            streams: None,
+        });
         if has_more { self.share(batch, metadata) } else { Ok(()) }
     }
 
@@ -89,18 +98,17 @@ impl Connection {
         {
             *found = Err(too_long.status("the arguments", "the server's"));
         }
-        let mut streams = None;
         if let Ok(called) = found
             && called.kind() != Kind::Unary
         {
             if self.sender.peer().is_some_and(streams::agreed) {
                 // Before anything else of the call is taken in.
-                streams = self.begin_streams(*call, called.kind()).map(Streams::new);
+                job.streams = self.begin_streams(*call, called.kind()).map(Streams::new);
             } else {
                 *found = Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
             }
         }
-        job.shared = Some(Shared::new(metadata, streams, payload.compression()));
+        job.shared = Some(Shared::new(metadata, job.payload.compression()));
         batch.jobs.push(job);
         Ok(())
     }
@@ -219,7 +227,7 @@ impl Connection {
         place: &Reserved<'_>,
         at_work: &mut AtWork,
     ) -> Option<Reply> {
-        let Job { call, found, payload, deadline, attempt, shared } = job;
+        let Job { call, found, payload, deadline, attempt, shared, streams } = job;
         // There is no job where nothing is served; and the connection may have ended since it was made.
         let registry = self.registry.as_ref().filter(|_| !self.is_closed());
         let Some(registry) = registry else {
@@ -232,12 +240,12 @@ impl Connection {
         };
         let context = Context::new(deadline, attempt, peer, registry.drain().number(), shared);
         if !place.has_room() {
-            self.serve_later(call, found, context, payload);
+            self.serve_later(call, found, Request { context, payload, streams });
             return None;
         }
         current.set(&context);
         at_work.call = Some(call);
-        let request = Request { context, payload };
+        let request = Request { context, payload, streams };
         let future = at_work.future.insert(self.handler(registry, found, request));
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
@@ -268,9 +276,9 @@ impl Connection {
     /// There are as many handlers as there may be: some of them are cancelled, and will be dropped when the runtime comes to
     /// it. The call waits for that, as long as it has time.
     #[cold]
-    fn serve_later(&self, call: u64, found: Found, context: Context, payload: Payload) {
+    fn serve_later(&self, call: u64, found: Found, request: Request) {
         let (Some(connection), Some(registry)) = (self.me(), self.registry.clone()) else { return };
-        let (room, request) = (self.living.clone().room(), Request { context: context.clone(), payload });
+        let (room, context) = (self.living.clone().room(), request.context.clone());
         let future = Box::pin(async move {
             let _alive = room.await;
             connection.handler(&registry, found, request).await

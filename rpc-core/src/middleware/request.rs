@@ -14,6 +14,7 @@ use crate::metadata::Metadata;
 use crate::payload::Payload;
 use crate::service::{self, Kind, Method, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::Streams;
 
 /// A call on its way through the middleware of a client or a server: what is called, with what metadata, and by when. Its
 /// arguments are encoded, and only their size is shown.
@@ -30,7 +31,7 @@ enum Target {
     /// It is to be sent.
     Server { service: Arc<ServiceInfo>, class: TrafficClass, rare: Box<Rare> },
     /// It has arrived.
-    Handler { service: Arc<dyn Service>, context: Context },
+    Handler { service: Arc<dyn Service>, context: Context, streams: Option<Streams> },
 }
 
 /// What is to be sent.
@@ -69,7 +70,7 @@ impl Request {
         let context = request.context.given();
         let (metadata, extensions) = (context.metadata().clone(), context.extensions());
         let deadline = context.deadline();
-        let target = Target::Handler { service, context };
+        let target = Target::Handler { service, context, streams: request.streams };
         Self { target, method, arguments: request.payload, metadata, extensions, deadline }
     }
 
@@ -166,8 +167,8 @@ impl Request {
                 class: *class,
                 rare: Box::new(rare.without_items()),
             },
-            Target::Handler { service, context } => {
-                Target::Handler { service: service.clone(), context: context.clone() }
+            Target::Handler { service, context, .. } => {
+                Target::Handler { service: service.clone(), context: context.clone(), streams: None }
             }
         };
         Some(Self {
@@ -196,10 +197,10 @@ impl Request {
     pub(super) fn into_arrived(self) -> Result<Arrived, Status> {
         let Self { target, method, arguments, metadata, extensions, deadline } = self;
         match target {
-            Target::Handler { service, context } => {
+            Target::Handler { service, context, streams } => {
                 let sooner = deadline.filter(|_| deadline != context.deadline());
                 let inner = context.behind(metadata, extensions, deadline);
-                let request = service::Request { context: inner, payload: arguments };
+                let request = service::Request { context: inner, payload: arguments, streams };
                 Ok(Arrived { service, method, request, sooner, outer: context })
             }
             Target::Server { .. } => Err(astray("a client's request was given to a server's handler")),

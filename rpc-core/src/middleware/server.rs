@@ -124,10 +124,9 @@ impl Service for Compressed {
     }
 
     fn call(&self, method: usize, request: service::Request) -> HandlerFuture {
-        let service::Request { context, payload } = request;
-        let context = context.given();
-        match context.compress(self.by) {
-            Ok(()) => self.inner.call(method, service::Request { context, payload }),
+        let request = service::Request { context: request.context.given(), ..request };
+        match request.context.compress(self.by) {
+            Ok(()) => self.inner.call(method, request),
             Err(status) => Box::pin(std::future::ready(Reply::Status(status))),
         }
     }

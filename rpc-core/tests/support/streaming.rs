@@ -158,7 +158,7 @@ impl Service for Test {
         let (info, seen) = (self.info.clone(), self.seen.clone());
         Box::pin(async move {
             let running = Running::new(&seen);
-            let streams = private::take_streams(&request.context);
+            let streams = request.streams;
             match method {
                 COUNT => {
                     let n = numbers(&request.payload);

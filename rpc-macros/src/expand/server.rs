@@ -217,7 +217,7 @@ impl<'s> Parts<'s> {
         };
         let has_streams = rows.is_some() || !matches!(method.answer, Answer::Once(_));
         let take_streams = has_streams.then(|| {
-            quote_spanned! { Span::mixed_site() => let streams = #private::take_streams(&request.context); }
+            quote_spanned! { Span::mixed_site() => let streams = request.streams; }
         });
         let reply = self.reply(&method.answer, &outcome);
         quote_spanned! { Span::mixed_site() =>

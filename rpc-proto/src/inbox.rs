@@ -1,5 +1,8 @@
 //! What a session takes in: the order of frames, whichever link they come by, and putting fragments together.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
@@ -11,6 +14,9 @@ use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, 
 /// What may be held back before an UP, headers included: twice what a sender keeps for an upgraded link, and so more
 /// than one sends that waits for acknowledgements.
 const MAX_HELD: usize = 32 << 20;
+
+/// A message in fragments is given room for so many times as much as has come of it.
+const AHEAD: usize = 4;
 
 /// What to do with a session frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +47,21 @@ pub enum Taken {
     Part,
     /// A message, whole.
     Message(Arrived),
+    /// The end of a message that this side had no memory for.
+    Lost(Lost),
     /// The beginning of a message whose rest is to be read. [`Inbox::pulled`] must say what came of it.
     Described(Described),
+}
+
+/// A message that is not there: this side had no memory for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Its type.
+    pub kind: FrameType,
+    /// The call it belongs to.
+    pub call: u64,
+    /// Its length, in bytes.
+    pub total: usize,
 }
 
 /// A message of which the peer has sent the beginning, and where the rest is to be read.
@@ -119,6 +138,35 @@ enum Rest {
     Lent,
     /// It is read by the link. This is how the message begins.
     Pulled(Bytes),
+    /// In FRAGMENTs, which are counted and dropped: there was no memory for them.
+    Lost,
+}
+
+impl Rest {
+    /// The rest of a message of so many bytes, which comes in FRAGMENTs.
+    fn sent(total: usize, begin: &[u8]) -> Self {
+        let mut buffer = BytesMut::new();
+        if !make_room(&mut buffer, begin.len(), total) {
+            return Self::Lost;
+        }
+        buffer.extend_from_slice(begin);
+        Self::Sent(buffer)
+    }
+}
+
+/// Sees to it that there is room for so many bytes more of a message. What there is grows with what has come of it: its length
+/// is only what the peer says. False: there is no memory for them.
+fn make_room(buffer: &mut BytesMut, more: usize, total: usize) -> bool {
+    let needed = buffer.len() + more;
+    if needed <= buffer.capacity() {
+        return true;
+    }
+    // A `BytesMut` can't be asked to grow if it can, but a `Vec` can, and it is the same memory.
+    let mut bytes = Vec::from(std::mem::take(buffer));
+    let room = needed.saturating_mul(AHEAD).min(total) - bytes.len();
+    let has_room = bytes.try_reserve_exact(room).is_ok();
+    *buffer = Bytes::from(bytes).into();
+    has_room
 }
 
 impl Inbox {
@@ -220,7 +268,7 @@ impl Inbox {
     pub fn take(&mut self, header: &Header, payload: Bytes) -> Result<Taken, WireError> {
         self.rx_seq = header.seq;
         if header.kind == FrameType::FRAGMENT {
-            return self.fragment(header, payload).map(|whole| whole.map_or(Taken::Part, Taken::Message));
+            return self.fragment(header, &payload);
         }
         if header.flags & flags::DESCRIBED != 0 {
             return self.begin_described(header, payload).map(Taken::Described);
@@ -254,10 +302,7 @@ impl Inbox {
         let total = r.u32("fragmented.total")?;
         let begin = r.rest();
         self.make_room(header, total, &begin)?;
-        // The allocator hands out address space here; memory follows only as bytes arrive.
-        let mut buffer = BytesMut::with_capacity(total as usize);
-        buffer.extend_from_slice(&begin);
-        self.assemble(header, total, begin.len(), Rest::Sent(buffer));
+        self.assemble(header, total, begin.len(), Rest::sent(total as usize, &begin));
         Ok(())
     }
 
@@ -330,9 +375,7 @@ impl Inbox {
         if let Some(assembly) = self.assembling.get_mut(&call)
             && let Rest::Pulled(begin) = &assembly.rest
         {
-            let mut buffer = BytesMut::with_capacity(assembly.total);
-            buffer.extend_from_slice(begin);
-            assembly.rest = Rest::Sent(buffer);
+            assembly.rest = Rest::sent(assembly.total, begin);
         }
     }
 
@@ -343,7 +386,7 @@ impl Inbox {
         }
     }
 
-    fn fragment(&mut self, header: &Header, payload: Bytes) -> Result<Option<Arrived>, WireError> {
+    fn fragment(&mut self, header: &Header, payload: &[u8]) -> Result<Taken, WireError> {
         if header.flags & flags::ABANDONED != 0 {
             let Some(assembly) = self.assembling.get(&header.call) else {
                 return Err(WireError::new("fragment", "gives up a message that was not begun"));
@@ -353,51 +396,61 @@ impl Inbox {
             }
             self.assembling_bytes -= assembly.total as u64;
             self.assembling.remove(&header.call);
-            return Ok(None);
+            return Ok(Taken::Part);
         }
-        let mut buffer = self.buffer(header)?;
-        buffer.extend_from_slice(&payload);
+        let buffer = self.buffer(header)?.map(|mut buffer| {
+            buffer.extend_from_slice(payload);
+            buffer
+        });
         self.fill(header, buffer)
     }
 
     /// The buffer that the payload of this FRAGMENT belongs at the end of, for a link that reads it straight to
     /// there; [`filled`](Self::filled) must give it back before another frame is taken in. The capacity for the payload
-    /// is there.
-    pub fn buffer(&mut self, header: &Header) -> Result<BytesMut, WireError> {
+    /// is there. `None`: there is no memory for it, and the FRAGMENT is to be [taken in](Self::take) like any other.
+    pub fn buffer(&mut self, header: &Header) -> Result<Option<BytesMut>, WireError> {
         let Some(assembly) = self.assembling.get_mut(&header.call) else {
             return Err(WireError::new("fragment", "goes on with a message that was not begun"));
         };
         if header.len as usize > assembly.total - assembly.have || header.len == 0 {
             return Err(WireError::new("fragment", "goes past the end of its message"));
         }
-        match std::mem::replace(&mut assembly.rest, Rest::Lent) {
-            Rest::Sent(buffer) => Ok(buffer),
-            Rest::Lent => Err(WireError::new("fragment", "comes while another is being read")),
-            Rest::Pulled(_) => Err(WireError::new("fragment", "goes on with a message that is described")),
-        }
+        let buffer = match &mut assembly.rest {
+            Rest::Sent(buffer) => {
+                make_room(buffer, header.len as usize, assembly.total).then(|| std::mem::take(buffer))
+            }
+            Rest::Lost => None,
+            Rest::Lent => return Err(WireError::new("fragment", "comes while another is being read")),
+            Rest::Pulled(_) => {
+                return Err(WireError::new("fragment", "goes on with a message that is described"));
+            }
+        };
+        assembly.rest = if buffer.is_some() { Rest::Lent } else { Rest::Lost };
+        Ok(buffer)
     }
 
     /// Takes back a [`buffer`](Self::buffer) with the payload of this FRAGMENT read to its end.
-    pub fn filled(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
+    pub fn filled(&mut self, header: &Header, buffer: BytesMut) -> Result<Taken, WireError> {
         self.rx_seq = header.seq;
-        self.fill(header, buffer)
+        self.fill(header, Some(buffer))
     }
 
-    fn fill(&mut self, header: &Header, buffer: BytesMut) -> Result<Option<Arrived>, WireError> {
+    fn fill(&mut self, header: &Header, buffer: Option<BytesMut>) -> Result<Taken, WireError> {
         let Some(assembly) = self.assembling.get_mut(&header.call) else {
             return Err(WireError::new("fragment", "goes on with a message that was not begun"));
         };
-        assembly.have = buffer.len();
+        assembly.have += header.len as usize;
         if assembly.have < assembly.total {
-            assembly.rest = Rest::Sent(buffer);
-            return Ok(None);
+            assembly.rest = buffer.map_or(Rest::Lost, Rest::Sent);
+            return Ok(Taken::Part);
         }
-        let (kind, unwanted) = (assembly.kind, assembly.unwanted);
-        self.assembling_bytes -= assembly.total as u64;
+        let Assembly { kind, total, unwanted, .. } = *assembly;
+        self.assembling_bytes -= total as u64;
         self.assembling.remove(&header.call);
-        if unwanted {
-            return Ok(None);
-        }
-        Ok(Some(Arrived { kind, call: header.call, bytes: buffer.freeze() }))
+        Ok(match buffer {
+            _ if unwanted => Taken::Part,
+            Some(buffer) => Taken::Message(Arrived { kind, call: header.call, bytes: buffer.freeze() }),
+            None => Taken::Lost(Lost { kind, call: header.call, total }),
+        })
     }
 }

@@ -14,7 +14,7 @@ use super::serve::Job;
 use super::slots::NeverMade;
 use crate::proto::inbox::Described;
 use crate::proto::shorts::Shorts;
-use crate::proto::wire::{Goaway, WireError};
+use crate::proto::wire::{CloseCode, Goaway, WireError};
 use crate::status::Status;
 use crate::sync::lock;
 use crate::transport::{Link, Reason, Unavailable};
@@ -46,6 +46,8 @@ pub(super) enum Action {
     Pull(Arc<dyn Link>, Box<Described>),
     Abort(Option<AbortHandle>),
     Goaway(Goaway),
+    /// The session can't go on, for a reason of this side's.
+    Fail(Box<Status>),
     /// The answer of a call of this side has ended, which was a stream.
     StreamOver,
     /// More than this side holds back came by the link of this epoch before its UP.
@@ -102,6 +104,7 @@ impl Connection {
         match action {
             Action::Pull(link, described) => self.pull(&*link, *described),
             Action::StreamOver => self.close_if_drained(),
+            Action::Fail(status) => self.close(CloseCode::Internal, *status),
             Action::Abort(task) => {
                 task.inspect(AbortHandle::abort);
                 self.sender.progress().note();

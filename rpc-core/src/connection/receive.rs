@@ -11,11 +11,11 @@ use tokio::task::AbortHandle;
 use super::batch::{Action, Batch, ENOUGH};
 use super::registry::Announced;
 use super::{Connection, Role};
-use crate::proto::inbox::{Arrived, Inbox, Limits, Order, Taken};
+use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::switch::Switch;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
-use crate::status::{Blame, Executed};
+use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::lock;
 use crate::transport::{LinkEnd, LinkHandler};
 
@@ -45,6 +45,17 @@ impl Receiving {
             announced: Announced::default(),
             last_call: 0,
         }
+    }
+
+    /// A REQUEST of this call has come.
+    #[inline(always)]
+    fn note_call(&mut self, call: u64) -> Result<(), WireError> {
+        // Not "not above the last one": calls of several threads may overtake each other.
+        if call == 0 || call >> 63 != 0 {
+            return Err(WireError::new("request.call", "is not a client's"));
+        }
+        self.last_call = self.last_call.max(call);
+        Ok(())
     }
 
     /// The last call of the peer's that was taken.
@@ -109,7 +120,7 @@ impl LinkHandler for Handler {
         if let Err(error) = &result {
             self.connection.protocol_error(error);
         }
-        result.map(Some)
+        result
     }
 
     fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
@@ -237,9 +248,14 @@ impl Connection {
     ) -> Result<(), WireError> {
         let taken = receiving.inbox.take(&header, payload)?;
         self.sender.note_received(header.seq);
+        self.on_taken(receiving, batch, taken)
+    }
+
+    fn on_taken(&self, receiving: &mut Receiving, batch: &mut Batch, taken: Taken) -> Result<(), WireError> {
         match taken {
             Taken::Part => {}
             Taken::Message(arrived) => self.interpret(receiving, batch, arrived)?,
+            Taken::Lost(lost) => self.on_lost(receiving, batch, lost)?,
             // None has been exchanged for another yet: that takes this lock, too.
             Taken::Described(described) => {
                 batch
@@ -273,10 +289,33 @@ impl Connection {
         self.take_in(|receiving, batch| {
             receiving.inbox.order(Route::Stream, &header)?;
             self.note_acknowledged(header.rx_seq)?;
-            let arrived = receiving.inbox.filled(&header, buffer)?;
+            let taken = receiving.inbox.filled(&header, buffer)?;
             self.sender.note_received(header.seq);
-            arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
+            self.on_taken(receiving, batch, taken)
         })
+    }
+
+    /// There was no memory for a message. If it is a REQUEST or a RESPONSE, its call ends; without any other the session can't go
+    /// on.
+    #[cold]
+    fn on_lost(&self, receiving: &mut Receiving, batch: &mut Batch, lost: Lost) -> Result<(), WireError> {
+        let Lost { kind, call, total } = lost;
+        let side = match self.role {
+            Role::Client => "the client",
+            Role::Server => "the server",
+        };
+        let message =
+            format!("{side} has no memory for a message of {total} bytes; give it more, or send less");
+        let status = Status::new(Code::ResourceExhausted, message).with_blame(Blame::Environment);
+        match kind {
+            FrameType::REQUEST => {
+                receiving.note_call(call)?;
+                self.push_refused(batch, call, status.with_executed(Executed::No))?;
+            }
+            FrameType::RESPONSE => batch.answers.push((call, Err(status.with_executed(Executed::Maybe)))),
+            _ => batch.actions.push(Action::Fail(Box::new(status.with_executed(Executed::Maybe)))),
+        }
+        Ok(())
     }
 
     /// Every header, on whichever link, says what the peer has taken in.
@@ -295,11 +334,7 @@ impl Connection {
     ) -> Result<(), WireError> {
         match kind {
             FrameType::REQUEST => {
-                // Not "not above the last one": calls of several threads may overtake each other.
-                if call == 0 || call >> 63 != 0 {
-                    return Err(WireError::new("request.call", "is not a client's"));
-                }
-                receiving.last_call = receiving.last_call.max(call);
+                receiving.note_call(call)?;
                 self.push_job(&receiving.announced, batch, call, bytes)?;
             }
             FrameType::RESPONSE => batch.answers.push((call, Ok(bytes))),

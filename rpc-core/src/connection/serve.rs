@@ -82,6 +82,25 @@ impl Connection {
         if has_more { self.share(batch, metadata) } else { Ok(()) }
     }
 
+    /// Puts a call to a batch that is refused although its request can't be read.
+    #[cold]
+    pub(super) fn push_refused(&self, batch: &mut Batch, call: u64, status: Status) -> Result<(), WireError> {
+        if self.registry.is_none() {
+            return Err(WireError::new("request", "goes to a side that serves nothing"));
+        }
+        let (found, payload) = (Err(status), Payload::default());
+        batch.jobs.push(Job {
+            call,
+            found,
+            payload,
+            deadline: None,
+            attempt: 1,
+            shared: None,
+            streams: None,
+        });
+        Ok(())
+    }
+
     /// Sees to the last call of a batch, which has metadata or streams, or is compressed: what its contexts share. `Err`: it is
     /// none.
     #[cold]

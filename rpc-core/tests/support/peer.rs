@@ -267,8 +267,13 @@ pub(crate) fn played() -> Play {
 
 /// The same by such links.
 pub(crate) fn played_by(pair: fn() -> Pair) -> Play {
+    played_with(pair, Limits::default())
+}
+
+/// The same for a caller with such limits.
+pub(crate) fn played_with(pair: fn() -> Pair, limits: Limits) -> Play {
     let (far, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();
-    let caller = Caller::new(Played { pair, far, taps: taps.clone() }, super::plain(Limits::default()));
+    let caller = Caller::new(Played { pair, far, taps: taps.clone() }, super::plain(limits));
     (caller, links, taps)
 }

@@ -137,6 +137,7 @@ impl Peer {
         match self.inbox.take(header, payload).expect("well-formed frames") {
             Taken::Part => {}
             Taken::Message(message) => self.arrive(&message),
+            Taken::Lost(lost) => panic!("there is memory for {lost:?}"),
             Taken::Described(Described { seq, begin, total, descriptor, .. }) => {
                 assert_eq!(descriptor, seq.to_le_bytes()[..], "the descriptor arrives as it was made");
                 let epoch = self.linked.expect("only a link describes");

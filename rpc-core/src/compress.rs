@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use farcall_proto::compress::Compression;
 use farcall_proto::compress::{self, Workspace};
-pub(crate) use farcall_proto::compress::{LONG, MIN};
+pub(crate) use farcall_proto::compress::{CantUnpack, LONG, MIN};
 
 use crate::context::Context;
 use crate::payload::Payload;
@@ -21,8 +21,8 @@ pub(crate) fn pack(by: Compression, payload: &Payload) -> Option<Payload> {
 }
 
 /// Decompresses a payload, which takes as much memory as the payload says: the caller has checked that this is
-/// allowed. `None`: the payload is malformed, or becomes another length than it says.
-pub(crate) fn unpack(payload: Payload) -> Option<Payload> {
+/// allowed.
+pub(crate) fn unpack(payload: Payload) -> Result<Payload, CantUnpack> {
     WORKSPACE.with_borrow_mut(|workspace| compress::unpack(workspace, payload))
 }
 

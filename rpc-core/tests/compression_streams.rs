@@ -252,9 +252,9 @@ async fn a_bad_item_is_the_end_of_its_stream_alone() {
             Code::ResourceExhausted,
             "the server's limits.max_message",
         ),
-        (item(0, 1, 4999, &good), Code::Internal, "can't be unpacked"),
-        (item(0, 2, 5000, &good), Code::Internal, "can't be unpacked"),
-        (item(0, 1, 1_000_000, b"?"), Code::Internal, "can't be unpacked"),
+        (item(0, 1, 4999, &good), Code::Internal, "compressed bytes are malformed"),
+        (item(0, 2, 5000, &good), Code::Internal, "compressed bytes are malformed"),
+        (item(0, 1, 1_000_000, b"?"), Code::Internal, "compressed bytes are malformed"),
     ] {
         let (mut peer, _) = client(limits.clone(), 1).await;
         peer.session_frame(FrameType::ITEM, 1, 0, bytes);

@@ -68,6 +68,20 @@ async fn in_little_memory() {
     let (header, payload) = peer.expect(FrameType::RESPONSE).await;
     assert!(header.call == 2 && payload.ends_with(b"others go on"), "{payload:?}");
 
+    #[cfg(feature = "zstd")]
+    {
+        // Nor for what a short one says that it is unpacked: a frame with that content size and an empty block.
+        let mut short = vec![0, 0, ECHO as u8, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        short.extend_from_slice(&LENGTH.to_le_bytes());
+        short.extend_from_slice(&[0, 0x28, 0xb5, 0x2f, 0xfd, 0xa0]);
+        short.extend_from_slice(&LENGTH.to_le_bytes());
+        short.extend_from_slice(&[1, 0, 0]);
+        peer.session_frame(FrameType::REQUEST, 3, 0, short);
+        let (header, payload) = peer.expect(FrameType::RESPONSE).await;
+        let words = String::from_utf8_lossy(&payload);
+        assert!(header.call == 3 && words.contains("no memory"), "{words}");
+    }
+
     // One that is neither a request nor an answer can't be refused.
     send_long(&mut peer, FrameType::ITEM, 2).await;
     peer.expect_close(CloseCode::Internal, "no memory").await;

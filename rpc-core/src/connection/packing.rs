@@ -8,12 +8,12 @@ use tokio::sync::Semaphore;
 
 use super::Connection;
 use super::registry::{Found, Registry, refusal};
-use crate::compress::{self, Compression, LONG, MIN};
+use crate::compress::{self, CantUnpack, Compression, LONG, MIN};
 use crate::config::Limits;
 use crate::payload::{Packed, Payload};
 use crate::proto::wire::WireError;
 use crate::service::{HandlerFuture, Reply, Request};
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::{Code, Executed, Status};
 
 impl Connection {
     /// Whether a message of so many bytes is compressed though nobody has said so of this one.
@@ -70,8 +70,8 @@ impl Connection {
             let Request { context, payload, streams } = request;
             match unpacking.unpack(payload).await {
                 // As long as the handler has them.
-                Some((payload, _room)) => registry.call(found, Request { context, payload, streams }).await,
-                None => Reply::Status(malformed("the arguments").with_executed(Executed::No)),
+                Ok((payload, _room)) => registry.call(found, Request { context, payload, streams }).await,
+                Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
             }
         })
     }
@@ -83,7 +83,7 @@ impl Connection {
         if let Err(too_long) = self.unpacking.admit(packed)? {
             return Ok(Err(too_long.status("the result", "the client's").with_executed(Executed::Maybe)));
         }
-        Ok(compress::unpack(payload).ok_or_else(|| malformed("the result")))
+        Ok(compress::unpack(payload).map_err(|why| why.status("the result")))
     }
 }
 
@@ -119,16 +119,17 @@ impl Unpacking {
     }
 
     /// Unpacks what was [admitted](Self::admit) when there is room for it; until then it has no more memory than it came in.
-    /// `None`: it can't be unpacked.
-    pub(super) async fn unpack(self: Arc<Self>, payload: Payload) -> Option<(Payload, Room)> {
+    pub(super) async fn unpack(self: Arc<Self>, payload: Payload) -> Result<(Payload, Room), CantUnpack> {
         // No more than a message may have, and so it can be had some time.
-        let len = u32::try_from(payload.as_packed()?.unpacked_len()).ok()?;
+        let len = payload.as_packed().and_then(|packed| u32::try_from(packed.unpacked_len()).ok());
+        let len = len.ok_or(CantUnpack::Malformed)?;
         if len as usize > LONG {
             give_way().await;
         }
-        self.room.acquire_many(len).await.ok()?.forget();
+        // It is never closed.
+        self.room.acquire_many(len).await.map_err(|_| CantUnpack::NoMemory)?.forget();
         let room = Room { of: self, len: len as usize };
-        Some((compress::unpack(payload)?, room))
+        Ok((compress::unpack(payload)?, room))
     }
 }
 
@@ -152,13 +153,6 @@ impl TooLong {
         );
         refusal(Code::ResourceExhausted, message)
     }
-}
-
-/// What is compressed can't be unpacked, or is of another length than its sender says.
-pub(super) fn malformed(what: &str) -> Status {
-    let message =
-        format!("{what}: what was compressed can't be unpacked, or not to the length that it came with");
-    Status::new(Code::Internal, message).with_executed(Executed::Maybe).with_blame(Blame::Peer)
 }
 
 /// Ready when it is polled again, by the task that a handler becomes which is not done at once.

@@ -2,6 +2,8 @@
 
 use lz4_flex::block;
 
+use super::{CantUnpack, room};
+
 /// No byte of a block stands for more than so many.
 const MOST_RATIO: usize = 255;
 
@@ -14,11 +16,15 @@ pub(super) fn pack(bytes: &[u8], most: usize) -> Option<Vec<u8>> {
     (len <= most).then_some(packed)
 }
 
-/// `None`: this is no block, or one of another length.
-pub(super) fn unpack(packed: &[u8], len: usize) -> Option<Vec<u8>> {
+/// Malformed is what is no block, or one of another length.
+pub(super) fn unpack(packed: &[u8], len: usize) -> Result<Vec<u8>, CantUnpack> {
     if len / MOST_RATIO > packed.len() {
-        return None;
+        return Err(CantUnpack::Malformed);
     }
-    let mut bytes = vec![0; len];
-    (block::decompress_into(packed, &mut bytes).ok()? == len).then_some(bytes)
+    let mut bytes = room(len)?;
+    bytes.resize(len, 0);
+    match block::decompress_into(packed, &mut bytes) {
+        Ok(unpacked) if unpacked == len => Ok(bytes),
+        _ => Err(CantUnpack::Malformed),
+    }
 }

@@ -127,12 +127,49 @@ pub fn pack(workspace: &mut Workspace, by: Compression, payload: &Payload) -> Op
     Some(Payload::packed(bytes.into(), packed))
 }
 
-/// What a packed payload was. It takes as much memory as the payload says and no more: who calls this has looked whether that
-/// is allowed. `None`: it is malformed, or of another length than it says.
-pub fn unpack(workspace: &mut Workspace, payload: Payload) -> Option<Payload> {
-    let (bytes, packed) = payload.into_packed()?;
-    let whole = unpack_bytes(workspace, packed.by(), &bytes, usize::try_from(packed.unpacked_len()).ok()?)?;
-    Some(packed.split(whole.into()))
+/// Why a payload can't be unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CantUnpack {
+    /// It is malformed, or of another length than it says.
+    Malformed,
+    /// There is no memory for what it says that it was.
+    NoMemory,
+}
+
+impl CantUnpack {
+    /// Returns the status of a call whose arguments, result or item, as `what` says, can't be decompressed.
+    pub fn status(self, what: &str) -> Status {
+        let (code, blame, why) = match self {
+            Self::Malformed => (
+                Code::Internal,
+                Blame::Peer,
+                "the peer's compressed bytes are malformed, or become another length than the peer says",
+            ),
+            Self::NoMemory => (
+                Code::ResourceExhausted,
+                Blame::Environment,
+                "the receiver has no memory to decompress them; give it more, or send less",
+            ),
+        };
+        Status::new(code, format!("{what}: {why}")).with_executed(Executed::Maybe).with_blame(blame)
+    }
+}
+
+/// Decompresses a payload, which takes as much memory as the payload says and no more: the caller has checked that this is
+/// allowed.
+pub fn unpack(workspace: &mut Workspace, payload: Payload) -> Result<Payload, CantUnpack> {
+    let (bytes, packed) = payload.into_packed().ok_or(CantUnpack::Malformed)?;
+    let len = usize::try_from(packed.unpacked_len()).map_err(|_| CantUnpack::NoMemory)?;
+    let whole = unpack_bytes(workspace, packed.by(), &bytes, len)?;
+    Ok(packed.split(whole.into()))
+}
+
+/// Memory for so many bytes that a peer speaks of.
+#[cfg(any(feature = "lz4", feature = "zstd"))]
+fn room(len: usize) -> Result<Vec<u8>, CantUnpack> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| CantUnpack::NoMemory)?;
+    Ok(bytes)
 }
 
 /// `None`: they become more than `most`.
@@ -149,8 +186,13 @@ fn pack_bytes(workspace: &mut Workspace, by: Compression, bytes: &[u8], most: us
     }
 }
 
-/// `None`: it does not become as many as `len`.
-fn unpack_bytes(workspace: &mut Workspace, by: Compression, packed: &[u8], len: usize) -> Option<Vec<u8>> {
+/// Gives `len` bytes.
+fn unpack_bytes(
+    workspace: &mut Workspace,
+    by: Compression,
+    packed: &[u8],
+    len: usize,
+) -> Result<Vec<u8>, CantUnpack> {
     match by {
         #[cfg(feature = "lz4")]
         Compression::Lz4 => lz4::unpack(packed, len),
@@ -158,7 +200,7 @@ fn unpack_bytes(workspace: &mut Workspace, by: Compression, packed: &[u8], len: 
         Compression::Zstd => zstd::unpack(&mut workspace.zstd, packed, len),
         _ => {
             let _ = (workspace, packed, len);
-            None
+            Err(CantUnpack::Malformed)
         }
     }
 }

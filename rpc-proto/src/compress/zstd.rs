@@ -5,6 +5,8 @@ use std::fmt;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe;
 
+use super::{CantUnpack, room};
+
 /// Zstandard's contexts, each made when it is first needed. Both allocate far more than a message needs.
 #[derive(Default)]
 pub(super) struct Contexts {
@@ -37,17 +39,17 @@ pub(super) fn pack(contexts: &mut Contexts, bytes: &[u8], most: usize) -> Option
     (packed.len() <= most).then_some(packed)
 }
 
-/// `None`: this is no frame, or one of another length.
-pub(super) fn unpack(contexts: &mut Contexts, packed: &[u8], len: usize) -> Option<Vec<u8>> {
-    // Before there is memory for it.
-    if zstd_safe::get_frame_content_size(packed).ok()? != Some(len as u64) {
-        return None;
+/// Decompresses a frame of `len` bytes.
+pub(super) fn unpack(contexts: &mut Contexts, packed: &[u8], len: usize) -> Result<Vec<u8>, CantUnpack> {
+    // Checked before there is memory for it.
+    if zstd_safe::get_frame_content_size(packed).ok().flatten() != Some(len as u64) {
+        return Err(CantUnpack::Malformed);
     }
-    let mut bytes = Vec::with_capacity(len);
+    let mut bytes = room(len)?;
     let decompressor = match &mut contexts.decompressor {
         Some(decompressor) => decompressor,
-        none => none.insert(Decompressor::new().ok()?),
+        none => none.insert(Decompressor::new().map_err(|_| CantUnpack::NoMemory)?),
     };
-    decompressor.decompress_to_buffer(packed, &mut bytes).ok()?;
-    (bytes.len() == len).then_some(bytes)
+    let unpacked = decompressor.decompress_to_buffer(packed, &mut bytes).ok();
+    if unpacked == Some(len) { Ok(bytes) } else { Err(CantUnpack::Malformed) }
 }

@@ -4,7 +4,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use super::call::{CallStreams, Ended};
 use crate::compress::Compression;
-use crate::connection::packing::{Room, malformed};
+use crate::connection::packing::Room;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::wire::{Content, EndReason, ItemHead, WireError, encode_status};
@@ -39,7 +39,7 @@ impl Unpack {
             let what = "an item of the stream";
             let whose = if is_answer { "the client's" } else { "the server's" };
             admitted.map_err(|too_long| too_long.status(what, whose))?;
-            unpacking.unpack(payload).await.ok_or_else(|| malformed(what))
+            unpacking.unpack(payload).await.map_err(|why| why.status(what))
         });
         Ok(Box::new(Self { by, head, len, item: Some(item), room: None }))
     }

@@ -8,7 +8,8 @@ use crate::compress::Compression;
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
-use crate::proto::wire::{TooLong, bind_has_room, cut};
+use crate::proto::text::cut;
+use crate::proto::wire::{TooLong, bind_has_room};
 use crate::status::Status;
 use crate::stream::{Sent, Streams};
 

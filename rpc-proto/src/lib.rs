@@ -19,6 +19,7 @@
 
 pub mod codec;
 pub mod compress;
+pub mod compression;
 pub mod details;
 pub mod inbox;
 pub mod message;
@@ -32,4 +33,5 @@ mod sim;
 pub mod status;
 pub mod stream;
 pub mod switch;
+pub mod text;
 pub mod wire;

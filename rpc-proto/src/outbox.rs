@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::BytesMut;
 
 use super::message::{Cutting, Expose, Exposing, Frame, Message};
-use super::shorts::{MAX_SHORT, Shorts};
+use super::shorts::Shorts;
 use super::wire::{Done, Down, FrameType, HEADER_LEN};
+use crate::payload::MAX_SHORT;
 
 /// Which of a session's links something travels by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,7 +13,9 @@ pub(crate) use self::body::Body;
 use self::body::Written;
 pub use self::decoder::{COPY_OUT, Decoder, LONG_BODY};
 pub use self::packed::Packed;
-use crate::shorts::MAX_SHORT;
+
+/// A message of a call that is no longer than this is copied rather than sent by reference. Bytes.
+pub const MAX_SHORT: usize = 8192;
 
 /// A message with a shorter payload is short: a link copies it out of its receive buffer. Bytes.
 pub const SHORT_PAYLOAD: usize = 1024;

@@ -6,9 +6,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::message::{Frame, Head, Message};
 use super::wire::{FrameType, HEADER_LEN, Header};
-
-/// A message of a call that is no longer than this is copied rather than sent by reference.
-pub const MAX_SHORT: usize = 8192;
+use crate::payload::MAX_SHORT;
 
 /// Frames one behind the other, each a message; what is stamped when a frame leaves is missing in their headers.
 ///

@@ -15,12 +15,9 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{TcpConfig, mark};
-use crate::read::{ReadEnd, Reader};
+use crate::read::{MAX_FRAME, ReadEnd, Reader};
 use crate::waits::{self, Delivering, Waits};
 use crate::write::Writer;
-
-/// The longest payload of a frame. A longer message goes in fragments, between which others can go.
-pub(crate) const MAX_FRAME: usize = 256 * 1024;
 
 /// How many reads are made before other tasks get their turn,
 const READS: usize = 16;

@@ -11,7 +11,8 @@ use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use crate::link::MAX_FRAME;
+/// The longest payload of a frame. A longer message goes in fragments, between which others can go. Bytes.
+pub(crate) const MAX_FRAME: usize = 256 * 1024;
 
 /// The size of a receive buffer, and the most that is read to. Views of it go to their readers; it is used again when they
 /// are gone.

@@ -11,7 +11,7 @@ use farcall_core::proto::wire::PREFACE;
 use farcall_core::transport::FrameSource;
 use tokio::net::TcpStream;
 
-use crate::link::MAX_FRAME;
+use crate::read::MAX_FRAME;
 
 /// Pieces below this are copied together; longer ones are written from where they are.
 const COPY: usize = 4096;

@@ -7,6 +7,7 @@ mod failure;
 mod host;
 mod packages;
 mod test;
+mod tidy;
 mod vm;
 
 use std::ffi::OsString;

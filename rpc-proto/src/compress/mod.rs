@@ -7,31 +7,10 @@ mod tests;
 #[cfg(feature = "zstd")]
 mod zstd;
 
-use serde::{Deserialize, Serialize};
-
+pub use crate::compression::Compression;
 use crate::payload::{Packed, Payload};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::wire::features;
-
-/// What a message is compressed by.
-///
-/// An argument, a result or an item is compressed if its side asks for it, its peer can read it, it has 1 KiB or more, and it
-/// becomes shorter by a sixteenth at least. Else it is sent as it is.
-///
-/// Each is a feature of the crate, `lz4` and `zstd`, which is off unless asked for. To ask for one that was not built in is an
-/// error; to be called by a peer that has it is none, for that sends nothing that this side can't read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Compression {
-    /// Nothing.
-    #[default]
-    None,
-    /// LZ4: fast, and worse than the other.
-    Lz4,
-    /// Zstandard, as its level 3 does it.
-    Zstd,
-}
 
 /// A shorter payload is sent as it is. Bytes.
 pub const MIN: usize = 1024;
@@ -66,15 +45,6 @@ impl Compression {
         }
     }
 
-    /// Its name, in a configuration and in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Lz4 => "lz4",
-            Self::Zstd => "zstd",
-        }
-    }
-
     /// Checks that this build has it.
     ///
     /// # Errors
@@ -102,20 +72,6 @@ impl Compression {
     pub fn features() -> u64 {
         let built_in = [Self::Lz4, Self::Zstd].into_iter().filter(|it| it.is_built_in());
         built_in.fold(0, |bits, it| bits | it.feature())
-    }
-
-    /// Its number in a message.
-    pub fn to_wire(self) -> u8 {
-        match self {
-            Self::None => 0,
-            Self::Zstd => 1,
-            Self::Lz4 => 2,
-        }
-    }
-
-    /// What has this number.
-    pub fn from_wire(number: u8) -> Option<Self> {
-        [Self::None, Self::Zstd, Self::Lz4].get(usize::from(number)).copied()
     }
 }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::{Body, Payload, Rest, flatten};
-use crate::compress::Compression;
+use crate::compression::Compression;
 
 /// What a payload was before it was compressed. Its body is then all of it, and it has no attachments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Status;
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::wire::cut;
+use crate::text::cut;
 
 /// How many are sent, and kept of those that come.
 const MOST: usize = 16;

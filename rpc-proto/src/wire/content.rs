@@ -4,10 +4,11 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::read::{Reader, WireError};
-use super::write::{TooLong, cut, len16, put_len32};
-use crate::compress::Compression;
+use super::write::{TooLong, len16, put_len32};
+use crate::compression::Compression;
 use crate::payload::{LONG_BODY, Packed, Payload};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::text::cut;
 
 /// The length of the fixed part of a REQUEST, before the metadata.
 pub const REQUEST_PREFIX: usize = 20;

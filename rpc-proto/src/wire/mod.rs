@@ -35,4 +35,3 @@ pub use read::{Reader, WireError};
 pub use stream::{Batch, EndHead, EndReason, ItemHead, Items, Stop, Window};
 pub use switch::{Answer, Down, Offer, Probe, Pull, Up};
 pub use write::TooLong;
-pub use write::cut;

@@ -7,7 +7,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use super::content::{Content, reserved};
 use super::read::{Reader, WireError};
 use super::write::{TooLong, len16};
-use crate::compress::Compression;
+use crate::compression::Compression;
 use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
 
 /// What an ITEM says besides its content.

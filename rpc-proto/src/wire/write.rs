@@ -4,6 +4,8 @@ use std::fmt;
 
 use bytes::{BufMut, BytesMut};
 
+use crate::text::cut;
+
 /// A part of a message that has no room in its field. The message can't be sent; the connection is unharmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong {
@@ -44,13 +46,4 @@ const MAX_TEXT: usize = 512;
 /// Appends a text for a person, to the end of the frame.
 pub(super) fn put_text(out: &mut BytesMut, text: &str) {
     out.put_slice(cut(text, MAX_TEXT).as_bytes());
-}
-
-/// The longest beginning of `text` that has at most `max` bytes.
-pub fn cut(text: &str, max: usize) -> &str {
-    let mut end = max.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }

@@ -10,6 +10,7 @@ use crate::bench;
 use crate::failure::{Failure, Result};
 use crate::host::{self, TempDir, cargo};
 use crate::packages;
+use crate::tidy;
 use tally::Tally;
 
 /// The version that is installed, so that a new one cannot fail a build that passed before.
@@ -24,6 +25,7 @@ type Step = (&'static str, fn(&mut Run) -> Result<()>);
 /// Cheap ones first.
 const STEPS: &[Step] = &[
     ("fmt", Run::fmt),
+    ("tidy", |_| tidy::check()),
     ("clippy", Run::clippy),
     ("test", Run::tests),
     ("loom", Run::loom),

@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use fastrand::Rng;
 
 use super::super::*;
-use crate::compress::Compression;
+use crate::compression::Compression;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Packed, Payload};
 use crate::status::{Blame, Code, Executed, Status};

@@ -7,9 +7,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::super::*;
 use super::forms::{End, Form, Item, Request, Response};
-use crate::compress::Compression;
 #[cfg(any(feature = "lz4", feature = "zstd"))]
 use crate::compress::{Workspace, unpack};
+use crate::compression::Compression;
 use crate::message::{Cutting, Expose, Exposing, Message};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Encoder, Packed, Payload};

@@ -1,6 +1,7 @@
 //! What a queue pair's send queue has of our memory.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -39,8 +40,6 @@ struct Sent {
 }
 
 /// What the table keeps for a request.
-#[derive(Debug)]
-#[expect(dead_code, reason = "buffers are held until the request has completed, not looked at")]
 pub(crate) enum Kept {
     /// A message; empty if the device copied it when it was posted.
     Message([Bytes; 2]),
@@ -50,6 +49,21 @@ pub(crate) enum Kept {
     /// Where a READ writes.
     Landing(Arc<Landing>, u64),
     Marker,
+}
+
+/// Lengths only: a message may hold a secret, and this is printed with the device.
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message(pieces) => {
+                f.debug_tuple("Message").field(&pieces.each_ref().map(Bytes::len)).finish()
+            }
+            Self::Bind(exposure) => f.debug_tuple("Bind").field(exposure).finish(),
+            Self::Invalidate(exposure) => f.debug_tuple("Invalidate").field(exposure).finish(),
+            Self::Landing(landing, offset) => f.debug_tuple("Landing").field(landing).field(offset).finish(),
+            Self::Marker => f.write_str("Marker"),
+        }
+    }
 }
 
 impl Kept {

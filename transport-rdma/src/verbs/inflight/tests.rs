@@ -349,3 +349,15 @@ fn posting_and_completing_on_different_threads_loses_nothing() {
     });
     assert_eq!((free(&slab), in_flight.strays()), (16, 0));
 }
+
+#[test]
+fn printing_the_table_shows_no_payload() {
+    let (in_flight, slab) = (InFlight::new(1), slab());
+    let ring = in_flight.add_ring(SIZE);
+    let mut slot = slab.take().unwrap();
+    slot[..6].copy_from_slice(b"secret");
+    in_flight.receives().insert(slot).unwrap();
+    ring.push(Kept::Message([Bytes::from_static(b"secret"), Bytes::from_static(b"secret")]), false);
+    let printed = format!("{in_flight:?} {ring:?}");
+    assert!(printed.contains("[6, 6]") && !printed.contains("secret"), "{printed}");
+}

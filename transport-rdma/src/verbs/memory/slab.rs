@@ -125,7 +125,8 @@ impl DerefMut for Slot {
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("number", &self.number).field("len", &self.len()).finish()
+        // Not `self.len()`, which would form a slice: a device may be writing to the slot.
+        f.debug_struct("Slot").field("number", &self.number).field("len", &self.slab.stride).finish()
     }
 }
 

@@ -310,18 +310,18 @@ impl Promise {
         self.asked.map(|(_, then)| then)
     }
 
-    /// The peer answers. False if it was not asked, or not for so many.
-    #[must_use]
-    pub(crate) fn give_back(&mut self, count: u32) -> bool {
-        if self.asked.is_none_or(|(asked, _)| count > asked) {
-            return false;
-        }
+    /// Whether the peer was asked for this many, or more.
+    pub(crate) fn was_asked_for(&self, count: u32) -> bool {
+        self.asked.is_some_and(|(asked, _)| count <= asked)
+    }
+
+    /// Takes back what the peer [was asked for](Self::was_asked_for) and answers with.
+    pub(crate) fn give_back(&mut self, count: u32) {
         self.asked = None;
         let before = Self::receives(self.window);
-        self.window -= count;
+        self.window = self.window.saturating_sub(count);
         self.memory.ledger().promised -= before - Self::receives(self.window);
         self.memory.freed.notify_waiters();
-        true
     }
 }
 

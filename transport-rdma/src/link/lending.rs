@@ -52,12 +52,14 @@ impl LinkCore {
         let mut promise = self.promise();
         let mut sending = self.sending();
         let asked = promise.as_mut().filter(|_| !sending.is_reclaim_unsent());
-        if !asked.is_some_and(|promise| promise.give_back(count)) {
+        let Some(asked) = asked.filter(|promise| promise.was_asked_for(count)) else {
             return Err("it gives back credits without being asked".to_owned());
-        }
+        };
+        // Before the promise changes: a peer that does not have them still has the receives that it was promised.
         if !receiving.count.forfeit(count, told) {
             return Err("it gives back credits that it does not have".to_owned());
         }
+        asked.give_back(count);
         sending.reports.note_forfeit();
         sending.reports.set_window(promise.as_ref().map_or(0, Promise::window));
         Ok(())

@@ -103,15 +103,22 @@ pub struct DeviceError {
     pub errno: i32,
 }
 
+/// What to do where libibverbs can't be loaded. A statically linked program has no loader, so installing it does not help.
+fn absent_library(linked_statically: bool) -> &'static str {
+    if linked_statically {
+        "build the program for a dynamically linked target, or with RUSTFLAGS=\"-C target-feature=-crt-static\": this one is \
+         linked statically and can't load any library"
+    } else {
+        "install rdma-core's verbs library (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)"
+    }
+}
+
 impl Unavailable {
     /// What to do about it.
     pub fn remedy(&self) -> String {
         match self {
             Self::UnsupportedPlatform => "use TCP here, or run on 64-bit Linux".to_owned(),
-            Self::LibraryAbsent { .. } => {
-                "install rdma-core's verbs library (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)"
-                    .to_owned()
-            }
+            Self::LibraryAbsent { .. } => absent_library(cfg!(target_feature = "crt-static")).to_owned(),
             Self::LibraryTooOld { .. } => "install a current rdma-core".to_owned(),
             Self::NoDevice { .. } => {
                 "load the device's driver and ib_uverbs; in a container pass /dev/infiniband in (docker --device); \
@@ -308,5 +315,12 @@ mod tests {
         let reason = Unavailable::NoPermission { path: "/dev/infiniband/uverbs3".into() };
         assert!(reason.to_string().contains("/dev/infiniband/uverbs3"));
         assert!(reason.remedy().contains("/dev/infiniband/uverbs3"));
+    }
+
+    #[test]
+    fn a_statically_linked_program_is_not_told_to_install_a_library() {
+        assert!(absent_library(false).contains("install"));
+        let remedy = absent_library(true);
+        assert!(remedy.contains("linked statically") && !remedy.contains("install"), "{remedy}");
     }
 }

@@ -28,9 +28,9 @@ use bytes::Bytes;
 pub fn buf(capacity: usize) -> Buf {
     #[cfg(feature = "rdma")]
     if let Some(memory) = farcall_rdma::Registered::take(capacity) {
-        return Buf { memory: Memory::Registered(memory), len: 0 };
+        return Buf { memory: Memory::Registered(memory), len: 0, ours: 0 };
     }
-    Buf { memory: Memory::Heap(vec![0; capacity]), len: 0 }
+    Buf { memory: Memory::Heap(vec![0; capacity]), len: 0, ours: capacity }
 }
 
 /// A buffer to send from; see [`buf`](buf()).
@@ -39,6 +39,8 @@ pub fn buf(capacity: usize) -> Buf {
 pub struct Buf {
     memory: Memory,
     len: usize,
+    /// Up to here the memory holds zeroes or what was written to this buffer; behind it, other messages.
+    ours: usize,
 }
 
 enum Memory {
@@ -61,6 +63,7 @@ impl Buf {
         let (start, end) = (self.len, self.len + bytes.len());
         assert!(end <= self.capacity(), "{end} bytes do not fit into a buffer of {}", self.capacity());
         self.len = end;
+        self.ours = self.ours.max(end);
         self[start..].copy_from_slice(bytes);
     }
 
@@ -72,6 +75,7 @@ impl Buf {
         assert!(len <= self.capacity(), "{len} bytes do not fit into a buffer of {}", self.capacity());
         let old = std::mem::replace(&mut self.len, len);
         if old < len {
+            self.ours = self.ours.max(len);
             self[old..].fill(0);
         }
     }
@@ -81,20 +85,32 @@ impl Buf {
         self.len = self.len.min(len);
     }
 
-    /// The rest of its capacity, to be written to: by `read(2)`, for example. What stands there is left over from other
-    /// messages. [`advance`](Self::advance) says how much of it was written.
+    /// Returns the rest of its capacity, to be written to: by `read(2)`, for example. It holds zeroes and what was written to
+    /// this buffer before, never bytes of other messages. [`advance`](Self::advance) says how much of it was written.
+    ///
+    /// The first call for a buffer zeroes the rest of its memory, each byte once.
     pub fn spare(&mut self) -> &mut [u8] {
+        self.zero_to(self.capacity());
         let len = self.len;
         &mut self.memory.bytes_mut()[len..]
     }
 
-    /// The next `count` bytes have been written to [`spare`](Self::spare).
+    /// Makes the next `count` bytes of [`spare`](Self::spare) part of the buffer's content.
     ///
     /// # Panics
     /// If there are not so many.
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.capacity() - self.len, "{count} bytes do not fit");
         self.len += count;
+        self.zero_to(self.len);
+    }
+
+    /// Zeroes what is not ours up to there.
+    fn zero_to(&mut self, end: usize) {
+        if let Some(others) = self.memory.bytes_mut().get_mut(self.ours..end) {
+            others.fill(0);
+            self.ours = end;
+        }
     }
 
     /// What was written, as the argument or result of a call, without a copy.
@@ -170,5 +186,43 @@ impl fmt::Debug for Buf {
             .field("capacity", &self.capacity())
             .field("registered", &registered)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A buffer whose memory an earlier message has left its bytes in, as registered memory is.
+    fn used() -> Buf {
+        Buf { memory: Memory::Heap(b"secretsecret".to_vec()), len: 0, ours: 0 }
+    }
+
+    #[test]
+    fn no_bytes_of_other_messages_are_shown() {
+        let mut buf = used();
+        buf.put_slice(b"mine");
+        assert_eq!(buf.spare(), [0; 8]);
+        buf.truncate(2);
+        assert_eq!(buf.spare(), b"ne\0\0\0\0\0\0\0\0");
+    }
+
+    #[test]
+    fn no_bytes_of_other_messages_are_sent() {
+        let mut unwritten = used();
+        unwritten.put_slice(b"mine");
+        unwritten.advance(4);
+        assert_eq!(unwritten.freeze(), b"mine\0\0\0\0"[..]);
+        let mut longer = used();
+        longer.resize(6);
+        assert_eq!(longer.freeze(), [0; 6][..]);
+    }
+
+    #[test]
+    fn what_is_written_to_spare_is_sent() {
+        let mut buf = used();
+        buf.spare()[..5].copy_from_slice(b"bytes");
+        buf.advance(5);
+        assert_eq!((buf.spare().len(), buf.freeze()), (7, Bytes::from_static(b"bytes")));
     }
 }

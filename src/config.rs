@@ -97,16 +97,23 @@ impl Config {
     }
 }
 
+/// The transport that the value of [`TRANSPORT_VARIABLE`] names. An empty value counts as none: that is how a shell or a
+/// manifest switches a variable off.
+#[cfg(feature = "tcp")]
+fn wanted_by(value: Option<std::ffi::OsString>) -> Result<Option<Policy>, ConfigError> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    let parsed = value.to_string_lossy().parse();
+    parsed.map(Some).map_err(|why| ConfigError::new(format!("{TRANSPORT_VARIABLE}: {why}")))
+}
+
 /// What only transports need.
 #[cfg(feature = "tcp")]
 impl Config {
     /// This configuration as the environment and an address change it.
     pub(crate) fn resolve(&self, address: Option<&Address>) -> Result<Self, ConfigError> {
         let mut config = self.clone();
-        if let Some(value) = std::env::var_os(TRANSPORT_VARIABLE) {
-            let value = value.to_string_lossy();
-            config.transport =
-                value.parse().map_err(|why| ConfigError::new(format!("{TRANSPORT_VARIABLE}: {why}")))?;
+        if let Some(transport) = wanted_by(std::env::var_os(TRANSPORT_VARIABLE))? {
+            config.transport = transport;
         }
         if let Some(address) = address {
             config = config.with_settings(address.settings())?;
@@ -180,6 +187,16 @@ mod tests {
     use farcall_core::class::TrafficClass;
 
     use super::*;
+
+    #[cfg(feature = "tcp")]
+    #[test]
+    fn an_empty_variable_counts_as_none() {
+        let wanted = |value: &str| wanted_by(Some(value.into())).map_err(|error| error.to_string());
+        assert_eq!(wanted_by(None).unwrap(), None);
+        assert_eq!(wanted(""), Ok(None));
+        assert_eq!(wanted("rdma"), Ok(Some(Policy::Rdma)));
+        assert!(wanted("udp").unwrap_err().starts_with("FARCALL_TRANSPORT: "));
+    }
 
     #[test]
     fn unknown_keys_are_errors() {

@@ -8,6 +8,7 @@ use farcall::Channel;
 const USAGE: &str = "usage:
   farcall check             what RDMA would use on this machine, or why it can't
   farcall connect ADDRESS   connect to a server and say what calls would travel by, as in farcall://db1:7400
+  farcall --version         the version of this command
 
 exit status: 0 yes, 1 no, 2 wrong arguments";
 
@@ -18,9 +19,16 @@ fn main() -> ExitCode {
         ["check"] => say(check()),
         ["connect", address] => say(connect(address)),
         ["help" | "--help" | "-h"] => say(Ok(USAGE.into())),
-        _ => {
+        ["version" | "--version" | "-V"] => say(Ok(concat!("farcall ", env!("CARGO_PKG_VERSION")).into())),
+        wrong => {
+            let what = match wrong {
+                [] => "a command is missing".to_owned(),
+                ["connect"] => "connect: the address is missing".to_owned(),
+                ["check" | "connect", .., more] => format!("there is more than the command takes: `{more}`"),
+                [unknown, ..] => format!("there is no command `{unknown}`"),
+            };
             // Nothing can be done about a closed standard error.
-            let _ = writeln!(io::stderr(), "{USAGE}");
+            let _ = writeln!(io::stderr(), "farcall: {what}\n\n{USAGE}");
             ExitCode::from(2)
         }
     }

@@ -58,6 +58,17 @@ pub struct TcpLink {
     copied: AtomicU64,
 }
 
+/// Ends the socket's connection when the link's task is gone. The runtime may drop the task while others keep the link: without
+/// this the peer would learn of it only when they drop it, too.
+struct ShutdownOnDrop(Arc<TcpLink>);
+
+impl Drop for ShutdownOnDrop {
+    fn drop(&mut self) {
+        // An error says that it has ended already.
+        let _ = SockRef::from(&self.0.socket).shutdown(Shutdown::Both);
+    }
+}
+
 /// What the link's task has waited for.
 #[derive(PartialEq)]
 enum Event {
@@ -148,6 +159,7 @@ impl TcpLink {
 
     /// The link's task: reads, and writes when a write had to wait.
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        let _shutdown = ShutdownOnDrop(self.clone());
         let mut attention = pin!(self.attention.notified());
         let end = loop {
             let more = match self.read(&*handler) {

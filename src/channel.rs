@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(feature = "tower")]
 use std::task::{Context as TaskContext, Poll};
 
@@ -39,8 +38,8 @@ impl Channel {
         Self::builder().connect(address).await
     }
 
-    /// A channel that connects when the first call needs it, with the default configuration. Must be called within a
-    /// tokio runtime, which its connections run on.
+    /// Returns a channel that connects when the first call needs it, with the default configuration. Must be called within a
+    /// tokio runtime, which its connections run on; else every call fails with a status that says so.
     ///
     /// # Errors
     ///
@@ -157,6 +156,17 @@ impl Channel {
         self.caller.connection().await
     }
 
+    /// Connects now if it is not connected, however recent a failed attempt is. After a failure calls fail at once for a while,
+    /// which [`Liveness::reconnect_ms`](crate::Liveness::reconnect_ms) sets; this ends such a pause, for calls of all classes.
+    /// Cancel safe: an attempt goes on for others.
+    ///
+    /// # Errors
+    ///
+    /// UNAVAILABLE, if it can't.
+    pub async fn reconnect(&self) -> Result<(), Status> {
+        self.caller.reconnect().await
+    }
+
     /// What calls of its class travel by now, and for TCP under `auto`, why not by RDMA; connects if there is no connection.
     ///
     /// # Errors
@@ -242,8 +252,8 @@ impl ChannelBuilder {
         Ok(channel)
     }
 
-    /// A channel that connects when the first call needs it. Must be called within a tokio runtime, which its
-    /// connections run on.
+    /// Returns a channel that connects when the first call needs it. Must be called within a tokio runtime, which its
+    /// connections run on; else every call fails with a status that says so.
     ///
     /// # Errors
     ///
@@ -252,7 +262,7 @@ impl ChannelBuilder {
         let address: Address = address.parse()?;
         let config = self.config.resolve(Some(&address))?;
         let settings = config.settings();
-        let connector = Dial { address, config, next: Arc::default() };
+        let connector = Dial { address, config };
         Ok(Channel { caller: Caller::new(connector, settings) })
     }
 }
@@ -264,37 +274,18 @@ pub(crate) fn invalid(error: ConfigError) -> Status {
         .with_source(error)
 }
 
-/// Dials the hosts of an address in order.
+/// Dials the hosts of an address.
 struct Dial {
     address: Address,
     config: Config,
-    /// Counts the hosts that have been dialled.
-    next: Arc<AtomicUsize>,
 }
 
 impl Connector for Dial {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        // The host after the one that was dialled last: that one may take connections and not answer.
-        let mut hosts = self.address.hosts().to_vec();
-        let count = hosts.len();
-        hosts.rotate_left(self.next.load(Ordering::Relaxed) % count);
-        let next = self.next.clone();
-        let patience = self.config.liveness.connect();
-        let tcp: TcpConfig = self.config.tcp.clone();
-        Box::pin(async move {
-            let mut failures: Vec<Status> = Vec::new();
-            for host in &hosts {
-                next.fetch_add(1, Ordering::Relaxed);
-                match farcall_tcp::connect(host, &tcp, patience).await {
-                    Ok(link) => return Ok(link as Arc<dyn Link>),
-                    Err(status) => failures.push(status),
-                }
-            }
-            let said: Vec<_> = failures.iter().map(|s| s.message()).collect();
-            Err(Status::new(Code::Unavailable, said.join("; "))
-                .with_executed(Executed::No)
-                .with_blame(Blame::Environment))
-        })
+    fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let hosts = self.address.hosts();
+        let host = hosts[peer % hosts.len()].clone();
+        let (tcp, patience): (TcpConfig, _) = (self.config.tcp.clone(), self.config.liveness.connect());
+        Box::pin(async move { Ok(farcall_tcp::connect(&host, &tcp, patience).await? as _) })
     }
 
     fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
@@ -302,7 +293,7 @@ impl Connector for Dial {
         Box::pin(async move { Ok(farcall_tcp::connect(&peer.to_string(), &tcp, patience).await? as _) })
     }
 
-    fn attempts(&self) -> usize {
+    fn peers(&self) -> usize {
         self.address.hosts().len()
     }
 

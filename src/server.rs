@@ -151,10 +151,14 @@ impl ServerBuilder {
     ///
     /// # Errors
     ///
-    /// If the address or the configuration is wrong, two services have the same name, RDMA is required and can't be had, or
-    /// the system refuses.
+    /// If the address or the configuration is wrong, two services have the same name, RDMA is required and can't be had, there is
+    /// no tokio runtime, or the system refuses.
     pub async fn bind(self, address: &str) -> Result<Server, BindError> {
         check_listen(address)?;
+        if tokio::runtime::Handle::try_current().is_err() {
+            let why = "the server must be bound within a tokio runtime, which its connections run on";
+            return Err(ConfigError::new(why).into());
+        }
         let config = self.config.resolve(None)?;
         let settings = config.settings();
         if config.transport == Policy::Rdma {

@@ -467,3 +467,24 @@ async fn a_test_needs_no_network() {
     let refused: Result<Bytes, Status> = store.put("key", content(70 << 20)).await;
     assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
 }
+
+#[test]
+fn outside_of_a_runtime_there_are_errors_and_no_panics() {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    fn at_once<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("it waits for a runtime that is not there"),
+        }
+    }
+
+    let error = at_once(Channel::connect("tcp://127.0.0.1:1")).unwrap_err();
+    assert!(error.message().contains("outside of a tokio runtime"), "{error}");
+    let channel = Channel::connect_lazy("tcp://127.0.0.1:1").unwrap();
+    let error = at_once(channel.connection()).unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+    let error = at_once(Server::builder().bind("127.0.0.1:0")).unwrap_err();
+    assert!(error.to_string().contains("within a tokio runtime"), "{error}");
+}

@@ -106,21 +106,43 @@ pub struct Liveness {
     /// When RDMA was lost, or could not be had although both sides have it, the client tries again: after 100 ms, then after twice as long each time,
     /// up to this, in milliseconds. Calls go by TCP meanwhile. 0: it does not try again. Default 30,000.
     pub retry_ms: u64,
+    /// The pause after a client's first failed attempt to connect, in milliseconds, from 1 on. Calls fail at once meanwhile.
+    /// Each further failure doubles it, and each pause is up to a quarter shorter or longer, so that the clients of a server
+    /// that was away do not come back at once. Default 50.
+    pub reconnect_ms: u64,
+    /// The longest such pause, in milliseconds, at least `reconnect_ms`. A client that is connected to a later address of a list
+    /// looks for the first ones as often. Default 2000.
+    pub reconnect_max_ms: u64,
 }
 
 impl Default for Liveness {
     fn default() -> Self {
-        Self { connect_ms: 3000, ping_ms: 2000, missed_pings: 3, retry_ms: 30_000 }
+        Self {
+            connect_ms: 3000,
+            ping_ms: 2000,
+            missed_pings: 3,
+            retry_ms: 30_000,
+            reconnect_ms: 50,
+            reconnect_max_ms: 2000,
+        }
     }
 }
 
 impl Liveness {
     /// Says what is wrong with them, if anything is.
     pub fn check(&self) -> Result<(), String> {
-        for (name, value) in [("connect_ms", self.connect_ms), ("ping_ms", self.ping_ms)] {
+        for (name, value) in [
+            ("connect_ms", self.connect_ms),
+            ("ping_ms", self.ping_ms),
+            ("reconnect_ms", self.reconnect_ms),
+            ("reconnect_max_ms", self.reconnect_max_ms),
+        ] {
             if !(1..=86_400_000).contains(&value) {
                 return Err(format!("liveness.{name} must be from 1 ms to a day"));
             }
+        }
+        if self.reconnect_max_ms < self.reconnect_ms {
+            return Err("liveness.reconnect_max_ms must be at least liveness.reconnect_ms".into());
         }
         Ok(())
     }
@@ -133,6 +155,16 @@ impl Liveness {
     /// The longest pause before RDMA is tried again; zero: it is not.
     pub fn retry(&self) -> Duration {
         Duration::from_millis(self.retry_ms)
+    }
+
+    /// The pause after the first failed attempt to connect.
+    pub fn reconnect(&self) -> Duration {
+        Duration::from_millis(self.reconnect_ms.max(1))
+    }
+
+    /// The longest pause between attempts to connect.
+    pub fn reconnect_max(&self) -> Duration {
+        Duration::from_millis(self.reconnect_max_ms).max(self.reconnect())
     }
 
     /// How long a silence is before it is looked into.

@@ -4,6 +4,7 @@
 
 #[doc(hidden)]
 pub mod __private;
+mod backoff;
 pub mod buffer_pool;
 pub mod class;
 pub mod client;

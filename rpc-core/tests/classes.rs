@@ -90,9 +90,9 @@ async fn losing_one_connection_leaves_the_others() {
 struct Fickle(Near, Arc<AtomicBool>);
 
 impl Connector for Fickle {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         if !self.1.load(Ordering::Relaxed) {
-            return self.0.connect();
+            return self.0.connect(0);
         }
         Box::pin(async { Err(Status::new(Code::Unavailable, "as the test wants it")) })
     }
@@ -138,10 +138,10 @@ async fn all_connections_are_closed_with_the_last_view() {
 struct FirstToTheDeaf(Near, Mutex<Option<Arc<dyn Link>>>);
 
 impl Connector for FirstToTheDeaf {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         match self.1.lock().unwrap().take() {
             Some(deaf) => Box::pin(async { Ok(deaf) }),
-            None => self.0.connect(),
+            None => self.0.connect(0),
         }
     }
 
@@ -205,7 +205,7 @@ async fn a_server_takes_a_class_that_it_does_not_know_for_normal() {
 struct Never;
 
 impl Connector for Never {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         Box::pin(std::future::pending())
     }
 

@@ -190,7 +190,7 @@ async fn a_status_that_a_handler_passes_on_does_not_repeat_its_own_call() {
 struct Across(Arc<Host>, Handle);
 
 impl Connector for Across {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         let (near, far) = memory::pair();
         let _there = self.1.enter();
         self.0.serve(far);
@@ -275,9 +275,9 @@ fn everything_may_be_dropped_with_its_runtime_in_mid_call() {
 async fn a_connector_that_panics_fails_its_calls_only() {
     struct Once(AtomicUsize, support::Near);
     impl Connector for Once {
-        fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+        fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
             assert_ne!(self.0.fetch_add(1, Ordering::Relaxed), 0, "as the test wants it");
-            self.1.connect()
+            self.1.connect(0)
         }
         fn target(&self) -> String {
             self.1.target()

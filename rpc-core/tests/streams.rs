@@ -96,7 +96,7 @@ async fn a_conversation_goes_to_and_fro() {
 struct By(Arc<Direct>);
 
 impl Connector for By {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         let link = self.0.clone();
         Box::pin(async { Ok(link as Arc<dyn Link>) })
     }

@@ -61,7 +61,7 @@ async fn a_call_that_has_expired_is_not_sent() {
 struct Nowhere;
 
 impl Connector for Nowhere {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         Box::pin(pending())
     }
 

@@ -2,6 +2,8 @@
 
 mod call;
 mod caller;
+mod class_connection;
+mod connector;
 mod direct;
 mod options;
 mod prepared;
@@ -12,7 +14,8 @@ mod under_way;
 
 pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
-pub use caller::{Caller, Connector};
+pub use caller::Caller;
+pub use connector::Connector;
 pub use response::{Parts, Response};
 pub(crate) use stream_call::{Arguments, Begun, Finish as FinishStream, stream_of};
 pub use stream_call::{StreamCall, StreamFuture};
@@ -29,7 +32,7 @@ use crate::status::Status;
 use crate::transport::{BoxFuture, Link, Reason, Unavailable, memory};
 
 /// A caller of a service in this process, for tests without a network: the whole protocol and its real limits, over
-/// the in-memory transport. Must be called within a tokio runtime; works under paused time.
+/// the in-memory transport. Must be called within a tokio runtime, or calls fail; works under paused time.
 pub fn in_process(service: impl Service) -> Caller {
     in_process_with(vec![Arc::new(service)], Limits::default())
 }
@@ -52,7 +55,7 @@ pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> Calle
 struct InProcess(Arc<Host>);
 
 impl Connector for InProcess {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let (near, far) = memory::pair();
         self.0.serve(far);
         Box::pin(async { Ok(near) })

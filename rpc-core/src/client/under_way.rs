@@ -216,7 +216,7 @@ impl UnderWay {
             service: self.stub.service().clone(),
             method: self.method,
             arguments: std::mem::take(&mut self.arguments),
-            class: self.stub.caller().lane_class(),
+            class: self.stub.caller().traffic_class(),
             rare,
             deadline: self.deadline,
         });
@@ -356,8 +356,9 @@ impl UnderWay {
         if !passes || !waits.unwrap_or_else(|| caller.waits_for_ready()) {
             return Err(self.named(status));
         }
-        self.state = State::Connecting(Box::pin(caller.clone().connection_after_pause()));
-        Rare::of(&mut self.rare).not_connected = Some(status);
+        let caller = caller.clone();
+        let before = Rare::of(&mut self.rare).not_connected.replace(status);
+        self.state = State::Connecting(Box::pin(caller.connection_after_pause(before.is_none())));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! How a connection ends.
 
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 
 use super::{Connection, Phase, Stage, Upgrading};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
@@ -127,6 +128,14 @@ impl Connection {
     pub(crate) fn close_for_want_of_callers(&self) {
         let status = self.status("closed by this side", Executed::No, Blame::Caller);
         self.close(CloseCode::Done, status);
+    }
+
+    /// Client: takes no new calls, and closes when those in progress have ended. Calls that wait for a place go elsewhere.
+    pub(crate) fn retire(&self) {
+        self.start_draining();
+        let status = self.status("its caller uses another connection", Executed::No, Blame::Environment);
+        self.calls.slots.refuse(status).into_iter().for_each(Waker::wake);
+        self.close_if_drained();
     }
 
     /// Server: ends it without waiting for what runs.

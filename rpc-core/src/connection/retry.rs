@@ -1,12 +1,12 @@
 //! Trying to move up again, after it failed or after the better link was lost.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{Connection, Phase, Role, Upgrading};
+use crate::backoff;
 use crate::proto::wire;
 use crate::sync::lock;
 
@@ -38,11 +38,9 @@ impl Retry {
         if failures.up_since.take().is_some_and(|since| since.elapsed() >= PROVEN) {
             failures.count = 0;
         }
-        let pause = FIRST_PAUSE.saturating_mul(1 << failures.count.min(20)).min(longest);
+        let pause = backoff::pause(failures.count, FIRST_PAUSE, longest);
         failures.count += 1;
-        // A quarter less or more: the peers of a device that was lost do not come back all at once.
-        let part = RandomState::new().hash_one(failures.count) % 512;
-        pause.mul_f64(0.75 + part as f64 / 1024.0)
+        pause
     }
 }
 

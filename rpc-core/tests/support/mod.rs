@@ -162,7 +162,7 @@ pub(crate) struct Near {
 }
 
 impl Connector for Near {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         let (near, far) = memory::pair();
         self.hosts.lock().unwrap().last().unwrap().serve(far);
         let tap = Tap::new(near);

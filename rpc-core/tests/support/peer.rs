@@ -245,7 +245,7 @@ pub(crate) struct Played {
 pub(crate) type Pair = (Arc<dyn Link>, Arc<dyn Link>);
 
 impl Connector for Played {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         let (near, far) = (self.pair)();
         self.far.send(far).unwrap();
         let tap = Tap::new(near);

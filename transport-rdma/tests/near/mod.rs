@@ -10,7 +10,7 @@ use farcall_core::transport::{BoxFuture, Link, memory};
 pub(crate) struct Near(pub(crate) Arc<Host>);
 
 impl Connector for Near {
-    fn connect(&self) -> BoxFuture<Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         let (near, far) = memory::pair();
         self.0.serve(far);
         Box::pin(async { Ok(near) })

@@ -32,7 +32,7 @@ impl Service for Echo {
 struct ToHost(Arc<Host>);
 
 impl Connector for ToHost {
-    fn connect(&self) -> BoxFuture<farcall_core::status::Result<Arc<dyn Link>>> {
+    fn connect(&self, _: usize) -> BoxFuture<farcall_core::status::Result<Arc<dyn Link>>> {
         let (near, far) = memory::pair();
         self.0.serve(far);
         Box::pin(async { Ok(near) })

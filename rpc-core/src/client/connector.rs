@@ -1,0 +1,212 @@
+//! What makes the connections of a caller, and in what order it tries peers.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::class_connection::ClassConnection;
+use crate::backoff;
+use crate::class::TrafficClass;
+use crate::connection::{Connection, Settings};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::transport::{BoxFuture, Link};
+
+/// Makes stream links to one peer, or to one of several that are equivalent.
+pub trait Connector: Send + Sync + 'static {
+    /// Makes a link to the peer of this number, counted from 0 in the order of preference and below
+    /// [`peers`](Self::peers). The status of a failure says what was tried; it counts as not executed.
+    fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>>;
+
+    /// Makes a link to the peer at this address, where the caller's calls of another class go. The other peers are tried if
+    /// it fails. By default the first peer is tried.
+    fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let _ = peer;
+        self.connect(0)
+    }
+
+    /// How many peers there are to choose from.
+    fn peers(&self) -> usize {
+        1
+    }
+
+    /// The name of the peer or peers, for messages.
+    fn target(&self) -> String;
+}
+
+/// What all clones and classes of a caller share.
+pub(super) struct Shared {
+    pub(super) connector: Box<dyn Connector>,
+    pub(super) settings: Arc<Settings>,
+    pub(super) classes: [Arc<ClassConnection>; TrafficClass::ALL.len()],
+    /// `None`: the caller was made outside of a runtime, and every call fails.
+    pub(super) runtime: Option<Handle>,
+}
+
+impl Shared {
+    /// The pause after so many failed attempts in a row, and one more.
+    pub(super) fn pause(&self, failures: u32) -> Duration {
+        let liveness = &self.settings.liveness;
+        backoff::pause(failures, liveness.reconnect(), liveness.reconnect_max())
+    }
+
+    /// Makes a connection to the peer that another class is connected to, else to the first peer that takes one. Returns the
+    /// number of the peer; that of one that was found beside another class counts as 0, because that class looks for a better
+    /// one.
+    pub(super) async fn connect(
+        this: &Weak<Self>,
+        class: TrafficClass,
+    ) -> Result<(Arc<Connection>, usize), Status> {
+        let Some(shared) = this.upgrade() else { return Err(gone()) };
+        let (peers, beside) = (shared.connector.peers().max(1), shared.connected_to());
+        let mut failures = Vec::new();
+        if let Some(peer) = beside {
+            let link = shared.connector.connect_beside(peer);
+            drop(shared);
+            // If it can't be reached, the status of the attempts below says why.
+            if let Ok(connection) = Self::greet(this, class, link).await {
+                return Ok((connection, 0));
+            }
+        }
+        for peer in 0..peers {
+            let Some(shared) = this.upgrade() else { return Err(gone()) };
+            let link = shared.connector.connect(peer);
+            drop(shared);
+            match Self::greet(this, class, link).await {
+                Ok(connection) => return Ok((connection, peer)),
+                Err(status) => failures.push(status),
+            }
+        }
+        Err(all_of(failures))
+    }
+
+    /// Makes a connection of a link.
+    async fn greet(
+        this: &Weak<Self>,
+        class: TrafficClass,
+        link: BoxFuture<Result<Arc<dyn Link>, Status>>,
+    ) -> Result<Arc<Connection>, Status> {
+        let link = link.await?;
+        let Some(settings) = this.upgrade().map(|shared| shared.settings.clone()) else {
+            link.close();
+            return Err(gone());
+        };
+        Connection::connect(link, class, settings).await
+    }
+
+    /// The peer that calls of some class go to.
+    fn connected_to(&self) -> Option<SocketAddr> {
+        self.classes.iter().find_map(|of_class| of_class.connected()?.peer())
+    }
+
+    /// Tries the peers before this one now and then, for as long as the connection is in use. New calls go to the first of
+    /// them that takes a connection; those in progress end where they are.
+    pub(super) fn return_to_first(
+        self: &Arc<Self>,
+        of_class: &Arc<ClassConnection>,
+        connection: &Arc<Connection>,
+        peer: usize,
+    ) {
+        let (shared, of_class, connection) =
+            (Arc::downgrade(self), of_class.clone(), Arc::downgrade(connection));
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(return_to_first(shared, of_class, connection, peer));
+        }
+    }
+}
+
+async fn return_to_first(
+    shared: Weak<Shared>,
+    of_class: Arc<ClassConnection>,
+    connection: Weak<Connection>,
+    peer: usize,
+) {
+    let mut now = (connection, peer);
+    while now.1 > 0 {
+        let Some(pause) = shared.upgrade().map(|shared| shared.pause(u32::MAX)) else { return };
+        tokio::time::sleep(pause).await;
+        for better in 0..now.1 {
+            match try_better(&shared, &of_class, &now.0, better).await {
+                Tried::Moved(connection) => {
+                    now = (connection, better);
+                    break;
+                }
+                Tried::Failed => {}
+                Tried::Over => return,
+            }
+        }
+    }
+}
+
+/// What became of an attempt to return to an earlier peer.
+enum Tried {
+    Moved(Weak<Connection>),
+    Failed,
+    /// The connection is not in use any more, or the caller is gone.
+    Over,
+}
+
+async fn try_better(
+    shared: &Weak<Shared>,
+    of_class: &ClassConnection,
+    old: &Weak<Connection>,
+    peer: usize,
+) -> Tried {
+    let is_in_use = old.upgrade().is_some_and(|old| old.is_open());
+    let Some(this) = shared.upgrade().filter(|_| is_in_use) else { return Tried::Over };
+    let link = this.connector.connect(peer);
+    drop(this);
+    let Ok(found) = Shared::greet(shared, of_class.class, link).await else { return Tried::Failed };
+    let (Some(this), Some(old)) = (shared.upgrade(), old.upgrade()) else {
+        found.close_for_want_of_callers();
+        return Tried::Over;
+    };
+    if !of_class.replace(&old, &found) {
+        found.close_for_want_of_callers();
+        return Tried::Over;
+    }
+    tracing::debug!(from = ?old.peer(), to = ?found.peer(), "returned to an earlier address");
+    // Connections of other classes follow when their next calls need one.
+    let others = this.classes.iter().filter_map(|of_class| of_class.connected());
+    let is_beside = |other: &Arc<Connection>| old.peer().is_some() && other.peer() == old.peer();
+    others.filter(is_beside).for_each(|other| other.retire());
+    old.retire();
+    Tried::Moved(Arc::downgrade(&found))
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for connection in self.classes.iter().filter_map(|of_class| of_class.take()) {
+            connection.close_for_want_of_callers();
+        }
+    }
+}
+
+/// One status of all that were tried.
+fn all_of(mut failures: Vec<Status>) -> Status {
+    let Some(last) = failures.pop() else { return gone() };
+    if failures.is_empty() {
+        return last;
+    }
+    let said: Vec<&str> = failures.iter().chain([&last]).map(Status::message).collect();
+    let said = said.join("; ");
+    last.map_message(|_| said)
+}
+
+/// The runtime of the caller has ended.
+pub(super) fn gone() -> Status {
+    Status::new(
+        Code::Unavailable,
+        "connecting was cut off: the runtime that this channel was made on has ended",
+    )
+    .with_executed(Executed::No)
+    .with_blame(Blame::Caller)
+}
+
+/// The caller never had one.
+pub(super) fn no_runtime() -> Status {
+    let message = "the channel was made outside of a tokio runtime, which its connections need: make it in an async \
+                   function that tokio runs, or after `Runtime::enter`";
+    Status::new(Code::Unavailable, message).with_executed(Executed::No).with_blame(Blame::Caller)
+}

@@ -34,15 +34,19 @@
 //! # }
 //! ```
 
+mod generate;
+
 use std::fmt;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use farcall_core::stream::Stream;
 use tokio::sync::mpsc;
+
+pub use self::generate::{Generate, Items, generate};
 
 /// The items of an iterator, each of which is there at once.
 pub fn iter<I: IntoIterator>(items: I) -> Iter<I::IntoIter> {
@@ -118,100 +122,6 @@ impl<T> fmt::Debug for Sender<T> {
     }
 }
 
-/// The items that a future sends, which is polled as they are asked for: it needs no task, keeps the handler's context, and is
-/// dropped with the stream. The stream ends with it; an error that it ends with is the last item.
-///
-/// ```
-/// use farcall::{Stream, Streaming, stream};
-///
-/// /// Answers line by line, as they come.
-/// fn louder(mut lines: Streaming<String>) -> impl Stream<Item = farcall::Result<String>> {
-///     stream::generate(async move |answers| {
-///         while let Some(line) = lines.message().await? {
-///             answers.send(line.to_uppercase()).await;
-///         }
-///         Ok(())
-///     })
-/// }
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> farcall::Result<()> {
-/// let lines = Streaming::new(stream::iter([Ok("hello".to_owned())]));
-/// let mut answers = Streaming::new(louder(lines));
-/// assert_eq!(answers.message().await?.as_deref(), Some("HELLO"));
-/// assert_eq!(answers.message().await?, None);
-/// # Ok(())
-/// # }
-/// ```
-pub fn generate<T, E, F>(make: impl FnOnce(Items<T>) -> F) -> Generate<T, E, F>
-where
-    F: Future<Output = Result<(), E>>,
-{
-    let (sender, items) = mpsc::channel(AHEAD);
-    Generate { make: Some(Box::pin(make(Items(sender)))), items, error: None }
-}
-
-/// So many items are made before the first of them is taken: they go together.
-const AHEAD: usize = 64;
-
-/// Where the future of [`generate`] sends its items.
-#[derive(Debug)]
-pub struct Items<T>(mpsc::Sender<T>);
-
-impl<T> Items<T> {
-    /// Sends one, when there is room for it.
-    ///
-    /// # Cancel safety
-    ///
-    /// The item is lost if the future is dropped.
-    pub async fn send(&self, item: T) {
-        // If it fails nobody is there who could miss the item, nor polls this.
-        let _ = self.0.send(item).await;
-    }
-}
-
-/// See [`generate`].
-#[must_use = "streams do nothing unless polled"]
-pub struct Generate<T, E, F> {
-    /// `None`: it is done.
-    make: Option<Pin<Box<F>>>,
-    items: mpsc::Receiver<T>,
-    /// What it has ended with.
-    error: Option<E>,
-}
-
-impl<T, E, F> Unpin for Generate<T, E, F> {}
-
-impl<T, E, F> Stream for Generate<T, E, F>
-where
-    F: Future<Output = Result<(), E>>,
-{
-    type Item = Result<T, E>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<T, E>>> {
-        let Self { make, items, error } = &mut *self;
-        loop {
-            if let Ok(item) = items.try_recv() {
-                return Poll::Ready(Some(Ok(item)));
-            }
-            let Some(future) = make else { return Poll::Ready(error.take().map(Err)) };
-            match future.as_mut().poll(cx) {
-                Poll::Ready(result) => (*make, *error) = (None, result.err()),
-                Poll::Pending => {
-                    let item = ready!(items.poll_recv(cx));
-                    return item.map_or(Poll::Pending, |item| Poll::Ready(Some(Ok(item))));
-                }
-            }
-        }
-    }
-}
-
-impl<T, E, F> fmt::Debug for Generate<T, E, F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Generate").field("is_done", &self.make.is_none()).finish_non_exhaustive()
-    }
-}
-
 /// The end of a [`channel`] that is a stream.
 #[derive(Debug)]
 #[must_use = "streams do nothing unless polled"]
@@ -228,59 +138,5 @@ impl<T> Stream for Receiver<T> {
         let is_end = matches!(polled, Poll::Ready(None));
         assert!(!(is_end && self.cut_short.load(Ordering::Acquire)), "what feeds a stream has panicked");
         polled
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::future::poll_fn;
-
-    use super::*;
-    use crate::{Code, EndReason, Status, Streaming};
-
-    #[tokio::test]
-    async fn what_a_future_has_sent_comes_before_its_error() {
-        let mut numbers = Streaming::new(generate(async |numbers| {
-            for n in 0..1000 {
-                numbers.send(n).await;
-                if n % 100 == 0 {
-                    tokio::task::yield_now().await;
-                }
-            }
-            Err(Status::new(Code::DataLoss, "the rest is lost"))
-        }));
-        for n in 0..1000 {
-            assert_eq!(numbers.message().await, Ok(Some(n)));
-        }
-        assert_eq!(numbers.message().await.map_err(|status| status.code()), Err(Code::DataLoss));
-        assert_eq!(numbers.message().await, Ok(None));
-    }
-
-    #[tokio::test]
-    async fn a_stream_ends_with_the_future_that_it_is_made_by() {
-        let mut numbers = Streaming::<u8>::new(generate(async |numbers| {
-            numbers.send(7).await;
-            drop(numbers);
-            tokio::task::yield_now().await;
-            Ok(())
-        }));
-        assert_eq!(numbers.message().await, Ok(Some(7)));
-        assert_eq!(numbers.message().await, Ok(None));
-        assert_eq!(numbers.end_reason(), Some(EndReason::Completed));
-    }
-
-    #[tokio::test]
-    async fn nothing_is_made_that_nobody_asks_for() {
-        let made = Arc::new(AtomicBool::new(false));
-        let making = made.clone();
-        let mut numbers = Box::pin(generate::<u8, Status, _>(async move |numbers| {
-            for _ in 0..=AHEAD {
-                numbers.send(1).await;
-            }
-            making.store(true, Ordering::Relaxed);
-            Ok(())
-        }));
-        assert!(matches!(poll_fn(|cx| numbers.as_mut().poll_next(cx)).await, Some(Ok(1))));
-        assert!(!made.load(Ordering::Relaxed), "one more than there is room for");
     }
 }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use farcall::{Bytes, Channel, Compression, Config, Context, Server};
+use farcall::{Bytes, Channel, Compression, Config, Context, Server, Stream, stream};
 
 #[farcall::service(package = "test")]
 trait Archive {
@@ -13,6 +13,9 @@ trait Archive {
         document: Bytes,
         by: Option<String>,
     ) -> farcall::Result<(String, Bytes)>;
+
+    /// One document after the other, each compressed as it is named.
+    fn copies(&self, cx: &Context, by: Vec<String>) -> impl Stream<Item = farcall::Result<(String, Bytes)>>;
 }
 
 struct Shelf;
@@ -24,13 +27,29 @@ impl Archive for Shelf {
         document: Bytes,
         by: Option<String>,
     ) -> farcall::Result<(String, Bytes)> {
-        match by.as_deref() {
-            Some("zstd") => cx.compress(Compression::Zstd)?,
-            Some("lz4") => cx.compress(Compression::Lz4)?,
-            Some(_) => cx.compress(Compression::None)?,
-            None => {}
+        if let Some(by) = by {
+            cx.compress(named(&by))?;
         }
         Ok((cx.compression().name().to_owned(), document))
+    }
+
+    fn copies(&self, cx: &Context, by: Vec<String>) -> impl Stream<Item = farcall::Result<(String, Bytes)>> {
+        let cx = cx.clone();
+        stream::generate(async move |copies| {
+            for by in by {
+                cx.compress(named(&by))?;
+                copies.send((by, document(5000))).await;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn named(name: &str) -> Compression {
+    match name {
+        "zstd" => Compression::Zstd,
+        "lz4" => Compression::Lz4,
+        _ => Compression::None,
     }
 }
 
@@ -99,6 +118,19 @@ mod built_in {
         let address = format!("{}?calls.compress=zstd", serve(shelf()).await);
         let by_address = ArchiveClient::new(Channel::connect(&address).await.unwrap());
         assert_eq!(as_set(&by_address).await, ("zstd".into(), Compression::None));
+    }
+
+    #[tokio::test]
+    async fn a_generator_chooses_for_each_item() {
+        let client = client(Channel::builder(), shelf()).await;
+        let names = ["zstd", "none", "lz4", "lz4", "zstd"].repeat(20);
+        let chosen = names.iter().map(ToString::to_string).collect();
+        let mut copies = client.copies(chosen).await.unwrap();
+        for name in names {
+            let (by, copy) = copies.message().await.unwrap().unwrap();
+            assert_eq!((copies.compression(), &by[..], copy), (named(name), name, document(5000)));
+        }
+        assert_eq!(copies.message().await, Ok(None));
     }
 
     #[tokio::test]

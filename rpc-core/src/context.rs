@@ -241,7 +241,8 @@ impl Context {
     /// In a context that is of no call it has no effect.
     ///
     /// Of an answer that is a stream, it is for the items that are taken from it from now on. To choose item by item, say it
-    /// where the stream makes the item, as in an `iter` of a `map`: a task that feeds a channel is ahead of what is taken.
+    /// where the stream makes the item, as in an `iter` of a `map` or before a `send` of `generate`: a task that feeds a channel
+    /// is ahead of what is taken.
     ///
     /// ```
     /// # use farcall_core::compress::Compression;

@@ -29,7 +29,8 @@ pub enum EndReason {
     Completed,
     /// Its sender, or its receiver, has given it up.
     Cancelled,
-    /// The deadline of its call has passed.
+    /// The deadline of its call has passed. A handler that fails with DEADLINE_EXCEEDED before that ends with
+    /// [`Status`](Self::Status).
     Deadline,
     /// The connection was lost.
     ConnectionLost,
@@ -116,14 +117,14 @@ impl<E: From<Status>> End<E> {
         Self { code: Some(status.code()), ..Self::new(reason, Some(E::from(status))) }
     }
 
-    /// What the reader says; `error` reads the application's error.
+    /// The end that the reader tells of; `error` reads the application's error. `is_late`: the call's deadline has passed.
     #[cold]
-    fn of(ended: Ended, error: ReadError<E>) -> Box<Self> {
+    fn of(ended: Ended, error: ReadError<E>, is_late: bool) -> Box<Self> {
         Box::new(match ended {
             Ended::Lost(status) => Self::failed(EndReason::ConnectionLost, status),
             Ended::GivenUp(status) => Self::failed(EndReason::Cancelled, status),
             Ended::Said { reason, payload, metadata } => {
-                let end = Self::said(reason, payload, &metadata, error);
+                let end = Self::said(reason, payload, &metadata, error, is_late);
                 Self { metadata, ..end }
             }
         })
@@ -134,6 +135,7 @@ impl<E: From<Status>> End<E> {
         payload: Payload,
         metadata: &AnswerMetadata,
         error: ReadError<E>,
+        is_late: bool,
     ) -> Self {
         match reason {
             wire::EndReason::Completed => Self::new(EndReason::Completed, None),
@@ -146,8 +148,9 @@ impl<E: From<Status>> End<E> {
             wire::EndReason::Status => {
                 let (body, _) = payload.into_parts();
                 let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
+                // A server that has the stream from another one, for which the deadline is the same, passes that one's status on.
                 let reason = match status.code() {
-                    Code::DeadlineExceeded => EndReason::Deadline,
+                    Code::DeadlineExceeded if is_late => EndReason::Deadline,
                     _ => EndReason::Status,
                 };
                 Self::failed(reason, status.received_with(metadata))
@@ -311,15 +314,20 @@ impl<T, E: From<Status>> Remote<T, E> {
         if self.parent.as_ref().is_some_and(Parent::has_ended) {
             return Poll::Ready(Some(Err(self.cut_short())));
         }
-        let error = self.error;
-        Poll::Ready(ready!(self.reader.next(cx)).map(|next| next.map_err(|ended| End::of(ended, error))))
+        let (error, alarm) = (self.error, &self.alarm);
+        let next = ready!(self.reader.next(cx));
+        Poll::Ready(next.map(|next| next.map_err(|ended| End::of(ended, error, has_passed(alarm)))))
     }
 
     /// Waits for more [items](Self::next). `Err`: how the stream has ended.
     fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Box<End<E>>>> {
         match self.reader.poll(cx) {
             Poll::Ready(_) if self.parent.as_ref().is_some_and(Parent::has_ended) => {}
-            Poll::Ready(polled) => return Poll::Ready(polled.map_err(|ended| End::of(ended, self.error))),
+            Poll::Ready(polled) => {
+                return Poll::Ready(
+                    polled.map_err(|ended| End::of(ended, self.error, has_passed(&self.alarm))),
+                );
+            }
             Poll::Pending => {
                 let late = self.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
                 let in_vain = self.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
@@ -334,11 +342,9 @@ impl<T, E: From<Status>> Remote<T, E> {
     /// Nobody wants more of it: its deadline has passed, or the call that it was made for has ended early.
     #[cold]
     fn cut_short(&self) -> Box<End<E>> {
-        Box::new(match &self.alarm {
-            Some(alarm) if alarm.deadline() <= Instant::now() => {
-                End::failed(EndReason::Deadline, deadline_passed())
-            }
-            _ => End::failed(EndReason::Cancelled, in_vain()),
+        Box::new(match has_passed(&self.alarm) {
+            true => End::failed(EndReason::Deadline, deadline_passed()),
+            false => End::failed(EndReason::Cancelled, in_vain()),
         })
     }
 }
@@ -379,6 +385,11 @@ impl<T, E> fmt::Debug for Streaming<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Streaming").field("end", &self.end).finish_non_exhaustive()
     }
+}
+
+/// Whether the deadline has passed that a call's alarm is set to.
+fn has_passed(alarm: &Option<Pin<Box<Sleep>>>) -> bool {
+    alarm.as_ref().is_some_and(|alarm| alarm.deadline() <= Instant::now())
 }
 
 fn deadline_passed() -> Status {
@@ -452,14 +463,20 @@ impl Streams {
 pub struct Sent(wire::EndReason);
 
 impl Sent {
+    /// The end of a stream whose call's deadline has passed.
+    pub(crate) fn late() -> Self {
+        Self(wire::EndReason::Deadline)
+    }
+
     pub(crate) fn reason(&self) -> wire::EndReason {
         self.0
     }
 
-    /// The same, as the application sees it.
+    /// How the stream has ended, as the application sees it.
     pub(crate) fn end(&self) -> EndReason {
         match self.0 {
             wire::EndReason::Completed => EndReason::Completed,
+            wire::EndReason::Deadline => EndReason::Deadline,
             _ => EndReason::Cancelled,
         }
     }

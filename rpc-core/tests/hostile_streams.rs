@@ -8,7 +8,8 @@ use bytes::{Bytes, BytesMut};
 use farcall_core::config::Limits;
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
-    Batch, CloseCode, Content, EndHead, EndReason, FrameType, Hello, ItemHead, Stop, Window, features,
+    Batch, CloseCode, Content, EndHead, EndReason, FrameType, Hello, ItemHead, RequestHead, Stop, Window,
+    features,
 };
 use farcall_core::transport::memory;
 use support::peer::{Peer, hello};
@@ -204,6 +205,19 @@ async fn a_window_is_kept_to_and_one_item_of_any_length_goes_beyond() {
     peer.session_frame(FrameType::WINDOW, 1, 0, window(15, 2000));
     let (header, payload) = peer.expect(FrameType::ITEM).await;
     assert_eq!((header.call, ItemHead::count(&payload)), (1, Ok(5)));
+}
+
+/// The client may have no clock of its own for the call.
+#[tokio::test(start_paused = true)]
+async fn a_client_is_told_that_the_deadline_has_ended_a_stream() {
+    let t = default();
+    let mut peer = greeted(&t).await;
+    let head = RequestHead { service: 0, method: FOREVER as u16, attempt: 1, remaining_us: 50_000 };
+    let request = whole(Content::default(), |content, out| head.encode(content, out).unwrap());
+    peer.session_frame(FrameType::REQUEST, 1, 0, request);
+    let (_, payload) = peer.expect(FrameType::END).await;
+    let (head, content) = EndHead::decode(payload).unwrap();
+    assert_eq!((head.reason, support::text(&content.payload).len()), (EndReason::Deadline, 0));
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 
 mod crowd;
 mod drain;
+mod ends;
 #[path = "../flow/mod.rs"]
 mod flow;
 mod forms;

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::Connection;
 use super::batch::ENOUGH;
 use super::calls::too_large;
+use super::handler::late;
 use super::metadata::Outgoing;
 use super::streams::{self, Ended};
 use crate::buffer_pool;
@@ -96,6 +97,9 @@ impl Connection {
             Reply::Ok(payload) => (Verdict::Ok, payload),
             Reply::Err(payload) => (Verdict::Err, payload),
             Reply::Status(status) => return status_reply(call, status, metadata, max),
+            Reply::End(sent) if sent.reason() == EndReason::Deadline => {
+                return status_reply(call, late(), metadata, max);
+            }
             // Of a stream that had not begun.
             Reply::End(_) | Reply::With(_) => (Verdict::Ok, Payload::default()),
         };

@@ -10,6 +10,7 @@ use super::alive::Alive;
 use crate::context::Context;
 use crate::service::{HandlerFuture, Reply};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::Sent;
 
 /// A handler that has become a task, with its context: current while it is polled, and panics end here.
 pub(super) struct Handler {
@@ -28,13 +29,16 @@ impl Handler {
     /// What it answers, or that its time is over.
     pub(super) async fn in_time(self) -> Reply {
         let Some(deadline) = self.context.deadline() else { return self.await };
-        let late = || {
-            Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
-                .with_executed(Executed::Maybe)
-                .with_blame(Blame::Caller)
-        };
-        tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::Status(late()))
+        tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::End(Sent::late()))
     }
+}
+
+/// The answer of a call whose deadline passed, unless that is a stream which has begun.
+#[cold]
+pub(super) fn late() -> Status {
+    Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
+        .with_executed(Executed::Maybe)
+        .with_blame(Blame::Caller)
 }
 
 impl Future for Handler {

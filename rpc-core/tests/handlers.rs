@@ -14,7 +14,7 @@ use farcall_core::__private as private;
 use farcall_core::client::{Caller, Connector, Stub, in_process};
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
-use farcall_core::proto::wire::FrameType;
+use farcall_core::proto::wire::{FrameType, Hello};
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
@@ -43,6 +43,24 @@ fn by(run: impl Fn(usize, Request) -> HandlerFuture + Send + Sync + 'static) -> 
 
 fn ok() -> Reply {
     Reply::Ok(Payload::from_body("ok".into()))
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_for_the_client_is_cut_and_says_so() {
+    let service = by(|_, _| {
+        let status = Status::new(Code::NotFound, "ä".repeat(2500));
+        Box::pin(std::future::ready(Reply::Status(status)))
+    });
+    let host = Host::new(vec![Arc::new(service)], plain(Limits::default())).unwrap();
+    let (near, far) = memory::pair();
+    host.serve(far);
+    let small = Hello { max_frame: 1024, max_message: 1024, max_assembly: 1024, ..hello() };
+    let mut peer = Peer::greeted(near, small).await;
+    peer.bind();
+    peer.request(1, ECHO, b"");
+    let (_, payload) = peer.expect(FrameType::RESPONSE).await;
+    let text = String::from_utf8_lossy(&payload);
+    assert!(text.ends_with("ää… (cut: 5,000 bytes)"), "{text}");
 }
 
 #[tokio::test]

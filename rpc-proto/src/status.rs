@@ -228,7 +228,7 @@ impl Status {
     }
 
     /// Attaches what caused it. Where a handler returns the status, the caller finds the texts of this, of its own source and
-    /// so on as [`source`](Error::source)s of what it gets: up to 16, each cut to 1024 bytes, and as many as go with the answer
+    /// so on as [`source`](Error::source)s of what it gets: up to 16, each cut to 1,024 bytes with a sign at its end, and as many as go with the answer
     /// without being too much for the client. A server whose callers should not know so much keeps them back:
     /// [`Calls::causes`](crate::config::Calls::causes). They do not travel in an error type of the application's.
     ///

@@ -12,6 +12,7 @@ use crate::buffer_pool;
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::shorts::Shorts;
+use crate::proto::text::cut;
 use crate::proto::wire::{
     Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, ResponseHead, TooLong, Verdict, encode_status,
 };
@@ -159,18 +160,21 @@ fn response(call: u64, verdict: Verdict, metadata: Bytes, payload: Payload) -> R
     Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
 }
 
-/// A status as an answer; without its details and metadata, and with few of its words, where all of it is too long for the
-/// peer.
+/// So many bytes of a status message fit into an answer for any peer.
+const ANY_PEER: usize = 800;
+
+/// A status as an answer. Where that is too long for the peer, it goes without details and metadata, and its message is cut.
 fn status_reply(call: u64, status: Status, metadata: Bytes, max: u64) -> Message {
     let whole = response(call, Verdict::Status, metadata, Payload::from_body(encode_status(&status)));
     match whole {
         Ok(message) if message.len() as u64 <= max => message,
         _ => {
-            let words: String = status.message().chars().take(200).collect();
-            let short =
-                Status::new(status.code(), words).with_blame(status.blame()).with_executed(status.executed());
+            let message = cut(status.message(), ANY_PEER);
+            let short = Status::new(status.code(), message)
+                .with_blame(status.blame())
+                .with_executed(status.executed());
             let body = Payload::from_body(encode_status(&short));
-            let fits = "no peer's limit is below 1 KiB, and 200 characters take less";
+            let fits = "no peer's limit is below 1 KiB";
             response(call, Verdict::Status, Bytes::new(), body).expect(fits)
         }
     }

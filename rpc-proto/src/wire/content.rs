@@ -328,7 +328,7 @@ impl Content {
     }
 }
 
-/// A status message longer than this is cut when it is sent.
+/// A status message longer than this is cut when it is sent, and says so at its end.
 const MAX_STATUS_MESSAGE: usize = 16 * 1024;
 
 /// A status as the body of a RESPONSE, or the rest of an END. Its details are not cut: a sender that finds the message

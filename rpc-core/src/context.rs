@@ -204,6 +204,9 @@ impl Context {
     /// Has `edit` change the metadata that go with the answer, and gives what it gives. These are for what is known before the
     /// result. They go with an error, too, but not with that of a handler which panics or whose time is over.
     ///
+    /// Of an answer that is a stream, those go before the first item that are set until the stream is polled once, by the stream
+    /// itself as well, whether or not it has the item then. Those that are set later go with the end.
+    ///
     /// Once the handler is done, or in a context that is of no call, they go nowhere. If they are more than the client's
     /// `limits.max_metadata`, RESOURCE_EXHAUSTED takes the place of the answer. `edit` must not use this context.
     ///

@@ -434,15 +434,12 @@ impl Streams {
     }
 
     /// Answers with a stream, each of whose items `encode` encodes; the first `Err` is its end. Gives the handler's reply.
-    /// The metadata that the handler has set until now go with its beginning.
+    /// The metadata that are set until the stream has been polled once go with its beginning.
     pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
     where
         S: Stream + Send,
         F: FnMut(&S::Item, &mut Encoder) -> Result<(), Reply> + Send,
     {
-        if let Err(status) = self.0.begin() {
-            return Reply::Status(status);
-        }
         let (stream, context) = (pin!(stream), Context::current_shared());
         let choice = context.as_ref().and_then(Context::choice);
         if self.0.connection().is_some_and(|connection| connection.compresses(choice)) {

@@ -4,6 +4,7 @@ use farcall::{
     Channel, Code, Config, Context, EndReason, Executed, Metadata, Result, Server, Status, Stream,
 };
 use farcall::{Streaming, stream};
+use tokio::time::Instant;
 
 use super::{Torn, all, next};
 
@@ -15,6 +16,10 @@ trait Archive {
     async fn broken(&self, cx: &Context) -> Result<impl Stream<Item = Result<u32>>>;
     /// Ends with one of its own type.
     fn torn(&self, cx: &Context) -> impl Stream<Item = std::result::Result<u32, Torn>>;
+    /// Sets metadata when it is asked for its first item, which it may wait for.
+    fn late(&self, cx: &Context, waits: bool) -> impl Stream<Item = Result<u32>>;
+    /// Begins after a while, and has nothing to say.
+    async fn silent(&self) -> Result<impl Stream<Item = Result<u32>>>;
     /// Does not begin.
     async fn refused(&self, cx: &Context) -> Result<impl Stream<Item = Result<u32>>>;
     /// Sends back what the caller has sent.
@@ -54,6 +59,26 @@ impl Archive for Shelf {
     fn torn(&self, cx: &Context) -> impl Stream<Item = std::result::Result<u32, Torn>> {
         set(cx, "trail", 10);
         stream::iter([Ok(1), Err(Torn { at: 1 })])
+    }
+
+    fn late(&self, cx: &Context, waits: bool) -> impl Stream<Item = Result<u32>> {
+        let cx = cx.clone();
+        stream::generate(async move |rows| {
+            set(&cx, "inita", 10);
+            if waits {
+                tokio::task::yield_now().await;
+            }
+            set(&cx, "initb", 11);
+            rows.send(1).await;
+            set(&cx, "initc", 12);
+            rows.send(2).await;
+            Ok(())
+        })
+    }
+
+    async fn silent(&self) -> Result<impl Stream<Item = Result<u32>>> {
+        tokio::task::yield_now().await;
+        Ok(stream::generate(async |_| std::future::pending().await))
     }
 
     async fn refused(&self, cx: &Context) -> Result<impl Stream<Item = Result<u32>>> {
@@ -107,6 +132,30 @@ async fn they_come_before_the_first_item_and_with_the_end() {
     assert_eq!((size(rows.trailers(), "trail"), rows.trailers().len()), (Some(300), 1));
     // Too late for the beginning, and not lost.
     assert_eq!((size(rows.metadata(), "initb"), rows.metadata().len()), (Some(8), 2));
+}
+
+#[tokio::test]
+async fn what_a_stream_sets_before_its_first_item_comes_before_it_unless_that_has_to_be_waited_for() {
+    let archive = archive(None).await;
+    for (waits, early) in [(false, Some(11)), (true, None)] {
+        let mut rows = archive.late(waits).await.unwrap();
+        let sizes = |rows: &Streaming<u32>| ["inita", "initb", "initc"].map(|key| size(rows.metadata(), key));
+        assert_eq!(sizes(&rows), [Some(10), early, None]);
+        assert_eq!(rows.message().await.unwrap(), Some(1));
+        assert_eq!(sizes(&rows), [Some(10), early, None]);
+        assert_eq!(rows.message().await.unwrap(), Some(2));
+        assert_eq!(rows.message().await.unwrap(), None);
+        assert_eq!(sizes(&rows), [Some(10), Some(11), Some(12)]);
+    }
+}
+
+/// Whatever else the connection has to say, and when.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_has_nothing_to_say_begins_at_once() {
+    let archive = ArchiveClient::in_process(Shelf);
+    let began = Instant::now();
+    archive.silent().await.unwrap();
+    assert_eq!(Instant::now(), began);
 }
 
 #[tokio::test]

@@ -250,9 +250,8 @@ impl CallStreams {
         self.state().place.take()
     }
 
-    /// Server: begins the answer, unless that has been done or the call is over. `Err`: the metadata that were set for
-    /// it are too much.
-    pub(crate) fn begin(&self) -> Result<(), Status> {
+    /// Server: begins the answer, unless the call is over. `Err`: the metadata that were set for it are too much.
+    pub(super) fn begin(&self) -> Result<(), Status> {
         let Some(connection) = self.connection() else { return Ok(()) };
         let message = connection.begin_answer(self.call)?;
         let mut guard = self.state();

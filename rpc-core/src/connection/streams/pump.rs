@@ -67,6 +67,9 @@ pub(crate) struct Pump<S> {
     source: Option<S>,
     /// The source was asked for items.
     begun: bool,
+    /// Server: the answer has not begun. It does when the source has been asked for the first item, so that the metadata which the
+    /// source sets for that go before it; or at once, if the source can't be asked.
+    is_new: bool,
     /// What did not go with the last, and what it is to be compressed by.
     next: Option<(Payload, Option<Compression>)>,
     by: ItemsBy,
@@ -82,7 +85,9 @@ pub(crate) struct Pump<S> {
 impl<S: Source> Pump<S> {
     pub(crate) fn new(streams: Arc<CallStreams>, source: S, by: ItemsBy) -> Self {
         let (begun, many, is_read) = (false, false, false);
-        Self { streams, source: Some(source), begun, next: None, by, many, is_read, ahead: None, end: None }
+        let is_new = matches!(by, ItemsBy::Answer(_));
+        let source = Some(source);
+        Self { streams, source, begun, is_new, next: None, by, many, is_read, ahead: None, end: None }
     }
 
     pub(crate) fn streams(&self) -> &Arc<CallStreams> {
@@ -105,7 +110,11 @@ impl<S: Source> Pump<S> {
         loop {
             // Others have their turn, too, however fast the source is and the peer.
             let budget = ready!(coop::poll_proceed(cx));
-            let (room, may_send) = match self.streams.room(cx) {
+            let room = self.streams.room(cx);
+            if self.is_new && !matches!(room, Room::Items(_)) {
+                self.begin_answer();
+            }
+            let (room, may_send) = match room {
                 Room::Items(room) => (room, true),
                 // To make the next message takes as long as a part of the READ.
                 Room::Later(room) if self.is_read && self.is_empty() && self.end.is_none() => (room, false),
@@ -152,6 +161,9 @@ impl<S: Source> Pump<S> {
             catch_unwind(AssertUnwindSafe(|| self.put_items(connection, room, &mut batch, &mut by, cx)));
         let waits = put.unwrap_or_else(|panic| {
             batch.undo();
+            if self.is_new {
+                self.begin_answer();
+            }
             self.source = None;
             self.end = Some(Pumped::Failed(stopped_by(&*panic, connection.role)));
             false
@@ -247,7 +259,11 @@ impl<S: Source> Pump<S> {
     fn poll_source(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
         let Some(source) = &mut self.source else { return Poll::Ready(false) };
         self.begun = true;
-        let end = match ready!(source.poll_next(cx, out)) {
+        let polled = source.poll_next(cx, out);
+        if self.is_new && !self.begin_answer() {
+            return Poll::Ready(false);
+        }
+        let end = match ready!(polled) {
             Some(Ok(())) => return Poll::Ready(true),
             Some(Err(reply)) => Pumped::Failed(reply),
             None => Pumped::Done,
@@ -255,6 +271,14 @@ impl<S: Source> Pump<S> {
         self.end = Some(end);
         self.source = None;
         Poll::Ready(false)
+    }
+
+    /// False: the metadata that were set are too much for the client, and nothing is sent.
+    #[cold]
+    fn begin_answer(&mut self) -> bool {
+        self.is_new = false;
+        let begun = self.streams.begin();
+        begun.map_err(|status| self.end_with(Pumped::Failed(Reply::Status(status)))).is_ok()
     }
 
     fn make(&mut self, connection: &Connection, count: u64, head: ItemHead, payload: Payload) {

@@ -333,24 +333,53 @@ async fn malformed_arguments_are_refused_by_name() {
     };
     assert_eq!(
         refused(0, &[5, b'k']).await,
-        "shop.v1.Kv/get: the argument `key` can't be decoded: the message ends inside a value; do both sides have the \
+        "the argument `key` can't be decoded: the message ends inside a value; do both sides have the \
          same types?"
     );
-    assert!(
-        refused(1, &[1, b'k', 7])
-            .await
-            .starts_with("shop.v1.Kv/put: the argument `value` can't be decoded: ")
-    );
-    assert!(
-        refused(2, &[0, 1])
-            .await
-            .starts_with("shop.v1.Kv/scan-keys: the argument `range` can't be decoded: ")
-    );
+    assert!(refused(1, &[1, b'k', 7]).await.starts_with("the argument `value` can't be decoded: "));
+    assert!(refused(2, &[0, 1]).await.starts_with("the argument `range` can't be decoded: "));
     // The last argument has a default for those who do not send it, not for those who send it wrongly.
     assert!(refused(2, &[0, 1, 2, 7]).await.contains("the argument `limit` can't be decoded"));
     assert!(
         refused(3, &[1, 2]).await.contains("more than the arguments: the message has 1 bytes after its end")
     );
+}
+
+#[tokio::test]
+async fn a_call_that_can_not_be_decoded_is_named_once() {
+    #[derive(Debug, Deserialize)]
+    struct Odd(#[expect(dead_code, reason = "it is never made")] bool);
+
+    impl Serialize for Odd {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+            serializer.serialize_u8(7)
+        }
+    }
+
+    #[farcall::service]
+    trait Odds {
+        async fn put(&self, odd: Odd) -> Result<()>;
+        async fn get(&self) -> Result<Odd>;
+    }
+
+    struct Answers;
+
+    impl Odds for Answers {
+        async fn put(&self, _: Odd) -> Result<()> {
+            Ok(())
+        }
+
+        async fn get(&self) -> Result<Odd> {
+            Ok(Odd(true))
+        }
+    }
+
+    let odds = OddsClient::in_process(Answers);
+    let why = "can't be decoded: a bool is neither 0 nor 1; do both sides have the same types?";
+    let status = odds.put(Odd(true)).await.unwrap_err();
+    assert_eq!(status.message(), format!("Odds/put: the argument `odd` {why}"));
+    let status = odds.get().await.unwrap_err();
+    assert_eq!(status.message(), format!("Odds/get: the result {why}"));
 }
 
 /// A value that the codec can't carry fails the call, here or there, and nothing else.

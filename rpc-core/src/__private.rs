@@ -214,23 +214,22 @@ impl<S> Clone for Served<S> {
     }
 }
 
-/// The arguments of a call as they came. What is wrong with them is answered without running the handler.
+/// The arguments of a call as they came. A fault in them is answered without running the handler.
 #[derive(Debug)]
-pub struct Incoming<'a> {
-    call: CallName<'a>,
+pub struct Incoming {
     input: Decoder,
 }
 
-impl<'a> Incoming<'a> {
+impl Incoming {
     #[inline]
-    pub fn new(service: &'a ServiceInfo, method: usize, payload: Payload) -> Self {
-        Self { call: CallName { service, method }, input: Decoder::new(payload) }
+    pub fn new(payload: Payload) -> Self {
+        Self { input: Decoder::new(payload) }
     }
 
     /// Takes the next argument.
     pub fn next<T>(&mut self, argument: Argument<T>, name: &str) -> Result<T, Reply> {
         (argument.decode)(&mut self.input)
-            .map_err(|e| self.malformed(format_args!("the argument `{name}` can't be decoded"), e))
+            .map_err(|e| malformed(format_args!("the argument `{name}` can't be decoded"), &e))
     }
 
     /// Takes the next argument, or makes its default if the caller is too old to know of it.
@@ -240,15 +239,15 @@ impl<'a> Incoming<'a> {
 
     /// Refuses more than there are arguments for.
     pub fn finish(self) -> Result<(), Reply> {
-        all_read(&self.input).map_err(|e| self.malformed(format_args!("there is more than the arguments"), e))
+        all_read(&self.input).map_err(|e| malformed(format_args!("there is more than the arguments"), &e))
     }
+}
 
-    fn malformed(&self, what: fmt::Arguments<'_>, e: CodecError) -> Reply {
-        let message = format!("{}: {what}: {e}; do both sides have the same types?", self.call);
-        Reply::Status(
-            Status::new(Code::Internal, message).with_blame(Blame::Peer).with_executed(Executed::No),
-        )
-    }
+/// Refuses a call. The client puts the call's name before that.
+#[cold]
+fn malformed(what: fmt::Arguments<'_>, e: &CodecError) -> Reply {
+    let message = format!("{what}: {e}; do both sides have the same types?");
+    Reply::Status(Status::new(Code::Internal, message).with_blame(Blame::Peer).with_executed(Executed::No))
 }
 
 /// The context for a handler that takes it.

@@ -223,7 +223,7 @@ impl<'s> Parts<'s> {
         quote_spanned! { Span::mixed_site() =>
             #index => {
                 // Not in the future, which would hold the whole request.
-                let mut incoming = #private::Incoming::new(served.info(), method, request.payload);
+                let mut incoming = #private::Incoming::new(request.payload);
                 #(#decode)*
                 if let ::core::result::Result::Err(reply) = incoming.finish() {
                     return #private::at_once(reply);

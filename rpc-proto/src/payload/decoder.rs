@@ -111,6 +111,12 @@ impl Decoder {
         &self.body[self.at..self.end]
     }
 
+    /// How many bytes [the rest](Self::rest) has.
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.end - self.at
+    }
+
     /// Takes the next `len` bytes of the body, if there are so many: as a view of what was received, or as a copy when they
     /// are few of many.
     #[inline]

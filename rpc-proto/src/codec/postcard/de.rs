@@ -1,11 +1,14 @@
 //! Bytes to values. The bytes come from a peer: everything they say about lengths is checked against what is there.
 
+mod sequence;
+
 use std::mem;
 
 use bytes::Bytes;
 use serde::de::value::U32Deserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
+use self::sequence::Sequence;
 use crate::codec::{CodecError, attachment};
 use crate::payload::Decoder;
 
@@ -81,6 +84,12 @@ impl<'a> Deserializer<'a> {
         &self.input.rest()[self.read..]
     }
 
+    /// How many bytes [the rest](Self::rest) has.
+    #[inline]
+    fn left(&self) -> usize {
+        self.input.left() - self.read
+    }
+
     #[inline]
     fn byte(&mut self) -> Result<u8> {
         let byte = *self.input.rest().get(self.read).ok_or_else(ends_early)?;
@@ -90,7 +99,7 @@ impl<'a> Deserializer<'a> {
 
     /// Shows `f` the next `length` bytes.
     #[inline]
-    fn bytes<R>(&mut self, length: usize, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
+    pub(super) fn bytes<R>(&mut self, length: usize, f: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
         let result = f(self.rest().get(..length).ok_or_else(ends_early)?)?;
         self.read += length;
         Ok(result)
@@ -160,13 +169,27 @@ impl<'a> Deserializer<'a> {
     }
 
     fn fields<'de, V: Visitor<'de>>(&mut self, count: usize, visitor: V) -> Result<V::Value> {
-        self.inside(|from| visitor.visit_seq(Elements { from, left: count, announced: false }))
+        self.inside(|from| visitor.visit_seq(Fields { from, left: count }))
+    }
+
+    /// Counts an element that took no bytes.
+    #[cold]
+    fn count_empty(&mut self) -> Result<()> {
+        self.empty_elements = self.empty_elements.checked_sub(1).ok_or_else(|| {
+            CodecError::new(format!("more than {EMPTY_ELEMENTS} elements of sequences take no bytes"))
+        })?;
+        Ok(())
     }
 }
 
 #[cold]
 fn ends_early() -> CodecError {
     CodecError::new("the message ends inside a value")
+}
+
+#[cold]
+fn not_bool() -> CodecError {
+    CodecError::new("a bool is neither 0 nor 1")
 }
 
 #[cold]
@@ -209,7 +232,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
         match self.byte()? {
             0 => visitor.visit_bool(false),
             1 => visitor.visit_bool(true),
-            _ => Err(CodecError::new("a bool is neither 0 nor 1")),
+            _ => Err(not_bool()),
         }
     }
 
@@ -292,8 +315,13 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let left = self.length()?;
-        self.inside(|from| visitor.visit_seq(Elements { from, left, announced: true }))
+        let length = self.length()?;
+        self.inside(|from| {
+            let mut sequence = Sequence::new(from, length);
+            let value = visitor.visit_seq(&mut sequence);
+            sequence.give_back();
+            value
+        })
     }
 
     fn deserialize_tuple<V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value> {
@@ -311,7 +339,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
         let left = self.length()?;
-        self.inside(|from| visitor.visit_map(Elements { from, left, announced: true }))
+        self.inside(|from| visitor.visit_map(Entries { from, left }))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -341,61 +369,56 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 }
 
-/// The elements of a sequence, the entries of a map, or the fields of a struct or tuple.
-struct Elements<'d, 'a> {
+/// The fields of a struct or tuple.
+struct Fields<'d, 'a> {
     from: &'d mut Deserializer<'a>,
     left: usize,
-    /// Whether their number is the peer's word, not the type's.
-    announced: bool,
 }
 
-impl Elements<'_, '_> {
-    #[inline]
-    fn next<'de, S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
-        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
-        self.left = left;
-        let before = self.from.rest().len();
-        let value = seed.deserialize(&mut *self.from)?;
-        if self.announced && self.from.rest().len() == before {
-            self.from.empty_elements = self.from.empty_elements.checked_sub(1).ok_or_else(|| {
-                CodecError::new(format!("more than {EMPTY_ELEMENTS} elements of sequences take no bytes"))
-            })?;
-        }
-        Ok(Some(value))
-    }
-
-    /// How many elements to make room for. More than there are bytes is a lie, or they take no bytes.
-    fn hint(&self) -> Option<usize> {
-        Some(self.left).filter(|&left| left <= self.from.rest().len())
-    }
-}
-
-impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
+impl<'de> de::SeqAccess<'de> for Fields<'_, '_> {
     type Error = CodecError;
 
     #[inline]
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
-        self.next(seed)
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
+        seed.deserialize(&mut *self.from).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
-        self.hint()
+        Some(self.left).filter(|&left| left <= self.from.left())
     }
 }
 
-impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
+/// The entries of a map.
+struct Entries<'d, 'a> {
+    from: &'d mut Deserializer<'a>,
+    /// How many there are, as the peer says.
+    left: usize,
+}
+
+impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
     type Error = CodecError;
 
+    #[inline]
     fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
-        self.next(seed)
+        let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
+        self.left = left;
+        let before = self.from.left();
+        let key = seed.deserialize(&mut *self.from)?;
+        if self.from.left() == before {
+            self.from.count_empty()?;
+        }
+        Ok(Some(key))
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
         seed.deserialize(&mut *self.from)
     }
 
+    /// How many entries to make room for. More than there are bytes is a lie, or they take no bytes.
     fn size_hint(&self) -> Option<usize> {
-        self.hint()
+        Some(self.left).filter(|&left| left <= self.from.left())
     }
 }
 

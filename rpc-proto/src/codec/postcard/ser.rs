@@ -1,7 +1,10 @@
 //! Values to bytes.
 
+mod sequence;
+
 use serde::ser::{self, Error as _, Serialize};
 
+use self::sequence::Sequence;
 use super::{put_attachment, put_varint};
 use crate::codec::{CodecError, attachment};
 use crate::payload::Encoder;
@@ -14,14 +17,14 @@ pub(super) struct Serializer<'a> {
 }
 
 impl Serializer<'_> {
-    fn length(&mut self, length: Option<usize>) -> Result {
+    fn length(&mut self, length: Option<usize>) -> Result<usize> {
         let length = length.ok_or_else(|| {
             CodecError::new(
                 "a sequence or map does not know its length (as with #[serde(flatten)]): postcard needs it",
             )
         })?;
         put_varint(self.out.buffer(), length as u64);
-        Ok(())
+        Ok(length)
     }
 
     fn variant(&mut self, index: u32) {
@@ -34,10 +37,10 @@ fn zigzag(v: i64) -> u64 {
     ((v << 1) ^ (v >> 63)) as u64
 }
 
-impl ser::Serializer for &mut Serializer<'_> {
+impl<'s, 'a> ser::Serializer for &'s mut Serializer<'a> {
     type Ok = ();
     type Error = CodecError;
-    type SerializeSeq = Self;
+    type SerializeSeq = Sequence<'s, 'a>;
     type SerializeTuple = Self;
     type SerializeTupleStruct = Self;
     type SerializeTupleVariant = Self;
@@ -166,9 +169,10 @@ impl ser::Serializer for &mut Serializer<'_> {
         value.serialize(self)
     }
 
-    fn serialize_seq(self, length: Option<usize>) -> Result<Self> {
-        self.length(length)?;
-        Ok(self)
+    #[inline]
+    fn serialize_seq(self, length: Option<usize>) -> Result<Sequence<'s, 'a>> {
+        let length = self.length(length)?;
+        Ok(Sequence::new(self, length))
     }
 
     fn serialize_tuple(self, _: usize) -> Result<Self> {
@@ -253,7 +257,6 @@ macro_rules! fields {
 }
 
 elements!(
-    SerializeSeq::serialize_element,
     SerializeTuple::serialize_element,
     SerializeTupleStruct::serialize_field,
     SerializeTupleVariant::serialize_field

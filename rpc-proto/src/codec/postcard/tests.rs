@@ -60,6 +60,53 @@ fn the_format_is_that_of_the_postcard_crate() {
     agrees(crate::status::Status::new(crate::status::Code::NotFound, "gone"));
 }
 
+/// Bytes of sequences are written and read several at a time, and all that may follow them is not.
+#[test]
+fn sequences_of_bytes_are_those_of_the_postcard_crate() {
+    for length in [0, 1, 2, 62, 63, 64, 65, 127, 128, 129, 1000, 100_000] {
+        let bytes: Vec<u8> = (0..length).map(|i| i as u8).collect();
+        agrees(bytes.clone());
+        agrees((bytes.clone(), 7_u8, bytes.clone()));
+        agrees((Some(vec![bytes.clone(), vec![], bytes.clone()]), 1_u8));
+        agrees((bytes.iter().map(|b| *b as i8).collect::<Vec<_>>(), "behind".to_owned()));
+        agrees((bytes.iter().map(|b| b % 3 == 0).collect::<Vec<_>>(), [3_u8; 32]));
+        agrees((
+            bytes.iter().map(|b| Some(*b)).collect::<Vec<_>>(),
+            bytes.into_iter().collect::<HashSet<_>>(),
+        ));
+    }
+}
+
+#[test]
+fn a_sequence_that_is_not_read_to_its_end_leaves_the_rest() {
+    /// The first of a sequence of bytes.
+    #[derive(Debug)]
+    struct First(u8);
+
+    impl<'de> Deserialize<'de> for First {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Visitor;
+
+            impl<'de> serde::de::Visitor<'de> for Visitor {
+                type Value = First;
+
+                fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.write_str("bytes")
+                }
+
+                fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<First, A::Error> {
+                    Ok(First(seq.next_element()?.unwrap()))
+                }
+            }
+            deserializer.deserialize_seq(Visitor)
+        }
+    }
+
+    let mut input = Decoder::new(Payload::from_body(Bytes::from_static(&[3, 7, 8, 9, 10])));
+    let first: First = Postcard::decode(&mut input).unwrap();
+    assert_eq!((first.0, input.rest()), (7, &[8, 9, 10][..]));
+}
+
 #[test]
 fn byte_strings_travel_beside_the_message() {
     let long = Bytes::from(vec![9; BY_REFERENCE + 1]);
@@ -102,6 +149,11 @@ fn what_is_not_a_value_is_refused() {
     assert_eq!(refused::<u128>(&[0xff; 20]), "a number is larger than its type");
     assert_eq!(refused::<bool>(&[2]), "a bool is neither 0 nor 1");
     assert_eq!(refused::<Option<u8>>(&[2]), "the byte before an optional value is neither 0 nor 1");
+    assert_eq!(refused::<Vec<u8>>(&[2, 7]), "the message ends inside a value");
+    assert_eq!(refused::<(Vec<u8>,)>(&[2, 7]), "the message ends inside a value");
+    assert_eq!(refused::<(Vec<u8>,)>(&[0xff, 0xff, 0xff, 0xff, 0x0f, 7]), "the message ends inside a value");
+    assert_eq!(refused::<(Vec<u8>,)>(&[1, 7, 8]), "the message has 1 bytes after its end");
+    assert_eq!(refused::<Vec<bool>>(&[2, 1, 2]), "a bool is neither 0 nor 1");
     assert_eq!(refused::<String>(&[2, 0xff, 0xff]), "a string is not UTF-8");
     assert_eq!(refused::<char>(&[2, b'a', b'b']), "a char is not one character of UTF-8");
     assert_eq!(refused::<char>(&[0]), "a char is not one character of UTF-8");
@@ -151,12 +203,23 @@ fn announced_lengths_reserve_no_memory() {
 
 #[test]
 fn elements_that_take_no_bytes_are_limited() {
+    /// Does not even ask for any.
+    #[derive(Debug, Serialize)]
+    struct Nothing;
+
+    impl<'de> Deserialize<'de> for Nothing {
+        fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+            Ok(Self)
+        }
+    }
+
     let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
     let too_many = "more than 65536 elements of sequences take no bytes";
     assert_eq!(refused::<Vec<()>>(&huge), too_many);
     assert_eq!(refused::<Vec<(Unit, [(); 2])>>(&huge), too_many);
     assert_eq!(refused::<HashSet<Unit>>(&huge), too_many);
     assert_eq!(refused::<BTreeMap<Unit, Unit>>(&huge), too_many);
+    assert_eq!(refused::<Vec<Nothing>>(&huge), too_many);
     // In all, not in each.
     assert_eq!(refused::<Vec<Vec<()>>>(&[3, 0x80, 0x80, 2, 0x80, 0x80, 2, 0x80, 0x80, 2]), too_many);
     agrees(vec![(); 65_536]);

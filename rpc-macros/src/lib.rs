@@ -62,7 +62,7 @@ use proc_macro::TokenStream;
 ///
 /// Implementations say `impl Stream`, too; the stream may borrow `&self` and `cx`. Where a type with a name is needed, trait and
 /// implementations say `Streaming<T, E>` instead, which `Streaming::new` makes of any stream that borrows nothing. An item is a `Result`, for every stream can be
-/// cut short: an `Err` is the last item.
+/// cut short: an `Err` is the last item. It may be an alias; one that is called `Result` has the `Ok` type as its first argument.
 ///
 /// One argument may be a stream, `Streaming<R>`, beside others; the client takes any `impl Stream<Item = R> + Send +
 /// 'static` for it. The implementation reads it with `rows.message().await?` or as a `Stream`, and may answer before it has

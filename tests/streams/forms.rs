@@ -4,7 +4,7 @@ use farcall::{Blame, Bytes, Code, Executed, Result, Stream, Streaming, stream};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{LogServer, Map, all, given, store};
+use super::{LogServer, Map, Torn, all, given, store};
 
 #[farcall::service]
 trait Feed<T>
@@ -47,6 +47,44 @@ async fn instances_of_a_generic_trait_stream() {
     let numbers = FeedClient::in_process("numbers", Copies(7_u8));
     assert_eq!(all(Feed::all(&numbers)).await.0, [7, 7]);
     assert_eq!(Feed::count(&numbers, given(stream::iter([1, 2, 3]))).await.unwrap(), 3);
+}
+
+/// The client's types are those of the aliases, whatever they are called.
+#[tokio::test]
+async fn items_of_aliases() {
+    type Result<T> = std::result::Result<T, Torn>;
+    type Pair<E, T> = std::result::Result<(T, T), E>;
+
+    #[farcall::service]
+    trait Aliases {
+        fn one(&self) -> impl Stream<Item = Result<u8>>;
+        fn pair(&self) -> impl Stream<Item = Pair<Torn, u8>>;
+        async fn try_one(&self) -> Result<impl Stream<Item = Result<u8>>>;
+    }
+
+    struct Ones;
+
+    impl Aliases for Ones {
+        fn one(&self) -> impl Stream<Item = Result<u8>> {
+            stream::iter([Ok(1), Err(Torn { at: 1 })])
+        }
+
+        fn pair(&self) -> impl Stream<Item = Pair<Torn, u8>> {
+            stream::iter([Ok((1, 2)), Err(Torn { at: 2 })])
+        }
+
+        async fn try_one(&self) -> Result<impl Stream<Item = Result<u8>>> {
+            Ok(self.one())
+        }
+    }
+
+    let ones = AliasesClient::in_process(Ones);
+    let mut one: Streaming<u8, Torn> = ones.one().await.unwrap();
+    assert_eq!((one.message().await, one.message().await), (Ok(Some(1)), Err(Torn { at: 1 })));
+    let mut pair: Streaming<(u8, u8), Torn> = ones.pair().await.unwrap();
+    assert_eq!((pair.message().await, pair.message().await), (Ok(Some((1, 2))), Err(Torn { at: 2 })));
+    let mut one: Streaming<u8, Torn> = ones.try_one().await.unwrap();
+    assert_eq!(one.message().await, Ok(Some(1)));
 }
 
 /// The trait's own method can't refuse its stream, but the call that stands for it can fail.

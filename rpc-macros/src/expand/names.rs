@@ -3,7 +3,7 @@
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Ident, Type, parse_quote};
+use syn::{GenericArgument, Ident, Type, TypePath, parse_quote};
 
 use crate::model::{Answer, Argument, Items, Method, Service, arguments_of, result_of};
 
@@ -131,13 +131,48 @@ pub(crate) fn answered(service: &Service, answer: &Answer) -> Type {
     };
     let item = &items.item;
     let private = private_at(service, item.span());
-    let ok = located_at(item.span(), &quote!(<#item as #private::Outcome>::Ok));
     let error = located_at(item.span(), &quote!(<#item as #private::Outcome>::Err));
-    let stream = parse_quote!(#private::Streaming<#ok, #error>);
-    match result {
-        Some(result) => result_of(result, &stream),
-        None => parse_quote!(::core::result::Result<#stream, #error>),
+    let plain = plain_result(item);
+    let stream = match plain {
+        Some((path, ok, None)) if is_farcalls(service, path) => parse_quote!(#private::Streaming<#ok>),
+        Some((_, ok, Some(error))) => parse_quote!(#private::Streaming<#ok, #error>),
+        Some((_, ok, None)) => parse_quote!(#private::Streaming<#ok, #error>),
+        None => {
+            let ok = located_at(item.span(), &quote!(<#item as #private::Outcome>::Ok));
+            parse_quote!(#private::Streaming<#ok, #error>)
+        }
+    };
+    match (result, plain) {
+        (Some(result), _) | (None, Some((result, ..))) => result_of(result, &stream),
+        (None, None) => parse_quote!(::core::result::Result<#stream, #error>),
     }
+}
+
+/// Of `Result<T>` and `Result<T, E>`, wherever it comes from, also `T` and `E`, so that documentation and editors show these. An alias
+/// of another name may be anything: the compiler finds what it is a result of.
+fn plain_result(item: &Type) -> Option<(&TypePath, &Type, Option<&Type>)> {
+    let Type::Path(path) = item else { return None };
+    if path.qself.is_some() || path.path.segments.last()?.ident != "Result" {
+        return None;
+    }
+    let mut arguments = arguments_of(path)?.iter().map(|argument| match argument {
+        GenericArgument::Type(ty) => Some(ty),
+        _ => None,
+    });
+    let ok = arguments.next()??;
+    let error = match arguments.next() {
+        Some(error) => Some(error?),
+        None => None,
+    };
+    arguments.next().is_none().then_some((path, ok, error))
+}
+
+/// Whether it is `farcall::Result`, whose error is a `Status`.
+fn is_farcalls(service: &Service, result: &TypePath) -> bool {
+    let farcall = service.farcall.segments.iter().map(|segment| &segment.ident);
+    let mut segments = result.path.segments.iter().map(|segment| &segment.ident);
+    segments.next_back();
+    segments.eq(farcall)
 }
 
 /// A local variable of generated code, with a span likewise.
@@ -217,4 +252,46 @@ fn check(service: &Service, method: &Method) -> Option<TokenStream> {
     Some(quote_spanned! { second.span() =>
         const _: () = ::core::assert!(<#codec as #private::Codec>::ARGUMENTS > 1, #message);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{check, parse};
+
+    /// The type that the client's method gives of a method that is declared like this, without spaces.
+    fn shown(method: &str) -> String {
+        let item = format!("trait Log {{ {method}; }}").parse().expect("these are tokens");
+        let service = parse::options(TokenStream::new())
+            .and_then(|options| check::service(options, parse::item(item)?))
+            .unwrap_or_else(|error| panic!("{error}"));
+        let ty = answered(&service, &service.methods[0].answer);
+        ty.to_token_stream().to_string().replace(' ', "").replace("::farcall::__private::", "")
+    }
+
+    #[test]
+    fn types_of_streams_are_shown_as_they_are_written() {
+        for (item, answered) in [
+            ("farcall::Result<u64>", "farcall::Result<Streaming<u64>>"),
+            ("std::result::Result<Vec<u8>, Torn>", "std::result::Result<Streaming<Vec<u8>,Torn>,Torn>"),
+            ("Result<u64, Torn>", "Result<Streaming<u64,Torn>,Torn>"),
+            // Where it comes from is not known, and what its error is.
+            ("Result<u64>", "Result<Streaming<u64,<Result<u64>asOutcome>::Err>>"),
+            (
+                "LogResult<u64>",
+                "::core::result::Result<Streaming<<LogResult<u64>asOutcome>::Ok,<LogResult<u64>asOutcome>::Err>,\
+                 <LogResult<u64>asOutcome>::Err>",
+            ),
+        ] {
+            assert_eq!(shown(&format!("fn lines(&self) -> impl Stream<Item = {item}>")), answered);
+        }
+        assert_eq!(
+            shown("async fn tail(&self) -> Result<impl Stream<Item = farcall::Result<u64>>, LogError>"),
+            "Result<Streaming<u64>,LogError>"
+        );
+        assert_eq!(
+            shown("async fn stored(&self) -> farcall::Result<Streaming<u64, Torn>>"),
+            "farcall::Result<Streaming<u64,Torn>>"
+        );
+    }
 }

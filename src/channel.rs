@@ -247,7 +247,7 @@ impl ChannelBuilder {
     /// INVALID_ARGUMENT if address or configuration are wrong. UNAVAILABLE if no server could be reached, or if RDMA
     /// is required and can't be had; the message says what was tried and seen.
     pub async fn connect(self, address: &str) -> Result<Channel, Status> {
-        let channel = self.connect_lazy(address).map_err(invalid)?;
+        let channel = self.connect_lazy(address).map_err(|error| invalid(&error))?;
         channel.connection().await?;
         Ok(channel)
     }
@@ -267,11 +267,10 @@ impl ChannelBuilder {
     }
 }
 
-pub(crate) fn invalid(error: ConfigError) -> Status {
-    Status::new(Code::InvalidArgument, error.to_string())
-        .with_executed(Executed::No)
-        .with_blame(Blame::Caller)
-        .with_source(error)
+pub(crate) fn invalid(error: &ConfigError) -> Status {
+    // Not as a source, whose text would be told twice.
+    let status = Status::new(Code::InvalidArgument, error.to_string());
+    status.with_executed(Executed::No).with_blame(Blame::Caller)
 }
 
 /// Dials the hosts of an address.

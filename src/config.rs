@@ -76,25 +76,46 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// What is wrong, with its line: syntax, an unknown key, a value that can't be.
+    /// What is wrong, with its line: syntax, an unknown key, a value that can't be, settings that contradict each other.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text)
-            .map_err(|e| ConfigError::new(format!("configuration: {}", e.to_string().trim_end())))?;
-        config.check()?;
+        let wrong = |why: &str| ConfigError::new(format!("configuration: {why}"));
+        let config: Self = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end()))?;
+        config.contradiction().map_err(|why| match line_of_setting(text, &why) {
+            Some(line) => wrong(&format!("line {line}: {why}")),
+            None => wrong(&why),
+        })?;
         Ok(config)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let wrong = |why: String| ConfigError::new(format!("configuration: {why}"));
-        self.limits.check().map_err(wrong)?;
-        self.liveness.check().map_err(wrong)?;
-        self.calls.check().map_err(wrong)?;
+        self.contradiction().map_err(|why| ConfigError::new(format!("configuration: {why}")))
+    }
+
+    /// What is wrong with values that can be read; the text begins with the setting.
+    fn contradiction(&self) -> Result<(), String> {
+        self.limits.check()?;
+        self.liveness.check()?;
+        self.calls.check()?;
         #[cfg(feature = "tcp")]
-        self.tcp.check().map_err(wrong)?;
+        self.tcp.check()?;
         #[cfg(feature = "rdma")]
-        self.rdma.check().map_err(wrong)?;
+        self.rdma.check()?;
         Ok(())
     }
+}
+
+/// The line of the first setting that a text names, as in `limits.max_message`, and that stands in the TOML.
+fn line_of_setting(toml: &str, text: &str) -> Option<usize> {
+    let document = toml::de::DeTable::parse(toml).ok()?;
+    let span = text.split([' ', ',']).filter(|word| word.contains('.')).find_map(|path| {
+        let (mut table, mut span) = (Some(document.get_ref()), None);
+        for name in path.split('.') {
+            let (key, value) = table?.iter().find(|(key, _)| key.get_ref() == name)?;
+            (table, span) = (value.get_ref().as_table(), Some(key.span()));
+        }
+        span
+    })?;
+    Some(toml[..span.start].matches('\n').count() + 1)
 }
 
 /// The transport that the value of [`TRANSPORT_VARIABLE`] names. An empty value counts as none: that is how a shell or a
@@ -205,6 +226,24 @@ mod tests {
             assert!(error.contains("unknown field"), "{error}");
         }
         assert!(Config::from_toml("transport = \"udp\"").is_err());
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_named_with_their_line() {
+        let line = |text: &str| Config::from_toml(text).unwrap_err().to_string();
+        let error = line("transport = \"tcp\"\n\n[limits]\nmax_message = 10_000_000\nmax_assembly = 1000");
+        assert!(error.starts_with("configuration: line 5: limits.max_assembly"), "{error}");
+        // The other of the two, where the first is not set.
+        let error = line("[limits]\nmax_message = 4_000_000_000");
+        assert!(error.starts_with("configuration: line 2: limits.max_assembly"), "{error}");
+        let error = line("# how long\nliveness = { connect_ms = 0 }");
+        assert!(error.starts_with("configuration: line 2: liveness.connect_ms"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_address_is_told_once() {
+        let error = crate::channel::invalid(&ConfigError::new("address `x`: no port"));
+        assert_eq!(format!("{error:#}"), "INVALID_ARGUMENT: address `x`: no port (not executed)");
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! The connection of one class of a caller: made, found, lost, and made again.
 
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::connector::{Shared, gone};
+use super::connector::{Shared, gone, no_runtime};
 use crate::class::TrafficClass;
 use crate::connection::Connection;
 use crate::status::{Executed, Status};
@@ -24,8 +23,9 @@ const JUST_NOW: Duration = Duration::from_millis(50);
 /// The connection of a class of calls.
 pub(super) struct ClassConnection {
     pub(super) class: TrafficClass,
-    /// The connection, found without a lock. It may have ended.
-    current: ArcSwapOption<Connection>,
+    /// The connection, which may have ended. Calls share this lock, and it is written only for another connection, with that of
+    /// `state` held.
+    current: RwLock<Option<Arc<Connection>>>,
     state: Mutex<State>,
 }
 
@@ -60,22 +60,24 @@ pub(super) enum Found {
 
 impl ClassConnection {
     pub(super) fn new(class: TrafficClass) -> Self {
-        Self { class, current: ArcSwapOption::empty(), state: Mutex::new(State::Idle) }
+        Self { class, current: RwLock::default(), state: Mutex::new(State::Idle) }
     }
 
     /// The connection, if there is one that takes calls.
     #[inline]
     pub(super) fn connected(&self) -> Option<Arc<Connection>> {
-        self.current.load_full().filter(|connection| connection.is_open())
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|connection| connection.is_open()).cloned()
     }
 
     /// The connection, or the attempt to make one, which begins unless the last has just failed.
     pub(super) fn find(self: &Arc<Self>, shared: &Arc<Shared>) -> Found {
+        let Some(runtime) = &shared.runtime else { return Found::Failed(no_runtime()) };
+        let mut state = self.state();
+        // Under the lock: another call's attempt may just have succeeded.
         if let Some(connection) = self.connected() {
             return Found::Connected(connection);
         }
-        let Some(runtime) = &shared.runtime else { return Found::Failed(super::connector::no_runtime()) };
-        let mut state = self.state();
         self.note_early_end(&mut state, shared);
         let failures = match &*state {
             State::Connecting(attempt) => return Found::Connecting(attempt.clone()),
@@ -95,7 +97,7 @@ impl ClassConnection {
     /// A connection that was of no use to anybody counts as a failed attempt.
     fn note_early_end(&self, state: &mut State, shared: &Shared) {
         let State::Connected { since, failures } = *state else { return };
-        let ended = self.current.swap(None);
+        let ended = self.current().take();
         let Some(ended) = ended.filter(|ended| since.elapsed() < EARLY && !ended.was_of_use()) else {
             return;
         };
@@ -136,16 +138,17 @@ impl ClassConnection {
     fn use_connection(&self, connection: &Arc<Connection>, failures: u32) {
         let mut state = self.state();
         *state = State::Connected { since: Instant::now(), failures };
-        self.current.store(Some(connection.clone()));
+        *self.current() = Some(connection.clone());
     }
 
     /// Replaces a connection by another to a better peer. False: it is not the current one any more.
     pub(super) fn replace(&self, old: &Arc<Connection>, new: &Arc<Connection>) -> bool {
         let mut state = self.state();
-        let is_current = self.current.load().as_ref().is_some_and(|current| Arc::ptr_eq(current, old));
+        let mut current = self.current();
+        let is_current = current.as_ref().is_some_and(|current| Arc::ptr_eq(current, old));
         if is_current {
             *state = State::Connected { since: Instant::now(), failures: 0 };
-            self.current.store(Some(new.clone()));
+            *current = Some(new.clone());
         }
         is_current
     }
@@ -161,7 +164,11 @@ impl ClassConnection {
     /// Ends it for good; gives the connection, to be closed.
     pub(super) fn take(&self) -> Option<Arc<Connection>> {
         *self.state() = State::Idle;
-        self.current.swap(None)
+        self.current().take()
+    }
+
+    fn current(&self) -> RwLockWriteGuard<'_, Option<Arc<Connection>>> {
+        self.current.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 
-use crate::payload::{Encoder, Payload};
+use crate::payload::Encoder;
 
 /// A small buffer with more room is not kept: the next message may be a few bytes and wait for long. Bytes.
 const MOST_SMALL: usize = 8192;
@@ -25,10 +25,10 @@ pub fn encoder() -> Encoder {
     SMALL.take().map_or_else(Encoder::new, Encoder::reusing)
 }
 
-/// Keeps the memory of a short message for the thread's next one.
+/// Keeps the [buffer](crate::payload::Payload::into_buffer) of a short message, if it had one, for the thread's next one.
 #[inline]
-pub fn recycle(payload: Payload) {
-    if let Some(buffer) = payload.into_buffer()
+pub fn recycle(buffer: Option<Box<BytesMut>>) {
+    if let Some(buffer) = buffer
         && buffer.capacity() <= MOST_SMALL
     {
         // A thread that is being torn down keeps nothing.
@@ -129,7 +129,7 @@ impl Spare {
 mod tests {
     use super::*;
 
-    fn written(len: usize) -> Payload {
+    fn written(len: usize) -> crate::payload::Payload {
         let mut encoder = encoder();
         encoder.put_slice(&vec![7; len]);
         encoder.finish()
@@ -140,18 +140,18 @@ mod tests {
         let (first, second) = (written(1), written(2));
         let address = first.body().as_ptr();
         assert_ne!(address, second.body().as_ptr());
-        recycle(first);
+        recycle(first.into_buffer());
         let third = written(3);
         assert_eq!((third.body().as_ptr(), third.body()), (address, &[7; 3][..]));
     }
 
     #[test]
     fn the_memory_of_a_long_message_is_not_kept_for_short_ones() {
-        recycle(written(1 << 20));
+        recycle(written(1 << 20).into_buffer());
         assert!(SMALL.take().is_none());
         let mut large = encoder();
         large.buffer().reserve(1 << 20);
-        recycle(large.finish());
+        recycle(large.finish().into_buffer());
         assert!(SMALL.take().is_none());
     }
 

@@ -126,6 +126,18 @@ impl Payload {
         }
     }
 
+    /// Takes the buffer that a short payload was written to, so that [another](Encoder::reusing) can be. The payload is empty then.
+    #[inline]
+    pub fn take_buffer(&mut self) -> Option<Box<BytesMut>> {
+        if matches!(self.body, Body::Shared(_)) {
+            return None;
+        }
+        match mem::take(&mut self.body) {
+            Body::Written(written) => Some(written.into_buffer()),
+            Body::Shared(_) => None,
+        }
+    }
+
     /// Takes the last attachment off.
     pub fn pop_attachment(&mut self) -> Option<Bytes> {
         self.rest.as_mut()?.attachments.pop()
@@ -188,7 +200,7 @@ impl Encoder {
         Self { buffer: buffer.into(), rest: None }
     }
 
-    /// Returns an empty message that is written to a buffer which [a payload](Payload::into_buffer) has left.
+    /// Returns an empty message that is written to a buffer which [a payload](Payload::take_buffer) has left.
     #[inline]
     pub fn reusing(mut buffer: Box<BytesMut>) -> Self {
         buffer.clear();

@@ -69,7 +69,7 @@ enum State {
 impl Drop for UnderWay {
     #[inline]
     fn drop(&mut self) {
-        buffer_pool::recycle(std::mem::take(&mut self.arguments));
+        buffer_pool::recycle(self.arguments.take_buffer());
     }
 }
 

@@ -126,8 +126,9 @@ impl Connection {
 /// Keeps the memory of an answer that was copied into its frame.
 #[inline]
 pub(super) fn recycle(reply: Reply) {
+    // By value: a reply whose address is taken goes through memory where it is made.
     if let Reply::Ok(payload) = reply {
-        buffer_pool::recycle(payload);
+        buffer_pool::recycle(payload.into_buffer());
     }
 }
 

@@ -135,7 +135,13 @@ impl<S: Source> Pump<S> {
                 return Poll::Ready(self.end.take().unwrap_or(Pumped::Closed));
             }
             let Some(connection) = self.streams.connection() else { return Poll::Ready(Pumped::Closed) };
+            let was_new = self.is_new;
             let waits = self.ahead.is_none() && self.fill(&connection, room, cx);
+            if was_new && self.ahead.is_some() {
+                // The beginning of the answer, which was queued meanwhile, may hold the first items back.
+                budget.made_progress();
+                continue;
+            }
             if may_send && let Some((count, message)) = self.ahead.take() {
                 self.send(&connection, count, message);
             }

@@ -265,7 +265,6 @@ pub use bytes::Bytes;
 pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
 pub use farcall_core::class::{ByClass, TrafficClass};
-pub use farcall_core::client::in_process;
 pub use farcall_core::client::{
     Call, CallFuture, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall, StreamFuture,
 };
@@ -275,6 +274,7 @@ pub use farcall_core::config::{Calls, Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 pub use farcall_core::details;
+pub use farcall_core::in_process::in_process;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};

@@ -126,7 +126,7 @@ async fn the_application_shares_an_implementation_with_the_server() {
     let store = Arc::new(Store::default());
     let server = KvServer::from_arc(store.clone());
     assert_eq!(format!("{server:?}"), "KvServer { service: \"shop.v1.Kv\", .. }");
-    let kv = KvClient::new(farcall_core::client::in_process(server.clone()));
+    let kv = KvClient::new(farcall_core::in_process::in_process(server.clone()));
     kv.put("k", "v").await.unwrap();
     assert_eq!(store.puts.load(Ordering::Relaxed), 1);
 }
@@ -198,7 +198,7 @@ async fn instances_of_a_generic_trait_have_names_of_their_own() {
     assert_eq!((&*numbers.info().name, &*flags.info().name), ("cache.numbers", "cache.flags"));
     assert_ne!(numbers.info().methods[0].fingerprint, flags.info().methods[0].fingerprint);
 
-    let caller = farcall_core::client::in_process_with(
+    let caller = farcall_core::in_process::in_process_with(
         vec![Arc::new(numbers), Arc::new(flags)],
         farcall::Limits::default(),
     );

@@ -8,9 +8,10 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
-pub use crate::client::{Call, CallFuture, Caller, StreamCall, Stub, in_process};
+pub use crate::client::{Call, CallFuture, Caller, StreamCall, Stub};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
+pub use crate::in_process::in_process;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
 pub use crate::status::Status;

@@ -7,7 +7,6 @@ pub use farcall_proto::compress::Compression;
 use farcall_proto::compress::{self, Workspace};
 pub(crate) use farcall_proto::compress::{CantUnpack, LONG, MIN};
 
-use crate::context::Context;
 use crate::payload::Payload;
 
 thread_local! {
@@ -29,26 +28,6 @@ pub(crate) fn unpack(payload: Payload) -> Result<Payload, CantUnpack> {
 /// A [`Compression`], once it is chosen. It may be chosen anew, also while it is looked at.
 #[derive(Debug)]
 pub(crate) struct Choice(AtomicU8);
-
-/// What the items of a stream are compressed by. `None`: as the settings have it.
-#[derive(Debug)]
-pub(crate) enum ItemsBy {
-    /// All of them by the same.
-    Same(Option<Compression>),
-    /// Each as this handler has chosen when it is made.
-    Answer(Option<Context>),
-}
-
-impl ItemsBy {
-    /// For one that was just made.
-    #[inline]
-    pub(crate) fn now(&self) -> Option<Compression> {
-        match self {
-            Self::Same(by) => *by,
-            Self::Answer(context) => context.as_ref()?.choice(),
-        }
-    }
-}
 
 /// No number of any.
 const NONE_YET: u8 = u8::MAX;

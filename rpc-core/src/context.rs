@@ -15,14 +15,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub(crate) use draining::Drain;
-pub(crate) use ended::Parent;
+pub(crate) use ended::{Parent, parent_ended};
 
 use self::signal::Signal;
 use crate::compress::{Choice, Compression};
+use crate::extensions::Extensions;
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::middleware::Extensions;
-use crate::payload::Payload;
-use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Status};
 
 /// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
@@ -102,21 +100,18 @@ impl Shared {
     }
 
     #[cold]
-    fn answered(&self, reply: &mut Reply) {
-        let mut metadata = self.answer().take().unwrap_or_default();
+    fn answered(&self) -> Option<Box<SetForAnswer>> {
+        let metadata = self.answer().take().unwrap_or_default();
         let compression = self.choice.get();
-        if !metadata.is_empty() || compression.is_some() {
-            *reply = match std::mem::replace(reply, Reply::Ok(Payload::default())) {
-                Reply::With(mut with) => {
-                    metadata.extend(&with.metadata);
-                    with.metadata = metadata;
-                    with.compression = compression.or(with.compression);
-                    Reply::With(with)
-                }
-                reply => Reply::With(Box::new(WithMetadata { reply, metadata, compression })),
-            };
-        }
+        let is_any = !metadata.is_empty() || compression.is_some();
+        is_any.then(|| Box::new(SetForAnswer { metadata, compression }))
     }
+}
+
+/// What a handler has set in its context for its answer.
+pub(crate) struct SetForAnswer {
+    pub(crate) metadata: AnswerMetadata,
+    pub(crate) compression: Option<Compression>,
 }
 
 thread_local! {
@@ -346,11 +341,9 @@ impl Context {
         initial
     }
 
-    /// Adds the metadata that the handler of this context has set to what it answers. It sets no more.
-    pub(crate) fn answered(&self, reply: &mut Reply) {
-        if let Some(shared) = &self.shared {
-            shared.answered(reply);
-        }
+    /// Takes what the handler of this context has set for its answer, if that is anything. It sets no more.
+    pub(crate) fn answered(&self) -> Option<Box<SetForAnswer>> {
+        self.shared.as_ref()?.answered()
     }
 
     /// Runs a future with this context current, for work that a handler hands to another task:
@@ -389,12 +382,10 @@ impl Current {
         }
     }
 
-    /// Adds the metadata that the handler of the current context has set to what it answers.
+    /// Takes what the handler of the current context has set for its answer, if that is anything. It sets no more.
     #[inline]
-    pub(crate) fn answered(&self, reply: &mut Reply) {
-        if let Some(shared) = SHARED.take() {
-            shared.answered(reply);
-        }
+    pub(crate) fn answered(&self) -> Option<Box<SetForAnswer>> {
+        SHARED.take()?.answered()
     }
 
     /// The last one is current no more; with what it came to share meanwhile.
@@ -472,9 +463,8 @@ mod tests {
     }
 
     fn trailers(of: &Context) -> usize {
-        let mut reply = Reply::Ok(Payload::default());
-        of.answered(&mut reply);
-        let Reply::With(with) = reply else { return 0 };
+        let set = of.answered();
+        let Some(with) = set else { return 0 };
         with.metadata.trailing.len()
     }
 

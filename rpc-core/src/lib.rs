@@ -12,7 +12,10 @@ pub mod compress;
 pub mod config;
 pub mod connection;
 pub mod context;
+pub mod extensions;
+pub mod in_process;
 pub mod middleware;
+mod response;
 #[cfg(feature = "metrics")]
 #[doc(hidden)]
 pub mod sampler;

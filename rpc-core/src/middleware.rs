@@ -1,6 +1,5 @@
 //! What stands between a call and what answers it, on either side: interceptors, and layers of `tower`.
 
-mod extensions;
 mod request;
 mod response;
 mod server;
@@ -11,11 +10,11 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-pub use extensions::Extensions;
+pub use crate::extensions::Extensions;
+pub use crate::stream::StreamEnd;
 pub(crate) use request::Outgoing;
 pub use request::Request;
-pub(crate) use response::OnEnd;
-pub use response::{Response, StreamEnd};
+pub use response::Response;
 pub use server::{Compressed, Layered, ServiceExt, Stack};
 #[cfg(feature = "tower")]
 pub use tower::Middleware;

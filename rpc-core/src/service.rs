@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::compress::Compression;
-use crate::context::Context;
+use crate::context::{Context, SetForAnswer};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::text::cut;
@@ -139,6 +139,30 @@ pub enum Reply {
     End(Sent),
     /// One of these, with what the handler has set in its context.
     With(Box<WithMetadata>),
+}
+
+impl Reply {
+    /// Adds what the handler has set in its context, if that is anything.
+    #[inline]
+    pub(crate) fn add(&mut self, set: Option<Box<SetForAnswer>>) {
+        if let Some(set) = set {
+            self.add_set(*set);
+        }
+    }
+
+    #[cold]
+    fn add_set(&mut self, set: SetForAnswer) {
+        let SetForAnswer { mut metadata, compression } = set;
+        *self = match std::mem::replace(self, Self::Ok(Payload::default())) {
+            Self::With(mut with) => {
+                metadata.extend(&with.metadata);
+                with.metadata = metadata;
+                with.compression = compression.or(with.compression);
+                Self::With(with)
+            }
+            reply => Self::With(Box::new(WithMetadata { reply, metadata, compression })),
+        };
+    }
 }
 
 /// A [`Reply`] with metadata, and with what it is to be compressed by.

@@ -9,13 +9,13 @@ use std::task::{Context as TaskContext, Poll, ready};
 pub use futures_core::Stream;
 use tokio::time::{Instant, Sleep};
 
-use crate::client::{Begun, in_vain};
 use crate::codec::{CodecError, all_read};
-use crate::compress::{Compression, ItemsBy};
-use crate::connection::{CallStreams, Connection, Encoded, Ended, Next, Pump, Pumped, Reader, give_way};
-use crate::context::{Context, Parent};
+use crate::compress::Compression;
+use crate::connection::{
+    CallStreams, Connection, Encoded, Ended, ItemsBy, Next, Pump, Pumped, Reader, give_way,
+};
+use crate::context::{Context, Parent, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::middleware::{OnEnd, StreamEnd};
 use crate::payload::{Decoder, Encoder, Payload};
 use crate::proto::wire::{self, decode_status};
 use crate::service::Reply;
@@ -36,6 +36,42 @@ pub enum EndReason {
     ConnectionLost,
     /// Its sender has failed: the last item was the error.
     Status,
+}
+
+/// How a stream has ended, as [`Response::on_end`](crate::middleware::Response::on_end) tells.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StreamEnd {
+    /// How. A client that dropped its stream, and so the call, has cancelled it.
+    pub reason: EndReason,
+    /// The status that it has ended with, if it was one.
+    pub code: Option<Code>,
+}
+
+impl StreamEnd {
+    /// How it has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the application's own type.
+    pub fn outcome(&self) -> &'static str {
+        match (self.code, self.reason) {
+            (Some(code), _) => code.name(),
+            (None, EndReason::Completed) => "OK",
+            (None, EndReason::Cancelled) => Code::Cancelled.name(),
+            (None, EndReason::Deadline) => Code::DeadlineExceeded.name(),
+            (None, EndReason::ConnectionLost) => Code::Unavailable.name(),
+            (None, EndReason::Status) => "APPLICATION",
+        }
+    }
+}
+
+/// A callback that is told of the end of a stream.
+pub(crate) type OnEnd = Box<dyn FnOnce(&StreamEnd) + Send>;
+
+/// An answer that is a stream, and has begun.
+pub(crate) struct Begun {
+    pub(crate) reader: Reader,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) parent: Option<Parent>,
+    pub(crate) metadata: Metadata,
+    pub(crate) on_end: Vec<OnEnd>,
 }
 
 /// The items of a stream that the other side sends, as they come.
@@ -344,7 +380,7 @@ impl<T, E: From<Status>> Remote<T, E> {
     fn cut_short(&self) -> Box<End<E>> {
         Box::new(match has_passed(&self.alarm) {
             true => End::failed(EndReason::Deadline, deadline_passed()),
-            false => End::failed(EndReason::Cancelled, in_vain()),
+            false => End::failed(EndReason::Cancelled, parent_ended()),
         })
     }
 }

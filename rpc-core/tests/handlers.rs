@@ -11,8 +11,9 @@ use std::task::{Context as TaskContext, Poll};
 
 use bytes::Bytes;
 use farcall_core::__private as private;
-use farcall_core::client::{Caller, Connector, Stub, in_process};
+use farcall_core::client::{Caller, Connector, Stub};
 use farcall_core::config::Limits;
+use farcall_core::in_process::in_process;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{FrameType, Hello};
 use farcall_core::server::Host;

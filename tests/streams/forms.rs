@@ -91,7 +91,7 @@ async fn items_of_aliases() {
 #[tokio::test]
 async fn a_refusal_is_the_first_item_where_a_stream_can_not_be_refused() {
     let server = FeedServer::named("words", Copies("word".to_owned()));
-    let numbers = FeedClient::<u8>::named("numbers", farcall_core::client::in_process(server));
+    let numbers = FeedClient::<u8>::named("numbers", farcall_core::in_process::in_process(server));
     let (items, error) = all(Feed::all(&numbers)).await;
     let error = error.unwrap();
     assert_eq!((items, error.code(), error.executed()), (vec![], Code::Unimplemented, Executed::No));

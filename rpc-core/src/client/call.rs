@@ -24,7 +24,8 @@ use crate::status::Status;
 /// ```
 /// use std::time::Duration;
 /// # use std::sync::Arc;
-/// # use farcall_core::client::{Call, Stub, in_process};
+/// # use farcall_core::client::{Call, Stub};
+/// # use farcall_core::in_process::in_process;
 /// # use farcall_core::codec::Raw;
 /// # use farcall_core::payload::Payload;
 /// # use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};

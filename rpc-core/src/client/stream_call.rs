@@ -5,35 +5,21 @@ use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
-use tokio::time::Instant;
-
 use super::options::options;
 use super::prepared::Prepared;
 use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
 use crate::codec::{Decode, from_payload};
-use crate::compress::ItemsBy;
-use crate::connection::{Answered, Encoded, Ended, Pump, Pumped, Reader, Source};
-use crate::context::{Context, Parent};
-use crate::metadata::Metadata;
-use crate::middleware::OnEnd;
+use crate::connection::{Answered, Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
+use crate::context::Context;
 use crate::payload::{Encoder, Payload};
 use crate::proto::wire::{EndReason, Verdict};
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::{Stream, Streaming};
+use crate::stream::{Begun, Stream, Streaming};
 
 /// What a call's answer is made of: the answer itself, the streams that it has, its deadline.
 pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
-
-/// An answer that is a stream, and has begun.
-pub(crate) struct Begun {
-    pub(crate) reader: Reader,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) parent: Option<Parent>,
-    pub(crate) metadata: Metadata,
-    pub(crate) on_end: Vec<OnEnd>,
-}
 
 /// A call with a stream there, back or both that has not begun: set its options, then `.await` it.
 ///

@@ -9,19 +9,20 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::{Begun, Parts, Stub};
+use super::{Parts, Stub};
 use crate::buffer_pool;
 use crate::codec::{CodecError, Decode, from_payload};
 use crate::compress::Compression;
 use crate::connection::{
     Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Received, Source,
 };
-use crate::context::{Context, Parent, earlier};
+use crate::context::{Context, Parent, earlier, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, Outgoing, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
 use crate::status::{Blame, Code, Executed, Status};
+use crate::stream::Begun;
 use crate::transport::BoxFuture;
 
 /// How often a call that was certainly not executed is sent again without anybody noticing.
@@ -384,7 +385,7 @@ impl UnderWay {
             _ => Executed::No,
         };
         self.state = State::Failed;
-        self.named(in_vain().with_executed(executed))
+        self.named(parent_ended().with_executed(executed))
     }
 
     /// Whether the deadline of a call that is not sent has passed. If not, it is polled again when it has.
@@ -478,13 +479,6 @@ impl UnderWay {
             method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
         status.map_message(|m| format!("{self}: {m}{ours}"))
     }
-}
-
-/// What a call ends with that was made for another one.
-pub(crate) fn in_vain() -> Status {
-    Status::new(Code::Cancelled, "the call that it was made for has ended")
-        .with_executed(Executed::Maybe)
-        .with_blame(Blame::Caller)
 }
 
 fn polled_again() -> Status {

@@ -58,7 +58,7 @@ impl Future for Handler {
         match polled {
             Ok(polled) => polled.map(|mut reply| {
                 ran(&mut reply);
-                self.context.answered(&mut reply);
+                reply.add(self.context.answered());
                 reply
             }),
             Err(panic) => Poll::Ready(panicked(&*panic, self.future.take())),

@@ -45,7 +45,7 @@ pub(crate) use calls::{Answered, Asked, NotSent, Rare, Received};
 pub(crate) use packing::give_way;
 pub(crate) use pending::{Line, Pending, Place};
 pub(crate) use registry::Registry;
-pub(crate) use streams::{CallStreams, Encoded, Ended, Next, Pump, Pumped, Reader, Source};
+pub(crate) use streams::{CallStreams, Encoded, Ended, ItemsBy, Next, Pump, Pumped, Reader, Source};
 
 use crate::class::TrafficClass;
 use crate::config::{Calls, Limits, Liveness, Policy};

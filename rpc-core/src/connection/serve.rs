@@ -273,7 +273,7 @@ impl Connection {
                 at_work.future = None;
                 at_work.call = None;
                 ran(&mut reply);
-                current.answered(&mut reply);
+                reply.add(current.answered());
                 Some(reply)
             }
             Poll::Pending => {

@@ -5,6 +5,7 @@
 //! of `receiving` and `sending` held, and with it held none but that of the queue.
 
 mod call;
+mod items_by;
 #[cfg(all(test, farcall_loom))]
 mod loom_tests;
 mod pump;
@@ -20,6 +21,7 @@ use bytes::Bytes;
 use tokio::task::coop;
 
 pub(crate) use call::{CallStreams, Ended};
+pub(crate) use items_by::ItemsBy;
 pub(super) use pump::end;
 pub(crate) use pump::{Encoded, Pump, Pumped, Source};
 pub(crate) use reader::{Next, Reader};

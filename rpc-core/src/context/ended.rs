@@ -8,6 +8,7 @@ use std::task::{Context as TaskContext, Poll};
 use tokio::time::Instant;
 
 use super::{Context, SHARED, Shared};
+use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::BoxFuture;
 
 /// The call that another one is made for, by a task that does not end with it.
@@ -123,6 +124,13 @@ impl Context {
     pub(crate) fn parent(&self) -> Option<Parent> {
         self.shared.clone().map(Parent::new)
     }
+}
+
+/// The status of a call whose parent, the call that it was made for, has ended.
+pub(crate) fn parent_ended() -> Status {
+    Status::new(Code::Cancelled, "parent call has ended")
+        .with_executed(Executed::Maybe)
+        .with_blame(Blame::Caller)
 }
 
 #[cfg(test)]

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::client::{Begun, Parts};
 use crate::compress::Compression;
 use crate::connection::{Answered, Connection};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
+use crate::response::Parts;
 use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::{EndReason, Sent};
+use crate::stream::{Begun, EndReason, Sent, StreamEnd};
 
 /// The answer of a call on its way through the middleware of a client or a server: its result, which is encoded, or an error
 /// of the application's own type, or a stream. That a call has failed in another way is a [`Status`].
@@ -31,33 +31,6 @@ enum Body {
     /// On a server: one that was sent.
     Sent(Sent),
 }
-
-/// How a stream has ended, as [`Response::on_end`] tells.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct StreamEnd {
-    /// How. A client that dropped its stream, and so the call, has cancelled it.
-    pub reason: EndReason,
-    /// The status that it has ended with, if it was one.
-    pub code: Option<Code>,
-}
-
-impl StreamEnd {
-    /// How it has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the application's own type.
-    pub fn outcome(&self) -> &'static str {
-        match (self.code, self.reason) {
-            (Some(code), _) => code.name(),
-            (None, EndReason::Completed) => "OK",
-            (None, EndReason::Cancelled) => Code::Cancelled.name(),
-            (None, EndReason::Deadline) => Code::DeadlineExceeded.name(),
-            (None, EndReason::ConnectionLost) => Code::Unavailable.name(),
-            (None, EndReason::Status) => "APPLICATION",
-        }
-    }
-}
-
-/// Who is told of the end of a stream.
-pub(crate) type OnEnd = Box<dyn FnOnce(&StreamEnd) + Send>;
 
 impl Response {
     /// What a client got.

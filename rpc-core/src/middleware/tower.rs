@@ -10,7 +10,6 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{Dispatch, Next, Request, Response};
-use crate::client::Caller;
 use crate::status::{Blame, Code, Executed, Result, Status};
 use crate::transport::BoxFuture;
 
@@ -90,20 +89,5 @@ impl Service<Request> for Next {
 
     fn call(&mut self, request: Request) -> Self::Future {
         self.0.dispatch(request)
-    }
-}
-
-/// As for [`Next`].
-impl Service<Request> for Caller {
-    type Response = Response;
-    type Error = Status;
-    type Future = BoxFuture<Result<Response>>;
-
-    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request) -> Self::Future {
-        self.next().0.dispatch(request)
     }
 }

@@ -11,20 +11,7 @@ use crate::failure::{Failure, Result};
 const CRATES: &[(&str, &[&[&str]])] = &[
     ("rpc-segments/src/", &[]),
     ("rpc-proto/src/", &[]),
-    (
-        "rpc-core/src/",
-        &[&[
-            "client",
-            "compress",
-            "config",
-            "connection",
-            "context",
-            "middleware",
-            "server",
-            "service",
-            "stream",
-        ]],
-    ),
+    ("rpc-core/src/", &[&["connection", "service", "stream"]]),
     ("transport-tcp/src/", &[]),
     ("transport-rdma/src/", &[&["device", "verbs"], &["endpoint", "link", "stats"]]),
 ];

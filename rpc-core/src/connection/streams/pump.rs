@@ -11,9 +11,10 @@ use futures_core::Stream;
 use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
+use super::items_by::ItemsBy;
 use super::poll_share;
 use crate::buffer_pool;
-use crate::compress::{Compression, ItemsBy};
+use crate::compress::Compression;
 use crate::connection::calls::too_large;
 use crate::connection::handler::panicked;
 use crate::connection::{Connection, Role};

@@ -4,11 +4,11 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Values by their type, which go with a [`Request`](super::Request) from one layer to the next and, on a server, to the
+/// Values by their type, which go with a [`Request`](crate::middleware::Request) from one layer to the next and, on a server, to the
 /// handler ([`Context::extension`](crate::context::Context::extension)). They are not sent.
 ///
 /// ```
-/// use farcall_core::middleware::Extensions;
+/// use farcall_core::extensions::Extensions;
 ///
 /// #[derive(Clone, Debug, PartialEq)]
 /// struct User(String);

@@ -43,7 +43,7 @@ pub struct Parts {
 
 impl Parts {
     /// With a result there is a connection that it came by.
-    pub(super) fn of_result<T>(self, value: T) -> Result<Response<T>, Status> {
+    pub(crate) fn of_result<T>(self, value: T) -> Result<Response<T>, Status> {
         let Self { connection, attempts, metadata, trailers, compression } = self;
         match connection {
             Some(connection) => Ok(Response { value, connection, attempts, metadata, trailers, compression }),

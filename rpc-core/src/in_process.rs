@@ -1,0 +1,46 @@
+//! A service and its caller in one process, for tests without a network.
+
+use std::sync::Arc;
+
+use crate::client::{Caller, Connector};
+use crate::config::{Limits, Liveness};
+use crate::connection::Settings;
+use crate::server::Host;
+use crate::service::Service;
+use crate::status::Status;
+use crate::transport::{BoxFuture, Link, Reason, Unavailable, memory};
+
+/// A caller of a service in this process, for tests without a network: the whole protocol and its real limits, over
+/// the in-memory transport. Must be called within a tokio runtime, or calls fail; works under paused time.
+pub fn in_process(service: impl Service) -> Caller {
+    in_process_with(vec![Arc::new(service)], Limits::default())
+}
+
+/// Like [`in_process`], with several services and other limits.
+///
+/// # Panics
+///
+/// If two services have the same name, one has more names or methods than the wire has room for, or the limits contradict each
+/// other: in a test, that is a mistake of the test.
+pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> Caller {
+    let why = Unavailable::new(Reason::Disabled, "calls within a process need no network");
+    let settings = Settings::plain(limits, Liveness::default(), why);
+    match Host::new(services, settings.clone()) {
+        Ok(host) => Caller::new(InProcess(host), settings),
+        Err(why) => panic!("in_process: {why}"),
+    }
+}
+
+struct InProcess(Arc<Host>);
+
+impl Connector for InProcess {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let (near, far) = memory::pair();
+        self.0.serve(far);
+        Box::pin(async { Ok(near) })
+    }
+
+    fn target(&self) -> String {
+        "in process".into()
+    }
+}

@@ -344,7 +344,7 @@ async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
         row.seen.ended.notified().await;
         let error = row.end().await.unwrap_err();
         assert_eq!((error.code(), error.executed()), (Code::Cancelled, Executed::Maybe), "{how:?}: {error}");
-        assert!(error.message().starts_with("test.Hop/wait: the call that it was made for"), "{error}");
+        assert!(error.message().starts_with("test.Hop/wait: parent call has ended"), "{error}");
         // None is made any more.
         let error = row.end().await.unwrap_err();
         assert_eq!((error.code(), error.executed()), (Code::Cancelled, Executed::No), "{how:?}: {error}");

@@ -158,8 +158,7 @@ impl TcpLink {
     }
 
     /// The link's task: reads, and writes when a write had to wait.
-    async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
-        let _shutdown = ShutdownOnDrop(self.clone());
+    async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>, _shutdown: ShutdownOnDrop) {
         let mut attention = pin!(self.attention.notified());
         let end = loop {
             let more = match self.read(&*handler) {
@@ -324,7 +323,9 @@ impl Link for TcpLink {
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
         let _ = self.handler.set(Arc::downgrade(&handler));
-        tokio::spawn(self.run(handler));
+        // Made here: a runtime may drop the task before it polls it.
+        let shutdown = ShutdownOnDrop(self.clone());
+        tokio::spawn(self.run(handler, shutdown));
     }
 
     fn mark(&self, class: TrafficClass) {

@@ -409,11 +409,9 @@ async fn a_peer_that_sends_without_a_pause_does_not_keep_a_link_from_closing() {
     tokio::time::timeout(PATIENCE, socket.read_to_end(&mut read)).await.expect("it must close").unwrap();
 }
 
-#[test]
-fn a_runtime_that_is_shut_down_takes_the_connection_with_it() {
+fn shut_down_takes_the_connection_with_it(runtime: tokio::runtime::Runtime) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
     let (sender, mut events) = mpsc::unbounded_channel();
     let link = runtime.block_on(async {
         let link = farcall_tcp::connect(&address, &TcpConfig::default(), PATIENCE).await.unwrap();
@@ -428,4 +426,16 @@ fn a_runtime_that_is_shut_down_takes_the_connection_with_it() {
     std::io::Read::read_to_end(&mut socket, &mut sent).expect("the connection ends");
     assert_eq!(Arc::strong_count(&link), 1);
     assert!(events.try_recv().is_err(), "a handler learns it by being dropped");
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_takes_the_connection_with_it() {
+    shut_down_takes_the_connection_with_it(tokio::runtime::Runtime::new().unwrap());
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_at_once_takes_the_connection_with_it() {
+    // Nothing polls the link's task.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    shut_down_takes_the_connection_with_it(runtime);
 }

@@ -87,10 +87,6 @@ impl Config {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
-        self.contradiction().map_err(|why| ConfigError::new(format!("configuration: {why}")))
-    }
-
     /// What is wrong with values that can be read; the text begins with the setting.
     fn contradiction(&self) -> Result<(), String> {
         self.limits.check()?;
@@ -140,7 +136,7 @@ impl Config {
             config = config.with_settings(address.settings())?;
             config.transport = address.policy().unwrap_or(config.transport);
         }
-        config.check()?;
+        config.contradiction().map_err(|why| ConfigError::new(format!("configuration: {why}")))?;
         Ok(config)
     }
 

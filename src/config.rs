@@ -4,7 +4,7 @@ use std::fmt;
 
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 #[cfg(feature = "tcp")]
-use farcall_core::connection::Settings;
+use farcall_core::settings::Settings;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "tcp")]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::client::{Caller, Connector};
 use crate::config::{Limits, Liveness};
-use crate::connection::Settings;
 use crate::server::Host;
 use crate::service::Service;
+use crate::settings::Settings;
 use crate::status::Status;
 use crate::transport::{BoxFuture, Link, Reason, Unavailable, memory};
 

@@ -6,15 +6,21 @@
 pub mod __private;
 mod backoff;
 pub mod buffer_pool;
+mod call_streams;
+mod calls;
 pub mod class;
 pub mod client;
 pub mod compress;
 pub mod config;
 pub mod connection;
 pub mod context;
+mod dispatch;
 pub mod extensions;
 pub mod in_process;
+mod interface;
 pub mod middleware;
+mod refusal;
+mod reply;
 mod response;
 #[cfg(feature = "metrics")]
 #[doc(hidden)]
@@ -22,6 +28,8 @@ pub mod sampler;
 pub mod server;
 pub mod service;
 mod session;
+pub mod settings;
+mod slots;
 pub mod stream;
 mod sync;
 pub mod transport;

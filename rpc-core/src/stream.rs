@@ -2,23 +2,23 @@
 
 use std::fmt;
 use std::future::{Future as _, poll_fn};
-use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll, ready};
 
 pub use futures_core::Stream;
 use tokio::time::{Instant, Sleep};
 
+pub use crate::call_streams::Streams;
+use crate::call_streams::{Ended, Next, Reader};
 use crate::codec::{CodecError, all_read};
 use crate::compress::Compression;
-use crate::connection::{
-    CallStreams, Connection, Encoded, Ended, ItemsBy, Next, Pump, Pumped, Reader, give_way,
-};
-use crate::context::{Context, Parent, parent_ended};
+use crate::connection::Connection;
+use crate::context::{Parent, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::payload::{Decoder, Encoder, Payload};
+use crate::payload::{Decoder, Payload};
 use crate::proto::wire::{self, decode_status};
-use crate::service::Reply;
+use crate::reply::Sent;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// How a stream has ended.
@@ -68,6 +68,7 @@ pub(crate) type OnEnd = Box<dyn FnOnce(&StreamEnd) + Send>;
 /// An answer that is a stream, and has begun.
 pub(crate) struct Begun {
     pub(crate) reader: Reader,
+    pub(crate) connection: Weak<Connection>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) parent: Option<Parent>,
     pub(crate) metadata: Metadata,
@@ -205,6 +206,8 @@ impl<E: From<Status>> End<E> {
 /// A stream that comes by a connection.
 struct Remote<T, E> {
     reader: Reader,
+    /// A client's.
+    connection: Weak<Connection>,
     item: ReadItem<T>,
     error: ReadError<E>,
     /// A client's: the call is over with it.
@@ -212,6 +215,28 @@ struct Remote<T, E> {
     alarm: Option<Pin<Box<Sleep>>>,
     /// What its call is made for, unless that is the handler that reads it.
     parent: Option<Parent>,
+}
+
+impl EndReason {
+    /// How a stream has ended that this side has sent.
+    pub(crate) fn of(sent: &Sent) -> Self {
+        match sent.reason() {
+            wire::EndReason::Completed => Self::Completed,
+            wire::EndReason::Deadline => Self::Deadline,
+            _ => Self::Cancelled,
+        }
+    }
+}
+
+impl<T> Streaming<T> {
+    /// What the client streams by these; `item` reads one of it. To be made once.
+    #[doc(hidden)]
+    pub fn requests(streams: &Streams, item: ReadItem<T>) -> Self {
+        let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
+        let (reader, connection) = (streams.reader(), Weak::new());
+        let remote = Remote { reader, connection, item, error, is_answer: false, alarm: None, parent: None };
+        Self::from(Origin::Peer(remote), Metadata::new())
+    }
 }
 
 impl<T, E: From<Status>> Streaming<T, E> {
@@ -297,9 +322,9 @@ impl<T, E> Streaming<T, E> {
 
     /// What a call is answered with, and how an item and the error are read.
     pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
-        let Begun { reader, deadline, parent, metadata, on_end } = begun;
+        let Begun { reader, connection, deadline, parent, metadata, on_end } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        let remote = Remote { reader, item, error, is_answer: true, alarm, parent };
+        let remote = Remote { reader, connection, item, error, is_answer: true, alarm, parent };
         let mut stream = Self::from(Origin::Peer(remote), metadata);
         stream.on_end = on_end;
         stream
@@ -334,10 +359,10 @@ impl<T, E> Streaming<T, E> {
         }
     }
 
-    /// What it comes by; `None` if it is local, or the connection is gone.
+    /// Returns the connection that an answer comes by; `None` if the stream is a client's or local, or the connection is gone.
     pub fn connection(&self) -> Option<Arc<Connection>> {
         match &self.from {
-            Origin::Peer(remote) => remote.reader.streams().connection(),
+            Origin::Peer(remote) => remote.connection.upgrade(),
             Origin::Local(_) => None,
         }
     }
@@ -389,11 +414,11 @@ impl<T, E> Remote<T, E> {
     /// Takes no more.
     fn give_up(&self, reason: u8) {
         let streams = self.reader.streams();
-        let Some(connection) = streams.connection() else { return };
+        let Some(table) = streams.table() else { return };
         if self.is_answer {
-            connection.forget_stream(streams.call(), reason, Ended::gave_up());
+            table.give_up_answer(streams.call(), reason, Ended::gave_up());
         } else if streams.stop() {
-            connection.sender().flush_soon();
+            table.sender().flush_soon();
         }
     }
 }
@@ -450,67 +475,4 @@ fn undecoded<E: From<Status>>(error: &CodecError) -> Box<End<E>> {
 
 fn malformed(message: String) -> Status {
     Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
-}
-
-/// The streams of a call, as its handler gets them.
-#[derive(Debug)]
-pub struct Streams(Arc<CallStreams>);
-
-impl Streams {
-    pub(crate) fn new(streams: Arc<CallStreams>) -> Self {
-        Self(streams)
-    }
-
-    /// What the client streams; `item` reads one of it. To be asked once.
-    pub fn requests<T>(&self, item: ReadItem<T>) -> Streaming<T> {
-        let reader = Reader::new(self.0.clone());
-        let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
-        let remote = Remote { reader, item, error, is_answer: false, alarm: None, parent: None };
-        Streaming::from(Origin::Peer(remote), Metadata::new())
-    }
-
-    /// Answers with a stream, each of whose items `encode` encodes; the first `Err` is its end. Gives the handler's reply.
-    /// The metadata that are set until the stream has been polled once go with its beginning.
-    pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
-    where
-        S: Stream + Send,
-        F: FnMut(&S::Item, &mut Encoder) -> Result<(), Reply> + Send,
-    {
-        let (stream, context) = (pin!(stream), Context::current_shared());
-        let choice = context.as_ref().and_then(Context::choice);
-        if self.0.connection().is_some_and(|connection| connection.compresses(choice)) {
-            // Where its request was read others wait, and that may take long.
-            give_way().await;
-        }
-        let mut pump = Pump::new(self.0, Encoded { stream, encode }, ItemsBy::Answer(context));
-        match poll_fn(|cx| pump.poll(cx)).await {
-            Pumped::Done => Reply::End(Sent(wire::EndReason::Completed)),
-            Pumped::Closed => Reply::End(Sent(wire::EndReason::Cancelled)),
-            Pumped::Failed(reply) => reply,
-        }
-    }
-}
-
-/// That a stream was sent, and how that has ended.
-#[derive(Debug)]
-pub struct Sent(wire::EndReason);
-
-impl Sent {
-    /// The end of a stream whose call's deadline has passed.
-    pub(crate) fn late() -> Self {
-        Self(wire::EndReason::Deadline)
-    }
-
-    pub(crate) fn reason(&self) -> wire::EndReason {
-        self.0
-    }
-
-    /// How the stream has ended, as the application sees it.
-    pub(crate) fn end(&self) -> EndReason {
-        match self.0 {
-            wire::EndReason::Completed => EndReason::Completed,
-            wire::EndReason::Deadline => EndReason::Deadline,
-            _ => EndReason::Cancelled,
-        }
-    }
 }

@@ -11,7 +11,6 @@ use farcall_core::client::{Call, Caller, Response, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::compress::Compression::{self, Lz4, Zstd};
 use farcall_core::config::{Calls, Limits, Policy};
-use farcall_core::connection::Settings;
 use farcall_core::context::Context;
 use farcall_core::middleware::ServiceExt;
 use farcall_core::payload::{Encoder, Payload};
@@ -20,6 +19,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result, Status};
 use farcall_core::transport::memory;
 

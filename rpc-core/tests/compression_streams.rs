@@ -16,7 +16,6 @@ use farcall_core::client::{Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::compress::Compression::{self, Lz4, Zstd};
 use farcall_core::config::{Calls, Limits, Policy};
-use farcall_core::connection::Settings;
 use farcall_core::context::Context;
 use farcall_core::middleware::ServiceExt;
 use farcall_core::payload::Payload;
@@ -25,6 +24,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
 use farcall_core::stream::{self, Stream};
 use farcall_core::transport::memory;

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
-use farcall_core::connection::Settings;
 use farcall_core::server::Host;
+use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::transport::{
     BoxFuture, Counters, Description, FrameSource, Link, LinkHandler, Prepared, Reason, Unavailable, Upgrade,

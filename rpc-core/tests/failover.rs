@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::config::Policy;
-use farcall_core::connection::Settings;
+use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::stream::{Stream, Streaming};
 use farcall_core::transport::{BoxFuture, Description, Prepared, Reason, Unavailable, Upgrade};

@@ -14,7 +14,6 @@ use farcall_core::__private as private;
 use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Policy};
-use farcall_core::connection::Settings;
 use farcall_core::context::Context;
 use farcall_core::metadata::Metadata;
 use farcall_core::payload::Payload;
@@ -23,6 +22,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result};
 use farcall_core::stream::EndReason;
 use farcall_core::transport::memory;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use farcall_core::client::{Caller, Connector, Stub};
 use farcall_core::config::{Limits, Policy};
-use farcall_core::connection::Settings;
 use farcall_core::payload::Payload;
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, Reason, memory};
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
 use super::{Argument, CallName, Returned, Signature, error_shape, fail};
+use crate::call_streams::Source;
 use crate::client::{Arguments, FinishStream, StreamCall, StreamFuture, Stub, stream_of};
 use crate::codec::{Carry, Decode, Encode, Shape};
-use crate::connection::Source;
 use crate::payload::{Encoder, Payload};
 use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
@@ -117,7 +117,7 @@ pub fn requests<T>(
     argument: Argument<T>,
 ) -> Result<Streaming<T>, Reply> {
     let none = || no_streams(&CallName { service, method });
-    streams.map(|streams| streams.requests(argument.decode)).ok_or_else(none)
+    streams.map(|streams| Streaming::requests(streams, argument.decode)).ok_or_else(none)
 }
 
 /// The server has looked the method up, and its kind with it, so it is never seen.

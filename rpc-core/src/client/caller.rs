@@ -8,10 +8,11 @@ use super::class_connection::{ClassConnection, Found};
 use super::connector::{Connector, Shared, gone};
 use super::direct::Direct;
 use crate::class::TrafficClass;
-use crate::connection::{Connection, Settings};
+use crate::connection::Connection;
 #[cfg(feature = "tower")]
 use crate::middleware::Middleware;
 use crate::middleware::{Next, Request, Response};
+use crate::settings::Settings;
 use crate::status::Status;
 
 /// What clients make calls on: a connection for each [`TrafficClass`]. Cheap to clone; the connections are closed when the

@@ -9,7 +9,8 @@ use tokio::runtime::Handle;
 use super::class_connection::ClassConnection;
 use crate::backoff;
 use crate::class::TrafficClass;
-use crate::connection::{Connection, Settings};
+use crate::connection::Connection;
+use crate::settings::Settings;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::{BoxFuture, Link};
 

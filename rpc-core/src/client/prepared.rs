@@ -6,9 +6,10 @@ use tokio::time::Instant;
 
 use super::Stub;
 use super::under_way::UnderWay;
+use crate::call_streams::Source;
+use crate::calls::Rare;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
-use crate::connection::{Rare, Source};
 use crate::context::{Context, Parent};
 use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;

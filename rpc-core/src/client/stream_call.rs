@@ -9,8 +9,9 @@ use super::options::options;
 use super::prepared::Prepared;
 use super::under_way::UnderWay;
 use super::{Parts, Response, Stub};
+use crate::call_streams::{Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
+use crate::calls::Answered;
 use crate::codec::{Decode, from_payload};
-use crate::connection::{Answered, Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
 use crate::context::Context;
 use crate::payload::{Encoder, Payload};
 use crate::proto::wire::{EndReason, Verdict};
@@ -171,6 +172,7 @@ impl<O> StreamFuture<O> {
                 }
                 Some(Begun {
                     reader: Reader::new(streams),
+                    connection: self.call.connection(),
                     deadline: self.call.deadline(),
                     parent: self.call.take_parent(),
                     metadata: self.call.initial_metadata(),
@@ -190,8 +192,8 @@ impl<O> StreamFuture<O> {
             if let Some(status) = finish(&pump, end) {
                 tracing::debug!(%status, "a stream of arguments has failed; its call is cancelled");
                 let streams = pump.streams();
-                if let Some(connection) = streams.connection() {
-                    connection.forget_stream(streams.call(), 0, Ended::GivenUp(status));
+                if let Some(table) = streams.table() {
+                    table.give_up_answer(streams.call(), 0, Ended::GivenUp(status));
                 }
             }
         });
@@ -202,7 +204,7 @@ impl<O> StreamFuture<O> {
 /// Says that there are no more arguments. Gives why, if that is the caller's own fault: then the call is to be cancelled.
 fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
     let streams = pump.streams();
-    let connection = streams.connection()?;
+    let table = streams.table()?;
     let reason = match end {
         Pumped::Done => EndReason::Completed,
         Pumped::Closed => EndReason::Cancelled,
@@ -212,8 +214,8 @@ fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
             return Some(status.with_executed(Executed::Maybe).with_blame(Blame::Bug));
         }
     };
-    streams.send_end(&connection, reason);
-    connection.sender().flush_soon();
+    streams.send_end(table.sender(), reason);
+    table.sender().flush_soon();
     None
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
@@ -11,16 +11,17 @@ use tokio::time::{Instant, Sleep};
 
 use super::{Parts, Stub};
 use crate::buffer_pool;
+use crate::call_streams::{CallStreams, Source};
+use crate::calls::{Answered, Asked, NotSent, Rare, Received};
 use crate::codec::{CodecError, Decode, from_payload};
 use crate::compress::Compression;
-use crate::connection::{
-    Answered, Asked, CallStreams, Connection, Line, NotSent, Pending, Place, Rare, Received, Source,
-};
+use crate::connection::{Connection, Line, Pending};
 use crate::context::{Context, Parent, earlier, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, Outgoing, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
+use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Begun;
 use crate::transport::BoxFuture;
@@ -128,6 +129,14 @@ impl UnderWay {
                 pending.received().map_or_else(Metadata::new, |all| all.metadata.initial.clone())
             }
             _ => Metadata::new(),
+        }
+    }
+
+    /// What it was sent by.
+    pub(super) fn connection(&self) -> Weak<Connection> {
+        match &self.state {
+            State::Sent(pending) => Arc::downgrade(pending.connection()),
+            _ => Weak::new(),
         }
     }
 

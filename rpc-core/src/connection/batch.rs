@@ -6,22 +6,15 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 
 use super::Connection;
 use super::receive::Receiving;
-use super::serve::Job;
-use super::slots::NeverMade;
+use crate::dispatch::{ENOUGH, Jobs};
 use crate::proto::inbox::Described;
-use crate::proto::shorts::Shorts;
 use crate::proto::wire::{CloseCode, Goaway, WireError};
 use crate::status::Status;
 use crate::sync::lock;
 use crate::transport::{Link, Reason, Unavailable};
-
-/// How many frames make a batch at most. What a thread keeps for batches is bounded by it, and so is how long answers that are
-/// ready wait for others.
-pub(super) const ENOUGH: usize = 64;
 
 /// What is to be done. Of its parts, answers come first: nothing can depend on what comes after them.
 #[derive(Default)]
@@ -29,14 +22,8 @@ pub(super) struct Batch {
     /// Calls of this side that were answered.
     pub(super) answers: Vec<(u64, Result<Bytes, Status>)>,
     /// Calls of the peer.
-    pub(super) jobs: Vec<Job>,
-    /// How many of them have [begun](Connection::begin).
-    pub(super) begun: usize,
-    /// When the first of them was looked at: the time of all of them counts from then on.
-    pub(super) now: Option<Instant>,
+    pub(super) jobs: Jobs,
     pub(super) actions: Vec<Action>,
-    /// The answers of handlers that were done at their first poll.
-    results: Shorts,
     pub(super) wakers: Vec<Waker>,
 }
 
@@ -80,24 +67,32 @@ impl Connection {
         taken
     }
 
+    /// Begins the calls of a batch that have not begun. Under the lock of receiving.
+    #[inline]
+    pub(super) fn begin(&self, batch: &mut Batch) -> Result<(), WireError> {
+        self.dispatch.as_ref().map_or(Ok(()), |dispatch| dispatch.begin(&mut batch.jobs))
+    }
+
     fn act(&self, batch: &mut Batch) -> Result<(), WireError> {
-        let Batch { answers, jobs, begun, now, actions, results, wakers } = batch;
-        (*begun, *now) = (0, None);
+        let Batch { answers, jobs, actions, wakers } = batch;
         let mut answered = Ok(());
         // To drain nothing has a cost, too, and most batches are of one kind.
         if !answers.is_empty() {
-            answered = self.calls.slots.answer(answers.drain(..), wakers);
+            answered = self.calls.answer(answers.drain(..), wakers);
         }
         if !wakers.is_empty() {
             wakers.drain(..).for_each(Waker::wake);
         }
-        if !jobs.is_empty() {
-            self.serve_all(jobs, results);
+        jobs.reset();
+        if !jobs.is_empty()
+            && let Some(dispatch) = &self.dispatch
+        {
+            dispatch.run(jobs);
         }
         if !actions.is_empty() {
             actions.drain(..).for_each(|action| self.act_on(action));
         }
-        answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
+        answered
     }
 
     fn act_on(&self, action: Action) {
@@ -124,6 +119,7 @@ impl Connection {
 impl Batch {
     /// Whether it is no longer than most are. Those that an UP lets in may be thousands.
     fn is_short(&self) -> bool {
-        self.answers.capacity().max(self.jobs.capacity()).max(self.actions.capacity()) <= 2 * ENOUGH
+        let most = 2 * ENOUGH;
+        self.answers.capacity().max(self.actions.capacity()) <= most && self.jobs.is_short(most)
     }
 }

@@ -19,7 +19,7 @@ impl Connection {
         payload: Bytes,
     ) -> Result<(), WireError> {
         let kind = header.kind;
-        if (self.sender.peer().is_none()) != (kind == FrameType::HELLO) && kind != FrameType::CLOSE {
+        if (self.sender.terms().peer().is_none()) != (kind == FrameType::HELLO) && kind != FrameType::CLOSE {
             return Err(WireError::new("hello", "is not the first frame, or comes again"));
         }
         if route != Route::Stream {
@@ -46,10 +46,10 @@ impl Connection {
                 Ok(())
             }
             FrameType::ACK => Ok(()),
-            FrameType::OFFER if self.role == Role::Client => {
+            FrameType::OFFER if self.role() == Role::Client => {
                 Err(WireError::new("offer", "comes from a server"))
             }
-            FrameType::ANSWER if self.role == Role::Server => {
+            FrameType::ANSWER if self.role() == Role::Server => {
                 Err(WireError::new("answer", "comes from a client"))
             }
             FrameType::OFFER => self.on_offer(Offer::decode(payload)?),

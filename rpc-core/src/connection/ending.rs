@@ -1,7 +1,6 @@
 //! How a connection ends.
 
 use std::sync::atomic::Ordering;
-use std::task::Waker;
 
 use super::{Connection, Phase, Stage, Upgrading};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
@@ -87,10 +86,12 @@ impl Connection {
             self.sender.progress().until(|| self.sender.is_done()).await;
             self.ping().await;
         };
-        let _ = tokio::time::timeout(self.settings.liveness.ping(), read).await;
+        let _ = tokio::time::timeout(self.settings().liveness.ping(), read).await;
         let last_call = {
             let receiving = lock(&self.receiving);
-            self.refuses.store(true, Ordering::Relaxed);
+            if let Some(dispatch) = &self.dispatch {
+                dispatch.refuse();
+            }
             receiving.last_call()
         };
         self.go_away(last_call, reason);
@@ -106,7 +107,27 @@ impl Connection {
 
     /// Whether no call is left to be answered. In the order in which calls move on, so that none is missed.
     fn is_done(&self) -> bool {
-        !lock(&self.receiving).inbox.is_assembling() && self.running.is_idle() && self.sender.is_done()
+        !lock(&self.receiving).inbox.is_assembling()
+            && self.dispatch.as_ref().is_none_or(|dispatch| dispatch.is_idle())
+            && self.sender.is_done()
+    }
+
+    /// The server is going: begins no more calls, and takes back those that it will not, or need not, execute.
+    pub(super) fn on_goaway(&self, goaway: &Goaway) {
+        self.start_draining();
+        let detail = format!("the server is draining: {}", goaway.reason);
+        let status = self.status(detail, Executed::No, Blame::Environment);
+        self.calls.refuse(status.clone());
+        self.calls.take_back(goaway.last_call, &status);
+    }
+
+    /// A client that was told to go away closes when its last call is done.
+    #[inline]
+    pub(super) fn close_if_drained(&self) {
+        if self.is_draining() && self.dispatch.is_none() && self.calls.is_idle() {
+            let status = self.status("the server drained", Executed::No, Blame::Environment);
+            self.close(CloseCode::Done, status);
+        }
     }
 
     pub(super) fn start_draining(&self) {
@@ -117,7 +138,7 @@ impl Connection {
     pub(crate) fn close(&self, code: CloseCode, status: Status) {
         // Whom it is with is for this side; the peer says it in its own way.
         let reason = status.message();
-        let reason = reason.strip_prefix(&self.with_whom()).unwrap_or(reason).to_owned();
+        let reason = reason.strip_prefix(&self.sender.terms().with_whom()).unwrap_or(reason).to_owned();
         if self.end(status) {
             self.sender.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
         }
@@ -134,7 +155,7 @@ impl Connection {
     pub(crate) fn retire(&self) {
         self.start_draining();
         let status = self.status("its caller uses another connection", Executed::No, Blame::Environment);
-        self.calls.slots.refuse(status).into_iter().for_each(Waker::wake);
+        self.calls.refuse(status);
         self.close_if_drained();
     }
 
@@ -160,9 +181,11 @@ impl Connection {
         }
         let attempt = lock(&self.receiving).attempt.take();
         attempt.inspect(|attempt| attempt.abort());
-        self.running.drop_all();
+        if let Some(dispatch) = &self.dispatch {
+            dispatch.end();
+        }
         self.sender.end();
-        self.fail_calls(&status);
+        self.calls.fail(&status);
         self.upgrading.send_if_modified(|u| {
             let undecided = matches!(u, Upgrading::Undecided);
             if undecided {

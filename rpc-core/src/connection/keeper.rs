@@ -29,8 +29,8 @@ impl Connection {
     /// only for a deadline before all others, and looks at all calls when it goes off.
     async fn keep_deadlines(&self) {
         loop {
-            let next = self.wake_late();
-            let told = self.deadlines.notified();
+            let next = self.calls.wake_late();
+            let told = self.calls.first_deadline.notified();
             match next {
                 None => told.await,
                 // An error says that it is time.
@@ -43,12 +43,12 @@ impl Connection {
     async fn listen(&self) {
         let mut silence = None;
         loop {
-            if self.is_idle() {
+            if self.calls.is_idle() {
                 silence = None;
                 // A call that begins wakes it.
-                self.keeper.notified().await;
+                self.calls.begun.notified().await;
             } else {
-                tokio::time::sleep(self.settings.liveness.ping()).await;
+                tokio::time::sleep(self.settings().liveness.ping()).await;
                 self.look(&mut silence);
             }
         }
@@ -61,7 +61,7 @@ impl Connection {
             _ => 0,
         };
         *silence = Some((heard, looked));
-        let liveness = &self.settings.liveness;
+        let liveness = &self.settings().liveness;
         let most = liveness.missed_pings.max(1);
         if looked > most {
             let detail = format!(

@@ -1,80 +1,54 @@
-//! A session with one peer: the glue between the protocol, its links, the calls waiting on this side and the
-//! handlers running on it.
+//! A connection with one peer: wires the parts of a session together, from its HELLO to its end.
 //!
-//! A connection has no task of its own for moving data. Whoever has something to send sends it
-//! (`flush`); what arrives is delivered by the link's task, which also runs the handlers' first
-//! poll, or by a caller that looks for its answer (`help`). Locks, in the order in which they may be taken: `receiving`, then `sending`; the call table, the list of
-//! services and the running handlers, of which none is taken with another or with `sending` held; then the queue of
-//! `sending`, a leaf. No user code runs under any of them.
+//! The parts have state and locks of their own, and know nothing of each other but what stands here:
+//!
+//! - [`Sender`] sends, by whichever link is in use. Everything else sends by it.
+//! - [`Receiving`](receive::Receiving) puts what arrives in order.
+//! - [`Calls`](crate::calls::Calls) are this side's, and [`Dispatch`] has those of the peer.
+//! - [`StreamTable`] has the streams of both.
+//!
+//! A connection has no task that moves data. A task that has something to send sends it. The link's task, or a caller that
+//! looks for its answer, takes in what arrives and polls handlers for the first time.
+//!
+//! Locks, in the order in which they may be taken: receiving; those of calls, dispatch and streams, of which none is taken
+//! with another held but that of a call's streams; sending; the queue of what is sent. No user code runs under any of them.
 
-mod alive;
-mod answers;
 mod batch;
-
-mod calls;
 mod control;
 mod ending;
-mod handler;
-mod help;
 mod keeper;
-mod metadata;
-mod packing;
 mod pending;
 mod receive;
-mod registry;
 mod rendezvous;
 mod retry;
-mod running;
-mod serve;
 mod setup;
-mod slots;
-mod streams;
 mod upgrade;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::task::Context as TaskContext;
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
+pub(crate) use self::pending::{Line, Pending};
+use crate::call_streams::StreamTable;
+use crate::calls::{Asked, Calls, NotSent, Sent};
+use crate::class::TrafficClass;
+use crate::compress::Unpacking;
+use crate::config::Limits;
+use crate::dispatch::{Dispatch, Registry};
+use crate::proto::inbox;
+use crate::proto::wire::WireError;
 pub(crate) use crate::session::Role;
 pub use crate::session::Traffic;
-pub(crate) use calls::{Answered, Asked, NotSent, Rare, Received};
-pub(crate) use packing::give_way;
-pub(crate) use pending::{Line, Pending, Place};
-pub(crate) use registry::Registry;
-pub(crate) use streams::{CallStreams, Encoded, Ended, ItemsBy, Next, Pump, Pumped, Reader, Source};
-
-use crate::class::TrafficClass;
-use crate::config::{Calls, Limits, Liveness, Policy};
-use crate::proto::inbox;
-use crate::session::{self, Sender};
+use crate::session::{self, Owner, Sender, Terms};
+use crate::settings::Settings;
+use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
-use crate::transport::{Link, Reason, Unavailable, Upgrade};
-
-/// What both ends of all connections of a channel or server share.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// What this side accepts.
-    pub limits: Limits,
-    /// How long it waits.
-    pub liveness: Liveness,
-    /// How it makes calls, and answers them.
-    pub calls: Calls,
-    /// Which transport it wants.
-    pub policy: Policy,
-    /// What a session can be moved to, or why there is nothing.
-    pub upgrade: Result<Arc<dyn Upgrade>, Unavailable>,
-}
-
-impl Settings {
-    /// Settings for a transport that there is nothing better than.
-    pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
-        Self { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade: Err(why) }
-    }
-}
+use crate::transport::{Link, Reason, Unavailable};
 
 /// What a connection's calls travel by, and why not by something better.
 #[derive(Clone, Debug)]
@@ -156,24 +130,16 @@ enum Upgrading {
 /// its calls, each saying whether it may have been executed. Keeping one of these does not keep it open, only in memory.
 pub struct Connection {
     me: Weak<Self>,
-    role: Role,
-    /// The client's; a server is told by HELLO.
-    class: TrafficClass,
-    settings: Arc<Settings>,
-    registry: Option<Arc<Registry>>,
     runtime: tokio::runtime::Handle,
     sender: Arc<Sender>,
     receiving: Mutex<receive::Receiving>,
-    /// The peer's last call is settled. Changed under the lock of `receiving`.
-    refuses: AtomicBool,
     /// Counts what arrives, so that silence can be noticed.
     heard: AtomicU64,
 
-    calls: calls::Calls,
-    streams: streams::Streams,
-    running: running::Running,
-    living: Arc<alive::Living>,
-    unpacking: Arc<packing::Unpacking>,
+    calls: Calls,
+    /// The server's.
+    dispatch: Option<Arc<Dispatch>>,
+    streams: Arc<StreamTable>,
     phase: watch::Sender<Phase>,
     /// The [`Stage`] of `phase`, which it is written with.
     stage: AtomicU8,
@@ -181,15 +147,11 @@ pub struct Connection {
     retry: retry::Retry,
     /// The stream link has ended.
     gone: watch::Sender<bool>,
-    /// A call has begun, or one whose deadline comes before those of all others.
-    keeper: Notify,
-    deadlines: Notify,
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
-            .field("role", &self.role)
             .field("class", &self.class())
             .field("sender", &self.sender)
             .field("phase", &*self.phase.borrow())
@@ -206,33 +168,56 @@ impl Connection {
         settings: Arc<Settings>,
         registry: Option<Arc<Registry>>,
     ) -> Arc<Self> {
-        let Limits { max_message, max_assembly, concurrent_calls, .. } = settings.limits;
+        let Limits { max_message, max_assembly, .. } = settings.limits;
         let runtime = tokio::runtime::Handle::current();
-        let upgraded = settings.upgrade.as_ref().ok().map(|upgrade| upgrade.name());
-        Arc::new_cyclic(|me: &Weak<Self>| Self {
-            me: me.clone(),
-            role,
-            class,
-            registry,
-            sender: Sender::new(role, stream, upgraded, runtime.clone(), me.clone()),
-            runtime,
-            receiving: Mutex::new(receive::Receiving::new(inbox::Limits { max_message, max_assembly })),
-            refuses: AtomicBool::new(false),
-            heard: AtomicU64::new(0),
-            calls: calls::Calls::new(),
-            streams: streams::Streams::default(),
-            running: running::Running::default(),
-            living: alive::Living::new(concurrent_calls as usize),
-            unpacking: packing::Unpacking::new(&settings.limits),
-            phase: watch::Sender::new(Phase::Greeting),
-            stage: AtomicU8::new(Stage::Greeting as u8),
-            upgrading: watch::Sender::new(Upgrading::Undecided),
-            retry: retry::Retry::default(),
-            gone: watch::Sender::new(false),
-            keeper: Notify::new(),
-            deadlines: Notify::new(),
-            settings,
+        let unpacking = Unpacking::new(max_message, max_assembly);
+        let terms = Terms::new(role, class, stream.description().peer, settings);
+        Arc::new_cyclic(|me: &Weak<Self>| {
+            let sender = Sender::new(terms, stream, runtime.clone(), me.clone());
+            let streams = StreamTable::new(sender.clone(), unpacking.clone());
+            let calls = Calls::new(sender.clone(), streams.clone(), unpacking.clone());
+            let dispatch = registry.map(|registry| {
+                Dispatch::new(registry, sender.clone(), streams.clone(), unpacking, runtime.clone())
+            });
+            Self {
+                me: me.clone(),
+                runtime,
+                sender,
+                receiving: Mutex::new(receive::Receiving::new(inbox::Limits { max_message, max_assembly })),
+                heard: AtomicU64::new(0),
+                calls,
+                dispatch,
+                streams,
+                phase: watch::Sender::new(Phase::Greeting),
+                stage: AtomicU8::new(Stage::Greeting as u8),
+                upgrading: watch::Sender::new(Upgrading::Undecided),
+                retry: retry::Retry::default(),
+                gone: watch::Sender::new(false),
+            }
         })
+    }
+
+    fn role(&self) -> Role {
+        self.sender.terms().role
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.sender.terms().settings
+    }
+
+    /// Sends a request: see [`Calls::send`].
+    pub(crate) fn call(
+        &self,
+        asked: &Asked<'_>,
+        place: Option<Place>,
+        cx: &mut TaskContext<'_>,
+    ) -> Result<Sent, NotSent> {
+        self.calls.send(asked, place, cx)
+    }
+
+    /// Whether any call has been answered.
+    pub(crate) fn was_of_use(&self) -> bool {
+        self.calls.was_of_use()
     }
 
     fn stay_on_stream(&self, why: Unavailable) {
@@ -269,36 +254,19 @@ impl Connection {
         self.sender.traffic()
     }
 
-    /// What everything of the connection sends by.
-    pub(crate) fn sender(&self) -> &Arc<Sender> {
-        &self.sender
-    }
-
     /// What its client has it for.
     pub fn class(&self) -> TrafficClass {
-        match (self.role, self.sender.peer()) {
-            (Role::Server, Some(hello)) => TrafficClass::from_wire(hello.class),
-            _ => self.class,
-        }
+        self.sender.terms().class()
     }
 
     /// The peer's address, where the transport has addresses.
     pub fn peer(&self) -> Option<SocketAddr> {
-        self.sender.stream().description().peer
+        self.sender.terms().address()
     }
 
     /// A status that says which connection it is about.
     fn status(&self, detail: impl fmt::Display, executed: Executed, blame: Blame) -> Status {
-        let message = format!("{}{detail}", self.with_whom());
-        Status::new(Code::Unavailable, message).with_executed(executed).with_blame(blame)
-    }
-
-    /// What such a status begins with.
-    fn with_whom(&self) -> String {
-        self.peer().map_or_else(String::new, |peer| match self.class() {
-            TrafficClass::Normal => format!("connection with {peer}: "),
-            class => format!("{class} connection with {peer}: "),
-        })
+        self.sender.terms().status(detail, executed, blame)
     }
 
     fn me(&self) -> Option<Arc<Self>> {
@@ -306,7 +274,27 @@ impl Connection {
     }
 
     fn patience(&self) -> Duration {
-        self.settings.liveness.connect()
+        self.settings().liveness.connect()
+    }
+}
+
+impl Owner for Connection {
+    #[cold]
+    fn on_sent(&self, calls: Vec<u64>) {
+        let replies = self.streams.on_sent(calls);
+        let Some(dispatch) = self.dispatch.as_ref().filter(|_| !replies.is_empty()) else { return };
+        for (call, reply) in replies {
+            dispatch.complete(call, reply);
+        }
+        self.sender.flush_soon();
+    }
+
+    fn on_protocol_error(&self, error: &WireError) {
+        self.protocol_error(error);
+    }
+
+    fn on_call_ended(&self) {
+        self.close_if_drained();
     }
 }
 

@@ -1,15 +1,14 @@
 //! What a caller holds of its connection: its turn, its place, its call.
 
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll, Waker};
+use std::task::{Context as TaskContext, Poll};
 
 use super::Connection;
-use super::calls::{Answered, Received, Sent};
-use super::help::Help;
-use super::slots::{Found, Ticket};
-use super::streams::{CallStreams, Ended};
+use crate::call_streams::{CallStreams, Ended};
+use crate::calls::{Answered, Help, Received, Sent, look_for_answers};
 use crate::proto::wire::Verdict;
-use crate::status::{Executed, Status};
+use crate::slots::{Found, Place, Ticket};
+use crate::status::Status;
 
 /// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
 #[derive(Debug)]
@@ -29,42 +28,14 @@ impl Line {
 
     /// Until the connection takes no more calls.
     pub(crate) fn poll(&mut self, cx: &TaskContext<'_>) -> Poll<Result<Place, Status>> {
-        let polled = self.connection.calls.slots.wait_in_line(&mut self.ticket, cx);
-        polled.map(|waited| match waited {
-            Ok(()) => Ok(Place(Some(self.connection.clone()))),
-            Err(why) => Err(why.with_executed(Executed::No)),
-        })
+        self.connection.calls.wait_in_line(&mut self.ticket, cx)
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            self.connection.calls.slots.leave_line(ticket).wake();
-        }
-    }
-}
-
-/// A place for a call, which was waited for.
-#[derive(Debug)]
-pub(crate) struct Place(Option<Arc<Connection>>);
-
-impl Place {
-    /// A call has it now, until it ends.
-    pub(super) fn pass_on(mut self) {
-        self.0 = None;
-    }
-
-    /// Gives it back. Gives whom to wake: the next in line.
-    pub(super) fn leave(mut self) -> Option<Waker> {
-        self.0.take().and_then(|connection| connection.calls.slots.give_back().into_waker())
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Some(connection) = &self.0 {
-            connection.calls.slots.give_back().wake();
+            self.connection.calls.leave_line(ticket);
         }
     }
 }
@@ -101,7 +72,7 @@ impl Pending {
     /// The call that was just sent by this connection.
     pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
         let Sent { call, looks, streams } = sent;
-        let help = Help::begin(&connection, cx);
+        let help = Help::begin(&connection.sender, cx);
         let rare = streams.map(|streams| Box::new(Rare { streams: Some(streams), ..Rare::default() }));
         Self { connection, id: call, done: false, late: false, looks, help, rare }
     }
@@ -137,7 +108,8 @@ impl Pending {
     /// Nobody waits any more: tells the peer why.
     pub(crate) fn give_up(&mut self, reason: u8) {
         self.done = true;
-        self.connection.forget(self.id, reason);
+        self.connection.calls.forget(self.id, reason);
+        self.connection.close_if_drained();
     }
 
     /// Whether its deadline has passed, and it is still to be [given up](Self::give_up).
@@ -148,7 +120,7 @@ impl Pending {
     /// How it ended; pending also when it [is late](Self::is_late).
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         if std::mem::take(&mut self.looks) {
-            self.connection.look_for_answers(cx);
+            look_for_answers(&self.connection.sender, cx);
         }
         let mut polled = self.look(cx);
         if polled.is_pending() && self.help.look() {
@@ -163,9 +135,7 @@ impl Pending {
     fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
         let Self { connection, id, rare, .. } = self;
         let keeps_place = rare.as_ref().is_some_and(|rare| rare.is_stream());
-        let (found, next) = connection.calls.slots.poll(*id, keeps_place, cx);
-        next.wake();
-        let message = match found {
+        let message = match connection.calls.look(*id, keeps_place, cx) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Found::Late) => {
                 self.late = true;
@@ -175,7 +145,7 @@ impl Pending {
         };
         self.done = true;
         let mut received = None;
-        let answered = message.and_then(|message| connection.understand(message, &mut received));
+        let answered = message.and_then(|message| connection.calls.understand(message, &mut received));
         if rare.is_some() || received.is_some() {
             self.answered(&answered, received);
         }
@@ -190,12 +160,12 @@ impl Pending {
         let rare = rare.get_or_insert_default();
         rare.received = received.map_or_else(Received::default, |received| *received);
         let Some(streams) = &rare.streams else { return };
-        let place = streams.is_answer().then(|| Place(Some(connection.clone())));
+        let place = streams.is_answer().then(|| connection.calls.kept_place());
         match (answered, place) {
             (Ok((Verdict::Ok, _)), Some(place)) => streams.keep_place(place),
             (_, place) => {
                 drop(place);
-                connection.end_streams(*id, Ended::gave_up);
+                connection.streams.end(*id, Ended::gave_up);
             }
         }
     }
@@ -204,7 +174,8 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if !self.done {
-            self.connection.forget(self.id, 0);
+            self.connection.calls.forget(self.id, 0);
+            self.connection.close_if_drained();
         }
     }
 }

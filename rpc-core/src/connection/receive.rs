@@ -8,9 +8,9 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::batch::{Action, Batch, ENOUGH};
-use super::registry::Announced;
+use super::batch::{Action, Batch};
 use super::{Connection, Role};
+use crate::dispatch::{Announced, Dispatch, ENOUGH};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::switch::Switch;
@@ -203,7 +203,7 @@ impl Connection {
         header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
-        if self.sender.peer().is_none() {
+        if self.sender.terms().peer().is_none() {
             return Err(WireError::new("hello", "is not the first frame"));
         }
         match receiving.inbox.order(route, &header)? {
@@ -300,7 +300,7 @@ impl Connection {
     #[cold]
     fn on_lost(&self, receiving: &mut Receiving, batch: &mut Batch, lost: Lost) -> Result<(), WireError> {
         let Lost { kind, call, total } = lost;
-        let side = match self.role {
+        let side = match self.role() {
             Role::Client => "the client",
             Role::Server => "the server",
         };
@@ -310,7 +310,11 @@ impl Connection {
         match kind {
             FrameType::REQUEST => {
                 receiving.note_call(call)?;
-                self.push_refused(batch, call, status.with_executed(Executed::No))?;
+                self.serving("request")?.push_refused(
+                    &mut batch.jobs,
+                    call,
+                    status.with_executed(Executed::No),
+                );
             }
             FrameType::RESPONSE => batch.answers.push((call, Err(status.with_executed(Executed::Maybe)))),
             _ => batch.actions.push(Action::Fail(Box::new(status.with_executed(Executed::Maybe)))),
@@ -335,7 +339,7 @@ impl Connection {
         match kind {
             FrameType::REQUEST => {
                 receiving.note_call(call)?;
-                self.push_job(&receiving.announced, batch, call, bytes)?;
+                self.serving("request")?.push(&receiving.announced, &mut batch.jobs, call, bytes)?;
             }
             FrameType::RESPONSE => batch.answers.push((call, Ok(bytes))),
             _ => self.interpret_other(receiving, batch, Arrived { kind, call, bytes })?,
@@ -352,12 +356,9 @@ impl Connection {
     ) -> Result<(), WireError> {
         match kind {
             FrameType::BIND => {
-                let Some(registry) = &self.registry else {
-                    return Err(WireError::new("bind", "goes to a side that serves nothing"));
-                };
-                receiving.announced.add(registry, bytes)?;
+                self.serving("bind")?.bind(&mut receiving.announced, bytes)?;
             }
-            FrameType::CANCEL if self.role == Role::Client => {
+            FrameType::CANCEL if self.role() == Role::Client => {
                 return Err(WireError::new("cancel", "comes from a server"));
             }
             FrameType::CANCEL => {
@@ -365,19 +366,20 @@ impl Connection {
                 receiving.inbox.cancel(call);
                 // Those that came before it are to be found.
                 self.begin(batch)?;
-                batch.actions.extend(self.cancel_running(call, &mut batch.wakers));
+                let running = self.serving("cancel")?.cancel(call, &mut batch.wakers);
+                batch.actions.extend(running.map(Action::Abort));
             }
             FrameType::DONE => self.on_done(Done::decode(bytes)?)?,
-            FrameType::GOAWAY if self.role == Role::Server => {
+            FrameType::GOAWAY if self.role() == Role::Server => {
                 return Err(WireError::new("goaway", "comes from a client"));
             }
             FrameType::GOAWAY => batch.actions.push(Action::Goaway(Goaway::decode(bytes)?)),
             kind if kind.is_of_stream() => {
-                let last = || match self.role {
+                let last = || match self.role() {
                     Role::Server => receiving.last_call,
-                    Role::Client => self.calls.slots.last(),
+                    Role::Client => self.calls.last(),
                 };
-                if self.on_stream_frame(kind, call, bytes, last, &mut batch.wakers)? {
+                if self.streams.take_in(kind, call, bytes, last, &mut batch.wakers)? {
                     batch.actions.push(Action::StreamOver);
                 }
             }
@@ -385,6 +387,12 @@ impl Connection {
             _ => return Err(WireError::new("header.type", "is not one that was agreed on")),
         }
         Ok(())
+    }
+
+    /// Returns what serves calls. `Err`: this side serves none, and frames of this kind are not for it.
+    #[inline]
+    fn serving(&self, what: &'static str) -> Result<&Dispatch, WireError> {
+        self.dispatch.as_deref().ok_or_else(|| WireError::new(what, "goes to a side that serves nothing"))
     }
 
     fn on_stream_closed(&self, end: &LinkEnd) {

@@ -11,7 +11,7 @@ use crate::transport::{Direction, Link};
 impl Connection {
     /// Has the link read the rest of a message. If it is gone, DOWN has said that the rest must be sent.
     pub(super) fn pull(&self, link: &dyn Link, described: Described) {
-        let direction = match self.role {
+        let direction = match self.role() {
             Role::Client => Direction::Response,
             Role::Server => Direction::Request,
         };

@@ -47,8 +47,8 @@ impl Retry {
 impl Connection {
     /// Client: there is no better link, and no attempt is under way. Makes another after a while.
     pub(super) fn move_up_later(&self) {
-        let longest = self.settings.liveness.retry();
-        if self.role != Role::Client || longest.is_zero() || self.is_closed() {
+        let longest = self.settings().liveness.retry();
+        if self.role() != Role::Client || longest.is_zero() || self.is_closed() {
             return;
         }
         let pause = self.retry.pause(longest);
@@ -71,7 +71,9 @@ impl Connection {
 
     /// Client: makes an attempt.
     pub(super) fn move_up(&self) {
-        let (Ok(upgrade), Some(hello)) = (&self.settings.upgrade, self.sender.peer()) else { return };
+        let (Ok(upgrade), Some(hello)) = (&self.settings().upgrade, self.sender.terms().peer()) else {
+            return;
+        };
         let theirs = hello.upgrades.iter().find(|theirs: &&wire::Upgrade| theirs.name == upgrade.name());
         if let (Some(theirs), Some(connection)) = (theirs, self.me()) {
             self.attempt(connection.offer(upgrade.clone(), theirs.data.clone()));

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, receive, required, streams};
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, receive, required};
+use crate::call_streams;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
 use crate::config::Policy;
@@ -67,7 +68,7 @@ impl Connection {
     /// Sends HELLO and starts to listen. A task, because finding out what to announce may take a moment.
     async fn greet(self: Arc<Self>) {
         let upgrade = self.announce().await;
-        let limits = &self.settings.limits;
+        let limits = &self.settings().limits;
         let hello = Hello {
             version_min: VERSION,
             version_max: VERSION,
@@ -80,13 +81,13 @@ impl Connection {
             max_assembly: limits.max_assembly,
             max_calls: limits.concurrent_calls,
             max_metadata: limits.max_metadata,
-            class: self.class as u8,
+            class: self.class() as u8,
             security: 0,
             instance: instance(),
             upgrades: vec![upgrade],
             auth: Bytes::new(),
-            stream_items: streams::FIRST.items as u32,
-            stream_bytes: streams::FIRST.bytes as u32,
+            stream_items: call_streams::FIRST.items as u32,
+            stream_bytes: call_streams::FIRST.bytes as u32,
         };
         if !self.is_closed() {
             self.sender.send_link(FrameType::HELLO, |out| hello.encode(out));
@@ -97,9 +98,9 @@ impl Connection {
 
     /// What HELLO says of the better link.
     async fn announce(&self) -> wire::Upgrade {
-        let (name, why) = match &self.settings.upgrade {
+        let (name, why) = match &self.settings().upgrade {
             Err(why) => ("rdma", why.clone()),
-            Ok(upgrade) if self.settings.policy == Policy::Tcp => {
+            Ok(upgrade) if self.settings().policy == Policy::Tcp => {
                 (upgrade.name(), Unavailable::new(Reason::Disabled, ""))
             }
             Ok(upgrade) if self.sender.stream().is_encrypted() => {
@@ -146,7 +147,7 @@ impl Connection {
         // Decided also when the connection ends; an error means the same.
         let decision = upgrading.wait_for(|u| !matches!(u, Upgrading::Undecided)).await.map(|u| u.clone());
         self.not_closed()?;
-        if let (Ok(Upgrading::Stream { why, .. }), Policy::Rdma) = (decision, self.settings.policy) {
+        if let (Ok(Upgrading::Stream { why, .. }), Policy::Rdma) = (decision, self.settings().policy) {
             let status = required(&why);
             self.close(CloseCode::Required, status.clone());
             return Err(status);
@@ -171,11 +172,11 @@ impl Connection {
         }
         self.calls.admit(hello.max_calls);
         let upgrades = hello.upgrades.clone();
-        if !self.sender.set_peer(hello) {
+        if !self.sender.terms().set_peer(hello) {
             return Err(WireError::new("hello", "comes again"));
         }
         self.enter(|phase| matches!(phase, Phase::Greeting).then_some(Phase::Open));
-        match self.role {
+        match self.role() {
             Role::Client => self.decide(&upgrades),
             Role::Server => {
                 self.sender.stream().mark(self.class());
@@ -194,7 +195,7 @@ impl Connection {
             )
         } else if hello.security != 0 {
             "the peer wants the session secured in a way that this version does not know".to_owned()
-        } else if self.role == Role::Client && hello.max_calls == 0 {
+        } else if self.role() == Role::Client && hello.max_calls == 0 {
             "the server takes no calls: its HELLO says max_calls 0 (limits.concurrent_calls)".to_owned()
         } else {
             return None;

@@ -40,7 +40,7 @@ enum Owed {
 impl Connection {
     /// Client: both sides have said what they can; offers to move, or stays, or offers later if what is in the way may pass.
     pub(super) fn decide(&self, announced: &[wire::Upgrade]) {
-        let Ok(upgrade) = &self.settings.upgrade else { return };
+        let Ok(upgrade) = &self.settings().upgrade else { return };
         let ours = match &*self.upgrading.borrow() {
             Upgrading::Stream { why, .. } => Some(why.reason),
             _ => None,
@@ -67,7 +67,7 @@ impl Connection {
     /// Server: notes why the client will not offer, for `transport()`; closes if RDMA is required.
     pub(super) fn expect_offer(&self, announced: &[wire::Upgrade]) {
         if matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
-            let name = self.settings.upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name());
+            let name = self.settings().upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name());
             match why_not(announced, name) {
                 None => return, // It will.
                 Some(why) => self.stay_on_stream(why),
@@ -81,7 +81,8 @@ impl Connection {
         let upgrading = self.upgrading.borrow().clone();
         // One that has moved has served; it goes on.
         let moved = self.sender.was_upgraded();
-        if let (Policy::Rdma, Upgrading::Stream { why, .. }, false) = (self.settings.policy, upgrading, moved)
+        if let (Policy::Rdma, Upgrading::Stream { why, .. }, false) =
+            (self.settings().policy, upgrading, moved)
         {
             self.close(CloseCode::Required, required(&why));
         }
@@ -130,12 +131,12 @@ impl Connection {
             self.fall(epoch, &why);
             Ok(())
         };
-        let upgrade = match &self.settings.upgrade {
+        let upgrade = match &self.settings().upgrade {
             Ok(upgrade) if upgrade.name() == name => upgrade.clone(),
             Ok(_) => return refuse(Unavailable::new(Reason::Other, format!("`{name}` is unknown here"))),
             Err(why) => return refuse(why.clone()),
         };
-        if self.settings.policy == Policy::Tcp {
+        if self.settings().policy == Policy::Tcp {
             return refuse(Unavailable::new(Reason::Disabled, ""));
         }
         let Some(connection) = self.me() else { return Ok(()) };
@@ -287,7 +288,7 @@ impl Connection {
 
     /// Closes, when the time for it is over, if the peer has not done this.
     fn expect_in_time(&self, owed: Owed) {
-        let lease = FALL_LEASE.max(self.settings.liveness.silence());
+        let lease = FALL_LEASE.max(self.settings().liveness.silence());
         let connection = self.me.clone();
         self.runtime.spawn(async move {
             tokio::time::sleep(lease).await;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Extensions;
+use crate::calls::Rare;
 use crate::class::TrafficClass;
-use crate::connection::Rare;
 use crate::context::{Context, earlier};
 use crate::metadata::Metadata;
 use crate::payload::Payload;

@@ -3,15 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::calls::Answered;
 use crate::compress::Compression;
-use crate::connection::{Answered, Connection};
+use crate::connection::Connection;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
 use crate::proto::wire::Verdict;
+use crate::reply::Sent;
 use crate::response::Parts;
 use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::{Begun, EndReason, Sent, StreamEnd};
+use crate::stream::{Begun, EndReason, StreamEnd};
 
 /// The answer of a call on its way through the middleware of a client or a server: its result, which is encoded, or an error
 /// of the application's own type, or a stream. That a call has failed in another way is a [`Status`].
@@ -27,7 +29,7 @@ pub struct Response {
 enum Body {
     Once(Verdict, Payload),
     /// On a client: a stream that has begun.
-    Begun(Begun),
+    Begun(Box<Begun>),
     /// On a server: one that was sent.
     Sent(Sent),
 }
@@ -37,7 +39,7 @@ impl Response {
     pub(crate) fn received(answer: Answered, begun: Option<Begun>, parts: Parts) -> Result<Self, Status> {
         let (verdict, payload) = answer?;
         let Parts { connection, attempts, metadata, trailers, compression } = parts;
-        let body = begun.map_or(Body::Once(verdict, payload), Body::Begun);
+        let body = begun.map_or(Body::Once(verdict, payload), |begun| Body::Begun(Box::new(begun)));
         Ok(Self { body, connection, attempts, metadata, trailers, compression })
     }
 
@@ -47,7 +49,7 @@ impl Response {
         let (answer, begun) = match body {
             Body::Once(verdict, payload) => (Ok((verdict, payload)), None),
             Body::Begun(begun) => {
-                (Ok((Verdict::Ok, Payload::default())), Some(Begun { metadata: metadata.clone(), ..begun }))
+                (Ok((Verdict::Ok, Payload::default())), Some(Begun { metadata: metadata.clone(), ..*begun }))
             }
             Body::Sent(_) => {
                 let status = Status::new(Code::Internal, "a server's response was given to a client");
@@ -164,7 +166,7 @@ impl Response {
             Body::Begun(_) => return None,
             Body::Once(Verdict::Ok, _) => EndReason::Completed,
             Body::Once(..) => EndReason::Status,
-            Body::Sent(sent) => sent.end(),
+            Body::Sent(sent) => EndReason::of(sent),
         };
         Some(StreamEnd { reason, code: None })
     }

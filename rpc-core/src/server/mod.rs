@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
-use crate::connection::{Connection, Registry, Settings};
+use crate::connection::Connection;
+use crate::dispatch::Registry;
 use crate::service::Service;
+use crate::settings::Settings;
 use crate::transport::Link;
 
 /// Serves sessions that a listener accepts.

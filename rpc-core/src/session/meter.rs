@@ -68,10 +68,10 @@ mod counting {
             let before = std::mem::replace(&mut *told, now);
             drop(told);
             if now.stream != before.stream {
-                tell(self.role, self.stream().description().transport, before.stream, now.stream);
+                tell(self.terms().role, self.stream().description().transport, before.stream, now.stream);
             }
             if let (Some(name), true) = (self.meter.upgraded_transport, now.upgraded != before.upgraded) {
-                tell(self.role, name, before.upgraded, now.upgraded);
+                tell(self.terms().role, name, before.upgraded, now.upgraded);
             }
             now != before
         }

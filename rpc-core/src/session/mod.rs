@@ -6,16 +6,19 @@
 mod acknowledge;
 mod combining;
 mod flusher;
+mod metadata;
 mod meter;
 mod progress;
 mod sender;
 mod sent;
 mod sources;
 mod staging;
+mod terms;
 
 pub(crate) use self::meter::count_fallback;
 pub use self::sender::Traffic;
-pub(crate) use self::sender::{OnSent, Sender, Sending};
+pub(crate) use self::sender::{Owner, Sender, Sending};
+pub(crate) use self::terms::Terms;
 #[cfg(all(test, farcall_loom))]
 pub(crate) use self::{
     combining::{Absorb, CombiningQueue, Queued},

@@ -3,22 +3,22 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::BytesMut;
 use tokio::runtime::Handle;
 
-use super::Role;
 use super::combining::{Absorb, CombiningQueue, Queued};
 use super::flusher::{self, Flusher};
 use super::meter::Meter;
 use super::progress::Progress;
 use super::sent::SentCalls;
 use super::sources::{StreamSource, UpgradedSource};
+use super::terms::Terms;
 use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
 use crate::proto::shorts::Shorts;
-use crate::proto::wire::{Cancel, FrameType, Hello};
+use crate::proto::wire::{Cancel, FrameType, WireError};
 use crate::transport::{Counters, Link};
 
 /// What an upgraded link may hold unacknowledged, in bytes.
@@ -106,10 +106,17 @@ pub struct Traffic {
     pub upgraded: Counters,
 }
 
-/// Takes note of messages that have left, where their senders wait for that. Called with no lock held.
-pub(crate) trait OnSent: Send + Sync {
-    /// The tracked messages of these calls have left; and have been read, if they were described.
+/// The owner of a session, as the session's parts see it: the connection.
+pub(crate) trait Owner: Send + Sync {
+    /// Takes note that the tracked messages of these calls have left; and have been read, if they were described. Called with
+    /// no lock held.
     fn on_sent(&self, calls: Vec<u64>);
+
+    /// Ends the session: the peer broke the protocol.
+    fn on_protocol_error(&self, error: &WireError);
+
+    /// Takes note that a call has ended, which may have been the last of a session that takes no more.
+    fn on_call_ended(&self);
 }
 
 /// The sending half of a session: what calls, streams and handlers send by.
@@ -119,13 +126,12 @@ pub(crate) trait OnSent: Send + Sync {
 /// everyone else.
 pub(crate) struct Sender {
     pub(super) me: Weak<Self>,
-    pub(super) role: Role,
+    terms: Terms,
     pub(super) runtime: Handle,
     stream: Arc<dyn Link>,
     queue: CombiningQueue<Queue, Sending>,
     /// The upgraded link, while it is in use. Written under the sending lock, and a leaf.
     pub(super) upgraded: Mutex<Option<Arc<dyn Link>>>,
-    peer: OnceLock<Hello>,
     /// The number of the last frame that was taken in.
     pub(super) received: AtomicU32,
     /// The one that the last header which left has acknowledged.
@@ -143,7 +149,7 @@ pub(crate) struct Sender {
     ended: AtomicBool,
     pub(super) flusher: Flusher,
     sent: SentCalls,
-    on_sent: Weak<dyn OnSent>,
+    owner: Weak<dyn Owner>,
     progress: Progress,
     pub(super) meter: Meter,
 }
@@ -151,30 +157,28 @@ pub(crate) struct Sender {
 impl fmt::Debug for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sender")
-            .field("role", &self.role)
+            .field("role", &self.terms.role)
             .field("stream", &self.stream)
             .finish_non_exhaustive()
     }
 }
 
 impl Sender {
-    /// Returns the sender of a session that begins on `stream` and can be moved to the transport of this name. `on_sent` is told
-    /// of tracked messages.
+    /// Returns the sender of a session that begins on `stream`.
     pub(crate) fn new(
-        role: Role,
+        terms: Terms,
         stream: Arc<dyn Link>,
-        upgraded_transport: Option<&'static str>,
         runtime: Handle,
-        on_sent: Weak<dyn OnSent>,
+        owner: Weak<dyn Owner>,
     ) -> Arc<Self> {
+        let upgraded_transport = terms.settings.upgrade.as_ref().ok().map(|upgrade| upgrade.name());
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            role,
+            terms,
             runtime,
             stream,
             queue: CombiningQueue::new(Sending::new()),
             upgraded: Mutex::default(),
-            peer: OnceLock::new(),
             received: AtomicU32::new(0),
             acknowledged: AtomicU32::new(0),
             acknowledging: AtomicBool::new(false),
@@ -185,7 +189,7 @@ impl Sender {
             ended: AtomicBool::new(false),
             flusher: Flusher::default(),
             sent: SentCalls::default(),
-            on_sent,
+            owner,
             progress: Progress::default(),
             meter: Meter::new(upgraded_transport),
         })
@@ -213,15 +217,24 @@ impl Sender {
         &self.stream
     }
 
-    /// The peer's HELLO, once it has arrived.
+    /// Returns what both sides have agreed on.
     #[inline]
-    pub(crate) fn peer(&self) -> Option<&Hello> {
-        self.peer.get()
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
     }
 
-    /// Sets the peer's HELLO. False: there was one.
-    pub(crate) fn set_peer(&self, hello: Hello) -> bool {
-        self.peer.set(hello).is_ok()
+    /// Ends the session: the peer broke the protocol.
+    pub(crate) fn protocol_error(&self, error: &WireError) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.on_protocol_error(error);
+        }
+    }
+
+    /// Tells the connection that a call has ended.
+    pub(crate) fn call_ended(&self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.on_call_ended();
+        }
     }
 
     /// Whether an upgraded link has ever been used.
@@ -359,9 +372,9 @@ impl Sender {
         self.meter.tell_soon(self);
         self.queue.run(|sending| self.feed(sending));
         if self.sent.any()
-            && let Some(on_sent) = self.on_sent.upgrade()
+            && let Some(owner) = self.owner.upgrade()
         {
-            on_sent.on_sent(self.sent.take());
+            owner.on_sent(self.sent.take());
         }
     }
 

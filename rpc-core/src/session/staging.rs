@@ -32,7 +32,7 @@ impl Sender {
             return;
         }
         let Some(link) = self.upgraded() else { return };
-        let direction = match self.role {
+        let direction = match self.terms().role {
             Role::Client => Direction::Request,
             Role::Server => Direction::Response,
         };

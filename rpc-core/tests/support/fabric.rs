@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
-use farcall_core::connection::Settings;
+use farcall_core::settings::Settings;
 use farcall_core::transport::{
     BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory,
 };

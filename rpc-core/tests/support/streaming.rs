@@ -10,10 +10,10 @@ use farcall_core::__private::{self as private, Items, StreamCall, Streamed, Stre
 use farcall_core::client::{Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
-use farcall_core::connection::Settings;
 use farcall_core::payload::Payload;
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Kind, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
 use farcall_core::stream::{EndReason, Stream, Streams};
 use tokio::sync::Notify;

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 const CRATES: &[(&str, &[&[&str]])] = &[
     ("rpc-segments/src/", &[]),
     ("rpc-proto/src/", &[]),
-    ("rpc-core/src/", &[&["connection", "service", "stream"]]),
+    ("rpc-core/src/", &[]),
     ("transport-tcp/src/", &[]),
     ("transport-rdma/src/", &[&["device", "verbs"], &["endpoint", "link", "stats"]]),
 ];

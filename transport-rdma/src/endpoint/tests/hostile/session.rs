@@ -3,7 +3,6 @@
 use farcall_core::client::{Call, Caller, Connector, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
-use farcall_core::connection::Settings;
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
     Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, VERSION,
@@ -11,6 +10,7 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::settings::Settings;
 use farcall_core::transport::{BoxFuture, memory};
 
 use super::*;

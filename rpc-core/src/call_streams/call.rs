@@ -13,10 +13,8 @@ use loom::sync::{Mutex, MutexGuard};
 
 use bytes::{Bytes, BytesMut};
 
-use crate::connection::packing::Unpacking;
-use crate::connection::pending::Place;
-use crate::connection::slots::exchange;
-use crate::connection::{Connection, Role};
+use super::table::StreamTable;
+use crate::compress::Unpacking;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::message::Message;
@@ -24,16 +22,18 @@ use crate::proto::stream::{RecvHalf, SendHalf};
 use crate::proto::wire::{
     Content, EndHead, EndReason, FrameType, ItemHead, Stop, Window, WireError, encode_status,
 };
-use crate::service::Reply;
+use crate::reply::Reply;
+use crate::session::{Role, Sender};
+use crate::slots::{Place, exchange};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// The streams of one call, as one side has them.
 pub(crate) struct CallStreams {
-    connection: Weak<Connection>,
+    /// Those of its connection, which may go before what came by it is read.
+    table: Weak<StreamTable>,
     call: u64,
     role: Role,
     is_answer: bool,
-    /// Here too, for the connection may go before what came by it is read.
     unpacking: Arc<Unpacking>,
     state: Mutex<State>,
 }
@@ -104,7 +104,7 @@ pub(super) enum Room {
 impl CallStreams {
     /// Streams of which this side may send so much, if it sends any, and the peer so much.
     pub(super) fn new(
-        connection: Weak<Connection>,
+        table: Weak<StreamTable>,
         call: u64,
         role: Role,
         granted: Option<Window>,
@@ -123,7 +123,7 @@ impl CallStreams {
         });
         let state = State { out, incoming, begun: false, over: false, reply: None, place: None };
         let is_answer = if role == Role::Client { first.is_some() } else { granted.is_some() };
-        Self { connection, call, role, is_answer, unpacking, state: Mutex::new(state) }
+        Self { table, call, role, is_answer, unpacking, state: Mutex::new(state) }
     }
 
     /// Whether the call's answer is a stream.
@@ -139,8 +139,8 @@ impl CallStreams {
         self.call
     }
 
-    pub(crate) fn connection(&self) -> Option<Arc<Connection>> {
-        self.connection.upgrade()
+    pub(crate) fn table(&self) -> Option<Arc<StreamTable>> {
+        self.table.upgrade()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -206,8 +206,10 @@ impl CallStreams {
     /// What an END says. A server's may have metadata; what a client's has is not looked at.
     fn said(&self, reason: EndReason, block: Bytes, payload: Payload) -> Result<Ended, WireError> {
         let is_client = self.role == Role::Server;
-        let metadata = match self.connection() {
-            Some(connection) if !is_client && !block.is_empty() => connection.read_answer_metadata(block)?,
+        let metadata = match self.table() {
+            Some(table) if !is_client && !block.is_empty() => {
+                table.sender.terms().read_answer_metadata(block)?
+            }
             _ => Ok(AnswerMetadata::default()),
         };
         Ok(match metadata {
@@ -221,7 +223,7 @@ impl CallStreams {
     }
 
     /// The call is over, for this reason if its sender has given none. Gives whom to wake.
-    pub(in crate::connection) fn end(&self, why: Ended) -> Vec<Waker> {
+    pub(crate) fn end(&self, why: Ended) -> Vec<Waker> {
         let mut guard = self.state();
         let state = &mut *guard;
         state.over = true;
@@ -246,25 +248,25 @@ impl CallStreams {
     }
 
     /// Client: the call's place, to be left when the peer has been told that the call is over.
-    pub(in crate::connection) fn take_place(&self) -> Option<Place> {
+    pub(crate) fn take_place(&self) -> Option<Place> {
         self.state().place.take()
     }
 
     /// Server: begins the answer, unless the call is over. `Err`: the metadata that were set for it are too much.
     pub(super) fn begin(&self) -> Result<(), Status> {
-        let Some(connection) = self.connection() else { return Ok(()) };
-        let message = connection.begin_answer(self.call)?;
+        let Some(table) = self.table() else { return Ok(()) };
+        let message = super::pump::begin_answer(table.sender.terms(), self.call)?;
         let mut guard = self.state();
         let state = &mut *guard;
         if !state.over && !std::mem::replace(&mut state.begun, true) {
             if let Some(out) = &mut state.out {
                 out.busy = message.holds_back();
             }
-            connection.sender.enqueue(message);
+            table.sender.enqueue(message);
         }
         drop(guard);
         // The first item may be long in coming.
-        connection.sender.flush_soon();
+        table.sender.flush_soon();
         Ok(())
     }
 
@@ -282,7 +284,7 @@ impl CallStreams {
     }
 
     /// Keeps the reply while something is on its way that nothing may follow.
-    pub(in crate::connection) fn keep_reply(&self, reply: Reply) -> Result<(), Reply> {
+    pub(crate) fn keep_reply(&self, reply: Reply) -> Result<(), Reply> {
         let mut state = self.state();
         if state.out.as_ref().is_some_and(|out| out.busy) && !state.over {
             state.reply = Some(reply);
@@ -349,13 +351,13 @@ impl CallStreams {
     }
 
     /// Client: there are no more items.
-    pub(crate) fn send_end(&self, connection: &Connection, reason: EndReason) {
+    pub(crate) fn send_end(&self, sender: &Sender, reason: EndReason) {
         let mut state = self.state();
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|_| !over) else { return };
         if let Some(items) = out.half.end() {
             let end = super::pump::end(self.call, EndHead { reason, items }, Content::default());
-            connection.sender.enqueue(end.expect("what is empty has room"));
+            sender.enqueue(end.expect("what is empty has room"));
         }
     }
 
@@ -376,21 +378,21 @@ impl CallStreams {
 
     /// The application has taken so many items, and with them all of so many bytes. True: something was queued.
     pub(super) fn consumed(&self, items: u64, bytes: u64) -> bool {
-        let Some(connection) = self.connection() else { return false };
+        let Some(table) = self.table() else { return false };
         let mut state = self.state();
         let over = state.over;
         let Some(incoming) = state.incoming.as_mut().filter(|_| !over) else { return false };
-        let window = incoming.half.consumed(items, bytes, connection.most(), |bytes| connection.grow(bytes));
+        let window = incoming.half.consumed(items, bytes, table.most(), |bytes| table.grow(bytes));
         let Some(window) = window else { return false };
         let mut payload = BytesMut::with_capacity(16);
         window.encode(&mut payload);
-        connection.sender.enqueue(Message::new(FrameType::WINDOW, self.call, payload.freeze()));
+        table.sender.enqueue(Message::new(FrameType::WINDOW, self.call, payload.freeze()));
         true
     }
 
     /// The application takes no more. True: something was queued.
     pub(crate) fn stop(&self) -> bool {
-        let Some(connection) = self.connection() else { return false };
+        let Some(table) = self.table() else { return false };
         let mut guard = self.state();
         let over = guard.over;
         let Some(incoming) = &mut guard.incoming else { return false };
@@ -399,7 +401,7 @@ impl CallStreams {
         if tells {
             let mut payload = BytesMut::with_capacity(1);
             Stop { reason: 0 }.encode(&mut payload);
-            connection.sender.enqueue(Message::new(FrameType::STOP, self.call, payload.freeze()));
+            table.sender.enqueue(Message::new(FrameType::STOP, self.call, payload.freeze()));
         }
         drop(guard);
         drop(queue);
@@ -411,8 +413,8 @@ impl Drop for CallStreams {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let grown = state.incoming.as_ref().map_or(0, |incoming| incoming.half.grown(incoming.first));
-        if let Some(connection) = self.connection.upgrade().filter(|_| grown > 0) {
-            connection.give_back(grown);
+        if let Some(table) = self.table.upgrade().filter(|_| grown > 0) {
+            table.give_back(grown);
         }
     }
 }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::context::Drain;
+use crate::interface::{Kind, ServiceInfo};
 use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError};
-use crate::service::{HandlerFuture, Kind, Request, Service, ServiceInfo};
-use crate::status::{Blame, Code, Executed, Status};
+use crate::refusal::refusal;
+use crate::service::{HandlerFuture, Request, Service};
+use crate::status::{Code, Status};
 
 /// The services of a server, of which no two have the same name.
 #[derive(Default)]
@@ -25,7 +27,7 @@ impl fmt::Debug for Registry {
 
 /// The services that a client has announced, by its index.
 #[derive(Debug, Default)]
-pub(super) struct Announced {
+pub(crate) struct Announced {
     services: Vec<Bound>,
     /// The BINDs of all of them, in bytes.
     bytes: usize,
@@ -193,9 +195,4 @@ impl Registry {
             None => refusal(Code::Unimplemented, "the call's method was not announced"),
         }
     }
-}
-
-/// A status for a call that was not given to a handler.
-pub(super) fn refusal(code: Code, message: impl Into<String>) -> Status {
-    Status::new(code, message).with_executed(Executed::No).with_blame(Blame::Caller)
 }

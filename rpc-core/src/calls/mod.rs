@@ -1,34 +1,32 @@
 //! The calls that wait on this side for an answer.
 
+mod asked;
+mod help;
+
 use std::collections::HashSet;
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::{Context as TaskContext, Waker};
-use std::time::Duration;
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::metadata::block_of_call;
-use super::pending::Place;
-use super::slots::{Refused, Slots};
-use super::streams::{self, CallStreams, Ended, Source};
-use super::{Connection, Role};
-use crate::compress::Compression;
-use crate::context::Parent;
-use crate::metadata::{AnswerMetadata, Metadata};
+pub(crate) use self::asked::{Answered, Asked, Rare, Received};
+pub(crate) use self::help::{Help, look_for_answers};
+use crate::call_streams::{CallStreams, Ended, StreamTable};
+use crate::compress::{self, Unpacking};
+use crate::interface::{Kind, ServiceInfo};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
-    Bind, BindMethod, CloseCode, Content, FrameType, Goaway, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead,
-    ResponseHead, Verdict, decode_status,
+    Bind, BindMethod, Content, FrameType, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead, ResponseHead, Verdict,
+    WireError, decode_status,
 };
-use crate::service::{Kind, ServiceInfo};
+use crate::refusal::{refusal, too_large};
+use crate::session::{Role, Sender};
+use crate::slots::{CallSlots, Found, NeverMade, Place, Refused, Slots, Ticket};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::lock;
-
-/// An answer, or why there is none.
-pub(crate) type Answered = Result<(Verdict, Payload), Status>;
 
 /// The services that were announced to the peer; the index is the one on the wire.
 #[derive(Debug, Default)]
@@ -38,96 +36,20 @@ struct Announced {
     bytes: usize,
 }
 
+/// The calls of this side, from their requests to their answers.
 #[derive(Debug)]
-pub(super) struct Calls {
-    /// Where they wait for a RESPONSE, or for what came instead.
-    pub(super) slots: Slots<Result<Bytes, Status>, Status>,
+pub(crate) struct Calls {
+    sender: Arc<Sender>,
+    streams: Arc<StreamTable>,
+    unpacking: Arc<Unpacking>,
+    slots: Arc<CallSlots>,
     announced: Mutex<Announced>,
     /// The first of them, which on many connections is the only one.
     first: OnceLock<Arc<ServiceInfo>>,
-}
-
-impl Calls {
-    pub(super) fn new() -> Self {
-        Self { slots: Slots::new(), announced: Mutex::default(), first: OnceLock::new() }
-    }
-
-    pub(super) fn admit(&self, max_calls: u32) {
-        self.slots.admit(max_calls as usize);
-    }
-}
-
-/// What a call asks for.
-#[derive(Debug)]
-pub(crate) struct Asked<'a> {
-    pub(crate) service: &'a Arc<ServiceInfo>,
-    pub(crate) method: usize,
-    pub(crate) arguments: &'a Payload,
-    pub(crate) deadline: Option<Instant>,
-    /// How long that is from now.
-    pub(crate) left: Option<Duration>,
-    pub(crate) attempt: u8,
-    pub(crate) rare: Option<&'a Rare>,
-}
-
-/// What most calls lack: in a box, so that it costs these no more than to look for it.
-pub(crate) struct Rare {
-    pub(crate) kind: Kind,
-    pub(crate) metadata: Metadata,
-    /// The stream of arguments, until it is sent.
-    pub(crate) items: Option<Box<dyn Source>>,
-    /// `None`: as its caller does.
-    pub(crate) waits_for_ready: Option<bool>,
-    /// Why there is no connection that the call waits for.
-    pub(crate) not_connected: Option<Status>,
-    /// What it is made for, unless that is the handler that polls it.
-    pub(crate) parent: Option<Parent>,
-    /// `None`: as its channel is set.
-    pub(crate) compression: Option<Compression>,
-}
-
-/// What came with an answer.
-#[derive(Debug, Default)]
-pub(crate) struct Received {
-    pub(crate) metadata: AnswerMetadata,
-    pub(crate) compression: Compression,
-}
-
-impl Rare {
-    /// Of a call that is unary and has no more.
-    pub(crate) const fn none() -> Self {
-        Self {
-            kind: Kind::Unary,
-            metadata: Metadata::new(),
-            items: None,
-            waits_for_ready: None,
-            not_connected: None,
-            parent: None,
-            compression: None,
-        }
-    }
-
-    /// What a call has of it, or is to have.
-    pub(crate) fn of(rare: &mut Option<Box<Self>>) -> &mut Self {
-        rare.get_or_insert_with(|| Box::new(Self::none()))
-    }
-
-    /// Whether the request says something of it.
-    pub(crate) fn is_sent(&self) -> bool {
-        self.kind != Kind::Unary || !self.metadata.is_empty() || self.compression.is_some()
-    }
-
-    /// The same for the same call again, without the stream.
-    pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, waits_for_ready, compression, .. } = *self;
-        Self { kind, waits_for_ready, compression, metadata: self.metadata.clone(), ..Self::none() }
-    }
-}
-
-impl fmt::Debug for Rare {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rare").field("kind", &self.kind).finish_non_exhaustive()
-    }
+    /// A call has begun when there was no other.
+    pub(crate) begun: Notify,
+    /// A call has begun whose deadline comes before those of all others.
+    pub(crate) first_deadline: Notify,
 }
 
 /// What is to be sent.
@@ -140,16 +62,16 @@ enum Request {
 /// A request that was sent.
 #[derive(Debug)]
 pub(crate) struct Sent {
-    pub(super) call: u64,
+    pub(crate) call: u64,
     /// Its caller looks for the answer at once, and is told of nothing before.
-    pub(super) looks: bool,
-    pub(super) streams: Option<Arc<CallStreams>>,
+    pub(crate) looks: bool,
+    pub(crate) streams: Option<Arc<CallStreams>>,
 }
 
 /// Why a request was not sent. Nothing was executed.
 #[derive(Debug)]
 pub(crate) enum NotSent {
-    /// The peer takes no more calls at once: one must [wait](super::Line) for a place.
+    /// The peer takes no more calls at once: one must [wait](Calls::wait_in_line) for a place.
     Full,
     For(Status),
 }
@@ -160,10 +82,28 @@ impl From<Status> for NotSent {
     }
 }
 
-impl Connection {
+impl Calls {
+    pub(crate) fn new(sender: Arc<Sender>, streams: Arc<StreamTable>, unpacking: Arc<Unpacking>) -> Self {
+        Self {
+            sender,
+            streams,
+            unpacking,
+            slots: Arc::new(Slots::new()),
+            announced: Mutex::default(),
+            first: OnceLock::new(),
+            begun: Notify::new(),
+            first_deadline: Notify::new(),
+        }
+    }
+
+    /// The peer takes so many calls at once.
+    pub(crate) fn admit(&self, max_calls: u32) {
+        self.slots.admit(max_calls as usize);
+    }
+
     /// Sends a request, in a place that was waited for or in one that is free, and has the caller woken when there is
-    /// something to poll for. What it gives must become a [`Pending`](super::Pending).
-    pub(crate) fn call(
+    /// something to poll for. What it gives must become a [`Pending`](crate::connection::Pending).
+    pub(crate) fn send(
         &self,
         asked: &Asked<'_>,
         place: Option<Place>,
@@ -173,7 +113,7 @@ impl Connection {
         let (mut queued, mut streams) = (0, None);
         let queue = |id| {
             if let Some(Rare { kind, .. }) = asked.rare {
-                streams = self.begin_streams(id, *kind);
+                streams = self.streams.begin(id, *kind);
             }
             queued = match request {
                 Request::Short(head) => {
@@ -185,8 +125,8 @@ impl Connection {
                 }
             };
         };
-        let looks = self.looks();
-        let opened = match self.calls.slots.open(place.is_some(), asked.deadline, looks, cx, queue) {
+        let looks = help::looks(&self.sender);
+        let opened = match self.slots.open(place.is_some(), asked.deadline, looks, cx, queue) {
             Ok(opened) => opened,
             Err(Refused::Full) => return Err(NotSent::Full),
             Err(Refused::For(why)) => return Err(why.with_executed(Executed::No).into()),
@@ -195,10 +135,10 @@ impl Connection {
             place.pass_on();
         }
         if opened.first_alarm {
-            self.deadlines.notify_one();
+            self.first_deadline.notify_one();
         }
         if opened.alone {
-            self.keeper.notify_one();
+            self.begun.notify_one();
             self.sender.flush();
         } else if queued == 1 {
             // Where there were others, the first of them has seen to it.
@@ -209,8 +149,9 @@ impl Connection {
 
     /// The request of a call that has no number yet.
     fn request(&self, asked: &Asked<'_>) -> Result<Request, Status> {
-        let Some(peer) = self.sender.peer() else {
-            return Err(self.status("no HELLO yet", Executed::No, Blame::Bug));
+        let terms = self.sender.terms();
+        let Some(peer) = terms.peer() else {
+            return Err(terms.status("no HELLO yet", Executed::No, Blame::Bug));
         };
         // Zero would be "no deadline"; the caller's own timer ends a call this late.
         let remaining_us =
@@ -222,21 +163,21 @@ impl Connection {
             false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
         };
         if let (Some(len), None) = (asked.arguments.short_len(), asked.rare)
-            && !self.packs(len)
+            && !terms.compresses_by_default(len)
         {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
         let &Rare { kind, ref metadata, compression, .. } = asked.rare.unwrap_or(const { &Rare::none() });
-        if kind != Kind::Unary && !streams::agreed(peer) {
-            return Err(refused(Code::Unimplemented, "the server's farcall is too old for streams"));
+        if kind != Kind::Unary && !self.streams.agreed() {
+            return Err(refusal(Code::Unimplemented, "the server's farcall is too old for streams"));
         }
-        let metadata = block_of_call(metadata, peer)?;
-        let payload = self.packed(compression, asked.arguments.clone());
+        let metadata = terms.block_of_call(metadata)?;
+        let payload = terms.compress(compression, asked.arguments.clone());
         let content = Content { metadata, payload };
         let head =
-            Head::request(&head, &content).map_err(|why| refused(Code::InvalidArgument, why.to_string()))?;
+            Head::request(&head, &content).map_err(|why| refusal(Code::InvalidArgument, why.to_string()))?;
         let mut message = Message::with_payload(FrameType::REQUEST, 0, head, content.payload);
         if kind.streams_requests() {
             message.hold_back();
@@ -248,18 +189,18 @@ impl Connection {
 
     /// The index of a service on this connection; announces it if it was not yet.
     fn bind(&self, service: &Arc<ServiceInfo>, max_message: u64) -> Result<u16, Status> {
-        if self.calls.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
+        if self.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
             return Ok(0);
         }
-        let mut announced = lock(&self.calls.announced);
+        let mut announced = lock(&self.announced);
         let known = announced.services.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service);
         if let Some(index) = known {
             return Ok(index as u16);
         }
         let Ok(index) = u16::try_from(announced.services.len()) else {
-            return Err(refused(Code::ResourceExhausted, "more than 65536 services on one connection"));
+            return Err(refusal(Code::ResourceExhausted, "more than 65536 services on one connection"));
         };
-        service.check().map_err(|why| refused(Code::InvalidArgument, why))?;
+        service.check().map_err(|why| refusal(Code::InvalidArgument, why))?;
         let methods = service.methods.iter().map(|m| BindMethod {
             hash: m.hash(),
             kind: m.kind as u8,
@@ -279,7 +220,7 @@ impl Connection {
         }
         if announced.bytes + head.len() > MAX_BIND_BYTES {
             let message = "the services called on one connection have more than 1 MiB of names and methods";
-            return Err(refused(Code::ResourceExhausted, message));
+            return Err(refusal(Code::ResourceExhausted, message));
         }
         announced.bytes += head.len();
         announced.services.push(service.clone());
@@ -287,86 +228,126 @@ impl Connection {
         if self.sender.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
             self.sender.flush_soon();
         }
-        self.calls.first.get_or_init(|| service.clone());
+        self.first.get_or_init(|| service.clone());
         Ok(index)
     }
 
     /// A call ends without an answer, if it has not ended before.
     fn end_call(&self, call: u64, why: Status) {
-        self.calls.slots.end(call, Err(why)).into_iter().for_each(Waker::wake);
+        self.slots.end(call, Err(why)).into_iter().for_each(Waker::wake);
     }
 
-    /// The server is going: begins no more calls, and takes back those that it will not, or need not, execute.
-    pub(super) fn on_goaway(&self, goaway: &Goaway) {
-        self.start_draining();
-        let detail = format!("the server is draining: {}", goaway.reason);
-        let status = self.status(detail, Executed::No, Blame::Environment);
-        self.calls.slots.refuse(status.clone()).into_iter().for_each(Waker::wake);
+    /// Makes no more calls, for this reason: who waits for a place is told.
+    pub(crate) fn refuse(&self, status: Status) {
+        self.slots.refuse(status).into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes back the calls that the server will not, or need not, execute: it takes none after this one.
+    pub(crate) fn take_back(&self, last_call: u64, status: &Status) {
         let unsent = self.sender.change(|sending| sending.outbox.take_back(FrameType::REQUEST));
-        let later = self.calls.slots.waiting_after(goaway.last_call);
+        let later = self.slots.waiting_after(last_call);
         for call in unsent.into_iter().chain(later) {
             self.end_call(call, status.clone());
         }
     }
 
     /// Ends every call that waits, saying of each whether it may have been executed.
-    pub(super) fn fail_calls(&self, status: &Status) {
-        self.fail_streams(status);
-        self.calls.slots.close(status.clone()).into_iter().for_each(Waker::wake);
+    pub(crate) fn fail(&self, status: &Status) {
+        self.streams.end_all(status);
+        self.slots.close(status.clone()).into_iter().for_each(Waker::wake);
         // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
         let unsent = self.sender.change(|sending| sending.outbox.close(FrameType::REQUEST));
         let unsent: HashSet<u64> = unsent.into_iter().collect();
-        for call in self.calls.slots.waiting_after(0) {
+        for call in self.slots.waiting_after(0) {
             let certain = unsent.contains(&call) || status.executed() == Executed::No;
             let executed = if certain { Executed::No } else { Executed::Maybe };
             self.end_call(call, status.clone().with_executed(executed));
         }
     }
 
-    pub(super) fn forget(&self, call: u64, reason: u8) {
-        let forgotten = self.calls.slots.forget(call);
+    /// Gives a call up: nobody waits for its answer any more. The peer is told why.
+    pub(crate) fn forget(&self, call: u64, reason: u8) {
+        let forgotten = self.slots.forget(call);
         let streams = self.streams.get(call);
-        self.end_streams(call, Ended::gave_up);
+        self.streams.end(call, Ended::gave_up);
         // An answer that is a stream may have begun, and goes on.
         if forgotten == Some(true) || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
             self.sender.cancel(call, reason, streams.is_some());
         }
         if forgotten.is_some() {
-            // Who has its place calls behind the CANCEL: before it, the peer would take one more than it does.
-            self.calls.slots.give_back().wake();
+            // The call that gets its place comes behind the CANCEL: before it, the peer would take one more than it does.
+            self.slots.give_back().wake();
         }
-        self.close_if_drained();
     }
 
-    /// Client: the answer of a call, a stream, is not wanted any more. Who reads it all the same is told why.
-    pub(crate) fn forget_stream(&self, call: u64, reason: u8, why: Ended) {
-        if let Some(streams) = self.streams.get(call) {
-            let place = streams.take_place();
-            self.end_streams(call, || why);
-            self.sender.cancel(call, reason, true);
-            // As above.
-            drop(place);
-            self.close_if_drained();
-        }
+    /// Takes in answers, and adds whom to wake when no lock is held.
+    pub(crate) fn answer(
+        &self,
+        answers: impl Iterator<Item = (u64, Result<Bytes, Status>)>,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<(), WireError> {
+        let answered = self.slots.answer(answers, wakers);
+        answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
+    }
+
+    /// Waits for one of the places for calls that the peer has, with a ticket that must be handed [in](Self::leave_line) if it
+    /// is still there at the end.
+    pub(crate) fn wait_in_line(
+        &self,
+        ticket: &mut Option<Ticket>,
+        cx: &TaskContext<'_>,
+    ) -> Poll<Result<Place, Status>> {
+        self.slots.wait_in_line(ticket, cx).map(|waited| match waited {
+            Ok(()) => Ok(Place::new(&self.slots)),
+            Err(why) => Err(why.with_executed(Executed::No)),
+        })
+    }
+
+    /// Leaves the line, or the place that has come free meanwhile.
+    pub(crate) fn leave_line(&self, ticket: Ticket) {
+        self.slots.leave_line(ticket).wake();
+    }
+
+    /// Looks how a call has ended; if it has not, it is told when it has, or is late. `keeps_place`: it has its
+    /// [place](Self::kept_place) after that, too.
+    pub(crate) fn look(
+        &self,
+        call: u64,
+        keeps_place: bool,
+        cx: &TaskContext<'_>,
+    ) -> Poll<Found<Result<Bytes, Status>>> {
+        let (found, next) = self.slots.poll(call, keeps_place, cx);
+        next.wake();
+        found
+    }
+
+    /// Returns the place of a call that keeps it.
+    pub(crate) fn kept_place(&self) -> Place {
+        Place::new(&self.slots)
+    }
+
+    /// The highest number that a call was given.
+    pub(crate) fn last(&self) -> u64 {
+        self.slots.last()
     }
 
     /// Wakes the callers whose deadlines have passed; gives when to do that again.
-    pub(super) fn wake_late(&self) -> Option<Instant> {
-        let (late, next) = self.calls.slots.find_late(Instant::now());
+    pub(crate) fn wake_late(&self) -> Option<Instant> {
+        let (late, next) = self.slots.find_late(Instant::now());
         late.into_iter().for_each(Waker::wake);
         next
     }
 
     /// Reads a RESPONSE. One that is none ends the connection.
-    pub(super) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
+    pub(crate) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
         let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, mut payload)| {
             if let Some(block) = metadata {
                 let compression = payload.compression();
-                match self.read_answer_metadata(*block)? {
+                match self.sender.terms().read_answer_metadata(*block)? {
                     Ok(metadata) => *received = Some(Box::new(Received { metadata, compression })),
                     Err(status) => return Ok(Err(status)),
                 }
-                match self.unpack_answer(payload)? {
+                match self.unpack(payload)? {
                     Ok(plain) => payload = plain,
                     Err(status) => return Ok(Err(status)),
                 }
@@ -383,40 +364,29 @@ impl Connection {
             })
         });
         understood.unwrap_or_else(|error| {
-            self.protocol_error(&error);
-            Err(self.status(&error, Executed::Maybe, Blame::Peer))
+            self.sender.protocol_error(&error);
+            Err(self.sender.terms().status(&error, Executed::Maybe, Blame::Peer))
         })
     }
 
     /// Whether any call has been answered.
     pub(crate) fn was_of_use(&self) -> bool {
-        self.calls.slots.has_answered()
+        self.slots.has_answered()
     }
 
     /// Whether no call waits for its answer.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         // What a server streams its client waits for.
-        self.calls.slots.is_empty() && (self.role == Role::Server || self.streams.is_empty())
+        self.slots.is_empty() && (self.sender.terms().role == Role::Server || self.streams.is_empty())
     }
 
-    /// A client that was told to go away closes when its last call is done.
-    #[inline]
-    pub(super) fn close_if_drained(&self) {
-        if self.is_draining() && self.is_idle() && self.registry.is_none() {
-            let status = self.status("the server drained", Executed::No, Blame::Environment);
-            self.close(CloseCode::Done, status);
+    /// Decompresses an answer, if it is compressed, in the task that waits for it.
+    #[cold]
+    fn unpack(&self, payload: Payload) -> Result<Result<Payload, Status>, WireError> {
+        let Some(packed) = payload.as_packed() else { return Ok(Ok(payload)) };
+        if let Err(too_long) = self.unpacking.admit(packed)? {
+            return Ok(Err(too_long.status("the result", "the client's").with_executed(Executed::Maybe)));
         }
+        Ok(compress::unpack(payload).map_err(|why| why.status("the result")))
     }
-}
-
-/// A status for a call that can't be sent.
-fn refused(code: Code, message: impl Into<String>) -> Status {
-    Status::new(code, message).with_executed(Executed::No).with_blame(Blame::Caller)
-}
-
-/// The error of a message over a limit.
-pub(super) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status {
-    let message =
-        format!("{what}: {len} bytes, but {whose} limits.max_message is {max}; raise it there, or send less");
-    refused(Code::ResourceExhausted, message)
 }

@@ -116,17 +116,17 @@ impl Reader {
     fn tell(&mut self, bytes: u64) {
         let items = std::mem::take(&mut self.taken);
         if self.streams.consumed(items, bytes)
-            && let Some(connection) = self.streams.connection()
+            && let Some(table) = self.streams.table()
         {
-            connection.sender.flush_soon();
+            table.sender.flush_soon();
         }
     }
 
     /// The peer broke the protocol, which ends the connection.
     #[cold]
     fn malformed(&self, error: &WireError) -> Ended {
-        if let Some(connection) = self.streams.connection() {
-            connection.protocol_error(error);
+        if let Some(table) = self.streams.table() {
+            table.sender.protocol_error(error);
         }
         let status = Status::new(Code::Internal, format!("an item of the stream: {error}"));
         Ended::Lost(status.with_executed(Executed::Maybe).with_blame(Blame::Peer))

@@ -9,17 +9,17 @@ use std::time::Instant;
 
 use tokio::task::coop;
 
-use super::Connection;
+use crate::session::Sender;
 use crate::transport::Link;
 
 /// How far a waiting call is with it. Nobody depends on a call that helps to go on with it.
-pub(super) enum Help {
+pub(crate) enum Help {
     Until(Instant, Helper),
     Over,
 }
 
 /// A caller that helps, as long as this is there.
-pub(super) struct Helper(Arc<dyn Link>);
+pub(crate) struct Helper(Arc<dyn Link>);
 
 impl Drop for Helper {
     fn drop(&mut self) {
@@ -29,7 +29,7 @@ impl Drop for Helper {
 
 impl Help {
     /// Looks, in place of sleeping. True: answers have come, perhaps the one that is waited for.
-    pub(super) fn look(&mut self) -> bool {
+    pub(crate) fn look(&mut self) -> bool {
         let Self::Until(end, helper) = self else { return false };
         let found = helper.0.help();
         if found || Instant::now() >= *end {
@@ -41,12 +41,12 @@ impl Help {
     }
 
     /// Begins, if the link lets it. It looks for the first time after the others' turn: what they send is under way then.
-    pub(super) fn begin(connection: &Connection, cx: &mut TaskContext<'_>) -> Self {
+    pub(crate) fn begin(sender: &Sender, cx: &mut TaskContext<'_>) -> Self {
         // Nothing but a stream link was ever used: there is nobody to ask.
-        if !connection.sender.was_upgraded() {
+        if !sender.was_upgraded() {
             return Self::Over;
         }
-        let Some(link) = connection.sender.upgraded() else { return Self::Over };
+        let Some(link) = sender.upgraded() else { return Self::Over };
         let Some(window) = link.begin_help() else { return Self::Over };
         let help = Self::Until(Instant::now() + window, Helper(link));
         help.again(cx);
@@ -54,7 +54,7 @@ impl Help {
     }
 
     /// Has the caller polled again, after the runtime's other tasks, timers and sockets, as long as it should look.
-    pub(super) fn again(&self, cx: &mut TaskContext<'_>) {
+    pub(crate) fn again(&self, cx: &mut TaskContext<'_>) {
         if let Self::Until(..) = self {
             // Its first poll registers the waker with the runtime, which is all that is wanted of it.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
@@ -62,20 +62,18 @@ impl Help {
     }
 }
 
-impl Connection {
-    /// Whether a call that is alone looks for its answer at once, before its caller is told of anything.
-    pub(super) fn looks(&self) -> bool {
-        // Where a poll has no budget left it must end, and the runtime have its turn.
-        !self.sender.was_upgraded() && self.sender.stream().looks() && coop::has_budget_remaining()
-    }
+/// Returns whether a call that is alone looks for its answer at once, before its caller is told of anything.
+pub(super) fn looks(sender: &Sender) -> bool {
+    // Where a poll has no budget left it must end, and the runtime have its turn.
+    !sender.was_upgraded() && sender.stream().looks() && coop::has_budget_remaining()
+}
 
-    /// Looks for what the peer sends, for a moment.
-    pub(super) fn look_for_answers(&self, cx: &mut TaskContext<'_>) {
-        if self.sender.stream().look()
-            && let Poll::Ready(budget) = coop::poll_proceed(cx)
-        {
-            budget.made_progress();
-        }
+/// Looks for what the peer sends, for a moment.
+pub(crate) fn look_for_answers(sender: &Sender, cx: &mut TaskContext<'_>) {
+    if sender.stream().look()
+        && let Poll::Ready(budget) = coop::poll_proceed(cx)
+    {
+        budget.made_progress();
     }
 }
 

@@ -1,5 +1,7 @@
 //! Where the calls of this side wait: each has a slot, in which it finds how it ended.
 
+mod place;
+
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 use std::task::{Context as TaskContext, Poll, Waker};
@@ -10,12 +12,19 @@ use std::sync::{Mutex, MutexGuard};
 #[cfg(all(test, farcall_loom))]
 use loom::sync::{Mutex, MutexGuard};
 
+use bytes::Bytes;
 use tokio::time::Instant;
+
+pub(crate) use self::place::Place;
+use crate::status::Status;
+
+/// The slots of a connection's calls: each ends with a RESPONSE, or with what came instead.
+pub(crate) type CallSlots = Slots<Result<Bytes, Status>, Status>;
 
 /// The slots of calls, which end with an `E`; calls are numbered from 1. There are as many places as the peer takes calls
 /// at once, none before it has said so. After a reason `R` was given no more slots are opened.
 #[derive(Debug)]
-pub(super) struct Slots<E, R>(Mutex<Table<E, R>>);
+pub(crate) struct Slots<E, R>(Mutex<Table<E, R>>);
 
 #[derive(Debug)]
 struct Table<E, R> {
@@ -61,24 +70,24 @@ impl<E> Slot<E> {
 
 /// A slot that was opened.
 #[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) call: u64,
+pub(crate) struct Opened {
+    pub(crate) call: u64,
     /// No other call has a slot.
-    pub(super) alone: bool,
+    pub(crate) alone: bool,
     /// Its deadline is before any alarm: one must be set.
-    pub(super) first_alarm: bool,
+    pub(crate) first_alarm: bool,
 }
 
 /// Why no slot was opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refused<R> {
+pub(crate) enum Refused<R> {
     Full,
     For(R),
 }
 
 /// What a waiting call finds.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found<E> {
+pub(crate) enum Found<E> {
     /// How it ended. It has no slot any more.
     End(E),
     /// Its deadline has passed. It has its slot until it is [forgotten](Slots::forget).
@@ -87,19 +96,19 @@ pub(super) enum Found<E> {
 
 /// A call of this number was never made.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct NeverMade;
+pub(crate) struct NeverMade;
 
 /// The next in line has a place now; to be woken when no lock is held.
 #[must_use]
 #[derive(Debug, Default)]
-pub(super) struct Next(Option<Waker>);
+pub(crate) struct Next(Option<Waker>);
 
 impl Next {
-    pub(super) fn into_waker(self) -> Option<Waker> {
+    pub(crate) fn into_waker(self) -> Option<Waker> {
         self.0
     }
 
-    pub(super) fn wake(self) {
+    pub(crate) fn wake(self) {
         if let Some(waker) = self.0 {
             waker.wake();
         }
@@ -108,16 +117,16 @@ impl Next {
 
 /// Has another be woken. Gives whom it is instead of, to be dropped when no lock is held: a waker may be the last that has
 /// its task, and with that go its future and the calls in it.
-pub(super) fn exchange(waker: &mut Waker, cx: &TaskContext<'_>) -> Option<Waker> {
+pub(crate) fn exchange(waker: &mut Waker, cx: &TaskContext<'_>) -> Option<Waker> {
     (!waker.will_wake(cx.waker())).then(|| std::mem::replace(waker, cx.waker().clone()))
 }
 
 /// Names one who stands in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ticket(u64);
+pub(crate) struct Ticket(u64);
 
 impl<E, R: Clone> Slots<E, R> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Mutex::new(Table {
             ring: Vec::new(),
             open: 0,
@@ -133,14 +142,14 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// The peer takes so many calls at once.
-    pub(super) fn admit(&self, places: usize) {
+    pub(crate) fn admit(&self, places: usize) {
         self.lock().places = places;
     }
 
     /// Gives a call its number and a slot, and has `queue` queue its message: under the lock, so that whoever finds the
     /// call here finds its message, too, unless it has left. The call is told when it has ended, or is late; not before it
     /// is [polled](Self::poll) if it `looks` and is alone. `has_place`: it has stood in line.
-    pub(super) fn open(
+    pub(crate) fn open(
         &self,
         has_place: bool,
         deadline: Option<Instant>,
@@ -167,7 +176,7 @@ impl<E, R: Clone> Slots<E, R> {
 
     /// How a call ended, if it has; else it is told when it has, or is late. If it `keeps` its place, that must be
     /// [given back](Self::give_back) later.
-    pub(super) fn poll(&self, call: u64, keeps: bool, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
+    pub(crate) fn poll(&self, call: u64, keeps: bool, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
         let _before;
         let mut table = self.lock();
         let slot = table.slot(call);
@@ -194,7 +203,7 @@ impl<E, R: Clone> Slots<E, R> {
 
     /// The peer has answered calls; gives whom to wake, when no lock is held. Of those that have ended before, or that nobody
     /// waits for, this is not heeded.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &self,
         answers: impl Iterator<Item = (u64, E)>,
         wake: &mut Vec<Waker>,
@@ -211,14 +220,14 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// A call ends without an answer; gives whom to wake, likewise.
-    pub(super) fn end(&self, call: u64, end: E) -> Option<Waker> {
+    pub(crate) fn end(&self, call: u64, end: E) -> Option<Waker> {
         self.lock().end(call, end)
     }
 
     /// A caller waits no longer; its place is to be [given back](Self::give_back) when the peer has been told, or will be
     /// before it is told of the call that gets it. `Some(false)`: nobody need be told, the call has been answered. `None`: it
     /// has ended, and has no place.
-    pub(super) fn forget(&self, call: u64) -> Option<bool> {
+    pub(crate) fn forget(&self, call: u64) -> Option<bool> {
         let left;
         let mut table = self.lock();
         left = std::mem::replace(table.slot(call)?, Slot::free());
@@ -227,28 +236,28 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Opens no more slots, for this reason unless there is one already. Gives whom to wake: who stands in line.
-    pub(super) fn refuse(&self, reason: R) -> Vec<Waker> {
+    pub(crate) fn refuse(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing.get_or_insert(reason);
         table.who_is_in_line()
     }
 
     /// Opens no more slots, for this reason. Gives whom to wake: who stands in line.
-    pub(super) fn close(&self, reason: R) -> Vec<Waker> {
+    pub(crate) fn close(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing = Some(reason);
         table.who_is_in_line()
     }
 
     /// The calls that wait and have a number above this.
-    pub(super) fn waiting_after(&self, last: u64) -> Vec<u64> {
+    pub(crate) fn waiting_after(&self, last: u64) -> Vec<u64> {
         let table = self.lock();
         let waits = |slot: &&Slot<E>| slot.call > last && matches!(slot.state, State::Waiting { .. });
         table.ring.iter().filter(waits).map(|slot| slot.call).collect()
     }
 
     /// Finds the calls that are late and gives whom to wake, and when to look again.
-    pub(super) fn find_late(&self, now: Instant) -> (Vec<Waker>, Option<Instant>) {
+    pub(crate) fn find_late(&self, now: Instant) -> (Vec<Waker>, Option<Instant>) {
         let mut table = self.lock();
         let (mut late_ones, mut next) = (Vec::new(), None::<Instant>);
         for slot in &mut table.ring {
@@ -268,7 +277,7 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Waits for a place, with a ticket that must be [handed in](Self::leave_line) if it is still there at the end.
-    pub(super) fn wait_in_line(
+    pub(crate) fn wait_in_line(
         &self,
         ticket: &mut Option<Ticket>,
         cx: &TaskContext<'_>,
@@ -301,7 +310,7 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Leaves the line, or the place that has come free meanwhile.
-    pub(super) fn leave_line(&self, ticket: Ticket) -> Next {
+    pub(crate) fn leave_line(&self, ticket: Ticket) -> Next {
         let _gone;
         let mut table = self.lock();
         match table.in_line(ticket) {
@@ -314,22 +323,22 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Gives back a place for which no slot was opened.
-    pub(super) fn give_back(&self) -> Next {
+    pub(crate) fn give_back(&self) -> Next {
         self.lock().leave()
     }
 
     /// The highest number that a call was given.
-    pub(super) fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.lock().last
     }
 
     /// Whether any call has been answered.
-    pub(super) fn has_answered(&self) -> bool {
+    pub(crate) fn has_answered(&self) -> bool {
         self.lock().answered
     }
 
     /// Whether no call waits.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lock().open == 0
     }
 

@@ -15,15 +15,14 @@ use super::items_by::ItemsBy;
 use super::poll_share;
 use crate::buffer_pool;
 use crate::compress::Compression;
-use crate::connection::calls::too_large;
-use crate::connection::handler::panicked;
-use crate::connection::{Connection, Role};
 use crate::context::Context;
 use crate::metadata::AnswerMetadata;
 use crate::payload::{Encoder, Payload};
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{Batch, Content, EndHead, FrameType, ItemHead, ResponseHead, TooLong, Verdict};
-use crate::service::Reply;
+use crate::refusal::too_large;
+use crate::reply::{Reply, panicked};
+use crate::session::{Role, Sender, Terms};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// So many bytes of items are sent together. Less costs more turns of both sides, more does not fit into a frame of TCP.
@@ -135,16 +134,17 @@ impl<S: Source> Pump<S> {
                 }
                 return Poll::Ready(self.end.take().unwrap_or(Pumped::Closed));
             }
-            let Some(connection) = self.streams.connection() else { return Poll::Ready(Pumped::Closed) };
+            let Some(table) = self.streams.table() else { return Poll::Ready(Pumped::Closed) };
+            let sender = &*table.sender;
             let was_new = self.is_new;
-            let waits = self.ahead.is_none() && self.fill(&connection, room, cx);
+            let waits = self.ahead.is_none() && self.fill(sender, room, cx);
             if was_new && self.ahead.is_some() {
                 // The beginning of the answer, which was queued meanwhile, may hold the first items back.
                 budget.made_progress();
                 continue;
             }
             if may_send && let Some((count, message)) = self.ahead.take() {
-                self.send(&connection, count, message);
+                self.send(sender, count, message);
             }
             budget.made_progress();
             if waits && self.streams.watch(cx) {
@@ -159,20 +159,19 @@ impl<S: Source> Pump<S> {
     }
 
     /// Makes one message of what the source has. True: it has no more now.
-    fn fill(&mut self, connection: &Connection, room: u64, cx: &mut TaskContext<'_>) -> bool {
+    fn fill(&mut self, sender: &Sender, room: u64, cx: &mut TaskContext<'_>) -> bool {
         let many = self.many.then(|| buffer_pool::take(MANY_ITEMS));
         let size = many.as_ref().map_or(0, BytesMut::capacity);
         let (mut batch, mut by) = (Batch::new(many.map_or_else(Encoder::new, Encoder::to)), None);
         // What came before a panic is still to be sent, and the peer would wait for an end.
-        let put =
-            catch_unwind(AssertUnwindSafe(|| self.put_items(connection, room, &mut batch, &mut by, cx)));
+        let put = catch_unwind(AssertUnwindSafe(|| self.put_items(sender, room, &mut batch, &mut by, cx)));
         let waits = put.unwrap_or_else(|panic| {
             batch.undo();
             if self.is_new {
                 self.begin_answer();
             }
             self.source = None;
-            self.end = Some(Pumped::Failed(stopped_by(&*panic, connection.role)));
+            self.end = Some(Pumped::Failed(stopped_by(&*panic, sender.terms().role)));
             false
         });
         if batch.is_empty() {
@@ -184,7 +183,7 @@ impl<S: Source> Pump<S> {
                 _ => batch.finish_with(|buffer| buffer_pool::share(buffer, size)),
             };
             self.many = payload.body_len() >= MANY;
-            self.make(connection, count, head, connection.packed(by, payload));
+            self.make(sender, count, head, sender.terms().compress(by, payload));
         }
         waits
     }
@@ -193,13 +192,13 @@ impl<S: Source> Pump<S> {
     #[inline(never)]
     fn put_items(
         &mut self,
-        connection: &Connection,
+        sender: &Sender,
         room: u64,
         batch: &mut Batch,
         batch_by: &mut Option<Compression>,
         cx: &mut TaskContext<'_>,
     ) -> bool {
-        let most = connection.sender.peer().map_or(0, |peer| peer.max_message).saturating_sub(HEAD);
+        let most = sender.terms().max_message().saturating_sub(HEAD);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let room = u32::try_from(room).unwrap_or(u32::MAX).min(Batch::MOST);
         let mut limit = TOGETHER;
@@ -225,10 +224,10 @@ impl<S: Source> Pump<S> {
                     }
                 }
             }
-            if self.next.is_some() && !self.put_next(connection, most, batch, batch_by) {
+            if self.next.is_some() && !self.put_next(sender, most, batch, batch_by) {
                 break;
             }
-            if batch.len() - before >= LONG_ITEM && limit < READ && connection.sender.upgraded().is_some() {
+            if batch.len() - before >= LONG_ITEM && limit < READ && sender.upgraded().is_some() {
                 limit = READ;
             }
         }
@@ -239,7 +238,7 @@ impl<S: Source> Pump<S> {
     #[cold]
     fn put_next(
         &mut self,
-        connection: &Connection,
+        sender: &Sender,
         most: usize,
         batch: &mut Batch,
         batch_by: &mut Option<Compression>,
@@ -250,7 +249,7 @@ impl<S: Source> Pump<S> {
         let goes_along = !in_pieces && (batch.is_empty() || by == *batch_by);
         let fits = goes_along && batch.len() + Batch::needs(&item) <= most;
         if !fits && batch.is_empty() {
-            self.make(connection, 1, ItemHead::default(), connection.packed(by, item));
+            self.make(sender, 1, ItemHead::default(), sender.terms().compress(by, item));
             return false;
         }
         if !fits || !batch.has_room(item.attachments().len()) {
@@ -288,22 +287,22 @@ impl<S: Source> Pump<S> {
         begun.map_err(|status| self.end_with(Pumped::Failed(Reply::Status(status)))).is_ok()
     }
 
-    fn make(&mut self, connection: &Connection, count: u64, head: ItemHead, payload: Payload) {
-        match message(connection, self.streams.call(), head, payload) {
+    fn make(&mut self, sender: &Sender, count: u64, head: ItemHead, payload: Payload) {
+        match message(sender, self.streams.call(), head, payload) {
             Ok(message) => self.ahead = Some((count, message)),
             Err(status) => self.end_with(Pumped::Failed(Reply::Status(status))),
         }
     }
 
-    fn send(&mut self, connection: &Connection, count: u64, message: Message) {
+    fn send(&mut self, sender: &Sender, count: u64, message: Message) {
         let holds_back = message.holds_back();
         self.is_read = !message.bulk.is_empty();
-        self.streams.send(count, message, |message| connection.sender.enqueue(message));
+        self.streams.send(count, message, |message| sender.enqueue(message));
         if holds_back {
             // Nothing follows before it has left.
-            connection.sender.flush();
+            sender.flush();
         } else {
-            connection.sender.flush_soon();
+            sender.flush_soon();
         }
     }
 
@@ -317,7 +316,7 @@ impl<S: Source> Pump<S> {
 #[cold]
 fn stopped_by(panic: &(dyn Any + Send), role: Role) -> Reply {
     match role {
-        Role::Server => panicked(panic, None),
+        Role::Server => panicked(panic),
         Role::Client => {
             let status = Status::new(Code::Internal, "the caller's own stream of arguments panicked");
             Reply::Status(status.with_executed(Executed::Maybe).with_blame(Blame::Caller))
@@ -326,10 +325,10 @@ fn stopped_by(panic: &(dyn Any + Send), role: Role) -> Reply {
 }
 
 /// An ITEM, unless the peer can't take it.
-fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload) -> Result<Message, Status> {
+fn message(sender: &Sender, call: u64, head: ItemHead, payload: Payload) -> Result<Message, Status> {
     let content = Content::item(payload);
     // A handler has run to here; one that is sent arguments is told to stop.
-    let executed = match connection.role {
+    let executed = match sender.terms().role {
         Role::Client => Executed::Maybe,
         Role::Server => Executed::Yes,
     };
@@ -338,48 +337,38 @@ fn message(connection: &Connection, call: u64, head: ItemHead, payload: Payload)
     };
     let head = Head::item(head, &content).map_err(|why: TooLong| unsent(format!("an item: {why}")))?;
     let mut message = Message::with_payload(FrameType::ITEM, call, head, content.payload);
-    let most = connection.sender.peer().map_or(0, |peer| peer.max_message);
+    let most = sender.terms().max_message();
     if message.len() as u64 > most {
-        let whose = connection.whose_limits();
+        let whose = sender.terms().whose_limits();
         return Err(too_large("an item of a stream", message.len(), most, whose).with_executed(executed));
     }
     message.keep_place();
     if message.holds_back() {
-        connection.sender.stage(&mut message);
+        sender.stage(&mut message);
     }
     Ok(message)
 }
 
 /// An END.
-pub(in crate::connection) fn end(call: u64, head: EndHead, content: Content) -> Result<Message, TooLong> {
+pub(crate) fn end(call: u64, head: EndHead, content: Content) -> Result<Message, TooLong> {
     let head = Head::end(head, &content)?;
     Ok(Message::with_payload(FrameType::END, call, head, content.payload))
 }
 
-impl Connection {
-    /// Server: the RESPONSE that says that the answer is a stream. `Err`: its metadata are more than the client takes.
-    pub(super) fn begin_answer(&self, call: u64) -> Result<Message, Status> {
-        let metadata = Context::take_initial().map_or(Ok(Bytes::new()), |initial| {
-            self.block_of_answer(&AnswerMetadata { initial, ..AnswerMetadata::default() })
-        })?;
-        let content = Content { metadata, payload: Payload::default() };
-        let fits = "there are no attachments, and the metadata are less than the peer takes";
-        let head = Head::response(&ResponseHead { verdict: Verdict::Ok }, &content).expect(fits);
-        let most = self.sender.peer().map_or(0, |peer| peer.max_message);
-        if head.len() as u64 > most {
-            let status = too_large("the metadata of the answer", head.len(), most, "the client's");
-            return Err(status.with_executed(Executed::Yes).with_blame(Blame::Peer));
-        }
-        Ok(Message::begin_stream(call, head))
+/// Server: the RESPONSE that says that the answer is a stream. `Err`: its metadata are more than the client takes.
+pub(super) fn begin_answer(terms: &Terms, call: u64) -> Result<Message, Status> {
+    let metadata = Context::take_initial().map_or(Ok(Bytes::new()), |initial| {
+        terms.block_of_answer(&AnswerMetadata { initial, ..AnswerMetadata::default() })
+    })?;
+    let content = Content { metadata, payload: Payload::default() };
+    let fits = "there are no attachments, and the metadata are less than the peer takes";
+    let head = Head::response(&ResponseHead { verdict: Verdict::Ok }, &content).expect(fits);
+    let most = terms.max_message();
+    if head.len() as u64 > most {
+        let status = too_large("the metadata of the answer", head.len(), most, "the client's");
+        return Err(status.with_executed(Executed::Yes).with_blame(Blame::Peer));
     }
-
-    /// Whose limits a message is held against that this side sends.
-    fn whose_limits(&self) -> &'static str {
-        match self.role {
-            Role::Client => "the server's",
-            Role::Server => "the client's",
-        }
-    }
+    Ok(Message::begin_stream(call, head))
 }
 
 /// A stream of the application's, whose items are encoded one by one.

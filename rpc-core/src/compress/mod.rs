@@ -1,5 +1,7 @@
 //! Compression of messages: the choice of a handler, and the memory that each thread keeps for it.
 
+mod unpacking;
+
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -7,6 +9,7 @@ pub use farcall_proto::compress::Compression;
 use farcall_proto::compress::{self, Workspace};
 pub(crate) use farcall_proto::compress::{CantUnpack, LONG, MIN};
 
+pub(crate) use self::unpacking::{Room, Unpacking, give_way};
 use crate::payload::Payload;
 
 thread_local! {

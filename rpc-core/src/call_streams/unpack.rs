@@ -3,8 +3,7 @@
 use std::task::{Context as TaskContext, Poll, ready};
 
 use super::call::{CallStreams, Ended};
-use crate::compress::Compression;
-use crate::connection::packing::Room;
+use crate::compress::{Compression, Room};
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::wire::{Content, EndReason, ItemHead, WireError, encode_status};

@@ -10,14 +10,12 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::call::{CallStreams, Ended, Room};
-use crate::config::Limits;
-use crate::connection::Role;
-use crate::connection::packing::Unpacking;
+use crate::compress::Unpacking;
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{FrameType, Stop, Window};
-use crate::service::Reply;
-use crate::session::{Absorb, CombiningQueue, Queued, SentCalls};
+use crate::reply::Reply;
+use crate::session::{Absorb, CombiningQueue, Queued, Role, SentCalls};
 
 /// Messages that wait.
 #[derive(Default)]
@@ -57,7 +55,7 @@ impl World {
     /// The peer takes so many items at first.
     fn new(items: u64) -> Arc<Self> {
         let granted = Some(Window { items, bytes: 1 << 20 });
-        let unpacking = Unpacking::new(&Limits::default());
+        let unpacking = Unpacking::new(1 << 20, 1 << 20);
         let [streams, other] = [CALL, OTHER]
             .map(|call| CallStreams::new(Weak::new(), call, Role::Server, granted, None, unpacking.clone()));
         Arc::new(Self {

@@ -8,9 +8,9 @@ use std::task::{Context as TaskContext, Poll};
 
 use super::alive::Alive;
 use crate::context::Context;
-use crate::service::{HandlerFuture, Reply};
+use crate::reply::{self, Reply, Sent};
+use crate::service::HandlerFuture;
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::Sent;
 
 /// A handler that has become a task, with its context: current while it is polled, and panics end here.
 pub(super) struct Handler {
@@ -86,14 +86,10 @@ pub(super) fn ran(reply: &mut Reply) {
     }
 }
 
-/// What is answered in place of a handler that panicked. `left`: what it has left.
+/// Returns what is answered in place of a handler that panicked. `left`: what it has left.
 #[cold]
-pub(in crate::connection) fn panicked(panic: &(dyn Any + Send), left: Option<HandlerFuture>) -> Reply {
+pub(super) fn panicked(panic: &(dyn Any + Send), left: Option<HandlerFuture>) -> Reply {
     // It may panic again when it is dropped; one report is enough.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    tracing::error!(panic = text.unwrap_or("(no text)"), "a handler panicked");
-    let status = Status::new(Code::Internal, "the handler panicked; the server's log says where");
-    Reply::Status(status.with_executed(Executed::Maybe).with_blame(Blame::Application))
+    reply::panicked(panic)
 }

@@ -1,14 +1,13 @@
-//! The answers of this side's handlers, on their way out.
+//! Answers, on their way out.
 
 use bytes::Bytes;
 
-use super::Connection;
-use super::batch::ENOUGH;
-use super::calls::too_large;
+use super::Dispatch;
 use super::handler::late;
-use super::metadata::Outgoing;
-use super::streams::{self, Ended};
+use super::jobs::ENOUGH;
+use super::outgoing::Outgoing;
 use crate::buffer_pool;
+use crate::call_streams::{self, Ended};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::shorts::Shorts;
@@ -16,12 +15,13 @@ use crate::proto::text::cut;
 use crate::proto::wire::{
     Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, ResponseHead, TooLong, Verdict, encode_status,
 };
-use crate::service::Reply;
+use crate::refusal::too_large;
+use crate::reply::Reply;
 use crate::status::{Blame, Code, Executed, Status};
 
-impl Connection {
+impl Dispatch {
     /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
-    pub(super) fn complete(&self, call: u64, reply: Reply) {
+    pub(crate) fn complete(&self, call: u64, reply: Reply) {
         if !self.streams.is_empty() {
             return self.complete_streaming(call, reply);
         }
@@ -32,7 +32,7 @@ impl Connection {
     #[cold]
     fn complete_streaming(&self, call: u64, reply: Reply) {
         let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
-            self.end_streams(call, Ended::gave_up);
+            self.streams.end(call, Ended::gave_up);
             return self.complete_plain(call, reply);
         };
         // What has left in part of its last items must come before the END.
@@ -41,7 +41,7 @@ impl Connection {
             let end = self.end_of_answer(call, items, reply);
             self.running.end_with(call, || self.sender.enqueue(end));
         }
-        self.end_streams(call, Ended::gave_up);
+        self.streams.end(call, Ended::gave_up);
         self.sender.progress().note();
     }
 
@@ -73,7 +73,7 @@ impl Connection {
         results.take_out(|answer| !running.end(answer.call));
         let queued = self.sender.enqueue_all(results);
         drop(running);
-        ended.into_iter().for_each(|call| self.end_streams(call, Ended::gave_up));
+        ended.into_iter().for_each(|call| self.streams.end(call, Ended::gave_up));
         self.sender.progress().note();
         if queued >= ENOUGH {
             self.sender.flush();
@@ -85,15 +85,15 @@ impl Connection {
     pub(super) fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
         let Reply::Ok(payload) = reply else { return None };
         let len = payload.short_len()?;
-        let max = self.sender.peer()?.max_message;
-        let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= max;
-        (fits && !self.packs(len))
+        let terms = self.sender.terms();
+        let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= terms.max_message();
+        (fits && !terms.compresses_by_default(len))
             .then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
     }
 
     fn reply(&self, call: u64, reply: Reply) -> Message {
-        let max = self.sender.peer().map_or(0, |hello| hello.max_message);
-        let Outgoing { reply, metadata, compression } = self.outgoing(reply);
+        let max = self.sender.terms().max_message();
+        let Outgoing { reply, metadata, compression } = Outgoing::new(self.sender.terms(), reply);
         let (verdict, payload) = match reply {
             Reply::Ok(payload) => (Verdict::Ok, payload),
             Reply::Err(payload) => (Verdict::Err, payload),
@@ -104,7 +104,7 @@ impl Connection {
             // Of a stream that had not begun.
             Reply::End(_) | Reply::With(_) => (Verdict::Ok, Payload::default()),
         };
-        let payload = self.packed(compression, payload);
+        let payload = self.sender.terms().compress(compression, payload);
         match response(call, verdict, metadata, payload) {
             Ok(mut message) if message.len() as u64 <= max => {
                 self.sender.stage(&mut message);
@@ -132,25 +132,25 @@ pub(super) fn recycle(reply: Reply) {
     }
 }
 
-impl Connection {
+impl Dispatch {
     /// The END of an answer that is a stream of so many items.
     fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
-        let max = self.sender.peer().map_or(0, |hello| hello.max_message);
-        let Outgoing { reply, metadata, .. } = self.outgoing(reply);
+        let max = self.sender.terms().max_message();
+        let Outgoing { reply, metadata, .. } = Outgoing::new(self.sender.terms(), reply);
         let (reason, payload) = match reply {
             Reply::End(sent) => (sent.reason(), Payload::default()),
             Reply::Ok(_) | Reply::With(_) => (EndReason::Completed, Payload::default()),
             Reply::Err(payload) => (EndReason::Error, payload),
             Reply::Status(status) => (EndReason::Status, Payload::from_body(encode_status(&status))),
         };
-        let status = match streams::end(call, EndHead { reason, items }, Content { metadata, payload }) {
+        let status = match call_streams::end(call, EndHead { reason, items }, Content { metadata, payload }) {
             Ok(whole) if whole.len() as u64 <= max => return whole,
             Ok(whole) => too_large("the error of a stream", whole.len(), max, "the client's"),
             Err(why) => Status::new(Code::Internal, format!("the error of a stream: {why}")),
         };
         let payload = Payload::from_body(encode_status(&status.with_executed(Executed::Yes)));
         let head = EndHead { reason: EndReason::Status, items };
-        let end = streams::end(call, head, Content { metadata: Bytes::new(), payload });
+        let end = call_streams::end(call, head, Content { metadata: Bytes::new(), payload });
         end.expect("a status has no attachments, and this one is of a few words")
     }
 }

@@ -1,0 +1,191 @@
+//! The streams of a connection's calls, by call.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::Waker;
+
+use bytes::Bytes;
+
+use super::call::{CallStreams, Ended};
+use super::{FIRST, MOST_ITEMS};
+use crate::compress::Unpacking;
+use crate::interface::Kind;
+use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
+use crate::reply::Reply;
+use crate::session::{Role, Sender};
+use crate::status::Status;
+use crate::sync::lock;
+
+/// The streams of a connection's calls.
+#[derive(Debug)]
+pub(crate) struct StreamTable {
+    me: Weak<Self>,
+    pub(super) sender: Arc<Sender>,
+    unpacking: Arc<Unpacking>,
+    /// How many calls have any, for who looks at each call.
+    count: AtomicUsize,
+    calls: Mutex<HashMap<u64, Arc<CallStreams>>>,
+    /// By how many bytes windows have grown.
+    grown: AtomicU64,
+}
+
+/// How much the peer takes of each stream at first.
+fn first_of(peer: &Hello) -> Window {
+    Window { items: peer.stream_items.into(), bytes: peer.stream_bytes.into() }
+}
+
+impl StreamTable {
+    pub(crate) fn new(sender: Arc<Sender>, unpacking: Arc<Unpacking>) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            sender,
+            unpacking,
+            count: AtomicUsize::new(0),
+            calls: Mutex::default(),
+            grown: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns whether the peer has streams, as this side has.
+    pub(crate) fn agreed(&self) -> bool {
+        self.sender.terms().peer_has(features::STREAMS)
+    }
+
+    /// Returns whether no call has any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Returns by how many bytes windows have grown.
+    pub(crate) fn grown(&self) -> u64 {
+        self.grown.load(Ordering::Relaxed)
+    }
+
+    /// Returns what the streams are sent by.
+    pub(crate) fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    pub(crate) fn get(&self, call: u64) -> Option<Arc<CallStreams>> {
+        if self.is_empty() { None } else { lock(&self.calls).get(&call).cloned() }
+    }
+
+    /// Begins the streams of a call, if one of this kind has any: before its REQUEST is queued, or when that is taken in.
+    #[cold]
+    pub(crate) fn begin(&self, call: u64, kind: Kind) -> Option<Arc<CallStreams>> {
+        if kind == Kind::Unary {
+            return None;
+        }
+        let terms = self.sender.terms();
+        let (to_server, to_client) = (kind.streams_requests(), kind.streams_answers());
+        let (sends, receives) = match terms.role {
+            Role::Client => (to_server, to_client),
+            Role::Server => (to_client, to_server),
+        };
+        let granted = terms.peer().map(first_of).filter(|_| sends);
+        let first = receives.then_some(FIRST);
+        let (me, unpacking) = (self.me.clone(), self.unpacking.clone());
+        let streams = Arc::new(CallStreams::new(me, call, terms.role, granted, first, unpacking));
+        let mut calls = lock(&self.calls);
+        calls.insert(call, streams.clone());
+        self.count.store(calls.len(), Ordering::Release);
+        Some(streams)
+    }
+
+    /// Removes the streams of a call that is over: nothing more is put to them.
+    pub(crate) fn remove(&self, call: u64) -> Option<Arc<CallStreams>> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut calls = lock(&self.calls);
+        let removed = calls.remove(&call);
+        self.count.store(calls.len(), Ordering::Release);
+        removed
+    }
+
+    /// Takes in a frame of a call's streams. Under the lock of receiving; wakes nobody itself. `last`: the highest call that
+    /// there has been. Returns whether the call is over with it.
+    pub(crate) fn take_in(
+        &self,
+        kind: FrameType,
+        call: u64,
+        bytes: Bytes,
+        last: impl FnOnce() -> u64,
+        wakers: &mut Vec<Waker>,
+    ) -> Result<bool, WireError> {
+        if !self.agreed() {
+            return Err(WireError::new("header.type", "is not one that was agreed on"));
+        }
+        let Some(streams) = self.get(call) else {
+            // It has crossed the call's end.
+            let was_made = call > 0 && call <= last();
+            return if was_made { Ok(false) } else { Err(WireError::new("header.call", "was never made")) };
+        };
+        let is_over = streams.take(kind, bytes, wakers)?;
+        if is_over {
+            self.remove(call);
+        }
+        Ok(is_over)
+    }
+
+    /// Ends the streams of a call that is over on this side: nothing more of them leaves, but what has left in part.
+    pub(crate) fn end(&self, call: u64, why: impl FnOnce() -> Ended) {
+        if let Some(streams) = self.remove(call) {
+            streams.end(why()).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Ends all streams: the connection is over.
+    pub(crate) fn end_all(&self, status: &Status) {
+        let all: Vec<_> = lock(&self.calls).values().cloned().collect();
+        for streams in all {
+            self.remove(streams.call());
+            streams.end(Ended::Lost(status.clone())).into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Client: gives up an answer that is a stream, and with it the call. A reader that reads on is told why.
+    pub(crate) fn give_up_answer(&self, call: u64, reason: u8, why: Ended) {
+        if let Some(streams) = self.get(call) {
+            let place = streams.take_place();
+            self.end(call, || why);
+            self.sender.cancel(call, reason, true);
+            // The call that gets the place comes behind the CANCEL: before it, the peer would take one more than it does.
+            drop(place);
+            self.sender.call_ended();
+        }
+    }
+
+    /// Lets the streams go on that wait until their last message has left. Returns the calls that can be completed now, with
+    /// their replies.
+    #[cold]
+    pub(crate) fn on_sent(&self, calls: Vec<u64>) -> Vec<(u64, Reply)> {
+        let mut replies = Vec::new();
+        for call in calls {
+            let Some(streams) = self.get(call) else { continue };
+            let (waker, reply) = streams.has_left();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+            replies.extend(reply.map(|reply| (call, reply)));
+        }
+        replies
+    }
+
+    /// Returns whether a window may grow by so many bytes, and counts them if so.
+    pub(super) fn grow(&self, bytes: u64) -> bool {
+        let most = self.sender.terms().settings.limits.stream_memory;
+        let grow = |grown: u64| grown.checked_add(bytes).filter(|grown| *grown <= most);
+        self.grown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grow).is_ok()
+    }
+
+    pub(super) fn give_back(&self, bytes: u64) {
+        self.grown.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the largest window that a stream may have.
+    pub(super) fn most(&self) -> Window {
+        Window { items: MOST_ITEMS, bytes: self.sender.terms().settings.limits.stream_window }
+    }
+}

@@ -1,0 +1,182 @@
+//! Calls of the peer, as they are taken in: what they call, and whether they are taken.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::Dispatch;
+use super::jobs::{Job, Jobs};
+use super::registry::{Announced, Found, Registry};
+use crate::call_streams::Streams;
+use crate::config::Policy;
+use crate::context::Shared;
+use crate::interface::Kind;
+use crate::metadata::Metadata;
+use crate::payload::Payload;
+use crate::proto::wire::{RequestHead, WireError};
+use crate::refusal::refusal;
+use crate::status::{Blame, Code, Status};
+
+/// How many refusals may be on their way beyond the answers that a client can wait for.
+const MAX_CROSSING: usize = 1024;
+
+impl Dispatch {
+    /// Puts to a batch what a request asks for. `Err`: it is none.
+    pub(crate) fn push(
+        &self,
+        announced: &Announced,
+        batch: &mut Jobs,
+        call: u64,
+        message: Bytes,
+    ) -> Result<(), WireError> {
+        let (head, metadata, payload) = RequestHead::decode_apart(message)?;
+        let deadline = match head.remaining_us {
+            0 => None,
+            us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
+        };
+        let found = find(&self.registry, announced, &head);
+        let has_more = metadata.is_some() || !found.as_ref().is_ok_and(|found| found.kind() == Kind::Unary);
+        batch.jobs.push(Job {
+            call,
+            found,
+            payload,
+            deadline,
+            attempt: head.attempt,
+            shared: None,
+            streams: None,
+        });
+        if has_more { self.share(batch, metadata) } else { Ok(()) }
+    }
+
+    /// Puts a call to a batch that is refused although its request can't be read.
+    #[cold]
+    pub(crate) fn push_refused(&self, batch: &mut Jobs, call: u64, status: Status) {
+        let (found, payload) = (Err(status), Payload::default());
+        batch.jobs.push(Job {
+            call,
+            found,
+            payload,
+            deadline: None,
+            attempt: 1,
+            shared: None,
+            streams: None,
+        });
+    }
+
+    /// Adds the services that a BIND announces.
+    pub(crate) fn bind(&self, announced: &mut Announced, payload: Bytes) -> Result<(), WireError> {
+        announced.add(&self.registry, payload)
+    }
+
+    /// Sees to the last call of a batch, which has metadata or streams, or is compressed: what its contexts share. `Err`: it is
+    /// none.
+    #[cold]
+    fn share(&self, batch: &mut Jobs, metadata: Option<Box<Bytes>>) -> Result<(), WireError> {
+        let Some(mut job) = batch.jobs.pop() else { return Ok(()) };
+        let Job { call, found, payload, .. } = &mut job;
+        let terms = self.sender.terms();
+        let metadata = metadata.map_or(Ok(Ok(Metadata::new())), |block| terms.read_metadata(*block))?;
+        let metadata = metadata.unwrap_or_else(|too_much| {
+            if found.is_ok() {
+                *found = Err(too_much);
+            }
+            Metadata::new()
+        });
+        if let Some(packed) = payload.as_packed()
+            && let Err(too_long) = self.unpacking.admit(packed)?
+            && found.is_ok()
+        {
+            *found = Err(too_long.status("the arguments", "the server's"));
+        }
+        if let Ok(called) = found
+            && called.kind() != Kind::Unary
+        {
+            if self.streams.agreed() {
+                // Before anything else of the call is taken in.
+                job.streams = self.streams.begin(*call, called.kind()).map(Streams::new);
+            } else {
+                *found = Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
+            }
+        }
+        job.shared = Some(Shared::new(metadata, job.payload.compression()));
+        batch.jobs.push(job);
+        Ok(())
+    }
+
+    /// Begins the calls of a batch that have not begun: they count as running from now on. `Err`: one is of a number that is
+    /// in use, or one of too many.
+    pub(crate) fn begin(&self, batch: &mut Jobs) -> Result<(), WireError> {
+        let Jobs { jobs, begun, .. } = batch;
+        if jobs.len() == *begun {
+            return Ok(());
+        }
+        let max = self.sender.terms().settings.limits.concurrent_calls as usize;
+        let refusing = self.takes_calls();
+        // How many calls are in progress beside these: their answers have not left, or not been read. Against the order in
+        // which calls move on, so that none is counted twice; and what the peer may have seen the answer of is not counted
+        // any more.
+        let waiting = || self.sender.backlog();
+        let most = waiting() + self.sender.queued();
+        let mut running = self.running.lock();
+        let result = jobs[*begun..].iter_mut().try_for_each(|job| {
+            let mut unanswered = most + running.count();
+            if !running.begin(job.call) {
+                return Err(WireError::new("request.call", "is in use"));
+            }
+            *begun += 1;
+            if unanswered >= max {
+                // As long as there is room nobody asks whether the session's own messages are among those queued.
+                let others = waiting() + self.sender.queued_of_calls() + running.count();
+                unanswered = others.saturating_sub(1 + self.sender.given_up());
+            }
+            // A client that sends requests and reads no answers must not fill our memory with refusals, either.
+            if unanswered > 2 * max + MAX_CROSSING {
+                return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
+            }
+            if job.found.is_ok() {
+                if let Err(status) = &refusing {
+                    job.found = Err(status.clone());
+                } else if unanswered >= max {
+                    job.found = Err(full(max));
+                }
+            }
+            Ok(())
+        });
+        // Of the rest none is served.
+        jobs.truncate(*begun);
+        result
+    }
+
+    /// Whether this side takes calls now.
+    fn takes_calls(&self) -> Result<(), Status> {
+        if self.sender.terms().settings.policy == Policy::Rdma && !self.sender.was_upgraded() {
+            // It is about to be closed for that; until then nothing is executed.
+            let message = "the server requires RDMA, which this connection does not have";
+            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
+        }
+        if self.refuses.load(Ordering::Relaxed) {
+            let message = "the server is draining and takes no new calls";
+            return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn find(registry: &Registry, announced: &Announced, head: &RequestHead) -> Result<Found, Status> {
+    let Some(bound) = announced.get(head.service) else {
+        return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
+    };
+    registry.find(bound, head.method)
+}
+
+/// The refusal of a call that is one more than this side takes at once.
+#[cold]
+fn full(max: usize) -> Status {
+    let message = format!(
+        "{max} calls are in progress on this connection, which is all that the server's limits.concurrent_calls allows"
+    );
+    refusal(Code::ResourceExhausted, message)
+}

@@ -1,0 +1,99 @@
+//! The calls of the peer: which services they call, and the handlers that run for them.
+
+mod admission;
+mod alive;
+mod answers;
+mod handler;
+mod jobs;
+mod outgoing;
+mod registry;
+mod running;
+mod serve;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+pub(crate) use self::jobs::{ENOUGH, Jobs};
+pub(crate) use self::registry::{Announced, Registry};
+use crate::call_streams::{Ended, StreamTable};
+use crate::compress::Unpacking;
+use crate::session::Sender;
+
+/// The calls of the peer that this side serves.
+pub(crate) struct Dispatch {
+    me: Weak<Self>,
+    registry: Arc<Registry>,
+    sender: Arc<Sender>,
+    streams: Arc<StreamTable>,
+    unpacking: Arc<Unpacking>,
+    running: running::Running,
+    living: Arc<alive::Living>,
+    /// The peer's last call is settled. Changed under the lock of receiving.
+    refuses: AtomicBool,
+    ended: AtomicBool,
+    runtime: Handle,
+}
+
+impl Dispatch {
+    pub(crate) fn new(
+        registry: Arc<Registry>,
+        sender: Arc<Sender>,
+        streams: Arc<StreamTable>,
+        unpacking: Arc<Unpacking>,
+        runtime: Handle,
+    ) -> Arc<Self> {
+        let most = sender.terms().settings.limits.concurrent_calls as usize;
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            registry,
+            sender,
+            streams,
+            unpacking,
+            running: running::Running::default(),
+            living: alive::Living::new(most),
+            refuses: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            runtime,
+        })
+    }
+
+    /// Returns whether no handler runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_idle()
+    }
+
+    /// Refuses the calls that come after those that were taken in. Under the lock of receiving.
+    pub(crate) fn refuse(&self) {
+        self.refuses.store(true, Ordering::Relaxed);
+    }
+
+    /// Drops every handler: the connection is gone.
+    pub(crate) fn end(&self) {
+        // First: a handler that becomes a task after this sees it, and one before it is found.
+        self.ended.store(true, Ordering::Release);
+        self.running.drop_all();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// The peer no longer waits for a call: takes back what is left of its answer, and returns the handler's task, if it runs,
+    /// to be dropped when no lock is held. Under the lock of receiving: the REQUEST that comes next may have its place.
+    pub(crate) fn cancel(&self, call: u64, wakers: &mut Vec<Waker>) -> Option<Option<AbortHandle>> {
+        let running = self.running.take(call);
+        let streams = self.streams.remove(call);
+        if let Some(streams) = &streams {
+            wakers.extend(streams.end(Ended::gave_up()));
+        }
+        // Of what runs and has no streams nothing is queued.
+        if running.is_none() || streams.is_some() {
+            self.sender.abandon_answer(call);
+        }
+        running
+    }
+}

@@ -1,0 +1,199 @@
+//! The handlers that run on this side for the peer's calls.
+
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use tokio::task::AbortHandle;
+
+use super::Dispatch;
+use super::alive::{Alive, Reserved};
+use super::answers;
+use super::handler::{Handler, panicked, ran};
+use super::jobs::{ENOUGH, Job, Jobs};
+use super::registry::Found;
+use crate::compress::LONG;
+use crate::context::{Context, Current};
+use crate::proto::shorts::Shorts;
+use crate::proto::wire::FrameType;
+use crate::reply::Reply;
+use crate::service::{HandlerFuture, Request};
+use crate::status::Executed;
+
+/// The call whose handler is made and polled the first time: what a panic leaves of it is found here.
+#[derive(Default)]
+struct AtWork {
+    call: Option<u64>,
+    future: Option<HandlerFuture>,
+}
+
+impl Dispatch {
+    /// Runs the handlers of a batch, and queues the answers of those that are done at once.
+    pub(crate) fn run(&self, batch: &mut Jobs) {
+        let Jobs { jobs, results, .. } = batch;
+        let alone = jobs.len() == 1;
+        let (mut jobs, mut at_work) = (jobs.drain(..), AtWork::default());
+        // For all of them: a panic ends the call that was at work, and then the others go on.
+        while let Err(panic) =
+            catch_unwind(AssertUnwindSafe(|| self.serve_each(&mut jobs, alone, results, &mut at_work)))
+        {
+            let AtWork { call, future } = std::mem::take(&mut at_work);
+            match call {
+                Some(call) => self.complete(call, panicked(&*panic, future)),
+                None => resume_unwind(panic),
+            }
+        }
+        if !results.is_empty() {
+            self.complete_all(results);
+        }
+    }
+
+    fn serve_each(
+        &self,
+        jobs: &mut impl Iterator<Item = Job>,
+        alone: bool,
+        results: &mut Shorts,
+        at_work: &mut AtWork,
+    ) {
+        let (current, peer, place) = (Current::begin(), self.sender.terms().address(), self.living.reserve());
+        for job in jobs {
+            let call = job.call;
+            let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
+            match self.short_result(&reply) {
+                // One by itself has nothing to share a lock with.
+                Some((head, body)) if !alone => {
+                    results.push(FrameType::RESPONSE, call, &head, body);
+                    answers::recycle(reply);
+                }
+                None if self.compresses_long(&reply) => self.complete_in_task(call, reply),
+                _ => self.complete(call, reply),
+            }
+            if results.len() >= ENOUGH {
+                self.complete_all(results);
+            }
+        }
+    }
+
+    /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, gives its reply,
+    /// with which the call is to be completed.
+    #[inline(always)]
+    fn serve(
+        &self,
+        job: Job,
+        peer: Option<SocketAddr>,
+        current: &Current,
+        place: &Reserved<'_>,
+        at_work: &mut AtWork,
+    ) -> Option<Reply> {
+        let Job { call, found, payload, deadline, attempt, shared, streams } = job;
+        if self.has_ended() {
+            self.running.take(call);
+            return None;
+        }
+        let found = match found {
+            Ok(found) => found,
+            Err(status) => return Some(Reply::Status(status)),
+        };
+        let context = Context::new(deadline, attempt, peer, self.registry.drain().number(), shared);
+        if !place.has_room() {
+            self.serve_later(call, found, Request { context, payload, streams });
+            return None;
+        }
+        current.set(&context);
+        at_work.call = Some(call);
+        let request = Request { context, payload, streams };
+        let future = at_work.future.insert(self.handler(found, request));
+        // The task that it becomes if it is not done polls it again, with a waker that wakes something.
+        match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
+            Poll::Ready(mut reply) => {
+                // It may panic as well: until then it is at work.
+                at_work.future = None;
+                at_work.call = None;
+                ran(&mut reply);
+                reply.add(current.answered());
+                Some(reply)
+            }
+            Poll::Pending => {
+                let AtWork { future, .. } = std::mem::take(at_work);
+                self.spawn(call, Handler::new(current.end(), future, Some(Alive::new(&self.living))));
+                None
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn handler(&self, found: Found, request: Request) -> HandlerFuture {
+        match request.payload.is_one_piece() {
+            true => self.registry.call(found, request),
+            false => self.handler_of_any(found, request),
+        }
+    }
+
+    /// The handler of a call whose arguments are compressed, perhaps.
+    #[cold]
+    fn handler_of_any(&self, found: Found, request: Request) -> HandlerFuture {
+        if request.payload.as_packed().is_none() {
+            return self.registry.call(found, request);
+        }
+        let (registry, unpacking) = (self.registry.clone(), self.unpacking.clone());
+        Box::pin(async move {
+            let Request { context, payload, streams } = request;
+            match unpacking.unpack(payload).await {
+                // As long as the handler has them.
+                Ok((payload, _room)) => registry.call(found, Request { context, payload, streams }).await,
+                Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
+            }
+        })
+    }
+
+    /// Whether to compress a reply takes long.
+    #[cold]
+    fn compresses_long(&self, reply: &Reply) -> bool {
+        let (reply, by) = match reply {
+            Reply::With(with) => (&with.reply, with.compression),
+            reply => (reply, None),
+        };
+        let (Reply::Ok(payload) | Reply::Err(payload)) = reply else { return false };
+        payload.len() > LONG && self.sender.terms().compresses(by)
+    }
+
+    /// There are as many handlers as there may be: some of them are cancelled, and will be dropped when the runtime comes to
+    /// it. The call waits for that, as long as it has time.
+    #[cold]
+    fn serve_later(&self, call: u64, found: Found, request: Request) {
+        let Some(this) = self.me.upgrade() else { return };
+        let (room, context) = (self.living.clone().room(), request.context.clone());
+        let future = Box::pin(async move {
+            let _alive = room.await;
+            this.handler(found, request).await
+        });
+        self.spawn(call, Handler::new(context, Some(future), None));
+    }
+
+    /// Completes a call whose answer takes long to make, though its handler is done.
+    #[cold]
+    fn complete_in_task(&self, call: u64, reply: Reply) {
+        let done = Box::pin(std::future::ready(reply));
+        self.spawn(call, Handler::new(Context::background(), Some(done), Some(Alive::new(&self.living))));
+    }
+
+    fn spawn(&self, call: u64, handler: Handler) {
+        let Some(this) = self.me.upgrade() else { return };
+        // Not under the lock: on a runtime that is shutting down the handler is dropped here.
+        let task = self.runtime.spawn(async move {
+            let reply = handler.in_time().await;
+            this.complete(call, reply);
+            if this.running.is_idle() {
+                this.sender.flush();
+            } else {
+                // With the answers of others that are about to be done.
+                this.sender.flush_soon();
+            }
+        });
+        if !self.running.has_task(call, &task) {
+            task.abort();
+        } else if self.has_ended() {
+            self.running.take(call).flatten().inspect(AbortHandle::abort);
+        }
+    }
+}

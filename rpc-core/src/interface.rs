@@ -1,0 +1,129 @@
+//! The names and shapes of services and methods: what both peers must agree on.
+
+use std::borrow::Cow;
+
+use crate::proto::text::cut;
+use crate::proto::wire::{TooLong, bind_has_room};
+
+/// The shapes a method can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Kind {
+    /// One message each way.
+    Unary = 0,
+    /// One message there, a stream back.
+    ServerStreaming = 1,
+    /// A stream there, one message back.
+    ClientStreaming = 2,
+    /// A stream each way.
+    BidiStreaming = 3,
+}
+
+impl Kind {
+    /// Whether there is a stream from client to server.
+    pub fn streams_requests(self) -> bool {
+        matches!(self, Self::ClientStreaming | Self::BidiStreaming)
+    }
+
+    /// Whether there is a stream from server to client.
+    pub fn streams_answers(self) -> bool {
+        matches!(self, Self::ServerStreaming | Self::BidiStreaming)
+    }
+}
+
+/// One method as both peers must see it to understand each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Method {
+    /// Its name on the wire.
+    pub name: &'static str,
+    /// Its shape.
+    pub kind: Kind,
+    /// Its arguments, result and error as this side's codec sees them, as in
+    /// `put(key: string, value: attachment) -> unit | Status`. For people: peers compare the fingerprint.
+    pub signature: String,
+    /// The fingerprint of the signature; what a client announces.
+    pub fingerprint: u64,
+    /// Fingerprints of earlier signatures that this side still understands: those without the trailing arguments
+    /// that have a default.
+    pub accepts: Vec<u64>,
+}
+
+impl Method {
+    /// A method with one message each way, whose fingerprint is that of its signature.
+    pub fn unary(name: &'static str, signature: impl Into<String>) -> Self {
+        Self::new(name, Kind::Unary, signature)
+    }
+
+    /// A method of this kind, likewise.
+    pub fn new(name: &'static str, kind: Kind, signature: impl Into<String>) -> Self {
+        let signature = signature.into();
+        let fingerprint = stable_hash(signature.as_bytes());
+        Self { name, kind, signature, fingerprint, accepts: Vec::new() }
+    }
+
+    /// Whether this side understands calls of a peer whose signature has this fingerprint.
+    pub fn understands(&self, fingerprint: u64) -> bool {
+        self.fingerprint == fingerprint || self.accepts.contains(&fingerprint)
+    }
+
+    /// What names the method in a BIND: the first eight bytes of a stable hash of its wire name.
+    pub fn hash(&self) -> u64 {
+        stable_hash(self.name.as_bytes())
+    }
+}
+
+/// A service as both peers must see it.
+///
+/// A server refuses to serve one whose names or methods are more than the wire has room for, and calls of one end
+/// INVALID_ARGUMENT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceInfo {
+    /// Its name on the wire, as in `shop.v1.Kv`: at most 65,535 bytes.
+    pub name: Cow<'static, str>,
+    /// The name of its codec: at most 255 bytes.
+    pub codec: &'static str,
+    /// Its methods, at most 65,535; calls use their index here.
+    pub methods: Vec<Method>,
+}
+
+impl ServiceInfo {
+    /// Whether a client can announce it. `Err`: what is wrong with it, in words.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let room = bind_has_room(self.name.len(), self.codec.len(), self.methods.len());
+        room.map_err(|why: TooLong| format!("service `{}`: {why}", cut(&self.name, 100)))
+    }
+}
+
+/// FNV-1a, 64 bit: stable between versions and machines, and short. It guards against mistakes, not attacks.
+pub const fn stable_hash(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Peers of all versions must compute the same.
+    #[test]
+    fn the_hash_is_stable() {
+        assert_eq!(stable_hash(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(stable_hash(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(stable_hash(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_method_understands_its_own_signature_and_those_it_accepts() {
+        let old = Method::unary("put", "put(key: string) -> unit | Status");
+        let mut new = Method::unary("put", "put(key: string, ttl: u64) -> unit | Status");
+        assert!(new.understands(new.fingerprint) && !new.understands(old.fingerprint));
+        new.accepts.push(old.fingerprint);
+        assert!(new.understands(old.fingerprint) && !old.understands(new.fingerprint));
+    }
+}

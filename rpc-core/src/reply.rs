@@ -1,0 +1,89 @@
+//! The answer of a handler, on its way out.
+
+use std::any::Any;
+
+use crate::compress::Compression;
+use crate::context::SetForAnswer;
+use crate::metadata::AnswerMetadata;
+use crate::payload::Payload;
+use crate::proto::wire::EndReason;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// What a handler answers.
+#[derive(Debug)]
+pub enum Reply {
+    /// The result.
+    Ok(Payload),
+    /// The application's own error.
+    Err(Payload),
+    /// A status. Of a handler that ran, UNAVAILABLE never counts as not executed: it may be passed on from a call that
+    /// the handler made.
+    Status(Status),
+    /// The end of a stream that was sent whole, or not: [`Streams::answer`](crate::call_streams::Streams::answer) gives it.
+    End(Sent),
+    /// One of these, with what the handler has set in its context.
+    With(Box<WithMetadata>),
+}
+
+impl Reply {
+    /// Adds what the handler has set in its context, if that is anything.
+    #[inline]
+    pub(crate) fn add(&mut self, set: Option<Box<SetForAnswer>>) {
+        if let Some(set) = set {
+            self.add_set(*set);
+        }
+    }
+
+    #[cold]
+    fn add_set(&mut self, set: SetForAnswer) {
+        let SetForAnswer { mut metadata, compression } = set;
+        *self = match std::mem::replace(self, Self::Ok(Payload::default())) {
+            Self::With(mut with) => {
+                metadata.extend(&with.metadata);
+                with.metadata = metadata;
+                with.compression = compression.or(with.compression);
+                Self::With(with)
+            }
+            reply => Self::With(Box::new(WithMetadata { reply, metadata, compression })),
+        };
+    }
+}
+
+/// A [`Reply`] with metadata, and with what it is to be compressed by.
+#[derive(Debug)]
+pub struct WithMetadata {
+    pub(crate) reply: Reply,
+    pub(crate) metadata: AnswerMetadata,
+    /// `None`: as the server is set.
+    pub(crate) compression: Option<Compression>,
+}
+
+/// The end of a stream that was sent, or not.
+#[derive(Debug)]
+pub struct Sent(EndReason);
+
+impl Sent {
+    /// The end of a stream that ended for this reason.
+    pub(crate) fn new(reason: EndReason) -> Self {
+        Self(reason)
+    }
+
+    /// The end of a stream whose call's deadline has passed.
+    pub(crate) fn late() -> Self {
+        Self(EndReason::Deadline)
+    }
+
+    pub(crate) fn reason(&self) -> EndReason {
+        self.0
+    }
+}
+
+/// Reports a panic of the application's code, and returns what is answered in its place.
+#[cold]
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Reply {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("(no text)"), "a handler panicked");
+    let status = Status::new(Code::Internal, "the handler panicked; the server's log says where");
+    Reply::Status(status.with_executed(Executed::Maybe).with_blame(Blame::Application))
+}

@@ -12,7 +12,7 @@ use std::str;
 /// Keys have 1 to 255 characters out of `a` to `z`, `0` to `9`, `_`, `.` and `-`. Those given in upper case are made lower, and
 /// looked up in any case. Those that begin with `farcall-` are farcall's own, neither set nor seen. A value has up to 65,535
 /// bytes. Both sides say how long all of it may be:
-/// [`Limits::max_metadata`](crate::config::Limits::max_metadata).
+/// `limits.max_metadata`.
 ///
 /// ```
 /// # use farcall_proto::metadata::{Metadata, MetadataError};
@@ -142,7 +142,7 @@ impl Metadata {
     }
 
     /// How long they are on the wire, in bytes: for each value 3, its own and those of its key. What
-    /// [`Limits::max_metadata`](crate::config::Limits::max_metadata) is about.
+    /// `limits.max_metadata` is about.
     pub fn size(&self) -> usize {
         self.block.len()
     }

@@ -220,7 +220,7 @@ impl Status {
     }
 
     /// Attaches metadata. Those of a status that a handler returns go with it, after the trailers that the handler has
-    /// [set](crate::context::Context::reply_trailers); so do those of a status that it passes on from a call of its own. They
+    /// set by `Context::reply_trailers`; so do those of a status that it passes on from a call of its own. They
     /// do not travel in an error type of the application's.
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.0.metadata = metadata;
@@ -230,7 +230,7 @@ impl Status {
     /// Attaches what caused it. Where a handler returns the status, the caller finds the texts of this, of its own source and
     /// so on as [`source`](Error::source)s of what it gets: up to 16, each cut to 1,024 bytes with a sign at its end, and as many as go with the answer
     /// without being too much for the client. A server whose callers should not know so much keeps them back:
-    /// [`Calls::causes`](crate::config::Calls::causes). They do not travel in an error type of the application's.
+    /// `calls.causes`. They do not travel in an error type of the application's.
     ///
     /// ```
     /// # mod farcall { pub use farcall_proto::status::{Code, Status}; }

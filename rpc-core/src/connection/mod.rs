@@ -2,16 +2,17 @@
 //!
 //! The parts have state and locks of their own, and know nothing of each other but what stands here:
 //!
-//! - [`Sender`] sends, by whichever link is in use. Everything else sends by it.
-//! - [`Receiving`](receive::Receiving) puts what arrives in order.
-//! - [`Calls`](crate::calls::Calls) are this side's, and [`Dispatch`] has those of the peer.
-//! - [`StreamTable`] has the streams of both.
+//! - `Sender` sends, by whichever link is in use. Everything else sends by it.
+//! - `Receiving` puts what arrives in order.
+//! - `Calls` are this side's, and `Dispatch` has those of the peer.
+//! - `StreamTable` has the streams of both.
 //!
 //! A connection has no task that moves data. A task that has something to send sends it. The link's task, or a caller that
 //! looks for its answer, takes in what arrives and polls handlers for the first time.
 //!
-//! Locks, in the order in which they may be taken: receiving; those of calls, dispatch and streams, of which none is taken
-//! with another held but that of a call's streams; sending; the queue of what is sent. No user code runs under any of them.
+//! Locks, in the order in which they may be taken: receiving; one of the call table, the list of announced services and the
+//! running handlers; the stream table, or the streams of a call; the queue of what is sent. The lock of sending is taken with
+//! that of receiving held, or with none, and under it only the queue's. No user code runs under any of them.
 
 mod batch;
 mod control;

@@ -10,7 +10,7 @@ use super::write::{TooLong, len16, put_name};
 pub struct BindMethod {
     /// The hash of its name.
     pub hash: u64,
-    /// Its shape: the number of [`crate::service::Kind`].
+    /// Its shape: the number of `Kind` in the crate farcall-core.
     pub kind: u8,
     /// The fingerprint of its signature.
     pub fingerprint: u64,

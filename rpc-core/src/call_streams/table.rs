@@ -13,7 +13,7 @@ use crate::compress::Unpacking;
 use crate::interface::Kind;
 use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
 use crate::reply::Reply;
-use crate::session::{Role, Sender};
+use crate::session::{InOrder, Role, Sender};
 use crate::status::Status;
 use crate::sync::lock;
 
@@ -104,10 +104,10 @@ impl StreamTable {
         removed
     }
 
-    /// Takes in a frame of a call's streams. Under the lock of receiving; wakes nobody itself. `last`: the highest call that
-    /// there has been. Returns whether the call is over with it.
+    /// Takes in a frame of a call's streams. Wakes nobody itself. `last`: the highest call that there has been. Returns whether the call is over with it.
     pub(crate) fn take_in(
         &self,
+        _: &mut InOrder,
         kind: FrameType,
         call: u64,
         bytes: Bytes,

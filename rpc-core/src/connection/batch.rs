@@ -55,7 +55,7 @@ impl Connection {
         let mut batch = KEPT.take().unwrap_or_default();
         let mut receiving = lock(&self.receiving);
         let taken = take(&mut receiving, &mut batch);
-        let begun = self.begin(&mut batch);
+        let begun = self.begin(&mut receiving, &mut batch);
         drop(receiving);
         // Whatever is wrong, what came before it counts.
         let done = self.act(&mut batch);
@@ -67,10 +67,12 @@ impl Connection {
         taken
     }
 
-    /// Begins the calls of a batch that have not begun. Under the lock of receiving.
+    /// Begins the calls of a batch that have not begun.
     #[inline]
-    pub(super) fn begin(&self, batch: &mut Batch) -> Result<(), WireError> {
-        self.dispatch.as_ref().map_or(Ok(()), |dispatch| dispatch.begin(&mut batch.jobs))
+    pub(super) fn begin(&self, receiving: &mut Receiving, batch: &mut Batch) -> Result<(), WireError> {
+        self.dispatch
+            .as_ref()
+            .map_or(Ok(()), |dispatch| dispatch.begin(&mut receiving.in_order, &mut batch.jobs))
     }
 
     fn act(&self, batch: &mut Batch) -> Result<(), WireError> {

@@ -88,9 +88,9 @@ impl Connection {
         };
         let _ = tokio::time::timeout(self.settings().liveness.ping(), read).await;
         let last_call = {
-            let receiving = lock(&self.receiving);
+            let mut receiving = lock(&self.receiving);
             if let Some(dispatch) = &self.dispatch {
-                dispatch.refuse();
+                dispatch.refuse(&mut receiving.in_order);
             }
             receiving.last_call()
         };
@@ -173,7 +173,7 @@ impl Connection {
             return false;
         }
         let gone = self.sender.inspect(|sending| {
-            self.sender.set_upgraded(None);
+            self.sender.set_upgraded(sending, None);
             sending.retire()
         });
         if let Some((_, link)) = gone {

@@ -15,6 +15,7 @@ use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::switch::Switch;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
+use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::lock;
 use crate::transport::{LinkEnd, LinkHandler};
@@ -30,6 +31,7 @@ pub(super) struct Receiving {
     pub(super) attempt: Option<AbortHandle>,
     /// Who waits for a PONG, and its token.
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
+    pub(super) in_order: InOrder,
     announced: Announced,
     last_call: u64,
 }
@@ -42,6 +44,7 @@ impl Receiving {
             answer: None,
             attempt: None,
             ping: None,
+            in_order: InOrder::new(),
             announced: Announced::default(),
             last_call: 0,
         }
@@ -365,21 +368,30 @@ impl Connection {
                 Cancel::decode(bytes)?;
                 receiving.inbox.cancel(call);
                 // Those that came before it are to be found.
-                self.begin(batch)?;
-                let running = self.serving("cancel")?.cancel(call, &mut batch.wakers);
+                self.begin(receiving, batch)?;
+                let running =
+                    self.serving("cancel")?.cancel(&mut receiving.in_order, call, &mut batch.wakers);
                 batch.actions.extend(running.map(Action::Abort));
             }
-            FrameType::DONE => self.on_done(Done::decode(bytes)?)?,
+            FrameType::DONE => self.on_done(receiving, Done::decode(bytes)?)?,
             FrameType::GOAWAY if self.role() == Role::Server => {
                 return Err(WireError::new("goaway", "comes from a client"));
             }
             FrameType::GOAWAY => batch.actions.push(Action::Goaway(Goaway::decode(bytes)?)),
             kind if kind.is_of_stream() => {
+                let last_of_peer = receiving.last_call;
                 let last = || match self.role() {
-                    Role::Server => receiving.last_call,
+                    Role::Server => last_of_peer,
                     Role::Client => self.calls.last(),
                 };
-                if self.streams.take_in(kind, call, bytes, last, &mut batch.wakers)? {
+                if self.streams.take_in(
+                    &mut receiving.in_order,
+                    kind,
+                    call,
+                    bytes,
+                    last,
+                    &mut batch.wakers,
+                )? {
                     batch.actions.push(Action::StreamOver);
                 }
             }

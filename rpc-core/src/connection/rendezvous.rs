@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 
+use super::receive::Receiving;
 use super::{Connection, Role};
 use crate::proto::inbox::{Described, Pulled};
 use crate::proto::wire::{Done, FrameType, WireError};
@@ -33,9 +34,9 @@ impl Connection {
         })
     }
 
-    /// The peer has read what a frame described, or wants it sent. Under the lock of `receiving`: the REQUEST that comes
+    /// The peer has read what a frame described, or wants it sent. In order: the REQUEST that comes
     /// next may have the place of the call that this ends.
-    pub(super) fn on_done(&self, done: Done) -> Result<(), WireError> {
+    pub(super) fn on_done(&self, _: &mut Receiving, done: Done) -> Result<(), WireError> {
         let known = self.sender.inspect(|sending| {
             let known = sending.outbox.done(&done);
             self.sender.note_backlog(&sending.outbox);

@@ -194,7 +194,7 @@ impl Connection {
                 up.encode(&mut payload);
                 sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
                 sending.upgraded = Some((epoch, link.clone()));
-                self.sender.set_upgraded(Some(link.clone()));
+                self.sender.set_upgraded(sending, Some(link.clone()));
                 self.sender.note_upgraded();
                 // Under the locks: the fall of this link, which may come at once, says its own after this.
                 self.upgrading.send_replace(Upgrading::Upgraded);
@@ -250,7 +250,10 @@ impl Connection {
             let Receiving { switch, inbox, answer, attempt, .. } = &mut *receiving;
             let (fallen, gone, owed) = self.sender.change(|sending| {
                 let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
-                let gone = sending.say_down(epoch, &fallen, &why).inspect(|_| self.sender.set_upgraded(None));
+                let gone = sending.say_down(epoch, &fallen, &why);
+                if gone.is_some() {
+                    self.sender.set_upgraded(sending, None);
+                }
                 let owed = sending.owed(epoch, &fallen);
                 // The first to say DOWN knows why; the other's answer says nothing new. Under the locks: who finds the session
                 // resumed, which may be another thread, tries again soon, and only if it knows of this.

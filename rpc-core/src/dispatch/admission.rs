@@ -17,6 +17,7 @@ use crate::metadata::Metadata;
 use crate::payload::Payload;
 use crate::proto::wire::{RequestHead, WireError};
 use crate::refusal::refusal;
+use crate::session::InOrder;
 use crate::status::{Blame, Code, Status};
 
 /// How many refusals may be on their way beyond the answers that a client can wait for.
@@ -107,7 +108,7 @@ impl Dispatch {
 
     /// Begins the calls of a batch that have not begun: they count as running from now on. `Err`: one is of a number that is
     /// in use, or one of too many.
-    pub(crate) fn begin(&self, batch: &mut Jobs) -> Result<(), WireError> {
+    pub(crate) fn begin(&self, _: &mut InOrder, batch: &mut Jobs) -> Result<(), WireError> {
         let Jobs { jobs, begun, .. } = batch;
         if jobs.len() == *begun {
             return Ok(());

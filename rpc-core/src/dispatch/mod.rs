@@ -21,7 +21,7 @@ pub(crate) use self::jobs::{ENOUGH, Jobs};
 pub(crate) use self::registry::{Announced, Registry};
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
-use crate::session::Sender;
+use crate::session::{InOrder, Sender};
 
 /// The calls of the peer that this side serves.
 pub(crate) struct Dispatch {
@@ -32,7 +32,7 @@ pub(crate) struct Dispatch {
     unpacking: Arc<Unpacking>,
     running: running::Running,
     living: Arc<alive::Living>,
-    /// The peer's last call is settled. Changed under the lock of receiving.
+    /// The peer's last call is settled.
     refuses: AtomicBool,
     ended: AtomicBool,
     runtime: Handle,
@@ -66,8 +66,8 @@ impl Dispatch {
         self.running.is_idle()
     }
 
-    /// Refuses the calls that come after those that were taken in. Under the lock of receiving.
-    pub(crate) fn refuse(&self) {
+    /// Refuses the calls that come after those that were taken in.
+    pub(crate) fn refuse(&self, _: &mut InOrder) {
         self.refuses.store(true, Ordering::Relaxed);
     }
 
@@ -83,8 +83,13 @@ impl Dispatch {
     }
 
     /// The peer no longer waits for a call: takes back what is left of its answer, and returns the handler's task, if it runs,
-    /// to be dropped when no lock is held. Under the lock of receiving: the REQUEST that comes next may have its place.
-    pub(crate) fn cancel(&self, call: u64, wakers: &mut Vec<Waker>) -> Option<Option<AbortHandle>> {
+    /// to be dropped when no lock is held. In order: the REQUEST that comes next may have its place.
+    pub(crate) fn cancel(
+        &self,
+        _: &mut InOrder,
+        call: u64,
+        wakers: &mut Vec<Waker>,
+    ) -> Option<Option<AbortHandle>> {
         let running = self.running.take(call);
         let streams = self.streams.remove(call);
         if let Some(streams) = &streams {

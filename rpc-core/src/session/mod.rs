@@ -25,6 +25,18 @@ pub(crate) use self::{
     sent::SentCalls,
 };
 
+/// Proof that the lock of receiving is held. Functions that take it are called in the order in which the peer's messages
+/// came, whichever links they came by.
+#[derive(Debug)]
+pub(crate) struct InOrder(());
+
+impl InOrder {
+    /// The proof of one connection, to be kept under its lock of receiving.
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
 /// Which end of a connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Role;
-use super::sender::Sender;
+use super::sender::{Sender, Sending};
 use crate::payload::BY_REFERENCE;
 use crate::proto::message::Message;
 use crate::sync::lock;
@@ -20,8 +20,8 @@ impl Sender {
         lock(&self.upgraded).clone()
     }
 
-    /// Sets that link. Under the sending lock.
-    pub(crate) fn set_upgraded(&self, link: Option<Arc<dyn Link>>) {
+    /// Sets that link, with the lock of sending held.
+    pub(crate) fn set_upgraded(&self, _: &mut Sending, link: Option<Arc<dyn Link>>) {
         *lock(&self.upgraded) = link;
     }
 

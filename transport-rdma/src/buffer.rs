@@ -17,7 +17,7 @@ impl Registered {
         if len < crate::link::LEAST_EXPOSED {
             return None;
         }
-        crate::endpoint::bulk::take_anywhere(len).map(Self)
+        crate::resources::take_anywhere(len).map(Self)
     }
 
     /// The first `len` bytes as what can be sent, without a copy.

@@ -1,6 +1,7 @@
 //! Faults that a test can cause on a real device, and what they leave. Not part of the public interface.
 
-use crate::endpoint::{Machine, bulk};
+use crate::endpoint::Machine;
+use crate::resources;
 
 /// Makes every queue pair of this process fail, as if its device had given up on it, and says how many there were.
 /// Blocks for milliseconds.
@@ -10,5 +11,5 @@ pub fn fail_queue_pairs() -> usize {
 
 /// How many bytes of the registered memory for long messages are used by messages, or by views of them.
 pub fn memory_in_use() -> usize {
-    bulk::in_use_anywhere()
+    resources::in_use_anywhere()
 }

@@ -4,48 +4,44 @@
 //!
 //! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe()`] says so.
 
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-mod buffer;
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-#[path = "buffer_stub.rs"]
-mod buffer;
 mod config;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-mod endpoint;
 mod errno;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-mod link;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-mod probe;
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-#[path = "probe_stub.rs"]
-mod probe;
 mod stats;
 mod unavailable;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-mod upgrade;
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-#[path = "upgrade_stub.rs"]
-mod upgrade;
 
-// Not part of the public interface: for the project's own tests.
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-#[doc(hidden)]
-pub mod device;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-#[doc(hidden)]
-pub mod fault;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-#[doc(hidden)]
-pub mod sim;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-#[doc(hidden)]
-pub mod verbs;
-
-pub use buffer::Registered;
 pub use config::{Completion, RdmaConfig};
 pub use errno::Blame;
-pub use probe::{Probe, probe};
-pub use stats::{DeviceStats, stats};
+pub use stats::DeviceStats;
 pub use unavailable::{DeviceError, Memlock, Unavailable};
-pub use upgrade::RdmaUpgrade;
+
+cfg_if::cfg_if! {
+    if #[cfg(all(target_os = "linux", target_pointer_width = "64"))] {
+        mod buffer;
+        mod endpoint;
+        mod link;
+        mod probe;
+        mod resources;
+        mod upgrade;
+
+        // Not part of the public interface: for the project's own tests.
+        #[doc(hidden)]
+        pub mod device;
+        #[doc(hidden)]
+        pub mod dma;
+        #[doc(hidden)]
+        pub mod fault;
+        #[doc(hidden)]
+        pub mod sim;
+        #[doc(hidden)]
+        pub mod verbs;
+
+        pub use buffer::Registered;
+        pub use endpoint::stats;
+        pub use probe::{Probe, probe};
+        pub use upgrade::RdmaUpgrade;
+    } else {
+        mod elsewhere;
+
+        pub use elsewhere::{Probe, RdmaUpgrade, Registered, probe, stats};
+    }
+}

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::device::{Host, LocalPath, RdmaConfig, Unavailable, choose};
-use crate::endpoint::memory::Memory;
+use crate::resources::Memory;
 use crate::verbs::SystemHost;
 
 /// What a connection would use.

@@ -19,26 +19,3 @@ pub struct DeviceStats {
     /// How often a connection had something to send and no credit: it had to wait until the peer had room.
     pub credit_waits: u64,
 }
-
-impl DeviceStats {
-    #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-    pub(crate) fn new(device: &str) -> Self {
-        Self { device: device.to_owned(), ..Self::default() }
-    }
-}
-
-/// What has been done on each device that this process has used, by name. Never blocks for long; may be called from anywhere.
-pub fn stats() -> Vec<DeviceStats> {
-    of_this_machine()
-}
-
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-fn of_this_machine() -> Vec<DeviceStats> {
-    crate::endpoint::Machine::this().stats()
-}
-
-/// There is no device on this platform.
-#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
-fn of_this_machine() -> Vec<DeviceStats> {
-    Vec::new()
-}

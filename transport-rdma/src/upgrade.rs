@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 
 use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath};
-use crate::endpoint::{Endpoint, Machine};
-use crate::link::{Bootstrap, RdmaCandidate, Side, announcement};
+use crate::endpoint::{Endpoint, Machine, RdmaCandidate, Side};
+use crate::link::{Bootstrap, announcement};
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
 

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use common::{LIMIT, Machine, SLOT, received, scenarios, windows};
 use farcall_rdma::device::*;
+use farcall_rdma::dma::Pages;
 use farcall_rdma::verbs::SystemHost;
-use farcall_rdma::verbs::memory::Pages;
 
 /// Stops tests that were started where no device is meant to be.
 fn require_device() {

@@ -12,6 +12,7 @@
 
 mod address;
 mod event;
+mod exposure;
 mod memlock;
 mod queue_pair;
 mod select;
@@ -34,11 +35,11 @@ pub use select::{Match, Selection, choose};
 pub use status::{WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};
 
+pub use self::exposure::Exposure;
 pub use crate::config::RdmaConfig;
+pub use crate::dma::{Arena, Extent, Landing, Slab, SlabLayout, Slot};
 pub use crate::errno::Blame;
 pub use crate::unavailable::{DeviceError, Unavailable};
-pub use crate::verbs::inflight::Exposure;
-pub use crate::verbs::memory::{Arena, Extent, Landing, Slab, SlabLayout, Slot};
 
 /// A machine with its RDMA devices.
 pub trait Host: Debug + Send + Sync {

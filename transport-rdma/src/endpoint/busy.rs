@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::Shard;
-use super::control::no_thread;
 use super::driver::Driver;
 use super::watch::watch;
 use crate::device::Unavailable;
+use crate::resources::no_thread;
 use crate::verbs::pin_to_cpu;
 
 /// Starts the thread, which ends with the endpoint or with the runtime. Handlers are polled on it first, and then on the
@@ -47,7 +47,7 @@ fn run(mut driver: Driver) {
         match driver.turn() {
             Ok(true) => {}
             Ok(false) => {
-                driver.shard().counts.spun();
+                driver.shard().resources.counts.spun();
                 super::relax();
             }
             Err(error) => return driver.die(&error.to_string()),

@@ -50,7 +50,7 @@ impl Driver {
 
     /// Whether the last link and the last [`super::Endpoint`] are gone, or the runtime is.
     pub(super) fn is_done(&self) -> bool {
-        let mailbox = &self.shard.mailbox;
+        let mailbox = &self.shard.resources.mailbox;
         let unused = self.endings.is_empty() && mailbox.is_leaving() && self.shard.links().is_empty();
         unused || mailbox.is_forsaken()
     }
@@ -69,7 +69,7 @@ impl Driver {
     /// Does what there is to do now and says whether there was anything.
     pub(super) fn turn(&mut self) -> Result<bool, DeviceError> {
         let shard = Arc::clone(&self.shard);
-        shard.counts.polled();
+        shard.resources.counts.polled();
         shard.meter.tell_soon(&shard);
         // Waits for a helper at most, for microseconds. Handlers run while this is held: they, too, can only ask whether
         // it is free, which it is not.
@@ -157,7 +157,7 @@ impl Driver {
             }
         }
         self.completions = completions;
-        for waiter in self.shard.mailbox.take_slot_waiters() {
+        for waiter in self.shard.resources.mailbox.take_slot_waiters() {
             if let Some(link) = self.link(waiter) {
                 link.on_room();
             }
@@ -166,7 +166,7 @@ impl Driver {
     }
 
     fn read_mail(&mut self, intake: &mut Intake) -> Result<usize, DeviceError> {
-        let Some(mail) = self.shard.mailbox.take() else { return Ok(0) };
+        let Some(mail) = self.shard.resources.mailbox.take() else { return Ok(0) };
         let count = mail.changed.len() + mail.failed.len() + mail.events.len();
         for number in mail.changed {
             let Some(link) = self.link(number) else { continue };

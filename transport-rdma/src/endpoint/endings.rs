@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use farcall_core::transport::LinkEnd;
 
-use super::control::Control;
 use crate::link::LinkCore;
+use crate::resources::Control;
 
 /// How long sending what was taken may take, and then draining.
 const PATIENCE: Duration = Duration::from_secs(1);

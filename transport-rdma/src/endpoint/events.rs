@@ -44,7 +44,7 @@ impl Shard {
             DeviceEvent::QpFailed { .. }
             | DeviceEvent::QueueFailed { .. }
             | DeviceEvent::DeviceFailed
-            | DeviceEvent::Other { .. } => self.mailbox.event(event),
+            | DeviceEvent::Other { .. } => self.resources.mailbox.event(event),
             DeviceEvent::PortDown { port } => self.await_port(port),
             DeviceEvent::PortUp { port } | DeviceEvent::PortChanged { port } => self.check_addresses(port),
         }
@@ -85,7 +85,7 @@ impl Shard {
             if let Some(why) = why(link.path()) {
                 let remedy = "calls go on over TCP";
                 let end = LinkEnd::failed(format!("{}: {why}; {remedy}", link.ends()));
-                self.mailbox.failed(link.number(), end);
+                self.resources.mailbox.failed(link.number(), end);
             }
         }
     }

@@ -89,7 +89,7 @@ impl Shard {
             && let Some(link) = intake.next_with_answers()
         {
             if let (_, Some(end)) = intake.deliver(&link, BATCH) {
-                self.mailbox.failed(link.number(), end);
+                self.resources.mailbox.failed(link.number(), end);
             }
             looked = Looked::Found;
         }

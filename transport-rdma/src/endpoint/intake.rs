@@ -98,7 +98,7 @@ impl Intake {
             };
             let arrival = match result {
                 Ok(len) => {
-                    let receives = shard.memory.receives();
+                    let receives = shard.resources.memory.receives();
                     Arrival::take(link, slot, len, receives, &mut self.slots, &mut self.copies)
                 }
                 Err(error) => {

@@ -9,12 +9,10 @@ use std::time::Instant;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::bulk::Bulk;
-use super::control::Control;
-use super::counts::DeviceCounts;
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
 use crate::device::{Device, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
+use crate::resources::{Bulk, Control, DeviceCounts};
 use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
 
@@ -138,7 +136,10 @@ impl Machine {
 
     fn count(&self, device: &str, shard: &Shard) {
         let mut counts = self.counts();
-        counts.entry(device.to_owned()).or_insert_with(|| DeviceCounts::new(device)).begin(&shard.counts);
+        counts
+            .entry(device.to_owned())
+            .or_insert_with(|| DeviceCounts::new(device))
+            .begin(&shard.resources.counts);
     }
 
     /// What was done on each device that has been used.
@@ -221,4 +222,9 @@ impl OpenDevice {
     fn lock_shards(&self) -> MutexGuard<'_, Vec<Weak<Shard>>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What has been done on each device that this process has used, by name. Never blocks for long; may be called from anywhere.
+pub fn stats() -> Vec<DeviceStats> {
+    Machine::this().stats()
 }

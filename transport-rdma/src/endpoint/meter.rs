@@ -1,53 +1,77 @@
 //! What drivers tell the `metrics` facade. Its names are listed in the documentation of `farcall::metrics`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+#[cfg(feature = "metrics")]
+pub(super) use self::counting::Meter;
+#[cfg(not(feature = "metrics"))]
+pub(super) use self::silent::Meter;
 
-use farcall_core::sampler::{Sampled, Sampler};
+#[cfg(feature = "metrics")]
+mod counting {
+    use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Shard;
-use crate::stats::DeviceStats;
+    use farcall_core::sampler::{Sampled, Sampler};
 
-/// What has been told of an endpoint.
-#[derive(Debug, Default)]
-pub(super) struct Meter {
-    told: Mutex<DeviceStats>,
-    sampler: Sampler,
-}
+    use crate::endpoint::Shard;
+    use crate::stats::DeviceStats;
 
-impl Meter {
-    /// Its endpoint does something.
-    #[inline]
-    pub(super) fn tell_soon(&self, shard: &Arc<Shard>) {
-        self.sampler.wake(&shard.runtime, || Arc::downgrade(shard));
-    }
-}
-
-impl Sampled for Shard {
-    fn sampler(&self) -> &Sampler {
-        &self.meter.sampler
+    /// What has been told of an endpoint.
+    #[derive(Debug, Default)]
+    pub(crate) struct Meter {
+        told: Mutex<DeviceStats>,
+        sampler: Sampler,
     }
 
-    fn sample(&self) -> bool {
-        let mut told = self.meter.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now = DeviceStats::default();
-        self.counts.add_to(&mut now);
-        let before = std::mem::replace(&mut *told, now.clone());
-        drop(told);
-        for (name, more) in [
-            ("farcall_rdma_polls_total", now.polls - before.polls),
-            ("farcall_rdma_spins_total", now.spins - before.spins),
-            ("farcall_rdma_sleeps_total", now.sleeps - before.sleeps),
-            ("farcall_rdma_credit_waits_total", now.credit_waits - before.credit_waits),
-        ] {
-            metrics::counter!(name, "device" => self.device.device.name().to_owned()).increment(more);
+    impl Meter {
+        /// Its endpoint does something.
+        #[inline]
+        pub(crate) fn tell_soon(&self, shard: &Arc<Shard>) {
+            self.sampler.wake(&shard.runtime, || Arc::downgrade(shard));
         }
-        now != before
+    }
+
+    impl Sampled for Shard {
+        fn sampler(&self) -> &Sampler {
+            &self.meter.sampler
+        }
+
+        fn sample(&self) -> bool {
+            let mut told = self.meter.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut now = DeviceStats::default();
+            self.resources.counts.add_to(&mut now);
+            let before = std::mem::replace(&mut *told, now.clone());
+            drop(told);
+            for (name, more) in [
+                ("farcall_rdma_polls_total", now.polls - before.polls),
+                ("farcall_rdma_spins_total", now.spins - before.spins),
+                ("farcall_rdma_sleeps_total", now.sleeps - before.sleeps),
+                ("farcall_rdma_credit_waits_total", now.credit_waits - before.credit_waits),
+            ] {
+                metrics::counter!(name, "device" => self.device.device.name().to_owned()).increment(more);
+            }
+            now != before
+        }
+    }
+
+    impl Drop for Shard {
+        /// What was done since, also where the runtime ends first.
+        fn drop(&mut self) {
+            self.sample();
+        }
     }
 }
 
-impl Drop for Shard {
-    /// What was done since, also where the runtime ends first.
-    fn drop(&mut self) {
-        self.sample();
+#[cfg(not(feature = "metrics"))]
+mod silent {
+    use std::sync::Arc;
+
+    use crate::endpoint::Shard;
+
+    /// Stands in for what is told, without the feature `metrics`.
+    #[derive(Debug, Default)]
+    pub(crate) struct Meter {}
+
+    impl Meter {
+        #[inline]
+        pub(crate) fn tell_soon(&self, _: &Arc<Shard>) {}
     }
 }

@@ -3,19 +3,15 @@
 //! The links share completion queues, a receive queue and memory; the driver, a task or a thread, takes what arrives on any
 //! of them and delivers it. Sending goes past the driver: whoever has something to send posts it.
 
-pub(crate) mod bulk;
 mod busy;
-pub(crate) mod control;
-mod counts;
+mod candidate;
 mod driver;
 mod endings;
 mod events;
 mod help;
 mod intake;
+mod link;
 mod machine;
-pub(crate) mod mailbox;
-pub(crate) mod memory;
-#[cfg_attr(not(feature = "metrics"), path = "meter_stub.rs")]
 mod meter;
 mod wait;
 mod watch;
@@ -28,26 +24,23 @@ use std::time::{Duration, Instant};
 use farcall_core::transport::LinkEnd;
 use tokio::runtime::Handle;
 
-use self::control::Offload;
 use self::driver::Driver;
 use self::help::Helpers;
 use self::intake::Intake;
-use self::mailbox::Mailbox;
-use self::memory::{Memory, Promise};
 use self::meter::Meter;
 use crate::config::{Completion, RdmaConfig};
 use crate::device::{CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable};
 use crate::link::LinkCore;
+use crate::resources::{self, Memory, NewQp, NoRoom, Offload, Resources, Shares};
 
-pub(crate) use counts::Counts;
-pub(crate) use machine::{Machine, OpenDevice};
+pub(crate) use self::candidate::{RdmaCandidate, Side};
+pub(crate) use self::link::RdmaLink;
+pub use self::machine::stats;
+pub(crate) use self::machine::{Machine, OpenDevice};
 
 /// Requests that each link can have outstanding: fewer only where many links share a small completion queue.
 const MAX_SENDS: u32 = 96;
 const MIN_SENDS: u32 = 16;
-
-/// Sends of a link that are kept for control frames, one each for a CREDIT, PING, PONG and CLOSE.
-const CONTROL_SENDS: usize = 4;
 
 /// How long a newcomer waits for peers to give back what they were lent.
 const RECLAIM_PATIENCE: Duration = Duration::from_secs(1);
@@ -65,9 +58,7 @@ pub(crate) struct Endpoint {
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) device: Arc<OpenDevice>,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) resources: Resources,
     meter: Meter,
     queues: Offload<dyn Queues>,
     /// Of each link's queue pair.
@@ -82,14 +73,6 @@ pub(crate) struct Shard {
     dead: AtomicBool,
 }
 
-/// A queue pair in state INIT, and the receives that are promised to its peer.
-#[derive(Debug)]
-pub(crate) struct NewQp {
-    pub(crate) qp: Offload<dyn QueuePair>,
-    pub(crate) promise: Promise,
-    pub(crate) shares: Shares,
-}
-
 impl Endpoint {
     /// Starts an endpoint and its driver. Blocks for milliseconds.
     fn start(
@@ -102,12 +85,17 @@ impl Endpoint {
         let qp_size = qp_size(config.connections, limits.max_cqe);
         let sends = config.connections.saturating_mul(qp_size.reserve()).min(limits.max_cqe);
         let queues = device.device.create_queues(QueueSize { receives, sends })?;
-        let shard = Arc::new(Shard {
-            memory: Memory::new(config, Arc::clone(&device), &queues, receives),
-            queues: Offload::new(queues, device.control.clone()),
-            qp_size,
+        let (opened, control) = (Arc::clone(&device.device), device.control.clone());
+        let resources = Resources {
+            memory: Memory::new(config, opened, control, &queues, receives),
+            bulk: Arc::clone(&device.bulk),
             mailbox: Arc::default(),
             counts: Arc::default(),
+        };
+        let shard = Arc::new(Shard {
+            resources,
+            queues: Offload::new(queues, device.control.clone()),
+            qp_size,
             meter: Meter::default(),
             config: config.clone(),
             runtime: runtime.clone(),
@@ -117,7 +105,7 @@ impl Endpoint {
             dead: AtomicBool::new(false),
             device,
         });
-        shard.memory.begin()?;
+        shard.resources.memory.begin()?;
         shard.device.bulk.begin();
         shard.device.join(&shard);
         match config.completion {
@@ -143,7 +131,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.shard.mailbox.leave();
+        self.shard.resources.mailbox.leave();
     }
 }
 
@@ -159,7 +147,7 @@ impl Shard {
 
     /// Makes a queue pair that receives from this path. Blocks; belongs on the control thread.
     pub(crate) fn create_qp(&self, path: &LocalPath) -> Result<Result<NewQp, NoRoom>, Unavailable> {
-        let promise = match self.memory.admit() {
+        let promise = match self.resources.memory.admit() {
             Ok(promise) => promise,
             Err(full) => return Ok(Err(full)),
         };
@@ -181,7 +169,7 @@ impl Shard {
     {
         let deadline = tokio::time::Instant::now() + RECLAIM_PATIENCE;
         loop {
-            let freed = self.memory.freed();
+            let freed = self.resources.memory.freed();
             let decided = create().await?;
             if !matches!(decided, Err(NoRoom::Receives(_))) || !self.reclaim() {
                 return Ok(decided);
@@ -200,7 +188,7 @@ impl Shard {
         for idle in [true, false] {
             for link in &links {
                 // Several newcomers may share what comes back; each asks for a little more than it needs.
-                if asked < 2 * memory::BASE {
+                if asked < 2 * resources::BASE {
                     asked += link.reclaim(idle, now);
                 }
             }
@@ -211,7 +199,7 @@ impl Shard {
                 // Its receives are free when its queue pair is gone.
                 Some(waited) if waited > HOARDING => {
                     let why = format!("{}: the peer does not answer when asked for credits", link.name());
-                    self.mailbox.failed(link.number(), LinkEnd::failed(why));
+                    self.resources.mailbox.failed(link.number(), LinkEnd::failed(why));
                     awaited = true;
                 }
                 Some(_) => awaited = true,
@@ -261,37 +249,6 @@ fn relax() {
         std::hint::spin_loop();
     }
 }
-
-/// What there is too little of for another link.
-#[derive(Debug)]
-pub(crate) enum NoRoom {
-    /// Receives: all are promised, and there may be no more memory, or for this reason there is none.
-    Receives(Option<Unavailable>),
-    /// Completions of sends: there are as many links as there may be.
-    Completions,
-}
-
-/// How many of what a link can have outstanding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shares {
-    /// Sends of frames, but for those of the link's own.
-    pub(crate) data: usize,
-    /// READs.
-    pub(crate) reads: usize,
-    /// Memory windows, each with a bind and an invalidation.
-    pub(crate) windows: usize,
-}
-
-impl Shares {
-    fn of(size: QpSize) -> Self {
-        let rest = usize::from(size.sends) - CONTROL_SENDS;
-        let bulk = (rest / 11).min(MAX_BULK);
-        Self { data: rest - 3 * bulk, reads: bulk, windows: bulk }
-    }
-}
-
-/// Memory windows of a link at most, and READs.
-const MAX_BULK: usize = 8;
 
 /// How large each link's queue pair is, so that the completions of all fit into one queue. What is inline is what fits into a
 /// small work request of common hardware.

@@ -207,7 +207,7 @@ async fn closed_links_leave_nothing_behind() {
         // What was received into is posted again, or something in its place.
         let posted = shard.queues.receives_posted();
         assert!(posted > 0 && posted.is_multiple_of(192), "{posted} receives are left");
-        assert_eq!(shard.memory.promised(), 0, "receives stay promised");
+        assert_eq!(shard.resources.memory.promised(), 0, "receives stay promised");
     }
 }
 

@@ -50,7 +50,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
     };
     let helpers = &shard.helpers;
     // Kept from sleep to sleep, like a place in a line.
-    let mut mail = pin!(shard.mailbox.arrived());
+    let mut mail = pin!(shard.resources.mailbox.arrived());
     let mut found = helpers.found();
     let mut idle_since: Option<Instant> = None;
     let mut others_turn = Instant::now() + LOOK;
@@ -76,7 +76,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         let window = spin.get();
         helpers.set_window(window);
         if window == Duration::MAX || idle_since.is_some_and(|since| since.elapsed() < window) {
-            shard.counts.spun();
+            shard.resources.counts.spun();
             super::relax();
             if Instant::now() > others_turn {
                 tokio::task::yield_now().await;
@@ -95,14 +95,14 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         if driver.is_done() {
             return Ok(());
         }
-        shard.counts.slept();
+        shard.resources.counts.slept();
         match sleep(driver, &mut *channel, mail.as_mut()).await {
             Woken::Completion => {
                 if let Some(since) = idle_since {
                     spin.slept(since.elapsed());
                 }
             }
-            Woken::Mail => mail.set(shard.mailbox.arrived()),
+            Woken::Mail => mail.set(shard.resources.mailbox.arrived()),
             Woken::Time => {}
         }
         idle_since = None;

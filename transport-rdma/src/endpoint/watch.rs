@@ -53,6 +53,6 @@ struct Last(Arc<Shard>);
 
 impl Drop for Last {
     fn drop(&mut self) {
-        self.0.mailbox.forsake();
+        self.0.resources.mailbox.forsake();
     }
 }

@@ -9,7 +9,7 @@ use farcall_core::transport::{LinkEnd, SHORT_PAYLOAD};
 
 use super::LinkCore;
 use crate::device::Slot;
-use crate::endpoint::memory::Pool;
+use crate::resources::Pool;
 
 /// What a link has received, to be taken in when a new receive is in its place.
 #[derive(Debug)]

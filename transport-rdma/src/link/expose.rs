@@ -123,7 +123,7 @@ impl Expose for Exposer<'_> {
                 return Exposing::Later;
             }
         }
-        if !self.core.bulk.contains(bytes) {
+        if !self.core.resources.bulk.contains(bytes) {
             return Exposing::Never;
         }
         let is_full = !exposures.open.is_empty() && exposures.bytes + bytes.len() > MOST;
@@ -147,18 +147,18 @@ impl Expose for Exposer<'_> {
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::stage`].
-    pub(super) fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+    pub(crate) fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
         let len = pieces.iter().map(Bytes::len).sum();
         if len < LEAST_EXPOSED || !self.sending().exposures.is_possible() {
             return None;
         }
         if let [only] = pieces
-            && self.bulk.contains(only)
+            && self.resources.bulk.contains(only)
         {
             return Some(only.clone());
         }
-        let Some(mut extent) = self.bulk.take(direction, len) else {
-            self.bulk.grow(direction, len, None);
+        let Some(mut extent) = self.resources.bulk.take(direction, len) else {
+            self.resources.bulk.grow(direction, len, None);
             return None;
         };
         let mut rest = &mut extent[..];
@@ -168,7 +168,7 @@ impl LinkCore {
     }
 
     /// See [`farcall_core::transport::Link::conceal`].
-    pub(super) fn conceal(&self, seq: u32, was_read: bool) {
+    pub(crate) fn conceal(&self, seq: u32, was_read: bool) {
         let mut sending = self.sending();
         let Sending { exposures, requests, .. } = &mut *sending;
         let Some(exposure) = exposures.remove(seq) else { return };
@@ -181,14 +181,14 @@ impl LinkCore {
 
     fn allocate_windows(self: &Arc<Self>, qp: Arc<dyn QueuePair>, count: usize) {
         let link = Arc::downgrade(self);
-        self.bulk.control().spawn(move || {
+        self.resources.bulk.control().spawn(move || {
             let result = qp.alloc_windows(count);
             let Some(link) = link.upgrade() else { return };
             if let Err(error) = &result {
                 tracing::warn!(link = link.name(), %error, "no memory windows: long messages are copied");
             }
             link.sending().exposures.windows = if result.is_ok() { Windows::There } else { Windows::Never };
-            link.mailbox.changed(link.number);
+            link.resources.mailbox.changed(link.number);
         });
     }
 
@@ -209,13 +209,13 @@ impl LinkCore {
              and a second for every {SLOWEST} bytes; its process may be stopped, or the network drops RDMA packets",
             self.name
         ));
-        self.mailbox.failed(self.number, end);
+        self.resources.mailbox.failed(self.number, end);
         None
     }
 }
 
 /// Gives a link up whose peer does not answer for what is exposed to it. Ends when nothing is.
-pub(super) async fn watch(link: Weak<LinkCore>) {
+pub(crate) async fn watch(link: Weak<LinkCore>) {
     while let Some(due) = link.upgrade().and_then(|link| link.look_after()) {
         tokio::time::sleep_until(due).await;
     }

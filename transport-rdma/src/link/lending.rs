@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::LinkCore;
 use super::receive::Receiving;
-use crate::endpoint::memory::Promise;
+use crate::resources::Promise;
 
 impl LinkCore {
     /// The peer uses its whole window. It is lent more, once for each time that it does.

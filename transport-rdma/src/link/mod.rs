@@ -2,7 +2,6 @@
 
 mod arrival;
 mod bootstrap;
-mod candidate;
 mod credit;
 mod expose;
 mod lending;
@@ -13,25 +12,20 @@ mod send;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
-use bytes::Bytes;
-use farcall_core::proto::inbox::Described;
-use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler};
+use farcall_core::proto::wire::Probe;
+use farcall_core::transport::{Counters, LinkEnd, LinkHandler};
+use tokio::sync::oneshot;
 
 pub(crate) use arrival::{Arrival, Message};
 pub(crate) use bootstrap::{Bootstrap, announcement};
-pub(crate) use candidate::{RdmaCandidate, Side};
-pub(crate) use expose::LEAST_EXPOSED;
+pub(crate) use expose::{LEAST_EXPOSED, watch as watch_exposed};
 pub(crate) use receive::Delivered;
 
 use self::receive::Receiving;
 use self::send::Sending;
 use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
-use crate::endpoint::bulk::Bulk;
-use crate::endpoint::mailbox::Mailbox;
-use crate::endpoint::memory::{Memory, Promise};
-use crate::endpoint::{Counts, Endpoint, NewQp, Shard};
+use crate::resources::{NewQp, Promise, Resources, SLOT};
 
 /// The part of a link that its endpoint's driver knows.
 ///
@@ -44,10 +38,7 @@ pub(crate) struct LinkCore {
     path: LocalPath,
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
-    memory: Arc<Memory>,
-    bulk: Arc<Bulk>,
-    mailbox: Arc<Mailbox>,
-    counts: Arc<Counts>,
+    resources: Resources,
     promise: Mutex<Option<Promise>>,
     /// Receives granted to the peer since the link began.
     granted: AtomicU32,
@@ -68,17 +59,14 @@ pub(crate) struct LinkCore {
 
 impl LinkCore {
     /// A link with a queue pair in state INIT.
-    pub(crate) fn new(new: NewQp, name: String, path: LocalPath, shard: &Shard) -> Arc<Self> {
+    pub(crate) fn new(new: NewQp, name: String, path: LocalPath, resources: &Resources) -> Arc<Self> {
         let (number, window, shares) = (new.qp.number(), new.promise.window(), new.shares);
         Arc::new(Self {
             number,
             name,
             path,
             remote: OnceLock::new(),
-            memory: Arc::clone(&shard.memory),
-            bulk: Arc::clone(&shard.device.bulk),
-            mailbox: Arc::clone(&shard.mailbox),
-            counts: Arc::clone(&shard.counts),
+            resources: resources.clone(),
             promise: Mutex::new(Some(new.promise)),
             granted: AtomicU32::new(window),
             told: AtomicU32::new(window),
@@ -112,8 +100,7 @@ impl LinkCore {
     pub(crate) fn connected(&self, peer: &Bootstrap, device: &Limits) {
         // Set once, by the candidate that makes the link.
         let _ = self.remote.set(peer.qp);
-        let max_frame =
-            peer.max_frame().min(crate::endpoint::memory::SLOT - farcall_core::proto::wire::HEADER_LEN);
+        let max_frame = peer.max_frame().min(SLOT - farcall_core::proto::wire::HEADER_LEN);
         self.max_frame.store(max_frame as u32, Ordering::Release);
         let can_expose = device.windows > 0 && device.reads_served > 0 && peer.reads > 0;
         self.sending().open(peer.grant, can_expose, device.reads.min(peer.reads_served));
@@ -135,7 +122,7 @@ impl LinkCore {
             return;
         }
         self.say_close();
-        self.mailbox.changed(self.number);
+        self.resources.mailbox.changed(self.number);
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -178,6 +165,34 @@ impl LinkCore {
         &self.path
     }
 
+    /// The longest payload of a frame that the peer takes, in bytes.
+    pub(crate) fn max_frame(&self) -> usize {
+        self.max_frame.load(Ordering::Acquire) as usize
+    }
+
+    /// Resolves when the peer's PROBE has arrived, or the link has failed. Asked once.
+    pub(crate) fn probe(&self) -> oneshot::Receiver<Result<Probe, LinkEnd>> {
+        self.receiving().probe()
+    }
+
+    /// Has a handler take what arrives. What has arrived before is delivered by the driver, as everything is; or, where the
+    /// link has been released, by [`deliver_rest`](Self::deliver_rest). Returns whether it has been.
+    pub(crate) fn start(&self, handler: Arc<dyn LinkHandler>) -> bool {
+        let released = self.receiving().start(handler);
+        if !released {
+            self.resources.mailbox.changed(self.number);
+        }
+        released
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        counters.bytes_sent = self.sent.load(Ordering::Relaxed);
+        counters.bytes_received = self.received.load(Ordering::Relaxed);
+        counters.bytes_copied = self.copied.load(Ordering::Relaxed);
+        counters
+    }
+
     fn sending(&self) -> MutexGuard<'_, Sending> {
         self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,90 +209,12 @@ impl Drop for Connecting {
     fn drop(&mut self) {
         self.0.connecting.store(false, Ordering::Release);
         // It may have been closed meanwhile, and waits for this.
-        self.0.mailbox.changed(self.0.number);
+        self.0.resources.mailbox.changed(self.0.number);
     }
 }
 
 impl fmt::Debug for LinkCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LinkCore").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// A link as the session has it. Dropping it closes it.
-#[derive(Debug)]
-pub(crate) struct RdmaLink {
-    core: Arc<LinkCore>,
-    description: Description,
-    /// The driver runs as long as there are links.
-    endpoint: Arc<Endpoint>,
-}
-
-impl Link for RdmaLink {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    fn max_frame(&self) -> usize {
-        self.core.max_frame.load(Ordering::Acquire) as usize
-    }
-
-    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
-        let released = self.core.receiving().start(handler);
-        if released {
-            let core = Arc::clone(&self.core);
-            self.endpoint.shard().spawn(async move { core.deliver_rest() });
-        } else {
-            // What has arrived before is delivered by the driver, as everything is.
-            self.core.mailbox.changed(self.core.number);
-        }
-    }
-
-    fn send(&self, source: &mut dyn FrameSource) {
-        if self.core.send(source) {
-            self.endpoint.shard().spawn(expose::watch(Arc::downgrade(&self.core)));
-        }
-    }
-
-    fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
-        self.core.stage(direction, pieces)
-    }
-
-    fn pull(&self, direction: Direction, described: Described) {
-        self.core.pull(direction, described);
-    }
-
-    fn conceal(&self, seq: u32, was_read: bool) {
-        self.core.conceal(seq, was_read);
-    }
-
-    fn begin_help(&self) -> Option<Duration> {
-        self.endpoint.shard().begin_help()
-    }
-
-    fn help(&self) -> bool {
-        self.endpoint.shard().help()
-    }
-
-    fn end_help(&self) {
-        self.endpoint.shard().end_help();
-    }
-
-    fn close(&self) {
-        self.core.close();
-    }
-
-    fn counters(&self) -> Counters {
-        let mut counters = Counters::default();
-        counters.bytes_sent = self.core.sent.load(Ordering::Relaxed);
-        counters.bytes_received = self.core.received.load(Ordering::Relaxed);
-        counters.bytes_copied = self.core.copied.load(Ordering::Relaxed);
-        counters
-    }
-}
-
-impl Drop for RdmaLink {
-    fn drop(&mut self) {
-        self.core.close();
     }
 }

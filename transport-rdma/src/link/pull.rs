@@ -115,7 +115,7 @@ impl Asked {
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::pull`].
-    pub(super) fn pull(self: &Arc<Self>, direction: Direction, described: Described) {
+    pub(crate) fn pull(self: &Arc<Self>, direction: Direction, described: Described) {
         match Asked::new(direction, described) {
             Ok(asked) => {
                 let mut sending = self.sending();
@@ -131,12 +131,12 @@ impl LinkCore {
                 self.pump(&mut sending);
                 self.post(&mut sending);
                 if !sending.pulls.done.is_empty() {
-                    self.mailbox.changed(self.number);
+                    self.resources.mailbox.changed(self.number);
                 }
             }
             Err(why) => {
                 let end = LinkEnd::malformed(format!("{}: the peer broke the protocol: {why}", self.name));
-                self.mailbox.failed(self.number, end);
+                self.resources.mailbox.failed(self.number, end);
             }
         }
     }
@@ -155,7 +155,7 @@ impl LinkCore {
             && let Some(asked) = pulls.asked.pop_front()
         {
             let (direction, total) = (asked.direction, asked.described.total);
-            if let Some(mut extent) = self.bulk.take(direction, total) {
+            if let Some(mut extent) = self.resources.bulk.take(direction, total) {
                 let begin = &asked.described.begin;
                 extent[..begin.len()].copy_from_slice(begin);
                 pulls.active.push_back(Pull {
@@ -173,10 +173,10 @@ impl LinkCore {
             let grown = move || {
                 if let Some(link) = link.upgrade() {
                     link.sending().pulls.growing = false;
-                    link.mailbox.changed(link.number);
+                    link.resources.mailbox.changed(link.number);
                 }
             };
-            if self.bulk.grow(direction, total, Some(Box::new(grown))) {
+            if self.resources.bulk.grow(direction, total, Some(Box::new(grown))) {
                 pulls.growing = true;
                 pulls.asked.push_front(asked);
             } else {

@@ -356,7 +356,7 @@ impl LinkCore {
     }
 
     /// Delivers what there is of a link that has ended, the end included.
-    pub(super) fn deliver_rest(&self) {
+    pub(crate) fn deliver_rest(&self) {
         let (handler, mut inbox, end) = {
             let mut receiving = self.receiving();
             let Some(handler) = receiving.handler.clone() else { return };

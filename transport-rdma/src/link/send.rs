@@ -16,8 +16,8 @@ use super::credit::{Received, Reports, SendCredits};
 use super::expose::{Exposer, Exposures};
 use super::pull::Pulls;
 use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
-use crate::endpoint::Shares;
-use crate::endpoint::control::Offload;
+use crate::resources::Offload;
+use crate::resources::Shares;
 
 /// The longest payload of CREDIT, PING, PONG and CLOSE, as this side sends them.
 const MAX_CONTROL: usize = 8;
@@ -219,7 +219,7 @@ impl LinkCore {
     /// See [`farcall_core::transport::Link::send`].
     ///
     /// True: somebody must begin to [watch](super::expose::watch) over what is exposed.
-    pub(super) fn send(self: &Arc<Self>, source: &mut dyn FrameSource) -> bool {
+    pub(crate) fn send(self: &Arc<Self>, source: &mut dyn FrameSource) -> bool {
         let mut sending = self.sending();
         if !sending.is_open() {
             return false;
@@ -239,7 +239,7 @@ impl LinkCore {
             if !sending.has_room() || !self.has_slot(&mut slot) {
                 sending.starved = sending.credits.available() == 0;
                 if sending.starved && !sending.blocked {
-                    self.counts.lacked_credits();
+                    self.resources.counts.lacked_credits();
                 }
                 sending.blocked = true;
                 break;
@@ -271,7 +271,7 @@ impl LinkCore {
     }
 
     /// Sends this side's PROBE, unless the link has ended. False if there is no room.
-    pub(super) fn send_probe(&self, payload: &[u8]) -> bool {
+    pub(crate) fn send_probe(&self, payload: &[u8]) -> bool {
         let mut sending = self.sending();
         let mut slot = None;
         if !sending.is_open() {
@@ -314,12 +314,12 @@ impl LinkCore {
     /// Whether there is something to encode a long frame into.
     fn has_slot(&self, slot: &mut Option<Slot>) -> bool {
         if slot.is_none() {
-            *slot = self.memory.sends().take();
+            *slot = self.resources.memory.sends().take();
         }
         if slot.is_none() {
-            self.mailbox.wait_for_slot(self.number);
+            self.resources.mailbox.wait_for_slot(self.number);
             // One may have become free just before.
-            *slot = self.memory.sends().take();
+            *slot = self.resources.memory.sends().take();
         }
         slot.is_some()
     }
@@ -358,7 +358,9 @@ impl LinkCore {
 
     fn fail_to_post(&self, sending: &mut Sending, error: &PostError) {
         sending.end();
-        self.mailbox.failed(self.number, LinkEnd::failed(format!("{}: {}", self.name, describe(error))));
+        self.resources
+            .mailbox
+            .failed(self.number, LinkEnd::failed(format!("{}: {}", self.name, describe(error))));
     }
 
     /// What a header that leaves now says of grants.
@@ -426,7 +428,8 @@ impl LinkCore {
         if is_proven {
             let mut payload = BytesMut::new();
             Close { code: CloseCode::Done, reason: String::new() }.encode(&mut payload);
-            let slot = if sending.has_inline_controls() { None } else { self.memory.sends().take() };
+            let slot =
+                if sending.has_inline_controls() { None } else { self.resources.memory.sends().take() };
             self.say(&mut sending, FrameType::CLOSE, &payload, slot);
         }
         if sending.is_open() {

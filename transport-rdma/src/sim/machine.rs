@@ -15,8 +15,8 @@ use crate::device::{
     Interface, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, PortSummary, QueueSize, Queues, RdmaConfig,
     Slab, SlabLayout, Unavailable,
 };
+use crate::dma::Mapping;
 use crate::unavailable::Memlock;
-use crate::verbs::memory::Mapping;
 
 const DEVICE: &str = "sim0";
 

@@ -369,7 +369,7 @@ impl Drop for SimQp {
             Ok(())
         });
         if let Err(errno) = destroyed {
-            crate::verbs::leaked("ibv_destroy_qp", errno);
+            crate::dma::leaked("ibv_destroy_qp", errno);
             self.ring.leak();
             return;
         }

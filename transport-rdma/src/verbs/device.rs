@@ -9,7 +9,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::events::VerbsDeviceEvents;
 use super::load::Verbs;
-use super::memory::{Arena, Mapping, Slab, SlabLayout};
 use super::queues::VerbsQueues;
 use super::sys::{self, Plain, ibv_context, ibv_context_ops, ibv_mr, ibv_pd};
 use super::window::Window;
@@ -18,6 +17,7 @@ use crate::device::{
     Device, DeviceError, DeviceEvents, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, QueueSize, Queues,
     RdmaConfig, Unavailable, memlock,
 };
+use crate::dma::{Arena, Mapping, Slab, SlabLayout};
 
 /// A device through libibverbs.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //!
 //! A receive owns its [`Slot`]. A send holds clones of its [`Bytes`](bytes::Bytes), which keep the memory from being reused
 //! or written; so does a window, for as long as the peer may read through it. A READ holds its
-//! [`Landing`](super::memory::Landing). `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
+//! [`Landing`](crate::dma::Landing). `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
 //! is gone, finds nothing.
 
 mod sends;
@@ -13,11 +13,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 pub(crate) use sends::{Kept, SendRing, Ticket};
-pub use windows::Exposure;
 pub(crate) use windows::Step;
 
-use super::memory::Slot;
 use crate::device::{Completion, QpSize, WcError, WcStatus};
+use crate::dma::Slot;
 
 /// What a `wr_id` says: kind, entry, generation.
 ///

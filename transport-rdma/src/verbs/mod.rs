@@ -1,4 +1,4 @@
-//! libibverbs, and the one place with `unsafe`.
+//! libibverbs: with [`crate::dma`], the place of `unsafe`.
 //!
 //! What makes it sound, and what would break it:
 //!
@@ -18,45 +18,29 @@
 //! - **Structures.** `sys` is compared with the C header by a test. Objects are allocated by the library; only fields that
 //!   all versions have are read.
 //!
-//! Safe modules that others rely on for soundness stand here too: `inflight` and the free list of [`memory`].
+//! A safe module that others rely on for soundness stands here too: `inflight`.
 
-#![expect(unsafe_code, reason = "calls a C library and maps memory for devices; see the argument above")]
+#![expect(unsafe_code, reason = "calls a C library; see the argument above")]
 
 mod batch;
 mod cq;
 mod device;
 mod events;
-mod free_list;
 mod host;
 pub(crate) mod inflight;
 mod load;
-pub mod memory;
 mod qp;
 mod queues;
 mod srq;
 mod sys;
 mod window;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 pub use host::SystemHost;
 pub(crate) use host::pin_to_cpu;
 
 use crate::device::DeviceError;
-
-static LEAKED: AtomicU64 = AtomicU64::new(0);
-
-/// How many objects and mappings of this process could not be destroyed. Zero, unless a driver fails.
-pub fn leaks() -> u64 {
-    LEAKED.load(Ordering::Relaxed)
-}
-
-/// Counts and logs an object that stays because its destruction failed.
-pub(crate) fn leaked(operation: &'static str, errno: i32) {
-    LEAKED.fetch_add(1, Ordering::Relaxed);
-    let error = std::io::Error::from_raw_os_error(errno);
-    tracing::error!(operation, %error, "an RDMA object could not be destroyed and stays allocated");
-}
+use crate::dma::leaked;
+pub use crate::dma::leaks;
 
 /// The error of the verb that was called just before and reports by `errno`.
 fn last_errno() -> i32 {

@@ -10,14 +10,14 @@ use bytes::Bytes;
 
 use super::batch::{Batch, MAX_PARTS};
 use super::device::Regions;
-use super::inflight::{Exposure, Kept, SendRing, Step};
+use super::inflight::{Kept, SendRing, Step};
 use super::queues::Inner;
 use super::sys::{self, Plain as _, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge};
 use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
-    Completion, Cq, CreateQpError, DeviceError, ExposeError, LinkLayer, LocalPath, MAX_BATCH, PostError,
-    QpSize, QpTuning, QueuePair, RemoteQp, Work,
+    Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LinkLayer, LocalPath, MAX_BATCH,
+    PostError, QpSize, QpTuning, QueuePair, RemoteQp, Work,
 };
 
 /// See [`QueuePair`].

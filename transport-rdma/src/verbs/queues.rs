@@ -9,12 +9,12 @@ use super::cq::{CompletionChannel, CompletionQueue};
 use super::device::Hca;
 use super::events::VerbsChannel;
 use super::inflight::InFlight;
-use super::memory::Slot;
 use super::qp::VerbsQp;
 use super::srq::SharedReceiveQueue;
 use crate::device::{
     Channel, Completion, Cq, CreateQpError, DeviceError, PostError, QpSize, QueuePair, QueueSize, Queues,
 };
+use crate::dma::Slot;
 
 /// See [`Queues`].
 #[derive(Debug)]

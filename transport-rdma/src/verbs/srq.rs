@@ -9,8 +9,8 @@ use super::device::Hca;
 use super::inflight::InFlight;
 use super::load::Verbs;
 use super::sys::{self, Plain as _, ibv_recv_wr, ibv_sge, ibv_srq};
-use super::{last_errno, leaked, memory::Slot, returned_errno};
-use crate::device::{DeviceError, MAX_BATCH, PostError};
+use super::{last_errno, leaked, returned_errno};
+use crate::device::{DeviceError, MAX_BATCH, PostError, Slot};
 
 /// A shared receive queue. Destroyed on drop; the slots in it are free after that.
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use std::mem;
 use std::ptr::NonNull;
 
 use super::device::{Hca, Region};
-use super::inflight::Exposure;
 use super::sys::{self, ibv_context_ops, ibv_mw, ibv_pd, ibv_send_wr_bind_mw};
 use super::{last_errno, leaked, returned_errno};
+use crate::device::Exposure;
 
 /// A memory window. It belongs to a queue pair, and goes before that and before the region it was bound to: both wait for
 /// it, in vain, or refuse to go.

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 
-use super::windows::{Exposure, Windows};
+use super::windows::Windows;
 use super::{RawCompletion, RingKey, WrId, lock};
-use crate::device::{Completion, QpSize, WcError, WcStatus};
-use crate::verbs::memory::Landing;
+use crate::device::{Completion, Exposure, QpSize, WcError, WcStatus};
+use crate::dma::Landing;
 
 /// The requests of one queue pair's send queue, in the order in which they were posted, which is that of their completions.
 #[derive(Debug)]

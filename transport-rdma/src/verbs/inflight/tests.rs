@@ -1,8 +1,9 @@
 use bytes::Bytes;
 
-use super::windows::{Exposure, Step};
+use super::windows::Step;
 use super::*;
-use crate::verbs::memory::{Arena, Landing, Slab, SlabLayout};
+use crate::device::Exposure;
+use crate::dma::{Arena, Landing, Slab, SlabLayout};
 
 const SIZE: QpSize = QpSize { sends: 8, signal_every: 4, inline: 0 };
 

@@ -7,42 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 use super::lock;
-
-/// Bytes for which a window was taken so that the peer can READ them, and what the peer has to be told for that. They can
-/// be read from when the bind was posted until the invalidation has run, through this one queue pair.
-///
-/// A name, not an owner: one whose exposure is over does nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exposure {
-    addr: u64,
-    len: usize,
-    rkey: u32,
-    window: usize,
-    generation: u64,
-}
-
-impl Exposure {
-    /// The address of the first byte.
-    pub fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// How many bytes.
-    #[expect(clippy::len_without_is_empty, reason = "no window is taken for no bytes")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The key that the peer has to show.
-    pub fn rkey(&self) -> u32 {
-        self.rkey
-    }
-
-    /// Which of the queue pair's windows it is, in the order in which they were added.
-    pub(crate) fn window(&self) -> usize {
-        self.window
-    }
-}
+use crate::device::Exposure;
 
 /// The windows of one queue pair. Whatever a window may let the peer read is kept here until the device has said that the
 /// invalidation is done, or the window is gone.

@@ -25,12 +25,12 @@ pub(crate) struct Mailbox {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Mail {
+pub(crate) struct Mail {
     /// Links that were started or closed.
-    pub(super) changed: Vec<u32>,
+    pub(crate) changed: Vec<u32>,
     /// Links on which posting has failed.
-    pub(super) failed: Vec<(u32, LinkEnd)>,
-    pub(super) events: Vec<DeviceEvent>,
+    pub(crate) failed: Vec<(u32, LinkEnd)>,
+    pub(crate) events: Vec<DeviceEvent>,
 }
 
 impl Mailbox {
@@ -52,7 +52,7 @@ impl Mailbox {
         }
     }
 
-    pub(super) fn event(&self, event: DeviceEvent) {
+    pub(crate) fn event(&self, event: DeviceEvent) {
         self.put(|mail| mail.events.push(event));
     }
 
@@ -62,34 +62,34 @@ impl Mailbox {
         self.arrived.notify_one();
     }
 
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.arrived.notify_one();
     }
 
-    pub(super) fn is_leaving(&self) -> bool {
+    pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
     }
 
-    pub(super) fn forsake(&self) {
+    pub(crate) fn forsake(&self) {
         self.forsaken.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_forsaken(&self) -> bool {
+    pub(crate) fn is_forsaken(&self) -> bool {
         self.forsaken.load(Ordering::Acquire)
     }
 
-    pub(super) fn take(&self) -> Option<Mail> {
+    pub(crate) fn take(&self) -> Option<Mail> {
         let unread = self.unread.load(Ordering::Relaxed) && self.unread.swap(false, Ordering::Acquire);
         unread.then(|| std::mem::take(&mut *lock(&self.mail)))
     }
 
-    pub(super) fn take_slot_waiters(&self) -> Vec<u32> {
+    pub(crate) fn take_slot_waiters(&self) -> Vec<u32> {
         std::mem::take(&mut *lock(&self.slot_waiters))
     }
 
     /// Resolves when there is mail since the last time.
-    pub(super) fn arrived(&self) -> Notified<'_> {
+    pub(crate) fn arrived(&self) -> Notified<'_> {
         self.arrived.notified()
     }
 }

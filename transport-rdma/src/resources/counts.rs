@@ -25,15 +25,15 @@ impl Count {
 }
 
 impl Counts {
-    pub(super) fn polled(&self) {
+    pub(crate) fn polled(&self) {
         self.polls.one_more();
     }
 
-    pub(super) fn spun(&self) {
+    pub(crate) fn spun(&self) {
         self.spins.one_more();
     }
 
-    pub(super) fn slept(&self) {
+    pub(crate) fn slept(&self) {
         self.sleeps.one_more();
     }
 
@@ -42,7 +42,7 @@ impl Counts {
         self.credit_waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn add_to(&self, stats: &mut DeviceStats) {
+    pub(crate) fn add_to(&self, stats: &mut DeviceStats) {
         stats.polls += self.polls.0.load(Ordering::Relaxed);
         stats.spins += self.spins.0.load(Ordering::Relaxed);
         stats.sleeps += self.sleeps.0.load(Ordering::Relaxed);
@@ -52,22 +52,23 @@ impl Counts {
 
 /// All that were ever on a device: what those did that are gone, and those that may do more.
 #[derive(Debug)]
-pub(super) struct DeviceCounts {
+pub(crate) struct DeviceCounts {
     gone: DeviceStats,
     running: Vec<Arc<Counts>>,
 }
 
 impl DeviceCounts {
-    pub(super) fn new(device: &str) -> Self {
-        Self { gone: DeviceStats::new(device), running: Vec::new() }
+    pub(crate) fn new(device: &str) -> Self {
+        let gone = DeviceStats { device: device.to_owned(), ..DeviceStats::default() };
+        Self { gone, running: Vec::new() }
     }
 
-    pub(super) fn begin(&mut self, counts: &Arc<Counts>) {
+    pub(crate) fn begin(&mut self, counts: &Arc<Counts>) {
         self.settle();
         self.running.push(Arc::clone(counts));
     }
 
-    pub(super) fn stats(&mut self) -> DeviceStats {
+    pub(crate) fn stats(&mut self) -> DeviceStats {
         self.settle();
         let mut stats = self.gone.clone();
         self.running.iter().for_each(|counts| counts.add_to(&mut stats));

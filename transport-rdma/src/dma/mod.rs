@@ -3,15 +3,19 @@
 //! A [`Slot`] of a [`Slab`] or an [`Extent`] of an [`Arena`] has one owner at a time: the code that holds it, a queue into
 //! which it was moved, a [`Landing`], or the views ([`Bytes`]) into which it was frozen. The last of them makes it free
 //! again. The mapping stays until the last of these is gone, whatever has become of device and runtime; a registration
-//! keeps the mapping, and nothing here keeps a registration.
+//! keeps the mapping, and nothing here keeps a registration. The argument why this is sound stands in [`crate::verbs`].
+
+#![expect(unsafe_code, reason = "maps memory for devices; see the argument of `verbs`")]
 
 mod arena;
 mod bitmap;
+mod free_list;
 mod landing;
 mod mapping;
 mod slab;
 
 use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
@@ -20,6 +24,20 @@ pub use landing::Landing;
 pub(crate) use mapping::Mapping;
 pub use mapping::Pages;
 pub use slab::{Slab, SlabLayout, Slot};
+
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// How many objects and mappings of this process could not be destroyed. Zero, unless a driver fails.
+pub fn leaks() -> u64 {
+    LEAKED.load(Ordering::Relaxed)
+}
+
+/// Counts and logs an object that stays because its destruction failed.
+pub(crate) fn leaked(operation: &'static str, errno: i32) {
+    LEAKED.fetch_add(1, Ordering::Relaxed);
+    let error = std::io::Error::from_raw_os_error(errno);
+    tracing::error!(operation, %error, "an RDMA object could not be destroyed and stays allocated");
+}
 
 /// Turns a part of a slot or extent into an immutable view.
 fn freeze<T: Deref<Target = [u8]> + Send + 'static>(owner: T, range: Range<usize>) -> Bytes {

@@ -98,7 +98,7 @@ impl Mapping {
 
     /// Has the kernel provide all pages now; pinning them one fault at a time takes many times as long. Kernels before 5.14
     /// refuse, and a lack of memory shows itself when the pages are pinned.
-    pub(in crate::verbs) fn prefault(&self) {
+    pub(crate) fn prefault(&self) {
         self.populate();
     }
 
@@ -115,7 +115,7 @@ impl Mapping {
     }
 
     /// Where it begins.
-    pub(in crate::verbs) fn base(&self) -> *mut u8 {
+    pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
@@ -170,6 +170,6 @@ fn unmap(start: *mut u8, len: usize) {
     let result = unsafe { libc::munmap(start.cast(), len) };
     if result != 0 {
         // Only with a wrong range, or when the kernel cannot split a mapping for lack of memory; then it stays.
-        crate::verbs::leaked("munmap", io::Error::last_os_error().raw_os_error().unwrap_or(0));
+        super::leaked("munmap", io::Error::last_os_error().raw_os_error().unwrap_or(0));
     }
 }

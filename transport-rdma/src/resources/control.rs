@@ -93,7 +93,7 @@ pub(crate) enum Failed {
 
 impl Control {
     /// Starts the thread for this device. What is in `last` is dropped there, after the last job.
-    pub(super) fn start(device: &str, last: impl Send + 'static) -> Result<Self, DeviceError> {
+    pub(crate) fn start(device: &str, last: impl Send + 'static) -> Result<Self, DeviceError> {
         let (thread, jobs): (_, Receiver<Job>) = channel();
         spawn(format!("rdma-{device}"), move || {
             jobs.into_iter().for_each(run);
@@ -180,7 +180,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Why something has no thread.
-pub(super) fn no_thread(device: &str, errno: i32) -> DeviceError {
+pub(crate) fn no_thread(device: &str, errno: i32) -> DeviceError {
     DeviceError { device: device.to_owned(), operation: "starting a thread", errno }
 }
 

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use super::{NoRoom, OpenDevice};
+use super::control::Control;
+use super::shares::NoRoom;
 use crate::config::RdmaConfig;
 use crate::device::{Device, PostError, Queues, Slab, SlabLayout, Slot, Unavailable};
 
@@ -23,7 +24,7 @@ pub(crate) const BASE_WINDOW: u32 = 4;
 pub(crate) const CONTROL_RECEIVES: u32 = 4;
 
 /// Receives of a peer that nobody else can have.
-pub(super) const BASE: u32 = BASE_WINDOW + CONTROL_RECEIVES;
+pub(crate) const BASE: u32 = BASE_WINDOW + CONTROL_RECEIVES;
 
 /// A receive for the FORFEIT of a peer that was lent some: it comes beside the CREDIT for which there is one already.
 const FORFEIT_RECEIVES: u32 = 1;
@@ -44,7 +45,8 @@ const _: () = assert!(STEP_BYTES == RdmaConfig::LEAST_MEMORY, "the least that ma
 /// Slabs and the promises that were made of them.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    device: Arc<OpenDevice>,
+    device: Arc<dyn Device>,
+    control: Control,
     /// Where receives are posted. The shard keeps them.
     queues: Weak<dyn Queues>,
     receives: Pool,
@@ -101,7 +103,7 @@ pub(crate) struct Promise {
 
 impl Memory {
     /// How many receives the shared receive queue may have to hold.
-    pub(super) fn max_receives(config: &RdmaConfig) -> u32 {
+    pub(crate) fn max_receives(config: &RdmaConfig) -> u32 {
         Self::max_steps(config) * POSTED
     }
 
@@ -110,15 +112,17 @@ impl Memory {
     }
 
     /// No memory yet, and room for as many receives as `room`, which is how many the queues hold.
-    pub(super) fn new(
+    pub(crate) fn new(
         config: &RdmaConfig,
-        device: Arc<OpenDevice>,
+        device: Arc<dyn Device>,
+        control: Control,
         queues: &Arc<dyn Queues>,
         room: u32,
     ) -> Arc<Self> {
         let max_steps = Self::max_steps(config).min(room / POSTED);
         Arc::new(Self {
             device,
+            control,
             queues: Arc::downgrade(queues),
             receives: Pool::default(),
             sends: Pool::default(),
@@ -142,7 +146,7 @@ impl Memory {
 
     /// Gets the first of it. Blocks. Where this is refused, nothing can be had, and it is better known before the first peer
     /// comes.
-    pub(super) fn begin(&self) -> Result<(), Unavailable> {
+    pub(crate) fn begin(&self) -> Result<(), Unavailable> {
         self.grow(0)
     }
 
@@ -155,7 +159,7 @@ impl Memory {
 
     /// Promises another peer its base, after getting more memory if that helps. Blocks. `Err`: there is none left, and there
     /// may be no more memory.
-    pub(super) fn admit(self: &Arc<Self>) -> Result<Promise, NoRoom> {
+    pub(crate) fn admit(self: &Arc<Self>) -> Result<Promise, NoRoom> {
         let mut refused = None;
         while self.ledger().is_short() && self.ledger().may_grow() {
             let steps = self.ledger().steps;
@@ -172,7 +176,7 @@ impl Memory {
     }
 
     /// Resolves when somebody gives receives back after this call.
-    pub(super) fn freed(&self) -> impl Future<Output = ()> {
+    pub(crate) fn freed(&self) -> impl Future<Output = ()> {
         self.freed.notified()
     }
 
@@ -180,7 +184,7 @@ impl Memory {
     fn grow_soon(self: &Arc<Self>) {
         if self.ledger().may_grow() && !self.growing.swap(true, Ordering::AcqRel) {
             let memory = Arc::clone(self);
-            self.device.control.spawn(move || {
+            self.control.spawn(move || {
                 let steps = memory.ledger().steps;
                 if let Err(unavailable) = memory.grow(steps) {
                     tracing::debug!(%unavailable, "no more memory for receives: windows stay as they are");
@@ -193,7 +197,7 @@ impl Memory {
     /// Another step, if there are still so many.
     fn grow(&self, steps: u32) -> Result<(), Unavailable> {
         let Some(queues) = self.queues.upgrade() else { return Ok(()) };
-        let device = &*self.device.device;
+        let device = &*self.device;
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         // Looked at once more with the lock held: somebody else may just have done it.
         if self.ledger().steps != steps || !self.ledger().may_grow() {
@@ -226,7 +230,7 @@ impl Memory {
 
     /// How many receives are promised.
     #[cfg(test)]
-    pub(super) fn promised(&self) -> u32 {
+    pub(crate) fn promised(&self) -> u32 {
         self.ledger().promised
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::free_list::FreeList;
 use super::mapping::{Mapping, Pages};
-use crate::verbs::free_list::FreeList;
 
 /// Slots start on cache lines of their own.
 pub(super) const ALIGN: usize = 64;

@@ -57,7 +57,7 @@ pub(crate) type Waiter = Box<dyn FnOnce() + Send>;
 impl Bulk {
     /// Memory of at most this many bytes, and of at most half of what may be locked: the rest is for short messages,
     /// without which there are none at all.
-    pub(super) fn new(device: Arc<dyn Device>, control: Control, bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(device: Arc<dyn Device>, control: Control, bytes: u64) -> Arc<Self> {
         let limits = device.limits();
         // Neither end of a READ is of use without the other: most messages have an answer.
         let usable = limits.windows > 0 && limits.reads > 0 && limits.reads_served > 0;
@@ -73,7 +73,7 @@ impl Bulk {
     }
 
     /// Registers the first of it, if nobody has. Blocks for milliseconds.
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.begun.call_once(|| {
             for half in [&self.requests, &self.responses] {
                 let first = FIRST.min(half.growth().left);

@@ -8,10 +8,10 @@ use farcall_core::proto::wire::{HEADER_LEN, Probe};
 use farcall_core::transport::{self, BoxFuture, Candidate, Description, Link, Reason};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{Bootstrap, LinkCore, RdmaLink};
+use super::{Endpoint, RdmaLink};
 use crate::device::{DeviceError, Limits, LocalPath, QpTuning};
-use crate::endpoint::control::Part;
-use crate::endpoint::{Endpoint, NoRoom};
+use crate::link::{Bootstrap, LinkCore};
+use crate::resources::{NoRoom, Part, SLOT};
 use crate::unavailable::Unavailable;
 
 /// How long a server's PROBE may take after the client has sent its own: less than `liveness.connect_ms` by default, so that
@@ -66,7 +66,7 @@ impl RdmaCandidate {
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
         let (window, number) = (new.promise.window(), new.qp.number());
-        let core = LinkCore::new(new, name, path, &shard);
+        let core = LinkCore::new(new, name, path, &shard.resources);
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }
@@ -77,7 +77,7 @@ impl RdmaCandidate {
             candidate.connect(peer).await?;
         }
         let qp = crate::device::RemoteQp { qp_num: number, psn, gid: path.gid, lid: path.status.lid };
-        let slot = crate::endpoint::memory::SLOT as u32;
+        let slot = SLOT as u32;
         let Limits { reads, reads_served, .. } = shard.device.device.limits();
         let mtu = path.status.active_mtu;
         Ok((candidate, Bootstrap { qp, mtu, slot, grant: window, reads, reads_served }))
@@ -115,7 +115,7 @@ impl RdmaCandidate {
     /// Sends this side's PROBE: twice the path's MTU, or as long as a receive if that is less.
     fn send_probe(&self, epoch: u32, peer: &Bootstrap) -> Result<(), transport::Unavailable> {
         let mtu = self.path.status.active_mtu.min(peer.mtu).bytes();
-        let len = (2 * mtu).min(crate::endpoint::memory::SLOT - HEADER_LEN).min(peer.max_frame()) as u32;
+        let len = (2 * mtu).min(SLOT - HEADER_LEN).min(peer.max_frame()) as u32;
         let mut payload = BytesMut::new();
         Probe { epoch, len }.encode(&mut payload);
         if self.link.core.send_probe(&payload) {
@@ -126,7 +126,7 @@ impl RdmaCandidate {
 
     async fn await_probe(&self, epoch: u32) -> Result<(), transport::Unavailable> {
         let lost = |detail: String| transport::Unavailable::new(Reason::ProbeLost, detail);
-        let probe = self.link.core.receiving().probe();
+        let probe = self.link.core.probe();
         let name = self.link.core.name();
         let patience = match self.side {
             Side::Client => PATIENCE,

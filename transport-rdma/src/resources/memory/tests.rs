@@ -15,8 +15,8 @@ impl Bench {
         let device: Arc<dyn Device> = host.open(&host.devices().unwrap()[0], &config).unwrap();
         let receives = Memory::max_receives(&config);
         let queues = device.create_queues(QueueSize { receives, sends: 64 }).unwrap();
-        let device = OpenDevice::new(Arc::new(host.clone()), device, &config).unwrap();
-        let memory = Memory::new(&config, device, &queues, receives);
+        let control = Control::start(device.name(), Arc::clone(&device)).unwrap();
+        let memory = Memory::new(&config, device, control, &queues, receives);
         Self { host, queues, memory }
     }
 
@@ -41,7 +41,7 @@ impl Bench {
     /// Waits for the control thread.
     fn settle(&self) {
         let (done, wait) = std::sync::mpsc::channel();
-        self.memory.device.control.spawn(move || done.send(()).unwrap());
+        self.memory.control.spawn(move || done.send(()).unwrap());
         wait.recv().unwrap();
     }
 

@@ -1,0 +1,37 @@
+//! Bytes that a peer may read for a while.
+
+/// Bytes for which a window was taken so that the peer can READ them, and what the peer has to be told for that. They can
+/// be read from when the bind was posted until the invalidation has run, through this one queue pair.
+///
+/// A name, not an owner: one whose exposure is over does nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposure {
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+    pub(crate) rkey: u32,
+    pub(crate) window: usize,
+    pub(crate) generation: u64,
+}
+
+impl Exposure {
+    /// The address of the first byte.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "no window is taken for no bytes")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The key that the peer has to show.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Which of the queue pair's windows it is, in the order in which they were added.
+    pub(crate) fn window(&self) -> usize {
+        self.window
+    }
+}

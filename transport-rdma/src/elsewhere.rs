@@ -1,0 +1,102 @@
+//! What stands in for RDMA on platforms without verbs: there is no device, and everything says so.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
+
+use bytes::Bytes;
+use farcall_core::class::TrafficClass;
+use farcall_core::transport::{self, BoxFuture, Candidate, Description, Upgrade};
+
+use crate::{DeviceStats, RdmaConfig, Unavailable};
+
+/// Memory that is registered with an RDMA device. There is none on this platform.
+#[derive(Debug)]
+pub struct Registered(Infallible);
+
+impl Registered {
+    /// `None`.
+    pub fn take(_: usize) -> Option<Self> {
+        None
+    }
+
+    /// What can be sent.
+    pub fn freeze(self, _: usize) -> Bytes {
+        match self.0 {}
+    }
+}
+
+impl Deref for Registered {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self.0 {}
+    }
+}
+
+impl DerefMut for Registered {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self.0 {}
+    }
+}
+
+/// What a connection would use. There is none on this platform.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Probe {
+    /// The device's name in the kernel.
+    pub device: String,
+    /// The device's port, counted from 1.
+    pub port: u8,
+    /// The entry in the port's GID table.
+    pub gid_index: u8,
+    /// That entry; an IP address on RoCE.
+    pub gid: IpAddr,
+    /// Bytes of payload in the largest packet of the link.
+    pub mtu: usize,
+}
+
+/// Says that this platform has no RDMA.
+pub fn probe(_config: &RdmaConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {
+    Err(Unavailable::UnsupportedPlatform)
+}
+
+type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
+
+/// RDMA, for the sessions of a channel or server. There is none on this platform.
+#[derive(Debug, Clone)]
+pub struct RdmaUpgrade(());
+
+impl RdmaUpgrade {
+    /// RDMA through this machine's devices, of which there are none.
+    pub fn new(_config: RdmaConfig) -> Self {
+        Self(())
+    }
+}
+
+impl Upgrade for RdmaUpgrade {
+    fn name(&self) -> &'static str {
+        "rdma"
+    }
+
+    fn announce(&self) -> BoxFuture<Result<Bytes, transport::Unavailable>> {
+        Box::pin(async { Err(unsupported()) })
+    }
+
+    fn offer(&self, _announced: Bytes, _stream: &Description, _class: TrafficClass) -> BoxFuture<Offered> {
+        Box::pin(async { Err(unsupported()) })
+    }
+
+    fn answer(&self, _offer: Bytes, _stream: &Description, _class: TrafficClass) -> BoxFuture<Offered> {
+        Box::pin(async { Err(unsupported()) })
+    }
+}
+
+fn unsupported() -> transport::Unavailable {
+    Unavailable::UnsupportedPlatform.into()
+}
+
+/// What has been done on each device that this process has used: nothing, on this platform.
+pub fn stats() -> Vec<DeviceStats> {
+    Vec::new()
+}

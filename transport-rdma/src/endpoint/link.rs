@@ -1,0 +1,81 @@
+//! A link as a session has it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use farcall_core::proto::inbox::Described;
+use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkHandler};
+
+use super::Endpoint;
+use crate::link::{LinkCore, watch_exposed};
+
+/// A link as the session has it. Dropping it closes it.
+#[derive(Debug)]
+pub(crate) struct RdmaLink {
+    pub(super) core: Arc<LinkCore>,
+    pub(super) description: Description,
+    /// The driver runs as long as there are links.
+    pub(super) endpoint: Arc<Endpoint>,
+}
+
+impl Link for RdmaLink {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn max_frame(&self) -> usize {
+        self.core.max_frame()
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        if self.core.start(handler) {
+            let core = Arc::clone(&self.core);
+            self.endpoint.shard().spawn(async move { core.deliver_rest() });
+        }
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        if self.core.send(source) {
+            self.endpoint.shard().spawn(watch_exposed(Arc::downgrade(&self.core)));
+        }
+    }
+
+    fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+        self.core.stage(direction, pieces)
+    }
+
+    fn pull(&self, direction: Direction, described: Described) {
+        self.core.pull(direction, described);
+    }
+
+    fn conceal(&self, seq: u32, was_read: bool) {
+        self.core.conceal(seq, was_read);
+    }
+
+    fn begin_help(&self) -> Option<Duration> {
+        self.endpoint.shard().begin_help()
+    }
+
+    fn help(&self) -> bool {
+        self.endpoint.shard().help()
+    }
+
+    fn end_help(&self) {
+        self.endpoint.shard().end_help();
+    }
+
+    fn close(&self) {
+        self.core.close();
+    }
+
+    fn counters(&self) -> Counters {
+        self.core.counters()
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.core.close();
+    }
+}

@@ -1,6 +1,7 @@
 //! What a session sends: numbering, fragments, acknowledgement, and which link it goes by.
 
 mod moving;
+mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -8,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::BytesMut;
 
+use self::tally::Tally;
 use super::message::{Cutting, Expose, Exposing, Frame, Message};
 use super::shorts::Shorts;
 use super::wire::{Done, Down, FrameType, HEADER_LEN};
@@ -46,23 +48,13 @@ pub struct Outbox {
     /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
     /// what was exposed.
     exposed: BTreeMap<u32, Cutting>,
-    /// How many of `cutting` and `exposed` are given up, but for those amid calls.
-    abandoned: usize,
-    /// How many of `queue`, `large`, `cutting` and `exposed` are [amid calls](Message::is_amid_call), which have their own
-    /// limits.
-    amid_calls: usize,
+    tally: Tally,
     /// Calls of which nothing need leave, and of which something may be queued: it has not been looked for.
     given_up: BTreeSet<u64>,
     /// The calls of which a message has left that this is to be told of.
     left: Vec<u64>,
-    /// Messages of the [session itself](Message::is_own) in `queue`, `large` and `cutting`.
-    own: usize,
-    /// Messages of the session itself in `large` and `cutting`: what was queued after such a one (calls after their
-    /// BIND) may not overtake it. Nor may what is short overtake one in `queue`.
-    barriers: usize,
     small_run: u32,
     next_seq: u32,
-    assembling: u64,
     max_assembly: u64,
     route: Route,
     /// No session frame leaves until the peer has said what it has.
@@ -86,15 +78,11 @@ impl Outbox {
             large: VecDeque::new(),
             cutting: VecDeque::new(),
             exposed: BTreeMap::new(),
-            abandoned: 0,
-            amid_calls: 0,
+            tally: Tally::default(),
             given_up: BTreeSet::new(),
             left: Vec::new(),
-            own: 0,
-            barriers: 0,
             small_run: 0,
             next_seq: 1,
-            assembling: 0,
             max_assembly,
             route: Route::Stream,
             frozen: false,
@@ -119,8 +107,7 @@ impl Outbox {
         if let Some((head, body)) = message.as_short() {
             return self.shorts.push(message.kind, message.call, head, body);
         }
-        self.own += usize::from(message.is_own());
-        self.amid_calls += usize::from(message.is_amid_call());
+        self.tally.queue(&message);
         match message.kind {
             // The peer keeps memory until it has a DONE, and after a fall does not wait for it long. And the place of a call
             // that is cancelled may have been given to one that waits here.
@@ -174,7 +161,7 @@ impl Outbox {
     /// Gives frames of short messages that may leave by the stream link now, encoded, for `empty`. How many they are.
     pub fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize, rx_seq: u32) -> u32 {
         let others_wait =
-            self.resend > 0 || self.own > 0 || !self.cutting.is_empty() || !self.large.is_empty();
+            self.resend > 0 || self.tally.own() > 0 || !self.cutting.is_empty() || !self.large.is_empty();
         let stopped = self.frozen || self.closed || self.route != Route::Stream;
         if stopped || others_wait || max_payload < MAX_SHORT || self.shorts.is_empty() {
             return 0;
@@ -217,9 +204,10 @@ impl Outbox {
 
     /// The next message that is no longer than a frame. Longer ones on the way there are set aside.
     fn next_short(&mut self, max_payload: usize) -> Option<Frame> {
-        while self.barriers == 0 {
+        while !self.tally.has_barrier() {
             // Of the two queues in turn.
-            let is_turn = self.own == 0 && (self.small_run.is_multiple_of(2) || self.queue.is_empty());
+            let is_turn =
+                self.tally.own() == 0 && (self.small_run.is_multiple_of(2) || self.queue.is_empty());
             let message = if is_turn && let Some(frame) = self.shorts.pop() {
                 if frame.header.len as usize <= max_payload {
                     self.small_run = self.small_run.saturating_add(1);
@@ -235,12 +223,11 @@ impl Outbox {
             };
             if message.len() <= max_payload {
                 self.small_run = self.small_run.saturating_add(1);
-                self.own -= usize::from(message.is_own());
-                self.amid_calls -= usize::from(message.is_amid_call());
+                self.tally.unqueue(&message);
                 self.left.extend(message.holds_back().then_some(message.call));
                 return Some(message.into_frame());
             }
-            self.barriers += usize::from(message.call == 0);
+            self.tally.set_aside(&message);
             self.large.push_back(message);
             self.begin_large();
         }
@@ -266,8 +253,6 @@ impl Outbox {
         let frame = message.next(max_payload);
         if message.is_done() {
             self.forget(&message);
-            self.barriers -= usize::from(message.call == 0);
-            self.own -= usize::from(message.call == 0);
         } else {
             self.cutting.push_back(message);
         }
@@ -290,9 +275,7 @@ impl Outbox {
 
     /// A message that had begun is over.
     fn forget(&mut self, message: &Cutting) {
-        self.assembling -= message.total();
-        self.abandoned -= usize::from(message.is_abandoned() && !message.is_amid_call());
-        self.amid_calls -= usize::from(message.is_amid_call());
+        self.tally.end(message);
         self.left.extend(message.holds_back().then_some(message.call));
     }
 
@@ -312,11 +295,12 @@ impl Outbox {
     fn begin_large(&mut self) {
         while let Some(message) = self.large.front() {
             let total = message.len() as u64;
-            if self.assembling > 0 && self.assembling + total > self.max_assembly {
+            let assembling = self.tally.assembling();
+            if assembling > 0 && assembling + total > self.max_assembly {
                 break;
             }
             if let Some(message) = self.large.pop_front() {
-                self.assembling += total;
+                self.tally.begin(&message);
                 self.cutting.push_back(Cutting::new(message));
             }
         }
@@ -330,26 +314,23 @@ impl Outbox {
         }
         for queue in [&mut self.queue, &mut self.large] {
             if let Some(i) = queue.iter().position(|m| m.call == call && m.kind == kind) {
-                let message = queue.remove(i);
-                self.amid_calls -= usize::from(message.is_some_and(|message| message.is_amid_call()));
+                queue.remove(i).inspect(|message| self.tally.unqueue(message));
                 return Abandoned::Unsent;
             }
         }
         let Some(i) = self.cutting.iter().position(|m| m.call == call && m.is_of(kind)) else {
             // The peer may be reading it, and says DONE in any case. If that is that it could not, the rest need not go.
-            let exposed = self.exposed.values_mut().find(|m| m.call == call && m.is_of(kind));
-            self.abandoned += exposed.map_or(0, |message| usize::from(message.abandon()));
+            if let Some(exposed) = self.exposed.values_mut().find(|m| m.call == call && m.is_of(kind)) {
+                self.tally.give_up(exposed);
+            }
             return Abandoned::Sent;
         };
         if self.cutting[i].has_begun() {
             // It keeps its part of the peer's budget until the frame that gives it up has left.
-            self.abandoned += usize::from(self.cutting[i].abandon());
+            self.tally.give_up(&mut self.cutting[i]);
             return Abandoned::Partly;
         }
-        if let Some(message) = self.cutting.remove(i) {
-            self.assembling -= message.total();
-            self.amid_calls -= usize::from(message.is_amid_call());
-        }
+        self.cutting.remove(i).inspect(|message| self.tally.end(message));
         Abandoned::Unsent
     }
 
@@ -382,11 +363,13 @@ impl Outbox {
 
     /// Takes back what was not sent of such messages, but for short ones.
     fn abandon_all(&mut self, is_such: impl Fn(u64, FrameType) -> bool) {
-        let Self { queue, large, cutting, exposed, abandoned, amid_calls, assembling, .. } = self;
+        let Self { queue, large, cutting, exposed, tally, .. } = self;
         for queue in [queue, large] {
             queue.retain(|message| {
                 let is_such = is_such(message.call, message.kind);
-                *amid_calls -= usize::from(is_such && message.is_amid_call());
+                if is_such {
+                    tally.unqueue(message);
+                }
                 !is_such
             });
         }
@@ -394,21 +377,18 @@ impl Outbox {
         cutting.retain(|message| {
             let is_unsent = is_such(message) && !message.has_begun();
             if is_unsent {
-                *assembling -= message.total();
-                *amid_calls -= usize::from(message.is_amid_call());
+                tally.end(message);
             }
             !is_unsent
         });
         let begun = cutting.iter_mut().chain(exposed.values_mut());
-        for message in begun.filter(|message| is_such(message)) {
-            *abandoned += usize::from(message.abandon());
-        }
+        begun.filter(|message| is_such(message)).for_each(|message| tally.give_up(message));
     }
 
     /// How many messages of calls have not left, or not wholly, or have not been read, and are wanted still; but for those
     /// amid one.
     pub fn waiting(&self) -> usize {
-        self.unsent() - self.own - self.abandoned - self.amid_calls
+        self.unsent() - self.tally.beside_calls()
     }
 
     /// How many messages have not left, or not wholly, or have not been read.
@@ -429,7 +409,10 @@ impl Outbox {
         for queue in [&mut self.queue, &mut self.large] {
             queue.retain(|message| {
                 let taken = message.kind == kind;
-                calls.extend(taken.then_some(message.call));
+                if taken {
+                    calls.push(message.call);
+                    self.tally.unqueue(message);
+                }
                 !taken
             });
         }
@@ -437,7 +420,7 @@ impl Outbox {
             let taken = message.is_of(kind) && !message.has_begun();
             if taken {
                 calls.push(message.call);
-                self.assembling -= message.total();
+                self.tally.end(message);
             }
             !taken
         });
@@ -457,9 +440,8 @@ impl Outbox {
         self.exposed.clear();
         self.retained.clear();
         self.left.clear();
-        (self.abandoned, self.amid_calls) = (0, 0);
-        (self.own, self.barriers, self.resend) = (0, 0, 0);
-        (self.assembling, self.retained_bytes) = (0, 0);
+        self.tally = Tally::default();
+        (self.resend, self.retained_bytes) = (0, 0);
         calls
     }
 
@@ -485,7 +467,7 @@ impl Outbox {
     /// The sum of the messages that are under way in fragments.
     #[cfg(test)]
     pub(super) fn assembling(&self) -> u64 {
-        self.assembling
+        self.tally.assembling()
     }
 }
 

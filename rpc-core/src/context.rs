@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub(crate) use draining::Drain;
+pub(crate) use draining::{Drain, Draining};
 pub(crate) use ended::{Parent, parent_ended};
 
 use self::signal::Signal;
@@ -48,6 +48,8 @@ use crate::status::{Blame, Status};
 #[derive(Clone, Debug)]
 pub struct Context {
     call: About,
+    /// Whether its server drains; `None` if it is of no call, and until it is [given](Self::given) to a handler.
+    drain: Option<Arc<Draining>>,
     /// Made when it is needed: most calls have nothing of it, and it costs an allocation.
     shared: Option<Arc<Shared>>,
 }
@@ -58,8 +60,6 @@ struct About {
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
-    /// Whose [`Drain`] it heeds.
-    server: u32,
     /// It is that of a [`Scope`]: what is done there does not end with the handler.
     scoped: bool,
 }
@@ -116,6 +116,7 @@ pub(crate) struct SetForAnswer {
 
 thread_local! {
     static CURRENT: Cell<Option<About>> = const { Cell::new(None) };
+    static DRAIN: Cell<Option<Arc<Draining>>> = const { Cell::new(None) };
     /// Of the context that is current. By itself, so that the other needs no care where there is none.
     static SHARED: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
 }
@@ -123,29 +124,28 @@ thread_local! {
 impl Context {
     /// A context with no deadline and no peer: what code outside any handler has.
     pub fn background() -> Self {
-        Self::new(None, 1, None, draining::NONE, None)
+        Self::new(None, 1, None, None)
     }
 
     pub(crate) fn new(
         deadline: Option<Instant>,
         attempt: u8,
         peer: Option<SocketAddr>,
-        server: u32,
         shared: Option<Arc<Shared>>,
     ) -> Self {
-        Self { call: About { deadline, attempt, peer, server, scoped: false }, shared }
+        Self { call: About { deadline, attempt, peer, scoped: false }, drain: None, shared }
     }
 
     /// This context with a deadline `timeout` from now, unless it has an earlier one.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         let deadline = earlier(self.call.deadline, Instant::now().checked_add(timeout));
-        Self { call: About { deadline, ..self.call }, shared: self.shared.clone() }
+        Self { call: About { deadline, ..self.call }, ..self.clone() }
     }
 
     /// The context of the handler that is being polled on this thread, if any.
     pub fn current() -> Option<Self> {
         let call = CURRENT.get()?;
-        Some(Self { call, shared: None }.given())
+        Some(Self { call, drain: None, shared: None }.given())
     }
 
     /// The deadline of the context that is current, if any.
@@ -167,6 +167,7 @@ impl Context {
             .unwrap_or_else(|| Shared::new(Metadata::new(), Compression::None));
         SHARED.set(Some(shared.clone()));
         self.shared = Some(shared);
+        self.drain = self.drain.or_else(current_drain);
         self
     }
 
@@ -274,7 +275,7 @@ impl Context {
     pub(crate) fn current_shared() -> Option<Self> {
         let shared = SHARED.take()?;
         SHARED.set(Some(shared.clone()));
-        Some(Self { call: CURRENT.get()?, shared: Some(shared) })
+        Some(Self { call: CURRENT.get()?, drain: current_drain(), shared: Some(shared) })
     }
 
     /// Has the answer compressed as that of another context is to be, if that was said.
@@ -324,7 +325,8 @@ impl Context {
         let (compression, choice) = (self.compression(), Choice::new(self.choice()));
         let ended = Signal::default();
         let shared = Shared { metadata, answer, extensions, compression, choice, ended };
-        Self { call: About { deadline, ..self.call }, shared: Some(Arc::new(shared)) }
+        let (call, drain) = (About { deadline, ..self.call }, self.drain.clone());
+        Self { call, drain, shared: Some(Arc::new(shared)) }
     }
 
     /// The metadata that were set for the answer until now.
@@ -357,7 +359,7 @@ impl Context {
 
     /// Runs `f` with this context current, and puts back the one before, also when `f` panics.
     pub(crate) fn enter<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        let current = Current::begin();
+        let current = Current::begin(self.drain.clone());
         current.set(self);
         let result = f();
         *self = current.end();
@@ -366,11 +368,16 @@ impl Context {
 }
 
 /// Contexts that are current one after the other. When it is dropped, the one before them is again.
-pub(crate) struct Current(Option<About>, Option<Arc<Shared>>);
+pub(crate) struct Current {
+    call: Option<About>,
+    drain: Option<Arc<Draining>>,
+    shared: Option<Arc<Shared>>,
+}
 
 impl Current {
-    pub(crate) fn begin() -> Self {
-        Self(CURRENT.take(), SHARED.take())
+    /// Contexts of calls that heed this, if they heed anything.
+    pub(crate) fn begin(drain: Option<Arc<Draining>>) -> Self {
+        Self { call: CURRENT.take(), drain: DRAIN.replace(drain), shared: SHARED.take() }
     }
 
     /// This one is. The last, if there was any, has [ended](Self::end) or is [answered](Self::answered).
@@ -391,16 +398,23 @@ impl Current {
     /// The last one is current no more; with what it came to share meanwhile.
     pub(crate) fn end(&self) -> Context {
         let background = Context::background().call;
-        Context { call: CURRENT.take().unwrap_or(background), shared: SHARED.take() }
+        Context { call: CURRENT.take().unwrap_or(background), drain: current_drain(), shared: SHARED.take() }
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
         // A thread that is being torn down has no current context to restore.
-        let _ = CURRENT.try_with(|current| current.set(self.0));
-        let _ = SHARED.try_with(|shared| shared.set(self.1.take()));
+        let _ = CURRENT.try_with(|current| current.set(self.call));
+        let _ = DRAIN.try_with(|drain| drain.set(self.drain.take()));
+        let _ = SHARED.try_with(|shared| shared.set(self.shared.take()));
     }
+}
+
+fn current_drain() -> Option<Arc<Draining>> {
+    let drain = DRAIN.take();
+    DRAIN.set(drain.clone());
+    drain
 }
 
 /// The earlier of two deadlines, or the shorter of two times, where none is later than any.

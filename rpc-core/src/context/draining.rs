@@ -1,57 +1,35 @@
 //! That a server drains: what tells handlers that would go on for ever.
 
-use std::collections::BTreeMap;
 use std::future::{Future, pending};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use super::Context;
 use super::signal::Signal;
 
-/// Whether a server drains. Its calls know it by number: a context is copied for each of them, and most never ask.
+/// Whether a server drains, as the server has it. A server that is gone takes no calls, either.
+#[derive(Debug, Default)]
+pub(crate) struct Drain(Arc<Signal>);
+
+/// Whether a server drains, as the calls of one connection have it. Each connection has its own, because each call counts the
+/// references to it: calls of several threads would hinder each other at one count.
 #[derive(Debug)]
-pub(crate) struct Drain {
-    number: u32,
-    begun: Arc<Signal>,
-}
-
-/// Those of the servers that there are.
-static DRAINS: RwLock<BTreeMap<u32, Arc<Signal>>> = RwLock::new(BTreeMap::new());
-
-/// The number of no server.
-pub(super) const NONE: u32 = 0;
+pub(crate) struct Draining(Arc<Signal>);
 
 impl Drain {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
     pub(crate) fn begin(&self) {
-        self.begun.give();
+        self.0.give();
+    }
+
+    /// Returns what a connection's calls heed.
+    pub(crate) fn of_connection(&self) -> Arc<Draining> {
+        Arc::new(Draining(self.0.clone()))
     }
 }
 
-impl Default for Drain {
-    fn default() -> Self {
-        static LAST: AtomicU32 = AtomicU32::new(NONE);
-        let (number, begun) = (LAST.fetch_add(1, Ordering::Relaxed) + 1, Arc::<Signal>::default());
-        DRAINS.write().unwrap_or_else(PoisonError::into_inner).insert(number, begun.clone());
-        Self { number, begun }
-    }
-}
-
-/// A server that is gone takes no calls, either.
 impl Drop for Drain {
     fn drop(&mut self) {
         self.begin();
-        DRAINS.write().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
     }
-}
-
-enum Draining {
-    Never,
-    Later(Arc<Signal>),
-    Now,
 }
 
 impl Context {
@@ -76,32 +54,18 @@ impl Context {
     ///
     /// In a context that is of no call it never resolves; in process, when the service is gone.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + use<> {
-        let state = self.drain_state();
+        let drain = self.drain.clone();
         async move {
-            match state {
-                Draining::Never => pending().await,
-                Draining::Later(begun) => begun.wait().await,
-                Draining::Now => {}
+            match drain {
+                Some(drain) => drain.0.wait().await,
+                None => pending().await,
             }
         }
     }
 
     /// Whether [`draining`](Self::draining) has come about: for what works without waiting.
     pub fn is_draining(&self) -> bool {
-        match self.drain_state() {
-            Draining::Never => false,
-            Draining::Later(begun) => begun.is_given(),
-            Draining::Now => true,
-        }
-    }
-
-    fn drain_state(&self) -> Draining {
-        let number = self.call.server;
-        if number == NONE {
-            return Draining::Never;
-        }
-        let drains = DRAINS.read().unwrap_or_else(PoisonError::into_inner);
-        drains.get(&number).cloned().map_or(Draining::Now, Draining::Later)
+        self.drain.as_ref().is_some_and(|drain| drain.0.is_given())
     }
 }
 
@@ -110,7 +74,7 @@ mod tests {
     use super::*;
 
     fn context(drain: &Drain) -> Context {
-        Context::new(None, 1, None, drain.number(), None)
+        Context { drain: Some(drain.of_connection()), ..Context::background() }
     }
 
     #[tokio::test]

@@ -79,7 +79,7 @@ impl Context {
     ///
     /// When the handler was done before, it resolves at the deadline only. In a context that is of no call, likewise.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
-        let Self { call, shared } = self.clone();
+        let Self { call, shared, .. } = self.clone();
         async move {
             let given_up = async {
                 match shared {

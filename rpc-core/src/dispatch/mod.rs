@@ -21,12 +21,14 @@ pub(crate) use self::jobs::{ENOUGH, Jobs};
 pub(crate) use self::registry::{Announced, Registry};
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
+use crate::context::Draining;
 use crate::session::{InOrder, Sender};
 
 /// The calls of the peer that this side serves.
 pub(crate) struct Dispatch {
     me: Weak<Self>,
     registry: Arc<Registry>,
+    drain: Arc<Draining>,
     sender: Arc<Sender>,
     streams: Arc<StreamTable>,
     unpacking: Arc<Unpacking>,
@@ -49,6 +51,7 @@ impl Dispatch {
         let most = sender.terms().settings.limits.concurrent_calls as usize;
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
+            drain: registry.drain().of_connection(),
             registry,
             sender,
             streams,

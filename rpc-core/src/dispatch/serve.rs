@@ -55,7 +55,8 @@ impl Dispatch {
         results: &mut Shorts,
         at_work: &mut AtWork,
     ) {
-        let (current, peer, place) = (Current::begin(), self.sender.terms().address(), self.living.reserve());
+        let (current, peer, place) =
+            (Current::begin(Some(self.drain.clone())), self.sender.terms().address(), self.living.reserve());
         for job in jobs {
             let call = job.call;
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
@@ -94,7 +95,7 @@ impl Dispatch {
             Ok(found) => found,
             Err(status) => return Some(Reply::Status(status)),
         };
-        let context = Context::new(deadline, attempt, peer, self.registry.drain().number(), shared);
+        let context = Context::new(deadline, attempt, peer, shared);
         if !place.has_room() {
             self.serve_later(call, found, Request { context, payload, streams });
             return None;

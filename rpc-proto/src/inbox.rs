@@ -202,7 +202,7 @@ impl Inbox {
     }
 
     /// What to do with a session frame that came by `from`. `Err`: the peer broke the order.
-    #[inline]
+    #[inline(always)]
     pub fn order(&self, from: Route, header: &Header) -> Result<Order, WireError> {
         if from != self.route {
             return match from {
@@ -282,7 +282,7 @@ impl Inbox {
     }
 
     /// Takes the next frame in, which is a message of so many bytes.
-    #[inline]
+    #[inline(always)]
     pub fn take_whole(&mut self, header: &Header, len: usize) -> Result<(), WireError> {
         self.rx_seq = header.seq;
         if len as u64 > self.limits.max_message {

@@ -216,7 +216,7 @@ impl Header {
 
     /// Reads a header. Flags and reserved bytes that this version does not know are refused: they change what the
     /// payload means. A type that it does not know is not: see [`FrameType::is_ignorable`].
-    #[inline]
+    #[inline(always)]
     pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Self, WireError> {
         let header = Self::read(b);
         let is_whole = matches!(header.kind, FrameType::REQUEST | FrameType::RESPONSE) && header.call != 0;

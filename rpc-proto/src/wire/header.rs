@@ -77,6 +77,7 @@ impl FrameType {
     pub const CLOSE: Self = Self(0x4a);
 
     /// Whether the frame belongs to its link and not to the session.
+    #[inline]
     pub fn is_link(self) -> bool {
         self.0 & 0x40 != 0
     }
@@ -94,6 +95,7 @@ impl FrameType {
     }
 
     /// Whether messages of this type are of one call, which has one at a time under way.
+    #[inline]
     pub fn is_message_of_call(self) -> bool {
         matches!(self, Self::REQUEST | Self::RESPONSE | Self::ITEM | Self::END)
     }
@@ -228,8 +230,9 @@ impl Header {
         Ok(header)
     }
 
-    /// Holds the fields against the frame's type.
-    fn check(&self, reserved: (u8, u8)) -> Result<(), WireError> {
+    /// Holds the fields against the frame's type. By value: a header that is read here stays out of memory.
+    #[inline(never)]
+    fn check(self, reserved: (u8, u8)) -> Result<(), WireError> {
         if reserved != (0, 0) {
             return Err(WireError::new("header.reserved", "is not zero"));
         }

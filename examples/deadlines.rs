@@ -64,11 +64,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let first = next.ok_or("there are three")?;
 
-    println!("{}", first.work(Duration::from_millis(1)).deadline(Duration::from_secs(10)).await?);
+    println!("{}", first.work(Duration::from_millis(1)).timeout(Duration::from_secs(10)).await?);
 
     // Too short for the third: all three end, the last as well as the first.
     let hour = Duration::from_secs(3600);
-    let late = first.work(hour).deadline(Duration::from_millis(200)).await.expect_err("an hour is too long");
+    let late = first.work(hour).timeout(Duration::from_millis(200)).await.expect_err("an hour is too long");
     assert_eq!(late.code(), Code::DeadlineExceeded);
     println!("{late}");
     wait_for_three(&mut drops).await;

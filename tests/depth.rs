@@ -291,7 +291,7 @@ impl Row {
 async fn a_deadline_shrinks_through_three_services() {
     let row = row().await;
     let minute = Duration::from_secs(60);
-    let left = row.first.patience().deadline(minute).await.unwrap();
+    let left = row.first.patience().timeout(minute).await.unwrap();
     assert_eq!(left.len(), 3);
     assert!(left[0] <= 60_000_000 && left.windows(2).all(|two| two[1] + 2000 <= two[0]), "{left:?}");
 }
@@ -307,7 +307,7 @@ async fn dropping_the_first_call_drops_the_third_handler() {
 #[tokio::test]
 async fn a_deadline_ends_all_of_them() {
     let row = row().await;
-    let call = row.first.wait(How::Awaited).deadline(SOON);
+    let call = row.first.wait(How::Awaited).timeout(SOON);
     let error = call.await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
     row.seen.dropped.notified().await;
@@ -355,7 +355,7 @@ async fn spawned_calls_end_with_the_one_that_they_are_made_for() {
 async fn a_deadline_ends_spawned_calls() {
     for how in SPAWNED {
         let mut row = row().await;
-        let call = row.first.wait(how).deadline(SOON);
+        let call = row.first.wait(how).timeout(SOON);
         assert_eq!(call.await.unwrap_err().code(), Code::DeadlineExceeded);
         row.seen.dropped.notified().await;
         row.seen.ended.notified().await;
@@ -406,7 +406,7 @@ async fn dropping_the_first_stream_drops_the_third() {
 async fn a_deadline_ends_all_streams() {
     let row = row().await;
     for to in [10, u64::MAX] {
-        let mut numbers = row.first.count(to).deadline(SOON).await.unwrap();
+        let mut numbers = row.first.count(to).timeout(SOON).await.unwrap();
         let error = loop {
             if let Err(error) = numbers.message().await {
                 break error;

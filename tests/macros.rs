@@ -102,7 +102,7 @@ async fn an_error_type_that_holds_a_status_brings_it_unchanged() {
 async fn the_context_is_the_calls() {
     let kv = KvClient::in_process(Store::default());
     assert_eq!(kv.put("k", "v").await.unwrap(), None);
-    let waits = kv.put("k", "v").deadline(Duration::from_secs(60)).await.unwrap().unwrap();
+    let waits = kv.put("k", "v").timeout(Duration::from_secs(60)).await.unwrap().unwrap();
     assert!(waits <= Duration::from_secs(60));
 
     // As an implementation of the trait, the client takes the context as an argument.

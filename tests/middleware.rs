@@ -320,7 +320,7 @@ async fn time_can_be_limited_on_either_side() {
     let corner = Corner::default();
     let shop = ShopClient::new(in_process(ShopServer::new(corner.clone())).intercept(limit));
     assert!(shop.remaining().await.unwrap() <= Duration::from_secs(5));
-    assert!(shop.remaining().deadline(Duration::from_secs(2)).await.unwrap() <= Duration::from_secs(2));
+    assert!(shop.remaining().timeout(Duration::from_secs(2)).await.unwrap() <= Duration::from_secs(2));
     assert_eq!(shop.wait().await.unwrap_err().code(), Code::DeadlineExceeded);
     corner.dropped.notified().await;
 
@@ -338,7 +338,7 @@ async fn a_deadline_covers_the_clients_middleware() {
         std::future::pending().await
     }
     let shop = ShopClient::new(in_process(ShopServer::new(Corner::default())).intercept(stuck));
-    let error = shop.buy(1).deadline(Duration::from_secs(1)).await.unwrap_err();
+    let error = shop.buy(1).timeout(Duration::from_secs(1)).await.unwrap_err();
     let OutOfStock::Call(text) = error else { panic!("{error:?}") };
     assert!(text.contains("no answer through the client's middleware"), "{text}");
 }
@@ -377,7 +377,7 @@ async fn a_handler_behind_an_interceptor_has_its_context() {
 
     let shop = ShopClient::new(in_process(ShopServer::new(Corner::default()).intercept(elsewhere)));
     let broker = BrokerClient::new(in_process(BrokerServer::new(Between(shop)).intercept(elsewhere)));
-    let response = broker.remaining().deadline(Duration::from_secs(3)).with_response().await.unwrap();
+    let response = broker.remaining().timeout(Duration::from_secs(3)).with_response().await.unwrap();
     assert!(response.value <= Duration::from_secs(3), "{:?}", response.value);
     assert_eq!(response.trailers.get("by"), Some("broker"));
 }

@@ -76,8 +76,8 @@ impl Relay for Relayed {
         let call = self.0.patience();
         match how.as_str() {
             "plain" => call.await,
-            "shorter" => call.deadline(Duration::from_secs(5)).await,
-            "longer" => call.deadline(Duration::from_secs(5000)).await,
+            "shorter" => call.timeout(Duration::from_secs(5)).await,
+            "longer" => call.timeout(Duration::from_secs(5000)).await,
             "detached" => call.detached().await,
             "spawned" => tokio::spawn(async move { call.await }).await.unwrap(),
             "scoped" => {
@@ -168,7 +168,7 @@ async fn deadlines_are_inherited_where_they_should_be() {
         ("spawned", None),
         ("detached", None),
     ] {
-        let left = relay.patience(how).deadline(minute).await.unwrap();
+        let left = relay.patience(how).timeout(minute).await.unwrap();
         match within {
             Some(seconds) => assert!(seconds.contains(&(left.unwrap() / 1000)), "{how}: {left:?}"),
             None => assert_eq!(left, None, "{how}"),
@@ -196,7 +196,7 @@ async fn a_deadline_passes_on_both_sides() {
     let shelf = Shelf::default();
     let (address, _server) = serve(shelf.clone()).await;
     let store = StoreClient::new(Channel::connect(&address).await.unwrap());
-    let error = store.hang().deadline(Duration::from_millis(30)).await.unwrap_err();
+    let error = store.hang().timeout(Duration::from_millis(30)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
     shelf.dropped.notified().await;
 }

@@ -69,7 +69,7 @@ async fn a_rate_limit_is_one_for_all_clones() {
     // Who waits for its turn has its deadline all the same.
     client.next().await.unwrap();
     client.next().await.unwrap();
-    let error = client.next().deadline(SECOND / 2).await.unwrap_err();
+    let error = client.next().timeout(SECOND / 2).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
     assert_eq!(other.next().await.unwrap(), 6);
 }
@@ -162,7 +162,7 @@ async fn requests_may_wait_in_a_buffer() {
     let tally = Tally::default();
     let layered = CounterServer::new(tally.clone()).layer(ServiceBuilder::new().buffer(16));
     let client = CounterClient::new(in_process(layered).layer(ServiceBuilder::new().buffer(16)));
-    assert_eq!(client.next().deadline(60 * SECOND).await.unwrap(), 0);
+    assert_eq!(client.next().timeout(60 * SECOND).await.unwrap(), 0);
     let mut stream = client.to(2).await.unwrap();
     assert_eq!((stream.message().await.unwrap(), stream.message().await.unwrap()), (Some(0), Some(1)));
     assert_eq!(stream.message().await.unwrap(), None);

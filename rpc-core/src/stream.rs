@@ -391,8 +391,9 @@ impl<T, E: From<Status>> Remote<T, E> {
             }
             Poll::Pending => {
                 let late = self.alarm.as_mut().is_some_and(|alarm| alarm.as_mut().poll(cx).is_ready());
-                let in_vain = self.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
-                if !late && !in_vain {
+                let parent_cancelled =
+                    self.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
+                if !late && !parent_cancelled {
                     return Poll::Pending;
                 }
             }

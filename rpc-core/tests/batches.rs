@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use bytes::BytesMut;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
-use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping, ResponseHead, Verdict};
+use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping, ResponseHead, ResponseKind};
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::transport::memory;
@@ -69,7 +69,11 @@ async fn a_panic_ends_its_call_and_not_those_that_came_with_it() {
     while answered.len() < 10 {
         let (Header { call, .. }, response) = peer.expect(FrameType::RESPONSE).await;
         let (head, _) = ResponseHead::decode(response).unwrap();
-        assert_eq!(head.verdict, if panics(call) { Verdict::Status } else { Verdict::Ok }, "{call}");
+        assert_eq!(
+            head.verdict,
+            if panics(call) { ResponseKind::Status } else { ResponseKind::Ok },
+            "{call}"
+        );
         assert!(answered.insert(call));
     }
     assert_eq!(seen.runs(), 10);
@@ -150,7 +154,11 @@ async fn a_handler_that_panics_when_it_is_dropped_ends_its_call_alone() {
     for _ in 1..=3 {
         let (Header { call, .. }, response) = peer.expect(FrameType::RESPONSE).await;
         let (head, _) = ResponseHead::decode(response).unwrap();
-        assert_eq!(head.verdict, if panics(call) { Verdict::Status } else { Verdict::Ok }, "{call}");
+        assert_eq!(
+            head.verdict,
+            if panics(call) { ResponseKind::Status } else { ResponseKind::Ok },
+            "{call}"
+        );
     }
 }
 

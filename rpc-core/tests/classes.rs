@@ -221,7 +221,7 @@ async fn a_call_that_was_late_to_connect_says_by_what() {
     for (class, words) in
         [(Normal, "not connected to nobody after"), (Bulk, "not connected to nobody (bulk) after")]
     {
-        let late = call(&caller, &info("test"), ECHO, "").class(class).deadline(Duration::from_millis(5));
+        let late = call(&caller, &info("test"), ECHO, "").class(class).timeout(Duration::from_millis(5));
         let error = late.await.unwrap_err();
         assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
         assert!(error.message().contains(words), "{error}");

@@ -15,7 +15,7 @@ use farcall_core::context::Context;
 use farcall_core::middleware::ServiceExt;
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
-    CloseCode, FrameType, Hello, RequestHead, ResponseHead, Verdict, decode_status, features,
+    CloseCode, FrameType, Hello, RequestHead, ResponseHead, ResponseKind, decode_status, features,
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
@@ -176,12 +176,12 @@ async fn a_client_that_does_not_read_it_gets_plain_messages() {
 
 /// A REQUEST that says that it is compressed by this, and was so long.
 fn request(method: usize, by: u8, len: u32, packed: &[u8]) -> Bytes {
-    let head = RequestHead { service: 0, method: method as u16, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: method as u16, attempt: 1, timeout_us: 0 };
     said(|content, out| head.encode(content, out).unwrap(), 5, 16, by, len, packed)
 }
 
 /// The same of a RESPONSE.
-fn response(verdict: Verdict, by: u8, len: u32, packed: &[u8]) -> Bytes {
+fn response(verdict: ResponseKind, by: u8, len: u32, packed: &[u8]) -> Bytes {
     said(|content, out| ResponseHead { verdict }.encode(content, out).unwrap(), 1, 4, by, len, packed)
 }
 
@@ -208,7 +208,7 @@ fn packed_zeros(len: usize) -> Vec<u8> {
 
 fn status(response: Bytes) -> Status {
     let (head, content) = ResponseHead::decode(response).unwrap();
-    assert_eq!(head.verdict, Verdict::Status);
+    assert_eq!(head.verdict, ResponseKind::Status);
     decode_status(support::text(&content.payload)).unwrap()
 }
 
@@ -267,7 +267,7 @@ async fn what_has_no_such_number_and_a_status_that_is_compressed_close() {
     let call = tokio::spawn(call(&caller, ECHO, "").into_future());
     let mut peer = Peer::greeted(links.recv().await.unwrap(), compressing(0)).await;
     let (header, _) = peer.expect(FrameType::REQUEST).await;
-    peer.session_frame(FrameType::RESPONSE, header.call, 0, response(Verdict::Status, 1, 10, b"?"));
+    peer.session_frame(FrameType::RESPONSE, header.call, 0, response(ResponseKind::Status, 1, 10, b"?"));
     peer.expect_close(CloseCode::Protocol, "response.compression").await;
     assert_eq!(call.await.unwrap().unwrap_err().code(), Code::Unavailable);
 }
@@ -278,7 +278,7 @@ async fn a_bad_answer_is_the_end_of_its_call_alone() {
     let first = tokio::spawn(call(&caller, ECHO, "").into_future());
     let mut peer = Peer::greeted(links.recv().await.unwrap(), compressing(features::ZSTD)).await;
     let (header, _) = peer.expect(FrameType::REQUEST).await;
-    let too_long = response(Verdict::Ok, 1, 100 << 20, &packed_zeros(100 << 20));
+    let too_long = response(ResponseKind::Ok, 1, 100 << 20, &packed_zeros(100 << 20));
     peer.session_frame(FrameType::RESPONSE, header.call, 0, too_long);
     let error = first.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, Executed::Maybe));
@@ -287,7 +287,7 @@ async fn a_bad_answer_is_the_end_of_its_call_alone() {
     for (len, code) in [(4999, Some(Code::Internal)), (5000, None)] {
         let call = tokio::spawn(call(&caller, ECHO, "").into_future());
         let (header, _) = peer.expect(FrameType::REQUEST).await;
-        let answer = response(Verdict::Ok, 1, len, &packed_zeros(5000));
+        let answer = response(ResponseKind::Ok, 1, len, &packed_zeros(5000));
         peer.session_frame(FrameType::RESPONSE, header.call, 0, answer);
         assert_eq!(call.await.unwrap().err().map(|error| error.code()), code, "{len}");
     }

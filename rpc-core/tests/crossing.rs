@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use farcall_core::config::Policy;
 use farcall_core::proto::wire::{
-    self, Cancel, CloseCode, Down, FrameType, Hello, Offer, Up, Verdict, features, flags,
+    self, Cancel, CloseCode, Down, FrameType, Hello, Offer, ResponseKind, Up, features, flags,
 };
 use farcall_core::server::Host;
 use farcall_core::service::{HandlerFuture, Request, Service, ServiceInfo};
 use farcall_core::transport::LinkEnd;
 
-use support::direct::{self, Direct};
+use support::direct::{self, SendService};
 use support::fabric::{Fabric, settings};
 use support::peer::{Peer, hello, request};
 use support::{ECHO, HANG, Seen, Test, until};
@@ -51,7 +51,7 @@ struct World {
     stream: Peer,
     link: Peer,
     /// The server's end of the link.
-    far: Arc<Direct>,
+    far: Arc<SendService>,
 }
 
 impl World {
@@ -89,7 +89,7 @@ impl World {
     }
 }
 
-fn offer(stream: &mut Peer, epoch: u32, fabric: &Fabric, far: &Arc<Direct>) {
+fn offer(stream: &mut Peer, epoch: u32, fabric: &Fabric, far: &Arc<SendService>) {
     let data = fabric.place(far.clone());
     let offer = Offer { epoch, name: "fabric".into(), data };
     stream.link_frame(FrameType::OFFER, encoded(|out| offer.encode(out)));
@@ -154,7 +154,7 @@ async fn a_call_counts_from_when_it_was_taken_in() {
     w.link.request(2, HANG, b"");
     w.up();
     let (header, refusal) = w.link.expect(FrameType::RESPONSE).await;
-    assert_eq!((header.call, refusal[0]), (2, Verdict::Status as u8));
+    assert_eq!((header.call, refusal[0]), (2, ResponseKind::Status as u8));
     assert_eq!(w.seen.runs(), 1);
 }
 
@@ -166,7 +166,7 @@ async fn a_call_that_was_cancelled_counts_no_more() {
     w.link.request(2, ECHO, b"in its place");
     w.up();
     let (header, answer) = w.link.expect(FrameType::RESPONSE).await;
-    assert_eq!((header.call, answer[0]), (2, Verdict::Ok as u8));
+    assert_eq!((header.call, answer[0]), (2, ResponseKind::Ok as u8));
     until("the handler is dropped", || w.seen.hanging() == 0).await;
 }
 

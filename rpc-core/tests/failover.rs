@@ -297,7 +297,7 @@ async fn a_call_cancelled_while_its_request_is_read_is_not_executed() {
     let t = with_fabric(&fabric, Policy::Auto);
     t.caller.connection().await.unwrap();
     memory.stall.store(true, Ordering::Relaxed);
-    let call = t.call(NOTE, bytes(300_000, 1)).deadline(Duration::from_millis(50));
+    let call = t.call(NOTE, bytes(300_000, 1)).timeout(Duration::from_millis(50));
     assert!(call.await.is_err());
     assert_eq!(memory.exposed(), 1, "the server may be reading it");
     memory.stall.store(false, Ordering::Relaxed);

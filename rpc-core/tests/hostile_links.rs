@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use farcall_core::config::Policy;
 use farcall_core::proto::wire::{
-    self, CloseCode, Done, Down, FrameType, Header, Hello, Offer, Pull, Up, Verdict, features, flags,
+    self, CloseCode, Done, Down, FrameType, Header, Hello, Offer, Pull, ResponseKind, Up, features, flags,
 };
 use farcall_core::transport::{Reason, memory};
 
@@ -330,9 +330,9 @@ async fn a_call_whose_answer_is_not_read_is_in_progress() {
     let (mut hostile, seq) = described(&t, &fabric, &memory).await;
     hostile.link.request(2, ECHO, b"one too many");
     let (_, refusal) = hostile.link.expect(FrameType::RESPONSE).await;
-    assert_eq!(refusal[0], Verdict::Status as u8);
+    assert_eq!(refusal[0], ResponseKind::Status as u8);
     hostile.done(seq, Done::READ);
     hostile.link.request(3, ECHO, b"the next");
     let (_, answer) = hostile.link.expect(FrameType::RESPONSE).await;
-    assert_eq!(answer[0], Verdict::Ok as u8);
+    assert_eq!(answer[0], ResponseKind::Ok as u8);
 }

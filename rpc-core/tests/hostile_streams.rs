@@ -212,7 +212,7 @@ async fn a_window_is_kept_to_and_one_item_of_any_length_goes_beyond() {
 async fn a_client_is_told_that_the_deadline_has_ended_a_stream() {
     let t = default();
     let mut peer = greeted(&t).await;
-    let head = RequestHead { service: 0, method: FOREVER as u16, attempt: 1, remaining_us: 50_000 };
+    let head = RequestHead { service: 0, method: FOREVER as u16, attempt: 1, timeout_us: 50_000 };
     let request = whole(Content::default(), |content, out| head.encode(content, out).unwrap());
     peer.session_frame(FrameType::REQUEST, 1, 0, request);
     let (_, payload) = peer.expect(FrameType::END).await;

@@ -42,7 +42,7 @@ async fn make_calls(t: Arc<Setup>, begun: Arc<AtomicUsize>) -> Vec<(usize, Resul
     let mut outcomes = Vec::new();
     let mut id = begun.fetch_add(1, Ordering::Relaxed);
     while id < CALLS {
-        let outcome = t.call(NOTE, argument(id)).deadline(Duration::from_secs(60)).await;
+        let outcome = t.call(NOTE, argument(id)).timeout(Duration::from_secs(60)).await;
         let again = outcome.as_ref().is_err_and(|status| status.executed() == Executed::No);
         outcomes.push((id, outcome));
         if again {

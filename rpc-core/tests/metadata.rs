@@ -253,7 +253,7 @@ async fn metadata_that_make_the_beginning_of_a_stream_too_long_end_its_call() {
     peer.request(1, streaming::COUNT, b"2000 1");
     let (header, payload) = peer.expect(FrameType::RESPONSE).await;
     let words = String::from_utf8_lossy(&payload);
-    assert_eq!((header.flags, payload[0]), (0, wire::Verdict::Status as u8), "{words}");
+    assert_eq!((header.flags, payload[0]), (0, wire::ResponseKind::Status as u8), "{words}");
     assert!(words.contains("limits.max_message is 1024"), "{words}");
 }
 

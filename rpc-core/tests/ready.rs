@@ -91,7 +91,7 @@ async fn to_fail_at_once_is_the_default() {
     assert!(!Calls::default().wait_for_ready);
     let t = with(false, Blame::Environment);
     let began = Instant::now();
-    let error = t.call().deadline(secs(5)).await.unwrap_err();
+    let error = t.call().timeout(secs(5)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
     assert_eq!((began.elapsed(), t.tries.load(Ordering::Relaxed)), (Duration::ZERO, 1));
 }
@@ -104,7 +104,7 @@ async fn a_call_that_waits_goes_when_the_server_comes() {
         let waiting: Vec<_> = (0..100)
             .map(|_| {
                 let call = if by_default { t.call() } else { t.call().wait_for_ready(true) };
-                tokio::spawn(call.deadline(secs(60)).into_future())
+                tokio::spawn(call.timeout(secs(60)).into_future())
             })
             .collect();
         tokio::time::sleep(secs(4)).await;
@@ -121,7 +121,7 @@ async fn a_call_that_waits_goes_when_the_server_comes() {
 async fn a_call_that_waits_ends_at_its_deadline_and_says_why() {
     let t = with(true, Blame::Environment);
     let began = Instant::now();
-    let error = t.call().deadline(secs(5)).await.unwrap_err();
+    let error = t.call().timeout(secs(5)).await.unwrap_err();
     assert_eq!(began.elapsed().as_secs(), 5);
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("not connected to db1:7400 after 5.0s"), "{error}");
@@ -133,7 +133,7 @@ async fn a_call_that_waits_ends_at_its_deadline_and_says_why() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_waits_does_not_try_again_and_again() {
     let t = with(true, Blame::Environment);
-    let calls = (0..10).map(|_| t.call().deadline(secs(600)));
+    let calls = (0..10).map(|_| t.call().timeout(secs(600)));
     for call in calls.map(|call| tokio::spawn(call.into_future())).collect::<Vec<_>>() {
         call.await.unwrap().unwrap_err();
     }
@@ -152,7 +152,7 @@ async fn a_call_can_refuse_to_wait() {
 #[tokio::test(start_paused = true)]
 async fn what_waiting_does_not_mend_is_not_waited_for() {
     let t = with(true, Blame::Caller);
-    let error = t.call().deadline(secs(5)).await.unwrap_err();
+    let error = t.call().timeout(secs(5)).await.unwrap_err();
     assert_eq!((error.code(), t.tries.load(Ordering::Relaxed)), (Code::Unavailable, 1), "{error}");
 }
 
@@ -162,7 +162,7 @@ async fn a_call_waits_for_a_server_that_has_gone_to_come_back() {
     t.comes();
     t.call().await.unwrap();
     t.goes();
-    let waiting = tokio::spawn(t.call().deadline(secs(60)).into_future());
+    let waiting = tokio::spawn(t.call().timeout(secs(60)).into_future());
     tokio::time::sleep(secs(1)).await;
     assert!(!waiting.is_finished());
     t.comes();

@@ -42,7 +42,7 @@ async fn many_calls_in_flight_get_their_own_answers() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_ends_the_call_and_the_handler() {
     let t = default();
-    let error = t.call(HANG, "").deadline(Duration::from_millis(50)).await.unwrap_err();
+    let error = t.call(HANG, "").timeout(Duration::from_millis(50)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::Maybe));
     assert!(error.message().contains("test/hang"), "{error}");
     t.seen.dropped.notified().await;
@@ -99,7 +99,7 @@ async fn calls_wait_for_a_place_and_say_so() {
         })
         .collect();
     t.seen.started.notified().await;
-    let error = t.call(ECHO, "").deadline(Duration::from_millis(10)).await.unwrap_err();
+    let error = t.call(ECHO, "").timeout(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("limits.concurrent_calls"), "{error}");
     let waiting = tokio::spawn({
@@ -215,7 +215,7 @@ async fn a_closed_server_says_of_each_call_that_it_may_have_run() {
 async fn a_drain_finishes_what_runs_and_takes_no_more() {
     let t = default();
     let hanging = tokio::spawn({
-        let call = t.call(HANG, "").deadline(Duration::from_millis(300));
+        let call = t.call(HANG, "").timeout(Duration::from_millis(300));
         async move { call.await }
     });
     t.seen.started.notified().await;

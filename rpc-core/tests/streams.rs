@@ -15,7 +15,7 @@ use farcall_core::proto::wire::{EndHead, FrameType, Hello, ItemHead, features};
 use farcall_core::status::{Code, Executed, Result, Status};
 use farcall_core::stream::EndReason;
 use farcall_core::transport::{BoxFuture, Link};
-use support::direct::{self, Direct};
+use support::direct::{self, SendService};
 use support::peer::{Peer, hello, played, played_by};
 use support::streaming::{
     COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
@@ -93,7 +93,7 @@ async fn a_conversation_goes_to_and_fro() {
 }
 
 /// Connects by this link.
-struct By(Arc<Direct>);
+struct By(Arc<SendService>);
 
 impl Connector for By {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
@@ -287,7 +287,7 @@ async fn a_clients_stream_that_fails_ends_its_call() {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_ends_a_stream_on_both_sides() {
     let t = default();
-    let mut stream = t.watch(FOREVER, "").deadline(Duration::from_millis(50)).await.unwrap();
+    let mut stream = t.watch(FOREVER, "").timeout(Duration::from_millis(50)).await.unwrap();
     // Its window is full.
     tokio::time::sleep(Duration::from_millis(60)).await;
     t.idle().await;
@@ -301,7 +301,7 @@ async fn a_deadline_ends_a_stream_on_both_sides() {
 
     let (say, mut said) = mpsc::unbounded_channel::<Bytes>();
     let silent = FromFn(move |cx: &mut TaskContext<'_>| said.poll_recv(cx).map(|item| item.map(Ok)));
-    let error = t.load(SUM, silent).deadline(Duration::from_millis(50)).await.unwrap_err();
+    let error = t.load(SUM, silent).timeout(Duration::from_millis(50)).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
     t.idle().await;
     drop(say);

@@ -36,7 +36,7 @@ async fn what_is_left_of_a_deadline_is_what_the_server_hears() {
     let t = few(1);
     let first = t.spawn(WAIT, "");
     t.seen.started.notified().await;
-    let second = tokio::spawn(t.call(ECHO, "x").deadline(secs(10)).into_future());
+    let second = tokio::spawn(t.call(ECHO, "x").timeout(secs(10)).into_future());
     // It waits for its turn.
     tokio::time::sleep(secs(4)).await;
     t.seen.go.notify_one();
@@ -48,10 +48,25 @@ async fn what_is_left_of_a_deadline_is_what_the_server_hears() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deadline_counts_from_when_it_is_set_and_the_earliest_limit_holds() {
+    let t = default();
+    let began = Instant::now();
+    let deadline = (began + secs(10)).into_std();
+    let late = t.call(HANG, "").deadline(deadline);
+    let soon = t.call(HANG, "").deadline(deadline).timeout(secs(2));
+    tokio::time::sleep(secs(4)).await;
+    let (late, soon) = (tokio::spawn(late.into_future()), tokio::spawn(soon.into_future()));
+    assert_eq!(soon.await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(began.elapsed().as_secs(), 6);
+    assert_eq!(late.await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(began.elapsed().as_secs(), 10);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_that_has_expired_is_not_sent() {
     let t = default();
     t.caller.connection().await.unwrap();
-    let error = t.call(ECHO, "").deadline(Duration::ZERO).await.unwrap_err();
+    let error = t.call(ECHO, "").timeout(Duration::ZERO).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("not sent"), "{error}");
     assert_eq!((t.seen.runs(), t.tap().count(FrameType::REQUEST)), (0, 0));
@@ -73,7 +88,7 @@ impl Connector for Nowhere {
 #[tokio::test(start_paused = true)]
 async fn a_deadline_that_passes_while_connecting_says_to_whom() {
     let caller = Caller::new(Nowhere, plain(Limits::default()));
-    let error = call(&caller, &info("test"), ECHO, "").deadline(secs(1)).await.unwrap_err();
+    let error = call(&caller, &info("test"), ECHO, "").timeout(secs(1)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("not connected to the moon:7400 after 1.0s"), "{error}");
 }
@@ -149,7 +164,7 @@ async fn a_peer_that_falls_silent_is_found_in_time() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_takes_its_time_is_not_taken_for_a_silent_one() {
     let t = default();
-    let error = t.call(HANG, "").deadline(secs(600)).await.unwrap_err();
+    let error = t.call(HANG, "").timeout(secs(600)).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
     assert!(t.tap().count(FrameType::PING) >= 100);
     // Nobody is asked while nobody waits.

@@ -33,7 +33,7 @@ use proc_macro::TokenStream;
 ///   Methods may have a body, which is then the default. Streams are `Send`, too.
 /// - **`KvServer<S>`**, made of an implementation with `new` or `from_arc`, to be added to a server.
 /// - **`KvClient`**, made with `KvClient::new(channel)`. Its methods return a `Call`, or a `StreamCall` if there is a
-///   stream, which takes options (`.deadline(..)`) and is awaited. It implements `Kv` too, so that code which is generic over `Kv` runs with an
+///   stream, which takes options (`.timeout(..)`) and is awaited. It implements `Kv` too, so that code which is generic over `Kv` runs with an
 ///   implementation in the same process or far away. `KvClient::in_process(implementation)` calls an implementation
 ///   without a network but through the whole protocol, for tests.
 ///

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`wire`] | The bytes of every frame |
 //! | [`outbox`], [`inbox`] | The sending and the receiving half of a session: numbers, fragments, acknowledgements |
-//! | [`switch`], [`session`] | Moving a session between its links |
+//! | [`upgrade_state`], [`session`] | Moving a session between its links |
 //! | [`stream`] | Flow control of a call's streams |
 //! | [`message`], [`payload`] | What is sent: a message, and the content that a codec makes and reads |
 //! | [`codec`] | How values become a content: Postcard, Prost, Raw |
@@ -27,11 +27,11 @@ pub mod metadata;
 pub mod outbox;
 pub mod payload;
 pub mod session;
-pub mod shorts;
 #[cfg(test)]
 mod sim;
+pub mod small_frames;
 pub mod status;
 pub mod stream;
-pub mod switch;
 pub mod text;
+pub mod upgrade_state;
 pub mod wire;

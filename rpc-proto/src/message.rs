@@ -34,7 +34,7 @@ enum Precedence {
     Free,
     /// Others of the call's streams may be queued behind it: every link takes it in one frame.
     Kept,
-    /// Others are queued when it [has left](super::outbox::Outbox::take_left).
+    /// Others are queued when it [has left](super::outbox::Outbox::take_sent).
     Told,
 }
 
@@ -76,7 +76,7 @@ impl Message {
         self.precedence = Precedence::Told;
     }
 
-    /// Whether its call queues nothing before this message [has left](super::outbox::Outbox::take_left).
+    /// Whether its call queues nothing before this message [has left](super::outbox::Outbox::take_sent).
     pub fn holds_back(&self) -> bool {
         self.precedence == Precedence::Told
     }
@@ -109,7 +109,7 @@ impl Message {
         header.len = self.len() as u32;
         let mut pieces = Pieces::default();
         match self.head {
-            Head::Short(head) => pieces.head = head,
+            Head::Inline(head) => pieces.head = head,
             Head::Long(head) => pieces.push(head),
         }
         if self.payload.is_one_piece() && self.bulk.is_empty() {
@@ -126,7 +126,7 @@ impl Message {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Head {
     /// A few bytes.
-    Short(Short),
+    Inline(InlineHead),
     /// Any bytes.
     Long(Bytes),
 }
@@ -135,7 +135,7 @@ impl Head {
     /// The head of a request.
     pub fn request(head: &RequestHead, content: &Content) -> Result<Self, TooLong> {
         match head.len(content) {
-            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len @ ..=InlineHead::MAX => InlineHead::write(len, |mut out| head.encode(content, &mut out)),
             len => long(len, |out| head.encode(content, out)),
         }
     }
@@ -143,7 +143,7 @@ impl Head {
     /// The head of an item, or of several.
     pub fn item(head: ItemHead, content: &Content) -> Result<Self, TooLong> {
         match head.len(content) {
-            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len @ ..=InlineHead::MAX => InlineHead::write(len, |mut out| head.encode(content, &mut out)),
             len => long(len, |out| head.encode(content, out)),
         }
     }
@@ -156,7 +156,7 @@ impl Head {
     /// The head of a response.
     pub fn response(head: &ResponseHead, content: &Content) -> Result<Self, TooLong> {
         match head.len(content) {
-            len @ ..=Short::MAX => Short::write(len, |mut out| head.encode(content, &mut out)),
+            len @ ..=InlineHead::MAX => InlineHead::write(len, |mut out| head.encode(content, &mut out)),
             len => long(len, |out| head.encode(content, out)),
         }
     }
@@ -164,7 +164,7 @@ impl Head {
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         match self {
-            Self::Short(short) => short.as_slice().len(),
+            Self::Inline(short) => short.as_slice().len(),
             Self::Long(long) => long.len(),
         }
     }
@@ -177,7 +177,7 @@ impl Head {
     /// The bytes, to be sent by reference.
     pub(crate) fn into_bytes(self) -> Bytes {
         match self {
-            Self::Short(short) => Bytes::copy_from_slice(short.as_slice()),
+            Self::Inline(short) => Bytes::copy_from_slice(short.as_slice()),
             Self::Long(long) => long,
         }
     }
@@ -191,25 +191,25 @@ fn long<E>(len: usize, write: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Re
 
 impl From<Bytes> for Head {
     fn from(bytes: Bytes) -> Self {
-        Short::new(&bytes).map_or(Self::Long(bytes), Self::Short)
+        InlineHead::new(&bytes).map_or(Self::Long(bytes), Self::Inline)
     }
 }
 
 /// A few bytes, in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Short {
+pub struct InlineHead {
     len: u8,
     bytes: [u8; Self::MAX],
 }
 
-impl Short {
+impl InlineHead {
     /// As many as make it no larger than [`Bytes`] are in an enum with them.
     const MAX: usize = 23;
 
     fn write<E>(len: usize, write: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Head, E> {
         let mut short = Self { len: len as u8, ..Self::default() };
         write(&mut short.bytes)?;
-        Ok(Head::Short(short))
+        Ok(Head::Inline(short))
     }
 
     fn new(from: &[u8]) -> Option<Self> {
@@ -228,7 +228,7 @@ impl Short {
 /// most frames have no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pieces {
-    head: Short,
+    head: InlineHead,
     first: Bytes,
     rest: Vec<Bytes>,
 }
@@ -284,7 +284,7 @@ impl Frame {
     /// The frame that begins a [described](flags::DESCRIBED) message as it goes by a link that describes nothing.
     pub(crate) fn undescribe(&mut self) {
         self.header.flags &= !flags::DESCRIBED;
-        // `Cutting::describe` puts the descriptor there, with its length.
+        // `Fragmenter::describe` puts the descriptor there, with its length.
         self.header.len -= self.pieces.first.len() as u32;
         self.pieces.first = Bytes::new();
     }
@@ -327,7 +327,7 @@ pub const MAX_DESCRIPTOR: usize = 64;
 
 /// A message that is being sent in fragments.
 #[derive(Clone, Debug, Hash)]
-pub(crate) struct Cutting {
+pub(crate) struct Fragmenter {
     kind: FrameType,
     pub(crate) call: u64,
     total: usize,
@@ -340,7 +340,7 @@ pub(crate) struct Cutting {
     holds_back: bool,
 }
 
-impl Cutting {
+impl Fragmenter {
     pub(crate) fn new(message: Message) -> Self {
         let (total, is_amid_call) = (message.len(), message.is_amid_call());
         let holds_back = message.holds_back();
@@ -429,8 +429,8 @@ impl Cutting {
     }
 
     /// What the first frame begins with.
-    fn total_length(&self) -> Short {
-        Short::new(&(self.total as u32).to_le_bytes()).unwrap_or_default()
+    fn total_length(&self) -> InlineHead {
+        InlineHead::new(&(self.total as u32).to_le_bytes()).unwrap_or_default()
     }
 
     pub(crate) fn is_of(&self, kind: FrameType) -> bool {

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::BytesMut;
 
 use self::tally::Tally;
-use super::message::{Cutting, Expose, Exposing, Frame, Message};
-use super::shorts::Shorts;
+use super::message::{Expose, Exposing, Fragmenter, Frame, Message};
+use super::small_frames::SmallFrames;
 use super::wire::{Done, Down, FrameType, HEADER_LEN};
 use crate::payload::MAX_SHORT;
 
@@ -40,14 +40,14 @@ const LOOKED_AT: usize = 64;
 #[derive(Clone, Debug, Hash)]
 pub struct Outbox {
     /// What is short and of a call.
-    shorts: Shorts,
+    small_frames: SmallFrames,
     queue: VecDeque<Message>,
     /// Too long for a frame, not begun: the assembly budget is used up.
     large: VecDeque<Message>,
-    cutting: VecDeque<Cutting>,
+    cutting: VecDeque<Fragmenter>,
     /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
     /// what was exposed.
-    exposed: BTreeMap<u32, Cutting>,
+    exposed: BTreeMap<u32, Fragmenter>,
     tally: Tally,
     /// Calls of which nothing need leave, and of which something may be queued: it has not been looked for.
     given_up: BTreeSet<u64>,
@@ -73,7 +73,7 @@ impl Outbox {
     /// for an upgraded link, headers included.
     pub fn new(max_assembly: u64, max_retained: usize) -> Self {
         Self {
-            shorts: Shorts::default(),
+            small_frames: SmallFrames::default(),
             queue: VecDeque::new(),
             large: VecDeque::new(),
             cutting: VecDeque::new(),
@@ -105,7 +105,7 @@ impl Outbox {
             return;
         }
         if let Some((head, body)) = message.as_short() {
-            return self.shorts.push(message.kind, message.call, head, body);
+            return self.small_frames.push(message.kind, message.call, head, body);
         }
         self.tally.queue(&message);
         match message.kind {
@@ -117,18 +117,18 @@ impl Outbox {
     }
 
     /// Queues short messages, and leaves none.
-    pub fn push_shorts(&mut self, shorts: &mut Shorts) {
+    pub fn push_small_frames(&mut self, small_frames: &mut SmallFrames) {
         if self.closed {
-            shorts.clear();
+            small_frames.clear();
         } else {
-            self.shorts.append(shorts);
+            self.small_frames.append(small_frames);
         }
     }
 
     /// Whether nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         let large = self.large.len() + self.cutting.len();
-        self.shorts.len() + self.queue.len() + large + self.resend == 0
+        self.small_frames.len() + self.queue.len() + large + self.resend == 0
     }
 
     /// The link that session frames go by.
@@ -159,14 +159,14 @@ impl Outbox {
     }
 
     /// Gives frames of short messages that may leave by the stream link now, encoded, for `empty`. How many they are.
-    pub fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize, rx_seq: u32) -> u32 {
+    pub fn next_small_frames(&mut self, empty: &mut BytesMut, max_payload: usize, rx_seq: u32) -> u32 {
         let others_wait =
             self.resend > 0 || self.tally.own() > 0 || !self.cutting.is_empty() || !self.large.is_empty();
         let stopped = self.frozen || self.closed || self.route != Route::Stream;
-        if stopped || others_wait || max_payload < MAX_SHORT || self.shorts.is_empty() {
+        if stopped || others_wait || max_payload < MAX_SHORT || self.small_frames.is_empty() {
             return 0;
         }
-        let frames = self.shorts.pop_chunk(empty, self.next_seq, rx_seq);
+        let frames = self.small_frames.pop_chunk(empty, self.next_seq, rx_seq);
         self.next_seq = self.next_seq.wrapping_add(frames);
         frames
     }
@@ -208,7 +208,7 @@ impl Outbox {
             // Of the two queues in turn.
             let is_turn =
                 self.tally.own() == 0 && (self.small_run.is_multiple_of(2) || self.queue.is_empty());
-            let message = if is_turn && let Some(frame) = self.shorts.pop() {
+            let message = if is_turn && let Some(frame) = self.small_frames.pop() {
                 if frame.header.len as usize <= max_payload {
                     self.small_run = self.small_run.saturating_add(1);
                     return Some(frame);
@@ -217,7 +217,7 @@ impl Outbox {
             } else {
                 match self.queue.pop_front() {
                     Some(message) => message,
-                    None if self.shorts.is_empty() => return None,
+                    None if self.small_frames.is_empty() => return None,
                     None => continue,
                 }
             };
@@ -236,7 +236,7 @@ impl Outbox {
 
     fn describe(
         &self,
-        message: &mut Cutting,
+        message: &mut Fragmenter,
         max_payload: usize,
         expose: &mut dyn Expose,
     ) -> Result<Frame, Exposing> {
@@ -249,7 +249,7 @@ impl Outbox {
         message.describe(self.next_seq, expose)
     }
 
-    fn cut(&mut self, mut message: Cutting, max_payload: usize) -> Frame {
+    fn cut(&mut self, mut message: Fragmenter, max_payload: usize) -> Frame {
         let frame = message.next(max_payload);
         if message.is_done() {
             self.forget(&message);
@@ -274,19 +274,19 @@ impl Outbox {
     }
 
     /// A message that had begun is over.
-    fn forget(&mut self, message: &Cutting) {
+    fn forget(&mut self, message: &Fragmenter) {
         self.tally.end(message);
         self.left.extend(message.holds_back().then_some(message.call));
     }
 
-    /// Whether there are [such](Self::take_left).
-    pub fn has_left(&self) -> bool {
+    /// Whether there are [such](Self::take_sent).
+    pub fn has_sent(&self) -> bool {
         !self.left.is_empty()
     }
 
     /// The calls of which a message has left that [held back](Message::holds_back) others, since this was asked last; and was
     /// read, if it was described. Once for each.
-    pub fn take_left(&mut self) -> Vec<u64> {
+    pub fn take_sent(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.left)
     }
 
@@ -301,7 +301,7 @@ impl Outbox {
             }
             if let Some(message) = self.large.pop_front() {
                 self.tally.begin(&message);
-                self.cutting.push_back(Cutting::new(message));
+                self.cutting.push_back(Fragmenter::new(message));
             }
         }
     }
@@ -309,7 +309,7 @@ impl Outbox {
     /// Takes back what was not sent of a call's message. If a part has left, the peer is told that the rest will not
     /// come.
     pub fn abandon(&mut self, kind: FrameType, call: u64) -> Abandoned {
-        if self.shorts.take_out(|header| header.call == call && header.kind == kind) > 0 {
+        if self.small_frames.take_out(|header| header.call == call && header.kind == kind) > 0 {
             return Abandoned::Unsent;
         }
         for queue in [&mut self.queue, &mut self.large] {
@@ -351,7 +351,7 @@ impl Outbox {
             return;
         }
         let given_up = std::mem::take(&mut self.given_up);
-        self.shorts.take_out(|header| given_up.contains(&header.call));
+        self.small_frames.take_out(|header| given_up.contains(&header.call));
         self.abandon_all(|call, _| given_up.contains(&call));
     }
 
@@ -373,7 +373,7 @@ impl Outbox {
                 !is_such
             });
         }
-        let is_such = |message: &Cutting| is_such(message.call, message.kind());
+        let is_such = |message: &Fragmenter| is_such(message.call, message.kind());
         cutting.retain(|message| {
             let is_unsent = is_such(message) && !message.has_begun();
             if is_unsent {
@@ -394,14 +394,14 @@ impl Outbox {
     /// How many messages have not left, or not wholly, or have not been read.
     fn unsent(&self) -> usize {
         let begun = self.cutting.len() + self.exposed.len();
-        self.shorts.len() + self.queue.len() + self.large.len() + begun
+        self.small_frames.len() + self.queue.len() + self.large.len() + begun
     }
 
     /// Takes back the messages of this kind of which nothing has left, and gives their calls: the peer will never hear
     /// of them.
     pub fn take_back(&mut self, kind: FrameType) -> Vec<u64> {
         let mut calls = Vec::new();
-        self.shorts.take_out(|header| {
+        self.small_frames.take_out(|header| {
             let taken = header.kind == kind;
             calls.extend(taken.then_some(header.call));
             taken
@@ -433,7 +433,7 @@ impl Outbox {
         self.closed = true;
         let mut calls = self.take_back(kind);
         calls.extend(self.cutting.iter().filter(|m| m.is_of(kind)).map(|m| m.call));
-        self.shorts.clear();
+        self.small_frames.clear();
         self.queue.clear();
         self.large.clear();
         self.cutting.clear();

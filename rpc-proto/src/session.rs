@@ -2,14 +2,14 @@
 
 use super::inbox::Inbox;
 use super::outbox::{Outbox, Route};
-use super::switch::Switch;
+use super::upgrade_state::UpgradeState;
 use super::wire::{Down, Pull, Up, WireError};
 
 /// Both halves of a session and who has said what; borrowed, because elsewhere they are used apart.
 #[derive(Debug)]
 pub struct Session<'a> {
     /// Who has said what.
-    pub switch: &'a mut Switch,
+    pub upgrade_state: &'a mut UpgradeState,
     /// What is taken in.
     pub inbox: &'a mut Inbox,
     /// What is sent.
@@ -38,20 +38,20 @@ impl Session<'_> {
     /// The new link is proven: session frames go by it from now on, once this UP is on its way by the stream link.
     /// `None` if the attempt has been given up meanwhile.
     pub fn go_up(&mut self, epoch: u32) -> Option<Up> {
-        self.switch.is_usable(epoch).then(|| self.outbox.go_up(epoch))
+        self.upgrade_state.is_usable(epoch).then(|| self.outbox.go_up(epoch))
     }
 
     /// The link of `epoch` failed, or the attempt is given up on this side. Nothing of it is used from now on:
     /// frames and completions that still come of it are discarded.
     pub fn fail(&mut self, epoch: u32) -> Fallen {
-        let say = self.switch.fail(epoch).then(|| self.freeze());
+        let say = self.upgrade_state.fail(epoch).then(|| self.freeze());
         // The peer's DOWN is to come: had it come before, this side would have answered it.
         Fallen { say, resumed: false }
     }
 
     /// The peer said DOWN.
     pub fn on_down(&mut self, down: &Down) -> Result<Fallen, WireError> {
-        let fall = self.switch.on_down(down)?;
+        let fall = self.upgrade_state.on_down(down)?;
         let say = fall.say_down.then(|| self.freeze());
         if fall.resume {
             let resumed = self.outbox.resume(down.rx_seq, &down.pulls);

@@ -118,7 +118,7 @@ impl World {
             if !other.link.is_empty() && me.linked.is_some() {
                 events.push(Event::Link(side));
             }
-            if self.dead && me.linked.is_some_and(|epoch| me.switch.is_usable(epoch)) {
+            if self.dead && me.linked.is_some_and(|epoch| me.upgrade_state.is_usable(epoch)) {
                 events.push(Event::Notice(side));
             }
             for (i, pulling) in me.pulling.iter().enumerate() {
@@ -133,7 +133,7 @@ impl World {
                 }
             }
         }
-        if self.attempts < self.rules.attempts && !self.peers[0].switch.is_open() {
+        if self.attempts < self.rules.attempts && !self.peers[0].upgrade_state.is_open() {
             events.push(Event::Begin);
         }
         if !self.dead {
@@ -154,7 +154,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         self.happens(event);
         for peer in &mut self.peers {
-            peer.waits &= peer.outbox.take_left().is_empty();
+            peer.waits &= peer.outbox.take_sent().is_empty();
         }
     }
 
@@ -187,7 +187,7 @@ impl World {
             Event::Begin => {
                 self.attempts += 1;
                 let me = &mut self.peers[0];
-                let epoch = me.switch.begin().expect("no attempt is open");
+                let epoch = me.upgrade_state.begin().expect("no attempt is open");
                 me.inbox.expect(epoch);
                 me.stream.push_back(OnStream::Offer(epoch));
             }
@@ -241,7 +241,7 @@ impl World {
             }
             OnStream::Offer(epoch) => {
                 let me = &mut self.peers[side];
-                me.switch.accept(epoch).expect("an offer in its turn");
+                me.upgrade_state.accept(epoch).expect("an offer in its turn");
                 me.inbox.expect(epoch);
                 // Both are connected when the server has answered; the client probes first.
                 self.dead = false;
@@ -254,8 +254,8 @@ impl World {
             }
             OnStream::Up(up) => {
                 let me = &mut self.peers[side];
-                assert!(up.epoch <= me.switch.epoch());
-                if me.switch.is_usable(up.epoch) {
+                assert!(up.epoch <= me.upgrade_state.epoch());
+                if me.upgrade_state.is_usable(up.epoch) {
                     for (header, payload) in me.inbox.up(up).expect("an UP in its place") {
                         let order = me.inbox.order(Route::Upgraded(up.epoch), &header);
                         assert_eq!(order, Ok(Order::Next), "held frames come in order");

@@ -51,26 +51,26 @@ async fn one_call(flow: &FlowClient, id: u64, rng: &mut Rng) -> bool {
     let call: Call = match kind {
         0 => Box::pin(async move {
             let content = Bytes::from(vec![7; few.len as usize]);
-            let echoed = flow.echo(content.clone()).deadline(limit).await?;
+            let echoed = flow.echo(content.clone()).timeout(limit).await?;
             assert!(echoed == content);
             Ok(())
         }),
         1 => Box::pin(async move { stream_whole(&flow, few).await }),
         2 => Box::pin(async move {
-            let mut watched = flow.watch(endless).deadline(limit).await?;
+            let mut watched = flow.watch(endless).timeout(limit).await?;
             take(endless, few.count, &mut watched).await
         }),
         3 => Box::pin(async move {
-            let mut back = flow.back(endless, endless.items()).deadline(limit).await?;
+            let mut back = flow.back(endless, endless.items()).timeout(limit).await?;
             take(endless, few.count, &mut back).await
         }),
         4 => Box::pin(async move {
-            let stream = flow.later(endless, endless.items()).deadline(limit).await?;
+            let stream = flow.later(endless, endless.items()).timeout(limit).await?;
             drop(stream);
             Ok(())
         }),
-        5 => Box::pin(async move { flow.taste(few, endless.items()).deadline(limit).await }),
-        _ => Box::pin(async move { flow.load(endless, endless.items()).deadline(limit).await.map(drop) }),
+        5 => Box::pin(async move { flow.taste(few, endless.items()).timeout(limit).await }),
+        _ => Box::pin(async move { flow.load(endless, endless.items()).timeout(limit).await.map(drop) }),
     };
     // Those of the last three kinds that have no deadline end in no other way.
     let waits = (kind < 4 || deadline) && rng.u8(..3) == 0;

@@ -261,7 +261,7 @@ async fn timeout_on_sleeping_server() {
     let (ask, requests) = stream::channel(1);
     let asks_for_nothing = OutputRequest { payload: zeros(27182), ..OutputRequest::default() };
     ask.send(asks_for_nothing).await.unwrap();
-    let call = pair.client.full_duplex_call(requests).deadline(Duration::from_millis(1));
+    let call = pair.client.full_duplex_call(requests).timeout(Duration::from_millis(1));
     let status = match call.await {
         Ok(mut answers) => answers.message().await.unwrap_err(),
         Err(before) => before,

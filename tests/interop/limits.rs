@@ -111,7 +111,7 @@ async fn max_streams() {
     assert_eq!(calls.join_all().await, vec![Ok(0); 50], "they wait for each other, and none fails");
 
     let _holds_the_place = client.count_and_stay(1).await.unwrap();
-    let status = client.alone().deadline(Duration::from_millis(10)).await.unwrap_err();
+    let status = client.alone().timeout(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!((status.code(), status.executed()), (Code::DeadlineExceeded, Executed::No), "{status}");
     assert!(status.message().contains("concurrent_calls"), "{status}");
 }
@@ -131,7 +131,7 @@ async fn ping() {
 #[tokio::test]
 async fn a_deadline_in_the_middle_of_a_stream() {
     let client = client(over::config(), "").await;
-    let call = client.count_and_stay(3).deadline(Duration::from_millis(100));
+    let call = client.count_and_stay(3).timeout(Duration::from_millis(100));
     let mut numbers = match call.await {
         Ok(numbers) => numbers,
         Err(before) => return assert_eq!(before.code(), Code::DeadlineExceeded),
@@ -176,7 +176,7 @@ async fn wait_for_ready() {
     let status = client.alone().await.unwrap_err();
     assert_eq!((status.code(), status.executed()), (Code::Unavailable, Executed::No), "{status}");
 
-    let late = client.alone().wait_for_ready(true).deadline(Duration::from_millis(10)).await.unwrap_err();
+    let late = client.alone().wait_for_ready(true).timeout(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!((late.code(), late.executed()), (Code::DeadlineExceeded, Executed::No), "{late}");
     assert!(late.source().is_some(), "why there was no connection");
 

@@ -21,7 +21,7 @@ impl Slow for Database {
 #[tokio::test]
 async fn a_handlers_own_deadline_exceeded_is_a_status_like_any() {
     let slow = SlowClient::in_process(Database);
-    for call in [slow.query(), slow.query().deadline(Duration::from_secs(600))] {
+    for call in [slow.query(), slow.query().timeout(Duration::from_secs(600))] {
         let mut rows = call.await.unwrap();
         assert_eq!(rows.message().await.unwrap(), Some(1));
         let error = rows.message().await.unwrap_err();

@@ -314,7 +314,7 @@ async fn the_clients_own_methods_give_the_stream_and_take_options() {
         assert_eq!(torn.message().await, Err(Torn { at: 1 }));
         assert_eq!((torn.end_reason(), torn.message().await), (Some(EndReason::Status), Ok(None)));
 
-        let left = log.stored().deadline(Duration::from_secs(60)).await.unwrap().message().await.unwrap();
+        let left = log.stored().timeout(Duration::from_secs(60)).await.unwrap().message().await.unwrap();
         assert!(left.unwrap() <= 60);
         assert_eq!(log.stored().await.unwrap().message().await.unwrap(), None);
 
@@ -348,7 +348,7 @@ async fn a_deadline_ends_a_stream_through_a_proxy() {
     let store = store();
     let dropped = store.dropped.clone();
     let log = over_tcp(over_tcp(store).await).await;
-    let mut numbers = log.forever().deadline(Duration::from_millis(50)).await.unwrap();
+    let mut numbers = log.forever().timeout(Duration::from_millis(50)).await.unwrap();
     let error = loop {
         match numbers.message().await {
             Ok(number) => assert!(number.is_some(), "a short stream was taken for a whole one"),

@@ -262,7 +262,7 @@ async fn a_deadline_ends_streams_on_both_sides() {
         let ends = Ends::new(config(policy)).await;
         for len in LENGTHS {
             let plan = Plan { id: 0, len, count: ENDLESS };
-            let mut watched = ends.flow.watch(plan).deadline(limit).await.unwrap();
+            let mut watched = ends.flow.watch(plan).timeout(limit).await.unwrap();
             let error = cut_short(plan, 0, &mut watched).await;
             assert_eq!(
                 (error.code(), error.executed()),
@@ -270,7 +270,7 @@ async fn a_deadline_ends_streams_on_both_sides() {
                 "{error}"
             );
             assert_eq!(watched.end_reason(), Some(EndReason::Deadline));
-            let error = ends.flow.load(plan, plan.items()).deadline(limit).await.unwrap_err();
+            let error = ends.flow.load(plan, plan.items()).timeout(limit).await.unwrap_err();
             assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
             assert!(!ends.log.went(0).whole);
         }

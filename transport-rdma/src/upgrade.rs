@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath};
-use crate::endpoint::{Endpoint, Machine, RdmaCandidate, Side};
+use crate::endpoint::{DeviceRegistry, Endpoint, RdmaCandidate, Side};
 use crate::link::{Bootstrap, announcement};
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
@@ -26,7 +26,7 @@ pub struct RdmaUpgrade(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    machine: Arc<Machine>,
+    machine: Arc<DeviceRegistry>,
     config: RdmaConfig,
     /// Kept from the first session on, so that memory need not be registered anew for each.
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
@@ -37,16 +37,16 @@ struct Shared {
 impl RdmaUpgrade {
     /// RDMA through this machine's devices.
     pub fn new(config: RdmaConfig) -> Self {
-        Self::on(Machine::this(), config)
+        Self::on(DeviceRegistry::this(), config)
     }
 
     /// RDMA through another machine's devices: a simulated one's.
     #[doc(hidden)]
     pub fn with_host(host: Arc<dyn Host>, config: RdmaConfig) -> Self {
-        Self::on(Machine::new(host), config)
+        Self::on(DeviceRegistry::new(host), config)
     }
 
-    fn on(machine: Arc<Machine>, config: RdmaConfig) -> Self {
+    fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {
         let (endpoints, logged) = (Mutex::default(), Mutex::default());
         Self(Arc::new(Shared { machine, config, endpoints, logged }))
     }
@@ -58,7 +58,7 @@ impl RdmaUpgrade {
     }
 
     #[cfg(test)]
-    pub(crate) fn machine(&self) -> &Arc<Machine> {
+    pub(crate) fn machine(&self) -> &Arc<DeviceRegistry> {
         &self.0.machine
     }
 

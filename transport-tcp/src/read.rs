@@ -47,7 +47,7 @@ pub(crate) struct Reader {
     /// How much the buffer had room for when it was new.
     size: usize,
     /// Where short frames are copied to.
-    shorts: BytesMut,
+    small_frames: BytesMut,
     retired: VecDeque<BytesMut>,
     read_size: usize,
     /// The length of the long frame that stands first, or of the last one: the next may be as long, and can then be read as
@@ -73,7 +73,7 @@ impl Reader {
         Self {
             buffer: BytesMut::new(),
             size: 0,
-            shorts: BytesMut::new(),
+            small_frames: BytesMut::new(),
             retired: VecDeque::new(),
             read_size: SHORT_READ,
             long: 0,
@@ -289,14 +289,14 @@ impl Reader {
 
     /// Takes short frames off the buffer, all of them in one copy.
     fn copy_out(&mut self, len: usize) -> Bytes {
-        if self.shorts.capacity() < len {
+        if self.small_frames.capacity() < len {
             // Takes its old allocation back if nobody has a view of it any more.
-            self.shorts.reserve(SHORT_PAYLOADS_SHARE);
+            self.small_frames.reserve(SHORT_PAYLOADS_SHARE);
         }
-        self.shorts.extend_from_slice(&self.buffer[..len]);
+        self.small_frames.extend_from_slice(&self.buffer[..len]);
         self.buffer.advance(len);
         self.bytes_copied += len as u64;
-        self.shorts.split().freeze()
+        self.small_frames.split().freeze()
     }
 
     /// Takes frames off the buffer that are not short.

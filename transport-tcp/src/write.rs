@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::buffer_pool;
 use farcall_core::proto::message::Frame;
-use farcall_core::proto::shorts::CHUNK;
+use farcall_core::proto::small_frames::CHUNK;
 use farcall_core::proto::wire::PREFACE;
 use farcall_core::transport::FrameSource;
 use tokio::net::TcpStream;
@@ -47,7 +47,7 @@ impl Writer {
     /// Takes what is next while there is room. False: there is nothing more.
     pub(crate) fn take(&mut self, source: &mut dyn FrameSource) -> bool {
         while self.len < BATCH && self.pieces.len() < MAX_PIECES {
-            let more = source.next_shorts(&mut self.empty, MAX_FRAME);
+            let more = source.next_small_frames(&mut self.empty, MAX_FRAME);
             if !self.empty.is_empty() {
                 // In one piece, which is no other's.
                 self.close_tail();

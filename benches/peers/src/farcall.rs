@@ -127,16 +127,16 @@ pub(crate) struct Client {
 impl Caller for Client {
     async fn call(&mut self, payload: &Bytes) -> Result<usize> {
         let moved = match self.method {
-            Method::Echo => self.echo.echo(payload.clone()).deadline(DEADLINE).await?.len(),
-            Method::Put => self.echo.put(payload.clone()).deadline(DEADLINE).await.map(|()| payload.len())?,
-            Method::Get => self.echo.get(self.size).deadline(DEADLINE).await?.len(),
+            Method::Echo => self.echo.echo(payload.clone()).timeout(DEADLINE).await?.len(),
+            Method::Put => self.echo.put(payload.clone()).timeout(DEADLINE).await.map(|()| payload.len())?,
+            Method::Get => self.echo.get(self.size).timeout(DEADLINE).await?.len(),
             other => return Err(format!("there is no method {other:?}").into()),
         };
         Ok(moved)
     }
 
     async fn stream(&mut self, count: u64, size: usize, item: &mut (dyn FnMut(usize) + Send)) -> Result<()> {
-        let mut items = self.echo.stream(count, size as u64).deadline(DEADLINE).await?;
+        let mut items = self.echo.stream(count, size as u64).timeout(DEADLINE).await?;
         while let Some(payload) = items.message().await? {
             item(payload.len());
         }

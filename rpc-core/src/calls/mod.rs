@@ -1,7 +1,7 @@
 //! The calls that wait on this side for an answer.
 
-mod asked;
 mod help;
+mod request;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,16 +11,16 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-pub(crate) use self::asked::{Answered, Asked, Rare, Received};
 pub(crate) use self::help::{Help, look_for_answers};
+pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
 use crate::compress::{self, Unpacking};
 use crate::interface::{Kind, ServiceInfo};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
-    Bind, BindMethod, Content, FrameType, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead, ResponseHead, Verdict,
-    WireError, decode_status,
+    Bind, BindMethod, Content, FrameType, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead, ResponseHead,
+    ResponseKind, WireError, decode_status,
 };
 use crate::refusal::{refusal, too_large};
 use crate::session::{Role, Sender};
@@ -30,7 +30,7 @@ use crate::sync::lock;
 
 /// The services that were announced to the peer; the index is the one on the wire.
 #[derive(Debug, Default)]
-struct Announced {
+struct AnnouncedServices {
     services: Vec<Arc<ServiceInfo>>,
     /// The BINDs of all of them, in bytes.
     bytes: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Calls {
     streams: Arc<StreamTable>,
     unpacking: Arc<Unpacking>,
     slots: Arc<CallSlots>,
-    announced: Mutex<Announced>,
+    announced: Mutex<AnnouncedServices>,
     /// The first of them, which on many connections is the only one.
     first: OnceLock<Arc<ServiceInfo>>,
     /// A call has begun when there was no other.
@@ -105,19 +105,19 @@ impl Calls {
     /// something to poll for. What it gives must become a [`Pending`](crate::connection::Pending).
     pub(crate) fn send(
         &self,
-        asked: &Asked<'_>,
+        asked: &CallRequest<'_>,
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<Sent, NotSent> {
         let request = self.request(asked)?;
         let (mut queued, mut streams) = (0, None);
         let queue = |id| {
-            if let Some(Rare { kind, .. }) = asked.rare {
+            if let Some(CallOptions { kind, .. }) = asked.options {
                 streams = self.streams.begin(id, *kind);
             }
             queued = match request {
                 Request::Short(head) => {
-                    self.sender.enqueue_short(FrameType::REQUEST, id, &head, asked.arguments.body())
+                    self.sender.enqueue_small(FrameType::REQUEST, id, &head, asked.arguments.body())
                 }
                 Request::Long(mut message) => {
                     message.call = id;
@@ -148,28 +148,29 @@ impl Calls {
     }
 
     /// The request of a call that has no number yet.
-    fn request(&self, asked: &Asked<'_>) -> Result<Request, Status> {
+    fn request(&self, asked: &CallRequest<'_>) -> Result<Request, Status> {
         let terms = self.sender.terms();
         let Some(peer) = terms.peer() else {
             return Err(terms.status("no HELLO yet", Executed::No, Blame::Bug));
         };
         // Zero would be "no deadline"; the caller's own timer ends a call this late.
-        let remaining_us =
+        let timeout_us =
             asked.left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
         let service = self.bind(asked.service, peer.max_message)?;
-        let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, remaining_us };
+        let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, timeout_us };
         let check = |len: usize| match len as u64 <= peer.max_message {
             true => Ok(()),
             false => Err(too_large("the arguments", len, peer.max_message, "the server's")),
         };
-        if let (Some(len), None) = (asked.arguments.short_len(), asked.rare)
+        if let (Some(len), None) = (asked.arguments.short_len(), asked.options)
             && !terms.compresses_by_default(len)
         {
             let head = head.encode_plain(len);
             check(head.len() + len as usize)?;
             return Ok(Request::Short(head));
         }
-        let &Rare { kind, ref metadata, compression, .. } = asked.rare.unwrap_or(const { &Rare::none() });
+        let &CallOptions { kind, ref metadata, compression, .. } =
+            asked.options.unwrap_or(const { &CallOptions::none() });
         if kind != Kind::Unary && !self.streams.agreed() {
             return Err(refusal(Code::Unimplemented, "the server's farcall is too old for streams"));
         }
@@ -353,7 +354,7 @@ impl Calls {
                 }
             }
             Ok(match head.verdict {
-                Verdict::Status => {
+                ResponseKind::Status => {
                     let status = decode_status(payload.into_body())?;
                     Err(match received {
                         Some(received) => status.received_with(&received.metadata),

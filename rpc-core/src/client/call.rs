@@ -6,9 +6,9 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
+use super::in_flight::InFlightCall;
 use super::options::options;
-use super::prepared::Prepared;
-use super::under_way::UnderWay;
+use super::prepared::CallBuilder;
 use super::{Parts, Response, Stub};
 use crate::calls::Answered;
 use crate::codec::Decode;
@@ -54,9 +54,9 @@ use crate::status::Status;
 /// # let client = Client(Stub::new(in_process(Echo(info.clone())), info));
 ///
 /// assert_eq!(client.echo("hello").await?, "hello");
-/// assert_eq!(client.echo("hello").deadline(Duration::from_secs(5)).await?, "hello");
+/// assert_eq!(client.echo("hello").timeout(Duration::from_secs(5)).await?, "hello");
 ///
-/// let late = client.hang().deadline(Duration::from_millis(5)).await.unwrap_err();
+/// let late = client.hang().timeout(Duration::from_millis(5)).await.unwrap_err();
 /// assert_eq!((late.code(), late.executed()), (Code::DeadlineExceeded, Executed::Maybe));
 ///
 /// let response = client.echo("hello").with_response().await?;
@@ -93,7 +93,7 @@ use crate::status::Status;
 /// [`Executed`]: crate::status::Executed
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
-    prepared: Prepared,
+    prepared: CallBuilder,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
@@ -102,7 +102,7 @@ options!(Call<O, C>);
 impl<O, C> Call<O, C> {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
-        Self { prepared: Prepared::new(stub, method, arguments), returns: PhantomData }
+        Self { prepared: CallBuilder::new(stub, method, arguments), returns: PhantomData }
     }
 
     /// Gives, with the result, what is known of how it came: the connection, the number of attempts, the metadata.
@@ -144,12 +144,12 @@ where
 }
 
 /// Makes the result of a call of what it was answered.
-pub(crate) type Finish<O> = fn(&UnderWay, Answered) -> O;
+pub(crate) type Finish<O> = fn(&InFlightCall, Answered) -> O;
 
 /// A call under way. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct CallFuture<O> {
-    call: UnderWay,
+    call: InFlightCall,
     finish: Finish<O>,
 }
 
@@ -166,7 +166,7 @@ impl<O> Future for CallFuture<O> {
 /// A call under way whose result comes with a [`Response`]. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<O, C> {
-    call: UnderWay,
+    call: InFlightCall,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
@@ -189,7 +189,7 @@ where
 /// A call under way whose result comes with [`Parts`]. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct PartsFuture<O, C> {
-    call: UnderWay,
+    call: InFlightCall,
     returns: PhantomData<fn() -> (O, C)>,
 }
 

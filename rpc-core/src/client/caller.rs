@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::class_connection::{ClassConnection, Found};
 use super::connector::{Connector, Shared, gone};
-use super::direct::Direct;
+use super::direct::SendService;
 use crate::class::TrafficClass;
 use crate::connection::Connection;
 #[cfg(feature = "tower")]
@@ -99,7 +99,7 @@ impl Caller {
 
     /// What a request goes to.
     pub(crate) fn next(&self) -> Next {
-        self.stack.clone().unwrap_or_else(|| Next::new(Direct(self.clone())))
+        self.stack.clone().unwrap_or_else(|| Next::new(SendService(self.clone())))
     }
 
     /// The connection that calls of its class go by now; makes one if there is none. Cancel safe: an attempt goes on for

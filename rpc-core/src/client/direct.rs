@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 
-use super::prepared::Prepared;
+use super::prepared::CallBuilder;
 use super::stream_call::StreamFuture;
 use super::{Caller, Stub};
 use crate::middleware::{Dispatch, Outgoing, Request, Response};
@@ -11,16 +11,17 @@ use crate::status::Result;
 use crate::transport::BoxFuture;
 
 /// Sends requests by a caller that has no middleware itself.
-pub(super) struct Direct(pub(super) Caller);
+pub(super) struct SendService(pub(super) Caller);
 
-impl Dispatch for Direct {
+impl Dispatch for SendService {
     fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
         let caller = self.0.clone();
         Box::pin(async move {
-            let Outgoing { service, method, arguments, class, rare, deadline } = request.into_outgoing()?;
-            let kind = rare.kind;
+            let Outgoing { service, method, arguments, class, options, deadline } =
+                request.into_outgoing()?;
+            let kind = options.kind;
             let stub = Stub::new(caller.class(class), service);
-            let prepared = Prepared::again(stub, method, arguments, rare, deadline);
+            let prepared = CallBuilder::again(stub, method, arguments, options, deadline);
             if kind == Kind::Unary {
                 let mut call = prepared.begin();
                 let answer = poll_fn(|cx| call.poll(cx)).await;

@@ -5,13 +5,13 @@ mod caller;
 mod class_connection;
 mod connector;
 mod direct;
+mod in_flight;
 mod options;
 mod prepared;
 mod stream_call;
 mod stub;
 #[cfg(feature = "tower")]
 mod tower;
-mod under_way;
 
 pub use crate::response::{Parts, Response};
 pub(crate) use call::Finish;

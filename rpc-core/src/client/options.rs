@@ -1,15 +1,20 @@
 //! What can be said of a call before it begins, whichever kind it is of.
 
-/// The options of a type that has a [`Prepared`](super::prepared::Prepared) call.
+/// The options of a type that has a [`CallBuilder`](super::prepared::CallBuilder) call.
 macro_rules! options {
     ($call:ident<$($of:ident),+>) => {
         impl<$($of),+> $call<$($of),+> {
-            /// Gives up after `timeout`, counted from when the call is awaited; connecting and waiting for a turn count, and its
-            /// streams must have ended by then. The server is told, and drops the handler. A call made by a handler never
-            /// outlasts the call that it serves, whatever is set here.
+            /// Gives up after `timeout`, counted from when the call is awaited. Connecting and waiting for a turn count, and the
+            /// call's streams must have ended by then. The call ends with DEADLINE_EXCEEDED; the server is told, and drops the
+            /// handler. Of several limits the earliest counts: a call made by a handler never outlasts the call that it serves.
             #[inline]
-            pub fn deadline(self, timeout: std::time::Duration) -> Self {
-                Self { prepared: self.prepared.deadline(timeout), ..self }
+            pub fn timeout(self, timeout: std::time::Duration) -> Self {
+                Self { prepared: self.prepared.timeout(timeout), ..self }
+            }
+
+            /// Gives up at `deadline`, as [`timeout`](Self::timeout) does after a time: for several calls that share one limit.
+            pub fn deadline(self, deadline: std::time::Instant) -> Self {
+                Self { prepared: self.prepared.deadline(deadline.into()), ..self }
             }
 
             /// Makes the call by the connection of this class, whichever the client's is. That costs an allocation, which a

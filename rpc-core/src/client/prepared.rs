@@ -5,25 +5,25 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Stub;
-use super::under_way::UnderWay;
+use super::in_flight::InFlightCall;
 use crate::call_streams::Source;
-use crate::calls::Rare;
+use crate::calls::CallOptions;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
-use crate::context::{Context, Parent};
+use crate::context::{Context, Parent, earlier};
 use crate::metadata::{Metadata, MetadataError};
 use crate::payload::Payload;
 use crate::service::Kind;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// What is called, with what, and how.
-pub(super) struct Prepared {
+pub(super) struct CallBuilder {
     pub(super) stub: Stub,
     pub(super) method: usize,
     arguments: Result<Payload, Status>,
     timeout: Option<Duration>,
     inherits: Inherits,
-    rare: Option<Box<Rare>>,
+    options: Option<Box<CallOptions>>,
 }
 
 /// Which deadline besides its own a call has, perhaps.
@@ -34,10 +34,10 @@ enum Inherits {
     Given(Option<Instant>),
 }
 
-impl Prepared {
+impl CallBuilder {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
-        Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, rare: None }
+        Self { stub, method, arguments, timeout: None, inherits: Inherits::Current, options: None }
     }
 
     /// What has come through middleware.
@@ -45,27 +45,32 @@ impl Prepared {
         stub: Stub,
         method: usize,
         arguments: Payload,
-        rare: Box<Rare>,
+        options: Box<CallOptions>,
         deadline: Option<Instant>,
     ) -> Self {
         let inherits = Inherits::Given(deadline);
-        Self { stub, method, arguments: Ok(arguments), timeout: None, inherits, rare: Some(rare) }
+        Self { stub, method, arguments: Ok(arguments), timeout: None, inherits, options: Some(options) }
     }
 
     /// Of a method of this kind, which may take a stream.
     pub(super) fn of_kind(mut self, kind: Kind, items: Option<Box<dyn Source>>) -> Self {
-        let rare = self.rare();
-        (rare.kind, rare.items) = (kind, items);
+        let options = self.options();
+        (options.kind, options.items) = (kind, items);
         self
     }
 
-    fn rare(&mut self) -> &mut Rare {
-        Rare::of(&mut self.rare)
+    fn options(&mut self) -> &mut CallOptions {
+        CallOptions::of(&mut self.options)
     }
 
     #[inline]
-    pub(super) fn deadline(mut self, timeout: Duration) -> Self {
+    pub(super) fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    pub(super) fn deadline(mut self, deadline: Instant) -> Self {
+        self.options().deadline = Some(deadline);
         self
     }
 
@@ -87,19 +92,19 @@ impl Prepared {
     }
 
     fn set_parent(&mut self, parent: Option<Parent>) {
-        if parent.is_some() || self.rare.is_some() {
-            self.rare().parent = parent;
+        if parent.is_some() || self.options.is_some() {
+            self.options().parent = parent;
         }
     }
 
     pub(super) fn wait_for_ready(mut self, wait: bool) -> Self {
-        self.rare().waits_for_ready = Some(wait);
+        self.options().waits_for_ready = Some(wait);
         self
     }
 
     pub(super) fn compress(mut self, by: Compression) -> Self {
         match by.check() {
-            Ok(()) => self.rare().compression = Some(by),
+            Ok(()) => self.options().compression = Some(by),
             Err(status) => self.fail(|name| status.map_message(|message| format!("{name}: {message}"))),
         }
         self
@@ -116,7 +121,7 @@ impl Prepared {
         mut self,
         edit: impl FnOnce(&mut Metadata) -> Result<(), MetadataError>,
     ) -> Self {
-        if let Err(error) = edit(&mut self.rare().metadata) {
+        if let Err(error) = edit(&mut self.options().metadata) {
             self.fail(|name| {
                 let status = Status::new(Code::InvalidArgument, format!("{name}: {error}"));
                 status.with_executed(Executed::No).with_blame(Blame::Caller)
@@ -126,13 +131,15 @@ impl Prepared {
     }
 
     #[inline]
-    pub(super) fn begin(self) -> UnderWay {
+    pub(super) fn begin(self) -> InFlightCall {
         let (inherited, adoptable) = match self.inherits {
             Inherits::Current => (Context::current_deadline(), true),
             Inherits::Given(deadline) => (deadline, false),
         };
+        let own = self.options.as_ref().and_then(|options| options.deadline);
+        let inherited = earlier(inherited, own);
         let mut call =
-            UnderWay::new(self.stub, self.method, self.arguments, self.rare, inherited, self.timeout);
+            InFlightCall::new(self.stub, self.method, self.arguments, self.options, inherited, self.timeout);
         call.adoptable = adoptable;
         call
     }

@@ -5,22 +5,22 @@ use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
+use super::in_flight::InFlightCall;
 use super::options::options;
-use super::prepared::Prepared;
-use super::under_way::UnderWay;
+use super::prepared::CallBuilder;
 use super::{Parts, Response, Stub};
 use crate::call_streams::{Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
 use crate::calls::Answered;
 use crate::codec::{Decode, from_payload};
 use crate::context::Context;
 use crate::payload::{Encoder, Payload};
-use crate::proto::wire::{EndReason, Verdict};
+use crate::proto::wire::{EndReason, ResponseKind};
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Begun, Stream, Streaming};
 
 /// What a call's answer is made of: the answer itself, the streams that it has, its deadline.
-pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
+pub(crate) type Finish<O> = fn(&InFlightCall, Answered, Option<Begun>) -> O;
 
 /// A call with a stream there, back or both that has not begun: set its options, then `.await` it.
 ///
@@ -37,7 +37,7 @@ pub(crate) type Finish<O> = fn(&UnderWay, Answered, Option<Begun>) -> O;
 /// that stream panics the call ends, INTERNAL, or CANCELLED where its answer has begun, and its handler is cancelled.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct StreamCall<O> {
-    prepared: Prepared,
+    prepared: CallBuilder,
     finish: Finish<O>,
 }
 
@@ -52,7 +52,7 @@ impl<O> StreamCall<O> {
         finish: Finish<O>,
     ) -> Self {
         let kind = stub.service().methods.get(method).map_or(Kind::Unary, |method| method.kind);
-        Self { prepared: Prepared::new(stub, method, arguments).of_kind(kind, items), finish }
+        Self { prepared: CallBuilder::new(stub, method, arguments).of_kind(kind, items), finish }
     }
 
     /// Gives, with the result, what is known of how it came. Of an answer that is a stream there are no trailers yet:
@@ -94,7 +94,7 @@ impl<O> IntoFuture for StreamCall<O> {
 /// A [`StreamCall`] under way.
 #[must_use = "futures do nothing unless polled"]
 pub struct StreamFuture<O> {
-    call: UnderWay,
+    call: InFlightCall,
     /// Much longer than the rest, and most calls have none.
     pump: Option<Box<Pump<Box<dyn Source>>>>,
     finish: Finish<O>,
@@ -122,7 +122,7 @@ impl<O> Future for StreamFuture<O> {
 }
 
 impl<O> StreamFuture<O> {
-    pub(super) fn new(prepared: Prepared, finish: Finish<O>) -> Self {
+    pub(super) fn new(prepared: CallBuilder, finish: Finish<O>) -> Self {
         Self { call: prepared.begin(), pump: None, finish }
     }
 
@@ -164,7 +164,7 @@ impl<O> StreamFuture<O> {
         }
         let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
         let begun = match (&answer, streams) {
-            (Ok((Verdict::Ok, _)), Some(streams)) => {
+            (Ok((ResponseKind::Ok, _)), Some(streams)) => {
                 // The answer may be there before the pump is.
                 self.begin_pump();
                 if let Some(pump) = self.pump.take() {
@@ -265,7 +265,7 @@ impl<O> fmt::Debug for StreamFuture<O> {
 /// The answer of a method that streams items `T`, which end with an `E`: it begins, or is refused with an `R`; `C`, `D`
 /// and `F` are the codecs of the three.
 pub(crate) fn stream_of<T, E, R, C, D, F>(
-    call: &UnderWay,
+    call: &InFlightCall,
     answer: Answered,
     begun: Option<Begun>,
 ) -> Result<Streaming<T, E>, R>

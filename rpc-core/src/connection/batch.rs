@@ -18,7 +18,7 @@ use crate::transport::{Link, Reason, Unavailable};
 
 /// What is to be done. Of its parts, answers come first: nothing can depend on what comes after them.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct ReceiveBatch {
     /// Calls of this side that were answered.
     pub(super) answers: Vec<(u64, Result<Bytes, Status>)>,
     /// Calls of the peer.
@@ -43,14 +43,14 @@ pub(super) enum Action {
 
 thread_local! {
     /// Emptied, for the next: so that a frame costs no allocation.
-    static KEPT: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+    static KEPT: Cell<Option<Box<ReceiveBatch>>> = const { Cell::new(None) };
 }
 
 impl Connection {
     /// Has `take` take in what has arrived, under the lock, and does what that asks for.
     pub(super) fn take_in<T>(
         &self,
-        take: impl FnOnce(&mut Receiving, &mut Batch) -> Result<T, WireError>,
+        take: impl FnOnce(&mut Receiving, &mut ReceiveBatch) -> Result<T, WireError>,
     ) -> Result<T, WireError> {
         let mut batch = KEPT.take().unwrap_or_default();
         let mut receiving = lock(&self.receiving);
@@ -69,14 +69,14 @@ impl Connection {
 
     /// Begins the calls of a batch that have not begun.
     #[inline]
-    pub(super) fn begin(&self, receiving: &mut Receiving, batch: &mut Batch) -> Result<(), WireError> {
+    pub(super) fn begin(&self, receiving: &mut Receiving, batch: &mut ReceiveBatch) -> Result<(), WireError> {
         self.dispatch
             .as_ref()
             .map_or(Ok(()), |dispatch| dispatch.begin(&mut receiving.in_order, &mut batch.jobs))
     }
 
-    fn act(&self, batch: &mut Batch) -> Result<(), WireError> {
-        let Batch { answers, jobs, actions, wakers } = batch;
+    fn act(&self, batch: &mut ReceiveBatch) -> Result<(), WireError> {
+        let ReceiveBatch { answers, jobs, actions, wakers } = batch;
         let mut answered = Ok(());
         // To drain nothing has a cost, too, and most batches are of one kind.
         if !answers.is_empty() {
@@ -118,7 +118,7 @@ impl Connection {
     }
 }
 
-impl Batch {
+impl ReceiveBatch {
     /// Whether it is no longer than most are. Those that an UP lets in may be thousands.
     fn is_short(&self) -> bool {
         let most = 2 * ENOUGH;

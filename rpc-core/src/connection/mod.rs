@@ -17,7 +17,7 @@
 mod batch;
 mod control;
 mod ending;
-mod keeper;
+mod keepalive;
 mod pending;
 mod receive;
 mod rendezvous;
@@ -36,7 +36,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::pending::{Line, Pending};
 use crate::call_streams::StreamTable;
-use crate::calls::{Asked, Calls, NotSent, Sent};
+use crate::calls::{CallRequest, Calls, NotSent, Sent};
 use crate::class::TrafficClass;
 use crate::compress::Unpacking;
 use crate::config::Limits;
@@ -209,7 +209,7 @@ impl Connection {
     /// Sends a request: see [`Calls::send`].
     pub(crate) fn call(
         &self,
-        asked: &Asked<'_>,
+        asked: &CallRequest<'_>,
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<Sent, NotSent> {

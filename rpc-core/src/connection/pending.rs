@@ -6,7 +6,7 @@ use std::task::{Context as TaskContext, Poll};
 use super::Connection;
 use crate::call_streams::{CallStreams, Ended};
 use crate::calls::{Answered, Help, Received, Sent, look_for_answers};
-use crate::proto::wire::Verdict;
+use crate::proto::wire::ResponseKind;
 use crate::slots::{Found, Place, Ticket};
 use crate::status::Status;
 
@@ -50,18 +50,18 @@ pub(crate) struct Pending {
     /// It is to look before it is told of anything.
     looks: bool,
     help: Help,
-    rare: Option<Box<Rare>>,
+    extras: Option<Box<Extras>>,
 }
 
 /// What most of them lack.
 #[derive(Debug, Default)]
-struct Rare {
+struct Extras {
     streams: Option<Arc<CallStreams>>,
     /// What came with the answer.
     received: Received,
 }
 
-impl Rare {
+impl Extras {
     /// Whether the answer is a stream, if it is no refusal.
     fn is_stream(&self) -> bool {
         self.streams.as_ref().is_some_and(|streams| streams.is_answer())
@@ -73,12 +73,12 @@ impl Pending {
     pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
         let Sent { call, looks, streams } = sent;
         let help = Help::begin(&connection.sender, cx);
-        let rare = streams.map(|streams| Box::new(Rare { streams: Some(streams), ..Rare::default() }));
-        Self { connection, id: call, done: false, late: false, looks, help, rare }
+        let extras = streams.map(|streams| Box::new(Extras { streams: Some(streams), ..Extras::default() }));
+        Self { connection, id: call, done: false, late: false, looks, help, extras }
     }
 
     pub(crate) fn streams(&self) -> Option<&Arc<CallStreams>> {
-        self.rare.as_ref()?.streams.as_ref()
+        self.extras.as_ref()?.streams.as_ref()
     }
 
     /// Whether it must be polled now.
@@ -92,12 +92,12 @@ impl Pending {
 
     /// What came with the answer, if anything did.
     pub(crate) fn received(&self) -> Option<&Received> {
-        self.rare.as_ref().map(|rare| &rare.received)
+        self.extras.as_ref().map(|extras| &extras.received)
     }
 
     /// Takes what came with the answer.
     pub(crate) fn take_received(&mut self) -> Received {
-        self.rare.as_mut().map(|rare| std::mem::take(&mut rare.received)).unwrap_or_default()
+        self.extras.as_mut().map(|extras| std::mem::take(&mut extras.received)).unwrap_or_default()
     }
 
     /// Whether [`poll`](Self::poll) has said how it ended.
@@ -133,8 +133,8 @@ impl Pending {
     }
 
     fn look(&mut self, cx: &TaskContext<'_>) -> Poll<Answered> {
-        let Self { connection, id, rare, .. } = self;
-        let keeps_place = rare.as_ref().is_some_and(|rare| rare.is_stream());
+        let Self { connection, id, extras, .. } = self;
+        let keeps_place = extras.as_ref().is_some_and(|extras| extras.is_stream());
         let message = match connection.calls.look(*id, keeps_place, cx) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Found::Late) => {
@@ -146,7 +146,7 @@ impl Pending {
         self.done = true;
         let mut received = None;
         let answered = message.and_then(|message| connection.calls.understand(message, &mut received));
-        if rare.is_some() || received.is_some() {
+        if extras.is_some() || received.is_some() {
             self.answered(&answered, received);
         }
         self.connection.close_if_drained();
@@ -156,13 +156,13 @@ impl Pending {
     /// Takes what came with the answer. A call keeps its place while its answer is a stream.
     #[cold]
     fn answered(&mut self, answered: &Answered, received: Option<Box<Received>>) {
-        let Self { connection, id, rare, .. } = self;
-        let rare = rare.get_or_insert_default();
-        rare.received = received.map_or_else(Received::default, |received| *received);
-        let Some(streams) = &rare.streams else { return };
+        let Self { connection, id, extras, .. } = self;
+        let extras = extras.get_or_insert_default();
+        extras.received = received.map_or_else(Received::default, |received| *received);
+        let Some(streams) = &extras.streams else { return };
         let place = streams.is_answer().then(|| connection.calls.kept_place());
         match (answered, place) {
-            (Ok((Verdict::Ok, _)), Some(place)) => streams.keep_place(place),
+            (Ok((ResponseKind::Ok, _)), Some(place)) => streams.keep_place(place),
             (_, place) => {
                 drop(place);
                 connection.streams.end(*id, Ended::gave_up);

@@ -8,12 +8,12 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::batch::{Action, Batch};
+use super::batch::{Action, ReceiveBatch};
 use super::{Connection, Role};
-use crate::dispatch::{Announced, Dispatch, ENOUGH};
+use crate::dispatch::{Dispatch, ENOUGH, RemoteServices};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
-use crate::proto::switch::Switch;
+use crate::proto::upgrade_state::UpgradeState;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
 use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
@@ -24,7 +24,7 @@ use crate::transport::{LinkEnd, LinkHandler};
 #[derive(Debug)]
 pub(super) struct Receiving {
     pub(super) inbox: Inbox,
-    pub(super) switch: Switch,
+    pub(super) upgrade_state: UpgradeState,
     /// Who waits for the ANSWER to our OFFER.
     pub(super) answer: Option<oneshot::Sender<Bytes>>,
     /// What prepares the link that is being tried.
@@ -32,7 +32,7 @@ pub(super) struct Receiving {
     /// Who waits for a PONG, and its token.
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
     pub(super) in_order: InOrder,
-    announced: Announced,
+    announced: RemoteServices,
     last_call: u64,
 }
 
@@ -40,12 +40,12 @@ impl Receiving {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             inbox: Inbox::new(limits),
-            switch: Switch::default(),
+            upgrade_state: UpgradeState::default(),
             answer: None,
             attempt: None,
             ping: None,
             in_order: InOrder::new(),
-            announced: Announced::default(),
+            announced: RemoteServices::default(),
             last_call: 0,
         }
     }
@@ -202,7 +202,7 @@ impl Connection {
         &self,
         route: Route,
         receiving: &mut Receiving,
-        batch: &mut Batch,
+        batch: &mut ReceiveBatch,
         header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
@@ -226,7 +226,7 @@ impl Connection {
     fn take(
         &self,
         receiving: &mut Receiving,
-        batch: &mut Batch,
+        batch: &mut ReceiveBatch,
         header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
@@ -245,7 +245,7 @@ impl Connection {
     fn take_any(
         &self,
         receiving: &mut Receiving,
-        batch: &mut Batch,
+        batch: &mut ReceiveBatch,
         header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
@@ -254,7 +254,12 @@ impl Connection {
         self.on_taken(receiving, batch, taken)
     }
 
-    fn on_taken(&self, receiving: &mut Receiving, batch: &mut Batch, taken: Taken) -> Result<(), WireError> {
+    fn on_taken(
+        &self,
+        receiving: &mut Receiving,
+        batch: &mut ReceiveBatch,
+        taken: Taken,
+    ) -> Result<(), WireError> {
         match taken {
             Taken::Part => {}
             Taken::Message(arrived) => self.interpret(receiving, batch, arrived)?,
@@ -273,10 +278,10 @@ impl Connection {
     pub(super) fn on_up(&self, up: Up) -> Result<(), WireError> {
         // All under one lock: what the link delivers meanwhile comes after these.
         self.take_in(|receiving, batch| {
-            if up.epoch > receiving.switch.epoch() {
+            if up.epoch > receiving.upgrade_state.epoch() {
                 return Err(WireError::new("up.epoch", "was never offered"));
             }
-            if !receiving.switch.is_usable(up.epoch) {
+            if !receiving.upgrade_state.is_usable(up.epoch) {
                 return Ok(());
             }
             let route = Route::Upgraded(up.epoch);
@@ -301,7 +306,12 @@ impl Connection {
     /// There was no memory for a message. If it is a REQUEST or a RESPONSE, its call ends; without any other the session can't go
     /// on.
     #[cold]
-    fn on_lost(&self, receiving: &mut Receiving, batch: &mut Batch, lost: Lost) -> Result<(), WireError> {
+    fn on_lost(
+        &self,
+        receiving: &mut Receiving,
+        batch: &mut ReceiveBatch,
+        lost: Lost,
+    ) -> Result<(), WireError> {
         let Lost { kind, call, total } = lost;
         let side = match self.role() {
             Role::Client => "the client",
@@ -336,7 +346,7 @@ impl Connection {
     pub(super) fn interpret(
         &self,
         receiving: &mut Receiving,
-        batch: &mut Batch,
+        batch: &mut ReceiveBatch,
         Arrived { kind, call, bytes }: Arrived,
     ) -> Result<(), WireError> {
         match kind {
@@ -354,7 +364,7 @@ impl Connection {
     fn interpret_other(
         &self,
         receiving: &mut Receiving,
-        batch: &mut Batch,
+        batch: &mut ReceiveBatch,
         Arrived { kind, call, bytes }: Arrived,
     ) -> Result<(), WireError> {
         match kind {

@@ -46,7 +46,7 @@ impl Connection {
         // There may be more to send now; it leaves at the end of the batch.
         self.sender.flush_at_end();
         if let Some(link) = self.sender.upgraded() {
-            link.conceal(done.seq, done.outcome == Done::READ);
+            link.revoke(done.seq, done.outcome == Done::READ);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keeper, receive, required};
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keepalive, receive, required};
 use crate::call_streams;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
@@ -60,7 +60,7 @@ impl Connection {
     ) -> Arc<Self> {
         let connection = Self::new(role, class, stream, settings, registry);
         connection.runtime.spawn(connection.clone().greet());
-        connection.runtime.spawn(keeper::keep(connection.clone()));
+        connection.runtime.spawn(keepalive::keep(connection.clone()));
         connection.sender.start();
         connection
     }

@@ -102,7 +102,7 @@ impl Connection {
         let (sender, answer) = oneshot::channel();
         let epoch = {
             let mut receiving = lock(&self.receiving);
-            let Some(epoch) = receiving.switch.begin() else { return };
+            let Some(epoch) = receiving.upgrade_state.begin() else { return };
             receiving.inbox.expect(epoch);
             receiving.answer = Some(sender);
             epoch
@@ -123,7 +123,7 @@ impl Connection {
         }
         {
             let mut receiving = lock(&self.receiving);
-            receiving.switch.accept(offer.epoch)?;
+            receiving.upgrade_state.accept(offer.epoch)?;
             receiving.inbox.expect(offer.epoch);
         }
         let Offer { epoch, name, data } = offer;
@@ -164,10 +164,10 @@ impl Connection {
 
     pub(super) fn on_answer(&self, answer: Answer) -> Result<(), WireError> {
         let mut receiving = lock(&self.receiving);
-        if answer.epoch > receiving.switch.epoch() {
+        if answer.epoch > receiving.upgrade_state.epoch() {
             return Err(WireError::new("answer.epoch", "was never offered"));
         }
-        if receiving.switch.is_usable(answer.epoch) {
+        if receiving.upgrade_state.is_usable(answer.epoch) {
             let Some(waiter) = receiving.answer.take() else {
                 return Err(WireError::new("answer", "comes again"));
             };
@@ -186,9 +186,9 @@ impl Connection {
         let Some(connection) = self.me() else { return link.close() };
         let up = {
             let mut receiving = lock(&self.receiving);
-            let Receiving { switch, inbox, .. } = &mut *receiving;
+            let Receiving { upgrade_state, inbox, .. } = &mut *receiving;
             self.sender.change(|sending| {
-                let mut session = Session { switch, inbox, outbox: &mut sending.outbox };
+                let mut session = Session { upgrade_state, inbox, outbox: &mut sending.outbox };
                 let up = if self.is_closed() { None } else { session.go_up(epoch) }?;
                 let mut payload = BytesMut::new();
                 up.encode(&mut payload);
@@ -216,7 +216,7 @@ impl Connection {
     }
 
     pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
-        if end.malformed && lock(&self.receiving).switch.is_usable(epoch) {
+        if end.malformed && lock(&self.receiving).upgrade_state.is_usable(epoch) {
             return self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         }
         let why = Unavailable::new(Reason::QueuePair, end.detail.clone());
@@ -247,9 +247,9 @@ impl Connection {
     ) -> Result<(), WireError> {
         let (fallen, gone, owed, attempt) = {
             let mut receiving = lock(&self.receiving);
-            let Receiving { switch, inbox, answer, attempt, .. } = &mut *receiving;
+            let Receiving { upgrade_state, inbox, answer, attempt, .. } = &mut *receiving;
             let (fallen, gone, owed) = self.sender.change(|sending| {
-                let fallen = fall(Session { switch, inbox, outbox: &mut sending.outbox })?;
+                let fallen = fall(Session { upgrade_state, inbox, outbox: &mut sending.outbox })?;
                 let gone = sending.say_down(epoch, &fallen, &why);
                 if gone.is_some() {
                     self.sender.set_upgraded(sending, None);
@@ -310,8 +310,9 @@ impl Connection {
     fn still_owes(&self, owed: Owed) -> Option<String> {
         match owed {
             Owed::Down(epoch) => {
-                let switch = lock(&self.receiving).switch;
-                (switch.epoch() == epoch && switch.is_open()).then(|| "has not answered DOWN".into())
+                let upgrade_state = lock(&self.receiving).upgrade_state;
+                (upgrade_state.epoch() == epoch && upgrade_state.is_open())
+                    .then(|| "has not answered DOWN".into())
             }
             Owed::Answers(last) => {
                 let count = self.sender.inspect(|sending| sending.outbox.exposed_up_to(last));

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Dispatch;
 use super::jobs::{Job, Jobs};
-use super::registry::{Announced, Found, Registry};
+use super::registry::{Found, Registry, RemoteServices};
 use crate::call_streams::Streams;
 use crate::config::Policy;
 use crate::context::Shared;
@@ -27,13 +27,13 @@ impl Dispatch {
     /// Puts to a batch what a request asks for. `Err`: it is none.
     pub(crate) fn push(
         &self,
-        announced: &Announced,
+        announced: &RemoteServices,
         batch: &mut Jobs,
         call: u64,
         message: Bytes,
     ) -> Result<(), WireError> {
         let (head, metadata, payload) = RequestHead::decode_apart(message)?;
-        let deadline = match head.remaining_us {
+        let deadline = match head.timeout_us {
             0 => None,
             us => batch.now.get_or_insert_with(Instant::now).checked_add(Duration::from_micros(us)),
         };
@@ -67,7 +67,7 @@ impl Dispatch {
     }
 
     /// Adds the services that a BIND announces.
-    pub(crate) fn bind(&self, announced: &mut Announced, payload: Bytes) -> Result<(), WireError> {
+    pub(crate) fn bind(&self, announced: &mut RemoteServices, payload: Bytes) -> Result<(), WireError> {
         announced.add(&self.registry, payload)
     }
 
@@ -166,7 +166,7 @@ impl Dispatch {
 }
 
 #[inline]
-fn find(registry: &Registry, announced: &Announced, head: &RequestHead) -> Result<Found, Status> {
+fn find(registry: &Registry, announced: &RemoteServices, head: &RequestHead) -> Result<Found, Status> {
     let Some(bound) = announced.get(head.service) else {
         return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
     };

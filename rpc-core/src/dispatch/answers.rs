@@ -10,10 +10,11 @@ use crate::buffer_pool;
 use crate::call_streams::{self, Ended};
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
-use crate::proto::shorts::Shorts;
+use crate::proto::small_frames::SmallFrames;
 use crate::proto::text::cut;
 use crate::proto::wire::{
-    Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, ResponseHead, TooLong, Verdict, encode_status,
+    Content, EndHead, EndReason, FrameType, PLAIN_RESPONSE, ResponseHead, ResponseKind, TooLong,
+    encode_status,
 };
 use crate::refusal::too_large;
 use crate::reply::Reply;
@@ -49,7 +50,7 @@ impl Dispatch {
         match self.short_result(&reply) {
             Some((head, body)) => {
                 self.running
-                    .end_with(call, || self.sender.enqueue_short(FrameType::RESPONSE, call, &head, body));
+                    .end_with(call, || self.sender.enqueue_small(FrameType::RESPONSE, call, &head, body));
                 recycle(reply);
             }
             None => {
@@ -61,7 +62,7 @@ impl Dispatch {
     }
 
     /// The same for several, whose answers are short.
-    pub(super) fn complete_all(&self, results: &mut Shorts) {
+    pub(super) fn complete_all(&self, results: &mut SmallFrames) {
         let mut ended = Vec::new();
         if !self.streams.is_empty() {
             results.take_out(|answer| {
@@ -88,21 +89,21 @@ impl Dispatch {
         let terms = self.sender.terms();
         let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= terms.max_message();
         (fits && !terms.compresses_by_default(len))
-            .then(|| (ResponseHead { verdict: Verdict::Ok }.encode_plain(len), payload.body()))
+            .then(|| (ResponseHead { verdict: ResponseKind::Ok }.encode_plain(len), payload.body()))
     }
 
     fn reply(&self, call: u64, reply: Reply) -> Message {
         let max = self.sender.terms().max_message();
         let Outgoing { reply, metadata, compression } = Outgoing::new(self.sender.terms(), reply);
         let (verdict, payload) = match reply {
-            Reply::Ok(payload) => (Verdict::Ok, payload),
-            Reply::Err(payload) => (Verdict::Err, payload),
+            Reply::Ok(payload) => (ResponseKind::Ok, payload),
+            Reply::Err(payload) => (ResponseKind::Err, payload),
             Reply::Status(status) => return status_reply(call, status, metadata, max),
             Reply::End(sent) if sent.reason() == EndReason::Deadline => {
                 return status_reply(call, late(), metadata, max);
             }
             // Of a stream that had not begun.
-            Reply::End(_) | Reply::With(_) => (Verdict::Ok, Payload::default()),
+            Reply::End(_) | Reply::With(_) => (ResponseKind::Ok, Payload::default()),
         };
         let payload = self.sender.terms().compress(compression, payload);
         match response(call, verdict, metadata, payload) {
@@ -155,7 +156,7 @@ impl Dispatch {
     }
 }
 
-fn response(call: u64, verdict: Verdict, metadata: Bytes, payload: Payload) -> Result<Message, TooLong> {
+fn response(call: u64, verdict: ResponseKind, metadata: Bytes, payload: Payload) -> Result<Message, TooLong> {
     let content = Content { metadata, payload };
     let head = Head::response(&ResponseHead { verdict }, &content)?;
     Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
@@ -166,7 +167,7 @@ const ANY_PEER: usize = 800;
 
 /// A status as an answer. Where that is too long for the peer, it goes without details and metadata, and its message is cut.
 fn status_reply(call: u64, status: Status, metadata: Bytes, max: u64) -> Message {
-    let whole = response(call, Verdict::Status, metadata, Payload::from_body(encode_status(&status)));
+    let whole = response(call, ResponseKind::Status, metadata, Payload::from_body(encode_status(&status)));
     match whole {
         Ok(message) if message.len() as u64 <= max => message,
         _ => {
@@ -176,7 +177,7 @@ fn status_reply(call: u64, status: Status, metadata: Bytes, max: u64) -> Message
                 .with_executed(status.executed());
             let body = Payload::from_body(encode_status(&short));
             let fits = "no peer's limit is below 1 KiB";
-            response(call, Verdict::Status, Bytes::new(), body).expect(fits)
+            response(call, ResponseKind::Status, Bytes::new(), body).expect(fits)
         }
     }
 }

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
-use super::alive::Alive;
+use super::handler_limit::HandlerPermit;
 use crate::context::Context;
 use crate::reply::{self, Reply, Sent};
 use crate::service::HandlerFuture;
@@ -18,12 +18,16 @@ pub(super) struct Handler {
     /// `None`: it is done.
     future: Option<HandlerFuture>,
     /// Dropped after the future.
-    _alive: Option<Alive>,
+    _alive: Option<HandlerPermit>,
 }
 
 impl Handler {
-    pub(super) fn new(context: Context, future: Option<HandlerFuture>, alive: Option<Alive>) -> Self {
-        Self { context, future, _alive: alive }
+    pub(super) fn new(
+        context: Context,
+        future: Option<HandlerFuture>,
+        handler_limit: Option<HandlerPermit>,
+    ) -> Self {
+        Self { context, future, _alive: handler_limit }
     }
 
     /// What it answers, or that its time is over.

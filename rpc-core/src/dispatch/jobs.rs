@@ -8,7 +8,7 @@ use super::registry::Found;
 use crate::call_streams::Streams;
 use crate::context::Shared;
 use crate::payload::Payload;
-use crate::proto::shorts::Shorts;
+use crate::proto::small_frames::SmallFrames;
 use crate::status::Status;
 
 /// How many frames are taken in together at most. What a thread keeps for batches is bounded by it, and so is how long answers
@@ -24,7 +24,7 @@ pub(crate) struct Jobs {
     /// When the first of them was looked at: the time of all of them counts from then on.
     pub(super) now: Option<Instant>,
     /// The answers of handlers that were done at their first poll.
-    pub(super) results: Shorts,
+    pub(super) results: SmallFrames,
 }
 
 impl Jobs {

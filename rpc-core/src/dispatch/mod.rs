@@ -1,9 +1,9 @@
 //! The calls of the peer: which services they call, and the handlers that run for them.
 
 mod admission;
-mod alive;
 mod answers;
 mod handler;
+mod handler_limit;
 mod jobs;
 mod outgoing;
 mod registry;
@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 pub(crate) use self::jobs::{ENOUGH, Jobs};
-pub(crate) use self::registry::{Announced, Registry};
+pub(crate) use self::registry::{Registry, RemoteServices};
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
 use crate::context::Draining;
@@ -33,7 +33,7 @@ pub(crate) struct Dispatch {
     streams: Arc<StreamTable>,
     unpacking: Arc<Unpacking>,
     running: running::Running,
-    living: Arc<alive::Living>,
+    limit: Arc<handler_limit::HandlerLimit>,
     /// The peer's last call is settled.
     refuses: AtomicBool,
     ended: AtomicBool,
@@ -57,7 +57,7 @@ impl Dispatch {
             streams,
             unpacking,
             running: running::Running::default(),
-            living: alive::Living::new(most),
+            limit: handler_limit::HandlerLimit::new(most),
             refuses: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             runtime,

@@ -27,13 +27,13 @@ impl fmt::Debug for Registry {
 
 /// The services that a client has announced, by its index.
 #[derive(Debug, Default)]
-pub(crate) struct Announced {
-    services: Vec<Bound>,
+pub(crate) struct RemoteServices {
+    services: Vec<BoundService>,
     /// The BINDs of all of them, in bytes.
     bytes: usize,
 }
 
-impl Announced {
+impl RemoteServices {
     /// Adds what a BIND announces. What is kept of one is no longer than it, but they could come for ever.
     pub(super) fn add(&mut self, registry: &Registry, payload: Bytes) -> Result<(), WireError> {
         self.bytes += payload.len();
@@ -49,13 +49,13 @@ impl Announced {
     }
 
     /// What the client's index stands for.
-    pub(super) fn get(&self, index: u16) -> Option<&Bound> {
+    pub(super) fn get(&self, index: u16) -> Option<&BoundService> {
         self.services.get(usize::from(index))
     }
 }
 
 /// What a service index of the client stands for.
-pub(super) struct Bound {
+pub(super) struct BoundService {
     /// As in `shop.v1.Kv`.
     name: String,
     /// The codec the client uses.
@@ -90,9 +90,9 @@ enum Match {
     Unknown,
 }
 
-impl fmt::Debug for Bound {
+impl fmt::Debug for BoundService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound")
+        f.debug_struct("BoundService")
             .field("name", &self.name)
             .field("methods", &self.methods)
             .finish_non_exhaustive()
@@ -123,7 +123,7 @@ impl Registry {
         self.services[service].info()
     }
 
-    fn bind(&self, bind: Bind) -> Bound {
+    fn bind(&self, bind: Bind) -> BoundService {
         let Bind { name, codec, methods, .. } = bind;
         let service = self.position(&name);
         let methods = match service {
@@ -133,7 +133,7 @@ impl Registry {
             Some(_) => vec![Match::OtherCodec; methods.len()],
             None => Vec::new(),
         };
-        Bound { name, codec, service, methods }
+        BoundService { name, codec, service, methods }
     }
 
     fn find_method(&self, service: usize, wanted: &BindMethod) -> Match {
@@ -156,7 +156,7 @@ impl Registry {
 
     /// What a call of the client's method runs, or why it can't be called.
     #[inline]
-    pub(super) fn find(&self, bound: &Bound, method: u16) -> Result<Found, Status> {
+    pub(super) fn find(&self, bound: &BoundService, method: u16) -> Result<Found, Status> {
         match bound.methods.get(usize::from(method)) {
             Some(Match::Same(found)) => Ok(*found),
             other => Err(self.refuse(bound, other)),
@@ -164,8 +164,8 @@ impl Registry {
     }
 
     #[cold]
-    fn refuse(&self, bound: &Bound, found: Option<&Match>) -> Status {
-        let Bound { name, codec, .. } = bound;
+    fn refuse(&self, bound: &BoundService, found: Option<&Match>) -> Status {
+        let BoundService { name, codec, .. } = bound;
         let Some(info) = bound.service.map(|service| self.info(service)) else {
             let message = format!("this server has no service `{name}`; was it added to the server?");
             return refusal(Code::Unimplemented, message);

@@ -7,14 +7,14 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use tokio::task::AbortHandle;
 
 use super::Dispatch;
-use super::alive::{Alive, Reserved};
 use super::answers;
 use super::handler::{Handler, panicked, ran};
+use super::handler_limit::{HandlerPermit, Reserved};
 use super::jobs::{ENOUGH, Job, Jobs};
 use super::registry::Found;
 use crate::compress::LONG;
 use crate::context::{Context, Current};
-use crate::proto::shorts::Shorts;
+use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::FrameType;
 use crate::reply::Reply;
 use crate::service::{HandlerFuture, Request};
@@ -52,11 +52,11 @@ impl Dispatch {
         &self,
         jobs: &mut impl Iterator<Item = Job>,
         alone: bool,
-        results: &mut Shorts,
+        results: &mut SmallFrames,
         at_work: &mut AtWork,
     ) {
         let (current, peer, place) =
-            (Current::begin(Some(self.drain.clone())), self.sender.terms().address(), self.living.reserve());
+            (Current::begin(Some(self.drain.clone())), self.sender.terms().address(), self.limit.reserve());
         for job in jobs {
             let call = job.call;
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
@@ -116,7 +116,7 @@ impl Dispatch {
             }
             Poll::Pending => {
                 let AtWork { future, .. } = std::mem::take(at_work);
-                self.spawn(call, Handler::new(current.end(), future, Some(Alive::new(&self.living))));
+                self.spawn(call, Handler::new(current.end(), future, Some(HandlerPermit::new(&self.limit))));
                 None
             }
         }
@@ -163,7 +163,7 @@ impl Dispatch {
     #[cold]
     fn serve_later(&self, call: u64, found: Found, request: Request) {
         let Some(this) = self.me.upgrade() else { return };
-        let (room, context) = (self.living.clone().room(), request.context.clone());
+        let (room, context) = (self.limit.clone().room(), request.context.clone());
         let future = Box::pin(async move {
             let _alive = room.await;
             this.handler(found, request).await
@@ -175,7 +175,10 @@ impl Dispatch {
     #[cold]
     fn complete_in_task(&self, call: u64, reply: Reply) {
         let done = Box::pin(std::future::ready(reply));
-        self.spawn(call, Handler::new(Context::background(), Some(done), Some(Alive::new(&self.living))));
+        self.spawn(
+            call,
+            Handler::new(Context::background(), Some(done), Some(HandlerPermit::new(&self.limit))),
+        );
     }
 
     fn spawn(&self, call: u64, handler: Handler) {

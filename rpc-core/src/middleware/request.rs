@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Extensions;
-use crate::calls::Rare;
+use crate::calls::CallOptions;
 use crate::class::TrafficClass;
 use crate::context::{Context, earlier};
 use crate::metadata::Metadata;
@@ -29,7 +29,7 @@ pub struct Request {
 
 enum Target {
     /// It is to be sent.
-    Server { service: Arc<ServiceInfo>, class: TrafficClass, rare: Box<Rare> },
+    Server { service: Arc<ServiceInfo>, class: TrafficClass, options: Box<CallOptions> },
     /// It has arrived.
     Handler { service: Arc<dyn Service>, context: Context, streams: Option<Streams> },
 }
@@ -40,7 +40,7 @@ pub(crate) struct Outgoing {
     pub(crate) method: usize,
     pub(crate) arguments: Payload,
     pub(crate) class: TrafficClass,
-    pub(crate) rare: Box<Rare>,
+    pub(crate) options: Box<CallOptions>,
     pub(crate) deadline: Option<Instant>,
 }
 
@@ -58,9 +58,9 @@ pub(super) struct Arrived {
 impl Request {
     /// One that is to be sent.
     pub(crate) fn outgoing(outgoing: Outgoing) -> Self {
-        let Outgoing { service, method, arguments, class, mut rare, deadline } = outgoing;
-        let metadata = std::mem::take(&mut rare.metadata);
-        let target = Target::Server { service, class, rare };
+        let Outgoing { service, method, arguments, class, mut options, deadline } = outgoing;
+        let metadata = std::mem::take(&mut options.metadata);
+        let target = Target::Server { service, class, options };
         Self { target, method, arguments, metadata, extensions: Extensions::default(), deadline }
     }
 
@@ -162,10 +162,10 @@ impl Request {
             return None;
         }
         let target = match &self.target {
-            Target::Server { service, class, rare } => Target::Server {
+            Target::Server { service, class, options } => Target::Server {
                 service: service.clone(),
                 class: *class,
-                rare: Box::new(rare.without_items()),
+                options: Box::new(options.without_items()),
             },
             Target::Handler { service, context, .. } => {
                 Target::Handler { service: service.clone(), context: context.clone(), streams: None }
@@ -185,9 +185,9 @@ impl Request {
     pub(crate) fn into_outgoing(self) -> Result<Outgoing, Status> {
         let Self { target, method, arguments, metadata, deadline, .. } = self;
         match target {
-            Target::Server { service, class, mut rare } => {
-                rare.metadata = metadata;
-                Ok(Outgoing { service, method, arguments, class, rare, deadline })
+            Target::Server { service, class, mut options } => {
+                options.metadata = metadata;
+                Ok(Outgoing { service, method, arguments, class, options, deadline })
             }
             Target::Handler { .. } => Err(astray("a request that has arrived is not sent on: make a call")),
         }

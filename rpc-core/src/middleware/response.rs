@@ -8,7 +8,7 @@ use crate::compress::Compression;
 use crate::connection::Connection;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
-use crate::proto::wire::Verdict;
+use crate::proto::wire::ResponseKind;
 use crate::reply::Sent;
 use crate::response::Parts;
 use crate::service::{Reply, WithMetadata};
@@ -27,7 +27,7 @@ pub struct Response {
 }
 
 enum Body {
-    Once(Verdict, Payload),
+    Once(ResponseKind, Payload),
     /// On a client: a stream that has begun.
     Begun(Box<Begun>),
     /// On a server: one that was sent.
@@ -48,9 +48,10 @@ impl Response {
         let Self { body, connection, attempts, metadata, trailers, compression } = self;
         let (answer, begun) = match body {
             Body::Once(verdict, payload) => (Ok((verdict, payload)), None),
-            Body::Begun(begun) => {
-                (Ok((Verdict::Ok, Payload::default())), Some(Begun { metadata: metadata.clone(), ..*begun }))
-            }
+            Body::Begun(begun) => (
+                Ok((ResponseKind::Ok, Payload::default())),
+                Some(Begun { metadata: metadata.clone(), ..*begun }),
+            ),
             Body::Sent(_) => {
                 let status = Status::new(Code::Internal, "a server's response was given to a client");
                 (Err(status.with_executed(Executed::Maybe).with_blame(Blame::Caller)), None)
@@ -65,8 +66,8 @@ impl Response {
         let mut reply = reply;
         let body = loop {
             match reply {
-                Reply::Ok(payload) => break Body::Once(Verdict::Ok, payload),
-                Reply::Err(payload) => break Body::Once(Verdict::Err, payload),
+                Reply::Ok(payload) => break Body::Once(ResponseKind::Ok, payload),
+                Reply::Err(payload) => break Body::Once(ResponseKind::Err, payload),
                 Reply::End(sent) => break Body::Sent(sent),
                 Reply::Status(status) => {
                     trailers.extend(status.metadata());
@@ -87,7 +88,7 @@ impl Response {
     pub(super) fn into_reply(self) -> Reply {
         let Self { body, metadata, trailers, .. } = self;
         let reply = match body {
-            Body::Once(Verdict::Ok, payload) => Reply::Ok(payload),
+            Body::Once(ResponseKind::Ok, payload) => Reply::Ok(payload),
             Body::Once(_, payload) => Reply::Err(payload),
             Body::Sent(sent) => Reply::End(sent),
             Body::Begun(_) => {
@@ -104,7 +105,7 @@ impl Response {
 
     /// Whether it is an error of the application's own type.
     pub fn is_error(&self) -> bool {
-        matches!(self.body, Body::Once(Verdict::Err, _))
+        matches!(self.body, Body::Once(ResponseKind::Err, _))
     }
 
     /// Whether it is a stream: on a client one that has begun, on a server one that was sent.
@@ -164,7 +165,7 @@ impl Response {
     pub fn end(&self) -> Option<StreamEnd> {
         let reason = match &self.body {
             Body::Begun(_) => return None,
-            Body::Once(Verdict::Ok, _) => EndReason::Completed,
+            Body::Once(ResponseKind::Ok, _) => EndReason::Completed,
             Body::Once(..) => EndReason::Status,
             Body::Sent(sent) => EndReason::of(sent),
         };

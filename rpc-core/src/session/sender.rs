@@ -17,7 +17,7 @@ use super::sources::{StreamSource, UpgradedSource};
 use super::terms::Terms;
 use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
-use crate::proto::shorts::Shorts;
+use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::{Cancel, FrameType, WireError};
 use crate::transport::{Counters, Link};
 
@@ -62,14 +62,14 @@ impl Sending {
 /// What was queued and is not in the outbox yet.
 #[derive(Debug, Default)]
 struct Queue {
-    shorts: Shorts,
+    small_frames: SmallFrames,
     others: VecDeque<Message>,
 }
 
 impl Queue {
     fn push(&mut self, message: Message) {
         match message.as_short() {
-            Some((head, body)) => self.shorts.push(message.kind, message.call, head, body),
+            Some((head, body)) => self.small_frames.push(message.kind, message.call, head, body),
             None => self.others.push_back(message),
         }
     }
@@ -77,19 +77,19 @@ impl Queue {
     /// How many begin or end calls.
     fn of_calls(&self) -> usize {
         let begins_or_ends = |message: &&Message| message.call != 0 && !message.is_amid_call();
-        self.shorts.len() + self.others.iter().filter(begins_or_ends).count()
+        self.small_frames.len() + self.others.iter().filter(begins_or_ends).count()
     }
 }
 
 impl Queued for Queue {
     fn len(&self) -> usize {
-        self.shorts.len() + self.others.len()
+        self.small_frames.len() + self.others.len()
     }
 }
 
 impl Absorb<Queue> for Sending {
     fn absorb(&mut self, queue: &mut Queue) {
-        self.outbox.push_shorts(&mut queue.shorts);
+        self.outbox.push_small_frames(&mut queue.small_frames);
         while let Some(message) = queue.others.pop_front() {
             self.outbox.push(message);
         }
@@ -324,13 +324,13 @@ impl Sender {
     /// Queues a short message of a call likewise.
     // Inlined where a call is made or answered, so that what is put in is not moved on its way.
     #[inline(always)]
-    pub(crate) fn enqueue_short(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
-        self.queue.push(|queue| queue.shorts.push(kind, call, head, body))
+    pub(crate) fn enqueue_small(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
+        self.queue.push(|queue| queue.small_frames.push(kind, call, head, body))
     }
 
     /// Queues several short messages likewise, and leaves none.
-    pub(crate) fn enqueue_all(&self, shorts: &mut Shorts) -> usize {
-        self.queue.push(|queue| queue.shorts.append(shorts))
+    pub(crate) fn enqueue_all(&self, small_frames: &mut SmallFrames) -> usize {
+        self.queue.push(|queue| queue.small_frames.append(small_frames))
     }
 
     /// How many messages are queued that are not in the outbox yet.
@@ -415,8 +415,8 @@ impl Sender {
             link.send(&mut UpgradedSource { outbox, epoch, max_frame, describes, sender: self });
         }
         self.note_backlog(&sending.outbox);
-        if sending.outbox.has_left() {
-            self.sent.note(sending.outbox.take_left());
+        if sending.outbox.has_sent() {
+            self.sent.note(sending.outbox.take_sent());
         }
         self.progress.note();
     }

@@ -26,7 +26,7 @@ impl FrameSource for StreamSource<'_> {
         Some(self.sender.stamp(frame, outbox))
     }
 
-    fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
+    fn next_small_frames(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
         let Sending { outbox, control, peer_max_frame, .. } = &mut *self.sending;
         if !control.is_empty() {
             return true;
@@ -35,7 +35,7 @@ impl FrameSource for StreamSource<'_> {
             return false;
         }
         let rx_seq = self.sender.acknowledge_now();
-        if outbox.next_shorts(empty, max_payload.min(*peer_max_frame), rx_seq) > 0 {
+        if outbox.next_small_frames(empty, max_payload.min(*peer_max_frame), rx_seq) > 0 {
             self.sender.note_sent(outbox);
         }
         !outbox.is_empty()

@@ -73,7 +73,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     }
 
     /// The peer has read what the frame of this number described, or will not: it is exposed no longer.
-    fn conceal(&self, _seq: u32, _was_read: bool) {}
+    fn revoke(&self, _seq: u32, _was_read: bool) {}
 
     /// A caller has begun to wait for an answer. If it should [help](Self::help) before it sleeps, says for how long;
     /// [`end_help`](Self::end_help) must follow. One caller helps at a time.
@@ -172,7 +172,7 @@ pub trait FrameSource {
     /// For a link whose `grant` is always 0 and which copies what is short: gives frames that are next, encoded one behind the
     /// other, in exchange for `empty`, of whose memory others are made; none has a payload of more than `max_payload` bytes.
     /// False: there is nothing else. True: there may be; if this has given none, from [`next`](Self::next).
-    fn next_shorts(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
+    fn next_small_frames(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
         let _ = (empty, max_payload);
         true
     }

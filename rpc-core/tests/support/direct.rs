@@ -12,7 +12,7 @@ use farcall_core::transport::{
 
 /// One end.
 #[derive(Debug)]
-pub(crate) struct Direct {
+pub(crate) struct SendService {
     like: Arc<dyn Link>,
     here: Arc<End>,
     there: Arc<End>,
@@ -49,11 +49,11 @@ impl std::fmt::Debug for End {
 }
 
 /// The two ends of a link.
-pub(crate) fn pair() -> [Arc<Direct>; 2] {
+pub(crate) fn pair() -> [Arc<SendService>; 2] {
     let (a, b) = (Arc::new(End::default()), Arc::new(End::default()));
     [(&a, &b), (&b, &a)].map(|(here, there)| {
         let (here, there) = (here.clone(), there.clone());
-        Arc::new(Direct {
+        Arc::new(SendService {
             like: memory::pair().0,
             here,
             there,
@@ -63,7 +63,7 @@ pub(crate) fn pair() -> [Arc<Direct>; 2] {
     })
 }
 
-impl Direct {
+impl SendService {
     /// The link ends; this side is told so.
     pub(crate) fn end(&self, end: LinkEnd) {
         let handler = lock(&self.here.0).handler.take();
@@ -113,7 +113,7 @@ impl End {
     }
 }
 
-impl Link for Direct {
+impl Link for SendService {
     fn description(&self) -> &Description {
         self.like.description()
     }

@@ -12,7 +12,7 @@ use farcall_core::payload::Payload;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{
     Bind, BindMethod, Close, CloseCode, Content, FrameType, Header, Hello, RequestHead, ResponseHead,
-    VERSION, Verdict, WireError, flags,
+    ResponseKind, VERSION, WireError, flags,
 };
 use farcall_core::service::ServiceInfo;
 use farcall_core::status::Result;
@@ -160,7 +160,7 @@ impl Peer {
     pub(crate) fn respond_with(&mut self, call: u64, metadata: &[u8], body: &[u8]) {
         let content = content(metadata, body);
         let mut payload = BytesMut::new();
-        ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut payload).unwrap();
+        ResponseHead { verdict: ResponseKind::Ok }.encode(&content, &mut payload).unwrap();
         payload.extend_from_slice(body);
         self.session_frame(FrameType::RESPONSE, call, 0, payload);
     }
@@ -207,7 +207,7 @@ pub(crate) fn request(method: usize, argument: &[u8]) -> Bytes {
 
 fn request_with(method: usize, metadata: &[u8], argument: &[u8]) -> Bytes {
     let content = content(metadata, argument);
-    let head = RequestHead { service: 0, method: method as u16, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: method as u16, attempt: 1, timeout_us: 0 };
     let mut payload = BytesMut::new();
     head.encode(&content, &mut payload).unwrap();
     payload.extend_from_slice(argument);

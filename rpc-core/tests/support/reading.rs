@@ -114,7 +114,7 @@ impl Link for Reading {
         }
     }
 
-    fn conceal(&self, seq: u32, _: bool) {
+    fn revoke(&self, seq: u32, _: bool) {
         lock(&self.shared.exposed).remove(&(self.side, seq)).expect("concealed once, when it was exposed");
     }
 }

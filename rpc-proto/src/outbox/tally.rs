@@ -1,6 +1,6 @@
 //! Counts of the messages in an outbox.
 
-use crate::message::{Cutting, Message};
+use crate::message::{Fragmenter, Message};
 
 /// Counts of the messages that have not left, or not wholly, or have not been read. Each method says what has become of a
 /// message; nothing else changes a count. Short messages of calls are not in here.
@@ -37,7 +37,7 @@ impl Tally {
     }
 
     /// Counts a message out that had begun: all of it has left, or was read, or it was taken back before a part had left.
-    pub(super) fn end(&mut self, message: &Cutting) {
+    pub(super) fn end(&mut self, message: &Fragmenter) {
         let is_own = usize::from(message.call == 0);
         self.own -= is_own;
         self.barriers -= is_own;
@@ -47,7 +47,7 @@ impl Tally {
     }
 
     /// Gives up the rest of a message: one more frame tells the peer.
-    pub(super) fn give_up(&mut self, message: &mut Cutting) {
+    pub(super) fn give_up(&mut self, message: &mut Fragmenter) {
         self.given_up += usize::from(message.abandon());
     }
 

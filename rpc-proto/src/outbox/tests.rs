@@ -123,8 +123,8 @@ fn messages_of_a_stream_keep_their_order_and_who_waits_for_one_is_told() {
     let lengths: Vec<u32> = frames[..11].iter().map(|frame| frame.2).collect();
     assert_eq!(lengths, [20].into_iter().chain(10..20).collect::<Vec<_>>());
     assert_eq!(frames[11..].iter().map(|frame| frame.2).sum::<u32>(), 5000 + 4);
-    assert_eq!(outbox.take_left(), [1, 1]);
-    assert_eq!((outbox.take_left(), outbox.waiting(), outbox.is_empty()), (vec![], 0, true));
+    assert_eq!(outbox.take_sent(), [1, 1]);
+    assert_eq!((outbox.take_sent(), outbox.waiting(), outbox.is_empty()), (vec![], 0, true));
 }
 
 #[test]
@@ -143,13 +143,13 @@ fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
         long.bulk = vec![7; 5000].into();
         outbox.push(long);
         let frame = outbox.next(MAX_FRAME, &mut All).unwrap();
-        assert_eq!((frame.header.flags & flags::DESCRIBED, outbox.take_left()), (flags::DESCRIBED, vec![]));
+        assert_eq!((frame.header.flags & flags::DESCRIBED, outbox.take_sent()), (flags::DESCRIBED, vec![]));
         outbox.done(&Done { seq: frame.header.seq, outcome }).unwrap();
         if outcome == Done::SEND {
-            assert_eq!(outbox.take_left(), [], "it is yet to be sent");
+            assert_eq!(outbox.take_sent(), [], "it is yet to be sent");
             while next(&mut outbox).is_some() {}
         }
-        assert_eq!((outbox.take_left(), outbox.waiting(), outbox.assembling()), (vec![1], 0, 0));
+        assert_eq!((outbox.take_sent(), outbox.waiting(), outbox.assembling()), (vec![1], 0, 0));
     }
 }
 

@@ -8,7 +8,7 @@ use super::super::inbox::{Arrived, Described, Inbox, Limits, Order, Pulled, Take
 use super::super::message::{Expose, Exposing, Frame, Message};
 use super::super::outbox::{Outbox, Route};
 use super::super::session::{Fallen, Say, Session};
-use super::super::switch::Switch;
+use super::super::upgrade_state::UpgradeState;
 use super::super::wire::{Done, Down, FrameType, Header, Up};
 
 /// What is on its way by the stream.
@@ -30,7 +30,7 @@ pub(super) enum OnLink {
 
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Peer {
-    pub(super) switch: Switch,
+    pub(super) upgrade_state: UpgradeState,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) sent: u64,
@@ -86,7 +86,7 @@ impl Peer {
         let mut inbox = Inbox::new(LIMITS);
         inbox.allow_described();
         Self {
-            switch: Switch::default(),
+            upgrade_state: UpgradeState::default(),
             inbox,
             outbox: Outbox::new(LIMITS.max_assembly, 1 << 20),
             sent: 0,
@@ -105,7 +105,7 @@ impl Peer {
     }
 
     pub(super) fn session(&mut self) -> Session<'_> {
-        Session { switch: &mut self.switch, inbox: &mut self.inbox, outbox: &mut self.outbox }
+        Session { upgrade_state: &mut self.upgrade_state, inbox: &mut self.inbox, outbox: &mut self.outbox }
     }
 
     pub(super) fn fall(&mut self, epoch: u32, fallen: Fallen) {

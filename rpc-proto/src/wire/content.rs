@@ -32,13 +32,13 @@ pub struct RequestHead {
     /// 1 for a first attempt.
     pub attempt: u8,
     /// How long the caller still waits, in microseconds; 0: for ever.
-    pub remaining_us: u64,
+    pub timeout_us: u64,
 }
 
 /// What a RESPONSE's body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Verdict {
+pub enum ResponseKind {
     /// The result, in the service's codec.
     Ok = 0,
     /// The application's error, in the service's codec.
@@ -51,7 +51,7 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHead {
     /// What the body is.
-    pub verdict: Verdict,
+    pub verdict: ResponseKind,
 }
 
 /// Metadata, body and attachments.
@@ -80,7 +80,7 @@ impl RequestHead {
         b[4] = self.attempt;
         b[5] = content.payload.compression().to_wire();
         b[6..8].copy_from_slice(&attachments.to_le_bytes());
-        b[8..16].copy_from_slice(&self.remaining_us.to_le_bytes());
+        b[8..16].copy_from_slice(&self.timeout_us.to_le_bytes());
         out.put_slice(&b);
         content.encode_lengths(out)
     }
@@ -91,7 +91,7 @@ impl RequestHead {
         b[0..2].copy_from_slice(&self.service.to_le_bytes());
         b[2..4].copy_from_slice(&self.method.to_le_bytes());
         b[4] = self.attempt;
-        b[8..16].copy_from_slice(&self.remaining_us.to_le_bytes());
+        b[8..16].copy_from_slice(&self.timeout_us.to_le_bytes());
         b[16..20].copy_from_slice(&body_len.to_le_bytes());
         b
     }
@@ -110,7 +110,7 @@ impl RequestHead {
             service: u16::from_le_bytes([s0, s1]),
             method: u16::from_le_bytes([m0, m1]),
             attempt,
-            remaining_us: u64::from_le_bytes([r0, r1, r2, r3, r4, r5, r6, r7]),
+            timeout_us: u64::from_le_bytes([r0, r1, r2, r3, r4, r5, r6, r7]),
         })
     }
 
@@ -142,9 +142,9 @@ impl RequestHead {
         let attempt = r.u8("request.attempt")?;
         let compression = compression(r.u8("request.compression")?)?;
         let attachments = r.u16("request.attachments")?;
-        let remaining_us = r.u64("request.remaining")?;
+        let timeout_us = r.u64("request.remaining")?;
         let content = Content::decode(r, attachments, Some(compression))?;
-        Ok((Self { service, method, attempt, remaining_us }, content))
+        Ok((Self { service, method, attempt, timeout_us }, content))
     }
 }
 
@@ -196,20 +196,20 @@ impl ResponseHead {
             return Ok((head, content.boxed_metadata(), content.payload));
         }
         message.advance(PLAIN_RESPONSE);
-        Ok((Self { verdict: Verdict::Ok }, None, Payload::from_body(message)))
+        Ok((Self { verdict: ResponseKind::Ok }, None, Payload::from_body(message)))
     }
 
     #[cold]
     fn decode_any(message: Bytes) -> Result<(Self, Content), WireError> {
         let mut r = Reader::new(message);
         let verdict = match r.u8("response.verdict")? {
-            0 => Verdict::Ok,
-            1 => Verdict::Err,
-            2 => Verdict::Status,
+            0 => ResponseKind::Ok,
+            1 => ResponseKind::Err,
+            2 => ResponseKind::Status,
             _ => return Err(WireError::new("response.verdict", "is unknown")),
         };
         let compression = compression(r.u8("response.compression")?)?;
-        if verdict == Verdict::Status && compression != Compression::None {
+        if verdict == ResponseKind::Status && compression != Compression::None {
             return Err(WireError::new("response.compression", "is of a status"));
         }
         let attachments = r.u16("response.attachments")?;

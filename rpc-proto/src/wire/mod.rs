@@ -23,7 +23,7 @@ mod write;
 pub use bind::{Bind, BindMethod, MAX_BIND_BYTES, bind_has_room};
 pub use content::{
     Content, MAX_ATTACHMENTS, PLAIN_REQUEST, PLAIN_RESPONSE, REQUEST_PREFIX, RequestHead, ResponseHead,
-    Verdict, decode_status, encode_status,
+    ResponseKind, decode_status, encode_status,
 };
 
 pub use control::{Cancel, Close, CloseCode, Credit, CreditOp, Done, Goaway, Ping};

@@ -103,7 +103,7 @@ fn compressed_messages_come_back_as_they_were_sent() {
         let mut request = forms::Request::random(&mut rng);
         request.content.payload = packed.clone();
         comes_back(&request);
-        let head = ResponseHead { verdict: [Verdict::Ok, Verdict::Err][rng.usize(..2)] };
+        let head = ResponseHead { verdict: [ResponseKind::Ok, ResponseKind::Err][rng.usize(..2)] };
         comes_back(&forms::Response { head, content: request.content });
         let head = ItemHead { more: rng.u16(..) };
         comes_back(&forms::Item { head, content: Content::item(packed) });
@@ -410,7 +410,7 @@ fn a_body_in_pieces_is_announced_as_one() {
     let encode = |payload: Payload| {
         let mut out = BytesMut::new();
         let content = Content { metadata: Bytes::new(), payload };
-        ResponseHead { verdict: Verdict::Ok }.encode(&content, &mut out).unwrap();
+        ResponseHead { verdict: ResponseKind::Ok }.encode(&content, &mut out).unwrap();
         out
     };
     assert_eq!(encode(pieces), encode(whole));
@@ -420,8 +420,8 @@ fn a_body_in_pieces_is_announced_as_one() {
 fn more_attachments_than_there_is_room_for_are_refused() {
     let content =
         |n| Content { metadata: Bytes::new(), payload: Payload::new(Bytes::new(), vec![Bytes::new(); n]) };
-    let request = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
-    let response = ResponseHead { verdict: Verdict::Ok };
+    let request = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
+    let response = ResponseHead { verdict: ResponseKind::Ok };
     let most = content(MAX_ATTACHMENTS);
     let mut out = BytesMut::new();
     assert_eq!(request.encode(&most, &mut out), Ok(()));
@@ -519,7 +519,7 @@ fn numbers_of_later_versions_are_read_as_what_promises_least() {
 fn a_short_body_does_not_keep_the_metadata_that_came_with_it() {
     let content =
         Content { metadata: vec![7; 5000].into(), payload: Payload::from_body(vec![1; 100].into()) };
-    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
     let mut message = BytesMut::new();
     head.encode(&content, &mut message).unwrap();
     message.extend_from_slice(&content.payload.body);
@@ -532,7 +532,7 @@ fn a_short_body_does_not_keep_the_metadata_that_came_with_it() {
 #[test]
 fn metadata_has_one_form_for_each_length() {
     let request = |metadata: Vec<u8>| forms::Request {
-        head: RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 },
+        head: RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 },
         content: Content { metadata: metadata.into(), payload: Payload::default() },
     };
     assert_eq!(request(vec![]).bytes().len(), REQUEST_PREFIX + 1);

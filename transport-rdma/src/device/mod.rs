@@ -2,7 +2,7 @@
 //! ([`crate::sim`]) implement, and the safe, hardware-free parts around them.
 //!
 //! Ownership is the point of these traits. Memory that a device may write is a [`Slot`] that was moved into a queue, or a
-//! [`Landing`] that nobody can look into; memory that a device may read, for itself or for a peer, is a
+//! [`ReadTarget`] that nobody can look into; memory that a device may read, for itself or for a peer, is a
 //! [`Bytes`](bytes::Bytes) of which the queue pair holds a clone. A completion is the only way back, so code above these
 //! traits cannot race with a device.
 //!
@@ -37,7 +37,7 @@ pub use sysfs::{Roots, check_access};
 
 pub use self::exposure::Exposure;
 pub use crate::config::RdmaConfig;
-pub use crate::dma::{Arena, Extent, Landing, Slab, SlabLayout, Slot};
+pub use crate::dma::{Arena, Extent, ReadTarget, Slab, SlabLayout, Slot};
 pub use crate::errno::Blame;
 pub use crate::unavailable::{DeviceError, Unavailable};
 

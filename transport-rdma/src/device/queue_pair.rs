@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{DeviceError, Exposure, Landing, LocalPath, Mtu, RemoteQp, Slot, WcError};
+use super::{DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteQp, Slot, WcError};
 
 /// How large a queue pair is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -142,7 +142,7 @@ pub enum Work {
     /// Read from the peer's memory; always with a completion.
     Read {
         /// Where the bytes go.
-        into: Arc<Landing>,
+        into: Arc<ReadTarget>,
         /// Where in it.
         at: usize,
         /// How many.
@@ -192,7 +192,7 @@ pub enum PostError {
     NotRegistered,
     /// A message or a READ of more than 2 GiB, which no device takes.
     TooLong,
-    /// A READ beyond the end of its landing.
+    /// A READ beyond the end of its read_target.
     OutOfBounds,
     /// A marker for a queue pair that was not set to ERR, or has one already.
     Misplaced,

@@ -111,7 +111,7 @@ impl Deref for Extent {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped and initialised (by the kernel, with zeroes) for as long as the arena lives, which `self` keeps. The
-        // extent has one owner, and no device writes to it while that is not a `Landing`.
+        // extent has one owner, and no device writes to it while that is not a `ReadTarget`.
         unsafe { slice::from_raw_parts(self.start(), self.len) }
     }
 }

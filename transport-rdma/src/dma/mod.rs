@@ -1,7 +1,7 @@
 //! Memory that devices read and write: mappings, what they are divided into, and views of it.
 //!
 //! A [`Slot`] of a [`Slab`] or an [`Extent`] of an [`Arena`] has one owner at a time: the code that holds it, a queue into
-//! which it was moved, a [`Landing`], or the views ([`Bytes`]) into which it was frozen. The last of them makes it free
+//! which it was moved, a [`ReadTarget`], or the views ([`Bytes`]) into which it was frozen. The last of them makes it free
 //! again. The mapping stays until the last of these is gone, whatever has become of device and runtime; a registration
 //! keeps the mapping, and nothing here keeps a registration. The argument why this is sound stands in [`crate::verbs`].
 
@@ -10,8 +10,8 @@
 mod arena;
 mod bitmap;
 mod free_list;
-mod landing;
 mod mapping;
+mod read_target;
 mod slab;
 
 use std::ops::{Deref, Range};
@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 pub use arena::{Arena, Extent};
-pub use landing::Landing;
 pub(crate) use mapping::Mapping;
 pub use mapping::Pages;
+pub use read_target::ReadTarget;
 pub use slab::{Slab, SlabLayout, Slot};
 
 static LEAKED: AtomicU64 = AtomicU64::new(0);

@@ -226,14 +226,14 @@ fn landing_gives_its_extent_to_the_last_owner_only() {
     let arena = arena(4);
     let mut extent = arena.take(1000).unwrap();
     extent[..10].fill(1);
-    let landing = Landing::new(extent);
-    let request = Arc::clone(&landing);
-    let landing = Landing::into_extent(landing).expect_err("a request holds it");
+    let read_target = ReadTarget::new(extent);
+    let request = Arc::clone(&read_target);
+    let read_target = ReadTarget::into_extent(read_target).expect_err("a request holds it");
     request.write(10, &[2; 990]);
     request.write(11, &[3; 990]);
     request.write(usize::MAX, &[3]);
     drop(request);
-    let extent = Landing::into_extent(landing).unwrap();
+    let extent = ReadTarget::into_extent(read_target).unwrap();
     assert!(extent[..10] == [1; 10] && extent[10..] == [2; 990]);
 }
 
@@ -242,12 +242,12 @@ fn landing_has_addresses_within_its_extent_only() {
     let arena = arena(4);
     let extent = arena.take(1000).unwrap();
     let start = extent.as_ptr() as usize;
-    let landing = Landing::new(extent);
-    assert_eq!(landing.len(), 1000);
-    assert_eq!(landing.address(10, 990), Some(start + 10));
-    assert_eq!(landing.address(1000, 0), Some(start + 1000));
+    let read_target = ReadTarget::new(extent);
+    assert_eq!(read_target.len(), 1000);
+    assert_eq!(read_target.address(10, 990), Some(start + 10));
+    assert_eq!(read_target.address(1000, 0), Some(start + 1000));
     for (at, len) in [(10, 991), (1001, 0), (usize::MAX, 2), (0, usize::MAX)] {
-        assert_eq!(landing.address(at, len), None);
+        assert_eq!(read_target.address(at, len), None);
     }
 }
 

@@ -11,8 +11,8 @@ use farcall_core::transport::LinkEnd;
 use tokio::task::AbortHandle;
 
 use super::Shard;
-use super::endings::Endings;
 use super::intake::Intake;
+use super::teardown::Teardown;
 use crate::device::{Completion, Cq, DeviceError, DeviceEvent};
 use crate::link::LinkCore;
 
@@ -32,7 +32,7 @@ pub(super) struct Driver {
     shard: Arc<Shard>,
     /// What reads the device's events.
     watch: AbortHandle,
-    endings: Endings,
+    teardown: Teardown,
     /// Empty between turns; kept for its memory.
     completions: Vec<Completion>,
     /// Since sends were looked at.
@@ -41,7 +41,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(shard: Arc<Shard>, watch: AbortHandle) -> Self {
-        Self { shard, watch, endings: Endings::default(), completions: Vec::with_capacity(BATCH), turns: 0 }
+        Self { shard, watch, teardown: Teardown::default(), completions: Vec::with_capacity(BATCH), turns: 0 }
     }
 
     pub(super) fn shard(&self) -> &Arc<Shard> {
@@ -51,13 +51,13 @@ impl Driver {
     /// Whether the last link and the last [`super::Endpoint`] are gone, or the runtime is.
     pub(super) fn is_done(&self) -> bool {
         let mailbox = &self.shard.resources.mailbox;
-        let unused = self.endings.is_empty() && mailbox.is_leaving() && self.shard.links().is_empty();
+        let unused = self.teardown.is_empty() && mailbox.is_leaving() && self.shard.links().is_empty();
         unused || mailbox.is_forsaken()
     }
 
     /// When the next turn is due, whether or not anything has come.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.endings.deadline()
+        self.teardown.deadline()
     }
 
     /// The same as [`turn`](Self::turn), with a look at everything: for who is about to sleep.
@@ -75,12 +75,12 @@ impl Driver {
         // it is free, which it is not.
         let mut intake = shard.intake();
         let (polled, delivered) = self.receive(&mut intake)?;
-        if polled < BATCH && !self.endings.is_empty() {
+        if polled < BATCH && !self.teardown.is_empty() {
             self.finish_drained();
         }
         let sent = self.reap(&mut intake)?;
         let mail = self.read_mail(&mut intake)?;
-        self.endings.advance(&self.shard.device.control);
+        self.teardown.advance(&self.shard.device.control);
         Ok(intake.is_ready() || polled + delivered + sent + mail > 0)
     }
 
@@ -151,7 +151,7 @@ impl Driver {
                         self.fail(intake, link, end)?;
                     }
                 }
-                Completion::Drained { qp_num, .. } => self.endings.drained(qp_num),
+                Completion::Drained { qp_num, .. } => self.teardown.drained(qp_num),
                 // A send queue completes no receives.
                 Completion::Received { .. } | Completion::ReceiveFailed { .. } => {}
             }
@@ -227,12 +227,12 @@ impl Driver {
 
     /// The link is over: tells its handler, after all that was delivered before, and begins to take it down.
     fn end(&mut self, link: &Arc<LinkCore>, end: LinkEnd) {
-        self.endings.begin(link, end);
+        self.teardown.begin(link, end);
     }
 
     /// Lets go of the links that are drained. Called when the receive queue was found empty after they were.
     fn finish_drained(&mut self) {
-        for link in self.endings.take_drained() {
+        for link in self.teardown.take_drained() {
             self.shard.links().remove(&link.number());
             link.release();
         }
@@ -257,7 +257,7 @@ impl Driver {
             self.shard.dead.store(true, Ordering::Release);
             std::mem::take(&mut *links).into_values().collect()
         };
-        self.endings.clear();
+        self.teardown.clear();
         for link in links {
             if let Some(qp) = link.qp().filter(|_| !link.is_connecting()) {
                 self.shard.device.control.spawn(move || drop(qp.to_err()));

@@ -49,8 +49,8 @@ impl Link for RdmaLink {
         self.core.pull(direction, described);
     }
 
-    fn conceal(&self, seq: u32, was_read: bool) {
-        self.core.conceal(seq, was_read);
+    fn revoke(&self, seq: u32, was_read: bool) {
+        self.core.revoke(seq, was_read);
     }
 
     fn begin_help(&self) -> Option<Duration> {

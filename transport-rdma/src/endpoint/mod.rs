@@ -5,14 +5,14 @@
 
 mod busy;
 mod candidate;
+mod device_registry;
 mod driver;
-mod endings;
 mod events;
 mod help;
 mod intake;
 mod link;
-mod machine;
 mod meter;
+mod teardown;
 mod wait;
 mod watch;
 
@@ -31,12 +31,12 @@ use self::meter::Meter;
 use crate::config::{Completion, RdmaConfig};
 use crate::device::{CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable};
 use crate::link::LinkCore;
-use crate::resources::{self, Memory, NewQp, NoRoom, Offload, Resources, Shares};
+use crate::resources::{self, DropOnControlThread, Memory, NewQp, NoRoom, Resources, Shares};
 
 pub(crate) use self::candidate::{RdmaCandidate, Side};
+pub use self::device_registry::stats;
+pub(crate) use self::device_registry::{DeviceRegistry, OpenDevice};
 pub(crate) use self::link::RdmaLink;
-pub use self::machine::stats;
-pub(crate) use self::machine::{Machine, OpenDevice};
 
 /// Requests that each link can have outstanding: fewer only where many links share a small completion queue.
 const MAX_SENDS: u32 = 96;
@@ -60,7 +60,7 @@ pub(crate) struct Shard {
     pub(crate) device: Arc<OpenDevice>,
     pub(crate) resources: Resources,
     meter: Meter,
-    queues: Offload<dyn Queues>,
+    queues: DropOnControlThread<dyn Queues>,
     /// Of each link's queue pair.
     qp_size: QpSize,
     config: RdmaConfig,
@@ -88,13 +88,13 @@ impl Endpoint {
         let (opened, control) = (Arc::clone(&device.device), device.control.clone());
         let resources = Resources {
             memory: Memory::new(config, opened, control, &queues, receives),
-            bulk: Arc::clone(&device.bulk),
+            rendezvous_pool: Arc::clone(&device.rendezvous_pool),
             mailbox: Arc::default(),
             counts: Arc::default(),
         };
         let shard = Arc::new(Shard {
             resources,
-            queues: Offload::new(queues, device.control.clone()),
+            queues: DropOnControlThread::new(queues, device.control.clone()),
             qp_size,
             meter: Meter::default(),
             config: config.clone(),
@@ -106,7 +106,7 @@ impl Endpoint {
             device,
         });
         shard.resources.memory.begin()?;
-        shard.device.bulk.begin();
+        shard.device.rendezvous_pool.begin();
         shard.device.join(&shard);
         match config.completion {
             // With few CPUs a thread more would only keep the others from theirs.
@@ -153,7 +153,7 @@ impl Shard {
         };
         let qp = match self.queues.create_qp(self.qp_size) {
             // From here on, whoever gives it up: destroying it may take as long as the device likes.
-            Ok(qp) => Offload::new(qp, self.device.control.clone()),
+            Ok(qp) => DropOnControlThread::new(qp, self.device.control.clone()),
             Err(CreateQpError::CqBudget) => return Ok(Err(NoRoom::Completions)),
             Err(CreateQpError::Device(error)) => return Err(error.into()),
         };

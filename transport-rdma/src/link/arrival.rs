@@ -15,7 +15,7 @@ use crate::resources::Pool;
 #[derive(Debug)]
 pub(crate) struct Arrival {
     link: Arc<LinkCore>,
-    heard: Heard,
+    heard: PeerView,
     message: Result<Message, LinkEnd>,
 }
 
@@ -80,7 +80,7 @@ fn is_answer(header: &Header) -> bool {
 
 /// The most that the peer can have heard from this side when a frame of its own was polled.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Heard {
+pub(super) struct PeerView {
     pub(super) grants: u32,
     pub(super) bytes: u64,
 }
@@ -98,7 +98,7 @@ impl Arrival {
         copies: &mut BytesMut,
     ) -> Self {
         let heard =
-            Heard { grants: link.told.load(Ordering::Acquire), bytes: link.sent.load(Ordering::Acquire) };
+            PeerView { grants: link.told.load(Ordering::Acquire), bytes: link.sent.load(Ordering::Acquire) };
         link.received.fetch_add(len as u64, Ordering::Relaxed);
         let headers = match Headers::of(&slot[..len]) {
             Ok(headers) => headers,
@@ -126,7 +126,7 @@ impl Arrival {
 
     /// Nothing more arrives: the link has failed.
     pub(crate) fn failure(link: Arc<LinkCore>, end: LinkEnd) -> Self {
-        Self { link, heard: Heard::default(), message: Err(end) }
+        Self { link, heard: PeerView::default(), message: Err(end) }
     }
 
     /// Gives it to the link. `Some`: that had nothing to deliver before.

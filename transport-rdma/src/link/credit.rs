@@ -81,9 +81,9 @@ impl Received {
 /// The PINGs of the peer, or its GRANTs and RECLAIMs: it has one receive for these. So it sends the next when it knows that
 /// the last was read, and it knows that by something that this side has said since.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Turn(Option<u64>);
+pub(crate) struct PollCycle(Option<u64>);
 
-impl Turn {
+impl PollCycle {
     /// Another one has arrived, when the peer can have heard this many bytes. False if those were as many the last time.
     #[must_use]
     pub(crate) fn take(&mut self, heard: u64) -> bool {
@@ -96,7 +96,7 @@ impl Turn {
 /// Of the CREDITs of a side, the peer has a receive for one GRANT or RECLAIM; so the next leaves only when the last is
 /// known to have been read. FORFEITs are apart: there is one for each RECLAIM, and who sends that keeps a receive for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Reports {
+pub(crate) struct CreditUpdate {
     window: u32,
     reported: u32,
     unread: Option<Unread>,
@@ -115,7 +115,7 @@ struct Unread {
     pinged: bool,
 }
 
-impl Reports {
+impl CreditUpdate {
     /// The peer knows of the first `window` from the set-up of the link.
     pub(crate) fn new(window: u32) -> Self {
         Self { window, reported: window, unread: None, pinging: false }

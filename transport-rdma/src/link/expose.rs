@@ -123,7 +123,7 @@ impl Expose for Exposer<'_> {
                 return Exposing::Later;
             }
         }
-        if !self.core.resources.bulk.contains(bytes) {
+        if !self.core.resources.rendezvous_pool.contains(bytes) {
             return Exposing::Never;
         }
         let is_full = !exposures.open.is_empty() && exposures.bytes + bytes.len() > MOST;
@@ -153,12 +153,12 @@ impl LinkCore {
             return None;
         }
         if let [only] = pieces
-            && self.resources.bulk.contains(only)
+            && self.resources.rendezvous_pool.contains(only)
         {
             return Some(only.clone());
         }
-        let Some(mut extent) = self.resources.bulk.take(direction, len) else {
-            self.resources.bulk.grow(direction, len, None);
+        let Some(mut extent) = self.resources.rendezvous_pool.take(direction, len) else {
+            self.resources.rendezvous_pool.grow(direction, len, None);
             return None;
         };
         let mut rest = &mut extent[..];
@@ -167,8 +167,8 @@ impl LinkCore {
         Some(extent.freeze(0..len))
     }
 
-    /// See [`farcall_core::transport::Link::conceal`].
-    pub(crate) fn conceal(&self, seq: u32, was_read: bool) {
+    /// See [`farcall_core::transport::Link::revoke`].
+    pub(crate) fn revoke(&self, seq: u32, was_read: bool) {
         let mut sending = self.sending();
         let Sending { exposures, requests, .. } = &mut *sending;
         let Some(exposure) = exposures.remove(seq) else { return };
@@ -181,7 +181,7 @@ impl LinkCore {
 
     fn allocate_windows(self: &Arc<Self>, qp: Arc<dyn QueuePair>, count: usize) {
         let link = Arc::downgrade(self);
-        self.resources.bulk.control().spawn(move || {
+        self.resources.rendezvous_pool.control().spawn(move || {
             let result = qp.alloc_windows(count);
             let Some(link) = link.upgrade() else { return };
             if let Err(error) = &result {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::LinkCore;
 use super::receive::Receiving;
-use crate::resources::Promise;
+use crate::resources::CreditLease;
 
 impl LinkCore {
     /// The peer uses its whole window. It is lent more, once for each time that it does.
@@ -61,14 +61,14 @@ impl LinkCore {
         }
         asked.give_back(count);
         sending.reports.note_forfeit();
-        sending.reports.set_window(promise.as_ref().map_or(0, Promise::window));
+        sending.reports.set_window(promise.as_ref().map_or(0, CreditLease::window));
         Ok(())
     }
 
     /// How many messages the peer may have on their way.
     #[cfg(test)]
     pub(crate) fn window(&self) -> u32 {
-        self.promise().as_ref().map_or(0, Promise::window)
+        self.promise().as_ref().map_or(0, CreditLease::window)
     }
 
     /// The grant that the peer was told of.
@@ -77,7 +77,7 @@ impl LinkCore {
         self.told.load(Ordering::Acquire)
     }
 
-    fn promise(&self) -> MutexGuard<'_, Option<Promise>> {
+    fn promise(&self) -> MutexGuard<'_, Option<CreditLease>> {
         self.promise.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

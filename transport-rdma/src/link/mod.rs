@@ -25,7 +25,7 @@ pub(crate) use receive::Delivered;
 use self::receive::Receiving;
 use self::send::Sending;
 use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
-use crate::resources::{NewQp, Promise, Resources, SLOT};
+use crate::resources::{CreditLease, NewQp, Resources, SLOT};
 
 /// The part of a link that its endpoint's driver knows.
 ///
@@ -39,7 +39,7 @@ pub(crate) struct LinkCore {
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
     resources: Resources,
-    promise: Mutex<Option<Promise>>,
+    promise: Mutex<Option<CreditLease>>,
     /// Receives granted to the peer since the link began.
     granted: AtomicU32,
     /// How many of those the peer has been told of. Written under the lock of `sending`.

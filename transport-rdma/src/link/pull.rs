@@ -10,7 +10,7 @@ use farcall_core::transport::{Direction, LinkEnd};
 
 use super::LinkCore;
 use super::send::Sending;
-use crate::device::{Landing, RemoteRange, Work};
+use crate::device::{ReadTarget, RemoteRange, Work};
 
 /// Bytes of one READ. A SEND that is posted behind it waits for about as long as these take.
 const CHUNK: usize = 64 << 10;
@@ -38,7 +38,7 @@ struct Asked {
 
 struct Pull {
     seq: u32,
-    landing: Arc<Landing>,
+    read_target: Arc<ReadTarget>,
     /// Where the peer's memory begins, and where in the message that stands.
     from: RemoteRange,
     begin: usize,
@@ -74,7 +74,7 @@ impl Pulls {
         let mut pull = self.active.remove(i)?;
         let (at, len) = (pull.next, CHUNK.min(pull.total - pull.next));
         let from = RemoteRange { addr: pull.from.addr.wrapping_add((at - pull.begin) as u64), ..pull.from };
-        let read = Work::Read { into: Arc::clone(&pull.landing), at, len, from, tag: pull.seq.into() };
+        let read = Work::Read { into: Arc::clone(&pull.read_target), at, len, from, tag: pull.seq.into() };
         pull.next += len;
         pull.outstanding += 1;
         self.outstanding += 1;
@@ -93,7 +93,7 @@ impl Pulls {
         }
         let Some(pull) = self.active.remove(i) else { return };
         // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
-        let whole = Landing::into_extent(pull.landing).ok().map(|extent| extent.freeze(0..pull.total));
+        let whole = ReadTarget::into_extent(pull.read_target).ok().map(|extent| extent.freeze(0..pull.total));
         self.done.push_back((seq, whole));
     }
 }
@@ -155,12 +155,12 @@ impl LinkCore {
             && let Some(asked) = pulls.asked.pop_front()
         {
             let (direction, total) = (asked.direction, asked.described.total);
-            if let Some(mut extent) = self.resources.bulk.take(direction, total) {
+            if let Some(mut extent) = self.resources.rendezvous_pool.take(direction, total) {
                 let begin = &asked.described.begin;
                 extent[..begin.len()].copy_from_slice(begin);
                 pulls.active.push_back(Pull {
                     seq: asked.described.seq,
-                    landing: Landing::new(extent),
+                    read_target: ReadTarget::new(extent),
                     from: asked.from,
                     begin: begin.len(),
                     next: begin.len(),
@@ -176,7 +176,7 @@ impl LinkCore {
                     link.resources.mailbox.changed(link.number);
                 }
             };
-            if self.resources.bulk.grow(direction, total, Some(Box::new(grown))) {
+            if self.resources.rendezvous_pool.grow(direction, total, Some(Box::new(grown))) {
                 pulls.growing = true;
                 pulls.asked.push_front(asked);
             } else {

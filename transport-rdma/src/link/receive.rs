@@ -10,8 +10,8 @@ use farcall_core::transport::{LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
-use super::arrival::{Headers, Heard, Message};
-use super::credit::{Received, Turn};
+use super::arrival::{Headers, Message, PeerView};
+use super::credit::{PollCycle, Received};
 
 /// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
 #[derive(Default)]
@@ -22,8 +22,8 @@ pub(super) struct Receiving {
     /// What it was when somebody looked for peers that are idle.
     pub(super) seen: Received,
     /// What the peer may say without a credit, and without being asked.
-    credits: Turn,
-    pings: Turn,
+    credits: PollCycle,
+    pings: PollCycle,
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
     /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
@@ -35,7 +35,7 @@ pub(super) struct Receiving {
     /// The link is over, which the driver learns when what came before is delivered.
     over: Option<LinkEnd>,
     /// The peer has said CLOSE.
-    farewell: bool,
+    close_handshake: bool,
     /// Nothing more is taken in.
     ended: bool,
     /// What the handler is told after all that is in the inbox.
@@ -166,7 +166,7 @@ const NOT_PROVEN: &str = "its first frame is not a PROBE";
 
 impl LinkCore {
     /// A message has arrived, and another receive is in its place. True: the intake has to list the link.
-    pub(super) fn take_in(&self, message: Message, heard: Heard) -> bool {
+    pub(super) fn take_in(&self, message: Message, heard: PeerView) -> bool {
         let mut receiving = self.receiving();
         if receiving.is_deaf() {
             return false;
@@ -179,8 +179,13 @@ impl LinkCore {
         receiving.list()
     }
 
-    fn count_in(&self, receiving: &mut Receiving, mut message: Message, heard: Heard) -> Result<(), String> {
-        if receiving.farewell {
+    fn count_in(
+        &self,
+        receiving: &mut Receiving,
+        mut message: Message,
+        heard: PeerView,
+    ) -> Result<(), String> {
+        if receiving.close_handshake {
             return Err("it sends a frame after its CLOSE".to_owned());
         }
         let Headers { first, grant, .. } = message.headers;
@@ -226,7 +231,7 @@ impl LinkCore {
         receiving: &mut Receiving,
         kind: FrameType,
         payload: Bytes,
-        heard: Heard,
+        heard: PeerView,
     ) -> Result<(), String> {
         let wrong = |error: WireError| error.to_string();
         match kind {
@@ -235,7 +240,7 @@ impl LinkCore {
                 receiving.prove(Ok(probe));
             }
             FrameType::CLOSE => {
-                receiving.farewell = true;
+                receiving.close_handshake = true;
                 receiving.over = Some(LinkEnd::orderly());
             }
             _ if !receiving.is_proven() => return Err(NOT_PROVEN.to_owned()),

@@ -12,11 +12,11 @@ use farcall_core::proto::wire::{
 use farcall_core::transport::{FrameSource, LinkEnd};
 
 use super::LinkCore;
-use super::credit::{Received, Reports, SendCredits};
+use super::credit::{CreditUpdate, Received, SendCredits};
 use super::expose::{Exposer, Exposures};
 use super::pull::Pulls;
 use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
-use crate::resources::Offload;
+use crate::resources::DropOnControlThread;
 use crate::resources::Shares;
 
 /// The longest payload of CREDIT, PING, PONG and CLOSE, as this side sends them.
@@ -25,13 +25,13 @@ const MAX_CONTROL: usize = 8;
 /// What sending needs; under one lock, which is held while frames are taken and posted.
 pub(super) struct Sending {
     /// None when the link has been released.
-    pub(super) qp: Option<Offload<dyn QueuePair>>,
+    pub(super) qp: Option<DropOnControlThread<dyn QueuePair>>,
     /// Bytes that fit into a work request.
     inline: usize,
     pub(super) shares: Shares,
     state: State,
     credits: SendCredits,
-    pub(super) reports: Reports,
+    pub(super) reports: CreditUpdate,
     /// Encoded and not with the device yet.
     pub(super) requests: VecDeque<Work>,
     /// Frames were left with their source for lack of room.
@@ -60,14 +60,14 @@ enum State {
 }
 
 impl Sending {
-    pub(super) fn new(qp: Offload<dyn QueuePair>, window: u32, shares: Shares) -> Self {
+    pub(super) fn new(qp: DropOnControlThread<dyn QueuePair>, window: u32, shares: Shares) -> Self {
         Self {
             shares,
             inline: qp.inline() as usize,
             qp: Some(qp),
             state: State::Unconnected,
             credits: SendCredits::new(0),
-            reports: Reports::new(window),
+            reports: CreditUpdate::new(window),
             requests: VecDeque::with_capacity(MAX_BATCH),
             blocked: false,
             exposures: Exposures::default(),

@@ -215,18 +215,18 @@ impl fmt::Debug for Control {
 
 /// A reference whose end may block, and therefore happens on the control thread.
 #[derive(Debug)]
-pub(crate) struct Offload<T: ?Sized + Send + Sync + 'static> {
+pub(crate) struct DropOnControlThread<T: ?Sized + Send + Sync + 'static> {
     value: Option<Arc<T>>,
     control: Control,
 }
 
-impl<T: ?Sized + Send + Sync + 'static> Offload<T> {
+impl<T: ?Sized + Send + Sync + 'static> DropOnControlThread<T> {
     pub(crate) fn new(value: Arc<T>, control: Control) -> Self {
         Self { value: Some(value), control }
     }
 }
 
-impl<T: ?Sized + Send + Sync + 'static> std::ops::Deref for Offload<T> {
+impl<T: ?Sized + Send + Sync + 'static> std::ops::Deref for DropOnControlThread<T> {
     type Target = Arc<T>;
 
     fn deref(&self) -> &Arc<T> {
@@ -234,7 +234,7 @@ impl<T: ?Sized + Send + Sync + 'static> std::ops::Deref for Offload<T> {
     }
 }
 
-impl<T: ?Sized + Send + Sync + 'static> Drop for Offload<T> {
+impl<T: ?Sized + Send + Sync + 'static> Drop for DropOnControlThread<T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
             self.control.spawn(move || drop(value));

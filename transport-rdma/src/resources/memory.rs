@@ -94,7 +94,7 @@ struct Ledger {
 
 /// Receives that a peer was promised: its window and those for control frames. Given back when the link is gone.
 #[derive(Debug)]
-pub(crate) struct Promise {
+pub(crate) struct CreditLease {
     memory: Arc<Memory>,
     window: u32,
     /// How many it was asked to give back, and when. Nothing is lent to it meanwhile.
@@ -159,7 +159,7 @@ impl Memory {
 
     /// Promises another peer its base, after getting more memory if that helps. Blocks. `Err`: there is none left, and there
     /// may be no more memory.
-    pub(crate) fn admit(self: &Arc<Self>) -> Result<Promise, NoRoom> {
+    pub(crate) fn admit(self: &Arc<Self>) -> Result<CreditLease, NoRoom> {
         let mut refused = None;
         while self.ledger().is_short() && self.ledger().may_grow() {
             let steps = self.ledger().steps;
@@ -170,7 +170,7 @@ impl Memory {
             }
         }
         if self.ledger().take(BASE) {
-            return Ok(Promise { memory: Arc::clone(self), window: BASE_WINDOW, asked: None });
+            return Ok(CreditLease { memory: Arc::clone(self), window: BASE_WINDOW, asked: None });
         }
         Err(NoRoom::Receives(refused))
     }
@@ -263,7 +263,7 @@ impl Ledger {
     }
 }
 
-impl Promise {
+impl CreditLease {
     /// Receives that the peer may use for anything.
     pub(crate) fn window(&self) -> u32 {
         self.window
@@ -329,7 +329,7 @@ impl Promise {
     }
 }
 
-impl Drop for Promise {
+impl Drop for CreditLease {
     fn drop(&mut self) {
         self.memory.ledger().promised -= Self::receives(self.window);
         self.memory.freed.notify_waiters();

@@ -2,8 +2,8 @@
 
 use crate::device::{QpSize, QueuePair, Unavailable};
 
-use super::control::Offload;
-use super::memory::Promise;
+use super::control::DropOnControlThread;
+use super::memory::CreditLease;
 
 /// Sends of a link that are kept for control frames, one each for a CREDIT, PING, PONG and CLOSE.
 const CONTROL_SENDS: usize = 4;
@@ -11,8 +11,8 @@ const CONTROL_SENDS: usize = 4;
 /// A queue pair in state INIT, and the receives that are promised to its peer.
 #[derive(Debug)]
 pub(crate) struct NewQp {
-    pub(crate) qp: Offload<dyn QueuePair>,
-    pub(crate) promise: Promise,
+    pub(crate) qp: DropOnControlThread<dyn QueuePair>,
+    pub(crate) promise: CreditLease,
     pub(crate) shares: Shares,
 }
 

@@ -8,8 +8,8 @@ use bytes::Bytes;
 
 use super::windows::{Grant, SimWindow};
 use crate::device::{
-    Completion, Cq, DeviceEvent, Gid, Landing, LocalPath, PostError, QpTuning, RemoteQp, RemoteRange, Slot,
-    WcStatus,
+    Completion, Cq, DeviceEvent, Gid, LocalPath, PostError, QpTuning, ReadTarget, RemoteQp, RemoteRange,
+    Slot, WcStatus,
 };
 use crate::verbs::inflight::{InFlight, RawCompletion};
 
@@ -98,7 +98,7 @@ pub(super) enum Request {
     Send { parts: [Bytes; 2], solicited: bool },
     Bind(Grant),
     Invalidate(u32),
-    Read { into: Arc<Landing>, at: usize, len: usize, from: RemoteRange },
+    Read { into: Arc<ReadTarget>, at: usize, len: usize, from: RemoteRange },
 }
 
 impl Request {

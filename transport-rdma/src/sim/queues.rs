@@ -230,7 +230,7 @@ impl SimQp {
                 }
                 into.write(*at, &vec![0xdd; *len]);
                 let request = Request::Read { into: Arc::clone(into), at: *at, len: *len, from: *from };
-                (Kept::Landing(Arc::clone(into), *tag), request)
+                (Kept::ReadTarget(Arc::clone(into), *tag), request)
             }
         };
         self.give(self.ring.push(kept, asked), request)

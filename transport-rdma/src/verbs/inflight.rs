@@ -3,7 +3,7 @@
 //!
 //! A receive owns its [`Slot`]. A send holds clones of its [`Bytes`](bytes::Bytes), which keep the memory from being reused
 //! or written; so does a window, for as long as the peer may read through it. A READ holds its
-//! [`Landing`](crate::dma::Landing). `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
+//! [`ReadTarget`](crate::dma::ReadTarget). `wr_id` names the entry, with a generation, so that a completion which a device reports twice, or after its queue pair
 //! is gone, finds nothing.
 
 mod sends;

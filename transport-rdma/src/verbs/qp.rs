@@ -116,7 +116,7 @@ impl VerbsQp {
                 let start = into.address(*at, *len).ok_or(PostError::OutOfBounds)?;
                 let lkey = regions.lkey_at(start, *len).ok_or(PostError::NotRegistered)?;
                 batch.read(ibv_sge { addr: start as u64, length: *len as u32, lkey }, from.addr, from.rkey);
-                Kept::Landing(Arc::clone(into), *tag)
+                Kept::ReadTarget(Arc::clone(into), *tag)
             }
         };
         let ticket = self.ring.push(kept, asked);

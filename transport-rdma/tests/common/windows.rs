@@ -62,17 +62,17 @@ impl End {
         assert!(matches!(completion, Completion::Sent { .. }), "{completion:?}");
     }
 
-    /// Reads into a landing of just that length; how it ends, and what is there then.
+    /// Reads into a read_target of just that length; how it ends, and what is there then.
     fn read(&self, arena: &Arc<Arena>, from: RemoteRange, len: usize) -> (Result<(), WcStatus>, Extent) {
         let mut extent = arena.take(len).unwrap();
         extent.fill(0);
-        let into = Landing::new(extent);
+        let into = ReadTarget::new(extent);
         self.post([Work::Read { into: Arc::clone(&into), at: 0, len, from, tag: 7 }]);
         let result = match self.poll(Cq::Send, 1).remove(0) {
             Completion::Read { tag: 7, .. } => Ok(()),
             other => Err(failure(other)),
         };
-        (result, Landing::into_extent(into).expect("the queue still holds it"))
+        (result, ReadTarget::into_extent(into).expect("the queue still holds it"))
     }
 
     /// A READ that the peer's device has to refuse.
@@ -114,7 +114,7 @@ pub(crate) fn exposed_bytes_are_read_whole_and_in_parts(machine: Machine) {
     // The parts go behind what stands there already.
     let mut extent = arena.take(100 + message.len()).unwrap();
     extent[..100].fill(9);
-    let into = Landing::new(extent);
+    let into = ReadTarget::new(extent);
     let (mut works, mut done) = (VecDeque::new(), 0);
     while done < message.len() {
         let len = (message.len() - done).min(65_536);
@@ -123,10 +123,10 @@ pub(crate) fn exposed_bytes_are_read_whole_and_in_parts(machine: Machine) {
         done += len;
     }
     assert_eq!(reader.qp.post(&mut works).unwrap(), 3);
-    let into = Landing::into_extent(into).expect_err("READs are in flight");
+    let into = ReadTarget::into_extent(into).expect_err("READs are in flight");
     let tags: Vec<u64> = reader.poll(Cq::Send, 3).into_iter().map(read_tag).collect();
     assert_eq!(tags, [0, 65_536, 131_072]);
-    let all = Landing::into_extent(into).expect("all READs have completed");
+    let all = ReadTarget::into_extent(into).expect("all READs have completed");
     assert!(all[..100] == [9; 100] && all[100..] == message[..]);
     owner.revoke(exposure);
 }
@@ -142,7 +142,7 @@ pub(crate) fn more_reads_than_the_device_serves_wait_for_each_other(machine: Mac
     let victim = Victim::new(&machine, 64 * PAGE);
     let (reader, owner) = pair(&machine);
     let exposure = owner.grant(&victim.exposed);
-    let into = Landing::new(victim.arena.take(64 * PAGE).unwrap());
+    let into = ReadTarget::new(victim.arena.take(64 * PAGE).unwrap());
     let mut works: VecDeque<_> = (0..64)
         .map(|i| {
             let from = RemoteRange { addr: exposure.addr() + (i * PAGE) as u64, rkey: exposure.rkey() };
@@ -154,7 +154,7 @@ pub(crate) fn more_reads_than_the_device_serves_wait_for_each_other(machine: Mac
     }
     let tags: Vec<u64> = reader.poll(Cq::Send, 64).into_iter().map(read_tag).collect();
     assert!(tags.iter().copied().eq(0..64), "{tags:?}");
-    assert!(Landing::into_extent(into).unwrap()[..] == victim.exposed[..]);
+    assert!(ReadTarget::into_extent(into).unwrap()[..] == victim.exposed[..]);
     owner.revoke(exposure);
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn arena_is_removed_once_nothing_of_it_is_used(machine: Machine) {
     drop((whole, exposed));
     assert!(!machine.device.remove_arena(&arena), "the peer may still read it");
     owner.revoke(exposure);
-    let into = Landing::new(arena.take(PAGE).unwrap());
+    let into = ReadTarget::new(arena.take(PAGE).unwrap());
     assert!(!machine.device.remove_arena(&arena), "a READ may write to it");
     drop(into);
     assert!(machine.device.remove_arena(&arena));
@@ -328,13 +328,13 @@ pub(crate) fn read_beyond_its_landing_is_refused(machine: Machine) {
     let victim = Victim::new(&machine, 2 * PAGE);
     let (reader, owner) = pair(&machine);
     let exposure = owner.grant(&victim.exposed);
-    let into = Landing::new(victim.arena.take(PAGE).unwrap());
+    let into = ReadTarget::new(victim.arena.take(PAGE).unwrap());
     for (start, len) in [(0, PAGE + 1), (1, PAGE), (PAGE + 1, 0), (usize::MAX, 2)] {
         let read = Work::Read { into: Arc::clone(&into), at: start, len, from: at(&exposure), tag: 0 };
         assert_eq!(reader.qp.post(&mut VecDeque::from([read])), Err(PostError::OutOfBounds));
     }
     assert_eq!(reader.qp.sends_outstanding(), 0);
-    Landing::into_extent(into).unwrap();
+    ReadTarget::into_extent(into).unwrap();
 }
 
 pub(crate) fn failed_read_gives_its_landing_back(machine: Machine) {
@@ -342,12 +342,12 @@ pub(crate) fn failed_read_gives_its_landing_back(machine: Machine) {
     let (reader, owner) = pair(&machine);
     let exposure = owner.grant(&victim.exposed);
     drop(owner);
-    let into = Landing::new(victim.arena.take(PAGE).unwrap());
+    let into = ReadTarget::new(victim.arena.take(PAGE).unwrap());
     let read = |tag| Work::Read { into: Arc::clone(&into), at: 0, len: PAGE, from: at(&exposure), tag };
     reader.post([read(1), read(2)]);
     let statuses: Vec<_> = reader.poll(Cq::Send, 2).into_iter().map(failure).collect();
     assert_eq!(statuses, [WcStatus::RETRY_EXC_ERR, WcStatus::WR_FLUSH_ERR]);
-    Landing::into_extent(into).unwrap();
+    ReadTarget::into_extent(into).unwrap();
 }
 
 pub(crate) fn queue_pairs_with_bound_windows_go_at_once(machine: Machine) {

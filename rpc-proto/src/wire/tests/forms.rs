@@ -250,12 +250,12 @@ form!(Request, rng => Request {
         service: rng.u16(..),
         method: rng.u16(..),
         attempt: rng.u8(..),
-        remaining_us: rng.u64(..),
+        timeout_us: rng.u64(..),
     },
     content: content(rng),
 });
 form!(Response, rng => Response {
-    head: ResponseHead { verdict: [Verdict::Ok, Verdict::Err, Verdict::Status][rng.usize(..3)] },
+    head: ResponseHead { verdict: [ResponseKind::Ok, ResponseKind::Err, ResponseKind::Status][rng.usize(..3)] },
     content: content(rng),
 });
 form!(Item, rng => Item {

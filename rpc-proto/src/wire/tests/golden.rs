@@ -10,7 +10,7 @@ use super::forms::{End, Form, Item, Request, Response};
 #[cfg(any(feature = "lz4", feature = "zstd"))]
 use crate::compress::{Workspace, unpack};
 use crate::compression::Compression;
-use crate::message::{Cutting, Expose, Exposing, Message};
+use crate::message::{Expose, Exposing, Fragmenter, Message};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Encoder, Packed, Payload};
 use crate::status::{Code, Status};
@@ -155,7 +155,7 @@ fn calls(v: &mut Vectors) {
         ],
     };
     v.frame("BIND", session(FrameType::BIND, 0, 1, 0), &bind);
-    let head = RequestHead { service: 0, method: 1, attempt: 1, remaining_us: 250_000 };
+    let head = RequestHead { service: 0, method: 1, attempt: 1, timeout_us: 250_000 };
     let request = Request { head, content: content(b"\x01k", &[b"\xaa\xab\xac", b""]) };
     v.frame("REQUEST", session(FrameType::REQUEST, 1, 2, 0), &request);
     let mut short = request.content.clone();
@@ -163,7 +163,7 @@ fn calls(v: &mut Vectors) {
     metadata.insert("user", "ann").unwrap();
     metadata.insert_bin("id-bin", b"\x0a\x0b").unwrap();
     short.metadata = encode_metadata(&metadata);
-    let head = RequestHead { attempt: 2, remaining_us: 0, ..head };
+    let head = RequestHead { attempt: 2, timeout_us: 0, ..head };
     let header = session(FrameType::REQUEST, 2, 3, 0);
     v.frame("REQUEST with metadata", header, &Request { head, content: short.clone() });
     let mut metadata = Metadata::new();
@@ -172,15 +172,16 @@ fn calls(v: &mut Vectors) {
     let header = session(FrameType::REQUEST, 3, 4, 0);
     v.frame("REQUEST with long metadata", header, &Request { head, content: short });
 
-    let ok = Response { head: ResponseHead { verdict: Verdict::Ok }, content: content(b"\x2a", &[b"\xba"]) };
+    let ok =
+        Response { head: ResponseHead { verdict: ResponseKind::Ok }, content: content(b"\x2a", &[b"\xba"]) };
     v.frame("RESPONSE", session(FrameType::RESPONSE, 1, 1, 2), &ok);
     compressed(v);
-    let err = Response { head: ResponseHead { verdict: Verdict::Err }, content: content(b"\x07", &[]) };
+    let err = Response { head: ResponseHead { verdict: ResponseKind::Err }, content: content(b"\x07", &[]) };
     v.frame("RESPONSE with an error", session(FrameType::RESPONSE, 2, 2, 3), &err);
     let body = encode_status(&status());
     assert_eq!(decode_status(body.clone()), Ok(status()));
     let payload = Payload::from_body(body);
-    let head = ResponseHead { verdict: Verdict::Status };
+    let head = ResponseHead { verdict: ResponseKind::Status };
     let refused = Response { head, content: Content { metadata: Bytes::new(), payload } };
     v.frame("RESPONSE with a status", session(FrameType::RESPONSE, 3, 3, 4), &refused);
     answers_with_metadata(v, &ok, refused);
@@ -200,7 +201,7 @@ fn compressed(v: &mut Vectors) {
         unpack(&mut Workspace::new(), payload.clone()).unwrap().to_contiguous(),
         [[b'k'; 20], [b'v'; 20]].concat()
     );
-    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
     let content = Content { metadata: Bytes::new(), payload: payload.clone() };
     let request = Request { head, content };
     v.frame("REQUEST, compressed", session(FrameType::REQUEST, 9, 14, 8), &request);
@@ -212,7 +213,7 @@ fn compressed(v: &mut Vectors) {
     #[cfg(feature = "zstd")]
     assert_eq!(unpack(&mut Workspace::new(), payload.clone()).unwrap().to_contiguous(), [b'v'; 40][..]);
     let content = Content { metadata: Bytes::new(), payload };
-    let response = Response { head: ResponseHead { verdict: Verdict::Ok }, content };
+    let response = Response { head: ResponseHead { verdict: ResponseKind::Ok }, content };
     v.frame("RESPONSE, compressed", session(FrameType::RESPONSE, 9, 9, 14), &response);
 }
 
@@ -236,7 +237,7 @@ fn answers_with_metadata(v: &mut Vectors, ok: &Response, mut refused: Response) 
 
 fn fragments(v: &mut Vectors) {
     // A REQUEST of 28 bytes: 21 before the body, and 7.
-    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
     let whole = Request { head, content: content(b"payload", &[]) }.bytes();
     let first = [&28_u32.to_le_bytes()[..], &whole[..22]].concat();
     let begun = Header { flags: flags::FRAGMENTED, ..session(FrameType::REQUEST, 4, 6, 1) };
@@ -260,13 +261,13 @@ fn described(v: &mut Vectors) {
             Exposing::Described(descriptor.freeze())
         }
     }
-    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
     let content = Content { metadata: Bytes::new(), payload: Payload::from_body(vec![0; 1024].into()) };
     let mut prefix = BytesMut::new();
     head.encode(&content, &mut prefix).unwrap();
     let mut message = Message::new(FrameType::REQUEST, 7, prefix.freeze());
     message.bulk = content.payload.body.into_bytes();
-    let frame = Cutting::new(message).describe(10, &mut Window).unwrap();
+    let frame = Fragmenter::new(message).describe(10, &mut Window).unwrap();
     let payload: Vec<u8> = frame.pieces.slices().flat_map(|piece| piece.to_vec()).collect();
     v.payload("REQUEST, described", Header { seq: 10, rx_seq: 1, ..frame.header }, &payload);
 }
@@ -338,12 +339,13 @@ fn a_session(v: &mut Vectors) {
         methods: vec![BindMethod { hash: 0x1234, kind: 0, fingerprint: 0x5678 }],
     };
     v.frame("3 client BIND", session(FrameType::BIND, 0, 1, 0), &bind);
-    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 5000 };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 5000 };
     let request = Request { head, content: content(b"k", &[]) };
     v.frame("4 client REQUEST", session(FrameType::REQUEST, 1, 2, 0), &request);
     let offer = Offer { epoch: 1, name: "rdma".into(), data: Bytes::from_static(b"\xd0\xd1") };
     v.frame("5 client OFFER", link(FrameType::OFFER, 0), &offer);
-    let response = Response { head: ResponseHead { verdict: Verdict::Ok }, content: content(b"val", &[]) };
+    let response =
+        Response { head: ResponseHead { verdict: ResponseKind::Ok }, content: content(b"val", &[]) };
     v.frame("6 server RESPONSE", session(FrameType::RESPONSE, 1, 1, 2), &response);
     let down = |rx_seq, reason| Down { epoch: 1, rx_seq, reason, pulls: Vec::new(), detail: String::new() };
     v.frame("7 server DOWN", link(FrameType::DOWN, 2), &down(2, 13));

@@ -39,7 +39,7 @@ fn forfeited_credits_count_as_used() {
 
 #[test]
 fn grant_is_due_at_half_a_window_and_not_twice_unread() {
-    let mut reports = Reports::new(8);
+    let mut reports = CreditUpdate::new(8);
     let mut received = Received(0);
     assert!(!reports.is_due(11, received));
     assert!(reports.is_due(12, received));
@@ -55,7 +55,7 @@ fn grant_is_due_at_half_a_window_and_not_twice_unread() {
 
 #[test]
 fn reclaim_is_read_when_it_is_answered_and_a_grant_when_a_ping_behind_it_is() {
-    let mut reports = Reports::new(8);
+    let mut reports = CreditUpdate::new(8);
     reports.note_reclaim();
     assert!(!reports.is_read(Received(8)));
     reports.note_forfeit();
@@ -71,7 +71,7 @@ fn reclaim_is_read_when_it_is_answered_and_a_grant_when_a_ping_behind_it_is() {
 
 #[test]
 fn other_headers_report_too() {
-    let mut reports = Reports::new(8);
+    let mut reports = CreditUpdate::new(8);
     assert_eq!(reports.stamp(11), 11);
     assert!(!reports.is_due(12, Received(4)));
     assert!(reports.is_due(15, Received(7)));
@@ -79,7 +79,7 @@ fn other_headers_report_too() {
 
 #[test]
 fn turn_comes_with_something_to_hear() {
-    let mut turn = Turn::default();
+    let mut turn = PollCycle::default();
     assert!(turn.take(100), "the first");
     assert!(!turn.take(100));
     assert!(turn.take(132) && !turn.take(132));
@@ -100,8 +100,8 @@ struct Side {
     received: Received,
     granted: u32,
     window: u32,
-    reports: Reports,
-    /// Whether it has said something since the last CREDIT and the last PING arrived: [`Turn`], without the counts, of which
+    reports: CreditUpdate,
+    /// Whether it has said something since the last CREDIT and the last PING arrived: [`PollCycle`], without the counts, of which
     /// there are too many to go through.
     said: [bool; 2],
     /// How many it has asked for: wanted, and then with the RECLAIM on its way.
@@ -142,7 +142,7 @@ impl Side {
             received: Received(0),
             granted: base,
             window: base,
-            reports: Reports::new(base),
+            reports: CreditUpdate::new(base),
             said: [true; 2],
             reclaim: None,
             asked: None,

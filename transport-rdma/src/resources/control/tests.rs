@@ -47,7 +47,7 @@ fn offloaded_value_is_dropped_on_the_thread() {
     }
     let control = control();
     let (sender, dropped) = channel();
-    drop(Offload::new(Arc::new(Witness(sender.clone())), control.clone()));
+    drop(DropOnControlThread::new(Arc::new(Witness(sender.clone())), control.clone()));
     control.spawn(move || sender.send(thread::current().id()).unwrap());
     assert_eq!(dropped.recv().unwrap(), dropped.recv().unwrap());
 }

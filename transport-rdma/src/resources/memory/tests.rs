@@ -20,18 +20,18 @@ impl Bench {
         Self { host, queues, memory }
     }
 
-    fn admit(&self) -> Option<Promise> {
+    fn admit(&self) -> Option<CreditLease> {
         let promise = self.memory.admit();
         self.check();
         promise.ok()
     }
 
     /// Admits peers until there is no room.
-    fn admit_all(&self) -> Vec<Promise> {
+    fn admit_all(&self) -> Vec<CreditLease> {
         std::iter::from_fn(|| self.admit()).collect()
     }
 
-    fn lend(&self, promise: &mut Promise) -> u32 {
+    fn lend(&self, promise: &mut CreditLease) -> u32 {
         let lent = promise.lend();
         self.settle();
         self.check();
@@ -111,7 +111,7 @@ fn what_was_lent_comes_back_when_it_is_given_back_and_not_before() {
 fn ledger_is_exact_whatever_peers_do() {
     let bench = Bench::new(2);
     let mut random = fastrand::Rng::with_seed(7);
-    let mut promises: Vec<Promise> = Vec::new();
+    let mut promises: Vec<CreditLease> = Vec::new();
     for _ in 0..5000 {
         let pick = if promises.is_empty() { 0 } else { random.usize(0..promises.len()) };
         match random.u8(0..6) {
@@ -129,7 +129,7 @@ fn ledger_is_exact_whatever_peers_do() {
             _ => {}
         }
         bench.check();
-        let sum: u32 = promises.iter().map(|promise| Promise::receives(promise.window)).sum();
+        let sum: u32 = promises.iter().map(|promise| CreditLease::receives(promise.window)).sum();
         assert_eq!(bench.memory.ledger().promised, sum);
         assert!(promises.iter().all(|p| (BASE_WINDOW..=64).contains(&p.window)));
     }

@@ -6,7 +6,7 @@ use super::*;
 struct Exposed {
     arena: Arc<Arena>,
     exposure: Exposure,
-    into: Arc<Landing>,
+    into: Arc<ReadTarget>,
 }
 
 impl Exposed {
@@ -17,7 +17,7 @@ impl Exposed {
         extent.fill(8);
         let exposure = owner.qp.expose(&extent.freeze(0..1000)).unwrap();
         owner.qp.post(&mut VecDeque::from([Work::Bind(exposure)])).unwrap();
-        let into = Landing::new(reader.device.add_arena(1 << 14).unwrap().take(1000).unwrap());
+        let into = ReadTarget::new(reader.device.add_arena(1 << 14).unwrap().take(1000).unwrap());
         assert!(owner.poll(Cq::Send).is_empty());
         Self { arena, exposure, into }
     }
@@ -31,7 +31,7 @@ impl Exposed {
 
     /// What is there, now that no READ is.
     fn landed(self) -> Extent {
-        Landing::into_extent(self.into).expect("a READ is outstanding")
+        ReadTarget::into_extent(self.into).expect("a READ is outstanding")
     }
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::windows::Windows;
 use super::{RawCompletion, RingKey, WrId, lock};
 use crate::device::{Completion, Exposure, QpSize, WcError, WcStatus};
-use crate::dma::Landing;
+use crate::dma::ReadTarget;
 
 /// The requests of one queue pair's send queue, in the order in which they were posted, which is that of their completions.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(crate) enum Kept {
     Bind(Exposure),
     Invalidate(Exposure),
     /// Where a READ writes.
-    Landing(Arc<Landing>, u64),
+    ReadTarget(Arc<ReadTarget>, u64),
     Marker,
 }
 
@@ -60,7 +60,9 @@ impl fmt::Debug for Kept {
             }
             Self::Bind(exposure) => f.debug_tuple("Bind").field(exposure).finish(),
             Self::Invalidate(exposure) => f.debug_tuple("Invalidate").field(exposure).finish(),
-            Self::Landing(landing, offset) => f.debug_tuple("Landing").field(landing).field(offset).finish(),
+            Self::ReadTarget(read_target, offset) => {
+                f.debug_tuple("ReadTarget").field(read_target).field(offset).finish()
+            }
             Self::Marker => f.write_str("Marker"),
         }
     }
@@ -69,7 +71,7 @@ impl fmt::Debug for Kept {
 impl Kept {
     /// Whether a completion is asked for in any case: somebody waits for just this request.
     fn is_awaited(&self) -> bool {
-        matches!(self, Self::Invalidate(_) | Self::Landing(..) | Self::Marker)
+        matches!(self, Self::Invalidate(_) | Self::ReadTarget(..) | Self::Marker)
     }
 }
 
@@ -161,7 +163,7 @@ impl SendRing {
                 Some(Kept::Marker) => sends.marked = false,
                 Some(Kept::Bind(exposure)) => self.windows.withdraw_bind(&exposure),
                 Some(Kept::Invalidate(exposure)) => self.windows.withdraw_invalidate(&exposure),
-                Some(Kept::Message(_) | Kept::Landing(..)) | None => {}
+                Some(Kept::Message(_) | Kept::ReadTarget(..)) | None => {}
             }
         }
         let silent = sends.queue.iter().rev().take_while(|sent| !sent.signaled).count();
@@ -192,7 +194,7 @@ impl SendRing {
                 let error = WcError { status: raw.status, vendor: raw.vendor };
                 Completion::SendFailed { qp_num, count, error }
             }
-            Kept::Landing(_, tag) => Completion::Read { qp_num, count, tag: *tag },
+            Kept::ReadTarget(_, tag) => Completion::Read { qp_num, count, tag: *tag },
             Kept::Invalidate(exposure) => {
                 // Its own completion, and a successful one: anything less does not say that the peer is locked out.
                 self.windows.release(exposure);

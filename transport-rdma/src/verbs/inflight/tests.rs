@@ -3,7 +3,7 @@ use bytes::Bytes;
 use super::windows::Step;
 use super::*;
 use crate::device::Exposure;
-use crate::dma::{Arena, Landing, Slab, SlabLayout};
+use crate::dma::{Arena, ReadTarget, Slab, SlabLayout};
 
 const SIZE: QpSize = QpSize { sends: 8, signal_every: 4, inline: 0 };
 
@@ -212,19 +212,19 @@ fn read_keeps_its_landing_until_its_own_completion() {
     let in_flight = InFlight::new(0);
     let ring = in_flight.add_ring(SIZE);
     let arena = Arena::map(1, None).unwrap();
-    let landing = Landing::new(arena.take(100).unwrap());
+    let read_target = ReadTarget::new(arena.take(100).unwrap());
     let silent = ring.push(Kept::Message(Default::default()), false);
-    let read = ring.push(Kept::Landing(Arc::clone(&landing), 77), false);
+    let read = ring.push(Kept::ReadTarget(Arc::clone(&read_target), 77), false);
     assert!(!silent.signaled && read.signaled);
-    let landing = Landing::into_extent(landing).unwrap_err();
+    let read_target = ReadTarget::into_extent(read_target).unwrap_err();
     let completion = in_flight.resolve(&done(read.wr_id));
     assert!(matches!(completion, Some(Completion::Read { qp_num: 5, count: 2, tag: 77 })));
     assert!(in_flight.resolve(&done(read.wr_id)).is_none(), "twice");
-    let landing = Landing::new(Landing::into_extent(landing).unwrap());
-    let failed = ring.push(Kept::Landing(Arc::clone(&landing), 78), false);
+    let read_target = ReadTarget::new(ReadTarget::into_extent(read_target).unwrap());
+    let failed = ring.push(Kept::ReadTarget(Arc::clone(&read_target), 78), false);
     let completion = in_flight.resolve(&raw(failed.wr_id, WcStatus::REM_ACCESS_ERR));
     assert!(matches!(completion, Some(Completion::SendFailed { count: 1, .. })));
-    assert!(Landing::into_extent(landing).is_ok());
+    assert!(ReadTarget::into_extent(read_target).is_ok());
 }
 
 /// A ring with one window, an exposure of a page, and the page's arena.

@@ -106,7 +106,7 @@ impl Setup {
 
     /// Bytes of long messages that the server keeps.
     fn kept(&self) -> usize {
-        self.far.shard().device.bulk.in_use()
+        self.far.shard().device.rendezvous_pool.in_use()
     }
 }
 
@@ -164,7 +164,7 @@ fn encoded(encode: impl FnOnce(&mut BytesMut)) -> Bytes {
 
 fn request(argument: &[u8]) -> Vec<u8> {
     let payload = Payload::from_body(Bytes::copy_from_slice(argument));
-    let head = RequestHead { service: 0, method: 0, attempt: 1, remaining_us: 0 };
+    let head = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
     let content = Content { metadata: Bytes::new(), payload };
     let mut out = encoded(|out| head.encode(&content, out).unwrap()).to_vec();
     out.extend_from_slice(argument);

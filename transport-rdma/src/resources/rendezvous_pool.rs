@@ -23,7 +23,7 @@ const LEAST: u64 = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
-pub(crate) struct Bulk {
+pub(crate) struct RendezvousPool {
     device: Arc<dyn Device>,
     control: Control,
     requests: Half,
@@ -54,7 +54,7 @@ struct Growth {
 /// Told when there may be memory.
 pub(crate) type Waiter = Box<dyn FnOnce() + Send>;
 
-impl Bulk {
+impl RendezvousPool {
     /// Memory of at most this many bytes, and of at most half of what may be locked: the rest is for short messages,
     /// without which there are none at all.
     pub(crate) fn new(device: Arc<dyn Device>, control: Control, bytes: u64) -> Arc<Self> {
@@ -233,10 +233,10 @@ fn least(len: u64) -> Option<u64> {
     len.max(LEAST).checked_next_multiple_of(LEAST)
 }
 
-impl fmt::Debug for Bulk {
+impl fmt::Debug for RendezvousPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let have = |half: &Half| half.growth().have;
-        f.debug_struct("Bulk")
+        f.debug_struct("RendezvousPool")
             .field("requests", &have(&self.requests))
             .field("responses", &have(&self.responses))
             .finish_non_exhaustive()
@@ -244,8 +244,8 @@ impl fmt::Debug for Bulk {
 }
 
 /// The memory of all open devices.
-fn registry() -> MutexGuard<'static, Vec<Weak<Bulk>>> {
-    static REGISTRY: OnceLock<Mutex<Vec<Weak<Bulk>>>> = OnceLock::new();
+fn registry() -> MutexGuard<'static, Vec<Weak<RendezvousPool>>> {
+    static REGISTRY: OnceLock<Mutex<Vec<Weak<RendezvousPool>>>> = OnceLock::new();
     let mut registry = REGISTRY.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     registry.retain(|bulk| bulk.strong_count() > 0);
     registry
@@ -279,21 +279,21 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn not_begun(bytes: usize) -> (SimHost, Arc<Bulk>) {
+    fn not_begun(bytes: usize) -> (SimHost, Arc<RendezvousPool>) {
         let host = Fabric::new(1).host([10, 0, 0, 1].into());
         let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
         let control = Control::start("test", ()).unwrap();
-        (host, Bulk::new(device, control, bytes as u64))
+        (host, RendezvousPool::new(device, control, bytes as u64))
     }
 
-    fn bulk(bytes: usize) -> (SimHost, Arc<Bulk>) {
+    fn bulk(bytes: usize) -> (SimHost, Arc<RendezvousPool>) {
         let (host, bulk) = not_begun(bytes);
         bulk.begin();
         (host, bulk)
     }
 
     /// Takes memory, after waiting for it if it has to be registered.
-    fn take(bulk: &Arc<Bulk>, direction: Direction, len: usize) -> Option<Extent> {
+    fn take(bulk: &Arc<RendezvousPool>, direction: Direction, len: usize) -> Option<Extent> {
         loop {
             if let Some(extent) = bulk.take(direction, len) {
                 return Some(extent);
@@ -362,7 +362,7 @@ mod tests {
         let host = Fabric::new(1).host([10, 0, 0, 1].into());
         host.limit_windows(0);
         let device = host.open(&host.devices().unwrap()[0], &RdmaConfig::default()).unwrap();
-        let bulk = Bulk::new(device, Control::start("test", ()).unwrap(), 64 << 20);
+        let bulk = RendezvousPool::new(device, Control::start("test", ()).unwrap(), 64 << 20);
         bulk.begin();
         assert!(take(&bulk, Direction::Request, 16 << 10).is_none());
     }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 use super::{Parts, Stub};
 use crate::buffer_pool;
 use crate::call_streams::{CallStreams, Source};
-use crate::calls::{Answered, Asked, NotSent, Rare, Received};
+use crate::calls::{Answered, CallOptions, CallRequest, NotSent, Received};
 use crate::codec::{CodecError, Decode, from_payload};
 use crate::compress::Compression;
 use crate::connection::{Connection, Line, Pending};
@@ -20,7 +20,7 @@ use crate::context::{Context, Parent, earlier, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, Outgoing, Request, Response};
 use crate::payload::Payload;
-use crate::proto::wire::Verdict;
+use crate::proto::wire::ResponseKind;
 use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Begun;
@@ -30,11 +30,11 @@ use crate::transport::BoxFuture;
 const TRANSPARENT_ATTEMPTS: u8 = 4;
 
 /// A call under way.
-pub(crate) struct UnderWay {
+pub(crate) struct InFlightCall {
     stub: Stub,
     method: usize,
     arguments: Payload,
-    rare: Option<Box<Rare>>,
+    options: Option<Box<CallOptions>>,
     /// The call's own, which begins with its first poll.
     timeout: Option<Duration>,
     /// What it inherits, and from its first poll on the earlier of the two.
@@ -68,21 +68,21 @@ enum State {
     Failed,
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlightCall {
     #[inline]
     fn drop(&mut self) {
         buffer_pool::recycle(self.arguments.take_buffer());
     }
 }
 
-impl UnderWay {
+impl InFlightCall {
     /// A call that inherits a deadline, perhaps, and has a time of its own, perhaps.
     #[inline]
     pub(super) fn new(
         stub: Stub,
         method: usize,
         arguments: Result<Payload, Status>,
-        rare: Option<Box<Rare>>,
+        options: Option<Box<CallOptions>>,
         inherited: Option<Instant>,
         timeout: Option<Duration>,
     ) -> Self {
@@ -95,7 +95,7 @@ impl UnderWay {
             stub,
             method,
             arguments,
-            rare,
+            options,
             timeout,
             deadline,
             began: None,
@@ -119,7 +119,7 @@ impl UnderWay {
 
     /// What the stream that it was answered with depends on, too.
     pub(super) fn take_parent(&mut self) -> Option<Parent> {
-        self.rare.as_mut()?.parent.take()
+        self.options.as_mut()?.parent.take()
     }
 
     /// The metadata that came with an answer that is a stream.
@@ -161,12 +161,12 @@ impl UnderWay {
 
     /// The stream of arguments, once.
     pub(super) fn take_items(&mut self) -> Option<Box<dyn Source>> {
-        self.rare.as_mut()?.items.take()
+        self.options.as_mut()?.items.take()
     }
 
     /// What it is to be compressed by, if that was said.
     pub(super) fn compression(&self) -> Option<Compression> {
-        self.rare.as_ref()?.compression
+        self.options.as_ref()?.compression
     }
 
     /// Its streams, when it is sent.
@@ -182,7 +182,7 @@ impl UnderWay {
         if is_new && self.adoptable && Context::is_scoped() {
             self.adopt();
         }
-        if self.rare.is_some() && self.is_in_vain(cx) {
+        if self.options.is_some() && self.is_in_vain(cx) {
             return Poll::Ready(Err(self.cut_short()));
         }
         let left = if is_new { self.start() } else { None };
@@ -210,24 +210,24 @@ impl UnderWay {
     #[cold]
     fn adopt(&mut self) {
         if let Some(parent) = Context::current_parent() {
-            Rare::of(&mut self.rare).parent = Some(parent);
+            CallOptions::of(&mut self.options).parent = Some(parent);
         }
     }
 
     /// The call goes to its caller's middleware, in whose end another is made of what that lets through.
     #[cold]
     fn enter(&mut self, stack: &Next) {
-        let mut rare = self.rare.take().unwrap_or_else(|| Box::new(Rare::none()));
-        if let Some(parent) = rare.parent.take() {
+        let mut options = self.options.take().unwrap_or_else(|| Box::new(CallOptions::none()));
+        if let Some(parent) = options.parent.take() {
             // Whatever the middleware waits for.
-            Rare::of(&mut self.rare).parent = Some(parent);
+            CallOptions::of(&mut self.options).parent = Some(parent);
         }
         let request = Request::outgoing(Outgoing {
             service: self.stub.service().clone(),
             method: self.method,
             arguments: std::mem::take(&mut self.arguments),
             class: self.stub.caller().traffic_class(),
-            rare,
+            options,
             deadline: self.deadline,
         });
         self.state = State::Layered(Box::pin(stack.run(request)));
@@ -317,14 +317,14 @@ impl UnderWay {
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<(), Status> {
-        let asked = Asked {
+        let asked = CallRequest {
             service: self.stub.service(),
             method: self.method,
             arguments: &self.arguments,
             deadline: self.deadline,
             left,
             attempt: self.attempt,
-            rare: self.rare.as_deref().filter(|rare| rare.is_sent()),
+            options: self.options.as_deref().filter(|options| options.is_sent()),
         };
         match connection.call(&asked, place, cx) {
             Ok(sent) => {
@@ -361,13 +361,13 @@ impl UnderWay {
     #[cold]
     fn wait_for_ready(&mut self, status: Status) -> Result<(), Status> {
         let caller = self.stub.caller();
-        let waits = self.rare.as_ref().and_then(|rare| rare.waits_for_ready);
+        let waits = self.options.as_ref().and_then(|options| options.waits_for_ready);
         let passes = status.code() == Code::Unavailable && status.blame() != Blame::Caller;
         if !passes || !waits.unwrap_or_else(|| caller.waits_for_ready()) {
             return Err(self.named(status));
         }
         let caller = caller.clone();
-        let before = Rare::of(&mut self.rare).not_connected.replace(status);
+        let before = CallOptions::of(&mut self.options).not_connected.replace(status);
         self.state = State::Connecting(Box::pin(caller.connection_after_pause(before.is_none())));
         Ok(())
     }
@@ -375,7 +375,7 @@ impl UnderWay {
     /// Whether the call that it is made for has ended early. If not, it is polled again when it has.
     #[cold]
     fn is_in_vain(&mut self, cx: &mut TaskContext<'_>) -> bool {
-        let parent = self.rare.as_mut().and_then(|rare| rare.parent.as_mut());
+        let parent = self.options.as_mut().and_then(|options| options.parent.as_mut());
         parent.is_some_and(|parent| parent.poll_ended(cx).is_ready())
     }
 
@@ -417,7 +417,7 @@ impl UnderWay {
             }
             State::Layered(_) => ("no answer through the client's middleware".to_owned(), Executed::Maybe),
             State::Connecting(_) => {
-                source = self.rare.as_mut().and_then(|rare| rare.not_connected.take());
+                source = self.options.as_mut().and_then(|options| options.not_connected.take());
                 (format!("not connected to {}", self.stub.caller().target()), Executed::No)
             }
             State::Placing(_) => {
@@ -448,7 +448,7 @@ impl UnderWay {
     ) -> Result<T, E> {
         let (verdict, payload) = answer?;
         match verdict {
-            Verdict::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
+            ResponseKind::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
             _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
         }
     }
@@ -457,7 +457,7 @@ impl UnderWay {
     pub(crate) fn decode_error<E: From<Status>, D: Decode<E>>(&self, answer: Answered) -> Option<E> {
         match answer {
             Err(status) => Some(status.into()),
-            Ok((Verdict::Ok, _)) => None,
+            Ok((ResponseKind::Ok, _)) => None,
             Ok((_, payload)) => {
                 let error = from_payload::<D, E>(payload);
                 Some(error.unwrap_or_else(|e| self.malformed("error", &e).into()))
@@ -495,7 +495,7 @@ fn polled_again() -> Status {
 }
 
 /// Its name.
-impl fmt::Display for UnderWay {
+impl fmt::Display for InFlightCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.stub.name_of(self.method))
     }

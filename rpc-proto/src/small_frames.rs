@@ -12,7 +12,7 @@ use crate::payload::MAX_SHORT;
 ///
 /// They lie in chunks, so that many change hands without being copied, and leave no large allocation behind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Shorts {
+pub struct SmallFrames {
     /// Before `last`; none is empty.
     full: VecDeque<BytesMut>,
     last: BytesMut,
@@ -33,7 +33,7 @@ pub const CHUNK: usize = 64 * 1024;
 /// The most that is copied to join what others have queued: two chunks that are nearly empty take more than one.
 const JOINED: usize = 16 * 1024;
 
-impl Shorts {
+impl SmallFrames {
     /// Puts a message at the end.
     pub fn push(&mut self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) {
         let mut header = Header::new(kind, call);
@@ -182,7 +182,7 @@ impl Shorts {
 impl Message {
     /// Its head and body, if it is so short that it is copied.
     pub fn as_short(&self) -> Option<(&[u8], &[u8])> {
-        let Head::Short(head) = &self.head else { return None };
+        let Head::Inline(head) = &self.head else { return None };
         let is_free = !self.is_own() && self.is_free() && !self.kind.is_of_stream();
         let plain = is_free && self.payload.is_one_piece() && self.bulk.is_empty();
         (plain && head.as_slice().len() + self.payload.body.len() <= MAX_SHORT)

@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
 use crate::device::{Device, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
-use crate::resources::{Bulk, Control, DeviceCounts};
+use crate::resources::{Control, DeviceCounts, RendezvousPool};
 use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
 
@@ -22,7 +22,7 @@ const SETUPS: usize = 16;
 
 /// A machine, as far as RDMA goes.
 #[derive(Debug)]
-pub(crate) struct Machine {
+pub(crate) struct DeviceRegistry {
     host: Arc<dyn Host>,
     /// What was found last, and when that was begun.
     found: Mutex<Option<(Instant, Found)>>,
@@ -47,7 +47,7 @@ pub(crate) struct OpenDevice {
     pub(super) host: Arc<dyn Host>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) control: Control,
-    pub(crate) bulk: Arc<Bulk>,
+    pub(crate) rendezvous_pool: Arc<RendezvousPool>,
     /// Turns of links that are being set up, as client and as server: those a client holds while it waits for a server's
     /// must not be what that waits for, and both may be in one process.
     setups: [Arc<Semaphore>; 2],
@@ -57,14 +57,14 @@ pub(crate) struct OpenDevice {
     shards: Mutex<Vec<Weak<Shard>>>,
 }
 
-impl Machine {
+impl DeviceRegistry {
     pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
         Arc::new(Self { host, found: Mutex::default(), open: Mutex::default(), counts: Mutex::default() })
     }
 
     /// The one that this process runs on.
     pub(crate) fn this() -> Arc<Self> {
-        static THIS: OnceLock<Arc<Machine>> = OnceLock::new();
+        static THIS: OnceLock<Arc<DeviceRegistry>> = OnceLock::new();
         Arc::clone(THIS.get_or_init(|| Self::new(Arc::new(SystemHost::default()))))
     }
 
@@ -181,11 +181,11 @@ impl OpenDevice {
     ) -> Result<Arc<Self>, Unavailable> {
         // The thread keeps the device, so that the last reference is not dropped where it must not block.
         let control = Control::start(device.name(), Arc::clone(&device))?;
-        let bulk = Bulk::new(Arc::clone(&device), control.clone(), config.bulk_memory);
+        let rendezvous_pool = RendezvousPool::new(Arc::clone(&device), control.clone(), config.bulk_memory);
         let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
         let (ports_down, shards) = Default::default();
         let failed = AtomicBool::new(false);
-        Ok(Arc::new(Self { host, device, control, bulk, setups, failed, ports_down, shards }))
+        Ok(Arc::new(Self { host, device, control, rendezvous_pool, setups, failed, ports_down, shards }))
     }
 
     /// Waits for a turn to set a link up; first come, first served.
@@ -226,5 +226,5 @@ impl OpenDevice {
 
 /// What has been done on each device that this process has used, by name. Never blocks for long; may be called from anywhere.
 pub fn stats() -> Vec<DeviceStats> {
-    Machine::this().stats()
+    DeviceRegistry::this().stats()
 }

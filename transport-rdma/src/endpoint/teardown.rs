@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const FAREWELL: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Endings(Vec<Ending>);
+pub(super) struct Teardown(Vec<Ending>);
 
 struct Ending {
     link: Arc<LinkCore>,
@@ -40,7 +40,7 @@ enum Stage {
     Drained,
 }
 
-impl Endings {
+impl Teardown {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -9,29 +9,29 @@ use super::arena::Extent;
 /// holds a clone of the `Arc`, and only the last owner gets the extent back.
 ///
 /// What is to stand beside the data that is read (the part of a message that came with its announcement) is written to the
-/// extent before it becomes a landing.
-pub struct Landing {
+/// extent before it becomes a read_target.
+pub struct ReadTarget {
     /// The lock is for the simulated device, which writes by itself.
     extent: Mutex<Extent>,
     start: usize,
     len: usize,
 }
 
-impl Landing {
+impl ReadTarget {
     /// Takes the extent out of reach.
     pub fn new(extent: Extent) -> Arc<Self> {
         let (start, len) = (extent.start() as usize, extent.len());
         Arc::new(Self { extent: Mutex::new(extent), start, len })
     }
 
-    /// Gives the extent back, if nothing holds the landing any more that might have a device write to it.
+    /// Gives the extent back, if nothing holds the read_target any more that might have a device write to it.
     pub fn into_extent(this: Arc<Self>) -> Result<Extent, Arc<Self>> {
-        let landing = Arc::try_unwrap(this)?;
-        Ok(landing.extent.into_inner().unwrap_or_else(PoisonError::into_inner))
+        let read_target = Arc::try_unwrap(this)?;
+        Ok(read_target.extent.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The extent's length.
-    #[expect(clippy::len_without_is_empty, reason = "nobody has a landing of nothing")]
+    #[expect(clippy::len_without_is_empty, reason = "nobody has a read_target of nothing")]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -50,8 +50,8 @@ impl Landing {
     }
 }
 
-impl fmt::Debug for Landing {
+impl fmt::Debug for ReadTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Landing").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("ReadTarget").field("len", &self.len).finish_non_exhaustive()
     }
 }

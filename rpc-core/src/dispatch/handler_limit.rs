@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 /// The handlers that have become tasks and were not dropped, and those that may be made meanwhile.
 #[derive(Debug)]
-pub(super) struct Living {
+pub(super) struct HandlerLimit {
     count: AtomicUsize,
     most: usize,
     /// How many wait for there to be fewer.
@@ -17,12 +17,12 @@ pub(super) struct Living {
 
 /// A handler that has become a task.
 #[derive(Debug)]
-pub(super) struct Alive(Arc<Living>);
+pub(super) struct HandlerPermit(Arc<HandlerLimit>);
 
 /// A place for the handler that is made and polled the first time, one after the other.
-pub(super) struct Reserved<'a>(&'a Living);
+pub(super) struct Reserved<'a>(&'a HandlerLimit);
 
-impl Living {
+impl HandlerLimit {
     pub(super) fn new(most: usize) -> Arc<Self> {
         let (count, waiting) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Arc::new(Self { count, most, waiting, fewer: Notify::new() })
@@ -35,7 +35,7 @@ impl Living {
     }
 
     /// Waits until another one may be made.
-    pub(super) async fn room(self: Arc<Self>) -> Alive {
+    pub(super) async fn room(self: Arc<Self>) -> HandlerPermit {
         // First this, then to look: who leaves does it the other way round, so one of the two sees the other.
         let _waiting = Waiting::begin(&self);
         loop {
@@ -43,7 +43,7 @@ impl Living {
             if self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok() {
                 // Of several that have gone only one has left word, if nobody was there yet to be told.
                 self.fewer.notify_one();
-                return Alive(self.clone());
+                return HandlerPermit(self.clone());
             }
             self.fewer.notified().await;
         }
@@ -71,26 +71,26 @@ impl Drop for Reserved<'_> {
     }
 }
 
-impl Alive {
+impl HandlerPermit {
     /// A handler that was made in a reserved place has become a task, and the place is for the next.
-    pub(super) fn new(living: &Arc<Living>) -> Self {
-        living.count.fetch_add(1, Ordering::SeqCst);
-        Self(living.clone())
+    pub(super) fn new(limit: &Arc<HandlerLimit>) -> Self {
+        limit.count.fetch_add(1, Ordering::SeqCst);
+        Self(limit.clone())
     }
 }
 
-impl Drop for Alive {
+impl Drop for HandlerPermit {
     fn drop(&mut self) {
         self.0.leave();
     }
 }
 
-struct Waiting<'a>(&'a Living);
+struct Waiting<'a>(&'a HandlerLimit);
 
 impl<'a> Waiting<'a> {
-    fn begin(living: &'a Living) -> Self {
-        living.waiting.fetch_add(1, Ordering::SeqCst);
-        Self(living)
+    fn begin(limit: &'a HandlerLimit) -> Self {
+        limit.waiting.fetch_add(1, Ordering::SeqCst);
+        Self(limit)
     }
 }
 

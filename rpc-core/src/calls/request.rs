@@ -12,15 +12,15 @@ use crate::context::Parent;
 use crate::interface::{Kind, ServiceInfo};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::Payload;
-use crate::proto::wire::Verdict;
+use crate::proto::wire::ResponseKind;
 use crate::status::Status;
 
 /// An answer, or why there is none.
-pub(crate) type Answered = Result<(Verdict, Payload), Status>;
+pub(crate) type Answered = Result<(ResponseKind, Payload), Status>;
 
 /// What a call asks for.
 #[derive(Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct CallRequest<'a> {
     pub(crate) service: &'a Arc<ServiceInfo>,
     pub(crate) method: usize,
     pub(crate) arguments: &'a Payload,
@@ -28,11 +28,11 @@ pub(crate) struct Asked<'a> {
     /// How long that is from now.
     pub(crate) left: Option<Duration>,
     pub(crate) attempt: u8,
-    pub(crate) rare: Option<&'a Rare>,
+    pub(crate) options: Option<&'a CallOptions>,
 }
 
 /// What most calls lack: in a box, so that it costs these no more than to look for it.
-pub(crate) struct Rare {
+pub(crate) struct CallOptions {
     pub(crate) kind: Kind,
     pub(crate) metadata: Metadata,
     /// The stream of arguments, until it is sent.
@@ -43,6 +43,8 @@ pub(crate) struct Rare {
     pub(crate) not_connected: Option<Status>,
     /// What it is made for, unless that is the handler that polls it.
     pub(crate) parent: Option<Parent>,
+    /// By when it must be over, besides its timeout.
+    pub(crate) deadline: Option<Instant>,
     /// `None`: as its channel is set.
     pub(crate) compression: Option<Compression>,
 }
@@ -54,7 +56,7 @@ pub(crate) struct Received {
     pub(crate) compression: Compression,
 }
 
-impl Rare {
+impl CallOptions {
     /// Of a call that is unary and has no more.
     pub(crate) const fn none() -> Self {
         Self {
@@ -64,13 +66,14 @@ impl Rare {
             waits_for_ready: None,
             not_connected: None,
             parent: None,
+            deadline: None,
             compression: None,
         }
     }
 
     /// What a call has of it, or is to have.
-    pub(crate) fn of(rare: &mut Option<Box<Self>>) -> &mut Self {
-        rare.get_or_insert_with(|| Box::new(Self::none()))
+    pub(crate) fn of(options: &mut Option<Box<Self>>) -> &mut Self {
+        options.get_or_insert_with(|| Box::new(Self::none()))
     }
 
     /// Whether the request says something of it.
@@ -85,8 +88,8 @@ impl Rare {
     }
 }
 
-impl fmt::Debug for Rare {
+impl fmt::Debug for CallOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rare").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("CallOptions").field("kind", &self.kind).finish_non_exhaustive()
     }
 }

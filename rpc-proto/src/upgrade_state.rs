@@ -7,7 +7,7 @@ use super::wire::{Down, WireError};
 /// An attempt ends when both sides have said DOWN. Neither leads: whoever sees the link fail says it first, the
 /// other answers, and when both say it at once that is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Switch {
+pub struct UpgradeState {
     epoch: u32,
     open: bool,
     sent_down: bool,
@@ -22,7 +22,7 @@ pub struct Fall {
     pub resume: bool,
 }
 
-impl Switch {
+impl UpgradeState {
     /// The epoch of the current attempt, or of the last one.
     pub fn epoch(&self) -> u32 {
         self.epoch

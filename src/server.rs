@@ -12,7 +12,7 @@ use farcall_core::connection::Connection;
 #[cfg(feature = "tower")]
 use farcall_core::middleware::Middleware;
 use farcall_core::middleware::{Next, Request, Response, Stack};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::Service;
 use farcall_core::status::Status;
 use farcall_tcp::Acceptor;
@@ -173,7 +173,7 @@ impl ServerBuilder {
             Some(stack) => self.services.into_iter().map(|s| Arc::new(stack.around(s)) as _).collect(),
             None => self.services,
         };
-        let host = Host::new(services, settings).map_err(ConfigError::new)?;
+        let host = ServerCore::new(services, settings).map_err(ConfigError::new)?;
         let acceptor = Acceptor::bind(address, config.tcp).await?;
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);
@@ -226,7 +226,7 @@ impl Server {
     }
 }
 
-struct CloseOnDrop(Arc<Host>);
+struct CloseOnDrop(Arc<ServerCore>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
@@ -237,7 +237,7 @@ impl Drop for CloseOnDrop {
 /// A way to stop a [`Server`], or look at it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Handle {
-    host: Arc<Host>,
+    host: Arc<ServerCore>,
     stop: Arc<watch::Sender<bool>>,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::client::{Caller, Connector};
 use crate::config::{Limits, Liveness};
-use crate::server::Host;
+use crate::server::ServerCore;
 use crate::service::Service;
 use crate::settings::Settings;
 use crate::status::Status;
@@ -25,13 +25,13 @@ pub fn in_process(service: impl Service) -> Caller {
 pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> Caller {
     let why = Unavailable::new(Reason::Disabled, "calls within a process need no network");
     let settings = Settings::plain(limits, Liveness::default(), why);
-    match Host::new(services, settings.clone()) {
+    match ServerCore::new(services, settings.clone()) {
         Ok(host) => Caller::new(InProcess(host), settings),
         Err(why) => panic!("in_process: {why}"),
     }
 }
 
-struct InProcess(Arc<Host>);
+struct InProcess(Arc<ServerCore>);
 
 impl Connector for InProcess {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {

@@ -14,7 +14,7 @@ use bytes::BytesMut;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping, ResponseHead, ResponseKind};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::transport::memory;
 
@@ -22,7 +22,7 @@ use support::peer::{self, Peer};
 use support::{ECHO, HANG, PANIC, host, info, plain, until};
 
 /// A peer that has called nothing yet. What it sends without waiting arrives together.
-async fn connected(host: &Arc<Host>) -> Peer {
+async fn connected(host: &Arc<ServerCore>) -> Peer {
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, peer::hello()).await;
@@ -145,7 +145,7 @@ impl Service for Falling {
 
 #[tokio::test]
 async fn a_handler_that_panics_when_it_is_dropped_ends_its_call_alone() {
-    let host = Host::new(vec![Arc::new(Falling { info: info("test") })], plain(Limits::default())).unwrap();
+    let host = ServerCore::new(vec![Arc::new(Falling { info: info("test") })], plain(Limits::default())).unwrap();
     let mut peer = connected(&host).await;
     let panics = |call: u64| call == 2;
     for call in 1..=3 {
@@ -164,7 +164,7 @@ async fn a_handler_that_panics_when_it_is_dropped_ends_its_call_alone() {
 
 struct Closing {
     info: Arc<ServiceInfo>,
-    host: Arc<OnceLock<Arc<Host>>>,
+    host: Arc<OnceLock<Arc<ServerCore>>>,
     runs: Arc<AtomicU32>,
 }
 
@@ -184,7 +184,7 @@ impl Service for Closing {
 async fn nothing_is_served_after_the_connection_has_closed() {
     let (place, runs) = (Arc::new(OnceLock::new()), Arc::new(AtomicU32::new(0)));
     let service = Closing { info: info("test"), host: place.clone(), runs: runs.clone() };
-    let host = Host::new(vec![Arc::new(service)], plain(Limits::default())).unwrap();
+    let host = ServerCore::new(vec![Arc::new(service)], plain(Limits::default())).unwrap();
     place.set(host.clone()).unwrap();
     let mut peer = connected(&host).await;
     peer.request(1, ECHO, b"");

@@ -17,7 +17,7 @@ use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
     CloseCode, FrameType, Hello, RequestHead, ResponseHead, ResponseKind, decode_status, features,
 };
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result, Status};
@@ -65,7 +65,7 @@ fn set(compress: Compression) -> Settings {
 }
 
 fn caller(client: Settings, service: impl Service, server: Settings) -> Caller {
-    let host = Host::new(vec![Arc::new(service)], server).unwrap();
+    let host = ServerCore::new(vec![Arc::new(service)], server).unwrap();
     Caller::new(Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() }, client)
 }
 

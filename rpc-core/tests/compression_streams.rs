@@ -22,7 +22,7 @@ use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{
     CloseCode, Content, EndHead, EndReason, FrameType, Hello, ResponseHead, features,
 };
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
@@ -122,7 +122,7 @@ fn test() -> Test {
 }
 
 fn stub(client: Settings, service: impl Service, server: Settings) -> Stub {
-    let host = Host::new(vec![Arc::new(service)], server).unwrap();
+    let host = ServerCore::new(vec![Arc::new(service)], server).unwrap();
     let near = Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() };
     Stub::new(Caller::new(near, client), info())
 }
@@ -224,7 +224,7 @@ async fn a_server_that_does_not_read_it_gets_plain_items() {
 /// A client of the service, which waits for `go`, with a call of `sum` for each number up to this.
 async fn client(limits: Limits, calls: u64) -> (Peer, Arc<Seen>) {
     let seen = Arc::new(Seen { waits: calls > 1, ..Seen::default() });
-    let host = Host::new(vec![Arc::new(Test { info: info(), seen: seen.clone() })], plain(limits)).unwrap();
+    let host = ServerCore::new(vec![Arc::new(Test { info: info(), seen: seen.clone() })], plain(limits)).unwrap();
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, greeting(0)).await;

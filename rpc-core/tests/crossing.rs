@@ -13,7 +13,7 @@ use farcall_core::config::Policy;
 use farcall_core::proto::wire::{
     self, Cancel, CloseCode, Down, FrameType, Hello, Offer, ResponseKind, Up, features, flags,
 };
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Request, Service, ServiceInfo};
 use farcall_core::transport::LinkEnd;
 
@@ -44,7 +44,7 @@ impl Service for Interrupted {
 
 /// A server, and a client that has its UP and holds its own back: what it sends by the link is held back, too.
 struct World {
-    _host: Arc<Host>,
+    _host: Arc<ServerCore>,
     fabric: Arc<Fabric>,
     seen: Arc<Seen>,
     meanwhile: Arc<Mutex<Option<Meanwhile>>>,
@@ -62,7 +62,7 @@ impl World {
         let service = Interrupted { inner, meanwhile: Arc::clone(&meanwhile) };
         let mut settings = settings(&fabric, Policy::Auto);
         settings.limits.concurrent_calls = concurrent_calls;
-        let host = Host::new(vec![Arc::new(service)], settings).unwrap();
+        let host = ServerCore::new(vec![Arc::new(service)], settings).unwrap();
 
         let [near, far] = direct::pair();
         host.serve(far);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::transport::{
@@ -72,7 +72,7 @@ impl Upgrade for Untouched {
     }
 }
 
-struct Near(Arc<Host>);
+struct Near(Arc<ServerCore>);
 
 impl Connector for Near {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
@@ -94,7 +94,7 @@ fn caller(policy: Policy) -> Caller {
         policy,
         upgrade: Ok(Arc::new(Untouched)),
     };
-    let host = Host::new(Vec::new(), settings(Policy::Auto)).unwrap();
+    let host = ServerCore::new(Vec::new(), settings(Policy::Auto)).unwrap();
     Caller::new(Near(host), settings(policy))
 }
 

@@ -16,7 +16,7 @@ use farcall_core::config::Limits;
 use farcall_core::in_process::in_process;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{FrameType, Hello};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, memory};
@@ -52,7 +52,7 @@ async fn a_message_that_is_too_long_for_the_client_is_cut_and_says_so() {
         let status = Status::new(Code::NotFound, "ä".repeat(2500));
         Box::pin(std::future::ready(Reply::Status(status)))
     });
-    let host = Host::new(vec![Arc::new(service)], plain(Limits::default())).unwrap();
+    let host = ServerCore::new(vec![Arc::new(service)], plain(Limits::default())).unwrap();
     let (near, far) = memory::pair();
     host.serve(far);
     let small = Hello { max_frame: 1024, max_message: 1024, max_assembly: 1024, ..hello() };
@@ -148,7 +148,7 @@ async fn a_handler_that_blocks_holds_up_its_own_connection_alone() {
         }
         Box::pin(async { ok() })
     }));
-    let host = Host::new(vec![service], plain(Limits::default())).unwrap();
+    let host = ServerCore::new(vec![service], plain(Limits::default())).unwrap();
     let [one, other] = [(); 2].map(|()| caller_of(&host, Handle::current()));
     let blocked = tokio::spawn(call(&one, &info("test"), HANG, "").into_future());
     started.notified().await;
@@ -206,7 +206,7 @@ async fn a_status_that_a_handler_passes_on_does_not_repeat_its_own_call() {
 }
 
 /// Connects to a host that runs on another runtime.
-struct Across(Arc<Host>, Handle);
+struct Across(Arc<ServerCore>, Handle);
 
 impl Connector for Across {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
@@ -222,7 +222,7 @@ impl Connector for Across {
 }
 
 /// On the current runtime, of a host that runs on `there`.
-fn caller_of(host: &Arc<Host>, there: Handle) -> Caller {
+fn caller_of(host: &Arc<ServerCore>, there: Handle) -> Caller {
     Caller::new(Across(host.clone(), there), plain(Limits::default()))
 }
 
@@ -337,7 +337,7 @@ async fn handlers_that_were_cancelled_count_until_they_are_dropped() {
     });
     let mut limits = Limits::default();
     limits.concurrent_calls = 1;
-    let host = Host::new(vec![Arc::new(service)], plain(limits)).unwrap();
+    let host = ServerCore::new(vec![Arc::new(service)], plain(limits)).unwrap();
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, hello()).await;

@@ -20,7 +20,7 @@ use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{
     self, CloseCode, Content, EndHead, FrameType, Hello, encode_metadata, features,
 };
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result};
@@ -79,7 +79,7 @@ fn call(caller: &Caller, method: usize, argument: Bytes) -> Call<Result<Bytes>, 
 }
 
 fn near(mirror: Mirror, settings: Settings) -> Near {
-    let host = Host::new(vec![Arc::new(mirror)], settings).unwrap();
+    let host = ServerCore::new(vec![Arc::new(mirror)], settings).unwrap();
     Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() }
 }
 
@@ -213,8 +213,8 @@ impl Service for Rows {
 }
 
 /// A client of [`Rows`], and what keeps its server.
-async fn reader(hello: Hello) -> (Peer, Arc<Host>) {
-    let host = Host::new(vec![Arc::new(Rows(streaming::info()))], plain(Limits::default())).unwrap();
+async fn reader(hello: Hello) -> (Peer, Arc<ServerCore>) {
+    let host = ServerCore::new(vec![Arc::new(Rows(streaming::info()))], plain(Limits::default())).unwrap();
     let (near, far) = memory::pair();
     host.serve(far);
     let features = features::STREAMS | features::METADATA;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use farcall_core::client::{Caller, Connector};
 use farcall_core::config::{Calls, Limits};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::time::Instant;
@@ -26,7 +26,7 @@ fn secs(n: u64) -> Duration {
 
 /// Connects while there is a server.
 struct Door {
-    server: Arc<Mutex<Option<Arc<Host>>>>,
+    server: Arc<Mutex<Option<Arc<ServerCore>>>>,
     tries: Arc<AtomicU32>,
     /// Whose fault it is else.
     blame: Blame,
@@ -52,7 +52,7 @@ impl Connector for Door {
 
 struct Setup {
     caller: Caller,
-    server: Arc<Mutex<Option<Arc<Host>>>>,
+    server: Arc<Mutex<Option<Arc<ServerCore>>>>,
     tries: Arc<AtomicU32>,
 }
 
@@ -72,7 +72,7 @@ fn with_pauses(waits: bool, blame: Blame, first: u64, longest: u64) -> Setup {
 
 impl Setup {
     /// A server comes; gives the one that was there.
-    fn comes(&self) -> Option<Arc<Host>> {
+    fn comes(&self) -> Option<Arc<ServerCore>> {
         let (host, _) = host(plain(Limits::default()));
         self.server.lock().unwrap().replace(host)
     }
@@ -220,7 +220,7 @@ async fn the_first_pause_and_the_longest_can_be_set() {
 }
 
 /// Several peers, of which some can be reached.
-struct Doors([Arc<Mutex<Option<Arc<Host>>>>; 2]);
+struct Doors([Arc<Mutex<Option<Arc<ServerCore>>>>; 2]);
 
 impl Connector for Doors {
     fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
@@ -245,7 +245,7 @@ impl Connector for Doors {
 #[tokio::test(start_paused = true)]
 async fn calls_return_to_the_first_peer_when_it_is_back() {
     let [(first, _), (second, _)] = [(); 2].map(|()| host(plain(Limits::default())));
-    let doors: [Arc<Mutex<Option<Arc<Host>>>>; 2] =
+    let doors: [Arc<Mutex<Option<Arc<ServerCore>>>>; 2] =
         [Arc::default(), Arc::new(Mutex::new(Some(second.clone())))];
     let caller = Caller::new(Doors(doors.clone()), plain(Limits::default()));
     let echo = || call(&caller, &info("test"), ECHO, "x");

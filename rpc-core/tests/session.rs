@@ -9,7 +9,7 @@ use std::time::Duration;
 use farcall_core::client::{Caller, Connector, Stub};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::payload::Payload;
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
@@ -175,7 +175,7 @@ async fn a_service_with_longer_names_than_the_wire_takes_is_an_error_on_both_sid
         let error = call.await.unwrap_err();
         assert_eq!((error.code(), error.executed()), (Code::InvalidArgument, Executed::No), "{error}");
         assert!(error.message().contains(words), "{error}");
-        let refused = Host::new(vec![Arc::new(Named(info))], plain(Limits::default())).unwrap_err();
+        let refused = ServerCore::new(vec![Arc::new(Named(info))], plain(Limits::default())).unwrap_err();
         assert!(refused.contains(words), "{refused}");
         assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
     }

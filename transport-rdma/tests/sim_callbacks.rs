@@ -15,7 +15,7 @@ use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Decoder, Encoder};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
@@ -69,7 +69,7 @@ impl Service for Bounce {
 
 /// Two processes that serve, each with a client of the other. Their windows are as small as windows get, and a frame
 /// without a receive fails its link.
-fn processes(seed: u64) -> [(Arc<Host>, Caller); 2] {
+fn processes(seed: u64) -> [(Arc<ServerCore>, Caller); 2] {
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
     let [near, far] = [1, 2].map(|n| {
@@ -82,7 +82,7 @@ fn processes(seed: u64) -> [(Arc<Host>, Caller); 2] {
         let settings = Settings { limits, liveness, calls: Calls::default(), policy: Policy::Rdma, upgrade };
         let other = Arc::<OnceLock<Caller>>::default();
         let service = Bounce { info: info(), other: Arc::clone(&other) };
-        (Host::new(vec![Arc::new(service)], settings.clone()).unwrap(), settings, other)
+        (ServerCore::new(vec![Arc::new(service)], settings.clone()).unwrap(), settings, other)
     });
     let (to_far, to_near) =
         (Caller::new(Near(Arc::clone(&far.0)), near.1), Caller::new(Near(Arc::clone(&near.0)), far.1));

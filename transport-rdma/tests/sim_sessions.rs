@@ -16,7 +16,7 @@ use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Decoder, Encoder};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
@@ -56,7 +56,7 @@ impl Service for Echo {
 struct Setup {
     fabric: Arc<Fabric>,
     caller: Caller,
-    host: Arc<Host>,
+    host: Arc<ServerCore>,
     info: Arc<ServiceInfo>,
     executed: Arc<Mutex<HashMap<Bytes, u32>>>,
 }
@@ -86,7 +86,7 @@ fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) -> Setup {
     });
     let executed = Arc::default();
     let service = Echo { info: Arc::clone(&info), executed: Arc::clone(&executed) };
-    let host = Host::new(vec![Arc::new(service)], far).unwrap();
+    let host = ServerCore::new(vec![Arc::new(service)], far).unwrap();
     let caller = Caller::new(Near(Arc::clone(&host)), near);
     Setup { fabric, caller, host, info, executed }
 }

@@ -15,7 +15,7 @@ use farcall_core::client::{Call, Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::Encoder;
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
@@ -72,7 +72,7 @@ impl Client {
         let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });
         let gate = Arc::default();
         let server = Server { info: Arc::clone(&info), gate: Arc::clone(&gate) };
-        let caller = Caller::new(Near(Host::new(vec![Arc::new(server)], far).unwrap()), near);
+        let caller = Caller::new(Near(ServerCore::new(vec![Arc::new(server)], far).unwrap()), near);
         Self { caller, info, gate }
     }
 

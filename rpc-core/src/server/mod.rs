@@ -13,7 +13,7 @@ use crate::settings::Settings;
 use crate::transport::Link;
 
 /// Serves sessions that a listener accepts.
-pub struct Host {
+pub struct ServerCore {
     registry: Arc<Registry>,
     settings: Arc<Settings>,
     /// One for each connection that there may be.
@@ -39,13 +39,13 @@ enum Ending {
 /// What a client is told whose server drains.
 const DRAINING: &str = "the server is shutting down";
 
-impl fmt::Debug for Host {
+impl fmt::Debug for ServerCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host").field("services", &self.registry).finish_non_exhaustive()
+        f.debug_struct("ServerCore").field("services", &self.registry).finish_non_exhaustive()
     }
 }
 
-impl Host {
+impl ServerCore {
     /// A host for these services.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use farcall_core::client::{Call, Caller, Connector, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness};
 use farcall_core::payload::{Encoder, Payload};
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
@@ -157,7 +157,7 @@ pub(crate) fn plain(limits: Limits) -> Settings {
 #[derive(Clone)]
 pub(crate) struct Near {
     /// Connections go to the last of them.
-    pub(crate) hosts: Arc<Mutex<Vec<Arc<Host>>>>,
+    pub(crate) hosts: Arc<Mutex<Vec<Arc<ServerCore>>>>,
     pub(crate) taps: Arc<Mutex<Vec<Arc<Tap>>>>,
 }
 
@@ -177,16 +177,16 @@ impl Connector for Near {
 
 pub(crate) struct Setup {
     pub(crate) caller: Caller,
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<ServerCore>,
     pub(crate) info: Arc<ServiceInfo>,
     pub(crate) seen: Arc<Seen>,
     pub(crate) near: Near,
 }
 
-pub(crate) fn host(settings: Settings) -> (Arc<Host>, Arc<Seen>) {
+pub(crate) fn host(settings: Settings) -> (Arc<ServerCore>, Arc<Seen>) {
     let service = Test::new();
     let seen = service.seen.clone();
-    (Host::new(vec![Arc::new(service)], settings).unwrap(), seen)
+    (ServerCore::new(vec![Arc::new(service)], settings).unwrap(), seen)
 }
 
 pub(crate) fn setup(client: Settings, server: Settings) -> Setup {

@@ -11,7 +11,7 @@ use farcall_core::client::{Caller, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Kind, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
@@ -226,15 +226,15 @@ impl Service for Test {
 
 pub(crate) struct Setup {
     pub(crate) stub: Stub,
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<ServerCore>,
     pub(crate) seen: Arc<Seen>,
     pub(crate) near: Near,
 }
 
-pub(crate) fn host(settings: Settings) -> (Arc<Host>, Arc<Seen>) {
+pub(crate) fn host(settings: Settings) -> (Arc<ServerCore>, Arc<Seen>) {
     let seen = Arc::<Seen>::default();
     let service = Test { info: info(), seen: seen.clone() };
-    (Host::new(vec![Arc::new(service)], settings).unwrap(), seen)
+    (ServerCore::new(vec![Arc::new(service)], settings).unwrap(), seen)
 }
 
 pub(crate) fn setup(client: Limits, server: Limits) -> Setup {

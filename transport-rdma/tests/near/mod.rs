@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use farcall_core::client::Connector;
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Link, memory};
 
-pub(crate) struct Near(pub(crate) Arc<Host>);
+pub(crate) struct Near(pub(crate) Arc<ServerCore>);
 
 impl Connector for Near {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {

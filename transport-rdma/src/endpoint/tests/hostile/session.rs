@@ -8,7 +8,7 @@ use farcall_core::proto::wire::{
     Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, VERSION,
     features, flags,
 };
-use farcall_core::server::Host;
+use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::transport::{BoxFuture, memory};
@@ -29,7 +29,7 @@ impl Service for Echo {
     }
 }
 
-struct ToHost(Arc<Host>);
+struct ToHost(Arc<ServerCore>);
 
 impl Connector for ToHost {
     fn connect(&self, _: usize) -> BoxFuture<farcall_core::status::Result<Arc<dyn Link>>> {
@@ -46,7 +46,7 @@ impl Connector for ToHost {
 /// A server and an honest client of it, whose session is on RDMA.
 struct Setup {
     fabric: Arc<Fabric>,
-    host: Arc<Host>,
+    host: Arc<ServerCore>,
     honest: Caller,
     info: Arc<ServiceInfo>,
     executed: Arc<Mutex<usize>>,
@@ -77,7 +77,7 @@ impl Setup {
         let methods = vec![Method::unary("echo", "echo")];
         let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw", methods });
         let executed = Arc::<Mutex<usize>>::default();
-        let host = Host::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();
+        let host = ServerCore::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();
         let honest = Caller::new(ToHost(Arc::clone(&host)), client);
         let setup = Self { fabric, host, honest, info, executed, far };
         setup.honest_calls().await;

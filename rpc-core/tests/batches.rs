@@ -145,7 +145,8 @@ impl Service for Falling {
 
 #[tokio::test]
 async fn a_handler_that_panics_when_it_is_dropped_ends_its_call_alone() {
-    let host = ServerCore::new(vec![Arc::new(Falling { info: info("test") })], plain(Limits::default())).unwrap();
+    let host =
+        ServerCore::new(vec![Arc::new(Falling { info: info("test") })], plain(Limits::default())).unwrap();
     let mut peer = connected(&host).await;
     let panics = |call: u64| call == 2;
     for call in 1..=3 {

@@ -224,7 +224,8 @@ async fn a_server_that_does_not_read_it_gets_plain_items() {
 /// A client of the service, which waits for `go`, with a call of `sum` for each number up to this.
 async fn client(limits: Limits, calls: u64) -> (Peer, Arc<Seen>) {
     let seen = Arc::new(Seen { waits: calls > 1, ..Seen::default() });
-    let host = ServerCore::new(vec![Arc::new(Test { info: info(), seen: seen.clone() })], plain(limits)).unwrap();
+    let host =
+        ServerCore::new(vec![Arc::new(Test { info: info(), seen: seen.clone() })], plain(limits)).unwrap();
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, greeting(0)).await;

@@ -17,7 +17,7 @@ use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, Request, Service, ServiceInfo};
 use farcall_core::transport::LinkEnd;
 
-use support::direct::{self, SendService};
+use support::direct::{self, Direct};
 use support::fabric::{Fabric, settings};
 use support::peer::{Peer, hello, request};
 use support::{ECHO, HANG, Seen, Test, until};
@@ -51,7 +51,7 @@ struct World {
     stream: Peer,
     link: Peer,
     /// The server's end of the link.
-    far: Arc<SendService>,
+    far: Arc<Direct>,
 }
 
 impl World {
@@ -89,7 +89,7 @@ impl World {
     }
 }
 
-fn offer(stream: &mut Peer, epoch: u32, fabric: &Fabric, far: &Arc<SendService>) {
+fn offer(stream: &mut Peer, epoch: u32, fabric: &Fabric, far: &Arc<Direct>) {
     let data = fabric.place(far.clone());
     let offer = Offer { epoch, name: "fabric".into(), data };
     stream.link_frame(FrameType::OFFER, encoded(|out| offer.encode(out)));

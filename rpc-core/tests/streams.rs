@@ -15,7 +15,7 @@ use farcall_core::proto::wire::{EndHead, FrameType, Hello, ItemHead, features};
 use farcall_core::status::{Code, Executed, Result, Status};
 use farcall_core::stream::EndReason;
 use farcall_core::transport::{BoxFuture, Link};
-use support::direct::{self, SendService};
+use support::direct::{self, Direct};
 use support::peer::{Peer, hello, played, played_by};
 use support::streaming::{
     COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
@@ -93,7 +93,7 @@ async fn a_conversation_goes_to_and_fro() {
 }
 
 /// Connects by this link.
-struct By(Arc<SendService>);
+struct By(Arc<Direct>);
 
 impl Connector for By {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
@@ -118,7 +118,7 @@ async fn what_is_streamed_is_sent_also_if_the_answer_begins_before_any_of_it() {
     peer.hello(&with_streams());
     let (give_back, mut given_back) = mpsc::unbounded_channel();
     // Where the call is made, and before anything else is done.
-    near.at_next_look(move || {
+    near.at_next_poll(move || {
         peer.respond(1, b"");
         give_back.send(peer).ok().unwrap();
     });

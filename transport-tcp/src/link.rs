@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use farcall_core::class::{ByClass, TrafficClass};
-use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+use farcall_core::transport::{BusyPoll, Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -42,8 +42,6 @@ pub struct TcpLink {
     description: Description,
     socket: TcpStream,
     dscp: ByClass,
-    /// Whether callers may look for answers.
-    looks: bool,
     reading: Mutex<Reading>,
     /// For callers that look.
     handler: OnceLock<Weak<dyn LinkHandler>>,
@@ -110,12 +108,12 @@ impl TcpLink {
             local: socket.local_addr().ok(),
             peer: socket.peer_addr().ok(),
             device: String::new(),
+            busy_polls: waits::can_look(config.completion),
         };
         Ok(Arc::new(Self {
             description,
             socket,
             dscp: config.dscp.clone(),
-            looks: waits::can_look(config.completion),
             reading: Mutex::new(Reading::new(Waits::new(config.completion))),
             handler: OnceLock::new(),
             out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
@@ -181,7 +179,7 @@ impl TcpLink {
                 tokio::task::yield_now().await;
             } else if self.wait(attention.as_mut()).await == Event::Attention {
                 attention.set(self.attention.notified());
-            } else if self.looks {
+            } else if self.description.busy_polls {
                 self.reading().waits.slept();
             }
             self.write_on(&*handler);
@@ -240,7 +238,7 @@ impl TcpLink {
         if let Some(end) = end.take() {
             return Err(end);
         }
-        if !self.looks {
+        if !self.description.busy_polls {
             return self.read_batch(reader, handler);
         }
         let _delivering = Delivering::begin();
@@ -356,26 +354,22 @@ impl Link for TcpLink {
         }
     }
 
-    fn looks(&self) -> bool {
-        self.looks
-    }
-
-    fn look(&self) -> bool {
-        let Some(handler) = self.handler.get().and_then(Weak::upgrade) else { return false };
-        let Ok(mut reading) = self.reading.try_lock() else { return false };
+    fn busy_poll(&self, _: Duration) -> BusyPoll {
+        let Some(handler) = self.handler.get().and_then(Weak::upgrade) else { return BusyPoll::Sleep };
+        let Ok(mut reading) = self.reading.try_lock() else { return BusyPoll::Sleep };
         let Reading { reader, waits, end, over } = &mut *reading;
         if *over || end.is_some() || !waits.asked() {
-            return false;
+            return BusyPoll::Sleep;
         }
         match waits.look(|room| reader.look(&self.socket, room, &*handler)) {
             Ok(true) => self.end_batch(reader, &*handler),
-            Ok(false) => return false,
+            Ok(false) => return BusyPoll::Sleep,
             Err(error) => {
                 *end = Some(error);
                 self.attention.notify_one();
             }
         }
-        true
+        BusyPoll::Found
     }
 
     fn close(&self) {

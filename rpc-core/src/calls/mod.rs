@@ -1,6 +1,6 @@
 //! The calls that wait on this side for an answer.
 
-mod help;
+mod busy_poll;
 mod request;
 
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-pub(crate) use self::help::{Help, look_for_answers};
+pub(crate) use self::busy_poll::{BusyPolling, poll_at_once};
 pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
 use crate::compress::{self, Unpacking};
@@ -63,8 +63,8 @@ enum Request {
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) call: u64,
-    /// Its caller looks for the answer at once, and is told of nothing before.
-    pub(crate) looks: bool,
+    /// Its caller polls the link at once, and is told of nothing before.
+    pub(crate) polls_at_once: bool,
     pub(crate) streams: Option<Arc<CallStreams>>,
 }
 
@@ -125,8 +125,8 @@ impl Calls {
                 }
             };
         };
-        let looks = help::looks(&self.sender);
-        let opened = match self.slots.open(place.is_some(), asked.deadline, looks, cx, queue) {
+        let polls = busy_poll::polls_at_once(&self.sender);
+        let opened = match self.slots.open(place.is_some(), asked.deadline, polls, cx, queue) {
             Ok(opened) => opened,
             Err(Refused::Full) => return Err(NotSent::Full),
             Err(Refused::For(why)) => return Err(why.with_executed(Executed::No).into()),
@@ -144,7 +144,7 @@ impl Calls {
             // Where there were others, the first of them has seen to it.
             self.sender.flush_soon();
         }
-        Ok(Sent { call: opened.call, looks: looks && opened.alone, streams })
+        Ok(Sent { call: opened.call, polls_at_once: polls && opened.alone, streams })
     }
 
     /// The request of a call that has no number yet.

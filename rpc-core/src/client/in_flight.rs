@@ -301,7 +301,7 @@ impl InFlightCall {
                 },
             }
             if let State::Sent(pending) = &self.state
-                && !pending.looks()
+                && !pending.polls_at_once()
             {
                 // It was sent just now, and is woken when there is an answer.
                 return Poll::Pending;

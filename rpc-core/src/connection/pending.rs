@@ -5,7 +5,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use super::Connection;
 use crate::call_streams::{CallStreams, Ended};
-use crate::calls::{Answered, Help, Received, Sent, look_for_answers};
+use crate::calls::{Answered, BusyPolling, Received, Sent, poll_at_once};
 use crate::proto::wire::ResponseKind;
 use crate::slots::{Found, Place, Ticket};
 use crate::status::Status;
@@ -47,9 +47,9 @@ pub(crate) struct Pending {
     id: u64,
     done: bool,
     late: bool,
-    /// It is to look before it is told of anything.
-    looks: bool,
-    help: Help,
+    /// It is to poll the link before it is told of anything.
+    polls_at_once: bool,
+    polling: BusyPolling,
     extras: Option<Box<Extras>>,
 }
 
@@ -71,10 +71,10 @@ impl Extras {
 impl Pending {
     /// The call that was just sent by this connection.
     pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
-        let Sent { call, looks, streams } = sent;
-        let help = Help::begin(&connection.sender, cx);
+        let Sent { call, polls_at_once, streams } = sent;
+        let polling = BusyPolling::begin(&connection.sender, cx);
         let extras = streams.map(|streams| Box::new(Extras { streams: Some(streams), ..Extras::default() }));
-        Self { connection, id: call, done: false, late: false, looks, help, extras }
+        Self { connection, id: call, done: false, late: false, polls_at_once, polling, extras }
     }
 
     pub(crate) fn streams(&self) -> Option<&Arc<CallStreams>> {
@@ -82,8 +82,8 @@ impl Pending {
     }
 
     /// Whether it must be polled now.
-    pub(crate) fn looks(&self) -> bool {
-        self.looks
+    pub(crate) fn polls_at_once(&self) -> bool {
+        self.polls_at_once
     }
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {
@@ -119,15 +119,15 @@ impl Pending {
 
     /// How it ended; pending also when it [is late](Self::is_late).
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
-        if std::mem::take(&mut self.looks) {
-            look_for_answers(&self.connection.sender, cx);
+        if std::mem::take(&mut self.polls_at_once) {
+            poll_at_once(&self.connection.sender, cx);
         }
         let mut polled = self.look(cx);
-        if polled.is_pending() && self.help.look() {
+        if polled.is_pending() && self.polling.poll() {
             polled = self.look(cx);
         }
         if polled.is_pending() {
-            self.help.again(cx);
+            self.polling.again(cx);
         }
         polled
     }

@@ -22,7 +22,13 @@ pub fn pair() -> (Arc<dyn Link>, Arc<dyn Link>) {
     let (there, back) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
     let end = |out: &Arc<Pipe>, inward: &Arc<Pipe>| {
         Arc::new(MemoryLink {
-            description: Description { transport: "memory", local: None, peer: None, device: String::new() },
+            description: Description {
+                transport: "memory",
+                local: None,
+                peer: None,
+                device: String::new(),
+                busy_polls: false,
+            },
             out: out.clone(),
             inward: inward.clone(),
             sent: AtomicU64::new(0),

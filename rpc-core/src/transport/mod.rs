@@ -75,37 +75,31 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// The peer has read what the frame of this number described, or will not: it is exposed no longer.
     fn revoke(&self, _seq: u32, _was_read: bool) {}
 
-    /// A caller has begun to wait for an answer. If it should [help](Self::help) before it sleeps, says for how long;
-    /// [`end_help`](Self::end_help) must follow. One caller helps at a time.
-    fn begin_help(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Looks for answers, for some microseconds at most, on the thread of a caller that waits for one, and delivers them
-    /// as the link's own task would. What would run a handler is left to that task. Never waits for another thread.
-    /// Says whether there were any.
-    fn help(&self) -> bool {
-        false
-    }
-
-    /// The caller helps no more.
-    fn end_help(&self) {}
-
-    /// Whether a caller that has sent the only call under way is to [look](Self::look) at once.
-    fn looks(&self) -> bool {
-        false
-    }
-
-    /// Looks for what the peer sends, where that is likely to come soon, and delivers it as the link's own task would. Blocks
-    /// for some microseconds. Says whether there was anything.
-    fn look(&self) -> bool {
-        false
+    /// Polls for answers, for some microseconds at most, on the thread of a caller that waits for one, and delivers them as the
+    /// link's own task would. Never waits for another thread, and leaves what would run a handler to that task.
+    ///
+    /// `waited`: for how long the caller has polled; zero when it begins. A link may answer that with
+    /// [`BusyPoll::Again`] without having polled. A caller may stop at any time without saying so.
+    fn busy_poll(&self, waited: Duration) -> BusyPoll {
+        let _ = waited;
+        BusyPoll::Sleep
     }
 
     /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
     fn is_encrypted(&self) -> bool {
         false
     }
+}
+
+/// What a caller is to do that has [polled](Link::busy_poll) its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BusyPoll {
+    /// See what has come: there were answers.
+    Found,
+    /// Poll again, after other tasks have had their turn: nothing was found yet.
+    Again,
+    /// Sleep until it is woken: more polling does not pay.
+    Sleep,
 }
 
 /// Which way a message goes. Memory for the two is budgeted apart, so that requests that wait for answers do not keep
@@ -142,6 +136,9 @@ pub struct Description {
     pub peer: Option<SocketAddr>,
     /// The device and what else distinguishes it, as in `rxe0 port 1 gid 1`; empty for TCP.
     pub device: String,
+    /// Whether a caller that has sent the only call under way is to [poll](Link::busy_poll) at once, before it is woken by
+    /// anything.
+    pub busy_polls: bool,
 }
 
 impl std::ops::AddAssign for Counters {
@@ -183,8 +180,8 @@ pub use farcall_proto::payload::SHORT_PAYLOAD;
 /// How much memory a short payload that is kept may keep with it.
 pub const SHORT_PAYLOADS_SHARE: usize = 8192;
 
-/// What a link delivers to. Calls come one at a time, from the link's own task or from a caller that [helps](Link::help) or
-/// [looks](Link::look); none after [`closed`](Self::closed), until which a link keeps it, or until its task is dropped with
+/// What a link delivers to. Calls come one at a time, from the link's own task or from a caller that
+/// [polls](Link::busy_poll); none after [`closed`](Self::closed), until which a link keeps it, or until its task is dropped with
 /// its runtime.
 pub trait LinkHandler: Send + Sync {
     /// A frame has arrived. `Err`: the peer broke the protocol; the handler has closed the connection and the link

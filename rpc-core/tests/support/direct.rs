@@ -2,32 +2,34 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::wire::Header;
 use farcall_core::transport::{
-    Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler, memory,
+    BusyPoll, Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler, memory,
 };
 
 /// One end.
 #[derive(Debug)]
-pub(crate) struct SendService {
+pub(crate) struct Direct {
     like: Arc<dyn Link>,
+    description: Description,
     here: Arc<End>,
     there: Arc<End>,
     /// The messages that it was to read, by the number of the frame.
     pulled: Mutex<Vec<u32>>,
-    at_look: AtLook,
+    at_poll: AtPoll,
 }
 
-/// What happens when a caller looks for its answer.
+/// What happens when a caller polls for its answer.
 #[derive(Default)]
-struct AtLook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+struct AtPoll(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
-impl std::fmt::Debug for AtLook {
+impl std::fmt::Debug for AtPoll {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("AtLook")
+        f.write_str("AtPoll")
     }
 }
 
@@ -49,21 +51,24 @@ impl std::fmt::Debug for End {
 }
 
 /// The two ends of a link.
-pub(crate) fn pair() -> [Arc<SendService>; 2] {
+pub(crate) fn pair() -> [Arc<Direct>; 2] {
     let (a, b) = (Arc::new(End::default()), Arc::new(End::default()));
     [(&a, &b), (&b, &a)].map(|(here, there)| {
         let (here, there) = (here.clone(), there.clone());
-        Arc::new(SendService {
-            like: memory::pair().0,
+        let like: Arc<dyn Link> = memory::pair().0;
+        let description = Description { busy_polls: true, ..like.description().clone() };
+        Arc::new(Direct {
+            like,
+            description,
             here,
             there,
             pulled: Mutex::default(),
-            at_look: AtLook::default(),
+            at_poll: AtPoll::default(),
         })
     })
 }
 
-impl SendService {
+impl Direct {
     /// The link ends; this side is told so.
     pub(crate) fn end(&self, end: LinkEnd) {
         let handler = lock(&self.here.0).handler.take();
@@ -75,9 +80,9 @@ impl SendService {
         lock(&self.here.0).handler.is_some()
     }
 
-    /// Has the next caller of this side look for its answer at once, and does this then.
-    pub(crate) fn at_next_look(&self, act: impl FnOnce() + Send + 'static) {
-        *lock(&self.at_look.0) = Some(Box::new(act));
+    /// Does this when a caller of this side polls for its answer the next time.
+    pub(crate) fn at_next_poll(&self, act: impl FnOnce() + Send + 'static) {
+        *lock(&self.at_poll.0) = Some(Box::new(act));
     }
 
     pub(crate) fn pulled(&self) -> Vec<u32> {
@@ -113,9 +118,9 @@ impl End {
     }
 }
 
-impl Link for SendService {
+impl Link for Direct {
     fn description(&self) -> &Description {
-        self.like.description()
+        &self.description
     }
 
     fn max_frame(&self) -> usize {
@@ -140,13 +145,14 @@ impl Link for SendService {
         Counters::default()
     }
 
-    fn looks(&self) -> bool {
-        lock(&self.at_look.0).is_some()
-    }
-
-    fn look(&self) -> bool {
-        let act = lock(&self.at_look.0).take();
-        act.map(|act| act()).is_some()
+    fn busy_poll(&self, _: Duration) -> BusyPoll {
+        match lock(&self.at_poll.0).take() {
+            Some(act) => {
+                act();
+                BusyPoll::Found
+            }
+            None => BusyPoll::Sleep,
+        }
     }
 
     fn pull(&self, _: Direction, described: Described) {

@@ -20,7 +20,7 @@ pub(super) fn start(shard: &Arc<Shard>, runtime: &Handle) -> Result<(), Unavaila
     let (cpu, device) = (shard.config.busy_cpu, shard.device.device.name().to_owned());
     let (sender, pinned) = sync_channel(1);
     // Waking a caller on another thread takes longer than many an answer.
-    shard.helpers.set_window(Duration::MAX);
+    shard.polling.set_window(Duration::MAX);
     let (shard, runtime) = (Arc::clone(shard), runtime.clone());
     // The kernel shows fifteen characters.
     let thread = thread::Builder::new().name(format!("busy-{device}")).spawn(move || {

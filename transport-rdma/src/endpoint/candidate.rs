@@ -70,7 +70,13 @@ impl RdmaCandidate {
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));
         }
-        let description = Description { transport: "rdma", local: stream.local, peer: stream.peer, device };
+        let description = Description {
+            transport: "rdma",
+            local: stream.local,
+            peer: stream.peer,
+            device,
+            busy_polls: false,
+        };
         let link = Arc::new(RdmaLink { core, description, endpoint: Arc::clone(&endpoint) });
         let candidate = Self { link, endpoint, path, psn, side, _turn: turn };
         if let Side::Server(peer) = side {

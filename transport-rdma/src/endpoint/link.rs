@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
-use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkHandler};
+use farcall_core::transport::{BusyPoll, Counters, Description, Direction, FrameSource, Link, LinkHandler};
 
 use super::Endpoint;
 use crate::link::{LinkCore, watch_exposed};
@@ -53,16 +53,8 @@ impl Link for RdmaLink {
         self.core.revoke(seq, was_read);
     }
 
-    fn begin_help(&self) -> Option<Duration> {
-        self.endpoint.shard().begin_help()
-    }
-
-    fn help(&self) -> bool {
-        self.endpoint.shard().help()
-    }
-
-    fn end_help(&self) {
-        self.endpoint.shard().end_help();
+    fn busy_poll(&self, waited: Duration) -> BusyPoll {
+        self.endpoint.shard().busy_poll(waited)
     }
 
     fn close(&self) {

@@ -4,11 +4,11 @@
 //! of them and delivers it. Sending goes past the driver: whoever has something to send posts it.
 
 mod busy;
+mod busy_poll;
 mod candidate;
 mod device_registry;
 mod driver;
 mod events;
-mod help;
 mod intake;
 mod link;
 mod meter;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use farcall_core::transport::LinkEnd;
 use tokio::runtime::Handle;
 
+use self::busy_poll::BusyPolling;
 use self::driver::Driver;
-use self::help::Helpers;
 use self::intake::Intake;
 use self::meter::Meter;
 use crate::config::{Completion, RdmaConfig};
@@ -69,7 +69,7 @@ pub(crate) struct Shard {
     links: Mutex<BTreeMap<u32, Arc<LinkCore>>>,
     /// Only the driver waits for it.
     intake: Mutex<Intake>,
-    helpers: Helpers,
+    polling: BusyPolling,
     dead: AtomicBool,
 }
 
@@ -101,7 +101,7 @@ impl Endpoint {
             runtime: runtime.clone(),
             links: Mutex::default(),
             intake: Mutex::new(Intake::new()),
-            helpers: Helpers::default(),
+            polling: BusyPolling::default(),
             dead: AtomicBool::new(false),
             device,
         });

@@ -1,10 +1,10 @@
 //! Links between simulated machines, seen from inside: what they hold, and how they fail.
 
 mod busy;
+mod busy_poll;
 mod counts;
 mod credits;
 mod events;
-mod help;
 mod hostile;
 
 use std::collections::VecDeque;
@@ -40,7 +40,8 @@ fn node(fabric: &Arc<Fabric>, n: u8, config: RdmaConfig) -> Node {
     let host = fabric.host(IpAddr::from([10, 0, 0, n]));
     let upgrade =
         RdmaUpgrade::with_host(Arc::new(host.clone()), RdmaConfig { strict_credits: true, ..config });
-    let stream = Description { transport: "tcp", local: None, peer: None, device: String::new() };
+    let stream =
+        Description { transport: "tcp", local: None, peer: None, device: String::new(), busy_polls: false };
     Node { host, upgrade, stream }
 }
 

@@ -48,17 +48,17 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         Completion::Event => SpinWindow::none(),
         Completion::Busy => SpinWindow::always(),
     };
-    let helpers = &shard.helpers;
+    let polling = &shard.polling;
     // Kept from sleep to sleep, like a place in a line.
     let mut mail = pin!(shard.resources.mailbox.arrived());
-    let mut found = helpers.found();
+    let mut found = polling.found();
     let mut idle_since: Option<Instant> = None;
     let mut others_turn = Instant::now() + LOOK;
     let mut quiet = 0;
     loop {
         let taken = driver.turn()?;
-        if taken || helpers.found() != found {
-            found = helpers.found();
+        if taken || polling.found() != found {
+            found = polling.found();
             if let Some(since) = idle_since.take() {
                 spin.found(since.elapsed());
             }
@@ -74,7 +74,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
             idle_since.get_or_insert_with(Instant::now);
         }
         let window = spin.get();
-        helpers.set_window(window);
+        polling.set_window(window);
         if window == Duration::MAX || idle_since.is_some_and(|since| since.elapsed() < window) {
             shard.resources.counts.spun();
             super::relax();

@@ -29,7 +29,7 @@ pub(crate) struct Side {
 /// A TCP connection with this local address.
 pub(crate) fn stream(local: IpAddr) -> Description {
     let local = Some(SocketAddr::new(local, 7400));
-    Description { transport: "tcp", local, peer: None, device: String::new() }
+    Description { transport: "tcp", local, peer: None, device: String::new(), busy_polls: false }
 }
 
 /// Makes a link from `near` to `far`, as a session does.

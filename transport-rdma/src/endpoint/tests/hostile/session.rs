@@ -77,7 +77,8 @@ impl Setup {
         let methods = vec![Method::unary("echo", "echo")];
         let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw", methods });
         let executed = Arc::<Mutex<usize>>::default();
-        let host = ServerCore::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();
+        let host =
+            ServerCore::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();
         let honest = Caller::new(ToHost(Arc::clone(&host)), client);
         let setup = Self { fabric, host, honest, info, executed, far };
         setup.honest_calls().await;

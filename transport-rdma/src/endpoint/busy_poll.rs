@@ -7,8 +7,10 @@
 //! before it armed is in the intake when it looks for the second time, whoever has polled it; what completes later makes
 //! an event.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use farcall_core::transport::BusyPoll;
 
 use super::Shard;
 use super::intake::Intake;
@@ -20,20 +22,53 @@ const BATCH: usize = 16;
 /// The longest that a caller looks.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What helpers and the driver tell each other.
-#[derive(Debug, Default)]
-pub(super) struct Helpers {
-    /// For how many microseconds it pays to look.
+/// What callers that poll and the driver tell each other.
+#[derive(Debug)]
+pub(super) struct BusyPolling {
+    /// For how many microseconds it pays to poll.
     window: AtomicU32,
     /// Counts the times when something was found.
     found: AtomicU32,
-    /// There is one. Only for the better use of time: one that is forgotten keeps others from helping, and nothing else.
-    busy: AtomicBool,
+    turn: Turn,
 }
 
-impl Helpers {
+/// The turn to poll: one caller of an endpoint has it at a time, for the better use of time. It ends by itself, so that a
+/// caller may stop without saying so.
+#[derive(Debug)]
+struct Turn {
+    began: Instant,
+    /// In microseconds from then.
+    taken_until: AtomicU64,
+}
+
+impl Turn {
+    /// Takes the turn, if nobody has it.
+    fn take(&self, now: Duration, window: Duration) -> bool {
+        let (now, end) = (now.as_micros() as u64, (now + window).as_micros() as u64);
+        let until = self.taken_until.load(Ordering::Relaxed);
+        until <= now
+            && self.taken_until.compare_exchange(until, end, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn end(&self) {
+        self.taken_until.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Default for BusyPolling {
+    fn default() -> Self {
+        let turn = Turn { began: Instant::now(), taken_until: AtomicU64::new(0) };
+        Self { window: AtomicU32::new(0), found: AtomicU32::new(0), turn }
+    }
+}
+
+impl BusyPolling {
     pub(super) fn set_window(&self, window: Duration) {
         self.window.store(window.min(LONGEST).as_micros() as u32, Ordering::Relaxed);
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_micros(self.window.load(Ordering::Relaxed).into())
     }
 
     pub(super) fn found(&self) -> u32 {
@@ -42,19 +77,25 @@ impl Helpers {
 }
 
 impl Shard {
-    /// For how long a caller that begins to wait should look for its answer, if it should.
-    pub(crate) fn begin_help(&self) -> Option<Duration> {
-        let window = self.helpers.window.load(Ordering::Relaxed);
-        let begins = window > 0 && !self.helpers.busy.swap(true, Ordering::Relaxed);
-        begins.then(|| Duration::from_micros(window.into()))
-    }
-
-    pub(crate) fn end_help(&self) {
-        self.helpers.busy.store(false, Ordering::Relaxed);
+    /// Polls for a caller that has done so for `waited`, in its turn; the first time only takes the turn. See
+    /// [`Link::busy_poll`](farcall_core::transport::Link::busy_poll).
+    pub(crate) fn busy_poll(&self, waited: Duration) -> BusyPoll {
+        let BusyPolling { turn, .. } = &self.polling;
+        let window = self.polling.window();
+        if waited.is_zero() {
+            let begins = !window.is_zero() && turn.take(turn.began.elapsed(), window);
+            return if begins { BusyPoll::Again } else { BusyPoll::Sleep };
+        }
+        let found = self.poll_for_answers();
+        if !found && waited < window {
+            return BusyPoll::Again;
+        }
+        turn.end();
+        if found { BusyPoll::Found } else { BusyPoll::Sleep }
     }
 
     /// Looks for answers and delivers them. Says whether there were any.
-    pub(crate) fn help(&self) -> bool {
+    pub(super) fn poll_for_answers(&self) -> bool {
         let end = Instant::now() + LOOK;
         loop {
             // Taken: by the driver, which may have called the handler that this is. Poisoned: the driver has panicked, and
@@ -62,7 +103,7 @@ impl Shard {
             let Ok(mut intake) = self.intake.try_lock() else { return false };
             match self.take_answers(&mut intake) {
                 Looked::Found => {
-                    self.helpers.found.fetch_add(1, Ordering::Relaxed);
+                    self.polling.found.fetch_add(1, Ordering::Relaxed);
                     return true;
                 }
                 Looked::NotMine => return false,
@@ -103,6 +144,21 @@ enum Looked {
     Nothing,
     /// What is there is for the driver.
     NotMine,
+}
+
+#[cfg(all(test, not(farcall_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_caller_has_the_turn_until_it_ends_it_or_its_time_is_over() {
+        let turn = BusyPolling::default().turn;
+        let us = Duration::from_micros;
+        assert!(turn.take(us(10), us(50)) && !turn.take(us(59), us(50)));
+        assert!(turn.take(us(60), us(50)));
+        turn.end();
+        assert!(turn.take(us(61), us(50)));
+    }
 }
 
 /// Every interleaving of a device, the driver and helpers: `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-rdma --lib

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicBool;
 
+use farcall_core::transport::BusyPoll;
+
 use super::*;
 
 impl End {
@@ -44,9 +46,9 @@ async fn helper_delivers_what_runs_no_handler() {
     ] {
         until("the driver does not sleep", || fabric.queues_armed() == 4).await;
         a.send_kinds(kinds);
-        assert_eq!(shard.help(), by_helper > 0, "{kinds:?}");
+        assert_eq!(shard.poll_for_answers(), by_helper > 0, "{kinds:?}");
         assert_eq!(b.delivered(), by_helper, "{kinds:?}");
-        assert!(!shard.help(), "the rest is the driver's: {kinds:?}");
+        assert!(!shard.poll_for_answers(), "the rest is the driver's: {kinds:?}");
         b.receive(kinds.len() - by_helper).await;
     }
 }
@@ -59,7 +61,7 @@ async fn helper_leaves_a_message_to_the_driver_that_is_not_all_answers() {
     for (kinds, by_helper) in [(&[ANSWER, ANSWER][..], 2), (&[ANSWER, REQUEST], 0), (&[REQUEST, ANSWER], 0)] {
         until("the driver does not sleep", || fabric.queues_armed() == 4).await;
         a.send_together(kinds);
-        assert_eq!(shard.help(), by_helper > 0, "{kinds:?}");
+        assert_eq!(shard.poll_for_answers(), by_helper > 0, "{kinds:?}");
         assert_eq!(b.delivered(), by_helper, "{kinds:?}");
         b.receive(kinds.len() - by_helper).await;
     }
@@ -73,29 +75,30 @@ async fn helper_leaves_to_the_driver_what_waits_for_the_start_of_its_link() {
     let (a, shard) = (End::start(a), far.shard());
     until("the driver does not sleep", || fabric.queues_armed() == 4).await;
     a.send_kinds(&[REQUEST, ANSWER]);
-    assert!(!shard.help());
+    assert!(!shard.poll_for_answers());
     until("the driver does not take it", || shard.intake.try_lock().is_ok_and(|i| !i.is_ready())).await;
     let mut b = End::start(b);
     a.send_kinds(&[ANSWER]);
-    assert!(!shard.help() && b.delivered() == 0);
+    assert!(!shard.poll_for_answers() && b.delivered() == 0);
     b.receive(3).await;
 }
 
 #[tokio::test]
-async fn one_caller_helps_at_a_time_and_none_in_vain() {
+async fn a_caller_polls_in_its_turn_and_not_in_vain() {
     let (_fabric, [near, far]) = nodes(1);
     let _ends = near.link(&far).await;
     let shard = near.shard();
-    shard.helpers.set_window(Duration::ZERO);
-    assert_eq!(shard.begin_help(), None);
-    let window = Duration::from_micros(50);
-    shard.helpers.set_window(window);
-    assert_eq!((shard.begin_help(), shard.begin_help()), (Some(window), None));
-    shard.end_help();
-    assert_eq!(shard.begin_help(), Some(window));
+    shard.polling.set_window(Duration::ZERO);
+    assert_eq!(shard.busy_poll(Duration::ZERO), BusyPoll::Sleep);
+    shard.polling.set_window(Duration::from_micros(50));
+    assert_eq!(shard.busy_poll(Duration::ZERO), BusyPoll::Again);
+    assert_eq!(shard.busy_poll(Duration::from_micros(1)), BusyPoll::Again);
+    assert_eq!(shard.busy_poll(Duration::from_micros(50)), BusyPoll::Sleep);
+    // Its turn has ended with that.
+    assert_eq!(shard.busy_poll(Duration::ZERO), BusyPoll::Again);
     // Whoever has the intake is never waited for.
     let _intake = shard.intake();
-    assert!(!shard.help());
+    assert!(!shard.poll_for_answers());
 }
 
 /// Helpers come and go at every point of the driver's way to sleep, and what arrives does so at the worst.
@@ -110,7 +113,7 @@ async fn nothing_is_slept_through_beside_helpers() {
             let (shard, over) = (Arc::clone(&shard), Arc::clone(&over));
             std::thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    shard.help();
+                    shard.poll_for_answers();
                     std::thread::yield_now();
                 }
             })
@@ -118,7 +121,7 @@ async fn nothing_is_slept_through_beside_helpers() {
         let mixes = [[ANSWER, REQUEST, ANSWER], [REQUEST, ANSWER, ANSWER], [ANSWER, ANSWER, ANSWER]];
         let rounds = if spite { 20 } else { 500 };
         // Until a helper was faster than the driver once, at least.
-        let helped = || spite || shard.helpers.found() > 0;
+        let helped = || spite || shard.polling.found() > 0;
         for (round, mix) in mixes.iter().cycle().enumerate() {
             if round >= rounds && helped() {
                 break;

@@ -54,7 +54,9 @@ impl Peers {
         let status = build.status().context("cargo build")?;
         host::check_signals()?;
         if !status.success() {
-            return Err(Failure::failed("benches/peers does not build"));
+            return Err(Failure::failed(
+                "benches/peers does not build; if its Cargo.lock is out of date, `cargo metadata` in that directory renews it",
+            ));
         }
         Ok(Self { program: target.join("release/peers") })
     }

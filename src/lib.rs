@@ -265,9 +265,7 @@ pub use bytes::Bytes;
 pub use channel::{Channel, ChannelBuilder};
 pub use config::{Config, ConfigError};
 pub use farcall_core::class::{ByClass, TrafficClass};
-pub use farcall_core::client::{
-    Call, CallFuture, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall, StreamFuture,
-};
+pub use farcall_core::client::{Call, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall};
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::compress::Compression;
 pub use farcall_core::config::{Calls, Limits, Liveness, Policy};

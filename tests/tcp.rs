@@ -79,10 +79,10 @@ impl Relay for Relayed {
             "shorter" => call.timeout(Duration::from_secs(5)).await,
             "longer" => call.timeout(Duration::from_secs(5000)).await,
             "detached" => call.detached().await,
-            "spawned" => tokio::spawn(async move { call.await }).await.unwrap(),
+            "spawned" => tokio::spawn(call).await.unwrap(),
             "scoped" => {
                 let cx = Context::current().unwrap();
-                tokio::spawn(cx.scope(async move { call.await })).await.unwrap()
+                tokio::spawn(cx.scope(call)).await.unwrap()
             }
             _ => {
                 let cx = Context::current().unwrap();

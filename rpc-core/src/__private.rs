@@ -186,7 +186,7 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Begins a call. Unlike `into_future` it has no bounds.
+/// The future of a call. Unlike [`Call`] it has no bounds.
 pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> CallFuture<O> {
     call.finished_by(returned.finish)
 }

@@ -263,7 +263,7 @@ async fn what_was_being_read_when_the_link_was_lost_is_sent_and_runs_once() {
     t.caller.connection().await.unwrap();
     memory.stall.store(true, Ordering::Relaxed);
     let call = t.call(ECHO, bytes(300_000, 1));
-    let call = tokio::spawn(async move { call.await });
+    let call = tokio::spawn(call);
     while memory.exposed() == 0 {
         sleep(Duration::from_millis(1)).await;
     }
@@ -279,7 +279,7 @@ async fn an_answer_that_was_being_read_when_the_link_was_lost_is_sent() {
     let (fabric, memory) = readable();
     let t = with_fabric(&fabric, Policy::Auto);
     let call = t.call(WAIT, bytes(300_000, 2));
-    let call = tokio::spawn(async move { call.await });
+    let call = tokio::spawn(call);
     t.seen.started.notified().await;
     memory.stall.store(true, Ordering::Relaxed);
     t.seen.go.notify_one();
@@ -314,7 +314,7 @@ async fn a_drain_waits_until_the_answers_are_read() {
     let (fabric, memory) = readable();
     let t = with_fabric(&fabric, Policy::Auto);
     let call = t.call(WAIT, bytes(300_000, 2));
-    let call = tokio::spawn(async move { call.await });
+    let call = tokio::spawn(call);
     t.seen.started.notified().await;
     memory.stall.store(true, Ordering::Relaxed);
     t.seen.go.notify_one();
@@ -387,7 +387,7 @@ async fn a_hung_reader_harms_nobody_else() {
     t.caller.connection().await.unwrap();
     memory.stall.store(true, Ordering::Relaxed);
     let stuck = t.call(HANG, bytes(300_000, 1));
-    let stuck = tokio::spawn(async move { stuck.await });
+    let stuck = tokio::spawn(stuck);
     for i in 0..1000 {
         let content = bytes(i * 100, i);
         assert_eq!(t.call(ECHO, content.clone()).await.unwrap(), content);

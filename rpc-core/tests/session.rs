@@ -51,10 +51,7 @@ async fn a_deadline_ends_the_call_and_the_handler() {
 #[tokio::test]
 async fn dropping_a_call_drops_its_handler() {
     let t = default();
-    let call = tokio::spawn({
-        let call = t.call(HANG, "");
-        async move { call.await }
-    });
+    let call = tokio::spawn(t.call(HANG, ""));
     t.seen.started.notified().await;
     call.abort();
     t.seen.dropped.notified().await;
@@ -95,17 +92,14 @@ async fn calls_wait_for_a_place_and_say_so() {
     let hanging: Vec<_> = (0..2)
         .map(|_| {
             let call = t.call(HANG, "");
-            tokio::spawn(async move { call.await })
+            tokio::spawn(call)
         })
         .collect();
     t.seen.started.notified().await;
     let error = t.call(ECHO, "").timeout(Duration::from_millis(10)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("limits.concurrent_calls"), "{error}");
-    let waiting = tokio::spawn({
-        let call = t.call(ECHO, "my turn");
-        async move { call.await }
-    });
+    let waiting = tokio::spawn(t.call(ECHO, "my turn"));
     hanging[0].abort();
     assert_eq!(waiting.await.unwrap().unwrap(), "my turn");
 }
@@ -199,10 +193,7 @@ async fn a_changed_signature_fails_with_both_fingerprints() {
 #[tokio::test]
 async fn a_closed_server_says_of_each_call_that_it_may_have_run() {
     let t = default();
-    let call = tokio::spawn({
-        let call = t.call(HANG, "");
-        async move { call.await }
-    });
+    let call = tokio::spawn(t.call(HANG, ""));
     t.seen.started.notified().await;
     t.host.close();
     let error = call.await.unwrap().unwrap_err();
@@ -214,10 +205,7 @@ async fn a_closed_server_says_of_each_call_that_it_may_have_run() {
 #[tokio::test]
 async fn a_drain_finishes_what_runs_and_takes_no_more() {
     let t = default();
-    let hanging = tokio::spawn({
-        let call = t.call(HANG, "").timeout(Duration::from_millis(300));
-        async move { call.await }
-    });
+    let hanging = tokio::spawn(t.call(HANG, "").timeout(Duration::from_millis(300)));
     t.seen.started.notified().await;
     let host = t.host.clone();
     let drained = tokio::spawn(async move { host.drain(Duration::from_secs(60)).await });
@@ -230,10 +218,7 @@ async fn a_drain_finishes_what_runs_and_takes_no_more() {
 #[tokio::test(start_paused = true)]
 async fn a_drain_that_takes_too_long_closes() {
     let t = default();
-    let hanging = tokio::spawn({
-        let call = t.call(HANG, "");
-        async move { call.await }
-    });
+    let hanging = tokio::spawn(t.call(HANG, ""));
     t.seen.started.notified().await;
     t.host.drain(Duration::from_secs(5)).await;
     let error = hanging.await.unwrap().unwrap_err();

@@ -1,14 +1,13 @@
 //! Methods that take or answer with streams.
 
 use std::fmt;
-use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
 use super::{Argument, CallName, Returned, Signature, error_shape, fail};
 use crate::call_streams::Source;
-use crate::client::{Arguments, FinishStream, StreamCall, StreamFuture, Stub, stream_of};
+use crate::client::{Arguments, FinishStream, StreamCall, Stub, stream_of};
 use crate::codec::{Carry, Decode, Encode, Shape};
 use crate::payload::{Encoder, Payload};
 use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
@@ -207,7 +206,7 @@ pub fn flatten<I, T, E>(
     call: StreamCall<Result<Streaming<T, E>, E>>,
     streamed: Streamed<I, T, E, E>,
 ) -> Flattened<I, T, E> {
-    Flattened { state: State::New(call), flat: streamed.flat }
+    Flattened { state: State::Called(call), flat: streamed.flat }
 }
 
 /// See [`flatten`].
@@ -226,8 +225,7 @@ struct Flat<I, T, E> {
 
 #[derive(Debug)]
 enum State<T, E> {
-    New(StreamCall<Result<Streaming<T, E>, E>>),
-    Called(StreamFuture<Result<Streaming<T, E>, E>>),
+    Called(StreamCall<Result<Streaming<T, E>, E>>),
     Begun(Streaming<T, E>),
     Refused,
 }
@@ -239,10 +237,6 @@ impl<I, T, E> Stream for Flattened<I, T, E> {
         let Self { state, flat } = self.get_mut();
         loop {
             *state = match state {
-                State::New(_) => match mem::replace(state, State::Refused) {
-                    State::New(call) => State::Called(call.into_future()),
-                    other => other,
-                },
                 State::Called(call) => match ready!(Pin::new(call).poll(cx)) {
                     Ok(stream) => State::Begun(stream),
                     Err(error) => {

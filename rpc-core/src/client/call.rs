@@ -1,14 +1,13 @@
 //! A call from the caller's side: options, then a future.
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, ready};
 
 use super::in_flight::InFlightCall;
 use super::options::options;
-use super::prepared::CallBuilder;
 use super::{Parts, Response, Stub};
 use crate::calls::Answered;
 use crate::codec::Decode;
@@ -16,10 +15,10 @@ use crate::payload::Payload;
 use crate::service::Outcome;
 use crate::status::Status;
 
-/// A call that has not begun: set its options, then `.await` it.
+/// A call: set its options, then `.await` it, or give it to `tokio::spawn` or `join!`.
 ///
-/// `O` is what the method returns, `C` its codec. Nothing is sent before it is awaited, which must happen within a tokio
-/// runtime.
+/// `O` is what the method returns, `C` its codec. Nothing is sent before it is polled first, which must happen within a tokio
+/// runtime; options count that are set before.
 ///
 /// ```
 /// use std::time::Duration;
@@ -93,7 +92,7 @@ use crate::status::Status;
 /// [`Executed`]: crate::status::Executed
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<O, C> {
-    prepared: CallBuilder,
+    call: InFlightCall,
     returns: PhantomData<fn() -> (O, C)>,
 }
 
@@ -102,51 +101,51 @@ options!(Call<O, C>);
 impl<O, C> Call<O, C> {
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
-        Self { prepared: CallBuilder::new(stub, method, arguments), returns: PhantomData }
+        Self { call: InFlightCall::new(stub, method, arguments), returns: PhantomData }
     }
 
     /// Gives, with the result, what is known of how it came: the connection, the number of attempts, the metadata.
     pub fn with_response(self) -> ResponseFuture<O, C> {
-        ResponseFuture { call: self.prepared.begin(), returns: PhantomData }
+        ResponseFuture { call: self.call, returns: PhantomData }
     }
 
     /// Gives the same beside the result, and so also of a call that fails.
     pub fn with_parts(self) -> PartsFuture<O, C> {
-        PartsFuture { call: self.prepared.begin(), returns: PhantomData }
+        PartsFuture { call: self.call, returns: PhantomData }
     }
 
     /// The future of the call; `finish` makes its result of the answer.
     #[inline]
     pub(crate) fn finished_by(self, finish: Finish<O>) -> CallFuture<O> {
-        CallFuture { call: self.prepared.begin(), finish }
+        CallFuture { call: self.call, finish }
     }
 }
 
 impl<O, C> fmt::Debug for Call<O, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Call({})", self.prepared.stub.name_of(self.prepared.method))
+        write!(f, "Call({})", self.call.name())
     }
 }
 
-impl<O, C> IntoFuture for Call<O, C>
+impl<O, C> Future for Call<O, C>
 where
     O: Outcome,
     O::Err: From<Status>,
     C: Decode<O::Ok> + Decode<O::Err>,
 {
     type Output = O;
-    type IntoFuture = CallFuture<O>;
 
     #[inline]
-    fn into_future(self) -> CallFuture<O> {
-        self.finished_by(|call, answer| O::from_result(call.decode::<O::Ok, C, O::Err, C>(answer)))
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
+        let answer = ready!(self.call.poll(cx));
+        Poll::Ready(O::from_result(self.call.decode::<O::Ok, C, O::Err, C>(answer)))
     }
 }
 
 /// Makes the result of a call of what it was answered.
 pub(crate) type Finish<O> = fn(&InFlightCall, Answered) -> O;
 
-/// A call under way. Dropping it cancels the call.
+/// A call of which it is known how its result is read. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct CallFuture<O> {
     call: InFlightCall,

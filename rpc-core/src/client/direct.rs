@@ -2,9 +2,8 @@
 
 use std::future::poll_fn;
 
-use super::prepared::CallBuilder;
-use super::stream_call::StreamFuture;
-use super::{Caller, Stub};
+use super::in_flight::InFlightCall;
+use super::{Caller, StreamCall, Stub};
 use crate::middleware::{Dispatch, Outgoing, Request, Response};
 use crate::service::Kind;
 use crate::status::Result;
@@ -21,13 +20,12 @@ impl Dispatch for SendService {
                 request.into_outgoing()?;
             let kind = options.kind;
             let stub = Stub::new(caller.class(class), service);
-            let prepared = CallBuilder::again(stub, method, arguments, options, deadline);
+            let mut call = InFlightCall::behind_middleware(stub, method, arguments, options, deadline);
             if kind == Kind::Unary {
-                let mut call = prepared.begin();
                 let answer = poll_fn(|cx| call.poll(cx)).await;
                 return Response::received(answer, None, call.parts());
             }
-            let mut call = StreamFuture::new(prepared, |_, answer, begun| (answer, begun));
+            let mut call = StreamCall::of(call, |_, answer, begun| (answer, begun));
             let (answer, begun) = (&mut call).await;
             Response::received(answer, begun, call.parts())
         })

@@ -29,29 +29,30 @@ use crate::transport::BoxFuture;
 /// How often a call that was certainly not executed is sent again without anybody noticing.
 const TRANSPARENT_ATTEMPTS: u8 = 4;
 
-/// A call under way.
+/// A call, from when it is made until it is answered. Nothing is sent before it is polled.
 pub(crate) struct InFlightCall {
-    stub: Stub,
-    method: usize,
+    pub(super) stub: Stub,
+    pub(super) method: usize,
     arguments: Payload,
-    options: Option<Box<CallOptions>>,
+    pub(super) options: Option<Box<CallOptions>>,
     /// The call's own, which begins with its first poll.
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
     /// What it inherits, and from its first poll on the earlier of the two.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// When it was polled first, if it has a deadline.
     began: Option<Instant>,
     attempt: u8,
     /// It can't be sent again: part of what it takes along is gone.
     is_last: bool,
-    /// It ends with the call in whose [`Scope`](crate::context::Scope) it is polled first.
-    pub(super) adoptable: bool,
-    state: State,
+    /// Its deadline is that of the handler that polls it first, and it ends with the call in whose
+    /// [`Scope`](crate::context::Scope) that is.
+    pub(super) inherits: bool,
+    pub(super) state: State,
     /// While it is not sent; then its connection sees to its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
-enum State {
+pub(super) enum State {
     Refused(Status),
     /// Not polled.
     New,
@@ -76,35 +77,45 @@ impl Drop for InFlightCall {
 }
 
 impl InFlightCall {
-    /// A call that inherits a deadline, perhaps, and has a time of its own, perhaps.
+    /// A call that inherits from the handler that polls it first, if one does.
     #[inline]
-    pub(super) fn new(
-        stub: Stub,
-        method: usize,
-        arguments: Result<Payload, Status>,
-        options: Option<Box<CallOptions>>,
-        inherited: Option<Instant>,
-        timeout: Option<Duration>,
-    ) -> Self {
+    pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
         let (arguments, state) = match arguments {
             Ok(arguments) => (arguments, State::New),
             Err(status) => (Payload::default(), State::Refused(status)),
         };
-        let deadline = inherited;
         Self {
             stub,
             method,
             arguments,
-            options,
-            timeout,
-            deadline,
+            options: None,
+            timeout: None,
+            deadline: None,
             began: None,
             attempt: 1,
             is_last: false,
-            adoptable: false,
+            inherits: true,
             state,
             alarm: None,
         }
+    }
+
+    /// A call that has come through middleware.
+    pub(super) fn behind_middleware(
+        stub: Stub,
+        method: usize,
+        arguments: Payload,
+        options: Box<CallOptions>,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let mut call = Self::new(stub, method, Ok(arguments));
+        (call.options, call.deadline, call.inherits) = (Some(options), deadline, false);
+        call
+    }
+
+    /// Its method, as messages name it.
+    pub(super) fn name(&self) -> String {
+        self.stub.name_of(self.method)
     }
 
     /// Is not sent again from now on.
@@ -179,7 +190,7 @@ impl InFlightCall {
 
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         let is_new = matches!(self.state, State::New);
-        if is_new && self.adoptable && Context::is_scoped() {
+        if is_new && self.inherits && Context::is_scoped() {
             self.adopt();
         }
         if self.options.is_some() && self.is_in_vain(cx) {
@@ -234,6 +245,12 @@ impl InFlightCall {
     }
 
     fn start_time(&mut self) -> Option<Duration> {
+        if self.inherits {
+            self.deadline = Context::current_deadline();
+        }
+        if let Some(CallOptions { deadline: own @ Some(_), .. }) = self.options.as_deref() {
+            self.deadline = earlier(self.deadline, *own);
+        }
         if self.timeout.is_none() && self.deadline.is_none() {
             return None;
         }

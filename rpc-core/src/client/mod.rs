@@ -7,7 +7,7 @@ mod connector;
 mod direct;
 mod in_flight;
 mod options;
-mod prepared;
+mod setters;
 mod stream_call;
 mod stub;
 #[cfg(feature = "tower")]
@@ -18,6 +18,6 @@ pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
 pub use caller::Caller;
 pub use connector::Connector;
+pub use stream_call::StreamCall;
 pub(crate) use stream_call::{Arguments, Finish as FinishStream, stream_of};
-pub use stream_call::{StreamCall, StreamFuture};
 pub use stub::Stub;

@@ -1,13 +1,12 @@
 //! A call with streams from the caller's side: options, then a future.
 
 use std::fmt;
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
 use super::in_flight::InFlightCall;
 use super::options::options;
-use super::prepared::CallBuilder;
 use super::{Parts, Response, Stub};
 use crate::call_streams::{Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
 use crate::calls::Answered;
@@ -37,7 +36,9 @@ pub(crate) type Finish<O> = fn(&InFlightCall, Answered, Option<Begun>) -> O;
 /// that stream panics the call ends, INTERNAL, or CANCELLED where its answer has begun, and its handler is cancelled.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct StreamCall<O> {
-    prepared: CallBuilder,
+    call: InFlightCall,
+    /// Much longer than the rest, and most calls have none.
+    pump: Option<Box<Pump<Box<dyn Source>>>>,
     finish: Finish<O>,
 }
 
@@ -52,7 +53,14 @@ impl<O> StreamCall<O> {
         finish: Finish<O>,
     ) -> Self {
         let kind = stub.service().methods.get(method).map_or(Kind::Unary, |method| method.kind);
-        Self { prepared: CallBuilder::new(stub, method, arguments).of_kind(kind, items), finish }
+        let mut call = InFlightCall::new(stub, method, arguments);
+        call.set_kind(kind, items);
+        Self::of(call, finish)
+    }
+
+    /// The streams of a call that is there.
+    pub(super) fn of(call: InFlightCall, finish: Finish<O>) -> Self {
+        Self { call, pump: None, finish }
     }
 
     /// Gives, with the result, what is known of how it came. Of an answer that is a stream there are no trailers yet:
@@ -74,7 +82,7 @@ impl<O> StreamCall<O> {
     where
         O: 'static,
     {
-        let mut call = self.into_future();
+        let mut call = self;
         async move {
             let outcome = poll_fn(|cx| Pin::new(&mut call).poll(cx)).await;
             (outcome, call.parts())
@@ -82,27 +90,9 @@ impl<O> StreamCall<O> {
     }
 }
 
-impl<O> IntoFuture for StreamCall<O> {
-    type Output = O;
-    type IntoFuture = StreamFuture<O>;
+impl<O> Unpin for StreamCall<O> {}
 
-    fn into_future(self) -> StreamFuture<O> {
-        StreamFuture::new(self.prepared, self.finish)
-    }
-}
-
-/// A [`StreamCall`] under way.
-#[must_use = "futures do nothing unless polled"]
-pub struct StreamFuture<O> {
-    call: InFlightCall,
-    /// Much longer than the rest, and most calls have none.
-    pump: Option<Box<Pump<Box<dyn Source>>>>,
-    finish: Finish<O>,
-}
-
-impl<O> Unpin for StreamFuture<O> {}
-
-impl<O> Future for StreamFuture<O> {
+impl<O> Future for StreamCall<O> {
     type Output = O;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<O> {
@@ -121,11 +111,7 @@ impl<O> Future for StreamFuture<O> {
     }
 }
 
-impl<O> StreamFuture<O> {
-    pub(super) fn new(prepared: CallBuilder, finish: Finish<O>) -> Self {
-        Self { call: prepared.begin(), pump: None, finish }
-    }
-
+impl<O> StreamCall<O> {
     /// What is known of the answer besides what it says, which can be asked once.
     pub(super) fn parts(&mut self) -> Parts {
         self.call.parts()
@@ -249,16 +235,7 @@ where
 
 impl<O> fmt::Debug for StreamCall<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamCall")
-            .field("stub", &self.prepared.stub)
-            .field("method", &self.prepared.method)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<O> fmt::Debug for StreamFuture<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamFuture").finish_non_exhaustive()
+        write!(f, "StreamCall({})", self.call.name())
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use farcall_rdma::device::{
-    Channel, Completion, Cq, Device, Gid, Host, Landing, LocalPath, QpSize, QpTuning, QueuePair, QueueSize,
-    Queues, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
+    Channel, Completion, Cq, Device, Gid, Host, LocalPath, QpSize, QpTuning, QueuePair, QueueSize, Queues,
+    ReadTarget, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
 };
 use farcall_rdma::verbs::SystemHost;
 use farcall_rdma::{Completion as Waiting, RdmaConfig};
@@ -153,11 +153,11 @@ impl End {
         Ok(RemoteRange { addr: addr.parse()?, rkey: rkey.parse()? })
     }
 
-    pub(super) fn landings(&self, count: usize, len: usize) -> Result<Vec<Arc<Landing>>> {
+    pub(super) fn targets(&self, count: usize, len: usize) -> Result<Vec<Arc<ReadTarget>>> {
         // Extents are whole pages, of which the arena has some more than asked for at the most.
         let arena = self.device.add_arena(count * (len + (16 << 10))).map_err(shown)?;
         let extents = (0..count).map(|_| arena.take(len).ok_or("the arena is too small".into()));
-        extents.map(|extent| extent.map(Landing::new)).collect()
+        extents.map(|extent| extent.map(ReadTarget::new)).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_rdma::device::{Cq, Landing, RemoteRange, Work};
+use farcall_rdma::device::{Cq, ReadTarget, RemoteRange, Work};
 use hdrhistogram::Histogram;
 
 use crate::Result;
@@ -71,14 +71,14 @@ struct Client {
 
 enum Kind {
     Messages { part: Bytes, parts: usize },
-    Reads { landings: Vec<Arc<Landing>>, from: RemoteRange },
+    Reads { targets: Vec<Arc<ReadTarget>>, from: RemoteRange },
 }
 
 impl Client {
     fn new(args: Args, mut end: End) -> Result<Self> {
         let kind = if args.method == Method::Read {
             let from = end.exposed()?;
-            Kind::Reads { landings: end.landings(args.concurrency, args.size)?, from }
+            Kind::Reads { targets: end.targets(args.concurrency, args.size)?, from }
         } else {
             Kind::Messages { part: end.message(args.size.min(SLOT))?, parts: parts(&args) }
         };
@@ -120,8 +120,8 @@ impl Client {
         self.begun += 1;
         match &self.kind {
             Kind::Messages { part, parts } => self.end.post((0..*parts).map(|_| send(part.clone()))),
-            Kind::Reads { landings, from } => {
-                let into = landings[self.begun as usize % landings.len()].clone();
+            Kind::Reads { targets, from } => {
+                let into = targets[self.begun as usize % targets.len()].clone();
                 self.end.post([Work::Read { at: 0, len: into.len(), into, from: *from, tag: self.begun }])
             }
         }

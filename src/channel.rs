@@ -80,7 +80,7 @@ impl Channel {
     /// let leases = PagesClient::new(channel.class(TrafficClass::Urgent));
     ///
     /// let page = pages.put(Bytes::from(vec![0; 1 << 20]));
-    /// let (put, renewed) = tokio::join!(page.into_future(), leases.renew_lease().into_future());
+    /// let (put, renewed) = tokio::join!(page, leases.renew_lease());
     /// # put?;
     /// # renewed?;
     ///

@@ -92,6 +92,14 @@ async fn calls_reach_the_implementation_and_its_answers_the_caller() {
 }
 
 #[tokio::test]
+async fn a_call_can_be_spawned_and_joined_as_it_is() {
+    let kv = KvClient::in_process(Store::default());
+    let spawned = tokio::spawn(kv.double(4).timeout(Duration::from_secs(60)));
+    let (one, two) = tokio::join!(kv.double(1), kv.double(2));
+    assert_eq!((spawned.await.unwrap().unwrap(), one.unwrap(), two.unwrap()), (8, 2, 4));
+}
+
+#[tokio::test]
 async fn an_error_type_that_holds_a_status_brings_it_unchanged() {
     let kv = KvClient::in_process(Store::default());
     let Err(KvError::Call(status)) = kv.get("status").await else { panic!("no status") };

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::fmt::Display;
 
 use proc_macro2::Span;
-use quote::ToTokens;
+use quote::{ToTokens, format_ident};
 use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{
     Attribute, Error, FnArg, GenericParam, ItemTrait, LitStr, Pat, PatType, Path, Result, ReturnType,
-    Signature, TraitItem, TraitItemFn, Type, parse_quote,
+    Signature, TraitItem, TraitItemFn, Type, TypeParamBound, parse_quote,
 };
 
 use crate::model::{Answer, Argument, Method, Service};
@@ -55,8 +55,29 @@ fn check_trait(item: &ItemTrait, errors: &mut Errors) {
     for parameter in item.generics.lifetimes() {
         errors.add(parameter, "a service has no lifetimes: what travels is owned");
     }
+    for supertrait in item.supertraits.iter().filter(|bound| !is_of_clients(bound)) {
+        let (name, client) = (written(supertrait), format_ident!("{}Client", item.ident));
+        errors.add(
+            supertrait,
+            format_args!(
+                "`{client}` implements the trait, too, and is no `{name}`: write the methods here, or make `{name}` a \
+                 service of its own and add both to the server"
+            ),
+        );
+    }
     for attribute in item.attrs.iter().filter(|a| a.path().is_ident("cfg")) {
         errors.add(attribute, "put this above `#[service]`: server and client depend on it as well");
+    }
+}
+
+/// Whether clients, which implement the trait too, are what this bound asks for.
+fn is_of_clients(bound: &TypeParamBound) -> bool {
+    match bound {
+        TypeParamBound::Trait(bound) => bound.path.segments.last().is_some_and(|last| {
+            ["Send", "Sync", "Clone", "Debug", "Sized", "Unpin"].iter().any(|name| last.ident == name)
+        }),
+        TypeParamBound::Lifetime(lifetime) => lifetime.ident == "static",
+        _ => false,
     }
 }
 
@@ -207,6 +228,15 @@ fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> 
             context = true;
             continue;
         }
+        if is_context_by_value(input) {
+            errors.add(
+                &input.ty,
+                "the context is lent for the call: write `cx: &Context`; a type of your own of this name needs a path, as in \
+                 `self::Context`",
+            );
+            context = true;
+            continue;
+        }
         let argument = argument(input, &rpc, errors);
         if streams::is_stream(&input.ty) {
             // It does not travel with the others.
@@ -238,6 +268,15 @@ fn is_context(ty: &Type) -> bool {
     let Type::Reference(reference) = ty else { return false };
     let Type::Path(path) = &*reference.elem else { return false };
     path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
+}
+
+/// Whether it is farcall's context by its path, or by both names.
+fn is_context_by_value(input: &PatType) -> bool {
+    let (Type::Path(ty), Pat::Ident(name)) = (&*input.ty, &*input.pat) else { return false };
+    let segments = &ty.path.segments;
+    let is_ours = segments.len() == 2 && segments[0].ident == "farcall";
+    let is_named = segments.len() == 1 && ["cx", "_cx", "ctx", "_ctx"].iter().any(|cx| name.ident == cx);
+    (is_ours || is_named) && segments.last().is_some_and(|last| last.ident == "Context")
 }
 
 fn check_context(input: &PatType, place: usize, rpc: &Rpc, errors: &mut Errors) {
@@ -377,15 +416,21 @@ impl<'ast> Visit<'ast> for Types<'_> {
     }
 }
 
+/// Tokens as people write them, without spaces around angle brackets and colons.
+fn written(tokens: impl ToTokens) -> String {
+    let text = tokens.to_token_stream().to_string();
+    text.replace(" :: ", "::").replace(" < ", "<").replace(" >", ">").replace(" ,", ",")
+}
+
 /// What to write instead of a reference to this.
 fn owned(ty: &Type) -> String {
     match ty {
         Type::Path(path) if path.path.is_ident("str") => "String".into(),
         Type::Slice(slice) => match &*slice.elem {
             Type::Path(element) if element.path.is_ident("u8") => "Bytes".into(),
-            element => format!("Vec<{}>", element.to_token_stream()),
+            element => format!("Vec<{}>", written(element)),
         },
-        other => other.to_token_stream().to_string(),
+        other => written(other),
     }
 }
 

@@ -33,8 +33,9 @@ use proc_macro::TokenStream;
 ///   Methods may have a body, which is then the default. Streams are `Send`, too.
 /// - **`KvServer<S>`**, made of an implementation with `new` or `from_arc`, to be added to a server.
 /// - **`KvClient`**, made with `KvClient::new(channel)`. Its methods return a `Call`, or a `StreamCall` if there is a
-///   stream, which takes options (`.timeout(..)`) and is awaited. It implements `Kv` too, so that code which is generic over `Kv` runs with an
-///   implementation in the same process or far away. `KvClient::in_process(implementation)` calls an implementation
+///   stream: a future that takes options (`.timeout(..)`) before it is awaited, spawned or joined. The client implements `Kv`
+///   too, so that code which is generic over `Kv` runs with an implementation in the same process or far away. Such code
+///   takes `impl Kv` or has a type parameter: futures of methods have no common size, so there is no `dyn Kv`. `KvClient::in_process(implementation)` calls an implementation
 ///   without a network but through the whole protocol, for tests.
 ///
 /// # Methods

@@ -8,7 +8,7 @@ use syn::{
     TypeParamBound, TypePath, parse_quote, parse_quote_spanned,
 };
 
-use super::{Errors, check_type};
+use super::{Errors, check_type, written};
 use crate::model::{Answer, Items, arguments_of};
 use crate::parse::Rpc;
 
@@ -78,6 +78,17 @@ fn items(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Items> {
         Type::ImplTrait(stream) => {
             let item = item(bound(&stream.bounds)?, errors)?;
             check_type(&item, "an item", errors);
+            if is_no_result(&item) {
+                let row = written(&item);
+                errors.add(
+                    &item,
+                    format_args!(
+                        "every stream can be cut short, and so its items are results: write `impl Stream<Item = \
+                         farcall::Result<{row}>>`"
+                    ),
+                );
+                return None;
+            }
             item
         }
         Type::Path(stream) => {
@@ -88,6 +99,21 @@ fn items(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Items> {
         _ => return None,
     };
     Some(Items { ty: ty.clone(), item })
+}
+
+/// Whether this is certainly not a `Result`, nor another name of one.
+fn is_no_result(ty: &Type) -> bool {
+    const OTHERS: &[&str] = &[
+        "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64",
+        "u128", "usize", "String", "Bytes", "Vec", "Option", "Box", "HashMap", "BTreeMap",
+    ];
+    match ty {
+        Type::Path(ty) => {
+            ty.path.segments.last().is_some_and(|last| OTHERS.iter().any(|name| last.ident == name))
+        }
+        Type::Tuple(_) | Type::Array(_) | Type::Slice(_) => true,
+        _ => false,
+    }
 }
 
 /// Of `Stream<Item = X>` the `X`.
@@ -143,7 +169,7 @@ pub(super) fn rows(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Ty
             Some(row)
         }
         Type::ImplTrait(ty) => {
-            let row = item(bound(&ty.bounds)?, errors)?.to_token_stream();
+            let row = written(item(bound(&ty.bounds)?, errors)?);
             let name = input.pat.to_token_stream();
             errors.add(
                 ty,

@@ -15,9 +15,12 @@ pub trait Items {
     fn watch(&self) -> impl Stream<Item = farcall::Result<Row>>;
 }
 
+/// What the macro can't see through.
+type Text = String;
+
 #[farcall::service]
 pub trait NotResults {
-    fn watch(&self) -> impl Stream<Item = String>;
+    fn watch(&self) -> impl Stream<Item = Text>;
 }
 
 #[farcall::service]

@@ -165,7 +165,6 @@ impl Connection {
         self.sender.inspect(|sending| {
             sending.outbox.set_max_assembly(hello.max_assembly);
             sending.peer_max_frame = hello.max_frame as usize;
-            sending.describes = describes;
         });
         if describes {
             lock(&self.receiving).inbox.allow_described();

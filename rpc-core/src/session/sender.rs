@@ -35,8 +35,6 @@ pub(crate) struct Sending {
     pub(crate) retired: Counters,
     /// The most that the peer takes in one frame on the stream link.
     pub(crate) peer_max_frame: usize,
-    /// Whether both sides have agreed on described messages.
-    pub(crate) describes: bool,
 }
 
 impl Sending {
@@ -47,7 +45,6 @@ impl Sending {
             upgraded: None,
             retired: Counters::default(),
             peer_max_frame: usize::MAX,
-            describes: false,
         }
     }
 
@@ -410,9 +407,9 @@ impl Sender {
         if sending.outbox.route() == Route::Stream || !sending.control.is_empty() {
             self.stream.send(&mut StreamSource { sending, sender: self });
         }
-        if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, describes, .. } = sending {
-            let (epoch, max_frame, describes) = (*epoch, *peer_max_frame, *describes);
-            link.send(&mut UpgradedSource { outbox, epoch, max_frame, describes, sender: self });
+        if let Sending { outbox, upgraded: Some((epoch, link)), peer_max_frame, .. } = sending {
+            let (epoch, max_frame) = (*epoch, *peer_max_frame);
+            link.send(&mut UpgradedSource { outbox, epoch, max_frame, sender: self });
         }
         self.note_backlog(&sending.outbox);
         if sending.outbox.has_sent() {

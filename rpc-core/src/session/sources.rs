@@ -48,7 +48,6 @@ pub(super) struct UpgradedSource<'a> {
     pub(super) epoch: u32,
     /// The longest payload of a frame: it may have to go again by the stream link.
     pub(super) max_frame: usize,
-    pub(super) describes: bool,
     pub(super) sender: &'a Sender,
 }
 
@@ -66,11 +65,7 @@ impl FrameSource for UpgradedSource<'_> {
             return None;
         }
         let max_payload = max_payload.min(self.max_frame);
-        let frame = if self.describes {
-            self.outbox.next(max_payload, expose)?
-        } else {
-            self.outbox.next(max_payload, &mut ExposeNothing)?
-        };
+        let frame = self.outbox.next(max_payload, expose)?;
         Some(self.sender.stamp(frame, self.outbox))
     }
 }

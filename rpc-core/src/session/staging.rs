@@ -8,6 +8,7 @@ use super::Role;
 use super::sender::{Sender, Sending};
 use crate::payload::BY_REFERENCE;
 use crate::proto::message::Message;
+use crate::proto::wire::features;
 use crate::sync::lock;
 use crate::transport::{Direction, Link};
 
@@ -28,7 +29,9 @@ impl Sender {
     /// Puts the end of a long message where the peer can read it, before the message is queued. A copy, if one must be made, is
     /// made by the task that sends the message, and holds up no other.
     pub(crate) fn stage(&self, message: &mut Message) {
-        if message.payload.len() <= BY_REFERENCE {
+        // What is not staged is never described.
+        let may_be_described = self.terms().peer_has(features::DESCRIBED);
+        if !may_be_described || message.payload.len() <= BY_REFERENCE {
             return;
         }
         let Some(link) = self.upgraded() else { return };

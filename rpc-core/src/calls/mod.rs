@@ -1,40 +1,32 @@
 //! The calls that wait on this side for an answer.
 
+mod announced;
 mod busy_poll;
 mod request;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use self::announced::AnnouncedServices;
 pub(crate) use self::busy_poll::{BusyPolling, poll_at_once};
 pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
 use crate::compress::{self, Unpacking};
-use crate::interface::{Kind, ServiceInfo};
+use crate::interface::Kind;
 use crate::payload::Payload;
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
-    Bind, BindMethod, Content, FrameType, MAX_BIND_BYTES, PLAIN_REQUEST, RequestHead, ResponseHead,
-    ResponseKind, WireError, decode_status,
+    Content, FrameType, PLAIN_REQUEST, RequestHead, ResponseHead, ResponseKind, WireError, decode_status,
 };
 use crate::refusal::{refusal, too_large};
 use crate::session::{Role, Sender};
 use crate::slots::{CallSlots, Found, NeverMade, Place, Refused, Slots, Ticket};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::sync::lock;
-
-/// The services that were announced to the peer; the index is the one on the wire.
-#[derive(Debug, Default)]
-struct AnnouncedServices {
-    services: Vec<Arc<ServiceInfo>>,
-    /// The BINDs of all of them, in bytes.
-    bytes: usize,
-}
 
 /// The calls of this side, from their requests to their answers.
 #[derive(Debug)]
@@ -43,9 +35,7 @@ pub(crate) struct Calls {
     streams: Arc<StreamTable>,
     unpacking: Arc<Unpacking>,
     slots: Arc<CallSlots>,
-    announced: Mutex<AnnouncedServices>,
-    /// The first of them, which on many connections is the only one.
-    first: OnceLock<Arc<ServiceInfo>>,
+    announced: AnnouncedServices,
     /// A call has begun when there was no other.
     pub(crate) begun: Notify,
     /// A call has begun whose deadline comes before those of all others.
@@ -89,8 +79,7 @@ impl Calls {
             streams,
             unpacking,
             slots: Arc::new(Slots::new()),
-            announced: Mutex::default(),
-            first: OnceLock::new(),
+            announced: AnnouncedServices::default(),
             begun: Notify::new(),
             first_deadline: Notify::new(),
         }
@@ -156,7 +145,7 @@ impl Calls {
         // Zero would be "no deadline"; the caller's own timer ends a call this late.
         let timeout_us =
             asked.left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
-        let service = self.bind(asked.service, peer.max_message)?;
+        let service = self.announced.index(asked.service, &self.sender)?;
         let head = RequestHead { service, method: asked.method as u16, attempt: asked.attempt, timeout_us };
         let check = |len: usize| match len as u64 <= peer.max_message {
             true => Ok(()),
@@ -186,51 +175,6 @@ impl Calls {
         check(message.len())?;
         self.sender.stage(&mut message);
         Ok(Request::Long(Box::new(message)))
-    }
-
-    /// The index of a service on this connection; announces it if it was not yet.
-    fn bind(&self, service: &Arc<ServiceInfo>, max_message: u64) -> Result<u16, Status> {
-        if self.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
-            return Ok(0);
-        }
-        let mut announced = lock(&self.announced);
-        let known = announced.services.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service);
-        if let Some(index) = known {
-            return Ok(index as u16);
-        }
-        let Ok(index) = u16::try_from(announced.services.len()) else {
-            return Err(refusal(Code::ResourceExhausted, "more than 65536 services on one connection"));
-        };
-        service.check().map_err(|why| refusal(Code::InvalidArgument, why))?;
-        let methods = service.methods.iter().map(|m| BindMethod {
-            hash: m.hash(),
-            kind: m.kind as u8,
-            fingerprint: m.fingerprint,
-        });
-        let bind = Bind {
-            service: index,
-            name: service.name.to_string(),
-            codec: service.codec.to_owned(),
-            methods: methods.collect(),
-        };
-        let mut head = BytesMut::new();
-        bind.encode(&mut head);
-        if head.len() as u64 > max_message {
-            let what = format!("the names and methods of service `{}`", service.name);
-            return Err(too_large(&what, head.len(), max_message, "the server's"));
-        }
-        if announced.bytes + head.len() > MAX_BIND_BYTES {
-            let message = "the services called on one connection have more than 1 MiB of names and methods";
-            return Err(refusal(Code::ResourceExhausted, message));
-        }
-        announced.bytes += head.len();
-        announced.services.push(service.clone());
-        // Queued under this lock: no call can name the index before its BIND is in the queue.
-        if self.sender.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
-            self.sender.flush_soon();
-        }
-        self.first.get_or_init(|| service.clone());
-        Ok(index)
     }
 
     /// A call ends without an answer, if it has not ended before.

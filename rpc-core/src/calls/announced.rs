@@ -1,0 +1,77 @@
+//! The services that this side has announced to its peer.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::BytesMut;
+
+use crate::interface::ServiceInfo;
+use crate::proto::message::Message;
+use crate::proto::wire::{Bind, BindMethod, FrameType, MAX_BIND_BYTES};
+use crate::refusal::{refusal, too_large};
+use crate::session::Sender;
+use crate::status::{Code, Status};
+use crate::sync::lock;
+
+/// The services that were announced to the peer.
+#[derive(Debug, Default)]
+pub(super) struct AnnouncedServices {
+    list: Mutex<List>,
+    /// The first of them, which on many connections is the only one.
+    first: OnceLock<Arc<ServiceInfo>>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    /// By their index on the wire.
+    services: Vec<Arc<ServiceInfo>>,
+    /// The BINDs of all of them, in bytes.
+    bytes: usize,
+}
+
+impl AnnouncedServices {
+    /// Returns the index of a service on this connection; announces it if it was not yet.
+    pub(super) fn index(&self, service: &Arc<ServiceInfo>, sender: &Sender) -> Result<u16, Status> {
+        if self.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
+            return Ok(0);
+        }
+        let mut announced = lock(&self.list);
+        let known = announced.services.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service);
+        if let Some(index) = known {
+            return Ok(index as u16);
+        }
+        let Ok(index) = u16::try_from(announced.services.len()) else {
+            return Err(refusal(Code::ResourceExhausted, "more than 65536 services on one connection"));
+        };
+        service.check().map_err(|why| refusal(Code::InvalidArgument, why))?;
+        let methods = service.methods.iter().map(|m| BindMethod {
+            hash: m.hash(),
+            kind: m.kind as u8,
+            fingerprint: m.fingerprint,
+        });
+        let bind = Bind {
+            service: index,
+            name: service.name.to_string(),
+            codec: service.codec.to_owned(),
+            methods: methods.collect(),
+        };
+        let mut head = BytesMut::new();
+        bind.encode(&mut head);
+        let max_message = sender.terms().max_message();
+        if head.len() as u64 > max_message {
+            let what = format!("the names and methods of service `{}`", service.name);
+            return Err(too_large(&what, head.len(), max_message, "the server's"));
+        }
+        if announced.bytes + head.len() > MAX_BIND_BYTES {
+            let message = "the services called on one connection have more than 1 MiB of names and methods";
+            return Err(refusal(Code::ResourceExhausted, message));
+        }
+        announced.bytes += head.len();
+        announced.services.push(service.clone());
+        // Queued under this lock: no call can name the index before its BIND is in the queue.
+        if sender.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
+            sender.flush_soon();
+        }
+        self.first.get_or_init(|| service.clone());
+        Ok(index)
+    }
+}

@@ -104,7 +104,7 @@ impl Outbox {
         if self.closed {
             return;
         }
-        if let Some((head, body)) = message.as_short() {
+        if let Some((head, body)) = message.as_small_frame() {
             return self.small_frames.push(message.kind, message.call, head, body);
         }
         self.tally.queue(&message);

@@ -181,7 +181,7 @@ impl SmallFrames {
 
 impl Message {
     /// Its head and body, if it is so short that it is copied.
-    pub fn as_short(&self) -> Option<(&[u8], &[u8])> {
+    pub fn as_small_frame(&self) -> Option<(&[u8], &[u8])> {
         let Head::Inline(head) = &self.head else { return None };
         let is_free = !self.is_own() && self.is_free() && !self.kind.is_of_stream();
         let plain = is_free && self.payload.is_one_piece() && self.bulk.is_empty();

@@ -64,13 +64,6 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, message: Message) {
-        match message.as_short() {
-            Some((head, body)) => self.small_frames.push(message.kind, message.call, head, body),
-            None => self.others.push_back(message),
-        }
-    }
-
     /// How many begin or end calls.
     fn of_calls(&self) -> usize {
         let begins_or_ends = |message: &&Message| message.call != 0 && !message.is_amid_call();
@@ -315,7 +308,7 @@ impl Sender {
     /// Queues a message without sending it yet, and returns how many are queued. [`flush`](Self::flush) must follow if it is
     /// the only one.
     pub(crate) fn enqueue(&self, message: Message) -> usize {
-        self.queue.push(|queue| queue.push(message))
+        self.queue.push(|queue| queue.others.push_back(message))
     }
 
     /// Queues a short message of a call likewise.

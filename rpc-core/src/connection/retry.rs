@@ -1,4 +1,4 @@
-//! Trying to move up again, after it failed or after the better link was lost.
+//! Trying to move up again, after it failed or after the upgraded link was lost.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// A link that has lived so long was none that fails again and again.
 const PROVEN: Duration = Duration::from_secs(60);
 
-/// How often the better link has failed of late.
+/// How often the upgraded link has failed of late.
 #[derive(Debug, Default)]
 pub(super) struct Retry(Mutex<Failures>);
 
@@ -45,7 +45,7 @@ impl Retry {
 }
 
 impl Connection {
-    /// Client: there is no better link, and no attempt is under way. Makes another after a while.
+    /// Client: there is no upgraded link, and no attempt is under way. Makes another after a while.
     pub(super) fn move_up_later(&self) {
         let longest = self.settings().liveness.retry();
         if self.role() != Role::Client || longest.is_zero() || self.is_closed() {

@@ -96,7 +96,7 @@ impl Connection {
         self.sender.stream().clone().start(Arc::new(handler));
     }
 
-    /// What HELLO says of the better link.
+    /// What HELLO says of the upgraded link.
     async fn announce(&self) -> wire::Upgrade {
         let (name, why) = match &self.settings().upgrade {
             Err(why) => ("rdma", why.clone()),

@@ -1,4 +1,4 @@
-//! Moving a connection to a better link, and back when that fails.
+//! Moving a connection to an upgraded link, and back when that fails.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Landings: memory that a device writes to while it READs from a peer.
+//! Targets of READs: memory that a device writes to while it READs from a peer.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

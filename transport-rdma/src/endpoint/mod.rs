@@ -46,7 +46,7 @@ const MIN_SENDS: u32 = 16;
 const RECLAIM_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a peer may take to answer that it gives back nothing, when others wait.
-const HOARDING: Duration = Duration::from_secs(3);
+const RECLAIM_LIMIT: Duration = Duration::from_secs(3);
 
 /// Keeps an endpoint running. When the last is gone, and the last link, the driver ends.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ impl Shard {
         for link in &links {
             match link.reclaimed_at().map(|then| now - then) {
                 // Its receives are free when its queue pair is gone.
-                Some(waited) if waited > HOARDING => {
+                Some(waited) if waited > RECLAIM_LIMIT => {
                     let why = format!("{}: the peer does not answer when asked for credits", link.name());
                     self.resources.mailbox.failed(link.number(), LinkEnd::failed(why));
                     awaited = true;

@@ -2,7 +2,7 @@
 //!
 //! What makes it sound, and what would break it:
 //!
-//! - **Memory.** A device writes only to receive slots and landings, and reads only from sends and, for the peer, from what
+//! - **Memory.** A device writes only to receive slots and targets of READs, and reads only from sends and, for the peer, from what
 //!   is exposed. `inflight` owns slots, and holds clones of the others from before the work request is posted until its
 //!   completion was polled (for what is exposed: that of the invalidation), or until the queue or window that had it is
 //!   destroyed. Completions are believed: a device that reports a request as done and goes on using its memory cannot be

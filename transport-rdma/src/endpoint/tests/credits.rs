@@ -123,7 +123,7 @@ async fn busy_peers_are_asked_when_there_are_no_idle_ones() {
 }
 
 /// A peer that has used its windows until it was lent the largest.
-async fn hoarder(fabric: &Arc<Fabric>, far: &Node) -> (Hostile, End) {
+async fn keeper(fabric: &Arc<Fabric>, far: &Node) -> (Hostile, End) {
     let (hostile, server) = Hostile::connect(fabric, far, true).await;
     let mut end = End::start(server.await.unwrap().unwrap());
     let link = far.shard().links().values().next().unwrap().clone();
@@ -143,7 +143,7 @@ async fn hoarder(fabric: &Arc<Fabric>, far: &Node) -> (Hostile, End) {
 async fn peer_that_does_not_answer_when_asked_for_credits_loses_its_link() {
     let fabric = Fabric::new(1);
     let (near, far) = (node(&fabric, 1, RdmaConfig::default()), small(&fabric, 2));
-    let (_hostile, mut end) = hoarder(&fabric, &far).await;
+    let (_hostile, mut end) = keeper(&fabric, &far).await;
     let (_links, why) = near.links_that_fit(&far).await;
     assert_eq!(why.reason, Reason::NoCredit, "what is lent is not promised twice");
     let newcomer = async { while near.try_link(&far).await.is_err() {} };
@@ -159,7 +159,7 @@ async fn peer_gives_back_what_it_was_asked_for_and_has() {
     for (count, sends, expected) in cases {
         let fabric = Fabric::new(1);
         let (near, far) = (node(&fabric, 1, RdmaConfig::default()), small(&fabric, 2));
-        let (hostile, mut end) = hoarder(&fabric, &far).await;
+        let (hostile, mut end) = keeper(&fabric, &far).await;
         let answer = async {
             let (_, payload) = hostile.asked_to_give_back().await;
             assert_eq!(Credit::decode(payload).unwrap(), Credit { op: CreditOp::Reclaim, count: 60 });

@@ -35,18 +35,18 @@ async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() 
     let mut config = frugal();
     config.transport = Policy::Rdma;
     let (address, _server) = work::serve(&log, config.clone()).await;
-    let hoarder = WorkClient::new(connect(&address, &config).await);
+    let keeper = WorkClient::new(connect(&address, &config).await);
     let other = WorkClient::new(connect(&address, &config).await);
     let others = Load::start(&other, 1, 1, &SIZES);
     // Of each kind: in a frame's own buffer, in pieces, read.
     let len = |id: u64| [100, 1500, 3000, 7000, 12_000, 20_000][id as usize % 6];
-    let hoarders: Vec<_> = (0..8)
+    let keepers: Vec<_> = (0..8)
         .map(|first| {
-            let hoarder = hoarder.clone();
+            let keeper = keeper.clone();
             tokio::spawn(async move {
                 let mut kept = Vec::new();
                 for id in (first..count).step_by(8) {
-                    let content = tokio::time::timeout(PATIENCE, hoarder.make(id, len(id)));
+                    let content = tokio::time::timeout(PATIENCE, keeper.make(id, len(id)));
                     kept.push((id, content.await.expect("nobody waits for what is kept").unwrap()));
                 }
                 kept
@@ -54,8 +54,8 @@ async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() 
         })
         .collect();
     let mut kept = Vec::new();
-    for hoarder in hoarders {
-        kept.extend(hoarder.await.unwrap());
+    for keeper in keepers {
+        kept.extend(keeper.await.unwrap());
     }
     assert_eq!(kept.len() as u64, count);
     others.go_on(20).await;

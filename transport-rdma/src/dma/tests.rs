@@ -222,7 +222,7 @@ fn extent_is_free_when_the_last_view_is_gone_and_outlives_the_arena() {
 }
 
 #[test]
-fn landing_gives_its_extent_to_the_last_owner_only() {
+fn target_gives_its_extent_to_the_last_owner_only() {
     let arena = arena(4);
     let mut extent = arena.take(1000).unwrap();
     extent[..10].fill(1);
@@ -238,7 +238,7 @@ fn landing_gives_its_extent_to_the_last_owner_only() {
 }
 
 #[test]
-fn landing_has_addresses_within_its_extent_only() {
+fn target_has_addresses_within_its_extent_only() {
     let arena = arena(4);
     let extent = arena.take(1000).unwrap();
     let start = extent.as_ptr() as usize;

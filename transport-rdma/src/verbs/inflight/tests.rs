@@ -208,7 +208,7 @@ fn leaked_memory_is_not_used_again() {
 }
 
 #[test]
-fn read_keeps_its_landing_until_its_own_completion() {
+fn read_keeps_its_target_until_its_own_completion() {
     let in_flight = InFlight::new(0);
     let ring = in_flight.add_ring(SIZE);
     let arena = Arena::map(1, None).unwrap();

@@ -12,8 +12,8 @@ use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::transport::{
-    BoxFuture, Counters, Description, FrameSource, Link, LinkHandler, Prepared, Reason, Unavailable, Upgrade,
-    memory,
+    BoxFuture, Counters, Description, FrameSource, Link, LinkHandler, PreparedUpgrade, Reason, Unavailable,
+    Upgrade, memory,
 };
 
 /// The in-memory link, said to be encrypted.
@@ -63,11 +63,21 @@ impl Upgrade for Untouched {
         panic!("an encrypted session announces no upgrade")
     }
 
-    fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> BoxFuture<Result<Prepared, Unavailable>> {
+    fn offer(
+        &self,
+        _: Bytes,
+        _: &Description,
+        _: TrafficClass,
+    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
         panic!("an encrypted session offers no upgrade")
     }
 
-    fn answer(&self, _: Bytes, _: &Description, _: TrafficClass) -> BoxFuture<Result<Prepared, Unavailable>> {
+    fn answer(
+        &self,
+        _: Bytes,
+        _: &Description,
+        _: TrafficClass,
+    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
         panic!("an encrypted session answers no offer")
     }
 }

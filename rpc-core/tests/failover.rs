@@ -16,7 +16,7 @@ use farcall_core::config::Policy;
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::stream::{Stream, Streaming};
-use farcall_core::transport::{BoxFuture, Description, Prepared, Reason, Unavailable, Upgrade};
+use farcall_core::transport::{BoxFuture, Description, PreparedUpgrade, Reason, Unavailable, Upgrade};
 use tokio::time::{Instant, sleep};
 
 use support::fabric::{self, Fabric, ToFabric, with_fabric};
@@ -134,7 +134,7 @@ impl Upgrade for Lacking {
         announced: Bytes,
         stream: &Description,
         class: TrafficClass,
-    ) -> BoxFuture<Result<Prepared, Unavailable>> {
+    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
         let offer = |able: &ToFabric| able.offer(announced, stream, class);
         self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, offer)
     }
@@ -144,7 +144,7 @@ impl Upgrade for Lacking {
         offer: Bytes,
         stream: &Description,
         class: TrafficClass,
-    ) -> BoxFuture<Result<Prepared, Unavailable>> {
+    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
         let answer = |able: &ToFabric| able.answer(offer, stream, class);
         self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, answer)
     }

@@ -77,7 +77,7 @@ pub(crate) struct Waits {
 
 impl Waits {
     pub(crate) fn new(completion: Completion) -> Self {
-        let window = if can_look(completion) { SpinWindow::wary() } else { SpinWindow::none() };
+        let window = if can_look(completion) { SpinWindow::conservative() } else { SpinWindow::none() };
         Self { window, since: None, has_callers: false }
     }
 

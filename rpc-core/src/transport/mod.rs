@@ -269,7 +269,7 @@ impl fmt::Display for LinkEnd {
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A link that is not proven yet, and what to tell the peer of it.
-pub type Prepared = (Box<dyn Candidate>, Bytes);
+pub type PreparedUpgrade = (Box<dyn Candidate>, Bytes);
 
 /// Another kind of link that a session can be moved to.
 ///
@@ -290,7 +290,7 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
         announced: Bytes,
         stream: &Description,
         class: TrafficClass,
-    ) -> BoxFuture<Result<Prepared, Unavailable>>;
+    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
 
     /// Server: prepares a link as the OFFER says, ready to receive, and what to say in the ANSWER.
     fn answer(
@@ -298,7 +298,7 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
         offer: Bytes,
         stream: &Description,
         class: TrafficClass,
-    ) -> BoxFuture<Result<Prepared, Unavailable>>;
+    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
 }
 
 /// A link that is not proven yet. Dropping it gives it up.

@@ -39,7 +39,7 @@ pub struct SpinWindow {
     now: Duration,
     is_adaptive: bool,
     /// It never opens but on trial.
-    is_wary: bool,
+    is_conservative: bool,
     /// How long a wait takes, on average, that is slept through, and one that is looked through.
     sleep: Duration,
     look: Duration,
@@ -65,8 +65,8 @@ impl SpinWindow {
 
     /// The same where sleeps are short at times when spinning is no shorter: the kernel wakes who waits for a socket by the
     /// CPU of who has written to it, if that is about to sleep.
-    pub fn wary() -> Self {
-        Self { is_wary: true, ..Self::adaptive() }
+    pub fn conservative() -> Self {
+        Self { is_conservative: true, ..Self::adaptive() }
     }
 
     /// Never spins.
@@ -74,7 +74,7 @@ impl SpinWindow {
         Self {
             now: Duration::ZERO,
             is_adaptive: false,
-            is_wary: false,
+            is_conservative: false,
             sleep: Duration::ZERO,
             look: Duration::ZERO,
             waits: 0,
@@ -116,9 +116,9 @@ impl SpinWindow {
         self.misses = 0;
         if self.trial.is_some() {
             self.on_trial(wait);
-        } else if self.now > MAX || self.is_wary && self.is_open() {
+        } else if self.now > MAX || self.is_conservative && self.is_open() {
             self.look = average(self.look, wait);
-            self.now = (3 * self.look).clamp(if self.is_wary { START } else { MAX }, LIMIT);
+            self.now = (3 * self.look).clamp(if self.is_conservative { START } else { MAX }, LIMIT);
             self.count();
         }
     }
@@ -135,7 +135,7 @@ impl SpinWindow {
             }
             return self.on_trial(wait);
         }
-        if wait <= MAX && !self.is_wary {
+        if wait <= MAX && !self.is_conservative {
             self.misses = 0;
             self.now = (self.now * 2).clamp(START, MAX);
         } else if self.is_open() {
@@ -190,7 +190,7 @@ impl SpinWindow {
 
     /// Whether looking for so long is worth it in place of a sleep of so long.
     fn pays(&self, look: Duration, sleep: Duration) -> bool {
-        if self.is_wary { 10 * look <= 9 * sleep } else { 4 * look <= 3 * sleep }
+        if self.is_conservative { 10 * look <= 9 * sleep } else { 4 * look <= 3 * sleep }
     }
 
     /// The next trial comes soon after a change, and later each time there is none.
@@ -328,8 +328,8 @@ mod tests {
     }
 
     #[test]
-    fn wary_window_opens_on_trial_alone_where_a_tenth_is_saved_and_follows_what_is_usual() {
-        let mut window = SpinWindow::wary();
+    fn conservative_window_opens_on_trial_alone_where_a_tenth_is_saved_and_follows_what_is_usual() {
+        let mut window = SpinWindow::conservative();
         closed_for(&mut window, FIRST_TRIAL, 20);
         for (found, then) in [(18, 54), (19, 0)] {
             assert_eq!(tried(window, found).get(), us(then), "found after {found} us");

@@ -65,7 +65,7 @@ impl Candidate for Proven {
     }
 }
 
-type Prepared = BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
+type PreparedUpgrade = BoxFuture<Result<(Box<dyn Candidate>, Bytes), Unavailable>>;
 
 impl Upgrade for ToFabric {
     fn name(&self) -> &'static str {
@@ -77,7 +77,7 @@ impl Upgrade for ToFabric {
         Box::pin(async { Ok(announced) })
     }
 
-    fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> Prepared {
+    fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> PreparedUpgrade {
         let fabric = self.0.clone();
         Box::pin(async move {
             if fabric.refuse_offer.load(Ordering::Relaxed) {
@@ -98,7 +98,7 @@ impl Upgrade for ToFabric {
         })
     }
 
-    fn answer(&self, offer: Bytes, _: &Description, _: TrafficClass) -> Prepared {
+    fn answer(&self, offer: Bytes, _: &Description, _: TrafficClass) -> PreparedUpgrade {
         let fabric = self.0.clone();
         Box::pin(async move {
             if fabric.refuse_answer.load(Ordering::Relaxed) {

@@ -65,7 +65,7 @@ impl RdmaCandidate {
         let psn = random_psn()?;
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
-        let (window, number) = (new.promise.window(), new.qp.number());
+        let (window, number) = (new.lease.window(), new.qp.number());
         let core = LinkCore::new(new, name, path, &shard.resources);
         if !shard.add(Arc::clone(&core)) {
             return Err(transport::Unavailable::new(Reason::Device, "the endpoint has just failed"));

@@ -147,8 +147,8 @@ impl Shard {
 
     /// Makes a queue pair that receives from this path. Blocks; belongs on the control thread.
     pub(crate) fn create_qp(&self, path: &LocalPath) -> Result<Result<NewQp, NoRoom>, Unavailable> {
-        let promise = match self.resources.memory.admit() {
-            Ok(promise) => promise,
+        let lease = match self.resources.memory.admit() {
+            Ok(lease) => lease,
             Err(full) => return Ok(Err(full)),
         };
         let qp = match self.queues.create_qp(self.qp_size) {
@@ -158,7 +158,7 @@ impl Shard {
             Err(CreateQpError::Device(error)) => return Err(error.into()),
         };
         qp.to_init(path)?;
-        Ok(Ok(NewQp { qp, promise, shares: Shares::of(self.qp_size) }))
+        Ok(Ok(NewQp { qp, lease, shares: Shares::of(self.qp_size) }))
     }
 
     /// Has `create` make something for which there may be no receives left, until it succeeds or peers give back no more of

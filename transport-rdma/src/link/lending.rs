@@ -11,16 +11,16 @@ use crate::resources::CreditLease;
 impl LinkCore {
     /// The peer uses its whole window. It is lent more, once for each time that it does.
     pub(super) fn lend(&self, receiving: &mut Receiving) {
-        let mut promise = self.promise();
-        let Some(promise) = promise.as_mut() else { return };
-        if receiving.count.since(receiving.lent_at) < promise.window() {
+        let mut lease = self.lease();
+        let Some(lease) = lease.as_mut() else { return };
+        if receiving.count.since(receiving.lent_at) < lease.window() {
             return;
         }
         receiving.lent_at = receiving.count;
-        let lent = promise.lend();
+        let lent = lease.lend();
         if lent > 0 {
             self.granted.fetch_add(lent, Ordering::Release);
-            self.sending().reports.set_window(promise.window());
+            self.sending().reports.set_window(lease.window());
         }
     }
 
@@ -34,7 +34,7 @@ impl LinkCore {
             if !receiving.is_proven() || (idle && seen != count) {
                 return 0;
             }
-            let Some(count) = self.promise().as_mut().and_then(|promise| promise.ask(now)) else { return 0 };
+            let Some(count) = self.lease().as_mut().and_then(|lease| lease.ask(now)) else { return 0 };
             self.sending().want_reclaim(count);
             count
         };
@@ -44,31 +44,31 @@ impl LinkCore {
 
     /// When the peer was asked to give back, if it has not answered.
     pub(crate) fn reclaimed_at(&self) -> Option<Instant> {
-        self.promise().as_ref()?.asked_at()
+        self.lease().as_ref()?.asked_at()
     }
 
     /// The peer gives back credits that it has not used.
     pub(super) fn take_back(&self, receiving: &mut Receiving, count: u32, told: u32) -> Result<(), String> {
-        let mut promise = self.promise();
+        let mut lease = self.lease();
         let mut sending = self.sending();
-        let asked = promise.as_mut().filter(|_| !sending.is_reclaim_unsent());
-        let Some(asked) = asked.filter(|promise| promise.was_asked_for(count)) else {
+        let asked = lease.as_mut().filter(|_| !sending.is_reclaim_unsent());
+        let Some(asked) = asked.filter(|lease| lease.was_asked_for(count)) else {
             return Err("it gives back credits without being asked".to_owned());
         };
-        // Before the promise changes: a peer that does not have them still has the receives that it was promised.
+        // Before the lease changes: a peer that does not have them still has the receives that it was promised.
         if !receiving.count.forfeit(count, told) {
             return Err("it gives back credits that it does not have".to_owned());
         }
         asked.give_back(count);
         sending.reports.note_forfeit();
-        sending.reports.set_window(promise.as_ref().map_or(0, CreditLease::window));
+        sending.reports.set_window(lease.as_ref().map_or(0, CreditLease::window));
         Ok(())
     }
 
     /// How many messages the peer may have on their way.
     #[cfg(test)]
     pub(crate) fn window(&self) -> u32 {
-        self.promise().as_ref().map_or(0, CreditLease::window)
+        self.lease().as_ref().map_or(0, CreditLease::window)
     }
 
     /// The grant that the peer was told of.
@@ -77,7 +77,7 @@ impl LinkCore {
         self.told.load(Ordering::Acquire)
     }
 
-    fn promise(&self) -> MutexGuard<'_, Option<CreditLease>> {
-        self.promise.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lease(&self) -> MutexGuard<'_, Option<CreditLease>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

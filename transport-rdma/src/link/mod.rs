@@ -29,7 +29,7 @@ use crate::resources::{CreditLease, NewQp, Resources, SLOT};
 
 /// The part of a link that its endpoint's driver knows.
 ///
-/// Locks, in the order in which they may be taken: `receiving`, `promise`, `sending`. No handler is called under any.
+/// Locks, in the order in which they may be taken: `receiving`, `lease`, `sending`. No handler is called under any.
 pub(crate) struct LinkCore {
     /// The queue pair's.
     number: u32,
@@ -39,7 +39,7 @@ pub(crate) struct LinkCore {
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
     resources: Resources,
-    promise: Mutex<Option<CreditLease>>,
+    lease: Mutex<Option<CreditLease>>,
     /// Receives granted to the peer since the link began.
     granted: AtomicU32,
     /// How many of those the peer has been told of. Written under the lock of `sending`.
@@ -60,14 +60,14 @@ pub(crate) struct LinkCore {
 impl LinkCore {
     /// A link with a queue pair in state INIT.
     pub(crate) fn new(new: NewQp, name: String, path: LocalPath, resources: &Resources) -> Arc<Self> {
-        let (number, window, shares) = (new.qp.number(), new.promise.window(), new.shares);
+        let (number, window, shares) = (new.qp.number(), new.lease.window(), new.shares);
         Arc::new(Self {
             number,
             name,
             path,
             remote: OnceLock::new(),
             resources: resources.clone(),
-            promise: Mutex::new(Some(new.promise)),
+            lease: Mutex::new(Some(new.lease)),
             granted: AtomicU32::new(window),
             told: AtomicU32::new(window),
             max_frame: AtomicU32::new(0),
@@ -135,7 +135,7 @@ impl LinkCore {
         // The queue pair first: its receives are free only when it receives no more. Destroying it may block, and happens
         // elsewhere; by now it is in ERR.
         self.sending().release();
-        drop(self.promise.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.lease.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// Gives everything back without telling anybody.

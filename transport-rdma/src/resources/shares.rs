@@ -12,7 +12,7 @@ const CONTROL_SENDS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct NewQp {
     pub(crate) qp: DropOnControlThread<dyn QueuePair>,
-    pub(crate) promise: CreditLease,
+    pub(crate) lease: CreditLease,
     pub(crate) shares: Shares,
 }
 

@@ -21,9 +21,9 @@ impl Bench {
     }
 
     fn admit(&self) -> Option<CreditLease> {
-        let promise = self.memory.admit();
+        let lease = self.memory.admit();
         self.check();
-        promise.ok()
+        lease.ok()
     }
 
     /// Admits peers until there is no room.
@@ -31,8 +31,8 @@ impl Bench {
         std::iter::from_fn(|| self.admit()).collect()
     }
 
-    fn lend(&self, promise: &mut CreditLease) -> u32 {
-        let lent = promise.lend();
+    fn lend(&self, lease: &mut CreditLease) -> u32 {
+        let lent = lease.lend();
         self.settle();
         self.check();
         lent
@@ -55,10 +55,10 @@ impl Bench {
 #[test]
 fn peer_begins_small_and_its_window_doubles_up_to_the_limit() {
     let bench = Bench::new(3);
-    let mut promise = bench.admit().unwrap();
-    let mut windows = vec![promise.window()];
-    while bench.lend(&mut promise) > 0 {
-        windows.push(promise.window());
+    let mut lease = bench.admit().unwrap();
+    let mut windows = vec![lease.window()];
+    while bench.lend(&mut lease) > 0 {
+        windows.push(lease.window());
     }
     assert_eq!(windows, [4, 8, 16, 32, 64]);
     assert_eq!(bench.queues.receives_posted(), POSTED as usize, "one step is enough for that");
@@ -69,7 +69,7 @@ fn idle_peers_take_their_base_and_no_more() {
     let bench = Bench::new(3);
     let promises = bench.admit_all();
     assert_eq!(promises.len() as u32, 3 * PROMISED / BASE);
-    assert!(promises.iter().all(|promise| promise.window() == BASE_WINDOW));
+    assert!(promises.iter().all(|lease| lease.window() == BASE_WINDOW));
     assert_eq!(bench.queues.receives_posted(), 3 * POSTED as usize);
 }
 
@@ -78,10 +78,10 @@ fn lending_leaves_half_of_what_is_free_and_gets_more_memory() {
     let bench = Bench::new(2);
     let mut promises: Vec<_> = (0..16).map(|_| bench.admit().unwrap()).collect();
     assert_eq!(bench.queues.receives_posted(), POSTED as usize);
-    while promises.iter_mut().any(|promise| bench.lend(promise) > 0) {}
+    while promises.iter_mut().any(|lease| bench.lend(lease) > 0) {}
     assert_eq!(bench.queues.receives_posted(), 2 * POSTED as usize, "lending grows the memory, too");
     assert!(bench.memory.ledger().free() <= 4);
-    assert!(promises.iter().filter(|promise| promise.lent() > 0).count() >= 4);
+    assert!(promises.iter().filter(|lease| lease.lent() > 0).count() >= 4);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn ledger_is_exact_whatever_peers_do() {
             _ => {}
         }
         bench.check();
-        let sum: u32 = promises.iter().map(|promise| CreditLease::receives(promise.window)).sum();
+        let sum: u32 = promises.iter().map(|lease| CreditLease::receives(lease.window)).sum();
         assert_eq!(bench.memory.ledger().promised, sum);
         assert!(promises.iter().all(|p| (BASE_WINDOW..=64).contains(&p.window)));
     }
@@ -144,7 +144,7 @@ fn memory_limit_stops_lending_before_it_refuses_peers() {
     let mut promises = vec![busy];
     let reason = loop {
         match bench.memory.admit() {
-            Ok(promise) => promises.push(promise),
+            Ok(lease) => promises.push(lease),
             Err(NoRoom::Receives(refused)) => break refused.unwrap(),
             Err(other) => panic!("{other:?}"),
         }

@@ -181,8 +181,8 @@ fn request(method: usize, by: u8, len: u32, packed: &[u8]) -> Bytes {
 }
 
 /// The same of a RESPONSE.
-fn response(verdict: ResponseKind, by: u8, len: u32, packed: &[u8]) -> Bytes {
-    said(|content, out| ResponseHead { verdict }.encode(content, out).unwrap(), 1, 4, by, len, packed)
+fn response(kind: ResponseKind, by: u8, len: u32, packed: &[u8]) -> Bytes {
+    said(|content, out| ResponseHead { kind }.encode(content, out).unwrap(), 1, 4, by, len, packed)
 }
 
 fn said(
@@ -208,7 +208,7 @@ fn packed_zeros(len: usize) -> Vec<u8> {
 
 fn status(response: Bytes) -> Status {
     let (head, content) = ResponseHead::decode(response).unwrap();
-    assert_eq!(head.verdict, ResponseKind::Status);
+    assert_eq!(head.kind, ResponseKind::Status);
     decode_status(support::text(&content.payload)).unwrap()
 }
 

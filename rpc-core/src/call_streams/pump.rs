@@ -362,7 +362,7 @@ pub(super) fn begin_answer(terms: &Terms, call: u64) -> Result<Message, Status> 
     })?;
     let content = Content { metadata, payload: Payload::default() };
     let fits = "there are no attachments, and the metadata are less than the peer takes";
-    let head = Head::response(&ResponseHead { verdict: ResponseKind::Ok }, &content).expect(fits);
+    let head = Head::response(&ResponseHead { kind: ResponseKind::Ok }, &content).expect(fits);
     let most = terms.max_message();
     if head.len() as u64 > most {
         let status = too_large("the metadata of the answer", head.len(), most, "the client's");

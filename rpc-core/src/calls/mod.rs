@@ -297,7 +297,7 @@ impl Calls {
                     Err(status) => return Ok(Err(status)),
                 }
             }
-            Ok(match head.verdict {
+            Ok(match head.kind {
                 ResponseKind::Status => {
                     let status = decode_status(payload.into_body())?;
                     Err(match received {
@@ -305,7 +305,7 @@ impl Calls {
                         None => status,
                     })
                 }
-                verdict => Ok((verdict, payload)),
+                kind => Ok((kind, payload)),
             })
         });
         understood.unwrap_or_else(|error| {

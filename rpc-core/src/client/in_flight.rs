@@ -463,8 +463,8 @@ impl InFlightCall {
         &self,
         answer: Answered,
     ) -> Result<T, E> {
-        let (verdict, payload) = answer?;
-        match verdict {
+        let (kind, payload) = answer?;
+        match kind {
             ResponseKind::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
             _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
         }

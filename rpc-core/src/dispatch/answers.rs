@@ -89,13 +89,13 @@ impl Dispatch {
         let terms = self.sender.terms();
         let fits = PLAIN_RESPONSE as u64 + u64::from(len) <= terms.max_message();
         (fits && !terms.compresses_by_default(len))
-            .then(|| (ResponseHead { verdict: ResponseKind::Ok }.encode_plain(len), payload.body()))
+            .then(|| (ResponseHead { kind: ResponseKind::Ok }.encode_plain(len), payload.body()))
     }
 
     fn reply(&self, call: u64, reply: Reply) -> Message {
         let max = self.sender.terms().max_message();
         let Outgoing { reply, metadata, compression } = Outgoing::new(self.sender.terms(), reply);
-        let (verdict, payload) = match reply {
+        let (kind, payload) = match reply {
             Reply::Ok(payload) => (ResponseKind::Ok, payload),
             Reply::Err(payload) => (ResponseKind::Err, payload),
             Reply::Status(status) => return status_reply(call, status, metadata, max),
@@ -106,7 +106,7 @@ impl Dispatch {
             Reply::End(_) | Reply::With(_) => (ResponseKind::Ok, Payload::default()),
         };
         let payload = self.sender.terms().compress(compression, payload);
-        match response(call, verdict, metadata, payload) {
+        match response(call, kind, metadata, payload) {
             Ok(mut message) if message.len() as u64 <= max => {
                 self.sender.stage(&mut message);
                 message
@@ -156,9 +156,9 @@ impl Dispatch {
     }
 }
 
-fn response(call: u64, verdict: ResponseKind, metadata: Bytes, payload: Payload) -> Result<Message, TooLong> {
+fn response(call: u64, kind: ResponseKind, metadata: Bytes, payload: Payload) -> Result<Message, TooLong> {
     let content = Content { metadata, payload };
-    let head = Head::response(&ResponseHead { verdict }, &content)?;
+    let head = Head::response(&ResponseHead { kind }, &content)?;
     Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
 }
 

@@ -37,9 +37,9 @@ enum Body {
 impl Response {
     /// What a client got.
     pub(crate) fn received(answer: Answered, begun: Option<Begun>, parts: Parts) -> Result<Self, Status> {
-        let (verdict, payload) = answer?;
+        let (kind, payload) = answer?;
         let Parts { connection, attempts, metadata, trailers, compression } = parts;
-        let body = begun.map_or(Body::Once(verdict, payload), |begun| Body::Begun(Box::new(begun)));
+        let body = begun.map_or(Body::Once(kind, payload), |begun| Body::Begun(Box::new(begun)));
         Ok(Self { body, connection, attempts, metadata, trailers, compression })
     }
 
@@ -47,7 +47,7 @@ impl Response {
     pub(crate) fn into_received(self) -> (Answered, Option<Begun>, Parts) {
         let Self { body, connection, attempts, metadata, trailers, compression } = self;
         let (answer, begun) = match body {
-            Body::Once(verdict, payload) => (Ok((verdict, payload)), None),
+            Body::Once(kind, payload) => (Ok((kind, payload)), None),
             Body::Begun(begun) => (
                 Ok((ResponseKind::Ok, Payload::default())),
                 Some(Begun { metadata: metadata.clone(), ..*begun }),

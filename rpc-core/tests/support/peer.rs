@@ -160,7 +160,7 @@ impl Peer {
     pub(crate) fn respond_with(&mut self, call: u64, metadata: &[u8], body: &[u8]) {
         let content = content(metadata, body);
         let mut payload = BytesMut::new();
-        ResponseHead { verdict: ResponseKind::Ok }.encode(&content, &mut payload).unwrap();
+        ResponseHead { kind: ResponseKind::Ok }.encode(&content, &mut payload).unwrap();
         payload.extend_from_slice(body);
         self.session_frame(FrameType::RESPONSE, call, 0, payload);
     }

@@ -51,7 +51,7 @@ pub enum ResponseKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHead {
     /// What the body is.
-    pub verdict: ResponseKind,
+    pub kind: ResponseKind,
 }
 
 /// Metadata, body and attachments.
@@ -158,14 +158,14 @@ impl ResponseHead {
     /// 4 GiB.
     pub fn encode(&self, content: &Content, out: &mut impl BufMut) -> Result<(), TooLong> {
         let [a, b] = len16(content.attachments(), "response.attachments")?.to_le_bytes();
-        out.put_slice(&[self.verdict as u8, content.payload.compression().to_wire(), a, b]);
+        out.put_slice(&[self.kind as u8, content.payload.compression().to_wire(), a, b]);
         content.encode_lengths(out)
     }
 
     /// What goes before a body of so many bytes that has neither metadata nor attachments with it, as in most answers.
     pub fn encode_plain(&self, body_len: u32) -> [u8; PLAIN_RESPONSE] {
         let [b0, b1, b2, b3] = body_len.to_le_bytes();
-        [self.verdict as u8, 0, 0, 0, b0, b1, b2, b3, 0]
+        [self.kind as u8, 0, 0, 0, b0, b1, b2, b3, 0]
     }
 
     /// Whether a RESPONSE is as [`encode_plain`](Self::encode_plain) begins it, and has a result.
@@ -196,24 +196,24 @@ impl ResponseHead {
             return Ok((head, content.boxed_metadata(), content.payload));
         }
         message.advance(PLAIN_RESPONSE);
-        Ok((Self { verdict: ResponseKind::Ok }, None, Payload::from_body(message)))
+        Ok((Self { kind: ResponseKind::Ok }, None, Payload::from_body(message)))
     }
 
     #[cold]
     fn decode_any(message: Bytes) -> Result<(Self, Content), WireError> {
         let mut r = Reader::new(message);
-        let verdict = match r.u8("response.verdict")? {
+        let kind = match r.u8("response.kind")? {
             0 => ResponseKind::Ok,
             1 => ResponseKind::Err,
             2 => ResponseKind::Status,
-            _ => return Err(WireError::new("response.verdict", "is unknown")),
+            _ => return Err(WireError::new("response.kind", "is unknown")),
         };
         let compression = compression(r.u8("response.compression")?)?;
-        if verdict == ResponseKind::Status && compression != Compression::None {
+        if kind == ResponseKind::Status && compression != Compression::None {
             return Err(WireError::new("response.compression", "is of a status"));
         }
         let attachments = r.u16("response.attachments")?;
-        Ok((Self { verdict }, Content::decode(r, attachments, Some(compression))?))
+        Ok((Self { kind }, Content::decode(r, attachments, Some(compression))?))
     }
 }
 

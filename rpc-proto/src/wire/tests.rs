@@ -103,7 +103,7 @@ fn compressed_messages_come_back_as_they_were_sent() {
         let mut request = forms::Request::random(&mut rng);
         request.content.payload = packed.clone();
         comes_back(&request);
-        let head = ResponseHead { verdict: [ResponseKind::Ok, ResponseKind::Err][rng.usize(..2)] };
+        let head = ResponseHead { kind: [ResponseKind::Ok, ResponseKind::Err][rng.usize(..2)] };
         comes_back(&forms::Response { head, content: request.content });
         let head = ItemHead { more: rng.u16(..) };
         comes_back(&forms::Item { head, content: Content::item(packed) });
@@ -410,7 +410,7 @@ fn a_body_in_pieces_is_announced_as_one() {
     let encode = |payload: Payload| {
         let mut out = BytesMut::new();
         let content = Content { metadata: Bytes::new(), payload };
-        ResponseHead { verdict: ResponseKind::Ok }.encode(&content, &mut out).unwrap();
+        ResponseHead { kind: ResponseKind::Ok }.encode(&content, &mut out).unwrap();
         out
     };
     assert_eq!(encode(pieces), encode(whole));
@@ -421,7 +421,7 @@ fn more_attachments_than_there_is_room_for_are_refused() {
     let content =
         |n| Content { metadata: Bytes::new(), payload: Payload::new(Bytes::new(), vec![Bytes::new(); n]) };
     let request = RequestHead { service: 0, method: 0, attempt: 1, timeout_us: 0 };
-    let response = ResponseHead { verdict: ResponseKind::Ok };
+    let response = ResponseHead { kind: ResponseKind::Ok };
     let most = content(MAX_ATTACHMENTS);
     let mut out = BytesMut::new();
     assert_eq!(request.encode(&most, &mut out), Ok(()));

@@ -255,7 +255,7 @@ form!(Request, rng => Request {
     content: content(rng),
 });
 form!(Response, rng => Response {
-    head: ResponseHead { verdict: [ResponseKind::Ok, ResponseKind::Err, ResponseKind::Status][rng.usize(..3)] },
+    head: ResponseHead { kind: [ResponseKind::Ok, ResponseKind::Err, ResponseKind::Status][rng.usize(..3)] },
     content: content(rng),
 });
 form!(Item, rng => Item {

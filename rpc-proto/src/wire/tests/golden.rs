@@ -173,15 +173,15 @@ fn calls(v: &mut Vectors) {
     v.frame("REQUEST with long metadata", header, &Request { head, content: short });
 
     let ok =
-        Response { head: ResponseHead { verdict: ResponseKind::Ok }, content: content(b"\x2a", &[b"\xba"]) };
+        Response { head: ResponseHead { kind: ResponseKind::Ok }, content: content(b"\x2a", &[b"\xba"]) };
     v.frame("RESPONSE", session(FrameType::RESPONSE, 1, 1, 2), &ok);
     compressed(v);
-    let err = Response { head: ResponseHead { verdict: ResponseKind::Err }, content: content(b"\x07", &[]) };
+    let err = Response { head: ResponseHead { kind: ResponseKind::Err }, content: content(b"\x07", &[]) };
     v.frame("RESPONSE with an error", session(FrameType::RESPONSE, 2, 2, 3), &err);
     let body = encode_status(&status());
     assert_eq!(decode_status(body.clone()), Ok(status()));
     let payload = Payload::from_body(body);
-    let head = ResponseHead { verdict: ResponseKind::Status };
+    let head = ResponseHead { kind: ResponseKind::Status };
     let refused = Response { head, content: Content { metadata: Bytes::new(), payload } };
     v.frame("RESPONSE with a status", session(FrameType::RESPONSE, 3, 3, 4), &refused);
     answers_with_metadata(v, &ok, refused);
@@ -213,7 +213,7 @@ fn compressed(v: &mut Vectors) {
     #[cfg(feature = "zstd")]
     assert_eq!(unpack(&mut Workspace::new(), payload.clone()).unwrap().to_contiguous(), [b'v'; 40][..]);
     let content = Content { metadata: Bytes::new(), payload };
-    let response = Response { head: ResponseHead { verdict: ResponseKind::Ok }, content };
+    let response = Response { head: ResponseHead { kind: ResponseKind::Ok }, content };
     v.frame("RESPONSE, compressed", session(FrameType::RESPONSE, 9, 9, 14), &response);
 }
 
@@ -344,8 +344,7 @@ fn a_session(v: &mut Vectors) {
     v.frame("4 client REQUEST", session(FrameType::REQUEST, 1, 2, 0), &request);
     let offer = Offer { epoch: 1, name: "rdma".into(), data: Bytes::from_static(b"\xd0\xd1") };
     v.frame("5 client OFFER", link(FrameType::OFFER, 0), &offer);
-    let response =
-        Response { head: ResponseHead { verdict: ResponseKind::Ok }, content: content(b"val", &[]) };
+    let response = Response { head: ResponseHead { kind: ResponseKind::Ok }, content: content(b"val", &[]) };
     v.frame("6 server RESPONSE", session(FrameType::RESPONSE, 1, 1, 2), &response);
     let down = |rx_seq, reason| Down { epoch: 1, rx_seq, reason, pulls: Vec::new(), detail: String::new() };
     v.frame("7 server DOWN", link(FrameType::DOWN, 2), &down(2, 13));

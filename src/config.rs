@@ -237,12 +237,6 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_address_is_told_once() {
-        let error = crate::channel::invalid(&ConfigError::new("address `x`: no port"));
-        assert_eq!(format!("{error:#}"), "INVALID_ARGUMENT: address `x`: no port (not executed)");
-    }
-
-    #[test]
     fn limits_that_contradict_each_other_are_errors() {
         let error = Config::from_toml("[limits]\nmax_message = 10000000\nmax_assembly = 1000").unwrap_err();
         assert!(error.to_string().contains("limits.max_assembly"), "{error}");

@@ -246,7 +246,6 @@
 
 mod address;
 mod buf;
-#[cfg(feature = "tcp")]
 mod channel;
 pub mod codec;
 mod config;
@@ -262,17 +261,17 @@ pub use address::Address;
 pub use buf::{Buf, buf};
 pub use bytes::Bytes;
 #[cfg(feature = "tcp")]
-pub use channel::{Channel, ChannelBuilder};
+pub use channel::ChannelBuilder;
+pub use channel::{Channel, in_process};
 pub use config::{Config, ConfigError};
 pub use farcall_core::class::{ByClass, TrafficClass};
-pub use farcall_core::client::{Call, Caller, Parts, PartsFuture, Response, ResponseFuture, StreamCall};
+pub use farcall_core::client::{Call, Parts, PartsFuture, RawChannel, Response, ResponseFuture, StreamCall};
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
 pub use farcall_core::compress::Compression;
 pub use farcall_core::config::{Calls, Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 pub use farcall_core::details;
-pub use farcall_core::in_process::in_process;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};

@@ -4,10 +4,9 @@
 //! time, refuse the call, and look at the [`Response`]; it sees streams begin and [end](Response::on_end), but not what calls
 //! say: arguments and results are encoded above it. It goes around
 //!
-//! - a client: [`Channel::intercept`](crate::Channel::intercept) gives another channel, whose clients are of the same types;
+//! - a client: [`Channel::intercept`](crate::Channel::intercept) gives another channel, whose clients are of the same types, also in process;
 //! - a service: `.add(KvServer::new(store).intercept(check))`, with [`ServiceExt`];
-//! - a server: [`ServerBuilder::intercept`](crate::ServerBuilder::intercept), for all of its services;
-//! - calls in process: [`Caller::intercept`](crate::Caller::intercept).
+//! - a server: [`ServerBuilder::intercept`](crate::ServerBuilder::intercept), for all of its services.
 //!
 //! ```
 //! use farcall::middleware::{Next, Request, Response, ServiceExt};
@@ -44,9 +43,9 @@
 //! }
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-//! let caller = farcall::in_process(DeskServer::new(Office).intercept(check_token));
-//! assert_eq!(DeskClient::new(caller.intercept(with_token)).whoami().await?, "ann");
-//! assert_eq!(DeskClient::new(caller).whoami().await.unwrap_err().code(), Code::Unauthenticated);
+//! let channel = farcall::in_process(DeskServer::new(Office).intercept(check_token));
+//! assert_eq!(DeskClient::new(channel.intercept(with_token)).whoami().await?, "ann");
+//! assert_eq!(DeskClient::new(channel).whoami().await.unwrap_err().code(), Code::Unauthenticated);
 //! # Ok::<(), Status>(()) }).unwrap();
 //! ```
 //!

@@ -8,7 +8,7 @@ use std::any::{Any, TypeId};
 use std::fmt;
 use std::sync::Arc;
 
-pub use crate::client::{Call, CallFuture, Caller, StreamCall, Stub};
+pub use crate::client::{Call, CallFuture, RawChannel, StreamCall, Stub};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
 pub use crate::in_process::in_process;

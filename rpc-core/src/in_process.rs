@@ -1,8 +1,8 @@
-//! A service and its caller in one process, for tests without a network.
+//! A service and its channel in one process, for tests without a network.
 
 use std::sync::Arc;
 
-use crate::client::{Caller, Connector};
+use crate::client::{Connector, RawChannel};
 use crate::config::{Limits, Liveness};
 use crate::server::ServerCore;
 use crate::service::Service;
@@ -10,9 +10,9 @@ use crate::settings::Settings;
 use crate::status::Status;
 use crate::transport::{BoxFuture, Link, Reason, Unavailable, memory};
 
-/// A caller of a service in this process, for tests without a network: the whole protocol and its real limits, over
+/// A channel of a service in this process, for tests without a network: the whole protocol and its real limits, over
 /// the in-memory transport. Must be called within a tokio runtime, or calls fail; works under paused time.
-pub fn in_process(service: impl Service) -> Caller {
+pub fn in_process(service: impl Service) -> RawChannel {
     in_process_with(vec![Arc::new(service)], Limits::default())
 }
 
@@ -22,11 +22,11 @@ pub fn in_process(service: impl Service) -> Caller {
 ///
 /// If two services have the same name, one has more names or methods than the wire has room for, or the limits contradict each
 /// other: in a test, that is a mistake of the test.
-pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> Caller {
+pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> RawChannel {
     let why = Unavailable::new(Reason::Disabled, "calls within a process need no network");
     let settings = Settings::plain(limits, Liveness::default(), why);
     match ServerCore::new(services, settings.clone()) {
-        Ok(host) => Caller::new(InProcess(host), settings),
+        Ok(host) => RawChannel::new(InProcess(host), settings),
         Err(why) => panic!("in_process: {why}"),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farcall_core::class::TrafficClass::{self, Bulk, Normal, Urgent};
-use farcall_core::client::{Caller, Connector};
+use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::Limits;
 use farcall_core::connection::Connection;
 use farcall_core::proto::wire::{FrameType, Hello};
@@ -106,7 +106,7 @@ impl Connector for Fickle {
 async fn a_class_that_can_not_connect_waits_alone_before_it_tries_again() {
     let t = default();
     let refuses = Arc::new(AtomicBool::new(true));
-    let caller = Caller::new(Fickle(t.near.clone(), refuses.clone()), plain(Limits::default()));
+    let caller = RawChannel::new(Fickle(t.near.clone(), refuses.clone()), plain(Limits::default()));
     let urgent = caller.class(Urgent);
     let error = call(&urgent, &t.info, ECHO, "").await.unwrap_err();
     assert!(error.message().contains("as the test wants it"), "{error}");
@@ -158,7 +158,7 @@ async fn an_urgent_call_does_not_wait_behind_data_that_nobody_reads() {
     let mut deaf = Peer::new(far);
     deaf.hello(&hello());
     let connector = FirstToTheDeaf(t.near.clone(), Mutex::new(Some(near.clone())));
-    let caller = Caller::new(connector, plain(Limits::default()));
+    let caller = RawChannel::new(connector, plain(Limits::default()));
     let large: Vec<_> =
         (0..8).map(|i| tokio::spawn(call(&caller, &t.info, ECHO, bytes(4 << 20, i)).into_future())).collect();
     // So much that the link takes no more.
@@ -175,7 +175,7 @@ async fn hello_says_what_a_connection_is_for() {
     for (number, class) in [Normal, Urgent, Bulk].into_iter().enumerate() {
         let (near, far) = memory::pair();
         let near = FirstToTheDeaf(default().near, Mutex::new(Some(near)));
-        let caller = Caller::new(near, plain(Limits::default())).class(class);
+        let caller = RawChannel::new(near, plain(Limits::default())).class(class);
         let mut peer = Peer::new(far);
         peer.read();
         tokio::spawn(async move { caller.connection().await.map(drop) });
@@ -217,7 +217,7 @@ impl Connector for Never {
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_late_to_connect_says_by_what() {
-    let caller = Caller::new(Never, plain(Limits::default()));
+    let caller = RawChannel::new(Never, plain(Limits::default()));
     for (class, words) in
         [(Normal, "not connected to nobody after"), (Bulk, "not connected to nobody (bulk) after")]
     {

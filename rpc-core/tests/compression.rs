@@ -7,7 +7,7 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
-use farcall_core::client::{Call, Caller, Response, Stub};
+use farcall_core::client::{Call, RawChannel, Response, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::compress::Compression::{self, Lz4, Zstd};
 use farcall_core::config::{Calls, Limits, Policy};
@@ -64,12 +64,12 @@ fn set(compress: Compression) -> Settings {
     Settings { calls, ..plain(Limits::default()) }
 }
 
-fn caller(client: Settings, service: impl Service, server: Settings) -> Caller {
+fn caller(client: Settings, service: impl Service, server: Settings) -> RawChannel {
     let host = ServerCore::new(vec![Arc::new(service)], server).unwrap();
-    Caller::new(Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() }, client)
+    RawChannel::new(Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() }, client)
 }
 
-fn call(caller: &Caller, method: usize, argument: impl Into<Bytes>) -> Call<Result<Bytes>, Raw> {
+fn call(caller: &RawChannel, method: usize, argument: impl Into<Bytes>) -> Call<Result<Bytes>, Raw> {
     Stub::new(caller.clone(), info("test")).call(method, Ok(Payload::from_body(argument.into())))
 }
 

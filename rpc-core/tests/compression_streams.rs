@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::__private::{self as private, Items, StreamCall, Streaming};
-use farcall_core::client::{Caller, Stub};
+use farcall_core::client::{RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::compress::Compression::{self, Lz4, Zstd};
 use farcall_core::config::{Calls, Limits, Policy};
@@ -124,7 +124,7 @@ fn test() -> Test {
 fn stub(client: Settings, service: impl Service, server: Settings) -> Stub {
     let host = ServerCore::new(vec![Arc::new(service)], server).unwrap();
     let near = Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() };
-    Stub::new(Caller::new(near, client), info())
+    Stub::new(RawChannel::new(near, client), info())
 }
 
 fn count(stub: &Stub, arguments: &'static str) -> StreamCall<Result<Streaming<Bytes>>> {
@@ -339,7 +339,7 @@ async fn no_more_items_are_unpacked_at_once_than_may_be_assembled() {
 async fn items_outlive_their_connection() {
     let stub = stub(set(NONE), test(), set(Zstd));
     let mut stream = count(&stub, "10 9000").await.unwrap();
-    let connection = Arc::downgrade(&stub.caller().connection().await.unwrap());
+    let connection = Arc::downgrade(&stub.channel().connection().await.unwrap());
     assert_eq!(stream.message().await.unwrap().unwrap(), bytes(9000, 0));
     // The END comes by and by, and with it the connection has nothing more to do.
     drop(stub);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
-use farcall_core::client::{Caller, Connector};
+use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
@@ -96,7 +96,7 @@ impl Connector for Near {
     }
 }
 
-fn caller(policy: Policy) -> Caller {
+fn caller(policy: Policy) -> RawChannel {
     let settings = |policy| Settings {
         limits: Limits::default(),
         liveness: Liveness::default(),
@@ -105,7 +105,7 @@ fn caller(policy: Policy) -> Caller {
         upgrade: Ok(Arc::new(Untouched)),
     };
     let host = ServerCore::new(Vec::new(), settings(Policy::Auto)).unwrap();
-    Caller::new(Near(host), settings(policy))
+    RawChannel::new(Near(host), settings(policy))
 }
 
 #[tokio::test]

@@ -468,7 +468,7 @@ async fn the_next_message_of_a_stream_is_made_while_the_peer_reads_the_last() {
     let (fabric, memory) = readable();
     let settings = || fabric::settings(&fabric, Policy::Auto);
     let t = streaming::setup_with(settings(), settings());
-    let connection = t.stub.caller().connection().await.unwrap();
+    let connection = t.stub.channel().connection().await.unwrap();
     while connection.transport().why_not_rdma.is_some() {
         sleep(Duration::from_millis(10)).await;
     }

@@ -11,7 +11,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use bytes::Bytes;
 use farcall_core::__private as private;
-use farcall_core::client::{Caller, Connector, Stub};
+use farcall_core::client::{Connector, RawChannel, Stub};
 use farcall_core::config::Limits;
 use farcall_core::in_process::in_process;
 use farcall_core::payload::Payload;
@@ -222,8 +222,8 @@ impl Connector for Across {
 }
 
 /// On the current runtime, of a host that runs on `there`.
-fn caller_of(host: &Arc<ServerCore>, there: Handle) -> Caller {
-    Caller::new(Across(host.clone(), there), plain(Limits::default()))
+fn caller_of(host: &Arc<ServerCore>, there: Handle) -> RawChannel {
+    RawChannel::new(Across(host.clone(), there), plain(Limits::default()))
 }
 
 fn runtimes() -> Vec<fn() -> Runtime> {
@@ -303,7 +303,7 @@ async fn a_connector_that_panics_fails_its_calls_only() {
         }
     }
     let t = default();
-    let caller = Caller::new(Once(AtomicUsize::new(0), t.near.clone()), plain(Limits::default()));
+    let caller = RawChannel::new(Once(AtomicUsize::new(0), t.near.clone()), plain(Limits::default()));
     let error = call(&caller, &info("test"), ECHO, "").await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
     assert_eq!(call(&caller, &info("test"), ECHO, "x").await.unwrap(), "x");

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::__private as private;
-use farcall_core::client::{Call, Caller, Stub};
+use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Policy};
 use farcall_core::context::Context;
@@ -74,7 +74,7 @@ fn metadata() -> Metadata {
     metadata
 }
 
-fn call(caller: &Caller, method: usize, argument: Bytes) -> Call<Result<Bytes>, Raw> {
+fn call(caller: &RawChannel, method: usize, argument: Bytes) -> Call<Result<Bytes>, Raw> {
     Stub::new(caller.clone(), info("test")).call(method, Ok(Payload::from_body(argument)))
 }
 
@@ -91,7 +91,7 @@ async fn metadata_survive_a_fall_back() {
     let mirror = Mirror::new();
     let (started, go) = (mirror.started.clone(), mirror.go.clone());
     let near = near(mirror, settings(&fabric, Policy::Auto));
-    let caller = Caller::new(near, settings(&fabric, Policy::Auto));
+    let caller = RawChannel::new(near, settings(&fabric, Policy::Auto));
     let connection = caller.connection().await.unwrap();
 
     let cut_while_read = async || {

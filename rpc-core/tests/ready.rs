@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use farcall_core::client::{Caller, Connector};
+use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::{Calls, Limits};
 use farcall_core::server::ServerCore;
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
@@ -51,7 +51,7 @@ impl Connector for Door {
 }
 
 struct Setup {
-    caller: Caller,
+    caller: RawChannel,
     server: Arc<Mutex<Option<Arc<ServerCore>>>>,
     tries: Arc<AtomicU32>,
 }
@@ -67,7 +67,7 @@ fn with_pauses(waits: bool, blame: Blame, first: u64, longest: u64) -> Setup {
     let mut settings = plain(Limits::default());
     settings.calls.wait_for_ready = waits;
     (settings.liveness.reconnect_ms, settings.liveness.reconnect_max_ms) = (first, longest);
-    Setup { caller: Caller::new(door, settings), server, tries }
+    Setup { caller: RawChannel::new(door, settings), server, tries }
 }
 
 impl Setup {
@@ -247,7 +247,7 @@ async fn calls_return_to_the_first_peer_when_it_is_back() {
     let [(first, _), (second, _)] = [(); 2].map(|()| host(plain(Limits::default())));
     let doors: [Arc<Mutex<Option<Arc<ServerCore>>>>; 2] =
         [Arc::default(), Arc::new(Mutex::new(Some(second.clone())))];
-    let caller = Caller::new(Doors(doors.clone()), plain(Limits::default()));
+    let caller = RawChannel::new(Doors(doors.clone()), plain(Limits::default()));
     let echo = || call(&caller, &info("test"), ECHO, "x");
     assert_eq!(echo().await.unwrap(), "x");
     assert_eq!((first.connections().len(), second.connections().len()), (0, 1));
@@ -269,14 +269,14 @@ async fn calls_return_to_the_first_peer_when_it_is_back() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_names_all_peers() {
-    let caller = Caller::new(Doors([Arc::default(), Arc::default()]), plain(Limits::default()));
+    let caller = RawChannel::new(Doors([Arc::default(), Arc::default()]), plain(Limits::default()));
     let error = caller.connection().await.unwrap_err();
     assert_eq!((error.message(), error.executed()), ("number 0 is away; number 1 is away", Executed::No));
 }
 
 #[test]
 fn outside_of_a_runtime_calls_fail_and_say_so() {
-    let caller = Caller::new(Doors([Arc::default(), Arc::default()]), plain(Limits::default()));
+    let caller = RawChannel::new(Doors([Arc::default(), Arc::default()]), plain(Limits::default()));
     let call = std::pin::pin!(call(&caller, &info("test"), ECHO, "x").wait_for_ready(true).into_future());
     let polled = call.poll(&mut TaskContext::from_waker(Waker::noop()));
     let Poll::Ready(Err(error)) = polled else { panic!("{polled:?}") };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farcall_core::client::{Caller, Connector, Stub};
+use farcall_core::client::{Connector, RawChannel, Stub};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::payload::Payload;
 use farcall_core::server::ServerCore;
@@ -298,7 +298,7 @@ async fn a_silent_peer_is_given_up() {
             "nobody".into()
         }
     }
-    let caller = Caller::new(Silent(Mutex::default()), plain(Limits::default()));
+    let caller = RawChannel::new(Silent(Mutex::default()), plain(Limits::default()));
     let error = caller.connection().await.unwrap_err();
     assert_eq!((error.code(), error.blame()), (Code::Unavailable, Blame::Peer));
     assert!(error.message().contains("liveness.connect_ms"), "{error}");
@@ -323,7 +323,7 @@ impl Connector for Closing {
 #[tokio::test(start_paused = true)]
 async fn a_server_that_closes_at_once_is_not_tried_without_pause() {
     let attempts = Arc::new(AtomicU32::new(0));
-    let caller = Caller::new(Closing(attempts.clone()), plain(Limits::default()));
+    let caller = RawChannel::new(Closing(attempts.clone()), plain(Limits::default()));
     let began = tokio::time::Instant::now();
     while began.elapsed() < Duration::from_secs(30) {
         let error = caller.connection().await.unwrap_err();

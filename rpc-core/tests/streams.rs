@@ -9,7 +9,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::{Caller, Connector, Stub};
+use farcall_core::client::{Connector, RawChannel, Stub};
 use farcall_core::config::Limits;
 use farcall_core::proto::wire::{EndHead, FrameType, Hello, ItemHead, features};
 use farcall_core::status::{Code, Executed, Result, Status};
@@ -110,7 +110,7 @@ impl Connector for By {
 async fn what_is_streamed_is_sent_also_if_the_answer_begins_before_any_of_it() {
     let [near, far] = direct::pair();
     let t = Setup {
-        stub: Stub::new(Caller::new(By(near.clone()), plain(Limits::default())), info()),
+        stub: Stub::new(RawChannel::new(By(near.clone()), plain(Limits::default())), info()),
         ..default()
     };
     let mut peer = Peer::new(far);

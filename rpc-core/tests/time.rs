@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::{Caller, Connector};
+use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::proto::wire::FrameType;
 use farcall_core::status::{Blame, Code, Executed, Result};
@@ -87,7 +87,7 @@ impl Connector for Nowhere {
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_that_passes_while_connecting_says_to_whom() {
-    let caller = Caller::new(Nowhere, plain(Limits::default()));
+    let caller = RawChannel::new(Nowhere, plain(Limits::default()));
     let error = call(&caller, &info("test"), ECHO, "").timeout(secs(1)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("not connected to the moon:7400 after 1.0s"), "{error}");

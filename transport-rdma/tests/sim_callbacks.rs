@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Stub};
+use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Decoder, Encoder};
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Bounce {
     info: Arc<ServiceInfo>,
     /// A client of the other process.
-    other: Arc<OnceLock<Caller>>,
+    other: Arc<OnceLock<RawChannel>>,
 }
 
 fn info() -> Arc<ServiceInfo> {
@@ -39,7 +39,12 @@ fn info() -> Arc<ServiceInfo> {
     Arc::new(ServiceInfo { name: "bounce".into(), codec: "raw", methods })
 }
 
-fn bounce(caller: &Caller, info: &Arc<ServiceInfo>, hops: u8, content: Bytes) -> Call<Result<Bytes>, Raw> {
+fn bounce(
+    caller: &RawChannel,
+    info: &Arc<ServiceInfo>,
+    hops: u8,
+    content: Bytes,
+) -> Call<Result<Bytes>, Raw> {
     let mut arguments = Encoder::new();
     arguments.put_slice(&[hops]);
     arguments.put_slice(&content);
@@ -69,7 +74,7 @@ impl Service for Bounce {
 
 /// Two processes that serve, each with a client of the other. Their windows are as small as windows get, and a frame
 /// without a receive fails its link.
-fn processes(seed: u64) -> [(Arc<ServerCore>, Caller); 2] {
+fn processes(seed: u64) -> [(Arc<ServerCore>, RawChannel); 2] {
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
     let [near, far] = [1, 2].map(|n| {
@@ -80,12 +85,14 @@ fn processes(seed: u64) -> [(Arc<ServerCore>, Caller); 2] {
         let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
         let (limits, liveness) = (Limits::default(), Liveness::default());
         let settings = Settings { limits, liveness, calls: Calls::default(), policy: Policy::Rdma, upgrade };
-        let other = Arc::<OnceLock<Caller>>::default();
+        let other = Arc::<OnceLock<RawChannel>>::default();
         let service = Bounce { info: info(), other: Arc::clone(&other) };
         (ServerCore::new(vec![Arc::new(service)], settings.clone()).unwrap(), settings, other)
     });
-    let (to_far, to_near) =
-        (Caller::new(Near(Arc::clone(&far.0)), near.1), Caller::new(Near(Arc::clone(&near.0)), far.1));
+    let (to_far, to_near) = (
+        RawChannel::new(Near(Arc::clone(&far.0)), near.1),
+        RawChannel::new(Near(Arc::clone(&near.0)), far.1),
+    );
     assert!(near.2.set(to_far.clone()).is_ok() && far.2.set(to_near.clone()).is_ok());
     [(near.0, to_far), (far.0, to_near)]
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
-use farcall_core::client::{Call, Caller, Stub};
+use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Decoder, Encoder};
@@ -55,7 +55,7 @@ impl Service for Echo {
 
 struct Setup {
     fabric: Arc<Fabric>,
-    caller: Caller,
+    caller: RawChannel,
     host: Arc<ServerCore>,
     info: Arc<ServiceInfo>,
     executed: Arc<Mutex<HashMap<Bytes, u32>>>,
@@ -87,7 +87,7 @@ fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) -> Setup {
     let executed = Arc::default();
     let service = Echo { info: Arc::clone(&info), executed: Arc::clone(&executed) };
     let host = ServerCore::new(vec![Arc::new(service)], far).unwrap();
-    let caller = Caller::new(Near(Arc::clone(&host)), near);
+    let caller = RawChannel::new(Near(Arc::clone(&host)), near);
     Setup { fabric, caller, host, info, executed }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Stub};
+use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::Encoder;
@@ -52,7 +52,7 @@ impl Service for Server {
 
 #[derive(Clone)]
 struct Client {
-    caller: Caller,
+    caller: RawChannel,
     info: Arc<ServiceInfo>,
     gate: Arc<Notify>,
 }
@@ -72,7 +72,7 @@ impl Client {
         let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });
         let gate = Arc::default();
         let server = Server { info: Arc::clone(&info), gate: Arc::clone(&gate) };
-        let caller = Caller::new(Near(ServerCore::new(vec![Arc::new(server)], far).unwrap()), near);
+        let caller = RawChannel::new(Near(ServerCore::new(vec![Arc::new(server)], far).unwrap()), near);
         Self { caller, info, gate }
     }
 

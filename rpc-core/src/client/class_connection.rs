@@ -1,4 +1,4 @@
-//! The connection of one class of a caller: made, found, lost, and made again.
+//! The connection of one class of a channel: made, found, lost, and made again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::Duration;

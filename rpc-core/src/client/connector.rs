@@ -1,4 +1,4 @@
-//! What makes the connections of a caller, and in what order it tries peers.
+//! What makes the connections of a channel, and in what order it tries peers.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ pub trait Connector: Send + Sync + 'static {
     /// [`peers`](Self::peers). The status of a failure says what was tried; it counts as not executed.
     fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>>;
 
-    /// Makes a link to the peer at this address, where the caller's calls of another class go. The other peers are tried if
+    /// Makes a link to the peer at this address, where the channel's calls of another class go. The other peers are tried if
     /// it fails. By default the first peer is tried.
     fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let _ = peer;
@@ -36,12 +36,12 @@ pub trait Connector: Send + Sync + 'static {
     fn target(&self) -> String;
 }
 
-/// What all clones and classes of a caller share.
+/// What all clones and classes of a channel share.
 pub(super) struct Shared {
     pub(super) connector: Box<dyn Connector>,
     pub(super) settings: Arc<Settings>,
     pub(super) classes: [Arc<ClassConnection>; TrafficClass::ALL.len()],
-    /// `None`: the caller was made outside of a runtime, and every call fails.
+    /// `None`: the channel was made outside of a runtime, and every call fails.
     pub(super) runtime: Option<Handle>,
 }
 
@@ -144,7 +144,7 @@ async fn return_to_first(
 enum Tried {
     Moved(Weak<Connection>),
     Failed,
-    /// The connection is not in use any more, or the caller is gone.
+    /// The connection is not in use any more, or the channel is gone.
     Over,
 }
 
@@ -195,7 +195,7 @@ fn all_of(mut failures: Vec<Status>) -> Status {
     last.map_message(|_| said)
 }
 
-/// The runtime of the caller has ended.
+/// The runtime of the channel has ended.
 pub(super) fn gone() -> Status {
     Status::new(
         Code::Unavailable,
@@ -205,7 +205,7 @@ pub(super) fn gone() -> Status {
     .with_blame(Blame::Caller)
 }
 
-/// The caller never had one.
+/// The channel never had one.
 pub(super) fn no_runtime() -> Status {
     let message = "the channel was made outside of a tokio runtime, which its connections need: make it in an async \
                    function that tokio runs, or after `Runtime::enter`";

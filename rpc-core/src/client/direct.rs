@@ -3,23 +3,23 @@
 use std::future::poll_fn;
 
 use super::in_flight::InFlightCall;
-use super::{Caller, StreamCall, Stub};
+use super::{RawChannel, StreamCall, Stub};
 use crate::middleware::{Dispatch, Outgoing, Request, Response};
 use crate::service::Kind;
 use crate::status::Result;
 use crate::transport::BoxFuture;
 
-/// Sends requests by a caller that has no middleware itself.
-pub(super) struct SendService(pub(super) Caller);
+/// Sends requests by a channel that has no middleware itself.
+pub(super) struct SendService(pub(super) RawChannel);
 
 impl Dispatch for SendService {
     fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
-        let caller = self.0.clone();
+        let channel = self.0.clone();
         Box::pin(async move {
             let Outgoing { service, method, arguments, class, options, deadline } =
                 request.into_outgoing()?;
             let kind = options.kind;
-            let stub = Stub::new(caller.class(class), service);
+            let stub = Stub::new(channel.class(class), service);
             let mut call = InFlightCall::behind_middleware(stub, method, arguments, options, deadline);
             if kind == Kind::Unary {
                 let answer = poll_fn(|cx| call.poll(cx)).await;

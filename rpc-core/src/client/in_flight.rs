@@ -212,7 +212,7 @@ impl InFlightCall {
     /// The time begins. How much there is, if the call has a deadline.
     fn start(&mut self) -> Option<Duration> {
         let left = self.start_time();
-        if let Some(stack) = self.stub.caller().stack().cloned() {
+        if let Some(stack) = self.stub.channel().stack().cloned() {
             self.enter(&stack);
         }
         left
@@ -237,7 +237,7 @@ impl InFlightCall {
             service: self.stub.service().clone(),
             method: self.method,
             arguments: std::mem::take(&mut self.arguments),
-            class: self.stub.caller().traffic_class(),
+            class: self.stub.channel().traffic_class(),
             options,
             deadline: self.deadline,
         });
@@ -288,12 +288,12 @@ impl InFlightCall {
                         self.state = State::Unsent;
                         return Poll::Pending;
                     }
-                    match self.stub.caller().connected() {
+                    match self.stub.channel().connected() {
                         Some(connection) => self.send(connection, left, None, cx)?,
                         None => {
-                            let caller = self.stub.caller().clone();
+                            let channel = self.stub.channel().clone();
                             self.state =
-                                State::Connecting(Box::pin(async move { caller.connection().await }));
+                                State::Connecting(Box::pin(async move { channel.connection().await }));
                         }
                     }
                 }
@@ -377,15 +377,15 @@ impl InFlightCall {
     /// The call can't be sent now: it waits, or fails.
     #[cold]
     fn wait_for_ready(&mut self, status: Status) -> Result<(), Status> {
-        let caller = self.stub.caller();
+        let channel = self.stub.channel();
         let waits = self.options.as_ref().and_then(|options| options.waits_for_ready);
         let passes = status.code() == Code::Unavailable && status.blame() != Blame::Caller;
-        if !passes || !waits.unwrap_or_else(|| caller.waits_for_ready()) {
+        if !passes || !waits.unwrap_or_else(|| channel.waits_for_ready()) {
             return Err(self.named(status));
         }
-        let caller = caller.clone();
+        let channel = channel.clone();
         let before = CallOptions::of(&mut self.options).not_connected.replace(status);
-        self.state = State::Connecting(Box::pin(caller.connection_after_pause(before.is_none())));
+        self.state = State::Connecting(Box::pin(channel.connection_after_pause(before.is_none())));
         Ok(())
     }
 
@@ -435,7 +435,7 @@ impl InFlightCall {
             State::Layered(_) => ("no answer through the client's middleware".to_owned(), Executed::Maybe),
             State::Connecting(_) => {
                 source = self.options.as_mut().and_then(|options| options.not_connected.take());
-                (format!("not connected to {}", self.stub.caller().target()), Executed::No)
+                (format!("not connected to {}", self.stub.channel().target()), Executed::No)
             }
             State::Placing(_) => {
                 let when = "no place free among the server's limits.concurrent_calls";

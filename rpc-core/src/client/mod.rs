@@ -1,12 +1,12 @@
 //! Calls, and what they are made on.
 
 mod call;
-mod caller;
 mod class_connection;
 mod connector;
 mod direct;
 mod in_flight;
 mod options;
+mod raw_channel;
 mod setters;
 mod stream_call;
 mod stub;
@@ -16,8 +16,8 @@ mod tower;
 pub use crate::response::{Parts, Response};
 pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
-pub use caller::Caller;
 pub use connector::Connector;
+pub use raw_channel::RawChannel;
 pub use stream_call::StreamCall;
 pub(crate) use stream_call::{Arguments, Finish as FinishStream, stream_of};
 pub use stub::Stub;

@@ -20,7 +20,7 @@ macro_rules! options {
             }
 
             /// Makes the call by the connection of this class, whichever the client's is. That costs an allocation, which a
-            /// client on a [view](crate::client::Caller::class) of the channel saves.
+            /// client on a [view](crate::client::RawChannel::class) of the channel saves.
             pub fn class(mut self, class: crate::class::TrafficClass) -> Self {
                 self.call.set_class(class);
                 self
@@ -41,7 +41,7 @@ macro_rules! options {
             }
 
             /// Whether to wait for the server while it can't be reached, in place of failing with UNAVAILABLE. Attempts to
-            /// connect are made with the pauses that are said [there](crate::client::Caller). Such a call ends at its deadline,
+            /// connect are made with the pauses that are said [there](crate::client::RawChannel). Such a call ends at its deadline,
             /// DEADLINE_EXCEEDED with the last attempt's error as its source, and without one waits for ever.
             ///
             /// Only for what can change by itself: a call that was sent and may have been executed fails as any other.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Call, Caller};
+use super::{Call, RawChannel};
 use crate::class::TrafficClass;
 use crate::payload::Payload;
 use crate::service::ServiceInfo;
@@ -14,14 +14,14 @@ use crate::status::Status;
 pub struct Stub(Arc<Bound>);
 
 struct Bound {
-    caller: Caller,
+    channel: RawChannel,
     service: Arc<ServiceInfo>,
 }
 
 impl Stub {
-    /// Calls of this service on this caller.
-    pub fn new(caller: Caller, service: Arc<ServiceInfo>) -> Self {
-        Self(Arc::new(Bound { caller, service }))
+    /// Calls of this service on this channel.
+    pub fn new(channel: RawChannel, service: Arc<ServiceInfo>) -> Self {
+        Self(Arc::new(Bound { channel, service }))
     }
 
     /// A call of the method with this index.
@@ -29,9 +29,9 @@ impl Stub {
         Call::new(self.clone(), method, arguments)
     }
 
-    /// The same service on the same caller, for calls of this class.
+    /// The same service on the same channel, for calls of this class.
     pub(super) fn class(&self, class: TrafficClass) -> Self {
-        Self::new(self.caller().class(class), self.service().clone())
+        Self::new(self.channel().class(class), self.service().clone())
     }
 
     /// A method as messages name it: `shop.v1.Kv/get`.
@@ -47,14 +47,14 @@ impl Stub {
     }
 
     /// What it is called on.
-    pub fn caller(&self) -> &Caller {
-        &self.0.caller
+    pub fn channel(&self) -> &RawChannel {
+        &self.0.channel
     }
 }
 
 impl fmt::Debug for Stub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Bound { caller, service } = &*self.0;
-        f.debug_struct("Stub").field("service", &service.name).field("caller", caller).finish()
+        let Bound { channel, service } = &*self.0;
+        f.debug_struct("Stub").field("service", &service.name).field("channel", channel).finish()
     }
 }

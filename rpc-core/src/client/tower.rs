@@ -1,16 +1,16 @@
-//! A caller as a `tower::Service`.
+//! A channel as a `tower::Service`.
 
 use std::task::{Context as TaskContext, Poll};
 
 use tower_service::Service;
 
-use super::Caller;
+use super::RawChannel;
 use crate::middleware::{Request, Response};
 use crate::status::{Result, Status};
 use crate::transport::BoxFuture;
 
 /// Always ready, as [`Next`](crate::middleware::Next) is.
-impl Service<Request> for Caller {
+impl Service<Request> for RawChannel {
     type Response = Response;
     type Error = Status;
     type Future = BoxFuture<Result<Response>>;

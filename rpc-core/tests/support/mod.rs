@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::client::{Call, Caller, Connector, Stub};
+use farcall_core::client::{Call, Connector, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness};
 use farcall_core::payload::{Encoder, Payload};
@@ -176,7 +176,7 @@ impl Connector for Near {
 }
 
 pub(crate) struct Setup {
-    pub(crate) caller: Caller,
+    pub(crate) caller: RawChannel,
     pub(crate) host: Arc<ServerCore>,
     pub(crate) info: Arc<ServiceInfo>,
     pub(crate) seen: Arc<Seen>,
@@ -192,7 +192,7 @@ pub(crate) fn host(settings: Settings) -> (Arc<ServerCore>, Arc<Seen>) {
 pub(crate) fn setup(client: Settings, server: Settings) -> Setup {
     let (host, seen) = host(server);
     let near = Near { hosts: Arc::new(Mutex::new(vec![host.clone()])), taps: Arc::default() };
-    Setup { caller: Caller::new(near.clone(), client), host, info: info("test"), seen, near }
+    Setup { caller: RawChannel::new(near.clone(), client), host, info: info("test"), seen, near }
 }
 
 pub(crate) fn default() -> Setup {
@@ -214,8 +214,8 @@ impl Setup {
     }
 
     /// Another caller of the same server.
-    pub(crate) fn another(&self) -> Caller {
-        Caller::new(self.near.clone(), plain(Limits::default()))
+    pub(crate) fn another(&self) -> RawChannel {
+        RawChannel::new(self.near.clone(), plain(Limits::default()))
     }
 
     /// This side of the last connection.
@@ -225,7 +225,7 @@ impl Setup {
 }
 
 pub(crate) fn call(
-    caller: &Caller,
+    caller: &RawChannel,
     info: &Arc<ServiceInfo>,
     method: usize,
     argument: impl Into<Bytes>,

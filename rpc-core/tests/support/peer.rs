@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use farcall_core::client::{Caller, Connector};
+use farcall_core::client::{Connector, RawChannel};
 use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
@@ -259,7 +259,7 @@ impl Connector for Played {
 }
 
 /// A caller, the servers' ends of its links, and what went by them.
-pub(crate) type Play = (Caller, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
+pub(crate) type Play = (RawChannel, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
 
 pub(crate) fn played() -> Play {
     played_by(memory::pair)
@@ -274,6 +274,6 @@ pub(crate) fn played_by(pair: fn() -> Pair) -> Play {
 pub(crate) fn played_with(pair: fn() -> Pair, limits: Limits) -> Play {
     let (far, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();
-    let caller = Caller::new(Played { pair, far, taps: taps.clone() }, super::plain(limits));
+    let caller = RawChannel::new(Played { pair, far, taps: taps.clone() }, super::plain(limits));
     (caller, links, taps)
 }

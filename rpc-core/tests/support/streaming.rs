@@ -7,7 +7,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use bytes::Bytes;
 use farcall_core::__private::{self as private, Items, StreamCall, Streamed, Streaming};
-use farcall_core::client::{Caller, Stub};
+use farcall_core::client::{RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
@@ -244,7 +244,7 @@ pub(crate) fn setup(client: Limits, server: Limits) -> Setup {
 pub(crate) fn setup_with(client: Settings, server: Settings) -> Setup {
     let (host, seen) = host(server);
     let near = Near { hosts: Arc::new(std::sync::Mutex::new(vec![host.clone()])), taps: Arc::default() };
-    let caller = Caller::new(near.clone(), client);
+    let caller = RawChannel::new(near.clone(), client);
     Setup { stub: Stub::new(caller, info()), host, seen, near }
 }
 

@@ -75,7 +75,7 @@ impl Parts<'_> {
                 let in_process = doc(in_process);
                 quote! {
                     /// A client that calls on `channel`.
-                    #vis fn new(channel: impl ::core::convert::Into<#private::Caller>) -> Self {
+                    #vis fn new(channel: impl ::core::convert::Into<#private::RawChannel>) -> Self {
                         Self { stub: #private::Stub::new(::core::convert::Into::into(channel), #info), #types }
                     }
 
@@ -91,7 +91,7 @@ impl Parts<'_> {
                     /// A client that calls on `channel` the instance of the trait that is `name` on the wire.
                     #vis fn named(
                         name: impl ::core::convert::Into<::std::borrow::Cow<'static, str>>,
-                        channel: impl ::core::convert::Into<#private::Caller>,
+                        channel: impl ::core::convert::Into<#private::RawChannel>,
                     ) -> Self {
                         Self { stub: #private::Stub::new(::core::convert::Into::into(channel), #info), #types }
                     }
@@ -196,7 +196,7 @@ impl Parts<'_> {
                 fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
                     f.debug_struct(#name)
                         .field("service", &self.stub.service().name)
-                        .field("caller", self.stub.caller())
+                        .field("channel", self.stub.channel())
                         .finish()
                 }
             }

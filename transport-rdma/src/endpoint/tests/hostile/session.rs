@@ -1,6 +1,6 @@
 //! Hostile peers that speak the session's protocol: what they can do with long messages.
 
-use farcall_core::client::{Call, Caller, Connector, Stub};
+use farcall_core::client::{Call, Connector, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Encoder, Payload};
@@ -47,7 +47,7 @@ impl Connector for ToHost {
 struct Setup {
     fabric: Arc<Fabric>,
     host: Arc<ServerCore>,
-    honest: Caller,
+    honest: RawChannel,
     info: Arc<ServiceInfo>,
     executed: Arc<Mutex<usize>>,
     far: Node,
@@ -79,7 +79,7 @@ impl Setup {
         let executed = Arc::<Mutex<usize>>::default();
         let host =
             ServerCore::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();
-        let honest = Caller::new(ToHost(Arc::clone(&host)), client);
+        let honest = RawChannel::new(ToHost(Arc::clone(&host)), client);
         let setup = Self { fabric, host, honest, info, executed, far };
         setup.honest_calls().await;
         setup

@@ -15,7 +15,7 @@ use crate::middleware::{Next, Request, Response};
 use crate::settings::Settings;
 use crate::status::Status;
 
-/// What clients make calls on: a connection for each [`TrafficClass`]. Cheap to clone; the connections are closed when the
+/// What clients make calls on; the facade's `Channel` holds one. It is a connection for each [`TrafficClass`]. Cheap to clone; the connections are closed when the
 /// last clone, of whatever class, and the last call on it are gone.
 ///
 /// A connection is made when the first call of its class needs it, and made again when it is lost. Calls that need one
@@ -25,10 +25,10 @@ use crate::status::Status;
 /// a pause, and so does [`reconnect`](Self::reconnect).
 ///
 /// Of several peers it takes the first that it can connect to. While that is not the first of all, it looks for those before it
-/// now and then, and new calls go there when one is back. Connections of another class go to the peer that the caller is
+/// now and then, and new calls go there when one is back. Connections of another class go to the peer that the channel is
 /// connected to already, if it can be reached.
 #[derive(Clone)]
-pub struct Caller {
+pub struct RawChannel {
     shared: Arc<Shared>,
     /// The one of `shared` that its calls go by, here as well so that they need not look for it.
     of_class: Arc<ClassConnection>,
@@ -36,17 +36,17 @@ pub struct Caller {
     stack: Option<Next>,
 }
 
-impl fmt::Debug for Caller {
+impl fmt::Debug for RawChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller")
+        f.debug_struct("RawChannel")
             .field("target", &self.shared.connector.target())
             .field("class", &self.of_class.class)
             .finish_non_exhaustive()
     }
 }
 
-impl Caller {
-    /// Returns a caller that connects when the first call needs it. Must be called within a tokio runtime, which is the one that
+impl RawChannel {
+    /// Returns a channel that connects when the first call needs it. Must be called within a tokio runtime, which is the one that
     /// its connections run on; else every call fails with a status that says so.
     // For the authors of transports: the facade exports neither of these types.
     #[doc(hidden)]
@@ -62,7 +62,7 @@ impl Caller {
         Self { shared: Arc::new(shared), of_class, stack: None }
     }
 
-    /// The same caller for calls of this class.
+    /// The same channel for calls of this class.
     pub fn class(&self, class: TrafficClass) -> Self {
         let of_class = self.shared.classes[class as usize].clone();
         Self { shared: self.shared.clone(), of_class, stack: self.stack.clone() }
@@ -72,7 +72,7 @@ impl Caller {
         self.of_class.class
     }
 
-    /// The same caller, whose calls go through `by`, and their answers on their way back. The last one added is the first
+    /// The same channel, whose calls go through `by`, and their answers on their way back. The last one added is the first
     /// that a call comes to. This one stays as it is, and shares its connections with the other.
     pub fn intercept<F, R>(&self, by: F) -> Self
     where
@@ -82,7 +82,7 @@ impl Caller {
         Self { stack: Some(self.next().intercepted(by)), ..self.clone() }
     }
 
-    /// The same with a layer of `tower`, whose service all clones of the new caller share.
+    /// The same with a layer of `tower`, whose service all clones of the new channel share.
     #[cfg(feature = "tower")]
     pub fn layer<L>(&self, layer: L) -> Self
     where

@@ -324,12 +324,12 @@ async fn the_context_and_an_argument_of_its_usual_name() {
 #[tokio::test]
 async fn malformed_arguments_are_refused_by_name() {
     use farcall_core::payload::Payload;
-    use farcall_core::service::{Reply, Request, Service};
+    use farcall_core::service::{IncomingCall, Reply, Service};
 
     let server = KvServer::new(Store::default());
     let refused = async |method: usize, body: &'static [u8]| {
         let payload = Payload::from_body(Bytes::from_static(body));
-        let request = Request { context: Context::background(), payload, streams: None };
+        let request = IncomingCall { context: Context::background(), payload, streams: None };
         let Reply::Status(status) = server.call(method, request).await else {
             panic!("{method} was answered")
         };

@@ -13,7 +13,7 @@ pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
 pub use crate::in_process::in_process;
 pub use crate::payload::Payload;
-pub use crate::service::{HandlerFuture, Method, Outcome, Reply, Request, Service, ServiceInfo};
+pub use crate::service::{HandlerFuture, IncomingCall, Method, Outcome, Reply, Service, ServiceInfo};
 pub use crate::status::Status;
 pub use crate::stream::{Stream, Streaming};
 pub use streams::{
@@ -157,12 +157,12 @@ pub fn service_info<C: Codec>(
 
 /// The arguments of a call on their way out.
 #[derive(Debug)]
-pub struct Outgoing<'a> {
+pub struct ArgumentsEncoder<'a> {
     call: CallName<'a>,
     arguments: Result<Encoder, Status>,
 }
 
-impl<'a> Outgoing<'a> {
+impl<'a> ArgumentsEncoder<'a> {
     #[inline]
     pub fn new(service: &'a ServiceInfo, method: usize) -> Self {
         Self { call: CallName { service, method }, arguments: Ok(encoder()) }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub use crate::extensions::Extensions;
 pub use crate::stream::StreamEnd;
-pub(crate) use request::Outgoing;
+pub(crate) use request::OutgoingCall;
 pub use request::Request;
 pub use response::Response;
 pub use server::{Compressed, Layered, ServiceExt, Stack};

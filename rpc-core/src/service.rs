@@ -12,7 +12,7 @@ use crate::status::Status;
 
 /// One call on its way into a handler.
 #[derive(Debug)]
-pub struct Request {
+pub struct IncomingCall {
     /// What the handler may know of its call. What goes with its answer it sets by [`Context::current`].
     pub context: Context,
     /// The arguments.
@@ -43,7 +43,7 @@ pub trait Service: Send + Sync + 'static {
 
     /// Starts the handler of method `method` (an index into [`ServiceInfo::methods`]). Does nothing but read the arguments and
     /// make the future: it may be called with many requests at once.
-    fn call(&self, method: usize, request: Request) -> HandlerFuture;
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture;
 }
 
 /// Lets generated code see through type aliases to the two types of a result.

@@ -10,7 +10,7 @@ pub use futures_core::Stream;
 use tokio::time::{Instant, Sleep};
 
 pub use crate::call_streams::Streams;
-use crate::call_streams::{Ended, Next, Reader};
+use crate::call_streams::{Ended, NextItem, Reader};
 use crate::codec::{CodecError, all_read};
 use crate::compress::Compression;
 use crate::connection::Connection;
@@ -371,7 +371,7 @@ impl<T, E> Streaming<T, E> {
 impl<T, E: From<Status>> Remote<T, E> {
     /// Goes on with the next item.
     #[inline]
-    fn next(&mut self, cx: &mut TaskContext<'_>) -> Next<'_, Box<End<E>>> {
+    fn next(&mut self, cx: &mut TaskContext<'_>) -> NextItem<'_, Box<End<E>>> {
         if self.parent.as_ref().is_some_and(Parent::has_ended) {
             return Poll::Ready(Some(Err(self.cut_short())));
         }

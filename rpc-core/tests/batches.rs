@@ -15,7 +15,7 @@ use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping, ResponseHead, ResponseKind};
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::transport::memory;
 
 use support::peer::{self, Peer};
@@ -130,7 +130,7 @@ impl Service for Falling {
         &self.info
     }
 
-    fn call(&self, method: usize, _: Request) -> HandlerFuture {
+    fn call(&self, method: usize, _: IncomingCall) -> HandlerFuture {
         if method == PANIC {
             Box::pin(Fall)
         } else {
@@ -166,7 +166,7 @@ impl Service for Closing {
         &self.info
     }
 
-    fn call(&self, _: usize, _: Request) -> HandlerFuture {
+    fn call(&self, _: usize, _: IncomingCall) -> HandlerFuture {
         self.runs.fetch_add(1, Ordering::Relaxed);
         self.host.get().unwrap().close();
         Box::pin(std::future::ready(Reply::Ok(Payload::default())))

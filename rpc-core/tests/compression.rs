@@ -18,7 +18,7 @@ use farcall_core::proto::wire::{
     CloseCode, FrameType, Hello, RequestHead, ResponseHead, ResponseKind, decode_status, features,
 };
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result, Status};
 use farcall_core::transport::memory;
@@ -43,7 +43,7 @@ impl Service for Echo {
         &self.0
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         Box::pin(async move {
             let cx = Context::current().unwrap();
             let came = request.context.compression().name();

@@ -23,7 +23,7 @@ use farcall_core::proto::wire::{
     CloseCode, Content, EndHead, EndReason, FrameType, Hello, ResponseHead, features,
 };
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
 use farcall_core::stream::{self, Stream};
@@ -86,7 +86,7 @@ impl Service for Test {
         &self.info
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         let (info, seen) = (self.info.clone(), self.seen.clone());
         Box::pin(async move {
             let cx = Context::current().unwrap();

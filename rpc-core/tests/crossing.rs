@@ -14,7 +14,7 @@ use farcall_core::proto::wire::{
     self, Cancel, CloseCode, Down, FrameType, Hello, Offer, ResponseKind, Up, features, flags,
 };
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Service, ServiceInfo};
 use farcall_core::transport::LinkEnd;
 
 use support::direct::{self, Direct};
@@ -35,7 +35,7 @@ impl Service for Interrupted {
         self.inner.info()
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         let meanwhile = self.meanwhile.lock().unwrap().take();
         meanwhile.into_iter().for_each(|act| act());
         self.inner.call(method, request)

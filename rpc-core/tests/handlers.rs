@@ -17,7 +17,7 @@ use farcall_core::in_process::in_process;
 use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{FrameType, Hello};
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -28,17 +28,17 @@ use support::{ECHO, HANG, call, default, host, info, plain, streaming};
 /// A service whose every method is this function.
 struct By<F>(Arc<ServiceInfo>, F);
 
-impl<F: Fn(usize, Request) -> HandlerFuture + Send + Sync + 'static> Service for By<F> {
+impl<F: Fn(usize, IncomingCall) -> HandlerFuture + Send + Sync + 'static> Service for By<F> {
     fn info(&self) -> &ServiceInfo {
         &self.0
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         (self.1)(method, request)
     }
 }
 
-fn by(run: impl Fn(usize, Request) -> HandlerFuture + Send + Sync + 'static) -> impl Service {
+fn by(run: impl Fn(usize, IncomingCall) -> HandlerFuture + Send + Sync + 'static) -> impl Service {
     By(info("test"), run)
 }
 
@@ -85,7 +85,7 @@ async fn a_handler_is_polled_on_the_spot_and_again_in_a_task_of_its_own() {
 /// An error that no message can say is one of the handler's, and not of the connection.
 #[tokio::test]
 async fn an_error_with_more_attachments_than_a_message_has_ends_its_stream_as_internal() {
-    let run = |_, request: Request| -> HandlerFuture {
+    let run = |_, request: IncomingCall| -> HandlerFuture {
         Box::pin(async move {
             let attachments = vec![Bytes::new(); usize::from(u16::MAX) + 1];
             let error = Payload::new(Bytes::new(), attachments);

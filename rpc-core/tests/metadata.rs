@@ -21,7 +21,7 @@ use farcall_core::proto::wire::{
     self, CloseCode, Content, EndHead, FrameType, Hello, encode_metadata, features,
 };
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result};
 use farcall_core::stream::EndReason;
@@ -52,7 +52,7 @@ impl Service for Mirror {
         &self.info
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         let (started, go) = (self.started.clone(), self.go.clone());
         Box::pin(async move {
             let sent = request.context.metadata().clone();
@@ -191,7 +191,7 @@ impl Service for Rows {
         &self.0
     }
 
-    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
         let info = self.0.clone();
         Box::pin(async move {
             let n = streaming::numbers(&request.payload);

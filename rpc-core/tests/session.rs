@@ -10,7 +10,7 @@ use farcall_core::client::{Connector, RawChannel, Stub};
 use farcall_core::config::{Limits, Policy};
 use farcall_core::payload::Payload;
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, Reason, memory};
@@ -147,7 +147,7 @@ impl Service for Named {
         &self.0
     }
 
-    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
         Box::pin(async { Reply::Ok(request.payload) })
     }
 }

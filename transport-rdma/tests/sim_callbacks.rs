@@ -16,7 +16,7 @@ use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_rdma::sim::Fabric;
@@ -56,7 +56,7 @@ impl Service for Bounce {
         &self.info
     }
 
-    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
         let (info, other) = (Arc::clone(&self.info), Arc::clone(&self.other));
         Box::pin(async move {
             let mut arguments = Bytes::copy_from_slice(Decoder::new(request.payload).rest());

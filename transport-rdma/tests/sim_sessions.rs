@@ -17,7 +17,7 @@ use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_rdma::sim::Fabric;
@@ -36,7 +36,7 @@ impl Service for Echo {
         &self.info
     }
 
-    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
         // Whichever thread polls it, a handler can use its runtime.
         let _runtime = tokio::runtime::Handle::current();
         let executed = self.executed.clone();

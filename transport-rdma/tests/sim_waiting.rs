@@ -16,7 +16,7 @@ use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::Encoder;
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_rdma::sim::Fabric;
@@ -39,7 +39,7 @@ impl Service for Server {
         &self.info
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         let gate = self.gate.clone();
         Box::pin(async move {
             if method == 1 {

@@ -22,7 +22,7 @@ pub(crate) use self::call::{CallStreams, Ended};
 pub use self::handlers::Streams;
 pub(crate) use self::items_by::ItemsBy;
 pub(crate) use self::pump::{Encoded, Pump, Pumped, Source, end};
-pub(crate) use self::reader::{Next, Reader};
+pub(crate) use self::reader::{NextItem, Reader};
 pub(crate) use self::table::StreamTable;
 
 use crate::proto::wire::Window;

@@ -19,7 +19,7 @@ use crate::status::{Blame, Code, Executed, Status};
 const OFTEN: u64 = 256;
 
 /// What an item is read from. `None`: the next message [must come](Reader::poll) first. `Err`: how the stream has ended.
-pub(crate) type Next<'a, E> = Poll<Option<Result<&'a mut Decoder, E>>>;
+pub(crate) type NextItem<'a, E> = Poll<Option<Result<&'a mut Decoder, E>>>;
 
 /// The end of a stream that receives. Dropping it is for who has it to tell the peer of.
 pub(crate) struct Reader {
@@ -50,7 +50,7 @@ impl Reader {
 
     /// Goes on with the next item.
     #[inline]
-    pub(crate) fn next(&mut self, cx: &mut TaskContext<'_>) -> Next<'_, Ended> {
+    pub(crate) fn next(&mut self, cx: &mut TaskContext<'_>) -> NextItem<'_, Ended> {
         ready!(poll_share(self.taken, cx));
         match self.items.advance() {
             Some(Ok(())) => {}

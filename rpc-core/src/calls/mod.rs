@@ -25,7 +25,7 @@ use crate::proto::wire::{
 };
 use crate::refusal::{refusal, too_large};
 use crate::session::{Role, Sender};
-use crate::slots::{CallSlots, Found, NeverMade, Place, Refused, Slots, Ticket};
+use crate::slots::{CallSlots, NeverMade, OpenError, Place, SlotOutcome, Slots, Ticket};
 use crate::status::{Blame, Code, Executed, Status};
 
 /// The calls of this side, from their requests to their answers.
@@ -51,7 +51,7 @@ enum Request {
 
 /// A request that was sent.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub(crate) struct SentRequest {
     pub(crate) call: u64,
     /// Its caller polls the link at once, and is told of nothing before.
     pub(crate) polls_at_once: bool,
@@ -97,7 +97,7 @@ impl Calls {
         asked: &CallRequest<'_>,
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
-    ) -> Result<Sent, NotSent> {
+    ) -> Result<SentRequest, NotSent> {
         let request = self.request(asked)?;
         let (mut queued, mut streams) = (0, None);
         let queue = |id| {
@@ -117,8 +117,8 @@ impl Calls {
         let polls = busy_poll::polls_at_once(&self.sender);
         let opened = match self.slots.open(place.is_some(), asked.deadline, polls, cx, queue) {
             Ok(opened) => opened,
-            Err(Refused::Full) => return Err(NotSent::Full),
-            Err(Refused::For(why)) => return Err(why.with_executed(Executed::No).into()),
+            Err(OpenError::Full) => return Err(NotSent::Full),
+            Err(OpenError::For(why)) => return Err(why.with_executed(Executed::No).into()),
         };
         if let Some(place) = place {
             place.pass_on();
@@ -133,7 +133,7 @@ impl Calls {
             // Where there were others, the first of them has seen to it.
             self.sender.flush_soon();
         }
-        Ok(Sent { call: opened.call, polls_at_once: polls && opened.alone, streams })
+        Ok(SentRequest { call: opened.call, polls_at_once: polls && opened.alone, streams })
     }
 
     /// The request of a call that has no number yet.
@@ -260,7 +260,7 @@ impl Calls {
         call: u64,
         keeps_place: bool,
         cx: &TaskContext<'_>,
-    ) -> Poll<Found<Result<Bytes, Status>>> {
+    ) -> Poll<SlotOutcome<Result<Bytes, Status>>> {
         let (found, next) = self.slots.poll(call, keeps_place, cx);
         next.wake();
         found

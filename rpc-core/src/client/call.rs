@@ -27,12 +27,12 @@ use crate::status::Status;
 /// # use farcall_core::in_process::in_process;
 /// # use farcall_core::codec::Raw;
 /// # use farcall_core::payload::Payload;
-/// # use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+/// # use farcall_core::service::{HandlerFuture, Method, Reply, IncomingCall, Service, ServiceInfo};
 /// # use farcall_core::status::{Code, Executed, Status};
 /// # struct Echo(Arc<ServiceInfo>);
 /// # impl Service for Echo {
 /// #     fn info(&self) -> &ServiceInfo { &self.0 }
-/// #     fn call(&self, method: usize, request: Request) -> HandlerFuture {
+/// #     fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
 /// #         Box::pin(async move {
 /// #             if method == 1 { std::future::pending::<()>().await }
 /// #             Reply::Ok(request.payload)

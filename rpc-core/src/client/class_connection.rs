@@ -52,7 +52,7 @@ enum State {
 }
 
 /// What a call finds.
-pub(super) enum Found {
+pub(super) enum Lookup {
     Connected(Arc<Connection>),
     Connecting(Connecting),
     Failed(Status),
@@ -71,18 +71,18 @@ impl ClassConnection {
     }
 
     /// The connection, or the attempt to make one, which begins unless the last has just failed.
-    pub(super) fn find(self: &Arc<Self>, shared: &Arc<Shared>) -> Found {
-        let Some(runtime) = &shared.runtime else { return Found::Failed(no_runtime()) };
+    pub(super) fn find(self: &Arc<Self>, shared: &Arc<Shared>) -> Lookup {
+        let Some(runtime) = &shared.runtime else { return Lookup::Failed(no_runtime()) };
         let mut state = self.state();
         // Under the lock: another call's attempt may just have succeeded.
         if let Some(connection) = self.connected() {
-            return Found::Connected(connection);
+            return Lookup::Connected(connection);
         }
         self.note_early_end(&mut state, shared);
         let failures = match &*state {
-            State::Connecting(attempt) => return Found::Connecting(attempt.clone()),
+            State::Connecting(attempt) => return Lookup::Connecting(attempt.clone()),
             State::Failed { until, status, .. } if Instant::now() < *until => {
-                return Found::Failed(status.clone());
+                return Lookup::Failed(status.clone());
             }
             State::Failed { failures, .. } => *failures,
             State::Idle | State::Connected { .. } => 0,
@@ -91,7 +91,7 @@ impl ClassConnection {
         *state = State::Connecting(attempt.clone());
         // A task of its own, so that the attempt outlives the call that began it.
         runtime.spawn(attempt_to_connect(Arc::downgrade(shared), self.clone(), failures, sender));
-        Found::Connecting(attempt)
+        Lookup::Connecting(attempt)
     }
 
     /// A connection that was of no use to anybody counts as a failed attempt.

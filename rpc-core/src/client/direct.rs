@@ -4,7 +4,7 @@ use std::future::poll_fn;
 
 use super::in_flight::InFlightCall;
 use super::{RawChannel, StreamCall, Stub};
-use crate::middleware::{Dispatch, Outgoing, Request, Response};
+use crate::middleware::{Dispatch, OutgoingCall, Request, Response};
 use crate::service::Kind;
 use crate::status::Result;
 use crate::transport::BoxFuture;
@@ -16,7 +16,7 @@ impl Dispatch for SendService {
     fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>> {
         let channel = self.0.clone();
         Box::pin(async move {
-            let Outgoing { service, method, arguments, class, options, deadline } =
+            let OutgoingCall { service, method, arguments, class, options, deadline } =
                 request.into_outgoing()?;
             let kind = options.kind;
             let stub = Stub::new(channel.class(class), service);

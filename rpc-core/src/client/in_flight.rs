@@ -18,7 +18,7 @@ use crate::compress::Compression;
 use crate::connection::{Connection, Line, Pending};
 use crate::context::{Context, Parent, earlier, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::middleware::{Next, Outgoing, Request, Response};
+use crate::middleware::{Next, OutgoingCall, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::ResponseKind;
 use crate::slots::Place;
@@ -233,7 +233,7 @@ impl InFlightCall {
             // Whatever the middleware waits for.
             CallOptions::of(&mut self.options).parent = Some(parent);
         }
-        let request = Request::outgoing(Outgoing {
+        let request = Request::outgoing(OutgoingCall {
             service: self.stub.service().clone(),
             method: self.method,
             arguments: std::mem::take(&mut self.arguments),

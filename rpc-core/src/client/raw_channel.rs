@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use super::class_connection::{ClassConnection, Found};
+use super::class_connection::{ClassConnection, Lookup};
 use super::connector::{Connector, Shared, gone};
 use super::direct::SendService;
 use crate::class::TrafficClass;
@@ -111,9 +111,9 @@ impl RawChannel {
     pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
         loop {
             let mut attempt = match self.of_class.find(&self.shared) {
-                Found::Connected(connection) => return Ok(connection),
-                Found::Failed(status) => return Err(status),
-                Found::Connecting(attempt) => attempt,
+                Lookup::Connected(connection) => return Ok(connection),
+                Lookup::Failed(status) => return Err(status),
+                Lookup::Connecting(attempt) => attempt,
             };
             // An error means that the attempt's task is gone, with its runtime or by a panic of the connector.
             let outcome = attempt.wait_for(Option::is_some).await.map(|o| o.clone());

@@ -36,7 +36,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::pending::{Line, Pending};
 use crate::call_streams::StreamTable;
-use crate::calls::{CallRequest, Calls, NotSent, Sent};
+use crate::calls::{CallRequest, Calls, NotSent, SentRequest};
 use crate::class::TrafficClass;
 use crate::compress::Unpacking;
 use crate::config::Limits;
@@ -212,7 +212,7 @@ impl Connection {
         asked: &CallRequest<'_>,
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
-    ) -> Result<Sent, NotSent> {
+    ) -> Result<SentRequest, NotSent> {
         self.calls.send(asked, place, cx)
     }
 

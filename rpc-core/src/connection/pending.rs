@@ -5,9 +5,9 @@ use std::task::{Context as TaskContext, Poll};
 
 use super::Connection;
 use crate::call_streams::{CallStreams, Ended};
-use crate::calls::{Answered, BusyPolling, Received, Sent, poll_at_once};
+use crate::calls::{Answered, BusyPolling, Received, SentRequest, poll_at_once};
 use crate::proto::wire::ResponseKind;
-use crate::slots::{Found, Place, Ticket};
+use crate::slots::{Place, SlotOutcome, Ticket};
 use crate::status::Status;
 
 /// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
@@ -70,8 +70,8 @@ impl Extras {
 
 impl Pending {
     /// The call that was just sent by this connection.
-    pub(crate) fn new(connection: Arc<Connection>, sent: Sent, cx: &mut TaskContext<'_>) -> Self {
-        let Sent { call, polls_at_once, streams } = sent;
+    pub(crate) fn new(connection: Arc<Connection>, sent: SentRequest, cx: &mut TaskContext<'_>) -> Self {
+        let SentRequest { call, polls_at_once, streams } = sent;
         let polling = BusyPolling::begin(&connection.sender, cx);
         let extras = streams.map(|streams| Box::new(Extras { streams: Some(streams), ..Extras::default() }));
         Self { connection, id: call, done: false, late: false, polls_at_once, polling, extras }
@@ -137,11 +137,11 @@ impl Pending {
         let keeps_place = extras.as_ref().is_some_and(|extras| extras.is_stream());
         let message = match connection.calls.look(*id, keeps_place, cx) {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(Found::Late) => {
+            Poll::Ready(SlotOutcome::Late) => {
                 self.late = true;
                 return Poll::Pending;
             }
-            Poll::Ready(Found::End(message)) => message,
+            Poll::Ready(SlotOutcome::End(message)) => message,
         };
         self.done = true;
         let mut received = None;

@@ -69,13 +69,13 @@ impl Receiving {
 
 /// What a link of a connection delivers to. A link that drops it without having said its end has none: its task is
 /// gone, with its runtime.
-pub(super) struct Handler {
+pub(super) struct LinkReceiver {
     connection: Arc<Connection>,
     route: Route,
     ended: AtomicBool,
 }
 
-impl Handler {
+impl LinkReceiver {
     pub(super) fn stream(connection: Arc<Connection>) -> Self {
         Self { connection, route: Route::Stream, ended: AtomicBool::new(false) }
     }
@@ -97,7 +97,7 @@ impl Handler {
     }
 }
 
-impl LinkHandler for Handler {
+impl LinkHandler for LinkReceiver {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
         self.receive_all(&mut iter::once((header, payload)))
     }
@@ -156,7 +156,7 @@ impl LinkHandler for Handler {
     }
 }
 
-impl Drop for Handler {
+impl Drop for LinkReceiver {
     fn drop(&mut self) {
         if !self.ended.load(Ordering::Relaxed) {
             self.closed(LinkEnd::failed("its task was dropped: the runtime that it ran on was shut down"));

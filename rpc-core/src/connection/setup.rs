@@ -45,7 +45,7 @@ impl Connection {
     /// Tells a client that it can't be served, without hearing it.
     pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
         let connection = Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), None);
-        let handler = receive::Handler::stream(connection.clone());
+        let handler = receive::LinkReceiver::stream(connection.clone());
         connection.sender.stream().clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
         connection.close(CloseCode::Overloaded, status);
@@ -92,7 +92,7 @@ impl Connection {
         if !self.is_closed() {
             self.sender.send_link(FrameType::HELLO, |out| hello.encode(out));
         }
-        let handler = receive::Handler::stream(self.clone());
+        let handler = receive::LinkReceiver::stream(self.clone());
         self.sender.stream().clone().start(Arc::new(handler));
     }
 

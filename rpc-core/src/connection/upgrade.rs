@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::receive::{Handler, Receiving};
+use super::receive::{LinkReceiver, Receiving};
 use super::{Connection, Upgrading, log_once, required};
 use crate::config::Policy;
 use crate::proto::message::Frame;
@@ -206,7 +206,7 @@ impl Connection {
             return link.close(); // The attempt was given up meanwhile.
         }
         tracing::debug!(peer = ?self.peer(), class = %self.class(), link = ?link.description(), epoch, "moved up");
-        link.start(Arc::new(Handler::upgraded(connection, epoch)));
+        link.start(Arc::new(LinkReceiver::upgraded(connection, epoch)));
     }
 
     pub(super) fn on_down(&self, down: &Down) -> Result<(), WireError> {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Dispatch;
 use super::jobs::{Job, Jobs};
-use super::registry::{Found, Registry, RemoteServices};
+use super::registry::{FoundMethod, Registry, RemoteServices};
 use crate::call_streams::Streams;
 use crate::config::Policy;
 use crate::context::Shared;
@@ -166,7 +166,7 @@ impl Dispatch {
 }
 
 #[inline]
-fn find(registry: &Registry, announced: &RemoteServices, head: &RequestHead) -> Result<Found, Status> {
+fn find(registry: &Registry, announced: &RemoteServices, head: &RequestHead) -> Result<FoundMethod, Status> {
     let Some(bound) = announced.get(head.service) else {
         return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
     };

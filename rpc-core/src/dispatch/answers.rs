@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::Dispatch;
 use super::handler::late;
 use super::jobs::ENOUGH;
-use super::outgoing::Outgoing;
+use super::outgoing::OutgoingAnswer;
 use crate::buffer_pool;
 use crate::call_streams::{self, Ended};
 use crate::payload::Payload;
@@ -94,7 +94,7 @@ impl Dispatch {
 
     fn reply(&self, call: u64, reply: Reply) -> Message {
         let max = self.sender.terms().max_message();
-        let Outgoing { reply, metadata, compression } = Outgoing::new(self.sender.terms(), reply);
+        let OutgoingAnswer { reply, metadata, compression } = OutgoingAnswer::new(self.sender.terms(), reply);
         let (kind, payload) = match reply {
             Reply::Ok(payload) => (ResponseKind::Ok, payload),
             Reply::Err(payload) => (ResponseKind::Err, payload),
@@ -137,7 +137,7 @@ impl Dispatch {
     /// The END of an answer that is a stream of so many items.
     fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
         let max = self.sender.terms().max_message();
-        let Outgoing { reply, metadata, .. } = Outgoing::new(self.sender.terms(), reply);
+        let OutgoingAnswer { reply, metadata, .. } = OutgoingAnswer::new(self.sender.terms(), reply);
         let (reason, payload) = match reply {
             Reply::End(sent) => (sent.reason(), Payload::default()),
             Reply::Ok(_) | Reply::With(_) => (EndReason::Completed, Payload::default()),

@@ -13,7 +13,7 @@ use crate::service::HandlerFuture;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// A handler that has become a task, with its context: current while it is polled, and panics end here.
-pub(super) struct Handler {
+pub(super) struct HandlerTask {
     context: Context,
     /// `None`: it is done.
     future: Option<HandlerFuture>,
@@ -21,7 +21,7 @@ pub(super) struct Handler {
     _alive: Option<HandlerPermit>,
 }
 
-impl Handler {
+impl HandlerTask {
     pub(super) fn new(
         context: Context,
         future: Option<HandlerFuture>,
@@ -45,7 +45,7 @@ pub(super) fn late() -> Status {
         .with_blame(Blame::Caller)
 }
 
-impl Future for Handler {
+impl Future for HandlerTask {
     type Output = Reply;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Reply> {
@@ -71,7 +71,7 @@ impl Future for Handler {
 }
 
 /// Who works for the call elsewhere learns that nobody waits for it.
-impl Drop for Handler {
+impl Drop for HandlerTask {
     fn drop(&mut self) {
         if self.future.is_some() {
             self.context.end_early();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::registry::Found;
+use super::registry::FoundMethod;
 use crate::call_streams::Streams;
 use crate::context::Shared;
 use crate::payload::Payload;
@@ -47,7 +47,7 @@ impl Jobs {
 pub(super) struct Job {
     pub(super) call: u64,
     /// What it calls, or why it is refused.
-    pub(super) found: Result<Found, Status>,
+    pub(super) found: Result<FoundMethod, Status>,
     pub(super) payload: Payload,
     pub(super) deadline: Option<Instant>,
     pub(super) attempt: u8,

@@ -12,7 +12,7 @@ use crate::session::Terms;
 use crate::status::Status;
 
 /// What a handler has answered, on its way out.
-pub(super) struct Outgoing {
+pub(super) struct OutgoingAnswer {
     /// Without its metadata.
     pub(super) reply: Reply,
     /// Their block.
@@ -24,7 +24,7 @@ pub(super) struct Outgoing {
 /// No less than stands before metadata and status in an answer.
 const BEFORE_STATUS: u64 = 32;
 
-impl Outgoing {
+impl OutgoingAnswer {
     /// Takes a reply apart. Where its metadata are more than the client takes, that is the answer.
     pub(super) fn new(terms: &Terms, reply: Reply) -> Self {
         let WithMetadata { reply, mut metadata, compression } = match reply {

@@ -9,7 +9,7 @@ use crate::context::Drain;
 use crate::interface::{Kind, ServiceInfo};
 use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError};
 use crate::refusal::refusal;
-use crate::service::{HandlerFuture, Request, Service};
+use crate::service::{HandlerFuture, IncomingCall, Service};
 use crate::status::{Code, Status};
 
 /// The services of a server, of which no two have the same name.
@@ -68,13 +68,13 @@ pub(super) struct BoundService {
 
 /// A method that can be called, by index.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundMethod {
     service: u32,
     method: u16,
     kind: Kind,
 }
 
-impl Found {
+impl FoundMethod {
     pub(super) fn kind(self) -> Kind {
         self.kind
     }
@@ -82,7 +82,7 @@ impl Found {
 
 #[derive(Clone, Copy, Debug)]
 enum Match {
-    Same(Found),
+    Same(FoundMethod),
     /// The client uses another codec.
     OtherCodec,
     /// Our method of that name, and the client's fingerprint.
@@ -145,18 +145,18 @@ impl Registry {
         if !ours.understands(wanted.fingerprint) || ours.kind as u8 != wanted.kind {
             Match::Changed(method, wanted.fingerprint)
         } else {
-            Match::Same(Found { service: service as u32, method: method as u16, kind: ours.kind })
+            Match::Same(FoundMethod { service: service as u32, method: method as u16, kind: ours.kind })
         }
     }
 
     /// Makes a handler. The service's own code does, and may panic.
-    pub(super) fn call(&self, found: Found, request: Request) -> HandlerFuture {
+    pub(super) fn call(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
         self.services[found.service as usize].call(found.method.into(), request)
     }
 
     /// What a call of the client's method runs, or why it can't be called.
     #[inline]
-    pub(super) fn find(&self, bound: &BoundService, method: u16) -> Result<Found, Status> {
+    pub(super) fn find(&self, bound: &BoundService, method: u16) -> Result<FoundMethod, Status> {
         match bound.methods.get(usize::from(method)) {
             Some(Match::Same(found)) => Ok(*found),
             other => Err(self.refuse(bound, other)),

@@ -8,16 +8,16 @@ use tokio::task::AbortHandle;
 
 use super::Dispatch;
 use super::answers;
-use super::handler::{Handler, panicked, ran};
+use super::handler::{HandlerTask, panicked, ran};
 use super::handler_limit::{HandlerPermit, Reserved};
 use super::jobs::{ENOUGH, Job, Jobs};
-use super::registry::Found;
+use super::registry::FoundMethod;
 use crate::compress::LONG;
 use crate::context::{Context, Current};
 use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::FrameType;
 use crate::reply::Reply;
-use crate::service::{HandlerFuture, Request};
+use crate::service::{HandlerFuture, IncomingCall};
 use crate::status::Executed;
 
 /// The call whose handler is made and polled the first time: what a panic leaves of it is found here.
@@ -97,12 +97,12 @@ impl Dispatch {
         };
         let context = Context::new(deadline, attempt, peer, shared);
         if !place.has_room() {
-            self.serve_later(call, found, Request { context, payload, streams });
+            self.serve_later(call, found, IncomingCall { context, payload, streams });
             return None;
         }
         current.set(&context);
         at_work.call = Some(call);
-        let request = Request { context, payload, streams };
+        let request = IncomingCall { context, payload, streams };
         let future = at_work.future.insert(self.handler(found, request));
         // The task that it becomes if it is not done polls it again, with a waker that wakes something.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
@@ -116,14 +116,17 @@ impl Dispatch {
             }
             Poll::Pending => {
                 let AtWork { future, .. } = std::mem::take(at_work);
-                self.spawn(call, Handler::new(current.end(), future, Some(HandlerPermit::new(&self.limit))));
+                self.spawn(
+                    call,
+                    HandlerTask::new(current.end(), future, Some(HandlerPermit::new(&self.limit))),
+                );
                 None
             }
         }
     }
 
     #[inline(always)]
-    fn handler(&self, found: Found, request: Request) -> HandlerFuture {
+    fn handler(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
         match request.payload.is_one_piece() {
             true => self.registry.call(found, request),
             false => self.handler_of_any(found, request),
@@ -132,16 +135,18 @@ impl Dispatch {
 
     /// The handler of a call whose arguments are compressed, perhaps.
     #[cold]
-    fn handler_of_any(&self, found: Found, request: Request) -> HandlerFuture {
+    fn handler_of_any(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
         if request.payload.as_packed().is_none() {
             return self.registry.call(found, request);
         }
         let (registry, unpacking) = (self.registry.clone(), self.unpacking.clone());
         Box::pin(async move {
-            let Request { context, payload, streams } = request;
+            let IncomingCall { context, payload, streams } = request;
             match unpacking.unpack(payload).await {
                 // As long as the handler has them.
-                Ok((payload, _room)) => registry.call(found, Request { context, payload, streams }).await,
+                Ok((payload, _room)) => {
+                    registry.call(found, IncomingCall { context, payload, streams }).await
+                }
                 Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
             }
         })
@@ -161,14 +166,14 @@ impl Dispatch {
     /// There are as many handlers as there may be: some of them are cancelled, and will be dropped when the runtime comes to
     /// it. The call waits for that, as long as it has time.
     #[cold]
-    fn serve_later(&self, call: u64, found: Found, request: Request) {
+    fn serve_later(&self, call: u64, found: FoundMethod, request: IncomingCall) {
         let Some(this) = self.me.upgrade() else { return };
         let (room, context) = (self.limit.clone().room(), request.context.clone());
         let future = Box::pin(async move {
             let _alive = room.await;
             this.handler(found, request).await
         });
-        self.spawn(call, Handler::new(context, Some(future), None));
+        self.spawn(call, HandlerTask::new(context, Some(future), None));
     }
 
     /// Completes a call whose answer takes long to make, though its handler is done.
@@ -177,11 +182,11 @@ impl Dispatch {
         let done = Box::pin(std::future::ready(reply));
         self.spawn(
             call,
-            Handler::new(Context::background(), Some(done), Some(HandlerPermit::new(&self.limit))),
+            HandlerTask::new(Context::background(), Some(done), Some(HandlerPermit::new(&self.limit))),
         );
     }
 
-    fn spawn(&self, call: u64, handler: Handler) {
+    fn spawn(&self, call: u64, handler: HandlerTask) {
         let Some(this) = self.me.upgrade() else { return };
         // Not under the lock: on a runtime that is shutting down the handler is dropped here.
         let task = self.runtime.spawn(async move {

@@ -35,7 +35,7 @@ enum Target {
 }
 
 /// What is to be sent.
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingCall {
     pub(crate) service: Arc<ServiceInfo>,
     pub(crate) method: usize,
     pub(crate) arguments: Payload,
@@ -48,7 +48,7 @@ pub(crate) struct Outgoing {
 pub(super) struct Arrived {
     pub(super) service: Arc<dyn Service>,
     pub(super) method: usize,
-    pub(super) request: service::Request,
+    pub(super) request: service::IncomingCall,
     /// It is to be done by then, which is sooner than the caller said.
     pub(super) sooner: Option<Instant>,
     /// The context outside the middleware.
@@ -57,15 +57,15 @@ pub(super) struct Arrived {
 
 impl Request {
     /// One that is to be sent.
-    pub(crate) fn outgoing(outgoing: Outgoing) -> Self {
-        let Outgoing { service, method, arguments, class, mut options, deadline } = outgoing;
+    pub(crate) fn outgoing(outgoing: OutgoingCall) -> Self {
+        let OutgoingCall { service, method, arguments, class, mut options, deadline } = outgoing;
         let metadata = std::mem::take(&mut options.metadata);
         let target = Target::Server { service, class, options };
         Self { target, method, arguments, metadata, extensions: Extensions::default(), deadline }
     }
 
     /// One that has arrived.
-    pub(super) fn arrived(service: Arc<dyn Service>, method: usize, request: service::Request) -> Self {
+    pub(super) fn arrived(service: Arc<dyn Service>, method: usize, request: service::IncomingCall) -> Self {
         // So that what middleware sets of the answer is not lost.
         let context = request.context.given();
         let (metadata, extensions) = (context.metadata().clone(), context.extensions());
@@ -182,12 +182,12 @@ impl Request {
     }
 
     /// What is to be sent. `Err`: it has arrived here.
-    pub(crate) fn into_outgoing(self) -> Result<Outgoing, Status> {
+    pub(crate) fn into_outgoing(self) -> Result<OutgoingCall, Status> {
         let Self { target, method, arguments, metadata, deadline, .. } = self;
         match target {
             Target::Server { service, class, mut options } => {
                 options.metadata = metadata;
-                Ok(Outgoing { service, method, arguments, class, options, deadline })
+                Ok(OutgoingCall { service, method, arguments, class, options, deadline })
             }
             Target::Handler { .. } => Err(astray("a request that has arrived is not sent on: make a call")),
         }
@@ -200,7 +200,7 @@ impl Request {
             Target::Handler { service, context, streams } => {
                 let sooner = deadline.filter(|_| deadline != context.deadline());
                 let inner = context.behind(metadata, extensions, deadline);
-                let request = service::Request { context: inner, payload: arguments, streams };
+                let request = service::IncomingCall { context: inner, payload: arguments, streams };
                 Ok(Arrived { service, method, request, sooner, outer: context })
             }
             Target::Server { .. } => Err(astray("a client's request was given to a server's handler")),

@@ -98,7 +98,7 @@ impl Service for Layered {
         self.inner.info()
     }
 
-    fn call(&self, method: usize, request: service::Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: service::IncomingCall) -> HandlerFuture {
         let request = Request::arrived(self.inner.clone(), method, request);
         let stack = self.stack.clone();
         Box::pin(async move { stack.run(request).await.map_or_else(Reply::Status, Response::into_reply) })
@@ -123,8 +123,8 @@ impl Service for Compressed {
         self.inner.info()
     }
 
-    fn call(&self, method: usize, request: service::Request) -> HandlerFuture {
-        let request = service::Request { context: request.context.given(), ..request };
+    fn call(&self, method: usize, request: service::IncomingCall) -> HandlerFuture {
+        let request = service::IncomingCall { context: request.context.given(), ..request };
         match request.context.compress(self.by) {
             Ok(()) => self.inner.call(method, request),
             Err(status) => Box::pin(std::future::ready(Reply::Status(status))),

@@ -7,7 +7,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use tokio::time::Instant;
 
-use super::{Found, Refused, Slots, Ticket};
+use super::{OpenError, SlotOutcome, Slots, Ticket};
 
 /// The slots, and the queue of messages.
 struct World {
@@ -22,7 +22,7 @@ impl World {
         Arc::new(world)
     }
 
-    fn call(&self, deadline: Option<Instant>, task: &Task) -> Result<u64, Refused<&'static str>> {
+    fn call(&self, deadline: Option<Instant>, task: &Task) -> Result<u64, OpenError<&'static str>> {
         let queue = |call| self.queue.lock().unwrap().push(call);
         task.run(|cx| self.slots.open(false, deadline, false, cx, queue).map(|opened| opened.call))
     }
@@ -112,9 +112,9 @@ fn a_caller_is_told_once_whether_its_call_was_answered_or_is_late() {
             found = poll();
         }
         match found {
-            Poll::Ready(Found::End("answer")) => {}
+            Poll::Ready(SlotOutcome::End("answer")) => {}
             // Then the peer need not be told if its answer came before that was noticed.
-            Poll::Ready(Found::Late) => _ = world.slots.forget(call),
+            Poll::Ready(SlotOutcome::Late) => _ = world.slots.forget(call),
             other => panic!("it was woken for {other:?}"),
         }
         assert!(world.slots.is_empty());
@@ -134,7 +134,7 @@ fn a_caller_that_looks_first_finds_its_answer_or_is_woken_for_it() {
         peer.join().unwrap();
         assert_eq!(task.woken(), usize::from(found.is_pending()));
         let found = if found.is_pending() { poll() } else { found };
-        assert_eq!(found, Poll::Ready(Found::End("answer")));
+        assert_eq!(found, Poll::Ready(SlotOutcome::End("answer")));
     });
 }
 
@@ -147,7 +147,7 @@ fn a_call_made_while_the_connection_ends_is_refused_or_ended_with_its_message_th
         let queued = world.queue.lock().unwrap().clone();
         match caller.join().unwrap() {
             Ok(call) => assert!(ended == [call] && queued == [call]),
-            Err(why) => assert!(ended.is_empty() && queued.is_empty() && why == Refused::For("closed")),
+            Err(why) => assert!(ended.is_empty() && queued.is_empty() && why == OpenError::For("closed")),
         }
     });
 }
@@ -171,12 +171,12 @@ fn a_place_that_is_left_goes_to_the_next_in_line_and_to_nobody_else() {
             }
             Poll::Pending => w.slots.leave_line(ticket.unwrap()).wake(),
         });
-        assert_eq!(world.call(None, &Task::default()), Err(Refused::Full), "it overtakes those in line");
+        assert_eq!(world.call(None, &Task::default()), Err(OpenError::Full), "it overtakes those in line");
         done.join().unwrap();
         leaves.join().unwrap();
 
         assert_eq!((patient.woken(), world.wait(&mut last, &second)), (1, Poll::Ready(Ok(()))));
-        assert_eq!(world.call(None, &Task::default()), Err(Refused::Full), "it is given twice");
+        assert_eq!(world.call(None, &Task::default()), Err(OpenError::Full), "it is given twice");
         world.slots.give_back().wake();
         assert!(world.call(None, &Task::default()).is_ok(), "it is lost");
     });

@@ -50,11 +50,11 @@ struct Table<E, R> {
 struct Slot<E> {
     /// 0: free.
     call: u64,
-    state: State<E>,
+    state: SlotState<E>,
 }
 
 #[derive(Debug)]
-enum State<E> {
+enum SlotState<E> {
     Waiting { waker: Option<Waker>, deadline: Option<Instant>, late: bool },
     Ended(E),
 }
@@ -64,7 +64,7 @@ const KEPT: usize = 1024;
 
 impl<E> Slot<E> {
     fn free() -> Self {
-        Self { call: 0, state: State::Waiting { waker: None, deadline: None, late: false } }
+        Self { call: 0, state: SlotState::Waiting { waker: None, deadline: None, late: false } }
     }
 }
 
@@ -80,14 +80,14 @@ pub(crate) struct Opened {
 
 /// Why no slot was opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused<R> {
+pub(crate) enum OpenError<R> {
     Full,
     For(R),
 }
 
 /// What a waiting call finds.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<E> {
+pub(crate) enum SlotOutcome<E> {
     /// How it ended. It has no slot any more.
     End(E),
     /// Its deadline has passed. It has its slot until it is [forgotten](Slots::forget).
@@ -101,9 +101,9 @@ pub(crate) struct NeverMade;
 /// The next in line has a place now; to be woken when no lock is held.
 #[must_use]
 #[derive(Debug, Default)]
-pub(crate) struct Next(Option<Waker>);
+pub(crate) struct FreedPlace(Option<Waker>);
 
-impl Next {
+impl FreedPlace {
     pub(crate) fn into_waker(self) -> Option<Waker> {
         self.0
     }
@@ -156,18 +156,18 @@ impl<E, R: Clone> Slots<E, R> {
         looks: bool,
         cx: &TaskContext<'_>,
         queue: impl FnOnce(u64),
-    ) -> Result<Opened, Refused<R>> {
+    ) -> Result<Opened, OpenError<R>> {
         let mut table = self.lock();
         if let Some(reason) = &table.refusing {
-            return Err(Refused::For(reason.clone()));
+            return Err(OpenError::For(reason.clone()));
         }
         if !has_place && !table.take_place() {
-            return Err(Refused::Full);
+            return Err(OpenError::Full);
         }
         let call = table.next();
         let alone = table.open == 0;
         let waker = (!(alone && looks)).then(|| cx.waker().clone());
-        *table.at(call) = Slot { call, state: State::Waiting { waker, deadline, late: false } };
+        *table.at(call) = Slot { call, state: SlotState::Waiting { waker, deadline, late: false } };
         table.open += 1;
         queue(call);
         let first_alarm = table.set_alarm(deadline);
@@ -176,28 +176,33 @@ impl<E, R: Clone> Slots<E, R> {
 
     /// How a call ended, if it has; else it is told when it has, or is late. If it `keeps` its place, that must be
     /// [given back](Self::give_back) later.
-    pub(crate) fn poll(&self, call: u64, keeps: bool, cx: &TaskContext<'_>) -> (Poll<Found<E>>, Next) {
+    pub(crate) fn poll(
+        &self,
+        call: u64,
+        keeps: bool,
+        cx: &TaskContext<'_>,
+    ) -> (Poll<SlotOutcome<E>>, FreedPlace) {
         let _before;
         let mut table = self.lock();
         let slot = table.slot(call);
         debug_assert!(slot.is_some(), "a call that waits has a slot");
         match slot {
-            Some(Slot { state: State::Waiting { late: true, .. }, .. }) => {
-                (Poll::Ready(Found::Late), Next::default())
+            Some(Slot { state: SlotState::Waiting { late: true, .. }, .. }) => {
+                (Poll::Ready(SlotOutcome::Late), FreedPlace::default())
             }
-            Some(Slot { state: State::Waiting { waker, .. }, .. }) => {
+            Some(Slot { state: SlotState::Waiting { waker, .. }, .. }) => {
                 _before = exchange(waker.get_or_insert_with(|| cx.waker().clone()), cx);
-                (Poll::Pending, Next::default())
+                (Poll::Pending, FreedPlace::default())
             }
             Some(slot) => match std::mem::replace(slot, Slot::free()).state {
-                State::Ended(end) => {
+                SlotState::Ended(end) => {
                     table.close_slot();
-                    let next = if keeps { Next::default() } else { table.leave() };
-                    (Poll::Ready(Found::End(end)), next)
+                    let next = if keeps { FreedPlace::default() } else { table.leave() };
+                    (Poll::Ready(SlotOutcome::End(end)), next)
                 }
-                State::Waiting { .. } => (Poll::Pending, Next::default()),
+                SlotState::Waiting { .. } => (Poll::Pending, FreedPlace::default()),
             },
-            None => (Poll::Pending, Next::default()),
+            None => (Poll::Pending, FreedPlace::default()),
         }
     }
 
@@ -232,7 +237,7 @@ impl<E, R: Clone> Slots<E, R> {
         let mut table = self.lock();
         left = std::mem::replace(table.slot(call)?, Slot::free());
         table.close_slot();
-        Some(matches!(left.state, State::Waiting { .. }))
+        Some(matches!(left.state, SlotState::Waiting { .. }))
     }
 
     /// Opens no more slots, for this reason unless there is one already. Gives whom to wake: who stands in line.
@@ -252,7 +257,7 @@ impl<E, R: Clone> Slots<E, R> {
     /// The calls that wait and have a number above this.
     pub(crate) fn waiting_after(&self, last: u64) -> Vec<u64> {
         let table = self.lock();
-        let waits = |slot: &&Slot<E>| slot.call > last && matches!(slot.state, State::Waiting { .. });
+        let waits = |slot: &&Slot<E>| slot.call > last && matches!(slot.state, SlotState::Waiting { .. });
         table.ring.iter().filter(waits).map(|slot| slot.call).collect()
     }
 
@@ -261,7 +266,7 @@ impl<E, R: Clone> Slots<E, R> {
         let mut table = self.lock();
         let (mut late_ones, mut next) = (Vec::new(), None::<Instant>);
         for slot in &mut table.ring {
-            if let State::Waiting { waker, deadline: Some(deadline), late } = &mut slot.state
+            if let SlotState::Waiting { waker, deadline: Some(deadline), late } = &mut slot.state
                 && !*late
             {
                 if *deadline <= now {
@@ -310,20 +315,20 @@ impl<E, R: Clone> Slots<E, R> {
     }
 
     /// Leaves the line, or the place that has come free meanwhile.
-    pub(crate) fn leave_line(&self, ticket: Ticket) -> Next {
+    pub(crate) fn leave_line(&self, ticket: Ticket) -> FreedPlace {
         let _gone;
         let mut table = self.lock();
         match table.in_line(ticket) {
             Some(at) => {
                 _gone = table.line.remove(at);
-                Next::default()
+                FreedPlace::default()
             }
             None => table.leave(),
         }
     }
 
     /// Gives back a place for which no slot was opened.
-    pub(crate) fn give_back(&self) -> Next {
+    pub(crate) fn give_back(&self) -> FreedPlace {
         self.lock().leave()
     }
 
@@ -391,9 +396,9 @@ impl<E, R> Table<E, R> {
 
     fn end(&mut self, call: u64, end: E) -> Option<Waker> {
         let slot = self.slot(call)?;
-        let State::Waiting { waker, .. } = &mut slot.state else { return None };
+        let SlotState::Waiting { waker, .. } = &mut slot.state else { return None };
         let waker = waker.take();
-        slot.state = State::Ended(end);
+        slot.state = SlotState::Ended(end);
         waker
     }
 
@@ -412,10 +417,10 @@ impl<E, R> Table<E, R> {
     }
 
     /// A place is left, to the next in line.
-    fn leave(&mut self) -> Next {
+    fn leave(&mut self) -> FreedPlace {
         let next = self.line.pop_front().map(|(_, waker)| waker);
         self.taken -= usize::from(next.is_none());
-        Next(next)
+        FreedPlace(next)
     }
 
     /// Where in the line this one stands. `None`: it has a place.

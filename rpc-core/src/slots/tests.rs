@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 
-use super::{Found, KEPT, NeverMade, Refused, Slots};
+use super::{KEPT, NeverMade, OpenError, SlotOutcome, Slots};
 
 type Words = Slots<&'static str, &'static str>;
 
@@ -19,14 +19,14 @@ fn a_lone_call_that_looks_is_told_of_nothing_before_it_is_polled() {
     let looks = |cx: &TaskContext<'_>| slots.open(false, None, true, cx, |_| {}).unwrap();
     let first = looks(&cx);
     assert!(first.alone && slots.answer_one(first.call, "early").unwrap().is_none());
-    assert_eq!(slots.poll(first.call, false, &cx).0, Poll::Ready(Found::End("early")));
+    assert_eq!(slots.poll(first.call, false, &cx).0, Poll::Ready(SlotOutcome::End("early")));
     let [alone, other] = [looks(&cx), looks(&cx)];
     assert!(slots.answer_one(other.call, "not alone").unwrap().is_some());
     assert_eq!(slots.poll(alone.call, false, &cx).0, Poll::Pending);
     assert!(slots.answer_one(alone.call, "late").unwrap().is_some(), "it has slept");
 }
 
-fn open(slots: &Words) -> Result<(u64, bool), Refused<&'static str>> {
+fn open(slots: &Words) -> Result<(u64, bool), OpenError<&'static str>> {
     let cx = TaskContext::from_waker(Waker::noop());
     slots.open(false, None, false, &cx, |_| {}).map(|opened| (opened.call, opened.alone))
 }
@@ -41,7 +41,7 @@ fn calls_find_their_slots_however_long_others_last() {
         assert!(slots.answer_one(call, "short").unwrap().is_some());
         assert!(slots.end(call, "again").is_none());
         let (found, _) = slots.poll(call, false, &TaskContext::from_waker(Waker::noop()));
-        assert_eq!(found, Poll::Ready(Found::End("short")));
+        assert_eq!(found, Poll::Ready(SlotOutcome::End("short")));
     }
     assert_eq!(
         {

@@ -22,7 +22,7 @@ use farcall_core::codec::Raw;
 use farcall_core::config::{Limits, Liveness};
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
 use farcall_core::transport::{BoxFuture, Link, Reason, Unavailable, memory};
@@ -106,7 +106,7 @@ impl Service for Test {
         &self.info
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         let seen = self.seen.clone();
         seen.runs.fetch_add(1, Ordering::Relaxed);
         let remaining = request.context.remaining().map(|left| left.as_millis() as u64);

@@ -12,7 +12,7 @@ use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
 use farcall_core::payload::Payload;
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Kind, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Kind, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
 use farcall_core::stream::{EndReason, Stream, Streams};
@@ -154,7 +154,7 @@ impl Service for Test {
         &self.info
     }
 
-    fn call(&self, method: usize, request: Request) -> HandlerFuture {
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
         let (info, seen) = (self.info.clone(), self.seen.clone());
         Box::pin(async move {
             let running = Running::new(&seen);

@@ -172,7 +172,7 @@ impl Parts<'_> {
         };
         quote! {
             #[allow(unused_mut)]
-            let mut #arguments = #private::Outgoing::new(self.stub.service(), #index);
+            let mut #arguments = #private::ArgumentsEncoder::new(self.stub.service(), #index);
             #(#put)*
             #call
         }

@@ -163,7 +163,7 @@ impl<'s> Parts<'s> {
                     self.served.info()
                 }
 
-                fn call(&self, method: usize, request: #private::Request) -> #private::HandlerFuture {
+                fn call(&self, method: usize, request: #private::IncomingCall) -> #private::HandlerFuture {
                     let served = ::core::clone::Clone::clone(&self.served);
                     match method {
                         #(#arms)*

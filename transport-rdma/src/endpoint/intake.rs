@@ -9,7 +9,7 @@ use farcall_core::transport::{LinkEnd, SHORT_PAYLOADS_SHARE};
 
 use super::Shard;
 use crate::device::{Completion, Cq, DeviceError, PostError, Slot};
-use crate::link::{Arrival, Delivered, LinkCore, Message};
+use crate::link::{Arrival, Delivered, LinkCore, ReceivedSend};
 
 #[derive(Debug)]
 pub(super) struct Intake {
@@ -17,7 +17,7 @@ pub(super) struct Intake {
     completions: Vec<Completion>,
     slots: Vec<Slot>,
     arrivals: Vec<Arrival>,
-    scratch: VecDeque<Message>,
+    scratch: VecDeque<ReceivedSend>,
     /// Where messages are copied to that are short, or find no other slot.
     copies: BytesMut,
     /// Links that have something to deliver.

@@ -16,12 +16,12 @@ use crate::resources::Pool;
 pub(crate) struct Arrival {
     link: Arc<LinkCore>,
     heard: PeerView,
-    message: Result<Message, LinkEnd>,
+    message: Result<ReceivedSend, LinkEnd>,
 }
 
 /// The content of one SEND: a frame, or several of the session's.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct ReceivedSend {
     pub(super) headers: Headers,
     pub(super) frames: Frames,
 }
@@ -62,7 +62,7 @@ impl Headers {
 }
 
 #[cfg(all(test, farcall_loom))]
-impl Message {
+impl ReceivedSend {
     pub(super) fn new(bytes: bytes::Bytes) -> Result<Self, String> {
         Ok(Self { headers: Headers::of(&bytes)?, frames: Frames::new(bytes) })
     }
@@ -121,7 +121,7 @@ impl Arrival {
                 copies.split().freeze()
             }
         };
-        Self { link, heard, message: Ok(Message { headers, frames: Frames::new(bytes) }) }
+        Self { link, heard, message: Ok(ReceivedSend { headers, frames: Frames::new(bytes) }) }
     }
 
     /// Nothing more arrives: the link has failed.

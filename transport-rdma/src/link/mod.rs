@@ -17,7 +17,7 @@ use farcall_core::proto::wire::Probe;
 use farcall_core::transport::{Counters, LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
-pub(crate) use arrival::{Arrival, Message};
+pub(crate) use arrival::{Arrival, ReceivedSend};
 pub(crate) use bootstrap::{Bootstrap, announcement};
 pub(crate) use expose::{LEAST_EXPOSED, watch as watch_exposed};
 pub(crate) use receive::Delivered;

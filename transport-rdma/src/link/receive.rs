@@ -10,7 +10,7 @@ use farcall_core::transport::{LinkEnd, LinkHandler};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
-use super::arrival::{Headers, Message, PeerView};
+use super::arrival::{Headers, PeerView, ReceivedSend};
 use super::credit::{PollCycle, Received};
 
 /// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
@@ -27,7 +27,7 @@ pub(super) struct Receiving {
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
     /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
-    inbox: VecDeque<Message>,
+    inbox: VecDeque<ReceivedSend>,
     /// All that has arrived since the last delivery only completes calls.
     answers: bool,
     /// The intake knows that there is something to deliver.
@@ -102,7 +102,7 @@ impl Receiving {
     }
 
     /// Takes up to `most` messages out of the inbox, into `to`, which is empty.
-    fn take_out(&mut self, to: &mut VecDeque<Message>, most: usize) {
+    fn take_out(&mut self, to: &mut VecDeque<ReceivedSend>, most: usize) {
         if self.inbox.len() <= most {
             // Each has its room for the next ones.
             std::mem::swap(&mut self.inbox, to);
@@ -151,7 +151,7 @@ impl Receiving {
     }
 }
 
-fn hand_over(handler: &dyn LinkHandler, messages: &mut VecDeque<Message>) -> Result<(), WireError> {
+fn hand_over(handler: &dyn LinkHandler, messages: &mut VecDeque<ReceivedSend>) -> Result<(), WireError> {
     let mut frames = messages.iter_mut().map(|message| &mut message.frames);
     match (frames.next(), frames.next()) {
         (None, _) => Ok(()),
@@ -166,7 +166,7 @@ const NOT_PROVEN: &str = "its first frame is not a PROBE";
 
 impl LinkCore {
     /// A message has arrived, and another receive is in its place. True: the intake has to list the link.
-    pub(super) fn take_in(&self, message: Message, heard: PeerView) -> bool {
+    pub(super) fn take_in(&self, message: ReceivedSend, heard: PeerView) -> bool {
         let mut receiving = self.receiving();
         if receiving.is_deaf() {
             return false;
@@ -182,7 +182,7 @@ impl LinkCore {
     fn count_in(
         &self,
         receiving: &mut Receiving,
-        mut message: Message,
+        mut message: ReceivedSend,
         heard: PeerView,
     ) -> Result<(), String> {
         if receiving.close_handshake {
@@ -281,7 +281,7 @@ impl LinkCore {
 
     /// Gives the handler up to `most` messages of those that have arrived, if the link is started; then lets replies leave,
     /// and more be sent. `scratch` is empty, and is again.
-    pub(crate) fn deliver(&self, scratch: &mut VecDeque<Message>, most: usize) -> Delivered {
+    pub(crate) fn deliver(&self, scratch: &mut VecDeque<ReceivedSend>, most: usize) -> Delivered {
         let mut receiving = self.receiving();
         if receiving.ended {
             receiving.is_listed = false;

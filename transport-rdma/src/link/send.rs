@@ -189,14 +189,14 @@ fn send(message: Bytes) -> Work {
 }
 
 /// Frames of the session that leave together, one behind the other: a SEND costs much more than a short frame does.
-struct Message {
+struct SendBuffer {
     slot: Slot,
     len: usize,
     /// How much of it is payload.
     copied: u64,
 }
 
-impl Message {
+impl SendBuffer {
     fn new(slot: Slot) -> Self {
         Self { slot, len: 0, copied: 0 }
     }
@@ -225,7 +225,7 @@ impl LinkCore {
             return false;
         }
         let max_frame = self.max_frame.load(Ordering::Acquire) as usize;
-        let (mut slot, mut message) = (None, None::<Message>);
+        let (mut slot, mut message) = (None, None::<SendBuffer>);
         loop {
             if !sending.is_open() {
                 // Posting has failed. What is left goes by another link, in order: nothing may be sent from behind it.
@@ -254,7 +254,7 @@ impl LinkCore {
             }
             if message.is_none() {
                 sending.credits.take();
-                message = slot.take().map(Message::new);
+                message = slot.take().map(SendBuffer::new);
             }
             if let Some(message) = &mut message {
                 self.add(&mut sending, message, &frame);
@@ -325,7 +325,7 @@ impl LinkCore {
     }
 
     /// Adds a frame of the session's to a message that has room for it.
-    fn add(&self, sending: &mut Sending, message: &mut Message, frame: &Frame) {
+    fn add(&self, sending: &mut Sending, message: &mut SendBuffer, frame: &Frame) {
         sending.rx_seq = frame.header.rx_seq;
         let mut header = frame.header;
         header.flags |= sending.hunger();
@@ -333,8 +333,8 @@ impl LinkCore {
         message.add(&header, frame.pieces.slices());
     }
 
-    fn finish(&self, sending: &mut Sending, message: Message) {
-        let Message { slot, len, copied } = message;
+    fn finish(&self, sending: &mut Sending, message: SendBuffer) {
+        let SendBuffer { slot, len, copied } = message;
         self.sent.fetch_add(len as u64, Ordering::Release);
         if len > sending.inline {
             self.copied.fetch_add(copied, Ordering::Relaxed);

@@ -63,7 +63,7 @@ fn rest_of_a_link_is_delivered_by_one() {
         let mut receiving = Receiving { ended: true, ..Receiving::default() };
         for _ in 0..2 {
             let message = Header::new(FrameType::ITEM, 1).encode();
-            receiving.inbox.push_back(Message::new(Bytes::copy_from_slice(&message)).unwrap());
+            receiving.inbox.push_back(ReceivedSend::new(Bytes::copy_from_slice(&message)).unwrap());
         }
         receiving.end = Some(LinkEnd::orderly());
         let receiving = Arc::new(Mutex::new(receiving));

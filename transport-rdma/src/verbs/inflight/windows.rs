@@ -16,14 +16,14 @@ pub(crate) struct Windows(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    windows: Vec<Window>,
+    windows: Vec<WindowState>,
     /// Taken at the front and put back at the end, so that a key, which differs from the one before in eight bits only,
     /// comes again as late as possible.
     free: VecDeque<usize>,
 }
 
 #[derive(Debug)]
-struct Window {
+struct WindowState {
     /// The key of the current exposure, or of the next.
     rkey: u32,
     generation: u64,
@@ -56,7 +56,7 @@ impl Windows {
         let mut table = lock(&self.0);
         let number = table.windows.len();
         let rkey = next(rkey);
-        table.windows.push(Window { rkey, generation: 0, stage: Stage::Free, bytes: Bytes::new() });
+        table.windows.push(WindowState { rkey, generation: 0, stage: Stage::Free, bytes: Bytes::new() });
         table.free.push_back(number);
     }
 

@@ -9,7 +9,7 @@ use farcall_core::proto::wire::{
     features, flags,
 };
 use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, Method, Reply, Request, Service, ServiceInfo};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::transport::{BoxFuture, memory};
 
@@ -23,7 +23,7 @@ impl Service for Echo {
         &self.0
     }
 
-    fn call(&self, _: usize, request: Request) -> HandlerFuture {
+    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
         *self.1.lock().unwrap() += 1;
         Box::pin(async move { Reply::Ok(request.payload) })
     }

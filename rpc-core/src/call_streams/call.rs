@@ -2,14 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
-
-#[cfg(not(all(test, farcall_loom)))]
-use std::sync::{Mutex, MutexGuard};
-
-#[cfg(all(test, farcall_loom))]
-use loom::sync::{Mutex, MutexGuard};
 
 use bytes::{Bytes, BytesMut};
 
@@ -26,6 +20,7 @@ use crate::reply::Reply;
 use crate::session::{Role, Sender};
 use crate::slots::{Place, exchange};
 use crate::status::{Blame, Code, Executed, Status};
+use crate::sync::{Mutex, MutexGuard, rank};
 
 /// The streams of one call, as one side has them.
 pub(crate) struct CallStreams {
@@ -35,7 +30,7 @@ pub(crate) struct CallStreams {
     role: Role,
     is_answer: bool,
     unpacking: Arc<Unpacking>,
-    state: Mutex<State>,
+    state: Mutex<rank::CallStreams, State>,
 }
 
 struct State {
@@ -143,8 +138,8 @@ impl CallStreams {
         self.table.upgrade()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, rank::CallStreams, State> {
+        self.state.lock()
     }
 
     /// A frame has come. Gives whom to wake, and says whether the call is over with it.
@@ -411,7 +406,7 @@ impl CallStreams {
 
 impl Drop for CallStreams {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         let grown = state.incoming.as_ref().map_or(0, |incoming| incoming.half.grown(incoming.first));
         if let Some(table) = self.table.upgrade().filter(|_| grown > 0) {
             table.give_back(grown);

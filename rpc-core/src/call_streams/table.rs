@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
 use crate::reply::Reply;
 use crate::session::{InOrder, Role, Sender};
 use crate::status::Status;
-use crate::sync::lock;
+use crate::sync::{Mutex, rank};
 
 /// The streams of a connection's calls.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct StreamTable {
     unpacking: Arc<Unpacking>,
     /// How many calls have any, for who looks at each call.
     count: AtomicUsize,
-    calls: Mutex<HashMap<u64, Arc<CallStreams>>>,
+    calls: Mutex<rank::StreamTable, HashMap<u64, Arc<CallStreams>>>,
     /// By how many bytes windows have grown.
     grown: AtomicU64,
 }
@@ -68,7 +68,7 @@ impl StreamTable {
     }
 
     pub(crate) fn get(&self, call: u64) -> Option<Arc<CallStreams>> {
-        if self.is_empty() { None } else { lock(&self.calls).get(&call).cloned() }
+        if self.is_empty() { None } else { self.calls.lock().get(&call).cloned() }
     }
 
     /// Begins the streams of a call, if one of this kind has any: before its REQUEST is queued, or when that is taken in.
@@ -87,7 +87,7 @@ impl StreamTable {
         let first = receives.then_some(FIRST);
         let (me, unpacking) = (self.me.clone(), self.unpacking.clone());
         let streams = Arc::new(CallStreams::new(me, call, terms.role, granted, first, unpacking));
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         calls.insert(call, streams.clone());
         self.count.store(calls.len(), Ordering::Release);
         Some(streams)
@@ -98,7 +98,7 @@ impl StreamTable {
         if self.is_empty() {
             return None;
         }
-        let mut calls = lock(&self.calls);
+        let mut calls = self.calls.lock();
         let removed = calls.remove(&call);
         self.count.store(calls.len(), Ordering::Release);
         removed
@@ -138,7 +138,7 @@ impl StreamTable {
 
     /// Ends all streams: the connection is over.
     pub(crate) fn end_all(&self, status: &Status) {
-        let all: Vec<_> = lock(&self.calls).values().cloned().collect();
+        let all: Vec<_> = self.calls.lock().values().cloned().collect();
         for streams in all {
             self.remove(streams.call());
             streams.end(Ended::Lost(status.clone())).into_iter().for_each(Waker::wake);

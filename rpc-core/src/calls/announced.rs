@@ -1,6 +1,6 @@
 //! The services that this side has announced to its peer.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
 
@@ -10,12 +10,12 @@ use crate::proto::wire::{Bind, BindMethod, FrameType, MAX_BIND_BYTES};
 use crate::refusal::{refusal, too_large};
 use crate::session::Sender;
 use crate::status::{Code, Status};
-use crate::sync::lock;
+use crate::sync::{Mutex, rank};
 
 /// The services that were announced to the peer.
 #[derive(Debug, Default)]
 pub(super) struct AnnouncedServices {
-    list: Mutex<List>,
+    list: Mutex<rank::Services, List>,
     /// The first of them, which on many connections is the only one.
     first: OnceLock<Arc<ServiceInfo>>,
 }
@@ -34,7 +34,7 @@ impl AnnouncedServices {
         if self.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
             return Ok(0);
         }
-        let mut announced = lock(&self.list);
+        let mut announced = self.list.lock();
         let known = announced.services.iter().position(|s| Arc::ptr_eq(s, service) || **s == **service);
         if let Some(index) = known {
             return Ok(index as u16);

@@ -10,7 +10,6 @@ use super::connector::{Shared, gone, no_runtime};
 use crate::class::TrafficClass;
 use crate::connection::Connection;
 use crate::status::{Executed, Status};
-use crate::sync::lock;
 
 /// A connection that ends sooner than this and has answered no call counts as a failed attempt, but for the first one: a
 /// server that takes connections and closes them must not be tried without a pause, and one that was about to go may be.
@@ -172,7 +171,7 @@ impl ClassConnection {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

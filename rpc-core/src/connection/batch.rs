@@ -13,7 +13,6 @@ use crate::dispatch::{ENOUGH, Jobs};
 use crate::proto::inbox::Described;
 use crate::proto::wire::{CloseCode, Goaway, WireError};
 use crate::status::Status;
-use crate::sync::lock;
 use crate::transport::{Link, Reason, Unavailable};
 
 /// What is to be done. Of its parts, answers come first: nothing can depend on what comes after them.
@@ -53,7 +52,7 @@ impl Connection {
         take: impl FnOnce(&mut Receiving, &mut ReceiveBatch) -> Result<T, WireError>,
     ) -> Result<T, WireError> {
         let mut batch = KEPT.take().unwrap_or_default();
-        let mut receiving = lock(&self.receiving);
+        let mut receiving = self.receiving.lock();
         let taken = take(&mut receiving, &mut batch);
         let begun = self.begin(&mut receiving, &mut batch);
         drop(receiving);

@@ -9,7 +9,6 @@ use crate::proto::wire::{
     Answer, Close, CloseCode, Down, FrameType, Header, Hello, Offer, Ping, Up, WireError,
 };
 use crate::status::{Blame, Executed};
-use crate::sync::lock;
 
 impl Connection {
     pub(super) fn on_link_frame(
@@ -39,7 +38,7 @@ impl Connection {
             }
             FrameType::PONG => {
                 let pong = Ping::decode(payload)?;
-                let mut receiving = lock(&self.receiving);
+                let mut receiving = self.receiving.lock();
                 if let Some((_, waiter)) = receiving.ping.take_if(|(token, _)| *token == pong.token) {
                     let _ = waiter.send(());
                 }

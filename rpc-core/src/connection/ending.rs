@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use super::{Connection, Phase, Stage, Upgrading};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
-use crate::sync::lock;
 use crate::transport::{Reason, Unavailable};
 
 impl Connection {
@@ -88,7 +87,7 @@ impl Connection {
         };
         let _ = tokio::time::timeout(self.settings().liveness.ping(), read).await;
         let last_call = {
-            let mut receiving = lock(&self.receiving);
+            let mut receiving = self.receiving.lock();
             if let Some(dispatch) = &self.dispatch {
                 dispatch.refuse(&mut receiving.in_order);
             }
@@ -107,7 +106,7 @@ impl Connection {
 
     /// Whether no call is left to be answered. In the order in which calls move on, so that none is missed.
     fn is_done(&self) -> bool {
-        !lock(&self.receiving).inbox.is_assembling()
+        !self.receiving.lock().inbox.is_assembling()
             && self.dispatch.as_ref().is_none_or(|dispatch| dispatch.is_idle())
             && self.sender.is_done()
     }
@@ -179,7 +178,7 @@ impl Connection {
         if let Some((_, link)) = gone {
             link.close();
         }
-        let attempt = lock(&self.receiving).attempt.take();
+        let attempt = self.receiving.lock().attempt.take();
         attempt.inspect(|attempt| attempt.abort());
         if let Some(dispatch) = &self.dispatch {
             dispatch.end();

@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use super::Connection;
 use crate::proto::wire::{CloseCode, FrameType, Ping};
 use crate::status::{Blame, Executed};
-use crate::sync::lock;
 
 /// Runs for as long as the connection lives. Sleeps without a timer while no call waits: an idle connection costs
 /// nothing.
@@ -79,7 +78,7 @@ impl Connection {
     pub(super) async fn ping(&self) {
         let (sender, receiver) = oneshot::channel();
         let token = {
-            let mut receiving = lock(&self.receiving);
+            let mut receiving = self.receiving.lock();
             let token = self.heard.load(Ordering::Relaxed).wrapping_add(1).max(1);
             receiving.ping = Some((token, sender));
             token

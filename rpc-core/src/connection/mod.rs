@@ -28,7 +28,7 @@ mod upgrade;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Context as TaskContext;
 use std::time::Duration;
 
@@ -49,6 +49,7 @@ use crate::session::{self, Owner, Sender, Terms};
 use crate::settings::Settings;
 use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
+use crate::sync::{Mutex, rank};
 use crate::transport::{Link, Reason, Unavailable};
 
 /// What a connection's calls travel by, and why not by something better.
@@ -133,7 +134,7 @@ pub struct Connection {
     me: Weak<Self>,
     runtime: tokio::runtime::Handle,
     sender: Arc<Sender>,
-    receiving: Mutex<receive::Receiving>,
+    receiving: Mutex<rank::Receiving, receive::Receiving>,
     /// Counts what arrives, so that silence can be noticed.
     heard: AtomicU64,
 

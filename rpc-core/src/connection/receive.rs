@@ -17,7 +17,6 @@ use crate::proto::upgrade_state::UpgradeState;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
 use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
-use crate::sync::lock;
 use crate::transport::{LinkEnd, LinkHandler};
 
 /// What receiving needs; under one lock, which no user code runs under.
@@ -116,7 +115,7 @@ impl LinkHandler for LinkReceiver {
             return Ok(None);
         }
         let result = {
-            let mut receiving = lock(&self.connection.receiving);
+            let mut receiving = self.connection.receiving.lock();
             let order = receiving.inbox.order(self.route, header);
             order.and_then(|_| receiving.inbox.buffer(header))
         };

@@ -1,6 +1,5 @@
 //! Trying to move up again, after it failed or after the upgraded link was lost.
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -8,7 +7,7 @@ use tokio::time::Instant;
 use super::{Connection, Phase, Role, Upgrading};
 use crate::backoff;
 use crate::proto::wire;
-use crate::sync::lock;
+use crate::sync::{Mutex, rank};
 
 /// The pause before the first further attempt; each one after it is twice as long, up to `liveness.retry_ms`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -18,7 +17,7 @@ const PROVEN: Duration = Duration::from_secs(60);
 
 /// How often the upgraded link has failed of late.
 #[derive(Debug, Default)]
-pub(super) struct Retry(Mutex<Failures>);
+pub(super) struct Retry(Mutex<rank::Leaf, Failures>);
 
 #[derive(Debug, Default)]
 struct Failures {
@@ -29,12 +28,12 @@ struct Failures {
 impl Retry {
     /// The session has moved up.
     pub(super) fn note_up(&self) {
-        lock(&self.0).up_since = Some(Instant::now());
+        self.0.lock().up_since = Some(Instant::now());
     }
 
     /// How long to wait now that it has failed.
     fn pause(&self, longest: Duration) -> Duration {
-        let mut failures = lock(&self.0);
+        let mut failures = self.0.lock();
         if failures.up_since.take().is_some_and(|since| since.elapsed() >= PROVEN) {
             failures.count = 0;
         }

@@ -12,7 +12,6 @@ use crate::compress::Compression;
 use crate::config::Policy;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
-use crate::sync::lock;
 use crate::transport::{Link, Reason, Unavailable};
 
 impl Connection {
@@ -167,7 +166,7 @@ impl Connection {
             sending.peer_max_frame = hello.max_frame as usize;
         });
         if describes {
-            lock(&self.receiving).inbox.allow_described();
+            self.receiving.lock().inbox.allow_described();
         }
         self.calls.admit(hello.max_calls);
         let upgrades = hello.upgrades.clone();

@@ -16,7 +16,6 @@ use crate::proto::session::{Fallen, Say, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
 use crate::session::Sending;
 use crate::status::{Blame, Executed};
-use crate::sync::lock;
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
 
 /// How many link frames may wait for a peer that does not read and makes one offer after the other.
@@ -60,7 +59,7 @@ impl Connection {
     /// Prepares a link in a task, which ends with the attempt.
     pub(super) fn attempt(&self, prepare: impl Future<Output = ()> + Send + 'static) {
         let task = self.runtime.spawn(prepare).abort_handle();
-        let former = lock(&self.receiving).attempt.replace(task);
+        let former = self.receiving.lock().attempt.replace(task);
         former.inspect(AbortHandle::abort);
     }
 
@@ -101,7 +100,7 @@ impl Connection {
         };
         let (sender, answer) = oneshot::channel();
         let epoch = {
-            let mut receiving = lock(&self.receiving);
+            let mut receiving = self.receiving.lock();
             let Some(epoch) = receiving.upgrade_state.begin() else { return };
             receiving.inbox.expect(epoch);
             receiving.answer = Some(sender);
@@ -122,7 +121,7 @@ impl Connection {
             return Err(WireError::new("offer", "comes again and again, and the answers are not read"));
         }
         {
-            let mut receiving = lock(&self.receiving);
+            let mut receiving = self.receiving.lock();
             receiving.upgrade_state.accept(offer.epoch)?;
             receiving.inbox.expect(offer.epoch);
         }
@@ -163,7 +162,7 @@ impl Connection {
     }
 
     pub(super) fn on_answer(&self, answer: Answer) -> Result<(), WireError> {
-        let mut receiving = lock(&self.receiving);
+        let mut receiving = self.receiving.lock();
         if answer.epoch > receiving.upgrade_state.epoch() {
             return Err(WireError::new("answer.epoch", "was never offered"));
         }
@@ -185,7 +184,7 @@ impl Connection {
         };
         let Some(connection) = self.me() else { return link.close() };
         let up = {
-            let mut receiving = lock(&self.receiving);
+            let mut receiving = self.receiving.lock();
             let Receiving { upgrade_state, inbox, .. } = &mut *receiving;
             self.sender.change(|sending| {
                 let mut session = Session { upgrade_state, inbox, outbox: &mut sending.outbox };
@@ -216,7 +215,7 @@ impl Connection {
     }
 
     pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
-        if end.malformed && lock(&self.receiving).upgrade_state.is_usable(epoch) {
+        if end.malformed && self.receiving.lock().upgrade_state.is_usable(epoch) {
             return self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         }
         let why = Unavailable::new(Reason::QueuePair, end.detail.clone());
@@ -246,7 +245,7 @@ impl Connection {
         fall: impl FnOnce(Session<'_>) -> Result<Fallen, WireError>,
     ) -> Result<(), WireError> {
         let (fallen, gone, owed, attempt) = {
-            let mut receiving = lock(&self.receiving);
+            let mut receiving = self.receiving.lock();
             let Receiving { upgrade_state, inbox, answer, attempt, .. } = &mut *receiving;
             let (fallen, gone, owed) = self.sender.change(|sending| {
                 let fallen = fall(Session { upgrade_state, inbox, outbox: &mut sending.outbox })?;
@@ -310,7 +309,7 @@ impl Connection {
     fn still_owes(&self, owed: Owed) -> Option<String> {
         match owed {
             Owed::Down(epoch) => {
-                let upgrade_state = lock(&self.receiving).upgrade_state;
+                let upgrade_state = self.receiving.lock().upgrade_state;
                 (upgrade_state.epoch() == epoch && upgrade_state.is_open())
                     .then(|| "has not answered DOWN".into())
             }

@@ -1,16 +1,15 @@
 //! The calls of the peer that are in progress on this side.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard};
 
 use tokio::task::{AbortHandle, JoinHandle};
 
-use crate::sync::lock;
+use crate::sync::{Mutex, MutexGuard, rank};
 
 /// The calls of the peer that have been taken in and neither answered nor cancelled. In here from the moment that their
 /// order is known: what comes after a REQUEST finds it, whichever link and thread it comes by.
 #[derive(Debug, Default)]
-pub(super) struct Running(Mutex<Table>);
+pub(super) struct Running(Mutex<rank::Running, Table>);
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -25,13 +24,13 @@ pub(super) struct Table {
 impl Running {
     /// For several calls at once. A call that ends is to be found in here or in the queue of what is sent, and not in both:
     /// its answer is queued under this lock.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
-        lock(&self.0)
+    pub(super) fn lock(&self) -> MutexGuard<'_, rank::Running, Table> {
+        self.0.lock()
     }
 
     /// The handler of a call has become a task. False: the call has ended meanwhile.
     pub(super) fn has_task(&self, call: u64, task: &JoinHandle<()>) -> bool {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         let is_new = table.take_new(call);
         if is_new {
             table.tasks.insert(call, task.abort_handle());
@@ -42,25 +41,25 @@ impl Running {
     /// A call has ended. If it had become a task, gives its handle: the handler is dropped when no lock is held. `None`: it
     /// had ended before.
     pub(super) fn take(&self, call: u64) -> Option<Option<AbortHandle>> {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         if table.take_new(call) { Some(None) } else { table.tasks.remove(&call).map(Some) }
     }
 
     /// The handler of a call is done: has `answer` queue the answer, unless the call has ended before. Under the lock,
     /// because a call is to be found here or in the queue, and not in both.
     pub(super) fn end_with<R>(&self, call: u64, answer: impl FnOnce() -> R) -> Option<R> {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         table.end(call).then(answer)
     }
 
     /// Whether no handler runs.
     pub(super) fn is_idle(&self) -> bool {
-        lock(&self.0).count() == 0
+        self.0.lock().count() == 0
     }
 
     /// Drops every handler: the connection is gone.
     pub(super) fn drop_all(&self) {
-        let mut table = lock(&self.0);
+        let mut table = self.0.lock();
         table.new.clear();
         let tasks = std::mem::take(&mut table.tasks);
         drop(table);

@@ -1,18 +1,12 @@
 //! A combining queue: the thread that holds the lock works for all that queue meanwhile ("flat combining").
 
-use std::sync::{PoisonError, TryLockError};
-
 #[cfg(not(all(test, farcall_loom)))]
-use std::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
-};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 #[cfg(all(test, farcall_loom))]
-use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
-};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::sync::{Mutex, rank};
 
 /// A state, and a queue of what waits to be put into it.
 ///
@@ -21,14 +15,14 @@ use loom::sync::{
 /// for work that takes long, and nothing is forgotten.
 #[derive(Debug)]
 pub(crate) struct CombiningQueue<Q, S> {
-    queue: Mutex<Q>,
+    queue: Mutex<rank::Queue, Q>,
     /// How many are in it, to be read without the lock.
     queued: AtomicUsize,
     /// There may be something in the queue, or other work. Every access reads and writes in one step. So either the thread that
     /// has unlocked sees the request, or the requester's access comes after the unlocking and finds the state unlocked. With
     /// plain loads and stores both could miss, and a message would wait for the next one to come.
     requested: AtomicBool,
-    state: Mutex<S>,
+    state: Mutex<rank::Sending, S>,
 }
 
 /// The content of the queue.
@@ -58,7 +52,7 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
     // Inlined, as `put` is: so that what is put in is not moved on its way.
     #[inline(always)]
     pub(crate) fn push(&self, put: impl FnOnce(&mut Q)) -> usize {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.len() == 0 {
             // Under the lock: a thread that finds something in the queue relies on it being requested, or being taken out.
             self.request();
@@ -81,7 +75,7 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
 
     /// Inspects the queue.
     pub(super) fn inspect_queue<R>(&self, inspect: impl FnOnce(&Q) -> R) -> R {
-        inspect(&lock(&self.queue))
+        inspect(&self.queue.lock())
     }
 
     /// Puts what is queued into the state and does `work` on it, for as long as more comes. Returns at once if another
@@ -89,11 +83,7 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
     pub(crate) fn run(&self, mut work: impl FnMut(&mut S)) {
         // If nothing is requested now, a later requester finds the state unlocked.
         while self.is_requested() {
-            let mut state = match self.state.try_lock() {
-                Ok(state) => state,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
+            let Some(mut state) = self.state.try_lock() else { return };
             self.absorb(&mut state);
             work(&mut state);
         }
@@ -102,7 +92,7 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
     /// Waits for the state and inspects it, as it is without what is queued. Then does the `work` that others have left
     /// meanwhile.
     pub(super) fn inspect<R>(&self, inspect: impl FnOnce(&mut S) -> R, work: impl FnMut(&mut S)) -> R {
-        let result = inspect(&mut lock(&self.state));
+        let result = inspect(&mut self.state.lock());
         if self.is_requested() {
             self.run(work);
         }
@@ -111,12 +101,12 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
 
     /// Waits for the state and inspects it, and leaves the work to others undone: [`run`](Self::run) must follow.
     pub(crate) fn inspect_only<R>(&self, inspect: impl FnOnce(&mut S) -> R) -> R {
-        inspect(&mut lock(&self.state))
+        inspect(&mut self.state.lock())
     }
 
     /// Waits for the state, absorbs the queue and changes the state. Then does `work`.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut S) -> R, mut work: impl FnMut(&mut S)) -> R {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         self.absorb(&mut state);
         let result = change(&mut state);
         work(&mut state);
@@ -134,16 +124,11 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
 
     fn absorb(&self, state: &mut S) {
         if self.requested.swap(false, Ordering::AcqRel) {
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             state.absorb(&mut queue);
             self.queued.store(0, Ordering::Release);
         }
     }
-}
-
-/// Locks, also after a panic; see [`crate::sync::lock`], which knows no mutex of loom's.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Every interleaving of a few threads: `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-core --lib loom`.
@@ -230,7 +215,7 @@ mod loom_tests {
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            let done = super::lock(&shared.state);
+            let done = shared.state.lock();
             assert_eq!((done.taken, done.worked), (pushes, pushes), "something was forgotten");
         });
     }
@@ -277,7 +262,7 @@ mod loom_tests {
             if wakes {
                 flush(&shared);
             }
-            assert_eq!(super::lock(&shared.0.state).worked, 2, "something was forgotten");
+            assert_eq!(shared.0.state.lock().worked, 2, "something was forgotten");
         });
     }
 }

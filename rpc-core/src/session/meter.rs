@@ -7,12 +7,11 @@ pub(crate) use self::silent::{Meter, count_fallback};
 
 #[cfg(feature = "metrics")]
 mod counting {
-    use std::sync::Mutex;
+    use std::sync::{Mutex, PoisonError};
 
     use crate::sampler::{Sampled, Sampler};
     use crate::session::Role;
     use crate::session::sender::{Sender, Traffic};
-    use crate::sync::lock;
     use crate::transport::{Counters, Unavailable};
 
     /// Counts, by its reason, that calls go by the stream link.
@@ -63,7 +62,7 @@ mod counting {
         }
 
         fn sample(&self) -> bool {
-            let mut told = lock(&self.meter.told);
+            let mut told = self.meter.told.lock().unwrap_or_else(PoisonError::into_inner);
             let now = self.traffic();
             let before = std::mem::replace(&mut *told, now);
             drop(told);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::BytesMut;
 use tokio::runtime::Handle;
@@ -19,6 +19,7 @@ use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
 use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::{Cancel, FrameType, WireError};
+use crate::sync::{Mutex, rank};
 use crate::transport::{Counters, Link};
 
 /// What an upgraded link may hold unacknowledged, in bytes.
@@ -121,7 +122,7 @@ pub(crate) struct Sender {
     stream: Arc<dyn Link>,
     queue: CombiningQueue<Queue, Sending>,
     /// The upgraded link, while it is in use. Written under the sending lock, and a leaf.
-    pub(super) upgraded: Mutex<Option<Arc<dyn Link>>>,
+    pub(super) upgraded: Mutex<rank::Leaf, Option<Arc<dyn Link>>>,
     /// The number of the last frame that was taken in.
     pub(super) received: AtomicU32,
     /// The one that the last header which left has acknowledged.

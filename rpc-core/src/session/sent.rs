@@ -1,29 +1,23 @@
 //! Tracked messages that have left, on their way to the streams that wait for that.
 
-use std::sync::PoisonError;
-
 #[cfg(not(all(test, farcall_loom)))]
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(all(test, farcall_loom))]
-use loom::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
-};
+use loom::sync::atomic::{AtomicBool, Ordering};
+
+use crate::sync::{Mutex, rank};
 
 /// The calls whose tracked message has left: noted under the sending lock, reported when no lock is held.
 #[derive(Debug, Default)]
 pub(crate) struct SentCalls {
-    calls: Mutex<Vec<u64>>,
+    calls: Mutex<rank::Leaf, Vec<u64>>,
     any: AtomicBool,
 }
 
 impl SentCalls {
     pub(crate) fn note(&self, calls: Vec<u64>) {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner).extend(calls);
+        self.calls.lock().extend(calls);
         self.any.store(true, Ordering::Release);
     }
 
@@ -35,6 +29,6 @@ impl SentCalls {
     pub(crate) fn take(&self) -> Vec<u64> {
         // First: the thread that notes one after this finds it.
         self.any.swap(false, Ordering::Acquire);
-        std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.calls.lock())
     }
 }

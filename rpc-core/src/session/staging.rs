@@ -9,7 +9,6 @@ use super::sender::{Sender, Sending};
 use crate::payload::BY_REFERENCE;
 use crate::proto::message::Message;
 use crate::proto::wire::features;
-use crate::sync::lock;
 use crate::transport::{Direction, Link};
 
 /// A message is described only if the part of it that is sent, all but its bulk, is at most so long. Bytes.
@@ -18,12 +17,12 @@ const MAX_BEGIN: usize = 4096;
 impl Sender {
     /// Returns the link whose peer may read this side's memory, if there is one.
     pub(crate) fn upgraded(&self) -> Option<Arc<dyn Link>> {
-        lock(&self.upgraded).clone()
+        self.upgraded.lock().clone()
     }
 
     /// Sets that link, with the lock of sending held.
     pub(crate) fn set_upgraded(&self, _: &mut Sending, link: Option<Arc<dyn Link>>) {
-        *lock(&self.upgraded) = link;
+        *self.upgraded.lock() = link;
     }
 
     /// Puts the end of a long message where the peer can read it, before the message is queued. A copy, if one must be made, is

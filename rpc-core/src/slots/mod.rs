@@ -3,20 +3,14 @@
 mod place;
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 use std::task::{Context as TaskContext, Poll, Waker};
-
-#[cfg(not(all(test, farcall_loom)))]
-use std::sync::{Mutex, MutexGuard};
-
-#[cfg(all(test, farcall_loom))]
-use loom::sync::{Mutex, MutexGuard};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 pub(crate) use self::place::Place;
 use crate::status::Status;
+use crate::sync::{Mutex, MutexGuard, rank};
 
 /// The slots of a connection's calls: each ends with a RESPONSE, or with what came instead.
 pub(crate) type CallSlots = Slots<Result<Bytes, Status>, Status>;
@@ -24,7 +18,7 @@ pub(crate) type CallSlots = Slots<Result<Bytes, Status>, Status>;
 /// The slots of calls, which end with an `E`; calls are numbered from 1. There are as many places as the peer takes calls
 /// at once, none before it has said so. After a reason `R` was given no more slots are opened.
 #[derive(Debug)]
-pub(crate) struct Slots<E, R>(Mutex<Table<E, R>>);
+pub(crate) struct Slots<E, R>(Mutex<rank::CallTable, Table<E, R>>);
 
 #[derive(Debug)]
 struct Table<E, R> {
@@ -347,8 +341,8 @@ impl<E, R: Clone> Slots<E, R> {
         self.lock().open == 0
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table<E, R>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, rank::CallTable, Table<E, R>> {
+        self.0.lock()
     }
 }
 

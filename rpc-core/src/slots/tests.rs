@@ -95,7 +95,7 @@ fn no_waker_is_dropped_under_the_lock() {
     }
     impl Drop for Task {
         fn drop(&mut self) {
-            self.1.fetch_or(self.0.0.try_lock().is_err(), Ordering::Relaxed);
+            self.1.fetch_or(self.0.0.try_lock().is_none(), Ordering::Relaxed);
         }
     }
 

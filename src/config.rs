@@ -13,8 +13,23 @@ use crate::Address;
 /// Everything that can be configured, for channels and servers alike.
 ///
 /// It can be made in code, read from TOML ([`from_toml`](Self::from_toml)) or with any other serde format. Keys that
-/// are not known are errors. The environment variable `FARCALL_TRANSPORT` (`auto`, `rdma`, `tcp`) goes before
-/// [`transport`](Self::transport), and the scheme of an address before both.
+/// are not known are errors.
+///
+/// # Which transport counts
+///
+/// The first of these that says one decides:
+///
+/// | | where it is said | who says it |
+/// |---|---|---|
+/// | 1 | the scheme of an [`Address`](crate::Address): `rdma://` or `tcp://` | client |
+/// | 2 | `FARCALL_TRANSPORT`, if the builder has `with_env()` | client, server |
+/// | 3 | `transport(..)` of the builder | client, server |
+/// | 4 | [`Config::transport`], set in code, TOML or an address (`?transport=tcp`) | client, server |
+/// | 5 | `FARCALL_TRANSPORT`: `auto`, `rdma` or `tcp`; an empty value counts as none | client, server |
+/// | 6 | otherwise [`Policy::Auto`] | |
+///
+/// So the environment never overrides what a program says, unless the program asks for that. Where a program says nothing, an
+/// operator can switch it.
 ///
 /// ```
 /// let config = farcall::Config::from_toml(r#"
@@ -33,8 +48,9 @@ use crate::Address;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Config {
-    /// Which transport to use. Default `auto`.
-    pub transport: Policy,
+    /// Which transport to use. Default `None`: `FARCALL_TRANSPORT` decides, or else [`Policy::Auto`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Policy>,
     /// What this side accepts from the other.
     pub limits: Limits,
     /// How long to wait for the other side.
@@ -126,16 +142,27 @@ fn wanted_by(value: Option<std::ffi::OsString>) -> Result<Option<Policy>, Config
 /// What only transports need.
 #[cfg(feature = "tcp")]
 impl Config {
-    /// This configuration as the environment and an address change it.
-    pub(crate) fn resolve(&self, address: Option<&Address>) -> Result<Self, ConfigError> {
-        let mut config = self.clone();
-        if let Some(transport) = wanted_by(std::env::var_os(TRANSPORT_VARIABLE))? {
-            config.transport = transport;
-        }
-        if let Some(address) = address {
-            config = config.with_settings(address.settings())?;
-            config.transport = address.policy().unwrap_or(config.transport);
-        }
+    /// Returns this configuration with what an address sets, and with the transport that counts. `env_first`: the
+    /// environment overrides what the configuration says.
+    pub(crate) fn resolve(self, address: Option<&Address>, env_first: bool) -> Result<Self, ConfigError> {
+        self.resolve_by(address, env_first, std::env::var_os(TRANSPORT_VARIABLE))
+    }
+
+    fn resolve_by(
+        self,
+        address: Option<&Address>,
+        env_first: bool,
+        variable: Option<std::ffi::OsString>,
+    ) -> Result<Self, ConfigError> {
+        let mut config = match address {
+            Some(address) => self.with_settings(address.settings())?,
+            None => self,
+        };
+        let said = config.transport.filter(|_| !env_first);
+        config.transport = match address.and_then(Address::policy).or(said) {
+            Some(policy) => Some(policy),
+            None => wanted_by(variable)?.or(config.transport),
+        };
         config.contradiction().map_err(|why| ConfigError::new(format!("configuration: {why}")))?;
         Ok(config)
     }
@@ -170,13 +197,18 @@ impl Config {
         whole.try_into().map_err(|e| wrong(&e))
     }
 
+    /// The transport of a resolved configuration.
+    pub(crate) fn policy(&self) -> Policy {
+        self.transport.unwrap_or_default()
+    }
+
     /// What the core needs to know of it. Under `rdma`, an error here and now if this side can't.
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             limits: self.limits.clone(),
             liveness: self.liveness.clone(),
             calls: self.calls.clone(),
-            policy: self.transport,
+            policy: self.policy(),
             upgrade: self.upgrade(),
         }
     }
@@ -216,6 +248,32 @@ mod tests {
     }
 
     #[test]
+    fn the_first_that_says_a_transport_decides() {
+        use Policy::{Auto, Rdma, Tcp};
+        // Scheme, `with_env`, configuration, environment; and what counts.
+        let cases = [
+            ("tcp", true, Some(Rdma), Some("rdma"), Tcp),
+            ("rdma", false, Some(Tcp), Some("tcp"), Rdma),
+            ("farcall", true, Some(Rdma), Some("tcp"), Tcp),
+            ("farcall", true, Some(Rdma), None, Rdma),
+            ("farcall", true, Some(Rdma), Some(""), Rdma),
+            ("farcall", false, Some(Auto), Some("rdma"), Auto),
+            ("farcall", false, Some(Tcp), Some("nonsense"), Tcp),
+            ("farcall", false, None, Some("rdma"), Rdma),
+            ("farcall", false, None, Some(""), Auto),
+            ("farcall", false, None, None, Auto),
+        ];
+        for (scheme, with_env, transport, variable, expected) in cases {
+            let address: Address = format!("{scheme}://a:1").parse().unwrap();
+            let config = Config { transport, ..Config::default() };
+            let resolved = config.resolve_by(Some(&address), with_env, variable.map(Into::into)).unwrap();
+            assert_eq!(resolved.policy(), expected, "{scheme} {with_env} {transport:?} {variable:?}");
+        }
+        let wrong = Config::default().resolve_by(None, false, Some("udp".into())).unwrap_err();
+        assert!(wrong.to_string().starts_with("FARCALL_TRANSPORT: "), "{wrong}");
+    }
+
+    #[test]
     fn unknown_keys_are_errors() {
         for text in ["transprot = \"tcp\"", "[limits]\nmax_mesage = 1", "[nonsense]\nx = 1"] {
             let error = Config::from_toml(text).unwrap_err().to_string();
@@ -250,7 +308,7 @@ mod tests {
             [0, 46]
         );
         let address: Address = "tcp://a:1?tcp.dscp.urgent=18".parse().unwrap();
-        let config = config.resolve(Some(&address)).unwrap();
+        let config = config.resolve(Some(&address), false).unwrap();
         assert_eq!(
             [TrafficClass::Urgent, TrafficClass::Bulk].map(|class| config.tcp.dscp.of(class)),
             [18, 8]
@@ -285,21 +343,21 @@ mod tests {
     #[test]
     fn an_address_goes_before_the_configuration() {
         let address: Address = "tcp://a:1?limits.max_message=4096&liveness.connect_ms=7".parse().unwrap();
-        let config = Config::default().resolve(Some(&address)).unwrap();
-        assert_eq!(config.transport, Policy::Tcp);
+        let config = Config::default().resolve(Some(&address), false).unwrap();
+        assert_eq!(config.transport, Some(Policy::Tcp));
         assert_eq!(config.limits.max_message, 4096);
         assert_eq!(config.liveness.connect_ms, 7);
 
         let address: Address = "tcp://a:1?calls.wait_for_ready=true".parse().unwrap();
         assert!(!Config::default().calls.wait_for_ready);
-        assert!(Config::default().resolve(Some(&address)).unwrap().calls.wait_for_ready);
+        assert!(Config::default().resolve(Some(&address), false).unwrap().calls.wait_for_ready);
     }
 
     #[test]
     fn a_wrong_setting_in_an_address_is_named() {
         for setting in ["limits.max_mesage=4096", "nonsense=1", "limits.max_message=many", "transport.x=1"] {
             let address: Address = format!("tcp://a:1?{setting}").parse().unwrap();
-            let error = Config::default().resolve(Some(&address)).unwrap_err().to_string();
+            let error = Config::default().resolve(Some(&address), false).unwrap_err().to_string();
             assert!(error.contains("setting in the address") && !error.contains('\n'), "{setting}: {error}");
         }
     }

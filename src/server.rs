@@ -40,6 +40,9 @@ pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
     stack: Option<Stack>,
     config: Config,
+    transport: Option<Policy>,
+    with_env: bool,
+    compress: Option<Compression>,
 }
 
 impl fmt::Debug for ServerBuilder {
@@ -134,13 +137,26 @@ impl ServerBuilder {
 
     /// What the answers of all services are compressed by, streams included, where neither
     /// [service](crate::middleware::ServiceExt::compress) nor [handler](crate::Context::compress) says otherwise. If this build
-    /// lacks it, it does not bind. [`config`](Self::config) sets it anew.
+    /// lacks it, it does not bind.
     pub fn compress(mut self, by: Compression) -> Self {
-        self.config.calls.compress = by;
+        self.compress = Some(by);
         self
     }
 
-    /// Sets everything else.
+    /// Chooses the transport. The environment counts more [if asked](Self::with_env): [`Config`] has the whole order.
+    pub fn transport(mut self, policy: Policy) -> Self {
+        self.transport = Some(policy);
+        self
+    }
+
+    /// Lets the environment variable `FARCALL_TRANSPORT` override the transport that code or configuration choose. Without
+    /// this it counts only where they choose none.
+    pub fn with_env(mut self) -> Self {
+        self.with_env = true;
+        self
+    }
+
+    /// Sets everything that the builder's other methods do not set. Those count more, before this or after it.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
@@ -159,9 +175,12 @@ impl ServerBuilder {
             let why = "the server must be bound within a tokio runtime, which its connections run on";
             return Err(ConfigError::new(why).into());
         }
-        let config = self.config.resolve(None)?;
+        let mut config = self.config;
+        config.transport = self.transport.or(config.transport);
+        config.calls.compress = self.compress.unwrap_or(config.calls.compress);
+        let config = config.resolve(None, self.with_env)?;
         let settings = config.settings();
-        if config.transport == Policy::Rdma {
+        if config.policy() == Policy::Rdma {
             let able = match &settings.upgrade {
                 Ok(upgrade) => upgrade.announce().await.map(drop),
                 Err(why) => Err(why.clone()),

@@ -303,7 +303,7 @@ async fn the_transport_says_what_it_is_and_why() {
 #[tokio::test]
 async fn a_server_that_requires_rdma_and_can_not_have_it_says_so_at_once() {
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     let server = Server::builder().add(StoreServer::new(Shelf::default())).config(config);
     // On a machine with a device it can.
     if let Err(error) = server.bind("127.0.0.1:0").await {

@@ -35,7 +35,7 @@ fn made(id: u64, len: usize) -> Bytes {
 
 fn config() -> Config {
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.rdma.strict_credits = true;
     config.liveness.connect_ms = 60_000;
     config

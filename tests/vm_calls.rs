@@ -50,7 +50,7 @@ fn made(bytes: usize, seed: u8) -> Bytes {
 /// RDMA or nothing, and not one message for which there is no buffer.
 fn config() -> Config {
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.rdma.strict_credits = true;
     // An emulated machine on a busy host is slow.
     config.liveness.connect_ms = 60_000;

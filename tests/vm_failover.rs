@@ -17,7 +17,7 @@ async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_no_item_and_re
     let deaths = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 8 };
     let log = Log::default();
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.rdma.strict_credits = true;
     config.liveness.connect_ms = 60_000;
     config.liveness.retry_ms = 50;

@@ -29,7 +29,7 @@ impl Echo for Mirror {
 
 fn config() -> Config {
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.rdma.connections = 200;
     // An emulated machine on a busy host is slow.
     config.liveness.connect_ms = 60_000;

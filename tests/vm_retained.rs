@@ -33,7 +33,7 @@ async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() 
     let count = if long() { 10_000 } else { 1000 };
     let log = Log::default();
     let mut config = frugal();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     let (address, _server) = work::serve(&log, config.clone()).await;
     let keeper = WorkClient::new(connect(&address, &config).await);
     let other = WorkClient::new(connect(&address, &config).await);
@@ -70,7 +70,7 @@ async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() 
 async fn a_client_that_stops_reading_holds_up_nobody_else() {
     let log = Log::default();
     let mut config = frugal();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     let (address, _server) = work::serve(&log, config.clone()).await;
     let (asleep, is_asleep) = tokio::sync::oneshot::channel();
     let (wake, wait) = mpsc::channel::<()>();
@@ -119,7 +119,7 @@ async fn sleep_amid_calls(
 async fn handlers_that_never_return_hold_up_nobody_else() {
     let log = Log::default();
     let mut config = frugal();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.limits.concurrent_calls = 100;
     let (address, _server) = work::serve(&log, config.clone()).await;
     let stuck = WorkClient::new(connect(&address, &config).await);

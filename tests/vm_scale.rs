@@ -34,7 +34,7 @@ impl Echo for Echoing {
 /// RDMA or nothing, for 1,100 peers, and not one message for which there is no buffer.
 fn config() -> Config {
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.rdma.strict_credits = true;
     config.rdma.connections = 1100;
     config.rdma.memory = 160 << 20;

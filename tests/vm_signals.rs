@@ -25,7 +25,7 @@ const LONG: [usize; 3] = [100_000, 500_000, 1 << 20];
 
 fn config() -> Config {
     let mut config = Config::default();
-    config.transport = Policy::Rdma;
+    config.transport = Some(Policy::Rdma);
     config.rdma.strict_credits = true;
     // One arena for each direction, so that how much memory is registered does not depend on the load.
     config.rdma.bulk_memory = 8 << 20;

@@ -103,7 +103,9 @@ async fn run() -> Result<(), Box<dyn Error>> {
         Some(file) => configured(&file).map_err(|why| format!("{file}: {why}"))?,
         None => Config::default(),
     };
-    let server = Server::builder().add(KvServer::new(Store::default())).config(config).bind(&address).await?;
+    let server = Server::builder().add(KvServer::new(Store::default())).config(config);
+    // An operator's FARCALL_TRANSPORT overrides the file.
+    let server = server.with_env().bind(&address).await?;
     writeln!(std::io::stdout(), "listening on {}", server.local_addr())?;
     // Calls in progress finish, whichever way the server is told to go.
     let mut terminated = signal(SignalKind::terminate())?;

@@ -187,6 +187,9 @@ pub struct Calls {
     /// A client's: whether calls that set nothing else [wait](crate::client::Call::wait_for_ready) for the server where it
     /// can't be reached. Default false: they fail.
     pub wait_for_ready: bool,
+    /// A client's: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams included. A
+    /// call without a limit sets `Duration::MAX`. Default 0: calls that set none have none.
+    pub timeout_ms: u64,
     /// A server's: whether its clients learn what the statuses that its handlers return were [caused
     /// by](crate::status::Status::with_source). Default true; false is for one that strangers call.
     pub causes: bool,
@@ -207,7 +210,7 @@ impl Calls {
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { wait_for_ready: false, causes: true, compress: Compression::None }
+        Self { wait_for_ready: false, timeout_ms: 0, causes: true, compress: Compression::None }
     }
 }
 

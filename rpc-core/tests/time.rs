@@ -63,6 +63,41 @@ async fn a_deadline_counts_from_when_it_is_set_and_the_earliest_limit_holds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_sets_no_timeout_has_the_channels() {
+    let mut client = plain(Limits::default());
+    client.calls.timeout_ms = 3000;
+    let t = setup(client, plain(Limits::default()));
+    let through_middleware = t.caller.intercept(|request, next| async move {
+        tokio::time::sleep(secs(1)).await;
+        next.run(request).await
+    });
+    for (caller, call_sets, lasts) in [
+        (&t.caller, None, 3),
+        (&through_middleware, None, 3),
+        (&t.caller, Some(secs(1)), 1),
+        (&t.caller, Some(secs(5)), 5),
+    ] {
+        let began = Instant::now();
+        let mut waits = call(caller, &t.info, HANG, "");
+        if let Some(timeout) = call_sets {
+            waits = waits.timeout(timeout);
+        }
+        assert_eq!(waits.await.unwrap_err().code(), Code::DeadlineExceeded);
+        assert_eq!(began.elapsed().as_secs(), lasts, "{call_sets:?}");
+    }
+    let began = Instant::now();
+    let late = t.call(HANG, "").deadline((began + secs(7)).into_std());
+    assert_eq!(late.await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(began.elapsed().as_secs(), 7, "a deadline of its own counts");
+    for caller in [&t.caller, &through_middleware] {
+        let unlimited = tokio::spawn(call(caller, &t.info, HANG, "").timeout(Duration::MAX).into_future());
+        tokio::time::sleep(secs(100)).await;
+        assert!(!unlimited.is_finished());
+        unlimited.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_that_has_expired_is_not_sent() {
     let t = default();
     t.caller.connection().await.unwrap();

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farcall_core::client::{Connector, RawChannel};
 use farcall_core::compress::Compression;
@@ -44,32 +45,52 @@ impl Channel {
 #[must_use = "a builder does nothing until it connects"]
 pub struct ChannelBuilder {
     config: Config,
+    transport: Option<Policy>,
+    with_env: bool,
+    timeout: Option<Duration>,
+    wait_for_ready: Option<bool>,
+    compress: Option<Compression>,
 }
 
 impl ChannelBuilder {
-    /// Sets everything.
+    /// Sets everything that the builder's other methods do not set. Those count more, before this or after it.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Chooses the transport; `FARCALL_TRANSPORT` and the address's scheme go before it.
+    /// Chooses the transport. Only the scheme of the address counts more, and the environment [if asked](Self::with_env):
+    /// [`Config`] has the whole order.
     pub fn transport(mut self, policy: Policy) -> Self {
-        self.config.transport = policy;
+        self.transport = Some(policy);
+        self
+    }
+
+    /// Lets the environment variable `FARCALL_TRANSPORT` override the transport that code or configuration choose. Without
+    /// this it counts only where they choose none. A scheme such as `rdma://` counts more in any case.
+    pub fn with_env(mut self) -> Self {
+        self.with_env = true;
+        self
+    }
+
+    /// Sets the [timeout](crate::Call::timeout) of calls that set none. It covers their streams, too. A call without a limit
+    /// sets `Duration::MAX`.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 
     /// Whether calls that set nothing else [wait](crate::Call::wait_for_ready) for the server while it can't be reached, in
     /// place of failing. [`connect`](Self::connect) itself does not wait; [`connect_lazy`](Self::connect_lazy) need not.
     pub fn wait_for_ready(mut self, wait: bool) -> Self {
-        self.config.calls.wait_for_ready = wait;
+        self.wait_for_ready = Some(wait);
         self
     }
 
     /// What calls, and the streams that they take along, are compressed by that [say](crate::Call::compress) nothing else. If this
     /// build lacks it, it does not connect.
     pub fn compress(mut self, by: Compression) -> Self {
-        self.config.calls.compress = by;
+        self.compress = Some(by);
         self
     }
 
@@ -93,12 +114,31 @@ impl ChannelBuilder {
     ///
     /// If the address or the configuration is wrong.
     pub fn connect_lazy(self, address: &str) -> Result<Channel, ConfigError> {
-        let address: Address = address.parse()?;
-        let config = self.config.resolve(Some(&address))?;
+        let (address, config) = self.resolved(address)?;
         let settings = config.settings();
-        let connector = Dial { address, config };
-        Ok(Channel { raw: RawChannel::new(connector, settings) })
+        Ok(Channel { raw: RawChannel::new(Dial { address, config }, settings) })
     }
+
+    /// Returns the address, and all settings as they count.
+    fn resolved(self, address: &str) -> Result<(Address, Config), ConfigError> {
+        let address: Address = address.parse()?;
+        let mut config = self.config;
+        config.transport = self.transport.or(config.transport);
+        let calls = &mut config.calls;
+        calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
+        calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
+        calls.compress = self.compress.unwrap_or(calls.compress);
+        let config = config.resolve(Some(&address), self.with_env)?;
+        Ok((address, config))
+    }
+}
+
+/// A timeout as the configuration has it: rounded up, and 0 for none.
+fn whole_ms(timeout: Duration) -> u64 {
+    if timeout == Duration::MAX {
+        return 0;
+    }
+    u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)
 }
 
 fn invalid(error: &ConfigError) -> Status {
@@ -138,6 +178,19 @@ impl Connector for Dial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_the_builder_sets_counts_before_and_after_its_configuration() {
+        let mut config = Config::default();
+        (config.transport, config.calls.timeout_ms) = (Some(Policy::Rdma), 7);
+        let builder = || Channel::builder().transport(Policy::Tcp).timeout(Duration::from_micros(1500));
+        let before = builder().config(config.clone()).resolved("farcall://a:1").unwrap();
+        assert_eq!((before.1.policy(), before.1.calls.timeout_ms), (Policy::Tcp, 2));
+        let unlimited = Channel::builder().config(config.clone()).timeout(Duration::MAX);
+        assert_eq!(unlimited.resolved("farcall://a:1").unwrap().1.calls.timeout_ms, 0);
+        let untouched = Channel::builder().config(config).resolved("farcall://a:1").unwrap();
+        assert_eq!((untouched.1.policy(), untouched.1.calls.timeout_ms), (Policy::Rdma, 7));
+    }
 
     #[tokio::test]
     async fn a_wrong_address_is_told_once() {

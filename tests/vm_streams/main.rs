@@ -33,7 +33,7 @@ const BOTH: [Policy; 2] = [Policy::Rdma, Policy::Tcp];
 /// Not one message for which there is no buffer.
 fn config(policy: Policy) -> Config {
     let mut config = Config::default();
-    config.transport = policy;
+    config.transport = Some(policy);
     config.rdma.strict_credits = true;
     // An emulated machine on a busy host is slow.
     config.liveness.connect_ms = 60_000;

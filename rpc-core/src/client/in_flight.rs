@@ -110,6 +110,8 @@ impl InFlightCall {
     ) -> Self {
         let mut call = Self::new(stub, method, Ok(arguments));
         (call.options, call.deadline, call.inherits) = (Some(options), deadline, false);
+        // The call before the middleware has the channel's timeout.
+        call.timeout = Some(Duration::MAX);
         call
     }
 
@@ -248,17 +250,21 @@ impl InFlightCall {
         if self.inherits {
             self.deadline = Context::current_deadline();
         }
-        if let Some(CallOptions { deadline: own @ Some(_), .. }) = self.options.as_deref() {
-            self.deadline = earlier(self.deadline, *own);
-        }
-        if self.timeout.is_none() && self.deadline.is_none() {
+        let own = self.options.as_ref().and_then(|options| options.deadline);
+        self.deadline = earlier(self.deadline, own);
+        let timeout = match self.timeout {
+            Some(timeout) => Some(timeout).filter(|&timeout| timeout < Duration::MAX),
+            None if own.is_some() => None,
+            None => self.stub.channel().timeout(),
+        };
+        if timeout.is_none() && self.deadline.is_none() {
             return None;
         }
         let now = Instant::now();
         self.began = Some(now);
         let inherited = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
-        let left = earlier(self.timeout, inherited);
-        self.deadline = earlier(self.timeout.and_then(|timeout| now.checked_add(timeout)), self.deadline);
+        let left = earlier(timeout, inherited);
+        self.deadline = earlier(timeout.and_then(|timeout| now.checked_add(timeout)), self.deadline);
         left
     }
 

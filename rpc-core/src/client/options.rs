@@ -7,6 +7,7 @@ macro_rules! options {
             /// Gives up after `timeout`, counted from when the call is awaited. Connecting and waiting for a turn count, and the
             /// call's streams must have ended by then. The call ends with DEADLINE_EXCEEDED; the server is told, and drops the
             /// handler. Of several limits the earliest counts: a call made by a handler never outlasts the call that it serves.
+            /// `Duration::MAX` sets no limit, and overrides the channel's.
             #[inline]
             pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
                 self.call.set_timeout(timeout);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::class_connection::{ClassConnection, Lookup};
 use super::connector::{Connector, Shared, gone};
@@ -132,6 +133,13 @@ impl RawChannel {
     /// Whether calls that do not say so themselves wait for a connection.
     pub(crate) fn waits_for_ready(&self) -> bool {
         self.shared.settings.calls.wait_for_ready
+    }
+
+    /// The timeout of calls that set none.
+    #[inline]
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        let timeout_ms = self.shared.settings.calls.timeout_ms;
+        (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms))
     }
 
     /// Connects now if it is not connected, however recent a failed attempt is. Calls of all classes begin new attempts, too.

@@ -78,7 +78,7 @@
 //!         let (sender, upper) = stream::channel(16);
 //!         tokio::spawn(async move {
 //!             while let Some(line) = lines.message().await.transpose() {
-//!                 if sender.send(line.map(|line| line.to_uppercase())).await.is_err() {
+//!                 if sender.pass_on(line.map(|line| line.to_uppercase())).await.is_err() {
 //!                     break; // the client has enough
 //!                 }
 //!             }

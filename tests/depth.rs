@@ -159,7 +159,7 @@ impl Hop for Node {
             let Some(next) = next else {
                 let _guard = Guard::new(&seen);
                 for n in 0..to {
-                    if sender.send(Ok(n)).await.is_err() {
+                    if sender.send(n).await.is_err() {
                         break;
                     }
                 }
@@ -169,7 +169,7 @@ impl Hop for Node {
             // When these are all, only its call's end ends it.
             let mut numbers = next.count(to).await?;
             while let Some(n) = numbers.message().await? {
-                if sender.send(Ok(n)).await.is_err() {
+                if sender.send(n).await.is_err() {
                     break;
                 }
             }

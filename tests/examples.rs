@@ -38,7 +38,7 @@ async fn people_chat() {
     assert_eq!(heard(&mut bob_hears).await, Event::Joined { name: name("bob") });
 
     // A name is taken in its room alone.
-    let nothing = || stream::iter([]);
+    let nothing = || stream::iter::<[String; 0]>([]);
     assert_eq!(bob.join("lobby", "ann", nothing()).await.unwrap_err(), JoinError::NameTaken);
     drop(bob.join("kitchen", "ann", nothing()).await.unwrap());
 

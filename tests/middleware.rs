@@ -102,7 +102,7 @@ impl Shop for Corner {
         let (sender, doubled) = stream::channel(1);
         tokio::spawn(async move {
             while let Ok(Some(item)) = items.message().await {
-                if sender.send(Ok(2 * item)).await.is_err() {
+                if sender.send(2 * item).await.is_err() {
                     break;
                 }
             }

@@ -114,7 +114,7 @@ async fn talk(
     member: Member,
     mut lines: Streaming<String>,
     mut heard: broadcast::Receiver<Event>,
-    sender: stream::Sender<farcall::Result<Event>>,
+    sender: stream::Sender<Event>,
 ) {
     loop {
         tokio::select! {
@@ -125,7 +125,7 @@ async fn talk(
             event = heard.recv() => {
                 let event = event.map_err(|_| Status::new(Code::ResourceExhausted, "too far behind"));
                 let is_last = event.is_err();
-                if sender.send(event).await.is_err() || is_last {
+                if sender.pass_on(event).await.is_err() || is_last {
                     return;
                 }
             }

@@ -15,7 +15,7 @@ pub use crate::in_process::in_process;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, IncomingCall, Method, Outcome, Reply, Service, ServiceInfo};
 pub use crate::status::Status;
-pub use crate::stream::{Stream, Streaming};
+pub use crate::stream::{Stream, StreamItem, Streaming};
 pub use streams::{
     Flattened, Items, Streamed, answer, call_for_stream, call_with_stream, flatten, refuse, requests,
     streamed,

@@ -21,6 +21,34 @@ use crate::proto::wire::{self, decode_status};
 use crate::reply::Sent;
 use crate::status::{Blame, Code, Executed, Status};
 
+/// An item of a stream that a client sends: a `T`, or a `Result<T, Status>` whose error cancels the call. The call ends with that
+/// error then.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no item of a stream of `{T}`",
+    label = "a stream of other items",
+    note = "a stream that a client sends has items of `{T}`, or of `Result<{T}, farcall::Status>`"
+)]
+pub trait StreamItem<T> {
+    /// Returns the item.
+    ///
+    /// # Errors
+    ///
+    /// The status that ends the stream in place of an item.
+    fn as_item(&self) -> Result<&T, &Status>;
+}
+
+impl<T> StreamItem<T> for T {
+    fn as_item(&self) -> Result<&T, &Status> {
+        Ok(self)
+    }
+}
+
+impl<T> StreamItem<T> for Result<T, Status> {
+    fn as_item(&self) -> Result<&T, &Status> {
+        self.as_ref()
+    }
+}
+
 /// How a stream has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

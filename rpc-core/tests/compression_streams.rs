@@ -133,7 +133,7 @@ fn count(stub: &Stub, arguments: &'static str) -> StreamCall<Result<Streaming<By
 }
 
 fn rows(stub: &Stub, count: usize, len: usize) -> Items {
-    Items::passed_on(stub.service(), SUM, items(count, len, None), private::argument::<Raw, Bytes>())
+    Items::of(stub.service(), SUM, items(count, len, None), private::argument::<Raw, Bytes>())
 }
 
 fn load(stub: &Stub, rows: Items) -> StreamCall<Result<Bytes>> {
@@ -374,12 +374,8 @@ async fn streams_go_on_when_links_die() {
     let stub = stub(settings(), test(), settings());
     let streams = async {
         for (count, len) in [(300, 1500), (200, 9000), (50, 200_000)] {
-            let rows = Items::passed_on(
-                stub.service(),
-                CHAT,
-                half_noise(count, len),
-                private::argument::<Raw, Bytes>(),
-            );
+            let rows =
+                Items::of(stub.service(), CHAT, half_noise(count, len), private::argument::<Raw, Bytes>());
             let chat = private::call_for_stream(&stub, CHAT, Ok(Payload::default()), Some(rows), streamed());
             let (mut back, mut sent) = (chat.await.unwrap(), half_noise(count, len));
             for n in 0..count {

@@ -149,7 +149,7 @@ async fn half_duplex() {
 #[tokio::test]
 async fn empty_stream() {
     let pair = Pair::new().await;
-    let mut answers = pair.client.full_duplex_call(stream::iter([])).await.unwrap();
+    let mut answers = pair.client.full_duplex_call(stream::iter::<[OutputRequest; 0]>([])).await.unwrap();
     assert_eq!(next(&mut answers).await, None);
     assert_eq!(answers.end_reason(), Some(EndReason::Completed));
 }
@@ -234,7 +234,7 @@ async fn unimplemented_service() {
 #[tokio::test]
 async fn cancel_after_begin() {
     let mut pair = Pair::new().await;
-    let (ask, requests) = stream::channel::<InputRequest>(1);
+    let (ask, requests) = stream::channel::<InputRequest, _>(1);
     let call = tokio::spawn(pair.client.streaming_input_call(requests).into_future());
     pair.told("begun").await;
     call.abort();

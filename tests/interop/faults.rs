@@ -41,7 +41,7 @@ struct Server {
     name: &'static str,
     events: UnboundedSender<String>,
     allowed: Semaphore,
-    stay: Mutex<Vec<stream::Sender<Result<u32>>>>,
+    stay: Mutex<Vec<stream::Sender<u32>>>,
 }
 
 impl Faulty for Arc<Server> {
@@ -66,7 +66,7 @@ impl Faulty for Arc<Server> {
         match then {
             Then::End => Streaming::new(stream::iter((0..to).map(Ok))),
             Then::Stay => {
-                (0..to).for_each(|n| sender.try_send(Ok(n)).unwrap());
+                (0..to).for_each(|n| sender.try_send(n).unwrap());
                 self.stay.lock().unwrap().push(sender);
                 Streaming::new(numbers)
             }
@@ -78,7 +78,7 @@ impl Faulty for Arc<Server> {
                 tokio::spawn(async move {
                     for n in 0..=to {
                         assert!(n < to, "as the test asks");
-                        sender.send(Ok(n)).await.unwrap();
+                        sender.send(n).await.unwrap();
                     }
                 });
                 Streaming::new(numbers)
@@ -111,7 +111,7 @@ impl Faulty for Arc<Server> {
             loop {
                 match numbers.message().await {
                     Ok(Some(number)) => {
-                        let _ = sender.send(Ok(number)).await;
+                        let _ = sender.send(number).await;
                     }
                     Ok(None) => return events.send("complete".to_owned()),
                     Err(status) => return events.send(status.code().name().to_owned()),

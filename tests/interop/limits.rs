@@ -30,7 +30,7 @@ trait Limited {
 #[derive(Default)]
 struct Strict {
     running: AtomicU32,
-    stay: std::sync::Mutex<Vec<stream::Sender<Result<u32>>>>,
+    stay: std::sync::Mutex<Vec<stream::Sender<u32>>>,
 }
 
 impl Limited for Strict {
@@ -72,7 +72,7 @@ impl Limited for Strict {
 
     fn count_and_stay(&self, to: u32) -> impl Stream<Item = Result<u32>> {
         let (sender, numbers) = stream::channel(to as usize);
-        (0..to).for_each(|n| sender.try_send(Ok(n)).unwrap());
+        (0..to).for_each(|n| sender.try_send(n).unwrap());
         self.stay.lock().unwrap().push(sender);
         numbers
     }

@@ -126,12 +126,12 @@ impl TestService for Tester {
         tokio::spawn(async move {
             let _gone = gone;
             if let Err(status) = echoed {
-                let _ = answer.send(Err(status)).await;
+                answer.fail(status).await;
                 return;
             }
             while let Some(request) = requests.message().await.transpose() {
                 for item in request.map_or_else(|status| vec![Err(status)], answers_of) {
-                    if answer.send(item).await.is_err() {
+                    if answer.pass_on(item).await.is_err() {
                         return; // the client has enough
                     }
                 }
@@ -151,7 +151,7 @@ impl TestService for Tester {
                 all.extend(request.map_or_else(|status| vec![Err(status)], answers_of));
             }
             for item in all {
-                if answer.send(item).await.is_err() {
+                if answer.pass_on(item).await.is_err() {
                     return;
                 }
             }

@@ -23,7 +23,7 @@ impl Watch for Counter {
                 if next == 10 {
                     cx.draining().await;
                 }
-                if next == to || sender.send(Ok(next)).await.is_err() {
+                if next == to || sender.send(next).await.is_err() {
                     return;
                 }
             }

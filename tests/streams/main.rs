@@ -19,7 +19,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use farcall::{
-    Bytes, Channel, Code, Context, EndReason, Executed, Result, Server, Status, Stream, Streaming, stream,
+    Blame, Bytes, Channel, Code, Context, EndReason, Executed, Result, Server, Status, Stream, Streaming,
+    stream,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -196,7 +197,7 @@ impl Log for Store {
         let (sender, joined) = stream::channel(1);
         tokio::spawn(async move {
             while let Some(row) = rows.message().await.transpose() {
-                if sender.send(row.map(|row| row + &with)).await.is_err() {
+                if sender.pass_on(row.map(|row| row + &with)).await.is_err() {
                     break;
                 }
             }
@@ -327,6 +328,31 @@ async fn the_clients_own_methods_give_the_stream_and_take_options() {
         }
         drop(say);
         assert_eq!(doubled.message().await.unwrap(), None);
+    }
+}
+
+#[tokio::test]
+async fn an_error_in_a_clients_stream_cancels_its_call_which_ends_with_it() {
+    for log in [LogClient::in_process(store()), over_tcp(store()).await] {
+        let (say, rows) = stream::channel(1);
+        let mut doubled = log.double(rows).await.unwrap();
+        say.send(4).await.unwrap();
+        assert_eq!(doubled.message().await.unwrap(), Some(8));
+        say.fail(Status::new(Code::DataLoss, "the disk is gone")).await;
+        let error = doubled.message().await.unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::DataLoss, "the disk is gone"));
+
+        let (say, rows) = stream::channel(1);
+        let sum = tokio::spawn(log.sum(1, rows).into_future());
+        say.send(1).await.unwrap();
+        let panics = tokio::spawn(async move {
+            let _say = say;
+            panic!("on purpose");
+        });
+        assert!(panics.await.is_err());
+        let LogError::Call(status) = sum.await.unwrap().unwrap_err() else { panic!("it is no status") };
+        assert_eq!((status.code(), status.blame()), (Code::Internal, Blame::Caller));
+        assert_eq!(status.executed(), Executed::Maybe);
     }
 }
 

@@ -60,7 +60,7 @@ async fn serve(log: &Log, config: Config) -> (String, Handle) {
 }
 
 async fn connect(address: &str, config: Config) -> (FlowClient, Arc<Connection>) {
-    let name = name(config.transport);
+    let name = name(config.transport.unwrap());
     let channel = Channel::builder().config(config).connect(address).await.unwrap();
     assert_eq!(channel.transport().await.unwrap().name, name);
     let near = channel.connection().await.unwrap();

@@ -12,7 +12,7 @@ use crate::codec::{Carry, Decode, Encode, Shape};
 use crate::payload::{Encoder, Payload};
 use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
-use crate::stream::{Stream, Streaming, Streams};
+use crate::stream::{Stream, StreamItem, Streaming, Streams};
 
 /// What a codec does with the stream of items `I` that a method answers with, or the `R` in its place; see [`streamed`].
 /// The client gets a `Streaming<T, E>`.
@@ -130,46 +130,29 @@ fn no_streams(call: &CallName<'_>) -> Reply {
 pub struct Items(Box<dyn Source>);
 
 impl Items {
-    /// The items of a stream.
+    /// Returns the items of a stream. An error among them cancels the call, which ends with it.
     pub fn of<T: 'static>(
         service: &Arc<ServiceInfo>,
         method: usize,
-        items: impl Stream<Item = T> + Send + 'static,
+        items: impl Stream<Item: StreamItem<T>> + Send + 'static,
         argument: Argument<T>,
     ) -> Self {
-        let encode = Self::encoder(service, method, argument);
-        Self(Box::new(Arguments::new(items, encode)))
-    }
-
-    /// The items of a stream that may fail. Its error cancels the call, and is what the call ends with.
-    pub fn passed_on<T: 'static>(
-        service: &Arc<ServiceInfo>,
-        method: usize,
-        items: impl Stream<Item = Result<T, Status>> + Send + 'static,
-        argument: Argument<T>,
-    ) -> Self {
-        let encode = Self::encoder(service, method, argument);
-        let encode = move |item: &Result<T, Status>, out: &mut Encoder| match item {
-            Ok(item) => encode(item, out),
-            Err(status) => Err(Reply::Status(status.clone())),
-        };
-        Self(Box::new(Arguments::new(items, encode)))
-    }
-
-    fn encoder<T>(
-        service: &Arc<ServiceInfo>,
-        method: usize,
-        argument: Argument<T>,
-    ) -> impl Fn(&T, &mut Encoder) -> Result<(), Reply> + Send + Sync + use<T> {
         let (service, encode) = (service.clone(), argument.encode);
-        move |item, out| {
+        let encode_item = move |item: &_, out: &mut Encoder| {
+            let item = StreamItem::as_item(item).map_err(|status| {
+                // On this side the application is the caller.
+                let is_own = status.blame() == Blame::Application;
+                let blame = if is_own { Blame::Caller } else { status.blame() };
+                Reply::Status(status.clone().with_blame(blame).with_executed(Executed::Maybe))
+            })?;
             encode(item, out).map_err(|e| {
                 let call = CallName { service: &service, method };
                 let message = format!("{call}: an item of the argument can't be encoded: {e}");
                 let status = Status::new(Code::Internal, message).with_blame(Blame::Caller);
                 Reply::Status(status.with_executed(Executed::Maybe))
             })
-        }
+        };
+        Self(Box::new(Arguments::new(items, encode_item)))
     }
 }
 

@@ -265,7 +265,7 @@ impl Setup {
         method: usize,
         items: impl Stream<Item = Result<Bytes>> + Send + 'static,
     ) -> Items {
-        Items::passed_on(self.stub.service(), method, items, private::argument::<Raw, Bytes>())
+        Items::of(self.stub.service(), method, items, private::argument::<Raw, Bytes>())
     }
 
     pub(crate) fn load(

@@ -116,7 +116,7 @@ impl Parts<'_> {
         let Method { ident, attributes, answer, .. } = method;
         let inputs = method.arguments.iter().map(|Argument { ident, ty, rows, .. }| match rows {
             Some(row) => quote_spanned! { ty.span() =>
-                #ident: impl #private::Stream<Item = #row> + ::core::marker::Send + 'static
+                #ident: impl #private::Stream<Item: #private::StreamItem<#row>> + ::core::marker::Send + 'static
             },
             None if is_converted(ty) => {
                 quote_spanned! { ty.span() => #ident: impl ::core::convert::Into<#ty> }
@@ -128,7 +128,7 @@ impl Parts<'_> {
             (Answer::Once(_), None) => quote!(#private::Call<#answered, #codec>),
             _ => quote!(#private::StreamCall<#answered>),
         };
-        let body = self.call(index, method, "of");
+        let body = self.call(index, method);
         let separator = (!attributes.is_empty()).then(|| quote!(#[doc = ""]));
         let docs = doc(&format!("Calls `{}`.", service.full_name(method)));
         quote! {
@@ -141,8 +141,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Encodes the arguments and makes a call of them; `items` is the function that makes `Items` of a stream.
-    fn call(&self, index: usize, method: &Method, items: &str) -> TokenStream {
+    /// Encodes the arguments and makes a call of them.
+    fn call(&self, index: usize, method: &Method) -> TokenStream {
         let Self { service, private, .. } = self;
         let arguments = names::local("arguments", Span::mixed_site());
         let put = method.values().map(|Argument { ident, wire_name, ty, .. }| {
@@ -152,8 +152,8 @@ impl Parts<'_> {
             quote! { #arguments.put(#argument, #wire_name, &#value); }
         });
         let items = method.rows().map(|(Argument { ident, .. }, row)| {
-            let (argument, items) = (names::argument(service, row), format_ident!("{items}"));
-            quote!(#private::Items::#items(self.stub.service(), #index, #ident, #argument))
+            let argument = names::argument(service, row);
+            quote!(#private::Items::of(self.stub.service(), #index, #ident, #argument))
         });
         let call = match (&method.answer, items) {
             (Answer::Once(_), None) => quote!(self.stub.call(#index, #arguments.finish())),
@@ -222,7 +222,7 @@ impl Parts<'_> {
             let made = match method.rows() {
                 None => quote!(Self::#ident(self, #(#idents),*)),
                 Some(_) => {
-                    let made = self.call(index, method, "passed_on");
+                    let made = self.call(index, method);
                     quote!({ #made })
                 }
             };

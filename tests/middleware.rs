@@ -332,6 +332,28 @@ async fn time_can_be_limited_on_either_side() {
     corner.dropped.notified().await;
 }
 
+/// A call that middleware refuses, on either side, was not executed. Once it has been let through, nobody knows.
+#[tokio::test]
+async fn what_middleware_refuses_is_not_executed() {
+    async fn refuse(_: Request, _: Next) -> Result<Response> {
+        Err(Status::permission_denied("not today"))
+    }
+    async fn too_late(request: Request, next: Next) -> Result<Response> {
+        next.run(request).await?;
+        Err(Status::permission_denied("the answer is not for you"))
+    }
+    let open = || in_process(ShopServer::new(Corner::default()));
+    for (channel, executed) in [
+        (open().intercept(refuse), Executed::No),
+        (in_process(ShopServer::new(Corner::default()).intercept(refuse)), Executed::No),
+        (open().intercept(too_late), Executed::Yes),
+        (in_process(ShopServer::new(Corner::default()).intercept(too_late)), Executed::Yes),
+    ] {
+        let error = ShopClient::new(channel).whoami().await.unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::PermissionDenied, executed), "{error}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_deadline_covers_the_clients_middleware() {
     async fn stuck(_: Request, _: Next) -> Result<Response> {
@@ -341,6 +363,7 @@ async fn a_deadline_covers_the_clients_middleware() {
     let error = shop.buy(1).timeout(Duration::from_secs(1)).await.unwrap_err();
     let OutOfStock::Call(text) = error else { panic!("{error:?}") };
     assert!(text.contains("no answer through the client's middleware"), "{text}");
+    assert!(text.contains("(not executed)"), "{text}");
 }
 
 #[tokio::test]

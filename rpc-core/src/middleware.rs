@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 pub use crate::extensions::Extensions;
 pub use crate::stream::StreamEnd;
-pub(crate) use request::OutgoingCall;
 pub use request::Request;
+pub(crate) use request::{OutgoingCall, Passed};
 pub use response::Response;
 pub use server::{Compressed, Layered, ServiceExt, Stack};
 #[cfg(feature = "tower")]

@@ -171,7 +171,7 @@ impl Executed {
 
 /// Why a call failed: a code, a sentence for a person, whose fault it is, and whether the handler may have run.
 ///
-/// Handlers return one to say no (`Err(Status::new(Code::NotFound, "no such key"))`); farcall makes one when a
+/// Handlers return one to say no (`Err(Status::not_found("no such key"))`); farcall makes one when a
 /// deadline passes, a limit is met or a connection is lost. One word in size, cheap to clone.
 #[derive(Clone)]
 pub struct Status(Box<Inner>);
@@ -188,7 +188,8 @@ struct Inner {
 }
 
 impl Status {
-    /// A status as a handler returns it: the application's, executed.
+    /// Returns a status as a handler returns it: the application's fault, and executed. Middleware that refuses a call returns
+    /// one, too: if the call has not been let through, its caller gets it as not executed.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             code,
@@ -281,6 +282,38 @@ impl Status {
         self.0.message = edit(std::mem::take(&mut self.0.message));
         self
     }
+}
+
+macro_rules! constructors {
+    ($($name:ident $code:ident $doc:literal;)*) => {
+        /// A constructor for each code: `Status::not_found("no such key")` is
+        /// `Status::new(Code::NotFound, "no such key")`.
+        impl Status {$(
+            #[doc = $doc]
+            pub fn $name(message: impl Into<String>) -> Self {
+                Self::new(Code::$code, message)
+            }
+        )*}
+    };
+}
+
+constructors! {
+    cancelled Cancelled "CANCELLED: the caller has given up.";
+    unknown Unknown "UNKNOWN: an error of which nothing else is known.";
+    invalid_argument InvalidArgument "INVALID_ARGUMENT: arguments that no state of the system makes valid.";
+    deadline_exceeded DeadlineExceeded "DEADLINE_EXCEEDED: the time was not enough.";
+    not_found NotFound "NOT_FOUND: something that was asked for does not exist.";
+    already_exists AlreadyExists "ALREADY_EXISTS: something that was to be created exists.";
+    permission_denied PermissionDenied "PERMISSION_DENIED: the caller is known and may not do this.";
+    resource_exhausted ResourceExhausted "RESOURCE_EXHAUSTED: a quota or a limit is used up.";
+    failed_precondition FailedPrecondition "FAILED_PRECONDITION: the system is in a state that forbids it; repeat it only after that has changed.";
+    aborted Aborted "ABORTED: a conflict with other calls; repeat the whole transaction.";
+    out_of_range OutOfRange "OUT_OF_RANGE: a position beyond the valid range, which may grow.";
+    unimplemented Unimplemented "UNIMPLEMENTED: an operation that is not supported.";
+    internal Internal "INTERNAL: a broken invariant.";
+    unavailable Unavailable "UNAVAILABLE: something that is away for a moment; repeat the call later.";
+    data_loss DataLoss "DATA_LOSS: data that are lost or damaged for good.";
+    unauthenticated Unauthenticated "UNAUTHENTICATED: the caller is not known.";
 }
 
 impl fmt::Debug for Status {

@@ -18,7 +18,7 @@ use crate::compress::Compression;
 use crate::connection::{Connection, Line, Pending};
 use crate::context::{Context, Parent, earlier, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
-use crate::middleware::{Next, OutgoingCall, Request, Response};
+use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::ResponseKind;
 use crate::slots::Place;
@@ -63,7 +63,7 @@ pub(super) enum State {
     /// Also when it has been answered.
     Sent(Pending),
     /// In the caller's middleware.
-    Layered(BoxFuture<Result<Response, Status>>),
+    Layered(BoxFuture<Result<Response, Status>>, Passed),
     /// Answered through that.
     Answered(Box<(Parts, Option<Begun>)>),
     Failed,
@@ -243,7 +243,8 @@ impl InFlightCall {
             options,
             deadline: self.deadline,
         });
-        self.state = State::Layered(Box::pin(stack.run(request)));
+        let passed = request.passed();
+        self.state = State::Layered(Box::pin(stack.run(request)), passed);
     }
 
     fn start_time(&mut self) -> Option<Duration> {
@@ -280,8 +281,8 @@ impl InFlightCall {
                 }
                 State::Sent(pending) if pending.is_done() => return Poll::Ready(Err(polled_again())),
                 State::Failed | State::Answered(_) => return Poll::Ready(Err(polled_again())),
-                State::Layered(response) => {
-                    let response = ready!(response.as_mut().poll(cx));
+                State::Layered(response, passed) => {
+                    let response = ready!(response.as_mut().poll(cx)).map_err(|status| passed.judge(status));
                     self.state = State::Failed;
                     let (answer, begun, parts) = response?.into_received();
                     self.state = State::Answered(Box::new((parts, begun)));
@@ -413,7 +414,7 @@ impl InFlightCall {
                 pending.give_up(0);
                 Executed::Maybe
             }
-            State::Layered(_) => Executed::Maybe,
+            State::Layered(_, passed) => passed.executed(),
             _ => Executed::No,
         };
         self.state = State::Failed;
@@ -438,7 +439,9 @@ impl InFlightCall {
                 pending.give_up(1);
                 ("no answer".to_owned(), Executed::Maybe)
             }
-            State::Layered(_) => ("no answer through the client's middleware".to_owned(), Executed::Maybe),
+            State::Layered(_, passed) => {
+                ("no answer through the client's middleware".to_owned(), passed.executed())
+            }
             State::Connecting(_) => {
                 source = self.options.as_mut().and_then(|options| options.not_connected.take());
                 (format!("not connected to {}", self.stub.channel().target()), Executed::No)

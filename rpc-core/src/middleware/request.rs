@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -25,6 +26,26 @@ pub struct Request {
     metadata: Metadata,
     extensions: Extensions,
     deadline: Option<Instant>,
+    passed: Passed,
+}
+
+/// Whether a request has come through all of the middleware. Until then the handler has not run for certain.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Passed(Arc<AtomicBool>);
+
+impl Passed {
+    /// Returns whether the handler may have run.
+    pub(crate) fn executed(&self) -> Executed {
+        if self.0.load(Ordering::Acquire) { Executed::Maybe } else { Executed::No }
+    }
+
+    /// Returns a status that the middleware gave. One that did not let the request through says that nothing was executed.
+    pub(crate) fn judge(&self, status: Status) -> Status {
+        match self.executed() {
+            Executed::No => status.with_executed(Executed::No),
+            _ => status,
+        }
+    }
 }
 
 enum Target {
@@ -61,7 +82,8 @@ impl Request {
         let OutgoingCall { service, method, arguments, class, mut options, deadline } = outgoing;
         let metadata = std::mem::take(&mut options.metadata);
         let target = Target::Server { service, class, options };
-        Self { target, method, arguments, metadata, extensions: Extensions::default(), deadline }
+        let (extensions, passed) = (Extensions::default(), Passed::default());
+        Self { target, method, arguments, metadata, extensions, deadline, passed }
     }
 
     /// One that has arrived.
@@ -71,7 +93,13 @@ impl Request {
         let (metadata, extensions) = (context.metadata().clone(), context.extensions());
         let deadline = context.deadline();
         let target = Target::Handler { service, context, streams: request.streams };
-        Self { target, method, arguments: request.payload, metadata, extensions, deadline }
+        let passed = Passed::default();
+        Self { target, method, arguments: request.payload, metadata, extensions, deadline, passed }
+    }
+
+    /// Tells what becomes of the request.
+    pub(crate) fn passed(&self) -> Passed {
+        self.passed.clone()
     }
 
     /// The service, as in `shop.v1.Kv`.
@@ -176,6 +204,7 @@ impl Request {
             method: self.method,
             arguments: self.arguments.clone(),
             metadata: self.metadata.clone(),
+            passed: self.passed.clone(),
             extensions: self.extensions.clone(),
             deadline: self.deadline,
         })
@@ -183,9 +212,10 @@ impl Request {
 
     /// What is to be sent. `Err`: it has arrived here.
     pub(crate) fn into_outgoing(self) -> Result<OutgoingCall, Status> {
-        let Self { target, method, arguments, metadata, deadline, .. } = self;
+        let Self { target, method, arguments, metadata, deadline, passed, .. } = self;
         match target {
             Target::Server { service, class, mut options } => {
+                passed.0.store(true, Ordering::Release);
                 options.metadata = metadata;
                 Ok(OutgoingCall { service, method, arguments, class, options, deadline })
             }
@@ -195,9 +225,10 @@ impl Request {
 
     /// What has arrived. `Err`: it is to be sent.
     pub(super) fn into_arrived(self) -> Result<Arrived, Status> {
-        let Self { target, method, arguments, metadata, extensions, deadline } = self;
+        let Self { target, method, arguments, metadata, extensions, deadline, passed } = self;
         match target {
             Target::Handler { service, context, streams } => {
+                passed.0.store(true, Ordering::Release);
                 let sooner = deadline.filter(|_| deadline != context.deadline());
                 let inner = context.behind(metadata, extensions, deadline);
                 let request = service::IncomingCall { context: inner, payload: arguments, streams };

@@ -100,8 +100,11 @@ impl Service for Layered {
 
     fn call(&self, method: usize, request: service::IncomingCall) -> HandlerFuture {
         let request = Request::arrived(self.inner.clone(), method, request);
-        let stack = self.stack.clone();
-        Box::pin(async move { stack.run(request).await.map_or_else(Reply::Status, Response::into_reply) })
+        let (stack, passed) = (self.stack.clone(), request.passed());
+        Box::pin(async move {
+            let refused = |status| Reply::Status(passed.judge(status));
+            stack.run(request).await.map_or_else(refused, Response::into_reply)
+        })
     }
 }
 

@@ -110,9 +110,9 @@ fn check_host(host: &str) -> Result<u16, &'static str> {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.policy {
-            None | Some(Policy::Auto) => "farcall",
             Some(Policy::Rdma) => "rdma",
             Some(Policy::Tcp) => "tcp",
+            _ => "farcall",
         };
         write!(f, "{scheme}://{}", self.hosts.join(","))?;
         for (i, (key, value)) in self.settings.iter().enumerate() {

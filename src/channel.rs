@@ -64,6 +64,7 @@ impl Channel {
     /// # Ok(())
     /// # }
     /// ```
+    #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn class(&self, class: TrafficClass) -> Self {
         Self { raw: self.raw.class(class) }
     }
@@ -95,6 +96,7 @@ impl Channel {
     /// # Ok(())
     /// # }
     /// ```
+    #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn intercept<F, R>(&self, by: F) -> Self
     where
         F: Fn(Request, Next) -> R + Send + Sync + 'static,
@@ -110,6 +112,7 @@ impl Channel {
     /// A layer's error that is a [`Status`], or was caused by one, ends the call with that; the errors of tower's timeout and
     /// load shedding do so with DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, others with UNKNOWN. A stream has left the layer when
     /// it has begun.
+    #[must_use = "the channel stays as it is; use the one that is returned"]
     #[cfg(feature = "tower")]
     pub fn layer<L>(&self, layer: L) -> Self
     where

@@ -26,6 +26,7 @@ const GRACE: Duration = Duration::from_secs(30);
 
 /// A server that listens and has not begun to serve.
 #[derive(Debug)]
+#[must_use = "a server does nothing until it serves"]
 pub struct Server {
     acceptor: Acceptor,
     local_addr: SocketAddr,

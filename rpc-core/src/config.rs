@@ -217,6 +217,7 @@ impl Default for Calls {
 /// Which transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Policy {
     /// RDMA where both ends have it, else TCP; [`Connection::transport`](crate::connection::Connection::transport)
     /// says which, and why.

@@ -137,6 +137,7 @@ impl Context {
     }
 
     /// This context with a deadline `timeout` from now, unless it has an earlier one.
+    #[must_use = "the context stays as it is; use the one that is returned"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         let deadline = earlier(self.call.deadline, Instant::now().checked_add(timeout));
         Self { call: About { deadline, ..self.call }, ..self.clone() }

@@ -11,6 +11,7 @@ use crate::status::{Blame, Code, Executed, Status};
 
 /// What a handler answers.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Reply {
     /// The result.
     Ok(Payload),

@@ -90,6 +90,7 @@ impl Status {
     /// Adds a detail to those that it has. It takes the place of [`details`](Self::with_details) that are no
     /// `google.rpc.Status`. They count as part of the message, which must not be longer than the client's
     /// `limits.max_message`: else none of them reach it.
+    #[must_use]
     pub fn with_detail<D: Detail>(self, detail: &D) -> Self {
         let mut rpc = self.to_rpc();
         rpc.details.push(Any::pack(detail));

@@ -203,18 +203,21 @@ impl Status {
     }
 
     /// Says whose fault it is.
+    #[must_use]
     pub fn with_blame(mut self, blame: Blame) -> Self {
         self.0.blame = blame;
         self
     }
 
     /// Says whether the handler may have run.
+    #[must_use]
     pub fn with_executed(mut self, executed: Executed) -> Self {
         self.0.executed = executed;
         self
     }
 
     /// Attaches bytes for a program to read, by convention a `google.rpc.Status`: [`with_detail`](Self::with_detail) makes it.
+    #[must_use]
     pub fn with_details(mut self, details: Bytes) -> Self {
         self.0.details = details;
         self
@@ -223,6 +226,7 @@ impl Status {
     /// Attaches metadata. Those of a status that a handler returns go with it, after the trailers that the handler has
     /// set by `Context::reply_trailers`; so do those of a status that it passes on from a call of its own. They
     /// do not travel in an error type of the application's.
+    #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.0.metadata = metadata;
         self
@@ -242,6 +246,7 @@ impl Status {
     /// assert_eq!(status.to_string(), "UNAVAILABLE: the order was not written");
     /// assert_eq!(format!("{status:#}"), "UNAVAILABLE: the order was not written: no space left on device");
     /// ```
+    #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into().into());
         self
@@ -278,6 +283,7 @@ impl Status {
     }
 
     /// Replaces the message by what `edit` makes of it.
+    #[must_use]
     pub fn map_message(mut self, edit: impl FnOnce(String) -> String) -> Self {
         self.0.message = edit(std::mem::take(&mut self.0.message));
         self

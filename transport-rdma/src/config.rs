@@ -61,6 +61,7 @@ pub struct RdmaConfig {
 /// How the end of a wait for the network is noticed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Completion {
     /// Asks the device again and again as long as that tends to find something within 50 microseconds, or, where waking takes
     /// long, in at most three quarters of the time of a sleep, and within a millisecond; then sleeps. A caller that waits alone

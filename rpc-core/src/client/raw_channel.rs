@@ -64,6 +64,7 @@ impl RawChannel {
     }
 
     /// The same channel for calls of this class.
+    #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn class(&self, class: TrafficClass) -> Self {
         let of_class = self.shared.classes[class as usize].clone();
         Self { shared: self.shared.clone(), of_class, stack: self.stack.clone() }
@@ -75,6 +76,7 @@ impl RawChannel {
 
     /// The same channel, whose calls go through `by`, and their answers on their way back. The last one added is the first
     /// that a call comes to. This one stays as it is, and shares its connections with the other.
+    #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn intercept<F, R>(&self, by: F) -> Self
     where
         F: Fn(Request, Next) -> R + Send + Sync + 'static,
@@ -84,6 +86,7 @@ impl RawChannel {
     }
 
     /// The same with a layer of `tower`, whose service all clones of the new channel share.
+    #[must_use = "the channel stays as it is; use the one that is returned"]
     #[cfg(feature = "tower")]
     pub fn layer<L>(&self, layer: L) -> Self
     where

@@ -51,6 +51,7 @@ fn late() -> Status {
 
 /// The middleware of a server, which any of its services can be put behind.
 #[derive(Clone, Debug)]
+#[must_use = "middleware does nothing until it is put around a service"]
 pub struct Stack(Next);
 
 /// None.
@@ -88,6 +89,7 @@ impl Stack {
 
 /// A service behind middleware.
 #[derive(Clone)]
+#[must_use = "the service is not served until it is added to a server"]
 pub struct Layered {
     inner: Arc<dyn Service>,
     stack: Next,
@@ -116,6 +118,7 @@ impl fmt::Debug for Layered {
 
 /// A service whose answers are compressed.
 #[derive(Clone)]
+#[must_use = "the service is not served until it is added to a server"]
 pub struct Compressed {
     inner: Arc<dyn Service>,
     by: Compression,

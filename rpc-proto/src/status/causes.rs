@@ -75,6 +75,7 @@ impl Status {
     }
 
     /// As it came with these.
+    #[must_use]
     pub fn received_with(mut self, metadata: &AnswerMetadata) -> Self {
         self.0.metadata = metadata.trailing.clone();
         let causes: Vec<_> = metadata.causes.causes().take(MOST).collect();

@@ -152,6 +152,7 @@ impl LocalPath {
     }
 
     /// The same path with what the configuration says of the packets of this class's connections.
+    #[must_use]
     pub fn for_class(self, class: TrafficClass, config: &RdmaConfig) -> Self {
         let ecn = if config.ecn { ECN_CAPABLE } else { 0 };
         let traffic_class = config.dscp.of(class) << 2 | ecn;

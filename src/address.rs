@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use farcall_core::config::Policy;
 
-use crate::ConfigError;
+use crate::{ConfigError, ConfigErrorKind};
 
 /// Where a server is, and how to get there.
 ///
@@ -47,7 +47,8 @@ impl FromStr for Address {
     type Err = ConfigError;
 
     fn from_str(address: &str) -> Result<Self, ConfigError> {
-        let wrong = |why: &str| ConfigError::new(format!("address `{address}`: {why}"));
+        let wrong =
+            |why: &str| ConfigError::new(ConfigErrorKind::Address, format!("address `{address}`: {why}"));
         let Some((scheme, rest)) = address.split_once("://") else {
             return Err(wrong("it has no scheme; write `farcall://HOST:PORT`, `rdma://…` or `tcp://…`"));
         };
@@ -87,10 +88,13 @@ pub(crate) fn check_listen(address: &str) -> Result<(), ConfigError> {
         Err(_) if address.contains("://") => "a server listens for every transport, so there is no scheme",
         Err(why) => why,
     };
-    Err(ConfigError::new(format!(
-        "can't listen on `{address}`: {why}; write HOST:PORT, as in `0.0.0.0:7400`, `[::]:7400` or, for a free port, \
+    Err(ConfigError::new(
+        ConfigErrorKind::Address,
+        format!(
+            "can't listen on `{address}`: {why}; write HOST:PORT, as in `0.0.0.0:7400`, `[::]:7400` or, for a free port, \
          `127.0.0.1:0`"
-    )))
+        ),
+    ))
 }
 
 /// The port of `HOST:PORT`.

@@ -65,19 +65,41 @@ pub struct Config {
     pub rdma: farcall_rdma::RdmaConfig,
 }
 
-/// A configuration that can't be used, and why.
+/// A configuration or an address that can't be used. Its text says what is wrong, where, and how to write it instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(String);
+pub struct ConfigError {
+    kind: ConfigErrorKind,
+    message: String,
+}
+
+/// What a [`ConfigError`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConfigErrorKind {
+    /// The text of an address: its scheme, a host, a port.
+    Address,
+    /// A text that is no TOML, or has a key or a type of value that does not exist.
+    Syntax,
+    /// A setting whose value is out of range, or contradicts another.
+    Setting,
+    /// The environment variable `FARCALL_TRANSPORT`.
+    Environment,
+}
 
 impl ConfigError {
-    pub(crate) fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
+    pub(crate) fn new(kind: ConfigErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Returns what the error is about.
+    pub fn kind(&self) -> ConfigErrorKind {
+        self.kind
     }
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.message)
     }
 }
 
@@ -94,11 +116,12 @@ impl Config {
     ///
     /// What is wrong, with its line: syntax, an unknown key, a value that can't be, settings that contradict each other.
     pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        let wrong = |why: &str| ConfigError::new(format!("configuration: {why}"));
-        let config: Self = toml::from_str(text).map_err(|e| wrong(e.to_string().trim_end()))?;
+        let wrong = |kind, why: &str| ConfigError::new(kind, format!("configuration: {why}"));
+        let config: Self = toml::from_str(text)
+            .map_err(|error| wrong(ConfigErrorKind::Syntax, error.to_string().trim_end()))?;
         config.contradiction().map_err(|why| match line_of_setting(text, &why) {
-            Some(line) => wrong(&format!("line {line}: {why}")),
-            None => wrong(&why),
+            Some(line) => wrong(ConfigErrorKind::Setting, &format!("line {line}: {why}")),
+            None => wrong(ConfigErrorKind::Setting, &why),
         })?;
         Ok(config)
     }
@@ -136,7 +159,8 @@ fn line_of_setting(toml: &str, text: &str) -> Option<usize> {
 fn wanted_by(value: Option<std::ffi::OsString>) -> Result<Option<Policy>, ConfigError> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
     let parsed = value.to_string_lossy().parse();
-    parsed.map(Some).map_err(|why| ConfigError::new(format!("{TRANSPORT_VARIABLE}: {why}")))
+    let wrong = |why| ConfigError::new(ConfigErrorKind::Environment, format!("{TRANSPORT_VARIABLE}: {why}"));
+    parsed.map(Some).map_err(|why: String| wrong(why))
 }
 
 /// What only transports need.
@@ -163,7 +187,8 @@ impl Config {
             Some(policy) => Some(policy),
             None => wanted_by(variable)?.or(config.transport),
         };
-        config.contradiction().map_err(|why| ConfigError::new(format!("configuration: {why}")))?;
+        let wrong = |why| ConfigError::new(ConfigErrorKind::Setting, format!("configuration: {why}"));
+        config.contradiction().map_err(wrong)?;
         Ok(config)
     }
 
@@ -174,7 +199,7 @@ impl Config {
         }
         let wrong = |why: &dyn fmt::Display| {
             let why = why.to_string().trim_end().replace('\n', " ");
-            ConfigError::new(format!("setting in the address: {why}"))
+            ConfigError::new(ConfigErrorKind::Setting, format!("setting in the address: {why}"))
         };
         let mut whole = toml::Table::try_from(self).map_err(|e| wrong(&e))?;
         for (path, text) in settings {
@@ -271,6 +296,7 @@ mod tests {
         }
         let wrong = Config::default().resolve_by(None, false, Some("udp".into())).unwrap_err();
         assert!(wrong.to_string().starts_with("FARCALL_TRANSPORT: "), "{wrong}");
+        assert_eq!(wrong.kind(), ConfigErrorKind::Environment);
     }
 
     #[test]
@@ -285,6 +311,10 @@ mod tests {
     #[test]
     fn settings_that_contradict_each_other_are_named_with_their_line() {
         let line = |text: &str| Config::from_toml(text).unwrap_err().to_string();
+        let kind = |text: &str| Config::from_toml(text).unwrap_err().kind();
+        assert_eq!(kind("[limits]\nmax_message = 1"), ConfigErrorKind::Setting);
+        assert_eq!(kind("[limits]\nmax_mesage = 1"), ConfigErrorKind::Syntax);
+        assert_eq!("udp://a:1".parse::<Address>().unwrap_err().kind(), ConfigErrorKind::Address);
         let error = line("transport = \"tcp\"\n\n[limits]\nmax_message = 10_000_000\nmax_assembly = 1000");
         assert!(error.starts_with("configuration: line 5: limits.max_assembly"), "{error}");
         // The other of the two, where the first is not set.

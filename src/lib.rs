@@ -244,6 +244,8 @@
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod address;
 mod buf;
 mod channel;
@@ -263,7 +265,7 @@ pub use bytes::Bytes;
 #[cfg(feature = "tcp")]
 pub use channel::ChannelBuilder;
 pub use channel::{Channel, in_process};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, ConfigErrorKind};
 pub use farcall_core::class::{ByClass, TrafficClass};
 pub use farcall_core::client::{Call, Parts, PartsFuture, RawChannel, Response, ResponseFuture, StreamCall};
 pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};

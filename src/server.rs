@@ -15,6 +15,7 @@ use farcall_core::middleware::{Next, Request, Response, Stack};
 use farcall_core::server::ServerCore;
 use farcall_core::service::Service;
 use farcall_core::status::Status;
+use farcall_core::transport::Unavailable;
 use farcall_tcp::Acceptor;
 use tokio::sync::watch;
 
@@ -57,8 +58,14 @@ impl fmt::Debug for ServerBuilder {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The address or the configuration is wrong, two services have the same name, or RDMA is required and can't be had.
+    /// The address or the configuration is wrong.
     Config(ConfigError),
+    /// The services can't be served together; the text says why. For example, two have the same name.
+    Services(String),
+    /// RDMA is required, and can't be had on this machine.
+    Rdma(Unavailable),
+    /// There is no tokio runtime, which the server's connections would run on.
+    NoRuntime,
     /// The system refused to listen.
     Io(io::Error),
 }
@@ -67,12 +74,25 @@ impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
+            Self::Services(why) => f.write_str(why),
+            Self::Rdma(why) => write!(f, "transport = \"rdma\" is required and can't be had: {why}"),
+            Self::NoRuntime => {
+                f.write_str("the server must be bound within a tokio runtime, which its connections run on")
+            }
             Self::Io(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for BindError {}
+/// Its text has the texts of what is in it. So its source is that of the system's error.
+impl std::error::Error for BindError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(error) => error.source(),
+            _ => None,
+        }
+    }
+}
 
 impl From<ConfigError> for BindError {
     fn from(error: ConfigError) -> Self {
@@ -173,8 +193,7 @@ impl ServerBuilder {
     pub async fn bind(self, address: &str) -> Result<Server, BindError> {
         check_listen(address)?;
         if tokio::runtime::Handle::try_current().is_err() {
-            let why = "the server must be bound within a tokio runtime, which its connections run on";
-            return Err(ConfigError::new(why).into());
+            return Err(BindError::NoRuntime);
         }
         let mut config = self.config;
         config.transport = self.transport.or(config.transport);
@@ -186,14 +205,13 @@ impl ServerBuilder {
                 Ok(upgrade) => upgrade.announce().await.map(drop),
                 Err(why) => Err(why.clone()),
             };
-            let required = |why| format!("transport = \"rdma\" is required and can't be had: {why}");
-            able.map_err(|why| ConfigError::new(required(why)))?;
+            able.map_err(BindError::Rdma)?;
         }
         let services = match &self.stack {
             Some(stack) => self.services.into_iter().map(|s| Arc::new(stack.around(s)) as _).collect(),
             None => self.services,
         };
-        let host = ServerCore::new(services, settings).map_err(ConfigError::new)?;
+        let host = ServerCore::new(services, settings).map_err(BindError::Services)?;
         let acceptor = Acceptor::bind(address, config.tcp).await?;
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);

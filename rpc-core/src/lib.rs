@@ -2,6 +2,8 @@
 //!
 //! Applications depend on `farcall`, which adds the transports; this crate is for those who write a transport.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 #[doc(hidden)]
 pub mod __private;
 mod backoff;

@@ -15,6 +15,7 @@
 //! | [`compress`] | Compression of a content |
 //! | [`metadata`], [`status`], [`details`] | What goes with a call beside its content |
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 pub mod codec;

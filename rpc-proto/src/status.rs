@@ -416,6 +416,14 @@ impl From<MetadataError> for Status {
     }
 }
 
+/// INTERNAL, with the error as its source. The kind of an I/O error on the server says nothing about what the caller asked for:
+/// a handler for which it does, such as one that serves files, chooses the code itself.
+impl From<std::io::Error> for Status {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(Code::Internal, "an input or output of the handler failed").with_source(error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,8 @@
 //!
 //! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe()`] says so.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod config;
 mod errno;
 mod stats;

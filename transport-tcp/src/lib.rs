@@ -3,6 +3,8 @@
 //! Frames are written by whoever has them, straight from where they are, with one vectored write for as many as
 //! there are; they are read by one task per connection, large payloads straight to where they belong.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod config;
 mod connect;
 mod link;

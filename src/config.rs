@@ -1,5 +1,8 @@
 //! The configuration of channels and servers.
 
+#[cfg(feature = "toml")]
+mod toml;
+
 use std::fmt;
 
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
@@ -13,7 +16,7 @@ use crate::Address;
 /// Everything that can be configured, for channels and servers alike.
 ///
 /// It can be made in code, read from TOML ([`from_toml`](Self::from_toml)) or with any other serde format. Keys that
-/// are not known are errors.
+/// are not known are errors. The section of a transport that the build lacks is ignored, with a warning in the log.
 ///
 /// # Which transport counts
 ///
@@ -63,6 +66,39 @@ pub struct Config {
     /// RDMA devices.
     #[cfg(feature = "rdma")]
     pub rdma: farcall_rdma::RdmaConfig,
+    /// Settings of a transport that this build lacks.
+    #[cfg(not(feature = "tcp"))]
+    #[serde(deserialize_with = "absent::tcp", skip_serializing)]
+    tcp: absent::Section,
+    #[cfg(not(feature = "rdma"))]
+    #[serde(deserialize_with = "absent::rdma", skip_serializing)]
+    rdma: absent::Section,
+}
+
+/// Sections of transports that this build lacks. One configuration serves builds with and without them: so they are no error.
+#[cfg(not(all(feature = "tcp", feature = "rdma")))]
+mod absent {
+    use serde::de::{Deserialize, Deserializer, IgnoredAny};
+
+    #[derive(Clone, Debug, Default, PartialEq)]
+    pub(super) struct Section;
+
+    #[cfg(not(feature = "tcp"))]
+    pub(super) fn tcp<'de, D: Deserializer<'de>>(section: D) -> Result<Section, D::Error> {
+        ignore("tcp", section)
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    pub(super) fn rdma<'de, D: Deserializer<'de>>(section: D) -> Result<Section, D::Error> {
+        ignore("rdma", section)
+    }
+
+    fn ignore<'de, D: Deserializer<'de>>(name: &str, section: D) -> Result<Section, D::Error> {
+        tracing::warn!(
+            "configuration: [{name}] is ignored, for farcall was built without the feature `{name}`"
+        );
+        IgnoredAny::deserialize(section).map(|_| Section)
+    }
 }
 
 /// A configuration or an address that can't be used. Its text says what is wrong, where, and how to write it instead.
@@ -110,23 +146,8 @@ impl std::error::Error for ConfigError {}
 const TRANSPORT_VARIABLE: &str = "FARCALL_TRANSPORT";
 
 impl Config {
-    /// Reads TOML.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong, with its line: syntax, an unknown key, a value that can't be, settings that contradict each other.
-    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
-        let wrong = |kind, why: &str| ConfigError::new(kind, format!("configuration: {why}"));
-        let config: Self = toml::from_str(text)
-            .map_err(|error| wrong(ConfigErrorKind::Syntax, error.to_string().trim_end()))?;
-        config.contradiction().map_err(|why| match line_of_setting(text, &why) {
-            Some(line) => wrong(ConfigErrorKind::Setting, &format!("line {line}: {why}")),
-            None => wrong(ConfigErrorKind::Setting, &why),
-        })?;
-        Ok(config)
-    }
-
     /// What is wrong with values that can be read; the text begins with the setting.
+    #[cfg(any(feature = "tcp", feature = "toml"))]
     fn contradiction(&self) -> Result<(), String> {
         self.limits.check()?;
         self.liveness.check()?;
@@ -137,20 +158,6 @@ impl Config {
         self.rdma.check()?;
         Ok(())
     }
-}
-
-/// The line of the first setting that a text names, as in `limits.max_message`, and that stands in the TOML.
-fn line_of_setting(toml: &str, text: &str) -> Option<usize> {
-    let document = toml::de::DeTable::parse(toml).ok()?;
-    let span = text.split([' ', ',']).filter(|word| word.contains('.')).find_map(|path| {
-        let (mut table, mut span) = (Some(document.get_ref()), None);
-        for name in path.split('.') {
-            let (key, value) = table?.iter().find(|(key, _)| key.get_ref() == name)?;
-            (table, span) = (value.get_ref().as_table(), Some(key.span()));
-        }
-        span
-    })?;
-    Some(toml[..span.start].matches('\n').count() + 1)
 }
 
 /// The transport that the value of [`TRANSPORT_VARIABLE`] names. An empty value counts as none: that is how a shell or a
@@ -166,6 +173,12 @@ fn wanted_by(value: Option<std::ffi::OsString>) -> Result<Option<Policy>, Config
 /// What only transports need.
 #[cfg(feature = "tcp")]
 impl Config {
+    #[cfg(not(feature = "toml"))]
+    fn with_settings(self, _: &[(String, String)]) -> Result<Self, ConfigError> {
+        let message = "settings in an address need the feature `toml`, which this build lacks";
+        Err(ConfigError::new(ConfigErrorKind::Setting, message))
+    }
+
     /// Returns this configuration with what an address sets, and with the transport that counts. `env_first`: the
     /// environment overrides what the configuration says.
     pub(crate) fn resolve(self, address: Option<&Address>, env_first: bool) -> Result<Self, ConfigError> {
@@ -179,8 +192,8 @@ impl Config {
         variable: Option<std::ffi::OsString>,
     ) -> Result<Self, ConfigError> {
         let mut config = match address {
-            Some(address) => self.with_settings(address.settings())?,
-            None => self,
+            Some(address) if !address.settings().is_empty() => self.with_settings(address.settings())?,
+            _ => self,
         };
         let said = config.transport.filter(|_| !env_first);
         config.transport = match address.and_then(Address::policy).or(said) {
@@ -190,36 +203,6 @@ impl Config {
         let wrong = |why| ConfigError::new(ConfigErrorKind::Setting, format!("configuration: {why}"));
         config.contradiction().map_err(wrong)?;
         Ok(config)
-    }
-
-    /// This configuration with settings named by their path, as in `rdma.device`.
-    fn with_settings(self, settings: &[(String, String)]) -> Result<Self, ConfigError> {
-        if settings.is_empty() {
-            return Ok(self);
-        }
-        let wrong = |why: &dyn fmt::Display| {
-            let why = why.to_string().trim_end().replace('\n', " ");
-            ConfigError::new(ConfigErrorKind::Setting, format!("setting in the address: {why}"))
-        };
-        let mut whole = toml::Table::try_from(self).map_err(|e| wrong(&e))?;
-        for (path, text) in settings {
-            // A number or a truth value if it reads as one, else a string.
-            let value = match toml::from_str::<toml::Table>(&format!("v = {text}")) {
-                Ok(mut table) => table.remove("v").unwrap_or_else(|| text.clone().into()),
-                Err(_) => text.clone().into(),
-            };
-            let mut table = &mut whole;
-            let mut keys = path.split('.').peekable();
-            while let Some(key) = keys.next() {
-                if keys.peek().is_none() {
-                    table.insert(key.to_owned(), value);
-                    break;
-                }
-                let entry = table.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-                table = entry.as_table_mut().ok_or_else(|| wrong(&format!("`{path}` does not exist")))?;
-            }
-        }
-        whole.try_into().map_err(|e| wrong(&e))
     }
 
     /// The transport of a resolved configuration.
@@ -256,7 +239,7 @@ impl Config {
     }
 }
 
-#[cfg(all(test, feature = "tcp"))]
+#[cfg(all(test, feature = "tcp", feature = "toml"))]
 mod tests {
     use farcall_core::class::TrafficClass;
 
@@ -297,6 +280,15 @@ mod tests {
         let wrong = Config::default().resolve_by(None, false, Some("udp".into())).unwrap_err();
         assert!(wrong.to_string().starts_with("FARCALL_TRANSPORT: "), "{wrong}");
         assert_eq!(wrong.kind(), ConfigErrorKind::Environment);
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    #[test]
+    fn the_section_of_a_transport_that_the_build_lacks_is_ignored() {
+        let config = Config::from_toml("transport = \"tcp\"\n[rdma]\ndevice = \"mlx5_0\"").unwrap();
+        assert_eq!(config.transport, Some(Policy::Tcp));
+        let address: Address = "farcall://a:1?limits.max_message=4096".parse().unwrap();
+        assert_eq!(config.resolve(Some(&address), false).unwrap().limits.max_message, 4096);
     }
 
     #[test]
@@ -343,11 +335,11 @@ mod tests {
             [TrafficClass::Urgent, TrafficClass::Bulk].map(|class| config.tcp.dscp.of(class)),
             [18, 8]
         );
+        let error = Config::from_toml("tcp.dscp.urgent = 64").unwrap_err().to_string();
+        assert!(error.contains("tcp.dscp.urgent must be at most 63"), "{error}");
+        #[cfg(feature = "rdma")]
         for (setting, why) in [
-            ("tcp.dscp.urgent = 64", "tcp.dscp.urgent must be at most 63"),
-            #[cfg(feature = "rdma")]
             ("rdma.dscp.normal = 64", "rdma.dscp.normal must be at most 63"),
-            #[cfg(feature = "rdma")]
             ("rdma.service_level.bulk = 16", "rdma.service_level.bulk must be at most 15"),
         ] {
             let error = Config::from_toml(setting).unwrap_err().to_string();

@@ -240,6 +240,8 @@
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
 //!   runs, if it is there.
 //! - `zstd`, `lz4`: [compression](#compression). To build `zstd` a C compiler is needed; `lz4` is Rust, without `unsafe`.
+//! - `toml` (default): [`Config::from_toml`], and settings in an [`Address`].
+//! - `prost` (default): the codec [`Prost`], and [`details`] of statuses.
 //! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
@@ -268,11 +270,14 @@ pub use channel::{Channel, in_process};
 pub use config::{Config, ConfigError, ConfigErrorKind};
 pub use farcall_core::class::{ByClass, TrafficClass};
 pub use farcall_core::client::{Call, Parts, PartsFuture, RawChannel, Response, ResponseFuture, StreamCall};
-pub use farcall_core::codec::{Codec, Postcard, Prost, Raw, attachment};
+#[cfg(feature = "prost")]
+pub use farcall_core::codec::Prost;
+pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
 pub use farcall_core::config::{Calls, Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
+#[cfg(feature = "prost")]
 pub use farcall_core::details;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};

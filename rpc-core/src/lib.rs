@@ -37,4 +37,6 @@ mod sync;
 pub mod transport;
 
 pub use farcall_proto as proto;
-pub use farcall_proto::{codec, details, metadata, payload, status};
+#[cfg(feature = "prost")]
+pub use farcall_proto::details;
+pub use farcall_proto::{codec, metadata, payload, status};

@@ -21,6 +21,7 @@
 pub mod codec;
 pub mod compress;
 pub mod compression;
+#[cfg(feature = "prost")]
 pub mod details;
 pub mod inbox;
 pub mod message;

@@ -6,7 +6,8 @@ mod packed;
 
 use std::mem;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
+#[cfg(feature = "prost")]
 use farcall_segments::Segments;
 
 pub(crate) use self::body::Body;
@@ -183,7 +184,8 @@ impl Encoder {
     }
 
     /// Returns the end of the body as a buffer that keeps long byte strings [by reference](Self::put_bytes).
-    pub(crate) fn segments(&mut self) -> impl BufMut {
+    #[cfg(feature = "prost")]
+    pub(crate) fn segments(&mut self) -> impl bytes::BufMut {
         let Self { buffer, rest } = self;
         Segments::new(buffer.buffer(), BY_REFERENCE, |buffer, bytes| keep(rest, buffer, bytes))
     }

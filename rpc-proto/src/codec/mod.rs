@@ -5,6 +5,7 @@
 
 pub mod attachment;
 mod postcard;
+#[cfg(feature = "prost")]
 mod prost;
 mod raw;
 mod shape;
@@ -13,6 +14,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 pub use self::postcard::Postcard;
+#[cfg(feature = "prost")]
 pub use self::prost::Prost;
 pub use self::raw::Raw;
 pub use self::shape::Shape;

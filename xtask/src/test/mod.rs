@@ -123,8 +123,9 @@ impl Run {
         // What `test = false` keeps out of all targets.
         let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
-        clippy(&["--package", "farcall", "--no-default-features"])?;
-        clippy(&["--package", "farcall", "--no-default-features", "--features", "tcp"])?;
+        for feature in ["", "tcp", "rdma", "toml", "prost", "lz4", "zstd", "metrics", "tower", "testing"] {
+            clippy(&["--package", "farcall", "--no-default-features", "--features", feature])?;
+        }
         // Apart, because what else is built there is none of this workspace's.
         let target = host::target_dir()?.join("peers").display().to_string();
         clippy(&["--manifest-path", PEERS, "--target-dir", &target, "--all-features"])
@@ -133,7 +134,9 @@ impl Run {
     /// All tests, and what a build says of the features that it lacks.
     fn tests(&mut self) -> Result<()> {
         self.cargo_tests(&["--workspace", "--all-features"])?;
-        self.cargo_tests(&["--package", "farcall", "--test", "compression"])
+        self.cargo_tests(&["--package", "farcall", "--test", "compression"])?;
+        let without_rdma = ["--no-default-features", "--features", "tcp,toml", "--lib"];
+        self.cargo_tests(&[&["--package", "farcall"], &without_rdma[..]].concat())
     }
 
     /// What threads do to each other, in every order. The models stand beside what they are of; what else is in those

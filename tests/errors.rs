@@ -238,3 +238,102 @@ async fn causes_are_left_out_where_the_answer_would_fail_with_them() {
         assert_eq!((error.code(), error.metadata().size()), (Code::Unavailable, bytes as usize));
     }
 }
+
+/// A service whose methods fail with a type of another crate.
+mod foreign {
+    use std::net::IpAddr;
+    use std::time::Duration;
+
+    use farcall::{CallError, Channel, Code, Server, Status, Stream, Streaming, in_process, stream};
+
+    type Taken = CallError<IpAddr>;
+
+    #[farcall::service(package = "test")]
+    trait Leases {
+        async fn lease(&self, address: IpAddr) -> Result<u32, CallError<IpAddr>>;
+        async fn by_alias(&self, address: IpAddr) -> Result<u32, Taken>;
+        async fn wait(&self) -> Result<(), Taken>;
+        fn all(&self, up_to: u32) -> impl Stream<Item = Result<u32, Taken>>;
+        async fn sum(&self, numbers: Streaming<u32>) -> Result<u32, Taken>;
+        async fn open(&self) -> Result<impl Stream<Item = farcall::Result<u32>>, Taken>;
+    }
+
+    struct Pool;
+
+    fn taken() -> IpAddr {
+        [10, 0, 0, 1].into()
+    }
+
+    fn closed() -> Status {
+        Status::failed_precondition("the pool is closed")
+    }
+
+    impl Leases for Pool {
+        async fn lease(&self, address: IpAddr) -> Result<u32, CallError<IpAddr>> {
+            match address {
+                address if address == taken() => Err(CallError::App(address)),
+                IpAddr::V4(_) => Ok(7),
+                IpAddr::V6(_) => Err(closed())?,
+            }
+        }
+
+        async fn by_alias(&self, address: IpAddr) -> Result<u32, Taken> {
+            self.lease(address).await
+        }
+
+        async fn wait(&self) -> Result<(), Taken> {
+            std::future::pending().await
+        }
+
+        fn all(&self, up_to: u32) -> impl Stream<Item = Result<u32, Taken>> {
+            let end = if up_to > 1 { CallError::App(taken()) } else { closed().into() };
+            stream::iter((0..up_to).map(Ok).chain([Err(end)]))
+        }
+
+        async fn sum(&self, mut numbers: Streaming<u32>) -> Result<u32, Taken> {
+            let first = numbers.message().await?;
+            first.ok_or(CallError::App(taken()))
+        }
+
+        async fn open(&self) -> Result<impl Stream<Item = farcall::Result<u32>>, Taken> {
+            match false {
+                true => Ok(stream::iter([Ok(1)])),
+                false => Err(CallError::App(taken())),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_of_another_crate_is_the_error_of_a_method() {
+        let server = Server::builder().add(LeasesServer::new(Pool)).bind("127.0.0.1:0").await.unwrap();
+        let address = format!("farcall://{}", server.local_addr());
+        tokio::spawn(server.serve());
+        let over_network = LeasesClient::new(Channel::connect(&address).await.unwrap());
+        // The client implements the trait: so this one passes answers on.
+        let through_another = LeasesClient::new(in_process(LeasesServer::new(over_network.clone())));
+        for leases in [over_network, through_another] {
+            assert_eq!(leases.lease([10, 0, 0, 2].into()).await, Ok(7));
+            assert_eq!(leases.lease(taken()).await, Err(CallError::App(taken())));
+            assert_eq!(leases.by_alias(taken()).await, Err(CallError::App(taken())));
+            let v6 = leases.lease([0; 8].into()).await.unwrap_err();
+            assert_eq!(v6.status().unwrap().message(), closed().message());
+            assert_eq!(v6.status().unwrap().code(), Code::FailedPrecondition);
+            assert_eq!(v6.to_string(), "FAILED_PRECONDITION: the pool is closed");
+
+            let late = leases.wait().timeout(Duration::from_millis(5)).await.unwrap_err();
+            assert_eq!(late.status().unwrap().code(), Code::DeadlineExceeded);
+
+            let mut all = leases.all(2).await.unwrap();
+            assert_eq!((all.message().await, all.message().await), (Ok(Some(0)), Ok(Some(1))));
+            assert_eq!(all.message().await, Err(CallError::App(taken())));
+            let mut all = leases.all(1).await.unwrap();
+            assert_eq!(all.message().await, Ok(Some(0)));
+            let end = all.message().await.unwrap_err();
+            assert_eq!(end.status().unwrap().code(), Code::FailedPrecondition);
+
+            assert_eq!(leases.sum(stream::iter([4, 5])).await, Ok(4));
+            assert_eq!(leases.sum(stream::iter::<[u32; 0]>([])).await, Err(CallError::App(taken())));
+            assert_eq!(leases.open().await.unwrap_err(), CallError::App(taken()));
+        }
+    }
+}

@@ -2,10 +2,12 @@
 //!
 //! Whatever does not depend on the trait is here, so that what is generated stays small.
 
+mod errors;
 mod streams;
 
-use std::any::{Any, TypeId};
+use std::any::TypeId;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 pub use crate::client::{Call, CallFuture, RawChannel, StreamCall, Stub};
@@ -16,9 +18,10 @@ pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, IncomingCall, Method, Outcome, Reply, Service, ServiceInfo};
 pub use crate::status::Status;
 pub use crate::stream::{Stream, StreamItem, Streaming};
+pub use errors::{ErrorType, OtherError, StatusIn};
 pub use streams::{
-    Flattened, Items, Streamed, answer, call_for_stream, call_with_stream, flatten, refuse, requests,
-    streamed,
+    Flattened, Items, Streamed, WithErrors, answer, call_for_stream, call_with_stream, flatten, refuse,
+    requests, streamed,
 };
 
 use crate::buffer_pool::encoder;
@@ -55,7 +58,8 @@ pub fn argument<C: Carry<T>, T: Send>() -> Argument<T> {
 #[derive(Debug)]
 pub struct Returned<O> {
     shape: fn(&mut Shape),
-    reply: fn(&ServiceInfo, usize, O) -> Reply,
+    reply: fn(&ServiceInfo, usize, O, StatusIn) -> Reply,
+    status_in: StatusIn,
     finish: Finish<O>,
     /// Of a call that has a stream of arguments.
     finish_stream: FinishStream<O>,
@@ -63,22 +67,32 @@ pub struct Returned<O> {
 
 /// A method that returns `O`. `C` and `D` are the codec and `E` the error type: the compiler complains at the tokens of
 /// these three of the result, the error, and the error's lack of `From<Status>`.
-pub fn returned<O, C, D, E>() -> Returned<O>
+pub fn returned<O, C, D, E>() -> (Returned<O>, ErrorType<E>)
 where
     O: Outcome<Err = E>,
     C: Carry<O::Ok>,
     D: Carry<E>,
     E: Failure + 'static,
 {
-    Returned {
+    let returned = Returned {
         shape: |result| {
             <C as Decode<O::Ok>>::shape(result);
             result.opaque(" | ");
             error_shape::<D, E>(result);
         },
         reply: reply::<O, C, D, E>,
+        status_in: errors::is_status,
         finish: |call, answer| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
         finish_stream: |call, answer, _| O::from_result(call.decode::<O::Ok, C, E, D>(answer)),
+    };
+    (returned, ErrorType(PhantomData))
+}
+
+impl<O> Returned<O> {
+    /// Tells how the status in an error is found.
+    #[must_use]
+    pub fn with_status_in(self, status_in: StatusIn) -> Self {
+        Self { status_in, ..self }
     }
 }
 
@@ -258,10 +272,10 @@ pub fn given(context: Context) -> Context {
 
 /// Encodes what a handler returned.
 pub fn finish<O>(service: &ServiceInfo, method: usize, outcome: O, returned: Returned<O>) -> Reply {
-    (returned.reply)(service, method, outcome)
+    (returned.reply)(service, method, outcome, returned.status_in)
 }
 
-fn reply<O, C, D, E>(service: &ServiceInfo, method: usize, outcome: O) -> Reply
+fn reply<O, C, D, E>(service: &ServiceInfo, method: usize, outcome: O, status_in: StatusIn) -> Reply
 where
     O: Outcome<Err = E>,
     C: Encode<O::Ok>,
@@ -277,13 +291,13 @@ where
                 Err(e) => not_encoded(&call, "result", &e),
             }
         }
-        Err(error) => fail::<D, E>(&call, &error),
+        Err(error) => fail::<D, E>(&call, &error, status_in),
     }
 }
 
 /// What a call, or its stream, ends with that has failed.
-fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: &E) -> Reply {
-    if let Some(status) = (error as &dyn Any).downcast_ref::<Status>() {
+fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: &E, status_in: StatusIn) -> Reply {
+    if let Some(status) = status_in(error) {
         // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make the
         // caller's side repeat this one.
         return Reply::Status(status.clone().with_executed(Executed::Yes));

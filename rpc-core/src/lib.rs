@@ -8,6 +8,7 @@
 pub mod __private;
 mod backoff;
 pub mod buffer_pool;
+pub mod call_error;
 mod call_streams;
 mod calls;
 pub mod class;

@@ -91,7 +91,7 @@ impl<T, E> Outcome for Result<T, E> {
     message = "`{Self}` can't be the error type of a method, for it is not `From<farcall::Status>`",
     label = "not `From<farcall::Status>`",
     note = "any call can fail for reasons of farcall's own, such as its deadline: write `impl From<farcall::Status> for \
-            {Self}`, or return `farcall::Result<..>`"
+            {Self}`, or return `Result<.., farcall::CallError<{Self}>>`, or `farcall::Result<..>`"
 )]
 pub trait Failure: From<Status> {}
 

@@ -137,7 +137,7 @@ fn rows(stub: &Stub, count: usize, len: usize) -> Items {
 }
 
 fn load(stub: &Stub, rows: Items) -> StreamCall<Result<Bytes>> {
-    let returned = private::returned::<Result<Bytes>, Raw, Raw, Status>();
+    let returned = private::returned::<Result<Bytes>, Raw, Raw, Status>().0;
     private::call_with_stream(stub, SUM, Ok(Payload::default()), rows, returned)
 }
 

@@ -1,10 +1,12 @@
 //! Methods that take or answer with streams.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
+use super::errors::{ErrorType, StatusIn, is_status};
 use super::{Argument, CallName, Returned, Signature, error_shape, fail};
 use crate::call_streams::Source;
 use crate::client::{Arguments, FinishStream, StreamCall, Stub, stream_of};
@@ -19,15 +21,20 @@ use crate::stream::{Stream, StreamItem, Streaming, Streams};
 #[derive(Debug)]
 pub struct Streamed<I, T, E, R> {
     shape: fn(&mut Shape),
-    encode: fn(&CallName<'_>, &I, &mut Encoder) -> Result<(), Reply>,
-    refuse: fn(&CallName<'_>, &R) -> Reply,
+    encode: fn(&CallName<'_>, &I, &mut Encoder, StatusIn) -> Result<(), Reply>,
+    refuse: fn(&CallName<'_>, &R, StatusIn) -> Reply,
+    /// How the status is found in an error among the items, and in one in their place.
+    status_in: [StatusIn; 2],
     finish: FinishStream<Result<Streaming<T, E>, R>>,
     flat: Flat<I, T, E>,
 }
 
+/// What a codec does with a stream, and the types of the two errors.
+pub type WithErrors<I, T, E, R> = (Streamed<I, T, E, R>, ErrorType<E>, ErrorType<R>);
+
 /// A stream of results `I`, or an `R` in its place. `C`, `D` and `F` are the codec and `E` is the error type of `I`: the
 /// compiler complains at the tokens of these, as for [`returned`](super::returned).
-pub fn streamed<I, C, D, E, F, R>() -> Streamed<I, I::Ok, E, R>
+pub fn streamed<I, C, D, E, F, R>() -> WithErrors<I, I::Ok, E, R>
 where
     I: Outcome<Err = E>,
     C: Carry<I::Ok>,
@@ -36,7 +43,7 @@ where
     F: Carry<R>,
     R: Failure + 'static,
 {
-    Streamed {
+    let streamed = Streamed::<I, I::Ok, E, R> {
         shape: |answer| {
             answer.opaque("stream<");
             <C as Decode<I::Ok>>::shape(answer);
@@ -45,20 +52,30 @@ where
             answer.opaque("> | ");
             error_shape::<F, R>(answer);
         },
-        encode: |call, item, out| match item.as_result() {
+        encode: |call, item, out, status_in| match item.as_result() {
             Ok(item) => <C as Encode<I::Ok>>::encode(item, out).map_err(|e| {
                 let message = format!("{call}: an item of the stream can't be encoded: {e}");
                 let status = Status::new(Code::Internal, message).with_blame(Blame::Application);
                 Reply::Status(status.with_executed(Executed::Yes))
             }),
-            Err(error) => Err(fail::<D, E>(call, error)),
+            Err(error) => Err(fail::<D, E>(call, error, status_in)),
         },
         refuse: fail::<F, R>,
+        status_in: [is_status; 2],
         finish: stream_of::<I::Ok, E, R, C, D, F>,
         flat: Flat {
             next: |stream, cx| Pin::new(stream).poll_next(cx).map(|item| item.map(I::from_result)),
             failed: |error| I::from_result(Err(error)),
         },
+    };
+    (streamed, ErrorType(PhantomData), ErrorType(PhantomData))
+}
+
+impl<I, T, E, R> Streamed<I, T, E, R> {
+    /// Tells how the status is found in an error among the items, and in one in their place.
+    #[must_use]
+    pub fn with_status_in(self, items: StatusIn, refusal: StatusIn) -> Self {
+        Self { status_in: [items, refusal], ..self }
     }
 }
 
@@ -95,7 +112,7 @@ where
 {
     let call = CallName { service, method };
     let Some(streams) = streams else { return no_streams(&call) };
-    streams.answer(stream, |item, out| (streamed.encode)(&call, item, out)).await
+    streams.answer(stream, |item, out| (streamed.encode)(&call, item, out, streamed.status_in[0])).await
 }
 
 /// Answers with an error where a stream was asked for.
@@ -105,7 +122,7 @@ pub fn refuse<I, T, E, R>(
     error: R,
     streamed: Streamed<I, T, E, R>,
 ) -> Reply {
-    (streamed.refuse)(&CallName { service, method }, &error)
+    (streamed.refuse)(&CallName { service, method }, &error, streamed.status_in[1])
 }
 
 /// What the client streams.

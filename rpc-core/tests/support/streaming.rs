@@ -142,7 +142,7 @@ pub(crate) async fn answer(
 }
 
 pub(crate) fn streamed() -> Streamed<Result<Bytes>, Bytes, Status, Status> {
-    private::streamed::<Result<Bytes>, Raw, Raw, Status, Raw, Status>()
+    private::streamed::<Result<Bytes>, Raw, Raw, Status, Raw, Status>().0
 }
 
 fn requests(streams: Option<&Streams>, info: &ServiceInfo) -> Streaming<Bytes> {
@@ -274,7 +274,7 @@ impl Setup {
         items: impl Stream<Item = Result<Bytes>> + Send + 'static,
     ) -> StreamCall<Result<Bytes>> {
         let items = self.items(method, items);
-        let returned = private::returned::<Result<Bytes>, Raw, Raw, Status>();
+        let returned = private::returned::<Result<Bytes>, Raw, Raw, Status>().0;
         private::call_with_stream(&self.stub, method, Ok(Payload::default()), items, returned)
     }
 

@@ -91,7 +91,12 @@ pub(crate) fn returned(service: &Service, output: &Type) -> TokenStream {
     let private = private_at(service, span);
     let (for_result, for_error) = (codec_at(result), codec_at(error));
     let error = located_at(error, &quote!(<#output as #private::Outcome>::Err));
-    quote_spanned! { span => #private::returned::<#output, #for_result, #for_error, #error>() }
+    quote_spanned! { span => {
+        #[allow(unused_imports)]
+        use #private::OtherError as _;
+        let (returned, error) = #private::returned::<#output, #for_result, #for_error, #error>();
+        returned.with_status_in(error.status_in())
+    } }
 }
 
 fn result_spans(output: &Type) -> Option<(Span, Span)> {
@@ -117,9 +122,13 @@ pub(crate) fn streamed(service: &Service, answer: &Answer, items: &Items) -> Tok
         _ => (error, item_error.clone()),
     };
     let (for_row, for_error, for_refusal) = (codec_at(row), codec_at(error), codec_at(refusal));
-    quote_spanned! { item.span() =>
-        #private::streamed::<#item, #for_row, #for_error, #item_error, #for_refusal, #refused>()
-    }
+    quote_spanned! { item.span() => {
+        #[allow(unused_imports)]
+        use #private::OtherError as _;
+        let (streamed, error, refusal) =
+            #private::streamed::<#item, #for_row, #for_error, #item_error, #for_refusal, #refused>();
+        streamed.with_status_in(error.status_in(), refusal.status_in())
+    } }
 }
 
 /// What the client's call of a method gives.

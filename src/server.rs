@@ -45,6 +45,7 @@ pub struct ServerBuilder {
     transport: Option<Policy>,
     with_env: bool,
     compress: Option<Compression>,
+    spawn_handlers: Option<bool>,
 }
 
 impl fmt::Debug for ServerBuilder {
@@ -164,6 +165,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Begins the handlers of all services in tasks of their own, as
+    /// [`ServiceExt::spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) does for one service.
+    pub fn spawn_handlers(mut self, spawn: bool) -> Self {
+        self.spawn_handlers = Some(spawn);
+        self
+    }
+
     /// Chooses the transport. The environment counts more [if asked](Self::with_env): [`Config`] has the whole order.
     pub fn transport(mut self, policy: Policy) -> Self {
         self.transport = Some(policy);
@@ -198,6 +206,7 @@ impl ServerBuilder {
         let mut config = self.config;
         config.transport = self.transport.or(config.transport);
         config.calls.compress = self.compress.unwrap_or(config.calls.compress);
+        config.calls.spawn_handlers = self.spawn_handlers.unwrap_or(config.calls.spawn_handlers);
         let config = config.resolve(None, self.with_env)?;
         let settings = config.settings();
         if config.policy() == Policy::Rdma {

@@ -14,6 +14,7 @@ pub use crate::client::{Call, CallFuture, RawChannel, StreamCall, Stub};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
 pub use crate::in_process::in_process;
+pub use crate::middleware::in_task;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, IncomingCall, Method, Outcome, Reply, Service, ServiceInfo};
 pub use crate::status::Status;

@@ -190,6 +190,9 @@ pub struct Calls {
     /// A client's: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams included. A
     /// call without a limit sets `Duration::MAX`. Default 0: calls that set none have none.
     pub timeout_ms: u64,
+    /// A server's: whether each handler begins in a task of its own, as
+    /// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) has it for a service. Default false.
+    pub spawn_handlers: bool,
     /// A server's: whether its clients learn what the statuses that its handlers return were [caused
     /// by](crate::status::Status::with_source). Default true; false is for one that strangers call.
     pub causes: bool,
@@ -210,7 +213,13 @@ impl Calls {
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { wait_for_ready: false, timeout_ms: 0, causes: true, compress: Compression::None }
+        Self {
+            wait_for_ready: false,
+            timeout_ms: 0,
+            spawn_handlers: false,
+            causes: true,
+            compress: Compression::None,
+        }
     }
 }
 

@@ -26,7 +26,9 @@ pub struct IncomingCall {
 /// It is polled the first time where its request was taken in, by what reads the connection (by RDMA: all connections of
 /// this runtime), with a waker that wakes nobody; if it is not done at that, it becomes a task of its own and is polled
 /// again. So a handler that computes for long, or blocks, holds up the other calls there, as it would hold up a thread of
-/// the runtime: `tokio::task::spawn_blocking` is for that, or a `tokio::task::yield_now().await` before. One that blocks in a
+/// the runtime. For one that computes there is `#[rpc(spawn)]`, or
+/// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) for a service; for one that blocks,
+/// `tokio::task::spawn_blocking`. One that blocks in a
 /// call of its own may wait for ever: what is held up is, perhaps, the answer. It is dropped where it waits when its caller
 /// gives up, its deadline passes or its connection ends.
 pub type HandlerFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;

@@ -136,6 +136,7 @@ fn method(function: &mut TraitItemFn, farcall: &Path, errors: &mut Errors) -> Op
         ident,
         attributes: function.attrs.iter().filter(|a| is_for_client(a)).cloned().collect(),
         context,
+        spawn: rpc.spawn.is_some(),
         arguments,
         answer,
     })
@@ -217,6 +218,9 @@ fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> 
     for (i, input) in signature.inputs.iter_mut().skip(usize::from(receiver)).enumerate() {
         let FnArg::Typed(input) = input else { continue };
         let rpc = errors.keep(parse::rpc(&mut input.attrs)).unwrap_or_default();
+        if let Some(span) = rpc.spawn {
+            errors.add_at(span, "`spawn` goes on methods");
+        }
         if let Some(name) = &rpc.name {
             check_wire_name(name, errors);
         }

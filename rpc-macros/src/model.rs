@@ -26,6 +26,8 @@ pub(crate) struct Method {
     pub(crate) attributes: Vec<Attribute>,
     /// Whether it takes `cx: &Context`.
     pub(crate) context: bool,
+    /// Whether the handler begins in a task of its own.
+    pub(crate) spawn: bool,
     pub(crate) arguments: Vec<Argument>,
     pub(crate) answer: Answer,
 }

@@ -19,6 +19,7 @@ pub(crate) struct Options {
 pub(crate) struct Rpc {
     pub(crate) name: Option<LitStr>,
     pub(crate) default: Option<Span>,
+    pub(crate) spawn: Option<Span>,
 }
 
 pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
@@ -73,16 +74,17 @@ pub(crate) fn rpc(attributes: &mut Vec<Attribute>) -> Result<Rpc> {
         let ours = attribute.path().is_ident("rpc");
         if ours && result.is_ok() {
             result = attribute.parse_nested_meta(|meta| {
+                let span = meta.path.get_ident().map_or_else(Span::call_site, |ident| ident.span());
                 if meta.path.is_ident("name") {
                     once(&meta, &mut rpc.name, meta.value()?.parse()?)
                 } else if meta.path.is_ident("default") {
-                    once(
-                        &meta,
-                        &mut rpc.default,
-                        meta.path.get_ident().map_or_else(Span::call_site, |i| i.span()),
-                    )
+                    once(&meta, &mut rpc.default, span)
+                } else if meta.path.is_ident("spawn") {
+                    once(&meta, &mut rpc.spawn, span)
                 } else {
-                    Err(meta.error("unknown option; there are `name = \"..\"`, and `default` for arguments"))
+                    Err(meta.error(
+                        "unknown option; there are `name = \"..\"`, `default` for arguments and `spawn` for methods",
+                    ))
                 }
             });
         }

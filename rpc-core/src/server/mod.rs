@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::connection::Connection;
 use crate::dispatch::Registry;
+use crate::middleware::Spawned;
 use crate::service::Service;
 use crate::settings::Settings;
 use crate::transport::Link;
@@ -55,7 +56,8 @@ impl ServerCore {
         settings.limits.check()?;
         let mut registry = Registry::default();
         for service in services {
-            registry.add(service)?;
+            let spawns = settings.calls.spawn_handlers;
+            registry.add(if spawns { Arc::new(Spawned::new(service)) } else { service })?;
         }
         Ok(Arc::new(Self {
             registry: Arc::new(registry),

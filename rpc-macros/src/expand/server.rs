@@ -220,6 +220,7 @@ impl<'s> Parts<'s> {
             quote_spanned! { Span::mixed_site() => let streams = request.streams; }
         });
         let reply = self.reply(&method.answer, &outcome);
+        let spawn = method.spawn.then(|| quote_spanned! { Span::mixed_site() => #private::in_task().await; });
         quote_spanned! { Span::mixed_site() =>
             #index => {
                 // Not in the future, which would hold the whole request.
@@ -231,7 +232,7 @@ impl<'s> Parts<'s> {
                 #take_streams
                 #rows
                 #keep_context
-                ::std::boxed::Box::pin(async move { #reply })
+                ::std::boxed::Box::pin(async move { #spawn #reply })
             }
         }
     }

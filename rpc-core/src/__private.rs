@@ -3,6 +3,7 @@
 //! Whatever does not depend on the trait is here, so that what is generated stays small.
 
 mod errors;
+mod relay;
 mod streams;
 
 use std::any::TypeId;
@@ -20,6 +21,7 @@ pub use crate::service::{HandlerFuture, IncomingCall, Method, Outcome, Reply, Se
 pub use crate::status::Status;
 pub use crate::stream::{Stream, StreamItem, Streaming};
 pub use errors::{ErrorType, OtherError, StatusIn};
+pub use relay::{Relay, Relayed, relay};
 pub use streams::{
     Flattened, Items, Streamed, WithErrors, answer, call_for_stream, call_with_stream, flatten, refuse,
     requests, streamed,

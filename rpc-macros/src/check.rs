@@ -38,7 +38,8 @@ pub(crate) fn service(options: Options, mut item: ItemTrait) -> Result<Service> 
         }
     }
     check_names(&methods, &item, &mut errors);
-    errors.finish(Service { item, wire_name, codec, farcall, methods })
+    let is_dyn = options.is_dyn.is_some();
+    errors.finish(Service { item, wire_name, codec, farcall, methods, is_dyn })
 }
 
 fn default_codec(farcall: Option<&Path>) -> Path {

@@ -35,8 +35,8 @@ use proc_macro::TokenStream;
 /// - **`KvClient`**, made with `KvClient::new(channel)`. Its methods return a `Call`, or a `StreamCall` if there is a
 ///   stream: a future that takes options (`.timeout(..)`) before it is awaited, spawned or joined. The client implements `Kv`
 ///   too, so that code which is generic over `Kv` runs with an implementation in the same process or far away. Such code
-///   takes `impl Kv` or has a type parameter: futures of methods have no common size, so there is no `dyn Kv`. `KvClient::in_process(implementation)` calls an implementation
-///   without a network but through the whole protocol, for tests.
+///   takes `impl Kv`, has a type parameter, or takes a [`DynKv`](#one-type-for-all-implementations).
+///   `KvClient::in_process(implementation)` calls an implementation without a network but through the whole protocol, for tests.
 ///
 /// # Methods
 ///
@@ -53,6 +53,35 @@ use proc_macro::TokenStream;
 ///   still understood; the argument is then `Default::default()`.
 /// - `#[rpc(spawn)]` on a method whose handler computes: it begins in a task of its own, and does not hold up the connection that
 ///   its call came by.
+///
+/// # One type for all implementations
+///
+/// `Kv` makes no trait objects: the futures of its methods have no common size. `#[farcall::service(dyn)]` also makes the type
+/// `DynKv`, of which `DynKv::new(store)` makes one of any `Kv`, its client included. A `DynKv` is a `Kv`, too. Each call of one
+/// allocates a box.
+///
+/// ```ignore
+/// #[farcall::service(dyn)]
+/// trait Kv {
+///     async fn get(&self, key: String) -> farcall::Result<u64>;
+/// }
+///
+/// struct Fixed(u64);
+///
+/// impl Kv for Fixed {
+///     async fn get(&self, _key: String) -> farcall::Result<u64> {
+///         Ok(self.0)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> farcall::Result<()> {
+/// let stores: Vec<DynKv> = vec![DynKv::new(Fixed(1)), DynKv::new(KvClient::in_process(Fixed(2)))];
+/// assert_eq!(stores[0].get("key".into()).await?, 1);
+/// assert_eq!(KvClient::in_process(stores[1].clone()).get("key").await?, 2);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Streams
 ///

@@ -16,6 +16,8 @@ pub(crate) struct Service {
     /// The path of farcall.
     pub(crate) farcall: Path,
     pub(crate) methods: Vec<Method>,
+    /// Whether it has a form for trait objects.
+    pub(crate) is_dyn: bool,
 }
 
 /// A method of it.

@@ -12,6 +12,7 @@ pub(crate) struct Options {
     pub(crate) name: Option<LitStr>,
     pub(crate) codec: Option<Path>,
     pub(crate) farcall: Option<Path>,
+    pub(crate) is_dyn: Option<()>,
 }
 
 /// What `#[rpc(..)]` was given.
@@ -31,12 +32,14 @@ pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
             once(&meta, &mut options.name, meta.value()?.parse()?)
         } else if meta.path.is_ident("codec") {
             once(&meta, &mut options.codec, codec(meta.value()?)?)
+        } else if meta.path.is_ident("dyn") {
+            once(&meta, &mut options.is_dyn, ())
         } else if meta.path.is_ident("crate") {
             let path: LitStr = meta.value()?.parse()?;
             once(&meta, &mut options.farcall, path.parse_with(Path::parse_mod_style)?)
         } else {
             Err(meta.error(
-                "unknown option; there are `package = \"..\"`, `name = \"..\"`, `codec = ..` and `crate = \"..\"`",
+                "unknown option; there are `package = \"..\"`, `name = \"..\"`, `codec = ..`, `dyn` and `crate = \"..\"`",
             ))
         }
     });

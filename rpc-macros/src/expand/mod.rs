@@ -4,6 +4,7 @@
 //! way. Each type appears with its own span, which is where the compiler then complains of it.
 
 mod client;
+mod dynamic;
 mod names;
 mod phantom;
 mod server;
@@ -18,11 +19,13 @@ pub(crate) fn service(service: &Service) -> TokenStream {
     let definition = definition(service);
     let (server, server_impls) = server::expand(service);
     let (client, client_impls) = client::expand(service);
+    let (dynamic, dynamic_impls) = if service.is_dyn { dynamic::expand(service) } else { Default::default() };
     let names = names::expand(service);
     quote! {
         #definition
         #server
         #client
+        #dynamic
 
         // What the user's lints have to say about the trait, they say about the trait.
         #[allow(deprecated, clippy::all, clippy::pedantic)]
@@ -30,6 +33,7 @@ pub(crate) fn service(service: &Service) -> TokenStream {
             #names
             #server_impls
             #client_impls
+            #dynamic_impls
         };
     }
 }

@@ -38,7 +38,8 @@ async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_no_item_and_re
             while !is_up() || load.answered() < before.0 + 10 || streams.ended() < before.1 + 2 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let pairs = tokio::task::spawn_blocking(farcall_rdma::fault::fail_queue_pairs).await.unwrap();
+            let pairs =
+                tokio::task::spawn_blocking(farcall_rdma::testing::fault::fail_queue_pairs).await.unwrap();
             assert!(pairs >= 2, "both ends are of this process");
             killed += 1;
             while is_up() {

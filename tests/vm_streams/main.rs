@@ -89,7 +89,7 @@ impl Ends {
 
 /// No message has any of the memory that is registered for long ones.
 async fn memory_is_back() {
-    until("all memory is back", PATIENCE, || farcall_rdma::fault::memory_in_use() == 0).await;
+    until("all memory is back", PATIENCE, || farcall_rdma::testing::fault::memory_in_use() == 0).await;
 }
 
 /// How long items are, and how many of them: several in a frame, one in a frame, in fragments, and such as are read.

@@ -5,6 +5,16 @@
 //! The crate compiles everywhere. On anything but 64-bit Linux there is no device, and [`probe()`] says so.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(feature = "testing"),
+    allow(
+        clippy::allow_attributes,
+        dead_code,
+        unreachable_pub,
+        unused_imports,
+        reason = "only the project's tests use the rest"
+    )
+)]
 
 mod config;
 mod errno;
@@ -25,17 +35,43 @@ cfg_if::cfg_if! {
         mod resources;
         mod upgrade;
 
-        // Not part of the public interface: for the project's own tests.
+        mod device;
+        mod dma;
+        #[cfg(any(test, feature = "testing"))]
+        mod fault;
+        #[cfg(any(test, feature = "testing"))]
+        mod sim;
+        mod verbs;
+
+        /// What the project's own tests and benchmarks need of devices, real and simulated. Nothing here is stable.
         #[doc(hidden)]
-        pub mod device;
-        #[doc(hidden)]
-        pub mod dma;
-        #[doc(hidden)]
-        pub mod fault;
-        #[doc(hidden)]
-        pub mod sim;
-        #[doc(hidden)]
-        pub mod verbs;
+        #[cfg(feature = "testing")]
+        pub mod testing {
+            /// What the transport needs of a device.
+            pub mod device {
+                pub use crate::device::*;
+            }
+
+            /// Memory that devices read and write.
+            pub mod dma {
+                pub use crate::dma::*;
+            }
+
+            /// Faults made on purpose.
+            pub mod fault {
+                pub use crate::fault::*;
+            }
+
+            /// A simulated device.
+            pub mod sim {
+                pub use crate::sim::*;
+            }
+
+            /// Devices of libibverbs.
+            pub mod verbs {
+                pub use crate::verbs::*;
+            }
+        }
 
         pub use buffer::Registered;
         pub use endpoint::stats;

@@ -41,7 +41,7 @@ impl RdmaUpgrade {
     }
 
     /// RDMA through another machine's devices: a simulated one's.
-    #[doc(hidden)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn with_host(host: Arc<dyn Host>, config: RdmaConfig) -> Self {
         Self::on(DeviceRegistry::new(host), config)
     }

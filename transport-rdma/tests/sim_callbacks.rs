@@ -19,7 +19,7 @@ use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
-use farcall_rdma::sim::Fabric;
+use farcall_rdma::testing::sim::Fabric;
 use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 
 use near::Near;

@@ -7,7 +7,7 @@ mod links;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use farcall_rdma::sim::Fabric;
+use farcall_rdma::testing::sim::Fabric;
 use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 use links::{Side, scenarios};
 

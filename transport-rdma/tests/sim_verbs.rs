@@ -5,8 +5,8 @@
 mod common;
 
 use common::{Machine, scenarios, windows};
-use farcall_rdma::device::RdmaConfig;
-use farcall_rdma::sim::Fabric;
+use farcall_rdma::testing::device::RdmaConfig;
+use farcall_rdma::testing::sim::Fabric;
 
 fn machine() -> Machine {
     let host = Fabric::new(1).host([10, 0, 0, 1].into());
@@ -68,7 +68,7 @@ fn bound_windows_leave_nothing_behind() {
     assert_eq!(fabric.windows(), (16, 14));
     drop((ends, machine));
     assert_eq!((fabric.windows(), fabric.queue_pairs()), ((0, 0), vec![]));
-    assert_eq!(farcall_rdma::verbs::leaks(), 0);
+    assert_eq!(farcall_rdma::testing::verbs::leaks(), 0);
 }
 
 #[test]

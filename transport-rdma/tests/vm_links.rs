@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use farcall_core::class::TrafficClass;
 use farcall_core::proto::wire::FrameType;
 use farcall_core::transport::Upgrade as _;
-use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade, verbs};
+use farcall_rdma::testing::verbs;
+use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
 use links::{Side, pair, scenarios, start};
 
 /// This machine, for both ends. A frame without a receive fails the link: there must be none.

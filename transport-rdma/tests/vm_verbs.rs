@@ -13,9 +13,9 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use common::{LIMIT, Machine, SLOT, received, scenarios, windows};
-use farcall_rdma::device::*;
-use farcall_rdma::dma::Pages;
-use farcall_rdma::verbs::SystemHost;
+use farcall_rdma::testing::device::*;
+use farcall_rdma::testing::dma::Pages;
+use farcall_rdma::testing::verbs::SystemHost;
 
 /// Stops tests that were started where no device is meant to be.
 fn require_device() {
@@ -273,7 +273,7 @@ fn vm_bound_windows_leave_nothing_behind() {
     drop((ends, machine));
     assert!(start.elapsed() < windows::BEFORE_A_HANG, "{:?}", start.elapsed());
     assert_eq!(resources(own.0), "");
-    assert_eq!(farcall_rdma::verbs::leaks(), 0);
+    assert_eq!(farcall_rdma::testing::verbs::leaks(), 0);
 }
 
 #[test]

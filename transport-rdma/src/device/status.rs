@@ -28,16 +28,27 @@ struct Meaning {
     class: WcClass,
 }
 
+/// The statuses that code tells from others, by libibverbs' names without `IBV_WC_`.
 impl WcStatus {
+    /// `IBV_WC_SUCCESS`.
     pub const SUCCESS: Self = Self(0);
+    /// `IBV_WC_LOC_LEN_ERR`.
     pub const LOC_LEN_ERR: Self = Self(1);
+    /// `IBV_WC_LOC_QP_OP_ERR`.
     pub const LOC_QP_OP_ERR: Self = Self(2);
+    /// `IBV_WC_LOC_PROT_ERR`.
     pub const LOC_PROT_ERR: Self = Self(4);
+    /// `IBV_WC_WR_FLUSH_ERR`.
     pub const WR_FLUSH_ERR: Self = Self(5);
+    /// `IBV_WC_REM_ACCESS_ERR`.
     pub const REM_ACCESS_ERR: Self = Self(10);
+    /// `IBV_WC_REM_OP_ERR`.
     pub const REM_OP_ERR: Self = Self(11);
+    /// `IBV_WC_RETRY_EXC_ERR`.
     pub const RETRY_EXC_ERR: Self = Self(12);
+    /// `IBV_WC_RNR_RETRY_EXC_ERR`.
     pub const RNR_RETRY_EXC_ERR: Self = Self(13);
+    /// `IBV_WC_FATAL_ERR`.
     pub const FATAL_ERR: Self = Self(19);
 
     /// C's name without the prefix: `RETRY_EXC_ERR`.

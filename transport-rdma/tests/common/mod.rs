@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_rdma::device::*;
+use farcall_rdma::testing::device::*;
 
 pub(crate) const SLOT: usize = 8192;
 

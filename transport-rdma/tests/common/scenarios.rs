@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 
 use bytes::Bytes;
-use farcall_rdma::device::*;
-use farcall_rdma::verbs;
+use farcall_rdma::testing::device::*;
+use farcall_rdma::testing::verbs;
 
 use super::{Machine, SIZE, SLOT, connect, failure, reap, received, request};
 

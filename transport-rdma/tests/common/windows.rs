@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_rdma::device::*;
-use farcall_rdma::verbs;
+use farcall_rdma::testing::device::*;
+use farcall_rdma::testing::verbs;
 
 use super::{End, Machine, SLOT, connect, failure, received, request};
 

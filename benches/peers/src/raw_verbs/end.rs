@@ -7,11 +7,11 @@ use std::net::{Ipv6Addr, TcpStream};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use farcall_rdma::device::{
+use farcall_rdma::testing::device::{
     Channel, Completion, Cq, Device, Gid, Host, LocalPath, QpSize, QpTuning, QueuePair, QueueSize, Queues,
     ReadTarget, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
 };
-use farcall_rdma::verbs::SystemHost;
+use farcall_rdma::testing::verbs::SystemHost;
 use farcall_rdma::{Completion as Waiting, RdmaConfig};
 
 use crate::Result;

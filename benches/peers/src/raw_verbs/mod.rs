@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_rdma::device::{Cq, ReadTarget, RemoteRange, Work};
+use farcall_rdma::testing::device::{Cq, ReadTarget, RemoteRange, Work};
 use hdrhistogram::Histogram;
 
 use crate::Result;

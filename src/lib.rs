@@ -313,7 +313,8 @@ pub mod testing {
     pub use farcall_core::transport::{conformance, memory};
 }
 
-/// The README, whose examples are compiled as tests.
+/// The README and the guide, whose examples are compiled as tests.
 #[cfg(all(doctest, feature = "tcp"))]
 #[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/GUIDE.md")]
 struct Readme;

@@ -21,16 +21,18 @@ mod connect;
 #[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
 
-/// Connections to a server, made again when they are lost: one, and one more for each other [`TrafficClass`] that calls
-/// are made of. Cheap to clone; all clones and all clients made of it share them. They are closed when the last of these is
-/// gone.
+/// What clients make calls on: a connection to a server, made when it is needed and made again when it is lost. Calls of each other
+/// [`TrafficClass`] have a connection of their own.
+///
+/// A channel is cheap to clone. All clones, and all clients made of them, share its connections. These are closed when the last
+/// clone, client and call are gone.
 #[derive(Clone, Debug)]
 pub struct Channel {
     raw: RawChannel,
 }
 
 impl Channel {
-    /// The same channel for calls of this class, which go by a connection of their own: there they do not wait behind what
+    /// Returns this channel for calls of another class. These go by a connection of their own: there they do not wait behind what
     /// other calls move. It is made when the first of them needs it; of several servers, to the one that other calls go to,
     /// if that can be reached.
     ///
@@ -69,7 +71,7 @@ impl Channel {
         Self { raw: self.raw.class(class) }
     }
 
-    /// The same channel, whose calls go through an interceptor, and their answers on their way back: an async function that
+    /// Returns this channel with an interceptor, through which calls go, and answers on their way back: an async function that
     /// is given the [`Request`] and what comes [`Next`]. The last one added is the first that a call comes to. This channel
     /// stays as it is; both share their connections.
     ///
@@ -105,7 +107,7 @@ impl Channel {
         Self { raw: self.raw.intercept(by) }
     }
 
-    /// The same with a layer of `tower`, as in `channel.layer(ServiceBuilder::new().rate_limit(100, second).timeout(second))`.
+    /// Returns this channel with a layer of tower, as in `channel.layer(ServiceBuilder::new().rate_limit(100, second).timeout(second))`.
     /// All clones of the new channel share the layer's service, which need not be `Clone`; while it is not ready, calls wait in
     /// line for it, as long as their deadlines allow.
     ///
@@ -122,7 +124,8 @@ impl Channel {
         Self { raw: self.raw.layer(layer) }
     }
 
-    /// The connection that calls of its class go by now; connects if there is none.
+    /// Returns the connection that calls of its class go by now. Connects if there is none. Cancel safe: an attempt goes on for
+    /// others.
     ///
     /// # Errors
     ///
@@ -142,7 +145,7 @@ impl Channel {
         self.raw.reconnect().await
     }
 
-    /// What calls of its class travel by now, and for TCP under `auto`, why not by RDMA; connects if there is no connection.
+    /// Returns what calls of its class travel by now, and for TCP under `auto` why not by RDMA. Connects if there is no connection.
     ///
     /// # Errors
     ///
@@ -152,7 +155,7 @@ impl Channel {
     }
 }
 
-/// Always ready: what a call waits for, a connection or a place, it waits for in the future, where its deadline counts.
+/// Always ready. A call waits for a connection or a place in its future, where its deadline counts.
 #[cfg(feature = "tower")]
 impl tower_service::Service<Request> for Channel {
     type Response = Response;

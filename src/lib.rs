@@ -1,7 +1,7 @@
 //! Async RPC that runs over RDMA (InfiniBand, RoCE) where both ends have it, and over TCP where they don't.
 //!
 //! A trait with [`#[farcall::service]`](service) becomes a typed client and server. The same program uses either
-//! transport, chosen by configuration; [`Connection::transport`] says which one it is, and why.
+//! transport, as it is configured. [`Connection::transport`] says which one it uses, and why.
 //!
 //! ```
 //! use farcall::{Bytes, Channel, Server};
@@ -42,7 +42,7 @@
 //!
 //! #[farcall::service]
 //! pub trait Log {
-//!     /// Begins at once; whatever goes wrong is the last item.
+//!     /// Begins at once. If something goes wrong, the last item is an error.
 //!     fn lines(&self, from: u64) -> impl Stream<Item = farcall::Result<String>>;
 //!     /// May refuse before it begins.
 //!     async fn tail(&self, file: String) -> farcall::Result<impl Stream<Item = farcall::Result<String>>>;
@@ -62,7 +62,7 @@
 //!     async fn tail(&self, file: String) -> farcall::Result<impl Stream<Item = farcall::Result<String>>> {
 //!         match file.as_str() {
 //!             "log" => Ok(self.lines(7)),
-//!             _ => Err(farcall::Status::new(farcall::Code::NotFound, "no such file")),
+//!             _ => Err(farcall::Status::not_found("no such file")),
 //!         }
 //!     }
 //!
@@ -109,31 +109,30 @@
 //! # }
 //! ```
 //!
-//! An item is a `Result`: an error ends its stream, so that one which is cut short, by whatever, never looks complete.
-//! Who sends waits while the other side does not read, and no other call waits with it. Dropping a [`Streaming`] tells
-//! the other side to stop. The module [`stream`] makes streams of iterators and of what tasks send.
+//! An item is a `Result`. An error ends its stream, so a stream that is cut short never looks complete. A sender waits while the
+//! other side does not read, and no other call waits with it. Dropping a [`Streaming`] tells the other side to stop. The module
+//! [`stream`] makes streams of iterators, of async blocks and of what tasks send.
 //!
 //! # Cancellation
 //!
-//! Dropping the future of a call, or the stream that it gave, cancels it: the server drops the handler's future at its
-//! next await, and with it the calls that it is making, and so on. Whether it has done its work by then can't be known. Tasks that
-//! a handler has spawned go on, and learn of it from its [`Context`]: by [`ended`](Context::ended), and because calls that they
-//! make in its [`scope`](Context::scope) end. Other futures say in their documentation what dropping them does.
+//! Dropping the future of a call, or the stream that it returned, cancels the call. The server drops the handler's future where it
+//! awaits, and with it the calls that the handler is making, and so on. Nobody knows whether the handler has done its work by then.
+//! Tasks that a handler has spawned go on. They learn of the end from its [`Context`], by [`ended`](Context::ended). Calls that
+//! they make in its [`scope`](Context::scope) end, too. Other futures say in their documentation what dropping them does.
 //!
 //! # Errors
 //!
-//! A method returns `Result<T>` or `Result<T, E>` with an error type of its own. Failures of transport, deadline and
-//! peer are a [`Status`]; they reach the caller as `E::from(status)`. A status says whose fault it is
-//! ([`Status::blame`]) and whether the handler may have run ([`Status::executed`]). It may have details for a program to
-//! read, which are those of gRPC ([`details`]), and what it was [caused by](Status::with_source) reaches the log of its caller:
+//! A method returns `Result<T>`, or `Result<T, E>` with an error type of its own. For an error type of another crate there is
+//! [`CallError`]. Failures of transport, deadline and peer are a [`Status`], and reach the caller as `E::from(status)`. A status
+//! says whose fault it is ([`Status::blame`]) and whether the handler may have run ([`Status::executed`]). It can carry details for
+//! programs, in the form of gRPC's ([`details`]). Its [sources](Status::with_source) reach the log of its caller:
 //! `tracing::error!("{status:#}")`.
 //!
 //! # Metadata
 //!
-//! A call and its answer can carry names and values beside arguments and result ([`Metadata`]): a token, a deadline of the
-//! application's own, how long a query took. A handler sets them by its [`Context`], and those of an answer are either *metadata*,
-//! known before the result, or *trailers*, known when it is. A status that a handler returns may [have
-//! some](Status::with_metadata), too.
+//! A call and its answer can carry names and values beside arguments and result ([`Metadata`]): a token, a request identifier, how
+//! long a query took. A handler sets them by its [`Context`]. Those of an answer are either *metadata*, sent before the result, or
+//! *trailers*, sent after it. A status that a handler returns can [have some](Status::with_metadata), too.
 //!
 //! ```
 //! use farcall::{Code, Context, Status};
@@ -148,7 +147,7 @@
 //! impl Reports for Database {
 //!     async fn count(&self, cx: &Context, table: String) -> farcall::Result<u64> {
 //!         if cx.metadata().get("token") != Some("let me in") {
-//!             return Err(Status::new(Code::Unauthenticated, "who are you?"));
+//!             return Err(Status::unauthenticated("no token, or a wrong one"));
 //!         }
 //!         cx.reply_trailers(|trailers| trailers.insert("took-ms", "12"))?;
 //!         Ok(table.len() as u64)
@@ -167,18 +166,23 @@
 //!
 //! # Middleware
 //!
-//! What is done to many calls alike is written once: an interceptor is an async function around the calls of a
-//! [channel](Channel::intercept), a [service](middleware::ServiceExt) or a [server](ServerBuilder::intercept), on either side
-//! the same. With the feature `tower` its layers go there, too. See [`middleware`]; [`trace`] has two that make spans, and pass
-//! traces on as the W3C says.
+//! An interceptor is an async function around the calls of a [channel](Channel::intercept), a
+//! [service](middleware::ServiceExt) or a [server](ServerBuilder::intercept). It has one form on both sides. With the feature
+//! `tower`, tower's layers go there, too. See [`middleware`]. The module [`trace`] has two interceptors that make spans and pass
+//! traces on as W3C's Trace Context says.
 //!
 //! # Compression
 //!
-//! With the features `zstd` and `lz4`, arguments, results and items can be compressed ([`Compression`]): of a call
-//! ([`Call::compress`], [`StreamCall::compress`]), by a handler ([`Context::compress`], for each item anew if it likes), of a [service](middleware::ServiceExt::compress), of a
-//! [channel](ChannelBuilder::compress) or [server](ServerBuilder::compress), or by the configuration ([`Calls::compress`]). It needs
-//! no agreement: a peer that can't read it gets what is said as it is. Nothing is decompressed that would be longer than
-//! [`Limits::max_message`].
+//! With the features `zstd` and `lz4`, arguments, results and items can be compressed ([`Compression`]). The choice is that of
+//!
+//! - a call: [`Call::compress`], [`StreamCall::compress`];
+//! - a handler: [`Context::compress`], for each item anew if it likes;
+//! - a service, channel or server: [`ServiceExt::compress`](middleware::ServiceExt::compress), [`ChannelBuilder::compress`],
+//!   [`ServerBuilder::compress`];
+//! - the configuration: [`Calls::compress`].
+//!
+//! The sides need not agree: a peer that can't read compressed messages gets plain ones. Nothing is decompressed that would be
+//! longer than [`Limits::max_message`].
 //!
 #![cfg_attr(all(feature = "tcp", feature = "zstd", feature = "lz4"), doc = "```")]
 #![cfg_attr(not(all(feature = "tcp", feature = "zstd", feature = "lz4")), doc = "```ignore")]

@@ -115,12 +115,12 @@ impl ServerBuilder {
         self
     }
 
-    /// Has calls of all services go through an interceptor, and their answers on their way back; the last one added is the
-    /// first that a call comes to. A stream is through when it has ended. [`ServiceExt`] does the same for a single service.
+    /// Puts an interceptor around all services: calls go through it, and answers on their way back. A call comes to the last one
+    /// added first. [`ServiceExt`] puts one around a single service.
     ///
     /// ```
     /// use farcall::middleware::{Next, Request, Response};
-    /// use farcall::{Code, Status};
+    /// use farcall::Status;
     ///
     /// #[derive(Clone)]
     /// struct User(String); // for handlers: `cx.extension::<User>()`
@@ -128,7 +128,7 @@ impl ServerBuilder {
     /// async fn check_token(mut request: Request, next: Next) -> farcall::Result<Response> {
     ///     match request.metadata().get("token") {
     ///         Some("let me in") => request.extensions_mut().insert(User("ann".into())),
-    ///         _ => return Err(Status::new(Code::Unauthenticated, "who are you?")),
+    ///         _ => return Err(Status::unauthenticated("no token, or a wrong one")),
     ///     }
     ///     next.run(request).await
     /// }
@@ -146,7 +146,7 @@ impl ServerBuilder {
         self
     }
 
-    /// The same with a layer of `tower`, of which there is one service for all calls.
+    /// Puts a layer of tower around all services. One service of the layer serves all calls.
     #[cfg(feature = "tower")]
     pub fn layer<L>(mut self, layer: L) -> Self
     where
@@ -157,9 +157,9 @@ impl ServerBuilder {
         self
     }
 
-    /// What the answers of all services are compressed by, streams included, where neither
-    /// [service](crate::middleware::ServiceExt::compress) nor [handler](crate::Context::compress) says otherwise. If this build
-    /// lacks it, it does not bind.
+    /// Compresses the answers of all services, streams included, where neither
+    /// [service](crate::middleware::ServiceExt::compress) nor [handler](crate::Context::compress) says otherwise. In a build that
+    /// lacks `by`, [`bind`](Self::bind) fails.
     pub fn compress(mut self, by: Compression) -> Self {
         self.compress = Some(by);
         self
@@ -191,13 +191,13 @@ impl ServerBuilder {
         self
     }
 
-    /// Listens on `HOST:PORT`, as in `0.0.0.0:7400` or `[::]:7400`; port 0 chooses a free one, which [`Server::local_addr`] tells. Connections are taken
-    /// from now on and served once [`Server::serve`] runs.
+    /// Listens on `HOST:PORT`, for example `0.0.0.0:7400` or `[::]:7400`. Port 0 chooses a free port, which [`Server::local_addr`]
+    /// returns. The system queues connections from now on. They are served once [`Server::serve`] runs.
     ///
     /// # Errors
     ///
-    /// If the address or the configuration is wrong, two services have the same name, RDMA is required and can't be had, there is
-    /// no tokio runtime, or the system refuses.
+    /// [`BindError`] says what is wrong: the address or the configuration, two services of one name, no RDMA where it is required,
+    /// no tokio runtime, or the system's refusal.
     pub async fn bind(self, address: &str) -> Result<Server, BindError> {
         check_listen(address)?;
         if tokio::runtime::Handle::try_current().is_err() {
@@ -229,17 +229,17 @@ impl ServerBuilder {
 }
 
 impl Server {
-    /// Sets options first.
+    /// Returns a builder, which takes services and options.
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// The address it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// A way to stop it, or look at it, from elsewhere.
+    /// Returns a handle, which stops the server and looks at it from elsewhere.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
@@ -281,7 +281,7 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// A way to stop a [`Server`], or look at it. Cheap to clone.
+/// A handle of a [`Server`], which stops it and looks at it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Handle {
     host: Arc<ServerCore>,
@@ -307,7 +307,7 @@ impl Handle {
         self.stop.send_replace(true);
     }
 
-    /// The sessions that are open now.
+    /// Returns the connections that are open now.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
         self.host.connections()
     }

@@ -221,7 +221,7 @@ impl Context {
         self.edit_answer(|answer| edit(&mut answer.initial))
     }
 
-    /// The same with the metadata that are for what is known when the result is.
+    /// Edits the trailing metadata, which are sent after the result.
     pub fn reply_trailers<R>(&self, edit: impl FnOnce(&mut Metadata) -> R) -> R {
         self.edit_answer(|answer| edit(&mut answer.trailing))
     }

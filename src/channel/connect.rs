@@ -34,7 +34,7 @@ impl Channel {
         Self::builder().connect_lazy(address)
     }
 
-    /// Sets options first.
+    /// Returns a builder, which takes options and connects.
     pub fn builder() -> ChannelBuilder {
         ChannelBuilder::default()
     }
@@ -80,22 +80,22 @@ impl ChannelBuilder {
         self
     }
 
-    /// Whether calls that set nothing else [wait](crate::Call::wait_for_ready) for the server while it can't be reached, in
-    /// place of failing. [`connect`](Self::connect) itself does not wait; [`connect_lazy`](Self::connect_lazy) need not.
+    /// Sets whether calls [wait](crate::Call::wait_for_ready) for the server while it can't be reached, or fail, if they do not say
+    /// it themselves. [`connect`](Self::connect) itself does not wait. [`connect_lazy`](Self::connect_lazy) has nothing to wait for.
     pub fn wait_for_ready(mut self, wait: bool) -> Self {
         self.wait_for_ready = Some(wait);
         self
     }
 
-    /// What calls, and the streams that they take along, are compressed by that [say](crate::Call::compress) nothing else. If this
-    /// build lacks it, it does not connect.
+    /// Compresses the arguments of calls and the streams that they take along, unless they [say](crate::Call::compress) something
+    /// else. In a build that lacks `by`, connecting fails.
     pub fn compress(mut self, by: Compression) -> Self {
         self.compress = Some(by);
         self
     }
 
-    /// Connects. Returns when it is known what calls travel by: [`Channel::transport`] then says it. Must be called
-    /// within a tokio runtime, which the channel's connections run on. Dropping the future gives the attempt up.
+    /// Connects. When it returns, the transport is chosen, and [`Channel::transport`] says which it is. Must be called within a tokio
+    /// runtime, which the channel's connections run on. Dropping the future gives the attempt up.
     ///
     /// # Errors
     ///

@@ -144,7 +144,7 @@ impl Reader {
         }
     }
 
-    /// The same past the runtime, which has not been asked whether there is anything. `Ok(false)`: there is not, or what
+    /// Reads past the runtime, without asking it whether there is anything. `Ok(false)`: there is nothing, or what
     /// there is continues a frame and must be [read](Self::read).
     pub(crate) fn look(
         &mut self,

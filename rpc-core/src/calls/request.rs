@@ -81,7 +81,7 @@ impl CallOptions {
         self.kind != Kind::Unary || !self.metadata.is_empty() || self.compression.is_some()
     }
 
-    /// The same for the same call again, without the stream.
+    /// Returns the options for another attempt of the call, which lack the stream.
     pub(crate) fn without_items(&self) -> Self {
         let Self { kind, waits_for_ready, compression, .. } = *self;
         Self { kind, waits_for_ready, compression, metadata: self.metadata.clone(), ..Self::none() }

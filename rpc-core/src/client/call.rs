@@ -104,12 +104,13 @@ impl<O, C> Call<O, C> {
         Self { call: InFlightCall::new(stub, method, arguments), returns: PhantomData }
     }
 
-    /// Gives, with the result, what is known of how it came: the connection, the number of attempts, the metadata.
+    /// Returns the result with what is known of how it came: the connection, the number of attempts, the metadata.
     pub fn with_response(self) -> ResponseFuture<O, C> {
         ResponseFuture { call: self.call, returns: PhantomData }
     }
 
-    /// Gives the same beside the result, and so also of a call that fails.
+    /// Returns the result and, beside it, how it came: the connection, the number of attempts, the metadata. So a call that fails has
+    /// these, too.
     pub fn with_parts(self) -> PartsFuture<O, C> {
         PartsFuture { call: self.call, returns: PhantomData }
     }

@@ -71,7 +71,7 @@ macro_rules! options {
                 self
             }
 
-            /// The same with a value of bytes, for a key that ends in `-bin`.
+            /// Sends a value of bytes to the handler, under a key that ends in `-bin`.
             pub fn metadata_bin(mut self, key: &str, value: impl AsRef<[u8]>) -> Self {
                 self.call.edit_metadata(|all| all.append_bin(key, value));
                 self

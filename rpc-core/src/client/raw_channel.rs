@@ -63,7 +63,7 @@ impl RawChannel {
         Self { shared: Arc::new(shared), of_class, stack: None }
     }
 
-    /// The same channel for calls of this class.
+    /// Returns this channel for calls of another class. Both share their connections.
     #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn class(&self, class: TrafficClass) -> Self {
         let of_class = self.shared.classes[class as usize].clone();
@@ -74,7 +74,7 @@ impl RawChannel {
         self.of_class.class
     }
 
-    /// The same channel, whose calls go through `by`, and their answers on their way back. The last one added is the first
+    /// Returns this channel with an interceptor: calls go through `by`, and answers on their way back. The last one added is the first
     /// that a call comes to. This one stays as it is, and shares its connections with the other.
     #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn intercept<F, R>(&self, by: F) -> Self
@@ -85,7 +85,7 @@ impl RawChannel {
         Self { stack: Some(self.next().intercepted(by)), ..self.clone() }
     }
 
-    /// The same with a layer of `tower`, whose service all clones of the new channel share.
+    /// Returns this channel with a layer of tower, whose service all clones of the new channel share.
     #[must_use = "the channel stays as it is; use the one that is returned"]
     #[cfg(feature = "tower")]
     pub fn layer<L>(&self, layer: L) -> Self

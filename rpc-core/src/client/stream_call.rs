@@ -63,7 +63,7 @@ impl<O> StreamCall<O> {
         Self { call, pump: None, finish }
     }
 
-    /// Gives, with the result, what is known of how it came. Of an answer that is a stream there are no trailers yet:
+    /// Returns the result with what is known of how it came. Of an answer that is a stream there are no trailers yet:
     /// [`Streaming::trailers`] has them when it has ended.
     pub fn with_response(self) -> impl Future<Output = Result<Response<O::Ok>, O::Err>> + Send
     where
@@ -77,7 +77,8 @@ impl<O> StreamCall<O> {
         }
     }
 
-    /// Gives the same beside the result, and so also of a call that fails.
+    /// Returns the result and, beside it, how it came: the connection, the number of attempts, the metadata. So a call that fails has
+    /// these, too.
     pub fn with_parts(self) -> impl Future<Output = (O, Parts)> + Send
     where
         O: 'static,

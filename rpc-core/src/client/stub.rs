@@ -29,7 +29,7 @@ impl Stub {
         Call::new(self.clone(), method, arguments)
     }
 
-    /// The same service on the same channel, for calls of this class.
+    /// Returns this stub for calls of another class.
     pub(super) fn class(&self, class: TrafficClass) -> Self {
         Self::new(self.channel().class(class), self.service().clone())
     }

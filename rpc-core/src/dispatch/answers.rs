@@ -29,7 +29,7 @@ impl Dispatch {
         self.complete_plain(call, reply);
     }
 
-    /// The same where some calls have streams, perhaps this one.
+    /// Completes a call where some calls have streams, perhaps this one.
     #[cold]
     fn complete_streaming(&self, call: u64, reply: Reply) {
         let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
@@ -61,7 +61,7 @@ impl Dispatch {
         self.sender.progress().note();
     }
 
-    /// The same for several, whose answers are short.
+    /// Completes several calls, whose answers are short.
     pub(super) fn complete_all(&self, results: &mut SmallFrames) {
         let mut ended = Vec::new();
         if !self.streams.is_empty() {

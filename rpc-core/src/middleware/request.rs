@@ -143,7 +143,7 @@ impl Request {
         &self.metadata
     }
 
-    /// The same, to be changed: for the server, or, where the call has arrived, for the handler.
+    /// Returns the metadata to be changed: on a client for the server, on a server for the handler.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
@@ -153,7 +153,7 @@ impl Request {
         &self.extensions
     }
 
-    /// The same, to be changed.
+    /// Returns the values that go with the request within this process, to be changed.
     pub fn extensions_mut(&mut self) -> &mut Extensions {
         &mut self.extensions
     }
@@ -184,7 +184,7 @@ impl Request {
         }
     }
 
-    /// The same again, for who may have to repeat it. `None`, if there are streams: they are there once.
+    /// Returns a copy of the request, for middleware that repeats calls. `None` if the call has streams, which are there once.
     pub fn try_clone(&self) -> Option<Self> {
         if self.kind() != Kind::Unary {
             return None;

@@ -127,7 +127,7 @@ impl Response {
         &self.metadata
     }
 
-    /// The same, to be changed.
+    /// Returns the metadata that come with the answer or before a stream, to be changed.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
@@ -137,7 +137,7 @@ impl Response {
         &self.trailers
     }
 
-    /// The same, to be changed.
+    /// Returns the metadata that come after the answer, to be changed.
     pub fn trailers_mut(&mut self) -> &mut Metadata {
         &mut self.trailers
     }

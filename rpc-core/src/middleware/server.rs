@@ -220,7 +220,7 @@ pub trait ServiceExt: Service + Sized {
         Spawned::new(Arc::new(self))
     }
 
-    /// The same with a layer of `tower`.
+    /// Puts a layer of tower around the service. Calls go through it before they reach the service.
     #[cfg(feature = "tower")]
     fn layer<L>(self, layer: L) -> Layered
     where

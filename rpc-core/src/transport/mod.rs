@@ -159,7 +159,7 @@ pub trait FrameSource {
     /// The next frame, with a payload of at most `max_payload` bytes; its header is complete but for `grant`.
     fn next(&mut self, max_payload: usize) -> Option<Frame>;
 
-    /// The same for a link whose peer can read this side's memory: the frame may describe what `expose` has exposed just
+    /// Returns the next frame for a link whose peer can read this side's memory: the frame may describe what `expose` has exposed just
     /// before.
     fn next_exposing(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
         let _ = expose;
@@ -192,7 +192,7 @@ pub trait LinkHandler: Send + Sync {
     /// less than one for each byte string in them.
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
 
-    /// The same for frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper
+    /// Takes in frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper
     /// to take in many at once. `frames` is asked for the next one under a lock, and only cuts it off.
     fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
         for (header, payload) in frames {
@@ -201,7 +201,7 @@ pub trait LinkHandler: Send + Sync {
         Ok(())
     }
 
-    /// The same for frames that lie one behind the other: cheapest.
+    /// Takes in frames that lie one behind the other, which is cheapest.
     fn receive_frames(&self, frames: &mut Frames) -> Result<(), WireError> {
         self.receive_all(frames)
     }

@@ -63,8 +63,8 @@ impl SpinWindow {
         Self { is_adaptive: true, ..Self::none() }
     }
 
-    /// The same where sleeps are short at times when spinning is no shorter: the kernel wakes who waits for a socket by the
-    /// CPU of who has written to it, if that is about to sleep.
+    /// Returns a window for sockets, where a sleep is sometimes as short as spinning: the kernel wakes a reader on the CPU of the
+    /// writer if that is about to sleep.
     pub fn conservative() -> Self {
         Self { is_conservative: true, ..Self::adaptive() }
     }

@@ -58,7 +58,7 @@ pub(crate) fn private(service: &Service) -> TokenStream {
     private_at(service, Span::call_site())
 }
 
-/// The same path with a span. Where all of an expression has the span of a type, the compiler says there, and not at
+/// The path of what generated code may refer to, with a span. Where all of an expression has the span of a type, the compiler says there, and not at
 /// the attribute, what the type lacks.
 pub(crate) fn private_at(service: &Service, span: Span) -> TokenStream {
     // A path given as `crate = ".."` stands where it was given; all of ours has one origin, or the compiler falls back to
@@ -189,7 +189,7 @@ pub(crate) fn local(name: &str, span: Span) -> Ident {
     Ident::new(name, Span::mixed_site().located_at(span))
 }
 
-/// The same tokens with a span.
+/// Returns these tokens with a span.
 pub(crate) fn located_at(span: Span, path: &impl ToTokens) -> TokenStream {
     let locate = |mut token: TokenTree| {
         token.set_span(token.span().located_at(span));

@@ -53,7 +53,7 @@ impl<'s> Parts<'s> {
         }
     }
 
-    /// The same generics, and the implementation implements the trait.
+    /// The generics with the bound that the implementation implements the trait.
     fn bounded(&self) -> Generics {
         let Self { service, implementation, .. } = self;
         let (_, arguments, _) = service.generics().split_for_impl();

@@ -296,7 +296,7 @@ message! {
         1 field: String,
         /// What is wrong with it.
         2 description: String,
-        /// The same for a program, in upper case.
+        /// The reason for a program, in upper case.
         3 reason: String,
         /// And for a user.
         4 localized_message: Option<LocalizedMessage>,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::*;
 use crate::status::Blame;
 
-/// The same messages as prost derives them.
+/// These messages as prost derives them.
 mod derived {
     use super::HashMap;
 

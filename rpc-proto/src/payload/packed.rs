@@ -66,7 +66,7 @@ impl Payload {
         self.rest.as_ref()?.packed.as_ref()
     }
 
-    /// The same, with what it has become.
+    /// Takes the payload apart: its body, and how it was packed.
     pub(crate) fn into_packed(self) -> Option<(Bytes, Packed)> {
         Some((self.body.into_bytes(), self.rest?.packed?))
     }

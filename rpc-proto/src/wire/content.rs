@@ -16,7 +16,7 @@ pub const REQUEST_PREFIX: usize = 20;
 /// What goes before the body of a REQUEST that has neither metadata nor attachments.
 pub const PLAIN_REQUEST: usize = REQUEST_PREFIX + 1;
 
-/// The same of a RESPONSE.
+/// What a RESPONSE says before its body.
 pub const PLAIN_RESPONSE: usize = 4 + 4 + 1;
 
 /// The most attachments that a message can have.
@@ -123,7 +123,7 @@ impl RequestHead {
         Ok((head, Content { metadata: Bytes::new(), payload }))
     }
 
-    /// The same, with the metadata block, which most have none of, by itself.
+    /// Decodes the content and its metadata block apart: most have none.
     #[inline(always)]
     pub fn decode_apart(mut message: Bytes) -> Result<(Self, Option<Box<Bytes>>, Payload), WireError> {
         let Some(head) = Self::decode_plain(&message) else {
@@ -188,7 +188,7 @@ impl ResponseHead {
         Ok((head, Content { metadata: Bytes::new(), payload }))
     }
 
-    /// The same, with the metadata block by itself.
+    /// Decodes the content and its metadata block apart.
     #[inline(always)]
     pub fn decode_apart(mut message: Bytes) -> Result<(Self, Option<Box<Bytes>>, Payload), WireError> {
         if !Self::is_plain(&message) {

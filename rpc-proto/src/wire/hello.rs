@@ -77,7 +77,7 @@ pub struct Hello {
     pub auth: Bytes,
     /// How many items of each stream it takes at first; 0 without [`STREAMS`](features::STREAMS).
     pub stream_items: u32,
-    /// The same in bytes.
+    /// How many bytes of items of each stream it takes at first; 0 without [`STREAMS`](features::STREAMS).
     pub stream_bytes: u32,
 }
 

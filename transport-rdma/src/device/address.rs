@@ -151,7 +151,7 @@ impl LocalPath {
         .for_class(TrafficClass::Normal, config)
     }
 
-    /// The same path with what the configuration says of the packets of this class's connections.
+    /// Returns this path with what the configuration says of the packets of this class's connections.
     #[must_use]
     pub fn for_class(self, class: TrafficClass, config: &RdmaConfig) -> Self {
         let ecn = if config.ecn { ECN_CAPABLE } else { 0 };

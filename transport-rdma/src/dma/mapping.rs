@@ -74,7 +74,7 @@ impl Mapping {
         Ok(Self { base, len, pages: if advised { Pages::Transparent } else { Pages::Base }, node: None })
     }
 
-    /// The same, on this NUMA node if the kernel agrees.
+    /// Maps memory on this NUMA node, if the kernel agrees.
     fn on(mut self, node: Option<u32>) -> Self {
         self.node = node.filter(|&node| self.prefer(node));
         self

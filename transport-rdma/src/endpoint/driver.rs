@@ -60,7 +60,7 @@ impl Driver {
         self.teardown.deadline()
     }
 
-    /// The same as [`turn`](Self::turn), with a look at everything: for who is about to sleep.
+    /// Does what [`turn`](Self::turn) does and looks at everything, before the driver sleeps.
     pub(super) fn last_turn(&mut self) -> Result<bool, DeviceError> {
         self.turns = SILENT_TURNS;
         self.turn()

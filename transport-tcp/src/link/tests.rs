@@ -57,7 +57,7 @@ async fn sockets_have_the_mark_of_their_class() {
 /// What has arrived, by number, and how the link ended.
 struct Arrivals(mpsc::UnboundedSender<Result<u32, LinkEnd>>);
 
-/// The same, and each frame is answered where it is delivered.
+/// Arrivals of which each frame is answered where it is delivered.
 struct Answers(Arrivals, Weak<TcpLink>);
 
 struct One(Option<Frame>);

@@ -315,7 +315,7 @@ fn every_order_of_two_small_sides_is_safe_and_ends() {
     println!("{} worlds", seen.len());
 }
 
-/// The same for larger windows, at random.
+/// Larger windows, at random.
 #[test]
 fn many_frames_in_random_order_always_find_a_receive() {
     for seed in 0..200 {

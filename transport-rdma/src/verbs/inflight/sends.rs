@@ -119,7 +119,7 @@ impl SendRing {
         self.append(&mut sends, Sent { kept, signaled })
     }
 
-    /// The same for a message that the device copies when it is posted; `None`: there is no room.
+    /// Enters a message that the device copies when it is posted. `None`: there is no room.
     pub(crate) fn push_copied(&self) -> Option<Ticket> {
         let mut sends = lock(&self.sends);
         let signaled = self.is_due(&sends);

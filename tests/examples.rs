@@ -106,7 +106,7 @@ fn deadlines_reach_through_three_services() {
 fn middleware_checks_and_limits() {
     let said = run("middleware");
     let lines = [
-        "without a token: UNAUTHENTICATED: a call needs a token",
+        "without a token: UNAUTHENTICATED: a call needs a token (not executed)",
         "with a token: ali",
         "the third call had to wait: true",
         "a long one ends: DEADLINE_EXCEEDED",

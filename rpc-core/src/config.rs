@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::compress::Compression;
 use crate::status::Status;
 
-/// What one side accepts from the other. Each side tells its peer, which keeps to it: a message over a limit is not sent,
-/// and its call fails with RESOURCE_EXHAUSTED and a message that names the setting and the side. All limits but
-/// `connections` are per connection. Results are held against the client's limits, arguments against the server's.
+/// What one side accepts from the other. Each side tells its peer, which keeps to it. A message over a limit is not sent, and its
+/// call fails RESOURCE_EXHAUSTED with a message that names the setting and the side. All limits but `connections` hold for each
+/// connection. The client's limits hold for results, the server's for arguments.
 ///
-/// A peer that does not keep to them loses its connection. What one can make this side keep is bounded by `max_assembly`
-/// for what arrives and, for answers that it does not read, by `concurrent_calls` of them.
+/// A peer that does not keep to them loses its connection. `max_assembly` bounds what a peer can make this side keep of messages
+/// that arrive. `concurrent_calls` bounds how many answers it can leave unread.
 ///
 /// ```
 /// # use farcall_core::config::Limits;
@@ -26,25 +26,27 @@ use crate::status::Status;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The longest message (arguments or result, and about 20 bytes more) that is accepted, in bytes. Default 64 MiB; from 1024 to 4294967295.
+    /// The longest message that is accepted, in bytes: arguments or result, and about 20 bytes more. Default 64 MiB; from 1024 to
+    /// 4294967295.
     pub max_message: u64,
     /// How many bytes of messages may be arriving at once in fragments, on one connection. Default 256 MiB; at
     /// least `max_message`.
     pub max_assembly: u64,
-    /// How many calls of the client one connection may have in progress at once, from the request until its answer has
-    /// left, or, where the client reads a long one itself, until it has read it. Default 4096; at least 1. A client waits for a free place, as long as its deadline allows.
+    /// How many calls one connection may have in progress at once. A call is in progress from its request until its answer has left,
+    /// or until the client has read it, if it reads a long answer itself. Further calls wait, as long as their deadlines allow.
+    /// Default 4096; at least 1.
     pub concurrent_calls: u32,
-    /// How much metadata a call or an answer may have, in bytes: for each value its own, those of its key, and 3. Default
-    /// 16 KiB; at 0 there are none.
+    /// How much metadata a call or an answer may have, in bytes. Each value counts its own bytes, those of its key, and 3. Default
+    /// 16 KiB; 0 allows none.
     pub max_metadata: u32,
-    /// How far the sender of a stream may be ahead of its reader, in bytes: a stream begins with 64 KiB, and gets more as
-    /// its reader waits for it. What is sent together goes beyond: an item of any length, or several, 128 KiB of them by TCP and
-    /// 1 MiB by RDMA. Default 4 MiB; below 64 KiB it means that.
+    /// How far the sender of a stream may be ahead of its reader, in bytes. A stream begins with 64 KiB, and gets more when its reader
+    /// waits for it. Items that are sent together may exceed it: one of any length, or several, 128 KiB of them by TCP and 1 MiB by
+    /// RDMA. Default 4 MiB; at least 64 KiB, which smaller values mean.
     pub stream_window: u64,
     /// By how much the windows of all streams of a connection may have grown, in bytes. Default 64 MiB.
     pub stream_memory: u64,
-    /// How many connections a server has at once; to one more it says that it is overloaded, and calls on that fail as not
-    /// executed. Default 16,384; at least 1. A client's setting means nothing.
+    /// How many connections a server has at once. It tells a further client that it is overloaded, whose calls fail as not executed.
+    /// Default 16,384; at least 1. A client ignores it.
     pub connections: u32,
 }
 
@@ -63,7 +65,11 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Says what is wrong with them, if anything is.
+    /// Checks that the settings are in range and do not contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, beginning with the setting's name.
     pub fn check(&self) -> Result<(), String> {
         if self.max_message < 1024 || self.max_message > u64::from(u32::MAX) {
             return Err("limits.max_message must be from 1024 to 4294967295 bytes".into());
@@ -83,14 +89,14 @@ impl Limits {
 
 /// How long to wait for a peer.
 ///
-/// A server that falls silent while calls wait (its process is stopped, its host is gone) is found after at most
-/// `ping_ms * (missed_pings + 2)`, 10 s by default; its calls end UNAVAILABLE, perhaps executed. A handler that takes
-/// long is not taken for that: its process answers. While no call waits nothing is sent; an idle connection is looked
-/// after by the transport (TCP's keepalive).
+/// A server may fall silent while calls wait: its process is stopped, or its host is gone. The client finds that out after at most
+/// `ping_ms * (missed_pings + 2)`, 10 s by default. The calls end UNAVAILABLE, perhaps executed. A handler that takes long is not
+/// mistaken for silence, for its process answers pings. Nothing is sent while no call waits: TCP's keepalive looks after idle
+/// connections.
 ///
-/// A network that comes back within half of that costs no connection. The half, because TCP repeats what is lost after 0.2 s
-/// and then waits twice as long each time: after an outage calls may stand for as long again. Where outages are longer
-/// than 4 s and connections are to outlast them, raise `missed_pings`, and above 20 s `tcp.user_timeout_ms` too.
+/// A network that comes back within half of that time costs no connection. TCP repeats what was lost after 0.2 s and then waits twice
+/// as long each time, so calls may stand for as long after an outage as it lasted. To outlast outages of more than 4 s, raise
+/// `missed_pings`. Above 20 s, raise `tcp.user_timeout_ms`, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -98,13 +104,13 @@ pub struct Liveness {
     /// How long each step of connecting may take (connecting, HELLO, preparing RDMA, moving to it), in milliseconds.
     /// Default 3000.
     pub connect_ms: u64,
-    /// While calls wait and the peer is silent for so long, it is asked whether it is there, in milliseconds.
-    /// Default 2000.
+    /// How long the peer may be silent while calls wait before it gets a ping, in milliseconds. Default 2000.
     pub ping_ms: u64,
-    /// After so many unanswered questions the connection is given up. Default 3.
+    /// How many pings may go unanswered before the connection is closed. Default 3.
     pub missed_pings: u32,
-    /// When RDMA was lost, or could not be had although both sides have it, the client tries again: after 100 ms, then after twice as long each time,
-    /// up to this, in milliseconds. Calls go by TCP meanwhile. 0: it does not try again. Default 30,000.
+    /// The longest pause before the client tries RDMA again, in milliseconds, where it was lost or could not be had although both
+    /// sides have it. The first pause is 100 ms, and each further one twice as long. Calls go by TCP meanwhile. 0: it does not try
+    /// again. Default 30,000.
     pub retry_ms: u64,
     /// The pause after a client's first failed attempt to connect, in milliseconds, from 1 on. Calls fail at once meanwhile.
     /// Each further failure doubles it, and each pause is up to a quarter shorter or longer, so that the clients of a server
@@ -129,7 +135,11 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// Says what is wrong with them, if anything is.
+    /// Checks that the settings are in range and do not contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, beginning with the setting's name.
     pub fn check(&self) -> Result<(), String> {
         for (name, value) in [
             ("connect_ms", self.connect_ms),
@@ -179,31 +189,34 @@ impl Liveness {
     }
 }
 
-/// How calls are made, and answered.
+/// How calls are made and answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Calls {
-    /// A client's: whether calls that set nothing else [wait](crate::client::Call::wait_for_ready) for the server where it
-    /// can't be reached. Default false: they fail.
+    /// For clients: whether calls [wait](crate::client::Call::wait_for_ready) for a server that can't be reached, unless they say
+    /// otherwise. Default false: they fail.
     pub wait_for_ready: bool,
-    /// A client's: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams included. A
+    /// For clients: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams included. A
     /// call without a limit sets `Duration::MAX`. Default 0: calls that set none have none.
     pub timeout_ms: u64,
-    /// A server's: whether each handler begins in a task of its own, as
+    /// For servers: whether each handler begins in a task of its own, as
     /// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) has it for a service. Default false.
     pub spawn_handlers: bool,
-    /// A server's: whether its clients learn what the statuses that its handlers return were [caused
-    /// by](crate::status::Status::with_source). Default true; false is for one that strangers call.
+    /// For servers: whether clients get the [sources](crate::status::Status::with_source) of the statuses that handlers return. Default
+    /// true. Servers that strangers call set it to false.
     pub causes: bool,
-    /// What this side compresses: a client the arguments of its calls, a server its results, streams included, where the call
-    /// or the handler does not say otherwise. `none`, `lz4` or `zstd`, of which the latter two are features of the crate.
-    /// Default `none`.
+    /// How a client compresses the arguments of calls, and a server results, streams included, unless call or handler say otherwise:
+    /// `none`, `lz4` or `zstd`. The latter two are features of the crate. Default `none`.
     pub compress: Compression,
 }
 
 impl Calls {
-    /// Says what is wrong with it, if anything is.
+    /// Checks that this build has the compression that is set.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, beginning with the setting's name.
     pub fn check(&self) -> Result<(), String> {
         let wrong =
             |status: Status| format!("calls.compress = \"{}\": {}", self.compress.name(), status.message());

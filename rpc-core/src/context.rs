@@ -26,9 +26,10 @@ use crate::status::{Blame, Status};
 /// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
 ///
 /// While a handler is polled its context is *current*: calls that it makes inherit the deadline, and are dropped with it. A task
-/// that the handler spawns leaves the context; [`scope`](Self::scope) takes it along, as does
-/// [`Call::context`](crate::client::Call::context) for a single call. Cheap to clone: what one clone sets of the
-/// answer, all have set.
+/// that the handler spawns has no current context. [`scope`](Self::scope) gives it one, and
+/// [`Call::context`](crate::client::Call::context) gives it to a single call.
+///
+/// A context is cheap to clone. Its clones share what is set for the answer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -122,7 +123,7 @@ thread_local! {
 }
 
 impl Context {
-    /// A context with no deadline and no peer: what code outside any handler has.
+    /// Returns a context without deadline and peer, for code outside of handlers.
     pub fn background() -> Self {
         Self::new(None, 1, None, None)
     }
@@ -136,14 +137,14 @@ impl Context {
         Self { call: About { deadline, attempt, peer, scoped: false }, drain: None, shared }
     }
 
-    /// This context with a deadline `timeout` from now, unless it has an earlier one.
+    /// Returns this context with a deadline `timeout` from now, unless it has an earlier one.
     #[must_use = "the context stays as it is; use the one that is returned"]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         let deadline = earlier(self.call.deadline, Instant::now().checked_add(timeout));
         Self { call: About { deadline, ..self.call }, ..self.clone() }
     }
 
-    /// The context of the handler that is being polled on this thread, if any.
+    /// Returns the context of the handler that is being polled on this thread, if one is.
     pub fn current() -> Option<Self> {
         let call = CURRENT.get()?;
         Some(Self { call, drain: None, shared: None }.given())
@@ -172,40 +173,40 @@ impl Context {
         self
     }
 
-    /// When the caller stops waiting; the handler is dropped then.
+    /// Returns when the caller stops waiting. The handler is dropped then.
     pub fn deadline(&self) -> Option<Instant> {
         self.call.deadline
     }
 
-    /// How long the caller still waits; `None` if it waits for ever.
+    /// Returns how long the caller still waits. `None`: it waits for ever.
     pub fn remaining(&self) -> Option<Duration> {
         self.call.deadline.map(|d| d.saturating_duration_since(Instant::now()))
     }
 
-    /// 1 for the first attempt of a call, more if the caller repeated it.
+    /// Returns 1 for the first attempt of a call, and more if the caller repeated it.
     pub fn attempt(&self) -> u8 {
         self.call.attempt
     }
 
-    /// The address the caller called from; `None` in process.
+    /// Returns the address that the caller called from. `None` in process.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.call.peer
     }
 
-    /// What the caller has sent beside the arguments.
+    /// Returns the metadata that the caller has sent beside the arguments.
     pub fn metadata(&self) -> &Metadata {
         static NONE: Metadata = Metadata::new();
         self.shared.as_ref().map_or(&NONE, |shared| &shared.metadata)
     }
 
-    /// Has `edit` change the metadata that go with the answer, and gives what it gives. These are for what is known before the
-    /// result. They go with an error, too, but not with that of a handler which panics or whose time is over.
+    /// Edits the initial metadata, which are sent before the result. Returns what `edit` returns, which must not use this context.
+    /// An error has these metadata, too, unless the handler panics or its time is over.
     ///
-    /// Of an answer that is a stream, those go before the first item that are set until the stream is polled once, by the stream
-    /// itself as well, whether or not it has the item then. Those that are set later go with the end.
+    /// If the answer is a stream, metadata that are set until its first poll ends are sent before the first item. The stream itself
+    /// can set them. Metadata that are set later are sent with the end.
     ///
-    /// Once the handler is done, or in a context that is of no call, they go nowhere. If they are more than the client's
-    /// `limits.max_metadata`, RESOURCE_EXHAUSTED takes the place of the answer. `edit` must not use this context.
+    /// Metadata have no effect once the handler is done, or in a context of no call. Above the client's `limits.max_metadata`, the
+    /// answer is replaced by RESOURCE_EXHAUSTED.
     ///
     /// ```
     /// # use farcall_core::context::Context;
@@ -237,12 +238,11 @@ impl Context {
         }
     }
 
-    /// Has the answer compressed, or not, whatever the server is set to do. [`Compression`] says when it is not done all the same.
-    /// In a context that is of no call it has no effect.
+    /// Sets how the answer is compressed, whatever the server is set to do. [`Compression`] says when an answer is sent plain all the
+    /// same. In a context of no call this has no effect.
     ///
-    /// Of an answer that is a stream, it is for the items that are taken from it from now on. To choose item by item, say it
-    /// where the stream makes the item, as in an `iter` of a `map` or before a `send` of `generate`: a task that feeds a channel
-    /// is ahead of what is taken.
+    /// If the answer is a stream, this holds for the items that are taken from it from now on. To choose for each item, call it where
+    /// the stream makes the item: in a `map`, or before a `send` of `generate`. A task that feeds a channel is ahead of what is taken.
     ///
     /// ```
     /// # use farcall_core::compress::Compression;
@@ -267,7 +267,7 @@ impl Context {
         Ok(())
     }
 
-    /// What the arguments were compressed by on their way.
+    /// Returns how the arguments were compressed on their way.
     pub fn compression(&self) -> Compression {
         self.shared.as_ref().map_or(Compression::None, |shared| shared.compression)
     }
@@ -291,7 +291,7 @@ impl Context {
         self.shared.as_ref()?.choice.get()
     }
 
-    /// What the server's middleware has put there for the handler; see
+    /// Returns the value of this type that the server's middleware has put there for the handler; see
     /// [`Request::extensions_mut`](crate::middleware::Request::extensions_mut).
     ///
     /// ```

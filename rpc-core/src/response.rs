@@ -15,13 +15,13 @@ pub struct Response<T> {
     pub value: T,
     /// The connection that it came by.
     pub connection: Arc<Connection>,
-    /// How often the request was sent: more than once only if it was certainly not executed before.
+    /// How often the request was sent. Above 1, it was certainly not executed before.
     pub attempts: u8,
-    /// What the handler has sent that it knew before the result.
+    /// The initial metadata of the answer.
     pub metadata: Metadata,
-    /// What it knew when it had the result.
+    /// The trailing metadata of the answer.
     pub trailers: Metadata,
-    /// What the result was compressed by on its way. Of a stream, [its items](crate::stream::Streaming::compression) say it.
+    /// How the result was compressed on its way. Of a stream, [its items](crate::stream::Streaming::compression) say it.
     pub compression: Compression,
 }
 
@@ -31,13 +31,13 @@ pub struct Response<T> {
 pub struct Parts {
     /// The connection that it was last sent by; `None` if it ended unsent.
     pub connection: Option<Arc<Connection>>,
-    /// How often the request was sent, or was to be: more than once only if it was certainly not executed before.
+    /// How often the request was sent, or was about to be. Above 1, it was certainly not executed before.
     pub attempts: u8,
-    /// What the handler has sent that it knew before the result.
+    /// The initial metadata of the answer.
     pub metadata: Metadata,
-    /// What it knew when it had the result. Of a call that failed with a status, [`Status::metadata`] are the same.
+    /// The trailing metadata of the answer. If the call failed with a status, [`Status::metadata`] has them, too.
     pub trailers: Metadata,
-    /// What result or error were compressed by on their way.
+    /// How result or error were compressed on their way.
     pub compression: Compression,
 }
 

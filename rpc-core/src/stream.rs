@@ -77,7 +77,7 @@ pub struct StreamEnd {
 }
 
 impl StreamEnd {
-    /// How it has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the application's own type.
+    /// Returns how the stream has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the application's own type.
     pub fn outcome(&self) -> &'static str {
         match (self.code, self.reason) {
             (Some(code), _) => code.name(),
@@ -105,9 +105,8 @@ pub(crate) struct Begun {
 
 /// The items of a stream that the other side sends, as they come.
 ///
-/// It is a [`Stream`] of `Result<T, E>`, and has [`message`](Self::message) for who does not care for that trait. An error is
-/// the last item: a stream that was cut short, by a deadline, a lost connection or a failure of its sender, never looks like
-/// one that is complete.
+/// It is a [`Stream`] of `Result<T, E>`. [`message`](Self::message) reads it without that trait. An error is the last item: a stream
+/// that was cut short never looks complete, be it by a deadline, a lost connection or a failure of its sender.
 ///
 /// ```
 /// # mod farcall { pub use farcall_core::{status::{Result, Status}, stream::*}; }
@@ -139,11 +138,10 @@ pub(crate) struct Begun {
 /// # Ok::<(), farcall::Status>(()) }).unwrap();
 /// ```
 ///
-/// What has come and was not taken is bounded: the sender of a stream that nobody reads waits, at the latest when it is
-/// `limits.stream_window` ahead, and holds up no other call.
+/// The sender of a stream that nobody reads waits, at the latest when it is `limits.stream_window` ahead. It holds up no other call.
 ///
-/// Dropping it gives the stream up. Of a client that cancels the call; the client of a server that does is told to send no
-/// more, and its call goes on.
+/// Dropping the stream gives it up. On a client that cancels the call. On a server it tells the client to send no more, and the call
+/// goes on.
 pub struct Streaming<T, E = Status> {
     from: Origin<T, E>,
     end: Option<EndReason>,
@@ -268,12 +266,12 @@ impl<T> Streaming<T> {
 }
 
 impl<T, E: From<Status>> Streaming<T, E> {
-    /// A stream of local items: for a server that passes on what it makes itself, and for tests.
+    /// Returns a stream of local items, for a handler that passes on its own items, and for tests.
     pub fn new(items: impl Stream<Item = Result<T, E>> + Send + 'static) -> Self {
         Self::from(Origin::Local(Box::pin(items)), Metadata::new())
     }
 
-    /// The next item; `None` when the stream is complete, and after an error.
+    /// Returns the next item. `None`: the stream is complete, or an error was its last item.
     ///
     /// # Cancel safety
     ///
@@ -281,10 +279,15 @@ impl<T, E: From<Status>> Streaming<T, E> {
     ///
     /// # Errors
     ///
-    /// What its sender has failed with: INTERNAL if that was a panic, RESOURCE_EXHAUSTED if an item was longer than this side's
-    /// `limits.max_message`. DEADLINE_EXCEEDED, UNAVAILABLE if the connection was lost, CANCELLED if the call is over, or what the
-    /// stream has failed with that its caller sends; INTERNAL if an item can't be decoded. All but the first are never taken for
-    /// executed or not: parts were.
+    /// - What its sender has failed with: its own error, INTERNAL after a panic, RESOURCE_EXHAUSTED if an item was longer than this
+    ///   side's `limits.max_message`.
+    /// - DEADLINE_EXCEEDED, if the deadline of the call has passed.
+    /// - UNAVAILABLE, if the connection was lost.
+    /// - CANCELLED, if the call is over.
+    /// - What the caller's own stream of arguments has failed with.
+    /// - INTERNAL, if an item can't be decoded.
+    ///
+    /// Of all but the sender's own error nobody knows whether the handler ran to its end: [`Executed::Maybe`].
     pub async fn message(&mut self) -> Result<Option<T>, E> {
         poll_fn(|cx| self.poll_item(cx)).await.transpose()
     }
@@ -363,7 +366,7 @@ impl<T, E> Streaming<T, E> {
         self.on_end.drain(..).for_each(|told| told(&end));
     }
 
-    /// How it has ended; `None` before that was read.
+    /// Returns how the stream has ended. `None`: its end was not read yet.
     pub fn end_reason(&self) -> Option<EndReason> {
         self.end
     }

@@ -118,11 +118,13 @@ pub struct Signature {
     defaults: usize,
     /// The text of the argument that is a stream.
     rows: Option<String>,
+    /// Why an argument cannot be carried, if so.
+    refusal: Option<String>,
 }
 
 impl Signature {
     pub fn new(method: &'static str) -> Self {
-        Self { method, arguments: Vec::new(), defaults: 0, rows: None }
+        Self { method, arguments: Vec::new(), defaults: 0, rows: None, refusal: None }
     }
 
     /// Adds an argument.
@@ -132,8 +134,15 @@ impl Signature {
             shape.opaque(&format!("{name}: "));
         }
         (argument.shape)(&mut shape);
+        self.note_refusal(&shape, name);
         self.arguments.push(shape.text().to_owned());
         self.defaults = 0;
+    }
+
+    fn note_refusal(&mut self, shape: &Shape, argument: &str) {
+        if let (None, Some(why)) = (&self.refusal, shape.refusal()) {
+            self.refusal = Some(format!("argument `{argument}`: {why}"));
+        }
     }
 
     /// Adds an argument that may be missing.
@@ -159,8 +168,9 @@ impl Signature {
             Method::new(self.method, kind, text)
         };
         let all = self.arguments.len();
+        let refusal = self.refusal.clone().or_else(|| Some(format!("result: {}", shape.refusal()?)));
         let accepts = (all - self.defaults..all).map(|count| signature(count).fingerprint).collect();
-        Method { accepts, ..signature(all) }
+        Method { accepts, refusal, ..signature(all) }
     }
 }
 

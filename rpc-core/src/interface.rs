@@ -47,6 +47,8 @@ pub struct Method {
     /// Fingerprints of earlier signatures that this side still understands: those without the trailing arguments
     /// that have a default.
     pub accepts: Vec<u64>,
+    /// Why this side's codec cannot carry one of the types, if so. No server or client is made of such a method.
+    pub refusal: Option<String>,
 }
 
 impl Method {
@@ -59,7 +61,7 @@ impl Method {
     pub fn new(name: &'static str, kind: Kind, signature: impl Into<String>) -> Self {
         let signature = signature.into();
         let fingerprint = stable_hash(signature.as_bytes());
-        Self { name, kind, signature, fingerprint, accepts: Vec::new() }
+        Self { name, kind, signature, fingerprint, accepts: Vec::new(), refusal: None }
     }
 
     /// Whether this side understands calls of a peer whose signature has this fingerprint.
@@ -91,7 +93,19 @@ impl ServiceInfo {
     /// Whether a client can announce it. `Err`: what is wrong with it, in words.
     pub(crate) fn check(&self) -> Result<(), String> {
         let room = bind_has_room(self.name.len(), self.codec.len(), self.methods.len());
-        room.map_err(|why: TooLong| format!("service `{}`: {why}", cut(&self.name, 100)))
+        room.map_err(|why: TooLong| format!("service `{}`: {why}", cut(&self.name, 100)))?;
+        self.refusal().map_or(Ok(()), Err)
+    }
+
+    /// Why the codec cannot carry one of the types, in words.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let (method, why) =
+            self.methods.iter().find_map(|method| Some((method.name, method.refusal.as_ref()?)))?;
+        Some(format!(
+            "service `{}`, method `{method}`: the codec {} can't carry a type: {why}",
+            cut(&self.name, 100),
+            self.codec
+        ))
     }
 }
 

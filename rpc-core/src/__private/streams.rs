@@ -89,6 +89,7 @@ impl Signature {
         shape.opaque("stream<");
         (argument.shape)(&mut shape);
         shape.opaque(">");
+        self.note_refusal(&shape, name);
         self.rows = Some(shape.text().to_owned());
     }
 

@@ -20,7 +20,15 @@ struct Bound {
 
 impl Stub {
     /// Calls of this service on this channel.
+    ///
+    /// # Panics
+    ///
+    /// If the service's codec cannot carry one of its types: no call of that method could succeed.
+    #[track_caller]
     pub fn new(channel: RawChannel, service: Arc<ServiceInfo>) -> Self {
+        if let Some(refusal) = service.refusal() {
+            panic!("{refusal}");
+        }
         Self(Arc::new(Bound { channel, service }))
     }
 
@@ -31,7 +39,7 @@ impl Stub {
 
     /// Returns this stub for calls of another class.
     pub(super) fn class(&self, class: TrafficClass) -> Self {
-        Self::new(self.channel().class(class), self.service().clone())
+        Self(Arc::new(Bound { channel: self.channel().class(class), service: self.service().clone() }))
     }
 
     /// A method as messages name it: `shop.v1.Kv/get`.

@@ -100,7 +100,7 @@ impl fmt::Debug for BoundService {
 }
 
 impl Registry {
-    /// Adds a service. `Err`: its name is taken, or a client can't announce it.
+    /// Adds a service. `Err`: its name is taken, a client can't announce it, or its codec can't carry one of its types.
     pub(crate) fn add(&mut self, service: Arc<dyn Service>) -> Result<(), String> {
         service.info().check()?;
         let name = &service.info().name;

@@ -75,6 +75,11 @@ impl Parts<'_> {
                 let in_process = doc(in_process);
                 quote! {
                     /// A client that calls on `channel`.
+                    ///
+                    /// # Panics
+                    ///
+                    /// If the service's codec can't carry a type of one of its methods.
+                    #[track_caller]
                     #vis fn new(channel: impl ::core::convert::Into<#private::RawChannel>) -> Self {
                         Self { stub: #private::Stub::new(::core::convert::Into::into(channel), #info), #types }
                     }
@@ -89,6 +94,11 @@ impl Parts<'_> {
                 let in_process = doc(&in_process.replace("`service`", "`service`, served as `name`,"));
                 quote! {
                     /// A client that calls on `channel` the instance of the trait that is `name` on the wire.
+                    ///
+                    /// # Panics
+                    ///
+                    /// If the service's codec can't carry a type of one of its methods.
+                    #[track_caller]
                     #vis fn named(
                         name: impl ::core::convert::Into<::std::borrow::Cow<'static, str>>,
                         channel: impl ::core::convert::Into<#private::RawChannel>,

@@ -3,6 +3,9 @@
 use std::fmt::Write;
 use std::ops::Range;
 
+/// The name of a value that asks the message for its type.
+pub(super) const ANY: &str = "any";
+
 /// One value. Its parts are named by their places in [`Formats`].
 #[derive(Clone, Debug)]
 pub(super) enum Format {
@@ -73,6 +76,11 @@ impl Formats {
                 parts
             }
         }
+    }
+
+    /// Whether something asks the message for its type.
+    pub(super) fn has_any(&self) -> bool {
+        self.places.iter().any(|place| matches!(place, Format::Plain(ANY)))
     }
 
     /// Appends the text of what is at `place`. A struct or enum is written out where it is first met; after that, and

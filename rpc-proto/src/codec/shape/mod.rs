@@ -6,6 +6,10 @@ mod trace;
 
 use serde::de::DeserializeOwned;
 
+/// Why a type cannot be carried that is deserialised by asking the message what comes next.
+const ASKS: &str = "asks the message for the type of what comes next, which a format without types cannot say: it, or a \
+    type in it, has #[serde(untagged)], #[serde(tag = ..)] or #[serde(flatten)], or holds anything, as serde_json::Value does";
+
 /// A description of types as a codec puts them on the wire, from which a method's signature fingerprint is made.
 ///
 /// The description of a serde type is what its `Deserialize` implementation asks of a deserializer: names and order of
@@ -34,26 +38,42 @@ use serde::de::DeserializeOwned;
 /// );
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Shape(String);
+pub struct Shape {
+    text: String,
+    refusal: Option<String>,
+}
 
 impl Shape {
     /// Appends a name, for types that are not described any further.
     pub fn opaque(&mut self, name: &str) {
-        self.0.push_str(name);
+        self.text.push_str(name);
     }
 
-    /// Appends the description of a serde type.
+    /// Appends the description of a serde type. [Refuses](Self::refuse) one that asks the message for its type.
     ///
     /// # Panics
     ///
     /// If the type's `Deserialize` panics on a value that it does not like, as it would on a peer's message.
     pub fn trace<T: DeserializeOwned>(&mut self) {
-        search::trace::<T>(&mut self.0);
+        if search::trace::<T>(&mut self.text) {
+            self.refuse(format!("`{}` {ASKS}", std::any::type_name::<T>()));
+        }
+    }
+
+    /// Notes that the codec cannot carry a type, and why: a sentence that begins with the type. A server or client of a service
+    /// with such a type is refused when it is made. The first reason counts.
+    pub fn refuse(&mut self, why: impl Into<String>) {
+        self.refusal.get_or_insert_with(|| why.into());
+    }
+
+    /// Returns why the codec cannot carry one of the types, if so.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
     }
 
     /// The description so far.
     pub fn text(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 

@@ -22,8 +22,8 @@ use super::trace::{SAMPLES, Tracer};
 /// A bound for types that never give the same answer twice; each run of any other finds something out.
 const RUNS: usize = 10_000;
 
-/// Appends the description of `T`.
-pub(super) fn trace<T: for<'de> Deserialize<'de>>(out: &mut String) {
+/// Appends the description of `T`. Returns whether it, or a type in it, asks the message for its type.
+pub(super) fn trace<T: for<'de> Deserialize<'de>>(out: &mut String) -> bool {
     let mut known = Known::default();
     let root = known.formats.allocate(1).start;
     for _ in 0..RUNS {
@@ -39,6 +39,7 @@ pub(super) fn trace<T: for<'de> Deserialize<'de>>(out: &mut String) {
         }
     }
     known.formats.write(root, out);
+    known.formats.has_any()
 }
 
 /// What the runs so far have found out, and where the present one is.

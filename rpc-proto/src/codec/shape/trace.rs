@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::de::value::U32Deserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, Visitor};
 
-use super::format::{Format, Group};
+use super::format::{ANY, Format, Group};
 use super::search::{Known, Refused};
 use crate::codec::attachment;
 
@@ -145,7 +145,7 @@ impl<'de> de::Deserializer<'de> for Tracer<'_> {
     }
 
     fn deserialize_any<V: Visitor<'de>>(mut self, _: V) -> Result<V::Value, Refused> {
-        self.plain("any");
+        self.plain(ANY);
         Err(Refused)
     }
 

@@ -97,6 +97,13 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// The target that the compiler builds for by default.
+pub(crate) fn triple() -> Result<String> {
+    let said = output(Command::new("rustc").arg("-vV"))?;
+    let triple = said.lines().find_map(|line| line.strip_prefix("host: "));
+    triple.map(str::to_owned).ok_or_else(|| Failure::cannot_run("rustc does not say what it builds for"))
+}
+
 /// Runs a program to its end and returns what it wrote; anything but success is a failure that quotes it.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().display().to_string();

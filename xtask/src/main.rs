@@ -4,6 +4,7 @@
 mod bench;
 mod demo;
 mod failure;
+mod fuzz;
 mod host;
 mod packages;
 mod test;
@@ -24,6 +25,8 @@ Usage: cargo xtask demo                               real files through a key-v
                                                       ARGs go to the test programs
        cargo xtask bench [--quick] [--rounds N] [--only PART]... [--report]
                                                       measure calls, and what others do with theirs
+       cargo xtask fuzz [--seconds N] [--keep] [TARGET...]
+                                                      look for inputs of a hostile peer that break a promise
 
 Options of vm:
   --cpus N          virtual CPUs of each VM (2; with --pair 1)
@@ -62,6 +65,7 @@ fn run(args: Vec<OsString>) -> Result<u8> {
         Some("vm") => vm::command(args),
         Some("bench") => bench::command(args),
         Some("demo") => demo::command(args),
+        Some("fuzz") => fuzz::command(args),
         Some("test") => test::command(args),
         Some(other) => Err(Failure::usage(format!("no such chore: {other}\n{USAGE}"))),
         None => Err(Failure::usage(USAGE)),

@@ -19,6 +19,9 @@ pub(crate) const PERFTEST: &[&str] = &["perftest"];
 /// What counts instructions, allocations and system calls.
 pub(crate) const COUNTING: &[&str] = &["valgrind", "strace"];
 
+/// The compiler that libFuzzer is built with.
+pub(crate) const FUZZING: &[&str] = &["g++"];
+
 /// Makes sure that `wanted` are installed: as root by installing what is missing, otherwise by telling the
 /// user what to type.
 pub(crate) fn ensure(wanted: &[&str]) -> Result<()> {

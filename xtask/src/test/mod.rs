@@ -2,6 +2,8 @@
 
 mod device;
 mod tally;
+mod toolchains;
+mod versions;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,6 +11,7 @@ use std::time::Instant;
 
 use crate::bench;
 use crate::failure::{Failure, Result};
+use crate::fuzz;
 use crate::host::{self, TempDir, cargo};
 use crate::packages;
 use crate::tidy;
@@ -20,10 +23,10 @@ const CARGO_DENY: &str = "0.20.2";
 /// A workspace of its own.
 const PEERS: &str = "benches/peers/Cargo.toml";
 
-/// One part of the whole: what it is called on the command line, and what it does.
+/// One part of the whole: its name on the command line, and its function.
 type Step = (&'static str, fn(&mut Run) -> Result<()>);
 
-/// Cheap ones first.
+/// All steps, cheap ones first.
 const STEPS: &[Step] = &[
     ("fmt", Run::fmt),
     ("tidy", |_| tidy::check()),
@@ -33,11 +36,21 @@ const STEPS: &[Step] = &[
     ("doc", Run::doc),
     ("deny", Run::deny),
     ("package", Run::package),
+    ("versions", versions::check),
+    ("fuzz", Run::fuzz),
     ("cost", |_| bench::cost::check()),
     ("machine", Run::machine),
     ("vm", device::one),
     ("pair", device::pair),
+    ("features", Run::features),
+    ("minimal", Run::minimal),
+    ("msrv", Run::msrv),
+    ("targets", Run::targets),
+    ("miri", Run::miri),
 ];
+
+/// Steps that run only with `--long`, or when they are named.
+const LONG: &[&str] = &["features", "minimal", "msrv", "targets", "miri"];
 
 /// What was asked for, and what has come of it so far.
 #[derive(Debug, Default)]
@@ -51,6 +64,8 @@ struct Run {
     /// Arguments for every test program.
     arguments: Vec<String>,
     tally: Tally,
+    /// Why the step that runs cannot do its work on this machine, if so.
+    skipped: Option<String>,
 }
 
 /// Runs `cargo xtask test` with these arguments. Every step runs, whatever came of the others, and the last
@@ -68,8 +83,15 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
         let begin = Instant::now();
         let result = step(&mut run);
         host::check_signals()?;
-        let outcome = if result.is_ok() { "ok" } else { "FAILED" };
-        let line = format!("{name:8} {outcome:6} {:4} s", begin.elapsed().as_secs());
+        let skipped = run.skipped.take();
+        let outcome = match (&result, &skipped) {
+            (Err(_), _) => "FAILED",
+            (Ok(()), Some(_)) => "skipped",
+            (Ok(()), None) => "ok",
+        };
+        let seconds = begin.elapsed().as_secs();
+        let line = format!("{name:8} {outcome:7} {seconds:4} s  {}", skipped.unwrap_or_default());
+        let line = line.trim_end();
         println!("== {line}");
         report += &format!("{line}\n");
         if let Err(failure) = result {
@@ -107,7 +129,16 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Run> {
 
 impl Run {
     fn includes(&self, step: &str) -> bool {
-        self.steps.is_empty() || self.steps.iter().any(|name| name == step)
+        match self.steps.is_empty() {
+            true => self.long || !LONG.contains(&step),
+            false => self.steps.iter().any(|name| name == step),
+        }
+    }
+
+    /// Ends a step that this machine cannot run: the report says why.
+    fn skip(&mut self, why: String) -> Result<()> {
+        self.skipped = Some(why);
+        Ok(())
     }
 
     fn fmt(&mut self) -> Result<()> {
@@ -123,7 +154,7 @@ impl Run {
         // What `test = false` keeps out of all targets.
         let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
-        for feature in ["", "tcp", "rdma", "toml", "prost", "lz4", "zstd", "metrics", "tower", "testing"] {
+        for feature in [""].iter().chain(toolchains::FEATURES) {
             clippy(&["--package", "farcall", "--no-default-features", "--features", feature])?;
         }
         // Apart, because what else is built there is none of this workspace's.
@@ -211,6 +242,11 @@ impl Run {
         package.args(["package", "--workspace", "--exclude", "xtask", "--allow-dirty"]);
         package.env("CARGO_TARGET_DIR", fresh.path());
         self.checked(&mut package)
+    }
+
+    /// Looks for inputs of hostile peers that break a promise.
+    fn fuzz(&mut self) -> Result<()> {
+        fuzz::all(if self.long { 300 } else { 15 })
     }
 
     /// The VM itself, from outside.

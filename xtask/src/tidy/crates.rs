@@ -17,6 +17,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("farcall-rdma", &["farcall-core"]),
     ("farcall", &["farcall-core", "farcall-macros", "farcall-tcp", "farcall-rdma"]),
     ("farcall-cli", &["farcall"]),
+    ("farcall-fuzz", &["farcall", "farcall-core", "farcall-tcp", "farcall-rdma"]),
+    ("farcall-versions", &["farcall"]),
     ("xtask", &[]),
 ];
 

@@ -27,12 +27,20 @@ pub(super) fn check(run: &mut Run) -> Result<()> {
     let this = host::target_dir()?.join("debug").join(PROGRAM);
     println!("the earlier build is of commit {commit}");
     let both_ways = both_ways(&this, &earlier);
-    run.checked(Command::new("sh").args(["-c", &format!("export FARCALL_TRANSPORT=tcp\n{both_ways}")]))?;
+    let over_tcp = format!("export FARCALL_TRANSPORT=tcp\n{both_ways}");
+    run.checked(Command::new("sh").args(["-c", &over_tcp])).map_err(|_| differs("TCP"))?;
     let vm = Vm { timeout: Duration::from_secs(900), ..Vm::default() };
     match vm.run(&format!("export FARCALL_TRANSPORT=rdma\n{both_ways}"), vm::print)? {
         0 => Ok(()),
-        status => Err(Failure::failed(format!("over RDMA: exit status {status}"))),
+        _ => Err(differs("RDMA")),
     }
+}
+
+fn differs(transport: &str) -> Failure {
+    Failure::failed(format!(
+        "over {transport} the earlier build and this one do not understand each other; {BASELINE} tells what to do where \
+         that is intended"
+    ))
 }
 
 /// The commit to build, if there is one. In a shallow clone every file is of the last commit, which proves nothing.

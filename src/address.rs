@@ -27,7 +27,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// What the scheme says of the transport; `None` for `farcall://`, which leaves it to the configuration.
+    /// The transport that the scheme chooses; `None` for `farcall://`, which leaves it to the configuration.
     pub fn policy(&self) -> Option<Policy> {
         self.policy
     }

@@ -113,7 +113,7 @@ impl Buf {
         }
     }
 
-    /// What was written, as the argument or result of a call, without a copy.
+    /// Returns the written bytes as the argument or result of a call, without a copy.
     pub fn freeze(self) -> Bytes {
         match self.memory {
             #[cfg(feature = "rdma")]

@@ -21,8 +21,8 @@ mod connect;
 #[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
 
-/// What clients make calls on: a connection to a server, made when it is needed and made again when it is lost. Calls of each other
-/// [`TrafficClass`] have a connection of their own.
+/// A connection to a server on which clients make calls, made when it is needed and made again when it is lost. Calls of
+/// each other [`TrafficClass`] have a connection of their own.
 ///
 /// A channel is cheap to clone. All clones, and all clients made of them, share its connections. These are closed when the last
 /// clone, client and call are gone.

@@ -51,10 +51,10 @@ use crate::Address;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Config {
-    /// Which transport to use. Default `None`: `FARCALL_TRANSPORT` decides, or else [`Policy::Auto`].
+    /// The transport to use. Default `None`: `FARCALL_TRANSPORT` decides, or else [`Policy::Auto`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<Policy>,
-    /// What this side accepts from the other.
+    /// Limits on what this side accepts from the other.
     pub limits: Limits,
     /// How long to wait for the other side.
     pub liveness: Liveness,
@@ -108,7 +108,7 @@ pub struct ConfigError {
     message: String,
 }
 
-/// What a [`ConfigError`] is about.
+/// The subject of a [`ConfigError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
@@ -146,7 +146,7 @@ impl std::error::Error for ConfigError {}
 const TRANSPORT_VARIABLE: &str = "FARCALL_TRANSPORT";
 
 impl Config {
-    /// What is wrong with values that can be read; the text begins with the setting.
+    /// Returns the first contradiction among values that can be read; the text begins with the setting.
     #[cfg(any(feature = "tcp", feature = "toml"))]
     fn contradiction(&self) -> Result<(), String> {
         self.limits.check()?;
@@ -170,7 +170,7 @@ fn wanted_by(value: Option<std::ffi::OsString>) -> Result<Option<Policy>, Config
     parsed.map(Some).map_err(|why: String| wrong(why))
 }
 
-/// What only transports need.
+/// Settings that only transports need.
 #[cfg(feature = "tcp")]
 impl Config {
     #[cfg(not(feature = "toml"))]
@@ -210,7 +210,7 @@ impl Config {
         self.transport.unwrap_or_default()
     }
 
-    /// What the core needs to know of it. Under `rdma`, an error here and now if this side can't.
+    /// Returns the settings that the core needs. Under `rdma`, fails at once if this side can't use RDMA.
     pub(crate) fn settings(&self) -> Settings {
         Settings {
             limits: self.limits.clone(),

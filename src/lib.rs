@@ -305,7 +305,7 @@ pub mod tcp {
     pub use farcall_tcp::{Completion, TcpConfig};
 }
 
-/// What this machine can do, and what it has done.
+/// RDMA on this machine: its devices, and the work that they have done.
 #[cfg(feature = "rdma")]
 pub mod rdma {
     pub use farcall_rdma::{Completion, DeviceStats, Probe, RdmaConfig, Unavailable, probe, stats};

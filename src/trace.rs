@@ -93,7 +93,7 @@ pub fn server_with(propagator: impl Propagator) -> impl Fn(Request, Next) -> Box
     move |request, next| Box::pin(served(&*propagator, request, next))
 }
 
-/// What an interceptor gives.
+/// The future that an interceptor returns.
 pub type BoxCall = std::pin::Pin<Box<dyn Future<Output = Result<Response>> + Send>>;
 
 fn called<P: Propagator + ?Sized>(
@@ -167,7 +167,7 @@ fn span(request: &Request, kind: &'static str) -> Span {
     )
 }
 
-/// Says how a call has ended, also if it is dropped.
+/// Records how a call has ended, also if it is dropped.
 struct End {
     span: Span,
     is_client: bool,
@@ -192,7 +192,7 @@ impl End {
     }
 }
 
-/// What a server is to blame for; the rest is its callers' business.
+/// Codes that are a server's fault; the others are its callers' business.
 const SERVERS_FAULT: [&str; 6] =
     ["UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"];
 

@@ -427,7 +427,7 @@ fn written(tokens: impl ToTokens) -> String {
     text.replace(" :: ", "::").replace(" < ", "<").replace(" >", ">").replace(" ,", ",")
 }
 
-/// What to write instead of a reference to this.
+/// Returns the owned type to write in place of a reference to this one.
 fn owned(ty: &Type) -> String {
     match ty {
         Type::Path(path) if path.path.is_ident("str") => "String".into(),
@@ -439,7 +439,7 @@ fn owned(ty: &Type) -> String {
     }
 }
 
-/// What is wrong, so far.
+/// The errors found so far.
 #[derive(Default)]
 struct Errors(Option<Error>);
 

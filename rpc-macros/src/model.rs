@@ -1,4 +1,4 @@
-//! What is known of a service once it is found to be in order.
+//! The model of a service that has passed all checks.
 
 use syn::punctuated::Punctuated;
 use syn::{
@@ -34,7 +34,7 @@ pub(crate) struct Method {
     pub(crate) answer: Answer,
 }
 
-/// What a method answers with.
+/// The answer of a method.
 pub(crate) enum Answer {
     /// A value or an error: a result of this type.
     Once(Type),

@@ -5,7 +5,7 @@ use syn::meta::ParseNestedMeta;
 use syn::parse::{ParseStream, Parser};
 use syn::{Attribute, Error, Item, ItemTrait, LitStr, Path, Result};
 
-/// What `#[service(..)]` was given.
+/// The options of `#[service(..)]`.
 #[derive(Default)]
 pub(crate) struct Options {
     pub(crate) package: Option<LitStr>,
@@ -15,7 +15,7 @@ pub(crate) struct Options {
     pub(crate) is_dyn: Option<()>,
 }
 
-/// What `#[rpc(..)]` was given.
+/// The options of `#[rpc(..)]`.
 #[derive(Default)]
 pub(crate) struct Rpc {
     pub(crate) name: Option<LitStr>,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a message is compressed by.
+/// A compression algorithm for messages.
 ///
 /// An argument, a result or an item is compressed if its side asks for it, its peer can read it, it has 1 KiB or more, and it
 /// becomes shorter by a sixteenth at least. Else it is sent as it is.
@@ -41,7 +41,7 @@ impl Compression {
         }
     }
 
-    /// What has this number.
+    /// Returns the algorithm with this number.
     pub fn from_wire(number: u8) -> Option<Self> {
         [Self::None, Self::Zstd, Self::Lz4].get(usize::from(number)).copied()
     }

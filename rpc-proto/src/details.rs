@@ -1,4 +1,4 @@
-//! What a program can read of a status: the details that gRPC's services send, in the same bytes.
+//! Details of a status for programs, in the bytes that gRPC's services send.
 //!
 //! A status has them as a `google.rpc.Status` in its [`details`](Status::details), so that gateways to gRPC and clients of
 //! other languages can read them and make them: they are what gRPC sends as `grpc-status-details-bin`.
@@ -62,7 +62,7 @@ use crate::status::{Code, Status};
 /// assert_eq!(status.detail::<OutOfStock>().unwrap().sku, "7");
 /// ```
 pub trait Detail: Message + Default {
-    /// What says its type: its protobuf name, behind `type.googleapis.com/`.
+    /// The URL of its type: its protobuf name, behind `type.googleapis.com/`.
     const TYPE_URL: &'static str;
 }
 

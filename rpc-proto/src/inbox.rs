@@ -1,4 +1,4 @@
-//! What a session takes in: the order of frames, whichever link they come by, and putting fragments together.
+//! The receiving half of a session: the order of frames, whichever link they come by, and putting fragments together.
 
 #[cfg(test)]
 mod tests;
@@ -11,14 +11,14 @@ use super::message::MAX_DESCRIPTOR;
 use super::outbox::Route;
 use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, Up, WireError, flags};
 
-/// What may be held back before an UP, headers included: twice what a sender keeps for an upgraded link, and so more
+/// The most bytes held back before an UP, headers included: twice what a sender keeps for an upgraded link, and so more
 /// than one sends that waits for acknowledgements.
 const MAX_HELD: usize = 32 << 20;
 
 /// A message in fragments is given room for so many times as much as has come of it.
 const AHEAD: usize = 4;
 
-/// What to do with a session frame.
+/// The next step with a session frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// It is the next one.
@@ -40,7 +40,7 @@ pub struct Arrived {
     pub bytes: Bytes,
 }
 
-/// What a frame was.
+/// The result of taking a frame in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// A part of a message that is not whole.
@@ -79,7 +79,7 @@ pub struct Described {
     pub total: usize,
 }
 
-/// What became of a described message.
+/// The outcome of pulling a described message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pulled {
     /// It is whole. The peer must be told, by DONE.
@@ -201,7 +201,7 @@ impl Inbox {
         !self.assembling.is_empty()
     }
 
-    /// What to do with a session frame that came by `from`. `Err`: the peer broke the order.
+    /// Returns what to do with a session frame that came by `from`. `Err`: the peer broke the order.
     #[inline(always)]
     pub fn order(&self, from: Route, header: &Header) -> Result<Order, WireError> {
         if from != self.route {
@@ -338,8 +338,8 @@ impl Inbox {
         if begin.len() >= total as usize {
             return Err(WireError::new("fragmented.total", "is no longer than its first frame"));
         }
-        // What is sent in fragments is longer than the shortest limit there is, so no sender needs more of them; and
-        // each costs memory beside its bytes.
+        // A message in fragments is longer than the shortest limit there is, so no sender needs more of them. Each costs
+        // memory beside its bytes.
         if self.assembling.len() as u64 >= self.limits.max_assembly / u64::from(MIN_LIMIT) {
             return Err(WireError::new("fragmented", "is one of too many at once"));
         }

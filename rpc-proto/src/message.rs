@@ -17,7 +17,7 @@ pub struct Message {
     pub kind: FrameType,
     /// The call it belongs to; 0 for the session itself.
     pub call: u64,
-    /// What goes before the payload.
+    /// The bytes before the payload.
     pub head: Head,
     /// Body and attachments.
     pub payload: Payload,
@@ -122,7 +122,7 @@ impl Message {
     }
 }
 
-/// What goes before a message's payload: mostly a few bytes, which cost no allocation.
+/// The bytes before a message's payload: mostly a few, which cost no allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Head {
     /// A few bytes.
@@ -234,7 +234,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// What comes before all the others.
+    /// Returns the piece before all others.
     pub fn head(&self) -> &[u8] {
         self.head.as_slice()
     }
@@ -428,7 +428,7 @@ impl Fragmenter {
         Frame { header, pieces }
     }
 
-    /// What the first frame begins with.
+    /// Returns the bytes that the first frame begins with.
     fn total_length(&self) -> InlineHead {
         InlineHead::new(&(self.total as u32).to_le_bytes()).unwrap_or_default()
     }

@@ -246,7 +246,7 @@ fn checked(key: &str, value: &[u8], binary: bool) -> Result<String, MetadataErro
     Err(MetadataError { key: key.to_owned(), why })
 }
 
-/// What is wrong with an entry, if anything is.
+/// Checks an entry. `Err` names the fault.
 fn check(key: &[u8], value: &[u8]) -> Result<(), &'static str> {
     let in_keys = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-');
     let printable = |byte: &u8| matches!(byte, b' '..=b'~');
@@ -304,14 +304,14 @@ impl fmt::Display for MetadataError {
 
 impl std::error::Error for MetadataError {}
 
-/// What goes with an answer.
+/// The metadata of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AnswerMetadata {
     /// Known before the result.
     pub initial: Metadata,
     /// Known when the result is.
     pub trailing: Metadata,
-    /// What the status was caused by that is the answer.
+    /// The causes of the status that is the answer.
     pub causes: Metadata,
 }
 

@@ -1,4 +1,4 @@
-//! What a session sends: numbering, fragments, acknowledgement, and which link it goes by.
+//! The sending half of a session: numbering, fragments, acknowledgement, and which link it goes by.
 
 mod moving;
 mod tally;
@@ -15,7 +15,7 @@ use super::small_frames::SmallFrames;
 use super::wire::{Done, Down, FrameType, HEADER_LEN};
 use crate::payload::MAX_SHORT;
 
-/// Which of a session's links something travels by.
+/// The link of a session that a frame travels by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// The link that the session began on and that it ends with.
@@ -39,7 +39,7 @@ const LOOKED_AT: usize = 64;
 /// dies, so does the session.
 #[derive(Clone, Debug, Hash)]
 pub struct Outbox {
-    /// What is short and of a call.
+    /// Short messages of calls.
     small_frames: SmallFrames,
     queue: VecDeque<Message>,
     /// Too long for a frame, not begun: the assembly budget is used up.
@@ -158,7 +158,8 @@ impl Outbox {
         Some(frame)
     }
 
-    /// Gives frames of short messages that may leave by the stream link now, encoded, for `empty`. How many they are.
+    /// Exchanges `empty` for encoded frames of short messages that may leave by the stream link now. Returns how many they
+    /// are.
     pub fn next_small_frames(&mut self, empty: &mut BytesMut, max_payload: usize, rx_seq: u32) -> u32 {
         let others_wait =
             self.resend > 0 || self.tally.own() > 0 || !self.cutting.is_empty() || !self.large.is_empty();
@@ -198,14 +199,14 @@ impl Outbox {
                 }
             }
         }
-        // What is long has to wait; what is short has not.
+        // Long messages have to wait; short ones do not.
         self.next_short(max_payload)
     }
 
     /// The next message that is no longer than a frame. Longer ones on the way there are set aside.
     fn next_short(&mut self, max_payload: usize) -> Option<Frame> {
         while !self.tally.has_barrier() {
-            // Of the two queues in turn.
+            // The two queues take turns.
             let is_turn =
                 self.tally.own() == 0 && (self.small_run.is_multiple_of(2) || self.queue.is_empty());
             let message = if is_turn && let Some(frame) = self.small_frames.pop() {
@@ -471,12 +472,12 @@ impl Outbox {
     }
 }
 
-/// What a retained frame counts.
+/// Returns the bytes that a retained frame counts.
 fn size(frame: &Frame) -> usize {
     HEADER_LEN + frame.header.len as usize
 }
 
-/// What became of a message that was taken back.
+/// The outcome of taking a message back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abandoned {
     /// Nothing of it had left.

@@ -152,7 +152,7 @@ impl Payload {
 #[derive(Debug)]
 pub struct Encoder {
     buffer: Written,
-    /// Of the body, all but the end; empty in most messages, as the attachments are.
+    /// The attachments, and all of the body but its end; `None` in most messages.
     rest: Option<Box<Rest>>,
 }
 
@@ -235,7 +235,7 @@ impl Encoder {
         in_pieces(*rest, last.freeze())
     }
 
-    /// What was written, all of which was [copied](Self::is_one_piece).
+    /// Returns the written bytes, all of which were [copied](Self::is_one_piece).
     pub(crate) fn into_buffer(self) -> BytesMut {
         *self.buffer.into_buffer()
     }

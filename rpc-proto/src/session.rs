@@ -8,15 +8,15 @@ use super::wire::{Down, Pull, Up, WireError};
 /// Both halves of a session and who has said what; borrowed, because elsewhere they are used apart.
 #[derive(Debug)]
 pub struct Session<'a> {
-    /// Who has said what.
+    /// Which side has said UP and DOWN.
     pub upgrade_state: &'a mut UpgradeState,
-    /// What is taken in.
+    /// The receiving half.
     pub inbox: &'a mut Inbox,
-    /// What is sent.
+    /// The sending half.
     pub outbox: &'a mut Outbox,
 }
 
-/// What giving a link up asks of who runs the session.
+/// The work that giving a link up leaves to the runner of the session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fallen {
     /// Say DOWN on the stream link, before any session frame, with this.
@@ -25,7 +25,7 @@ pub struct Fallen {
     pub resumed: bool,
 }
 
-/// What a DOWN says of the session.
+/// The fields of a DOWN that the session determines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Say {
     /// The last session frame that was taken in.
@@ -63,7 +63,7 @@ impl Session<'_> {
 
     fn freeze(&mut self) -> Say {
         let pulls = self.inbox.freeze();
-        // What never left the stream link need not wait for the peer's DOWN.
+        // A session that never left the stream link need not wait for the peer's DOWN.
         if self.outbox.route() != Route::Stream {
             self.outbox.freeze();
         }

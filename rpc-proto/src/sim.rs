@@ -29,7 +29,7 @@ struct World {
 /// How much happens in a world.
 #[derive(Clone, Copy, Debug, Hash)]
 struct Rules {
-    /// Of each side.
+    /// One count for each side.
     messages: [u64; 2],
     attempts: u32,
     stream_frame: usize,
@@ -489,7 +489,7 @@ fn long_streams_with_many_deaths_arrive_in_order() {
     };
     let walks = if std::env::var_os("FARCALL_LONG").is_some() { 3000 } else { 100 };
     for seed in 0..walks {
-        // What comes first is short, or long.
+        // The first message is short, or long.
         walk(seed, Rules { spread: if seed % 2 == 0 { 113 } else { 1999 }, ..rules });
     }
 }

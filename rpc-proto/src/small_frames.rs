@@ -50,7 +50,7 @@ impl SmallFrames {
 
     /// Makes room behind the last frame.
     fn make_room(&mut self, len: usize) {
-        // What has left of the allocation is room.
+        // The part of the allocation that has left is room.
         if self.last.try_reclaim(len) {
             return;
         }
@@ -118,7 +118,7 @@ impl SmallFrames {
         Some(Frame { header, pieces: payload.into() })
     }
 
-    /// Gives the frames of the first chunk for `empty`, which is used for others, numbered from `seq` on. How many they are.
+    /// Exchanges `empty` for the frames of the first chunk, numbered from `seq` on. Returns how many they are.
     pub(super) fn pop_chunk(&mut self, empty: &mut BytesMut, seq: u32, rx_seq: u32) -> u32 {
         self.close_gaps();
         std::mem::swap(self.full.front_mut().unwrap_or(&mut self.last), empty);

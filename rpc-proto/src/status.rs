@@ -1,4 +1,4 @@
-//! What a call that failed tells its caller.
+//! The status of a call that failed.
 
 mod causes;
 
@@ -31,9 +31,9 @@ pub enum Code {
     InvalidArgument = 3,
     /// The deadline passed before the call was done.
     DeadlineExceeded = 4,
-    /// What was asked for does not exist.
+    /// The requested thing does not exist.
     NotFound = 5,
-    /// What was to be made exists already.
+    /// The thing to be made exists already.
     AlreadyExists = 6,
     /// The caller may not do this.
     PermissionDenied = 7,
@@ -202,14 +202,14 @@ impl Status {
         }))
     }
 
-    /// Says whose fault it is.
+    /// Sets whose fault the failure is.
     #[must_use]
     pub fn with_blame(mut self, blame: Blame) -> Self {
         self.0.blame = blame;
         self
     }
 
-    /// Says whether the handler may have run.
+    /// Sets whether the handler may have run.
     #[must_use]
     pub fn with_executed(mut self, executed: Executed) -> Self {
         self.0.executed = executed;
@@ -257,7 +257,7 @@ impl Status {
         self.0.code
     }
 
-    /// What happened and what to do about it, for a person. Not for programs: the words may change.
+    /// Returns what happened and what to do about it, for a person. Not for programs: the words may change.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -277,7 +277,7 @@ impl Status {
         &self.0.details
     }
 
-    /// Of a call that failed, the trailers that came with the status.
+    /// Returns the trailers that came with the status of a failed call.
     pub fn metadata(&self) -> &Metadata {
         &self.0.metadata
     }

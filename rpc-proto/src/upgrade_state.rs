@@ -13,7 +13,7 @@ pub struct UpgradeState {
     sent_down: bool,
 }
 
-/// What follows from a DOWN that was received.
+/// The consequences of a DOWN that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fall {
     /// Freeze both halves of the session and say DOWN.

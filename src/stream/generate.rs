@@ -125,7 +125,7 @@ impl<T, E, F> fmt::Debug for Generate<T, E, F> {
     }
 }
 
-/// What a stream and its future share. No foreign code runs under its lock.
+/// State that a stream and its future share. No foreign code runs under its lock.
 struct Place<T>(Mutex<Sent<T>>);
 
 struct Sent<T> {

@@ -12,8 +12,8 @@ use super::Propagator;
 use crate::Context;
 use crate::middleware::Request;
 
-/// What names a call within a trace. [`current`](Self::current) is that of the call that is being handled, for logs of
-/// the application's own and for what else it calls.
+/// The name of a call within a trace. [`current`](Self::current) is that of the call that is being handled, for logs of the
+/// application's own and for what else it calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TraceContext {
@@ -23,12 +23,12 @@ pub struct TraceContext {
     pub span_id: u64,
     /// The flags of the trace: bit 0 says that whoever began it may have recorded it.
     pub flags: u8,
-    /// What systems along the way have added, as they wrote it.
+    /// Entries that systems along the way have added, as they wrote them.
     pub state: Option<Arc<str>>,
 }
 
 impl TraceContext {
-    /// That of the call whose handler is being polled, if [`server`](super::server) made a span of it.
+    /// Returns the context of the call whose handler is being polled, if [`server`](super::server) made a span of it.
     pub fn current() -> Option<Self> {
         Context::current()?.extension::<Self>().cloned()
     }
@@ -144,7 +144,7 @@ mod tests {
             (0x0af7651916cd43dd8448eb211c80319c, 0xb7ad6b7169203331)
         );
         assert_eq!((context.flags, context.to_string().as_str()), (1, text));
-        // Of a later version that has more.
+        // A later version with more fields.
         let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what-comes";
         assert_eq!(later.parse(), Ok(context));
     }

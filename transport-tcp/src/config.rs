@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// What is set on every socket, besides `TCP_NODELAY`.
+/// Options of every socket, besides `TCP_NODELAY`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

@@ -67,7 +67,7 @@ impl Drop for ShutdownOnDrop {
     }
 }
 
-/// What the link's task has waited for.
+/// An event that the link's task has waited for.
 #[derive(PartialEq)]
 enum Event {
     Socket,
@@ -79,7 +79,7 @@ enum Event {
 struct Reading {
     reader: Reader,
     waits: Waits,
-    /// What a caller has met, for the link's task to tell.
+    /// The end of the link that a caller has met, for the link's task to report.
     end: Option<ReadEnd>,
     /// The task delivers no more: nobody does.
     over: bool,
@@ -186,7 +186,7 @@ impl TcpLink {
         };
         self.reading().over = true;
         if self.closing.load(Ordering::Acquire) {
-            // Who closed it knows; that it is over means to them that all has left.
+            // The side that closed it knows. To it, the end of the link means that all has left.
             self.finish().await;
             handler.closed(end);
         } else {

@@ -33,7 +33,7 @@ const LONG: usize = 16 * 1024;
 pub(crate) enum ReadEnd {
     /// In order, between two frames.
     Eof,
-    /// What was seen.
+    /// The link failed; the text says how.
     Failed(String),
     /// The peer sent what is no frame.
     Malformed(String),
@@ -226,7 +226,7 @@ impl Reader {
             return Ok(());
         }
         self.deliver_whole(handler)?;
-        // What is left is the beginning of a frame, or a FRAGMENT.
+        // The rest is the beginning of a frame, or a FRAGMENT.
         while let Some(header) = self.buffer.first_chunk::<HEADER_LEN>() {
             let header = decode(header)?;
             let len = header.len as usize;

@@ -18,7 +18,7 @@ use crate::config::Completion;
 /// The longest look: all else that the thread has to do waits for it.
 const LONGEST: Duration = Duration::from_micros(25);
 
-/// What is read at once.
+/// The most that is read at once, in bytes.
 const ROOM: usize = 16 * 1024;
 
 /// So many frames that come together are more than one call. What others send comes with one read after a sleep, and with a
@@ -28,8 +28,7 @@ const TOGETHER: usize = 4;
 /// Where what is looked for is read to. One link of the process looks at a time: it keeps a thread, and a CPU, from all else.
 static LOOKER: Mutex<[u8; ROOM]> = Mutex::new([0; ROOM]);
 
-/// That what the runtime has not been asked for does not confuse it is certain of epoll(7). And on one CPU the peer can't do
-/// anything as long as it is looked for.
+/// Reading past the runtime is known not to confuse epoll(7). On one CPU the peer can do nothing while this side polls.
 static CAN_LOOK: LazyLock<bool> = LazyLock::new(|| cfg!(target_os = "linux") && cpus() > 1);
 
 /// Where a thread that only looks would keep the peer, or the kernel's network code, from running.

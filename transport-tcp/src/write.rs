@@ -22,7 +22,7 @@ const BATCH: usize = 256 * 1024;
 /// The most pieces of one write; the system's own limit is 1024 (writev(2)).
 const MAX_PIECES: usize = 64;
 
-/// What was taken to be sent and is not with the kernel yet.
+/// Bytes that were taken to be sent and are not with the kernel yet.
 #[derive(Debug)]
 pub(crate) struct Writer {
     pieces: VecDeque<Bytes>,
@@ -91,7 +91,7 @@ impl Writer {
 
     fn close_tail(&mut self) {
         if self.tail.capacity() == CHUNK {
-            // Of short messages; it is used again for others.
+            // A chunk of short messages; its memory is used again for others.
             self.pieces.push_back(buffer_pool::share(std::mem::take(&mut self.tail), CHUNK));
         } else if !self.tail.is_empty() {
             self.pieces.push_back(self.tail.split().freeze());
@@ -101,7 +101,7 @@ impl Writer {
     /// Writes what the kernel takes now; how much that was.
     pub(crate) fn write_to(&mut self, socket: &TcpStream) -> io::Result<usize> {
         if self.pieces.is_empty() {
-            // What is short needs no more than this; the buffer is used again at once.
+            // Short messages need no more than this; the buffer is used again at once.
             let written = socket.try_write(&self.tail)?;
             self.len -= written;
             if self.len == 0 {

@@ -12,7 +12,7 @@ use super::{Errors, check_type, written};
 use crate::model::{Answer, Items, arguments_of};
 use crate::parse::Rpc;
 
-/// Of a stream in any other place.
+/// The error for a stream in any other place.
 pub(super) const MISPLACED: &str = "a stream is an argument of its own, `rows: Streaming<Row>`, or what a method returns: \
     `fn watch(..) -> impl Stream<Item = farcall::Result<Row>>`, or with `async fn` a `farcall::Result<impl Stream<..>>`";
 
@@ -29,7 +29,7 @@ pub(super) fn is_streaming(ty: &TypePath) -> bool {
     ty.path.segments.last().is_some_and(|segment| segment.ident == "Streaming")
 }
 
-/// Of these bounds the one that makes a stream.
+/// Returns the bound that makes a stream.
 pub(super) fn bound(bounds: &Punctuated<TypeParamBound, Token![+]>) -> Option<&Path> {
     bounds.iter().find_map(|bound| match bound {
         TypeParamBound::Trait(bound) => {
@@ -44,7 +44,7 @@ pub(super) fn is_returned(output: &ReturnType) -> bool {
     matches!(output, ReturnType::Type(_, ty) if is_stream(ty))
 }
 
-/// What a method answers with whose type is this. `farcall` is where `Status` is.
+/// Returns the answer of a method with this return type. `farcall` is the path of `Status`.
 pub(super) fn answer(ty: &Type, farcall: &Path, errors: &mut Errors) -> Option<Answer> {
     if is_stream(ty) {
         return items(ty, farcall, errors).map(Answer::Stream);
@@ -116,7 +116,7 @@ fn is_no_result(ty: &Type) -> bool {
     }
 }
 
-/// Of `Stream<Item = X>` the `X`.
+/// Returns the `X` of `Stream<Item = X>`.
 fn item(bound: &Path, errors: &mut Errors) -> Option<Type> {
     let item = match &bound.segments.last()?.arguments {
         PathArguments::AngleBracketed(AngleBracketedGenericArguments { args, .. }) => {
@@ -133,7 +133,7 @@ fn item(bound: &Path, errors: &mut Errors) -> Option<Type> {
     item
 }
 
-/// Of `Streaming<R, E>` both, the second if it is there.
+/// Returns both types of `Streaming<R, E>`, the second if it is there.
 fn rows_and_error(ty: &TypePath, errors: &mut Errors) -> Option<(Type, Option<Type>)> {
     let mut types = arguments_of(ty).into_iter().flatten().filter_map(|argument| match argument {
         GenericArgument::Type(ty) => Some(ty.clone()),
@@ -151,7 +151,7 @@ fn rows_and_error(ty: &TypePath, errors: &mut Errors) -> Option<(Type, Option<Ty
     Some((row, error))
 }
 
-/// What the client streams, of an argument that is a stream.
+/// Returns the item type of an argument that is a stream.
 pub(super) fn rows(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Type> {
     if let Some(span) = rpc.default {
         errors.add_at(span, "a stream has no default: who has nothing to send sends an empty one");

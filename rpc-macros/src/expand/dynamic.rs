@@ -225,7 +225,7 @@ fn context() -> Ident {
     names::local("cx", Span::mixed_site())
 }
 
-/// What a method was given.
+/// The arguments of a method, as values.
 fn values(method: &Method) -> TokenStream {
     let context = method.context.then(|| context().into_token_stream());
     let arguments = method.arguments.iter().map(|a| a.ident.to_token_stream());

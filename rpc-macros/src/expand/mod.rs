@@ -64,7 +64,7 @@ fn definition(service: &Service) -> ItemTrait {
     item
 }
 
-/// What the trait's method returns.
+/// Returns the return type of the trait's method.
 fn returned(answer: &Answer) -> TokenStream {
     let output = match answer {
         Answer::Once(output) => output,

@@ -1,4 +1,4 @@
-//! What the service is called and what its methods look like, as both server and client announce it.
+//! Names and signatures of a service and its methods, as server and client announce them.
 
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote, quote_spanned};
@@ -131,7 +131,7 @@ pub(crate) fn streamed(service: &Service, answer: &Answer, items: &Items) -> Tok
     } }
 }
 
-/// What the client's call of a method gives.
+/// Returns the output type of the client's call.
 pub(crate) fn answered(service: &Service, answer: &Answer) -> Type {
     let (items, result) = match answer {
         Answer::Once(output) => return output.clone(),
@@ -157,8 +157,8 @@ pub(crate) fn answered(service: &Service, answer: &Answer) -> Type {
     }
 }
 
-/// Of `Result<T>` and `Result<T, E>`, wherever it comes from, also `T` and `E`, so that documentation and editors show these. An alias
-/// of another name may be anything: the compiler finds what it is a result of.
+/// Splits `Result<T>` and `Result<T, E>`, wherever it comes from, into `T` and `E`, so that documentation and editors show
+/// these. An alias of another name may be anything: the compiler finds what it is a result of.
 fn plain_result(item: &Type) -> Option<(&TypePath, &Type, Option<&Type>)> {
     let Type::Path(path) = item else { return None };
     if path.qself.is_some() || path.path.segments.last()?.ident != "Result" {
@@ -284,7 +284,7 @@ mod tests {
             ("farcall::Result<u64>", "farcall::Result<Streaming<u64>>"),
             ("std::result::Result<Vec<u8>, Torn>", "std::result::Result<Streaming<Vec<u8>,Torn>,Torn>"),
             ("Result<u64, Torn>", "Result<Streaming<u64,Torn>,Torn>"),
-            // Where it comes from is not known, and what its error is.
+            // Neither its origin nor its error is known.
             ("Result<u64>", "Result<Streaming<u64,<Result<u64>asOutcome>::Err>>"),
             (
                 "LogResult<u64>",

@@ -8,7 +8,7 @@ use crate::model::Service;
 /// The field's declaration, if it is needed.
 pub(crate) fn field(service: &Service) -> Option<TokenStream> {
     let types: Vec<_> = service.generics().type_params().map(|p| &p.ident).collect();
-    // Of a function's result: neither type is `Send` or dropped because of it.
+    // As a function's result: neither type is `Send` or dropped because of it.
     (!types.is_empty()).then(|| quote!(types: ::core::marker::PhantomData<fn() -> (#(#types,)*)>,))
 }
 

@@ -53,7 +53,7 @@ mod handover {
         static HANDOVER: Cell<Option<Bytes>> = const { Cell::new(None) };
     }
 
-    /// Gives bytes to the visitor that is called next.
+    /// Hands bytes to the visitor that is called next.
     pub(crate) fn hand_over(bytes: Bytes) {
         HANDOVER.set(Some(bytes));
     }
@@ -64,7 +64,7 @@ mod handover {
     }
 }
 
-/// What can be an attachment: [`Bytes`], `Option<Bytes>`, `Vec<Bytes>`.
+/// A type that can be an attachment: [`Bytes`], `Option<Bytes>`, `Vec<Bytes>`.
 pub trait Attachment: sealed::Sealed + Sized {}
 
 mod sealed {

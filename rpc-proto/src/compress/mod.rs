@@ -142,7 +142,7 @@ fn pack_bytes(workspace: &mut Workspace, by: Compression, bytes: &[u8], most: us
     }
 }
 
-/// Gives `len` bytes.
+/// Decompresses to `len` bytes.
 fn unpack_bytes(
     workspace: &mut Workspace,
     by: Compression,

@@ -19,7 +19,7 @@ fn bytes_of(payload: &Payload) -> Bytes {
     payload.to_contiguous()
 }
 
-/// What a peer may have sent: these bytes, said to become so many.
+/// A payload as a peer may have sent it: these bytes, with this claim of their length.
 fn claimed(by: Compression, bytes: &[u8], len: u32) -> Payload {
     Payload::packed(Bytes::copy_from_slice(bytes), Packed::new(by, len, Vec::new()))
 }
@@ -62,7 +62,7 @@ fn a_length_that_is_not_so_is_found_out() {
     }
 }
 
-/// What can't be known from what has come must fit into what was claimed.
+/// A part whose length is not known yet must fit into the claim.
 #[test]
 fn a_claim_that_can_not_be_so_costs_no_memory() {
     for by in built_in() {

@@ -9,7 +9,7 @@ use prost::{DecodeError, Message};
 
 use super::Detail;
 
-/// What a field of a message can be. A field that has its default value is not sent.
+/// A type that a field of a message can have. A field that has its default value is not sent.
 trait Field {
     fn put(&self, tag: u32, buf: &mut impl BufMut);
     fn read(&mut self, wire: WireType, buf: &mut impl Buf, ctx: DecodeContext) -> Result<(), DecodeError>;
@@ -184,9 +184,9 @@ message! {
     RpcStatus {
         /// The number of a [`Code`](crate::status::Code).
         1 code: i32,
-        /// What happened, for a person.
+        /// The event, for a person.
         2 message: String,
-        /// What a program can read of it.
+        /// Details that a program can read.
         3 details: Vec<Any>,
     }
 }
@@ -202,13 +202,13 @@ message! {
 }
 
 message! {
-    /// What went wrong, for a program: a reason that is unique in its domain.
+    /// The cause, for a program: a reason that is unique in its domain.
     ErrorInfo("google.rpc.ErrorInfo") {
         /// In upper case, as in `OUT_OF_STOCK`.
         1 reason: String,
         /// Whose reason it is, as in `orders.example.com`.
         2 domain: String,
-        /// What there is to know of this case.
+        /// Further facts of this case.
         3 metadata: BTreeMap<String, String>,
     }
 }
@@ -222,9 +222,9 @@ message! {
 }
 
 message! {
-    /// What helps who looks for the bug.
+    /// Facts that help to find the bug.
     DebugInfo("google.rpc.DebugInfo") {
-        /// Where it happened.
+        /// The stack where it happened.
         1 stack_entries: Vec<String>,
         /// More of that.
         2 detail: String,
@@ -232,7 +232,7 @@ message! {
 }
 
 message! {
-    /// Which quotas are used up.
+    /// The quotas that are used up.
     QuotaFailure("google.rpc.QuotaFailure") {
         /// Each of them.
         1 violations: Vec<QuotaViolation>,
@@ -248,7 +248,7 @@ message! {
         2 description: String,
         /// The service that it is of, if that is another one.
         3 api_service: String,
-        /// What it counts.
+        /// The quantity that the quota counts.
         4 quota_metric: String,
         /// Its name.
         5 quota_id: String,
@@ -262,7 +262,7 @@ message! {
 }
 
 message! {
-    /// What must be done before the call can succeed.
+    /// Conditions that must hold before the call can succeed.
     PreconditionFailure("google.rpc.PreconditionFailure") {
         /// Each condition that does not hold.
         1 violations: Vec<PreconditionViolation>,
@@ -274,7 +274,7 @@ message! {
     PreconditionViolation {
         /// Its kind, as in `TOS` for terms of service.
         1 r#type: String,
-        /// Of whom or what it does not.
+        /// The subject that does not meet the condition.
         2 subject: String,
         /// How to have it hold.
         3 description: String,
@@ -282,7 +282,7 @@ message! {
 }
 
 message! {
-    /// Which arguments are wrong.
+    /// The arguments that are wrong.
     BadRequest("google.rpc.BadRequest") {
         /// Each of them.
         1 field_violations: Vec<FieldViolation>,
@@ -292,9 +292,9 @@ message! {
 message! {
     /// An argument, or a part of one, that is wrong.
     FieldViolation {
-        /// Which, as a path: `order.lines[3].count`.
+        /// The argument's path: `order.lines[3].count`.
         1 field: String,
-        /// What is wrong with it.
+        /// The fault.
         2 description: String,
         /// The reason for a program, in upper case.
         3 reason: String,
@@ -304,17 +304,17 @@ message! {
 }
 
 message! {
-    /// What finds the call in the server's logs.
+    /// Data that finds the call in the server's logs.
     RequestInfo("google.rpc.RequestInfo") {
-        /// What identifies it.
+        /// The call's identifier.
         1 request_id: String,
-        /// What else helps.
+        /// Other data that helps.
         2 serving_data: String,
     }
 }
 
 message! {
-    /// Which resource it is about.
+    /// The resource that the failure is about.
     ResourceInfo("google.rpc.ResourceInfo") {
         /// Its kind.
         1 resource_type: String,
@@ -322,7 +322,7 @@ message! {
         2 resource_name: String,
         /// Whose it is.
         3 owner: String,
-        /// What is wrong with using it.
+        /// The problem with its use.
         4 description: String,
     }
 }
@@ -338,7 +338,7 @@ message! {
 message! {
     /// A page to read.
     HelpLink {
-        /// What is there.
+        /// The contents of the page.
         1 description: String,
         /// Its address.
         2 url: String,
@@ -346,7 +346,7 @@ message! {
 }
 
 message! {
-    /// What to tell a user.
+    /// A message for a user.
     LocalizedMessage("google.rpc.LocalizedMessage") {
         /// The language, as in `de-CH`.
         1 locale: String,
@@ -360,13 +360,13 @@ message! {
     Duration {
         /// Whole seconds.
         1 seconds: i64,
-        /// Of another one, with the same sign.
+        /// The nanoseconds of another second, with the sign of `seconds`.
         2 nanos: i32,
     }
 }
 
 impl RetryInfo {
-    /// That the call can be made again after this time.
+    /// Tells the caller that it may repeat the call after this time.
     pub fn after(delay: time::Duration) -> Self {
         Self { retry_delay: Some(delay.into()) }
     }

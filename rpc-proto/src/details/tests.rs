@@ -201,7 +201,7 @@ fn details_are_found_by_type_and_keep_their_order() {
 
     let mut rpc = status.to_rpc();
     assert_eq!((rpc.code, rpc.message.as_str(), rpc.details.len()), (5, "no such page", 3));
-    // Of another sender, and one that can't be read.
+    // A detail of another sender, and one that can't be read.
     rpc.details[0].type_url = "type.example.com/of/google.rpc.Help".into();
     rpc.details[2].value = Bytes::from_static(&[0xff]);
     let status = Status::from_rpc(&rpc);

@@ -48,7 +48,7 @@ fn memory_for_a_message_grows_with_what_has_come_of_it() {
     assert!(grown <= 4, "it was moved {grown} times");
 }
 
-/// What a link reads to goes by the same rule.
+/// The buffer that a link reads to follows this rule, too.
 #[test]
 fn a_lent_buffer_has_room_for_its_fragment_and_little_more() {
     let mut inbox = inbox();

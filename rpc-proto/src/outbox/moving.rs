@@ -36,7 +36,7 @@ impl Outbox {
     /// From the next frame on goes by the upgraded link; the UP must be the next thing on the stream link.
     pub fn go_up(&mut self, epoch: u32) -> Up {
         self.route = Route::Upgraded(epoch);
-        // What a former link left to be sent again goes first.
+        // Frames that a former link left to be sent again go first.
         let again = self.retained.get(self.retained.len() - self.resend).filter(|_| self.resend > 0);
         Up { epoch, first_seq: again.map_or(self.next_seq, |frame| frame.header.seq) }
     }
@@ -62,7 +62,7 @@ impl Outbox {
                 self.cutting.extend(self.exposed.remove(&frame.header.seq));
             }
         }
-        // Of the others a DONE is on its way.
+        // For the others a DONE is on its way.
         for pull in pulls {
             let rest = self.exposed.remove(&pull.seq).ok_or(NotSent)?;
             self.cutting.push_back(rest);

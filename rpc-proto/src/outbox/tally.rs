@@ -46,7 +46,7 @@ impl Tally {
         self.assembling -= message.total();
     }
 
-    /// Gives up the rest of a message: one more frame tells the peer.
+    /// Abandons the rest of a message: one more frame tells the peer.
     pub(super) fn give_up(&mut self, message: &mut Fragmenter) {
         self.given_up += usize::from(message.abandon());
     }

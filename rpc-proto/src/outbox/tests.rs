@@ -186,8 +186,8 @@ fn short(kind: FrameType, call: u64) -> Message {
     Message::new(kind, call, Bytes::from_static(b"short"))
 }
 
-/// What a server holds against the calls that it takes: the beginning of a stream is of one that its handler counts for, its
-/// end of one that has no handler any more.
+/// The count that a server holds against the calls that it takes: the beginning of a stream is of one that its handler
+/// counts for, its end of one that has no handler any more.
 #[test]
 fn of_a_stream_its_end_alone_counts_as_an_answer_until_it_has_left() {
     let mut outbox = Outbox::new(100_000, 1 << 20);

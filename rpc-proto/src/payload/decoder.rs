@@ -17,7 +17,7 @@ pub const COPY_OUT: usize = 1024;
 #[derive(Debug)]
 pub struct Decoder {
     body: Bytes,
-    /// What of it was not read begins here,
+    /// The unread part begins here,
     at: usize,
     /// and ends here: behind that stands what belongs to others.
     end: usize,
@@ -26,7 +26,7 @@ pub struct Decoder {
     /// The attachments, in most messages none.
     rest: Option<Box<Rest>>,
     next: usize,
-    /// Of one that reads message after message.
+    /// The copies of a decoder that reads message after message.
     copies: Option<Box<Copies>>,
 }
 
@@ -60,7 +60,7 @@ impl Decoder {
         }
     }
 
-    /// What stands behind the message, of which nothing is read any more.
+    /// Returns the bytes behind the message, of which nothing more is read.
     #[inline]
     pub(crate) fn end(&mut self) -> &[u8] {
         self.at = self.end;
@@ -105,7 +105,7 @@ impl Decoder {
         Self { body, at: 0, end, is_long, rest, next: 0, copies: None }
     }
 
-    /// What of the body has not been read yet.
+    /// Returns the part of the body that has not been read yet.
     #[inline]
     pub fn rest(&self) -> &[u8] {
         &self.body[self.at..self.end]

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::{Body, Payload, Rest, flatten};
 use crate::compression::Compression;
 
-/// What a payload was before it was compressed. Its body is then all of it, and it has no attachments.
+/// The state of a payload before it was compressed. Its body is then all of it, and it has no attachments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Packed {
     by: Compression,
@@ -14,7 +14,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Of this payload, if none of its parts has 4 GiB.
+    /// Describes this payload, if none of its parts has 4 GiB.
     pub(crate) fn of(payload: &Payload, by: Compression) -> Option<Self> {
         let len = |len: usize| u32::try_from(len).ok();
         let attachments = payload.attachments().iter().map(|attachment| len(attachment.len()));
@@ -55,13 +55,13 @@ impl Packed {
 }
 
 impl Payload {
-    /// What another has become.
+    /// Makes a payload of the compressed bytes of another.
     pub(crate) fn packed(bytes: Bytes, packed: Packed) -> Self {
         let rest = Rest { packed: Some(packed), ..Rest::default() };
         Self { body: Body::Shared(bytes), rest: Some(Box::new(rest)) }
     }
 
-    /// What it was, if it is compressed.
+    /// Returns the state before compression, if the payload is compressed.
     pub fn as_packed(&self) -> Option<&Packed> {
         self.rest.as_ref()?.packed.as_ref()
     }
@@ -71,7 +71,7 @@ impl Payload {
         Some((self.body.into_bytes(), self.rest?.packed?))
     }
 
-    /// What it is compressed by.
+    /// Returns the algorithm that the payload is compressed by.
     pub fn compression(&self) -> Compression {
         self.as_packed().map_or(Compression::None, Packed::by)
     }

@@ -11,7 +11,7 @@ use super::super::session::{Fallen, Say, Session};
 use super::super::upgrade_state::UpgradeState;
 use super::super::wire::{Done, Down, FrameType, Header, Up};
 
-/// What is on its way by the stream.
+/// A frame on its way by the stream.
 #[derive(Clone, Debug, Hash)]
 pub(super) enum OnStream {
     Offer(u32),
@@ -21,7 +21,7 @@ pub(super) enum OnStream {
     Session(Frame),
 }
 
-/// What is on its way by the other link.
+/// A frame on its way by the other link.
 #[derive(Clone, Debug, Hash)]
 pub(super) enum OnLink {
     Probe,
@@ -50,7 +50,7 @@ pub(super) struct Peer {
     pub(super) probed: bool,
     /// Messages that this side is to read of the other.
     pub(super) pulling: Vec<Pulling>,
-    /// What the other may read of this side by the link, by the number of the frame.
+    /// The bytes of this side that the other may read by the link, by the number of the frame.
     pub(super) exposed: BTreeMap<u32, Bytes>,
 }
 

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use super::*;
 
-/// What should be in it: call and payload of each, oldest first.
+/// The expected contents: call and payload of each frame, oldest first.
 #[derive(Default)]
 struct Model(VecDeque<(u64, Vec<u8>)>);
 

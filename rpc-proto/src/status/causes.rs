@@ -52,7 +52,7 @@ impl Error for Cause {
 }
 
 impl Status {
-    /// What it was caused by, and what that was, to the end.
+    /// Returns the chain of causes, to the end.
     pub(super) fn sources(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
         std::iter::successors(self.source(), |&source| source.source())
     }

@@ -13,16 +13,16 @@ use crate::text::cut;
 /// The length of the fixed part of a REQUEST, before the metadata.
 pub const REQUEST_PREFIX: usize = 20;
 
-/// What goes before the body of a REQUEST that has neither metadata nor attachments.
+/// The length of all that goes before the body of a REQUEST without metadata and attachments.
 pub const PLAIN_REQUEST: usize = REQUEST_PREFIX + 1;
 
-/// What a RESPONSE says before its body.
+/// The length of all that goes before the body of a RESPONSE without metadata and attachments.
 pub const PLAIN_RESPONSE: usize = 4 + 4 + 1;
 
 /// The most attachments that a message can have.
 pub const MAX_ATTACHMENTS: usize = u16::MAX as usize;
 
-/// What a REQUEST says besides its content.
+/// The fields of a REQUEST besides its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
     /// The index of a BIND.
@@ -35,7 +35,7 @@ pub struct RequestHead {
     pub timeout_us: u64,
 }
 
-/// What a RESPONSE's body is.
+/// The meaning of a RESPONSE's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ResponseKind {
@@ -47,10 +47,10 @@ pub enum ResponseKind {
     Status = 2,
 }
 
-/// What a RESPONSE says besides its content.
+/// The fields of a RESPONSE besides its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHead {
-    /// What the body is.
+    /// The meaning of the body.
     pub kind: ResponseKind,
 }
 
@@ -85,7 +85,7 @@ impl RequestHead {
         content.encode_lengths(out)
     }
 
-    /// What goes before a body of so many bytes that has neither metadata nor attachments with it, as in most calls.
+    /// Encodes all that goes before a body of `body_len` bytes without metadata and attachments, as in most calls.
     pub fn encode_plain(&self, body_len: u32) -> [u8; PLAIN_REQUEST] {
         let mut b = [0; PLAIN_REQUEST];
         b[0..2].copy_from_slice(&self.service.to_le_bytes());
@@ -162,7 +162,7 @@ impl ResponseHead {
         content.encode_lengths(out)
     }
 
-    /// What goes before a body of so many bytes that has neither metadata nor attachments with it, as in most answers.
+    /// Encodes all that goes before a body of `body_len` bytes without metadata and attachments, as in most answers.
     pub fn encode_plain(&self, body_len: u32) -> [u8; PLAIN_RESPONSE] {
         let [b0, b1, b2, b3] = body_len.to_le_bytes();
         [self.kind as u8, 0, 0, 0, b0, b1, b2, b3, 0]

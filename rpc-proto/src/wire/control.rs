@@ -87,7 +87,7 @@ impl Done {
     }
 }
 
-/// What a CREDIT frame is about.
+/// The purpose of a CREDIT frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CreditOp {
@@ -102,7 +102,7 @@ pub enum CreditOp {
 /// CREDIT: its header's grant, or giving credits back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credit {
-    /// What it is about.
+    /// The purpose.
     pub op: CreditOp,
     /// How many.
     pub count: u32,
@@ -164,7 +164,7 @@ pub enum CloseCode {
     Version = 2,
     /// The server takes no more connections.
     Overloaded = 3,
-    /// What the sender requires (RDMA, say) could not be had.
+    /// The sender requires a transport (RDMA, say) that could not be had.
     Required = 4,
     /// The peer did not answer in time.
     Silent = 5,

@@ -19,7 +19,7 @@ impl Frames {
         Self { rest: bytes, malformed: None }
     }
 
-    /// What is wrong with the frame before which they have ended, if anything is.
+    /// Returns the fault of the frame before which the iterator ended, if there was one.
     pub fn malformed(&self) -> Option<&WireError> {
         self.malformed.as_ref()
     }

@@ -20,7 +20,7 @@ pub mod flags {
     pub const DESCRIBED: u8 = 0x10;
     /// In an empty FRAGMENT: the message is given up, this is its last frame.
     pub const ABANDONED: u8 = 0x20;
-    /// What this version understands.
+    /// The flags that this version understands.
     pub const KNOWN: u8 = FRAGMENTED | STARVED | DESCRIBED | ABANDONED;
 }
 
@@ -36,7 +36,7 @@ impl FrameType {
     pub const REQUEST: Self = Self(0x02);
     /// Ends a call (session).
     pub const RESPONSE: Self = Self(0x03);
-    /// Gives up a call (session).
+    /// Cancels a call (session).
     pub const CANCEL: Self = Self(0x04);
     /// Goes on with a fragmented message (session).
     pub const FRAGMENT: Self = Self(0x05);
@@ -146,10 +146,10 @@ impl std::fmt::Debug for FrameType {
     }
 }
 
-/// What stands before every payload.
+/// The header before every payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// What the payload is.
+    /// The type of the payload.
     pub kind: FrameType,
     /// See [`flags`].
     pub flags: u8,

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::read::{Reader, WireError};
 use super::write::put_name;
 
-/// What each side of a stream link sends before its HELLO, so that a stranger is told apart at once.
+/// The bytes that each side of a stream link sends before its HELLO, so that a stranger is told apart at once.
 pub const PREFACE: &[u8; 8] = b"farcall\n";
 
 /// The version of the wire format that this library speaks.
@@ -41,11 +41,11 @@ pub struct Upgrade {
     pub name: String,
     /// 0 if this side can; else the number of the reason why not (WIRE.md section 4.2).
     pub reason: u8,
-    /// What the other side needs to know before an OFFER; opaque to all but the transport.
+    /// Data that the other side needs before an OFFER; opaque to all but the transport.
     pub data: Bytes,
 }
 
-/// Who speaks, and what it accepts.
+/// HELLO: the identity of a side, and what it accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The oldest version it speaks.
@@ -71,7 +71,7 @@ pub struct Hello {
     pub security: u8,
     /// A random number for this process, so that logs of both sides can be laid side by side.
     pub instance: u64,
-    /// What the session can be moved to.
+    /// The links that the session can be moved to.
     pub upgrades: Vec<Upgrade>,
     /// Reserved for authentication; empty.
     pub auth: Bytes,

@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 pub struct WireError {
     /// The part of the frame that is wrong, as the specification names it.
     pub what: &'static str,
-    /// What is wrong with it.
+    /// The fault.
     pub why: &'static str,
 }
 

@@ -10,7 +10,7 @@ use super::write::{TooLong, len16};
 use crate::compression::Compression;
 use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
 
-/// What an ITEM says besides its content.
+/// The fields of an ITEM besides its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ItemHead {
     /// How many items there are beside the first.
@@ -48,7 +48,7 @@ impl ItemHead {
     }
 }
 
-/// What stands before each item of several.
+/// The length of the entry before each item of several.
 const ENTRY: usize = 6;
 
 /// Puts several items into the content of one ITEM.
@@ -233,7 +233,7 @@ impl Items {
         Some(begun)
     }
 
-    /// What the item is read from.
+    /// Returns the decoder that the item is read from.
     #[inline]
     pub fn input(&mut self) -> &mut Decoder {
         &mut self.input
@@ -293,7 +293,7 @@ pub enum EndReason {
     Error = 4,
 }
 
-/// What an END says besides its content, which is a status, the application's error or nothing.
+/// The fields of an END besides its content, which is a status, the application's error or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndHead {
     /// Why.

@@ -10,7 +10,7 @@ use super::write::{put_name, put_text};
 pub struct Offer {
     /// The attempt: counted up from 1, never used again.
     pub epoch: u32,
-    /// What to move to, as named in HELLO.
+    /// The link to move to, as named in HELLO.
     pub name: String,
     /// The transport's own proposal.
     pub data: Bytes,
@@ -137,7 +137,7 @@ pub struct Down {
     pub reason: u8,
     /// Messages whose described part must be sent again.
     pub pulls: Vec<Pull>,
-    /// What was seen, for the other side's log.
+    /// The observation, for the other side's log.
     pub detail: String,
 }
 

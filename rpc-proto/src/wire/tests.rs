@@ -14,7 +14,7 @@ use crate::status::{Code, Status};
 
 const SEED: u64 = 0x7769_7265;
 
-/// What decoding `len` bytes may allocate at any moment: the worst is an attachment, 32 bytes here for 4 there.
+/// The most that decoding `len` bytes may allocate at any moment: the worst is an attachment, 32 bytes here for 4 there.
 fn allowance(len: usize) -> u64 {
     len as u64 * 16 + 512
 }
@@ -137,7 +137,7 @@ fn items(message: Bytes) -> Result<Vec<Payload>, WireError> {
     Ok(read)
 }
 
-/// What is left of it.
+/// The rest of the input.
 fn whole(input: &mut Decoder) -> Payload {
     let attachments = (0..).map_while(|index| input.attachment(index)).collect();
     Payload::new(input.take_rest(), attachments)
@@ -224,7 +224,7 @@ fn parts_of_items_are_what_was_sent_and_pin_little() {
                 let is_view = lies.contains(&read.as_ptr());
                 assert!(!is_long || is_view == (part.len() >= COPY_OUT), "{} bytes", part.len());
                 if rng.u8(..) == 0 {
-                    // Who reads an item does not have to read all of it.
+                    // A reader of an item does not have to read all of it.
                     break;
                 }
             }
@@ -302,7 +302,7 @@ fn no_random_bytes_do_harm() {
     all!(noise);
 }
 
-/// What is accepted is what this side would have sent, byte for byte.
+/// Accepted bytes are those that this side would have sent.
 fn canonical<F: Form>() {
     let mut rng = Rng::with_seed(SEED);
     let mut accepted = 0;

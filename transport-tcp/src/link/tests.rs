@@ -54,7 +54,7 @@ async fn sockets_have_the_mark_of_their_class() {
     }
 }
 
-/// What has arrived, by number, and how the link ended.
+/// Frames that have arrived, by number, and how the link ended.
 struct Arrivals(mpsc::UnboundedSender<Result<u32, LinkEnd>>);
 
 /// Arrivals of which each frame is answered where it is delivered.

@@ -129,7 +129,7 @@ impl<'a> Deserializer<'a> {
     /// Reads the length of a string, or how many elements a sequence claims to have.
     #[inline]
     pub(super) fn length(&mut self) -> Result<usize> {
-        // Where it does not fit, it is longer than any message, too.
+        // A length that does not fit is longer than any message, too.
         Ok(usize::try_from(self.varint(64)?).unwrap_or(usize::MAX))
     }
 

@@ -11,11 +11,11 @@ pub(super) const ANY: &str = "any";
 pub(super) enum Format {
     /// Not seen.
     Unknown,
-    /// What has no parts.
+    /// A value without parts.
     Plain(&'static str),
     /// A struct or enum: its index among the types.
     Named(usize),
-    /// What has parts.
+    /// A value with parts.
     Group(Group, Range<usize>),
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Named {
     pub(super) bodies: Range<usize>,
 }
 
-/// What is known of a type and of all that is in it.
+/// Everything known of a type and of all that is in it.
 #[derive(Debug, Default)]
 pub(super) struct Formats {
     places: Vec<Format>,

@@ -1,4 +1,4 @@
-//! What a type looks like on the wire, as text.
+//! The shape of a type on the wire, as text.
 
 mod format;
 mod search;

@@ -42,13 +42,13 @@ pub(super) fn trace<T: for<'de> Deserialize<'de>>(out: &mut String) -> bool {
     known.formats.has_any()
 }
 
-/// What the runs so far have found out, and where the present one is.
+/// The findings of the runs so far, and the place of the present one.
 #[derive(Default)]
 pub(super) struct Known {
     pub(super) formats: Formats,
-    /// Of each type in `formats`.
+    /// The progress of each type in `formats`.
     pub(super) progress: Vec<Progress>,
-    /// Which sample a type is at, for those that refused the first.
+    /// The sample that a type is at, for those that refused the first.
     samples: HashMap<&'static str, usize>,
     /// Options and sequences that must be empty because what is inside them accepts no sample.
     pub(super) empty: HashSet<&'static str>,
@@ -68,7 +68,7 @@ pub(super) struct Progress {
     identity: Identity,
     pub(super) visiting: bool,
     pub(super) done: bool,
-    /// Of an enum.
+    /// The variants of an enum.
     variants: Vec<Variant>,
 }
 
@@ -154,7 +154,7 @@ impl Known {
         result
     }
 
-    /// Which variant of an enum to visit: one that is not known if it is explored, else one that leads to a value.
+    /// Returns the variant of an enum to visit: one that is not known if it is explored, else one that leads to a value.
     pub(super) fn choose(&self, index: usize, explore: bool) -> Result<usize, Refused> {
         let variants = &self.progress[index].variants;
         let choice = if explore {

@@ -13,7 +13,7 @@ use crate::codec::attachment;
 /// How deep the made-up values are nested at most; a type that needs more has no finite value.
 const DEPTH: usize = 128;
 
-/// What numbers, strings, characters and lengths are tried one after the other.
+/// How many numbers, strings, characters and lengths are tried one after the other.
 pub(super) const SAMPLES: usize = 16;
 const NUMBERS: [i64; SAMPLES] = [1, 0, 2, 3, 4, 8, 10, 16, 32, 64, 100, 127, 1000, 1024, 2000, 1_000_000_000];
 const STRINGS: [&str; SAMPLES] = [

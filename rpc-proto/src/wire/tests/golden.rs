@@ -41,7 +41,7 @@ fn blocks(text: &str) -> BTreeMap<&str, Vec<u8>> {
     blocks
 }
 
-/// What the codecs make of the values below.
+/// The bytes that the codecs make of the values below.
 #[derive(Default)]
 struct Vectors(BTreeMap<&'static str, Vec<u8>>);
 
@@ -133,7 +133,7 @@ fn connecting(v: &mut Vectors) {
         stream_bytes: 65_536,
         ..hello()
     };
-    // What a later version appends is skipped.
+    // Bytes that a later version appends are skipped.
     let later = [&reserved.bytes()[..], b"\xe0\xe1"].concat();
     assert_eq!(Hello::decode(later.clone().into()), Ok(reserved));
     v.payload("HELLO of a later version", link(FrameType::HELLO, 0), &later);

@@ -57,7 +57,7 @@ impl<'d, 'a> Sequence<'d, 'a> {
         self.from.count_empty()
     }
 
-    /// Gives back to the message what was taken and not read.
+    /// Returns to the message what was taken and not read.
     #[inline(always)]
     pub(super) fn give_back(&mut self) {
         let count = TOGETHER - self.next;

@@ -3,8 +3,8 @@
 use farcall_core::class::ByClass;
 use serde::{Deserialize, Serialize};
 
-/// Which device, port and address RDMA uses, and how much it may use of them. The default leaves every choice to farcall,
-/// which is right on most machines.
+/// The device, port and address that RDMA uses, and how much it may use of them. The default leaves every choice to
+/// farcall, which is right on most machines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -78,7 +78,7 @@ pub enum Completion {
 }
 
 impl RdmaConfig {
-    /// What the first peer needs of [`memory`](Self::memory), in bytes: 2.5 MiB.
+    /// The part of [`memory`](Self::memory) that the first peer needs, in bytes: 2.5 MiB.
     pub const LEAST_MEMORY: u64 = 2_621_440;
 
     /// Whether anything can be done with it.

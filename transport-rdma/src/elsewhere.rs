@@ -1,4 +1,4 @@
-//! What stands in for RDMA on platforms without verbs: there is no device, and everything says so.
+//! The stand-in for RDMA on platforms without verbs: there is no device, and everything says so.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ impl Registered {
         None
     }
 
-    /// What can be sent.
+    /// Returns the part that was written, to be sent.
     pub fn freeze(self, _: usize) -> Bytes {
         match self.0 {}
     }
@@ -40,7 +40,7 @@ impl DerefMut for Registered {
     }
 }
 
-/// What a connection would use. There is none on this platform.
+/// The device that a connection would use. There is none on this platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Probe {
@@ -50,13 +50,13 @@ pub struct Probe {
     pub port: u8,
     /// The entry in the port's GID table.
     pub gid_index: u8,
-    /// That entry; an IP address on RoCE.
+    /// The address in that entry; an IP address on RoCE.
     pub gid: IpAddr,
     /// Bytes of payload in the largest packet of the link.
     pub mtu: usize,
 }
 
-/// Says that this platform has no RDMA.
+/// Returns the error that this platform has no RDMA.
 pub fn probe(_config: &RdmaConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {
     Err(Unavailable::UnsupportedPlatform)
 }
@@ -96,7 +96,7 @@ fn unsupported() -> transport::Unavailable {
     Unavailable::UnsupportedPlatform.into()
 }
 
-/// What has been done on each device that this process has used: nothing, on this platform.
+/// Returns the work done on each device that this process has used: none, on this platform.
 pub fn stats() -> Vec<DeviceStats> {
     Vec::new()
 }

@@ -1,4 +1,4 @@
-//! What an error number means when a verb gives it, whose fault that is, and what to do.
+//! The meaning of error numbers of verbs: whose fault one is, and what to do.
 //!
 //! The numbers are Linux's, and stand here by themselves because the crate compiles elsewhere, too.
 
@@ -129,7 +129,7 @@ mod tests {
         "mmap",
     ];
 
-    /// What the kernel's RDMA core and drivers return from these calls.
+    /// The numbers that the kernel's RDMA core and drivers return from these calls.
     const ERRORS: [i32; 24] =
         [1, 2, 4, 5, 6, 9, 11, 12, 13, 14, 16, 19, 22, 23, 24, 28, 38, 93, 95, 99, 100, 101, 110, 113];
 

@@ -43,11 +43,11 @@ cfg_if::cfg_if! {
         mod sim;
         mod verbs;
 
-        /// What the project's own tests and benchmarks need of devices, real and simulated. Nothing here is stable.
+        /// Devices, real and simulated, for the project's own tests and benchmarks. Nothing here is stable.
         #[doc(hidden)]
         #[cfg(feature = "testing")]
         pub mod testing {
-            /// What the transport needs of a device.
+            /// The traits of a device.
             pub mod device {
                 pub use crate::device::*;
             }

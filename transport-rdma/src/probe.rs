@@ -6,7 +6,7 @@ use crate::device::{Host, LocalPath, RdmaConfig, Unavailable, choose};
 use crate::resources::Memory;
 use crate::verbs::SystemHost;
 
-/// What a connection would use.
+/// The device that a connection would use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Probe {
@@ -16,7 +16,7 @@ pub struct Probe {
     pub port: u8,
     /// The entry in the port's GID table.
     pub gid_index: u8,
-    /// That entry; an IP address on RoCE.
+    /// The address in that entry; an IP address on RoCE.
     pub gid: IpAddr,
     /// Bytes of payload in the largest packet of the link.
     pub mtu: usize,

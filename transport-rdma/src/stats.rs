@@ -1,6 +1,6 @@
-//! What RDMA costs this process, counted.
+//! Counts of the work that RDMA does in this process.
 
-/// What has been done on a device for all of this process' connections, since it was first used. Each number only grows.
+/// The work done on a device for all connections of this process since its first use. Each number only grows.
 ///
 /// Whether waiting is paid for with processor time or with wake-ups shows in `spins` and `sleeps`; whether
 /// [`window`](crate::RdmaConfig::window) or [`memory`](crate::RdmaConfig::memory) is too small, in `credit_waits`.

@@ -31,12 +31,12 @@ pub enum Unavailable {
     },
     /// The machine has no RDMA device.
     NoDevice {
-        /// What was looked for, and where.
+        /// The thing that was looked for, and where.
         detail: String,
     },
     /// The machine has not the device or port that is configured.
     NoSuchDevice {
-        /// What is configured.
+        /// The configured value.
         configured: String,
         /// The names of the devices that there are.
         present: Vec<String>,
@@ -61,7 +61,7 @@ pub enum Unavailable {
         device: String,
         /// The port's number, counted from 1.
         port: u8,
-        /// What was looked for.
+        /// The thing that was looked for.
         detail: String,
     },
     /// The process may not lock as much memory as it needs to register.
@@ -103,7 +103,8 @@ pub struct DeviceError {
     pub errno: i32,
 }
 
-/// What to do where libibverbs can't be loaded. A statically linked program has no loader, so installing it does not help.
+/// Returns what to do where libibverbs can't be loaded. A statically linked program has no loader, so installing it does
+/// not help.
 fn absent_library(linked_statically: bool) -> &'static str {
     if linked_statically {
         "build the program for a dynamically linked target, or with RUSTFLAGS=\"-C target-feature=-crt-static\": this one is \
@@ -114,7 +115,7 @@ fn absent_library(linked_statically: bool) -> &'static str {
 }
 
 impl Unavailable {
-    /// What to do about it.
+    /// Returns what to do about it.
     pub fn remedy(&self) -> String {
         match self {
             Self::UnsupportedPlatform => "use TCP here, or run on 64-bit Linux".to_owned(),
@@ -263,7 +264,7 @@ impl DeviceError {
         self.meaning().blame
     }
 
-    /// What to do about it.
+    /// Returns what to do about it.
     pub fn remedy(&self) -> &'static str {
         self.meaning().remedy
     }

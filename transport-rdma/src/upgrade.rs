@@ -51,7 +51,7 @@ impl RdmaUpgrade {
         Self(Arc::new(Shared { machine, config, endpoints, logged }))
     }
 
-    /// What it keeps running.
+    /// Returns the endpoints that it keeps running.
     #[cfg(test)]
     pub(crate) fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         self.0.endpoints.lock().unwrap().clone()
@@ -80,7 +80,7 @@ impl RdmaUpgrade {
         found.map_err(|reason| self.log(reason.into()))
     }
 
-    /// Says why there is no RDMA, once for each reason.
+    /// Logs why there is no RDMA, once for each reason.
     fn log(&self, why: transport::Unavailable) -> transport::Unavailable {
         let mut logged = self.0.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.insert(why.reason) {

@@ -73,7 +73,7 @@ pub struct GidEntry {
     pub netdev: Option<String>,
 }
 
-/// What a port is connected to.
+/// The network that a port is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// RoCE: addressed by GID.
@@ -110,7 +110,7 @@ pub struct PortStatus {
     pub active_mtu: Mtu,
     /// The local identifier; zero on Ethernet, and on InfiniBand before a subnet manager has come by.
     pub lid: u16,
-    /// What the port is connected to.
+    /// The network that the port is connected to.
     pub link_layer: LinkLayer,
 }
 

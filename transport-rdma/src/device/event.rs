@@ -1,4 +1,4 @@
-//! What asynchronous events mean, whose fault they are, and what to do about them.
+//! The meaning of asynchronous events, whose fault they are, and what to do about them.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ impl DeviceEvent {
         }
     }
 
-    /// What to do about it.
+    /// Returns what to do about it.
     pub fn remedy(self) -> &'static str {
         match self {
             Self::QpFailed { .. } => {
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(DeviceEvent::PortDown { port: 1 }.blame(), Blame::Environment);
     }
 
-    /// Of the numbers of `enum ibv_event_type`, those that are no variants of their own have a name here.
+    /// Numbers of `enum ibv_event_type` that are no variants of their own have a name here.
     #[test]
     fn every_number_of_the_header_is_known() {
         let translated = [0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 17, 18];

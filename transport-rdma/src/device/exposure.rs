@@ -33,7 +33,7 @@ impl Exposure {
         self.rkey
     }
 
-    /// Which of the queue pair's windows it is, in the order in which they were added.
+    /// Returns the index of the queue pair's window, in the order in which windows were added.
     pub(crate) fn window(&self) -> usize {
         self.window
     }

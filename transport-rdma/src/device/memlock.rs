@@ -1,4 +1,4 @@
-//! What the kernel says about locked memory.
+//! The kernel's figures about locked memory.
 
 use std::fs;
 

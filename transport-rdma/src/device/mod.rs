@@ -1,5 +1,5 @@
-//! What the transport needs of RDMA hardware: the traits that libibverbs ([`crate::verbs`]) and the simulated device
-//! ([`crate::sim`]) implement, and the safe, hardware-free parts around them.
+//! The interface to RDMA hardware: the traits that libibverbs ([`crate::verbs`]) and the simulated device ([`crate::sim`])
+//! implement, and the safe, hardware-free parts around them.
 //!
 //! Ownership is the point of these traits. Memory that a device may write is a [`Slot`] that was moved into a queue, or a
 //! [`ReadTarget`] that nobody can look into; memory that a device may read, for itself or for a peer, is a
@@ -58,7 +58,7 @@ pub trait Host: Debug + Send + Sync {
 pub struct DeviceSummary {
     /// The kernel's name, as in `/sys/class/infiniband`.
     pub name: String,
-    /// What has to be opened to use it.
+    /// The file to open to use it.
     pub node: PathBuf,
     /// The NUMA node it is attached to, if the machine has several.
     pub numa_node: Option<u32>,
@@ -75,7 +75,7 @@ pub struct PortSummary {
     pub active: bool,
     /// The kernel's name of its state.
     pub state: String,
-    /// What it is connected to.
+    /// The network that it is connected to.
     pub link_layer: LinkLayer,
     /// The filled entries of its GID table.
     pub gids: Vec<GidEntry>,
@@ -90,7 +90,7 @@ pub struct Interface {
     pub address: IpAddr,
 }
 
-/// What a device can do.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Entries of a completion queue.
@@ -116,7 +116,7 @@ pub trait Device: Debug + Send + Sync {
     /// The kernel's name of it.
     fn name(&self) -> &str;
 
-    /// What it can do.
+    /// Returns its limits.
     fn limits(&self) -> Limits;
 
     /// A port's state now.
@@ -151,7 +151,7 @@ pub struct QueueSize {
     pub sends: u32,
 }
 
-/// Which of a shard's completion queues.
+/// One of a shard's completion queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cq {
     /// Completions of receives.

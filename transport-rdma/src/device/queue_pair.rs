@@ -21,7 +21,8 @@ pub struct QpSize {
 }
 
 impl QpSize {
-    /// What it takes of the send completion queue: a failing queue pair completes every request, asked for or not.
+    /// Returns the entries that it takes of the send completion queue: a failing queue pair completes every request, asked
+    /// for or not.
     pub fn reserve(self) -> u32 {
         u32::from(self.sends) + 1
     }
@@ -121,7 +122,7 @@ impl QpTuning {
 /// The largest number of READs that are outstanding on a queue pair, each way. More keep no device busier.
 pub const MAX_READS: u8 = 16;
 
-/// What a queue pair is to do. Requests begin in the order in which they were posted, and complete in it.
+/// Work for a queue pair. Requests begin in the order in which they were posted, and complete in it.
 #[derive(Debug, Clone)]
 pub enum Work {
     /// Send a message.

@@ -25,7 +25,7 @@ pub struct Selection {
     pub port: u8,
     /// The entry of the port's GID table.
     pub gid: GidEntry,
-    /// What made it the best.
+    /// The property that made it the best.
     pub matched: Match,
 }
 

@@ -1,4 +1,4 @@
-//! What a failed completion means, whose fault it is, and what to do about it.
+//! The meaning of a failed completion, whose fault it is, and what to do about it.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ impl WcStatus {
         self.lookup().name
     }
 
-    /// What has happened, for a person who does not know verbs.
+    /// Returns what has happened, for a person who does not know verbs.
     pub fn meaning(self) -> &'static str {
         self.lookup().text
     }
@@ -100,7 +100,7 @@ impl fmt::Debug for WcStatus {
 /// A completion that failed: the only fields that are valid then, beside which request it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WcError {
-    /// What went wrong.
+    /// The status of the completion.
     pub status: WcStatus,
     /// The device's own code, for its manufacturer.
     pub vendor: u32,

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::bitmap::Bitmap;
 use super::mapping::{Mapping, Pages};
 
-/// What extents are made of. Large messages begin where slots end, at 8 KiB.
+/// The unit of extents, in bytes. Large messages begin where slots end, at 8 KiB.
 pub(super) const PAGE: usize = 16 << 10;
 
 /// A mapping from which extents are taken: runs of 16 KiB pages, first fit.
@@ -58,7 +58,7 @@ impl Arena {
         self.pages.free() * PAGE
     }
 
-    /// What the arena's memory is made of.
+    /// Returns the kind of pages that the arena's memory has.
     pub fn pages(&self) -> Pages {
         self.mapping.pages()
     }
@@ -99,7 +99,7 @@ impl Extent {
         super::freeze(self, range)
     }
 
-    /// Where it begins. Not a reference, which may not exist while a device writes to it.
+    /// Returns the first address. A reference may not exist while a device writes.
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the extent's pages lie within the mapping.
         unsafe { self.arena.mapping.base().add(self.first * PAGE) }

@@ -1,4 +1,4 @@
-//! Which pages of an arena are free. Safe code; it stands here because the exclusiveness of extents rests on it.
+//! The free pages of an arena. This is safe code; it stands here because the exclusiveness of extents rests on it.
 
 use std::sync::PoisonError;
 
@@ -48,7 +48,7 @@ impl Bitmap {
         Some(first)
     }
 
-    /// Gives back what was taken, as it was taken.
+    /// Frees a run exactly as it was taken.
     pub(super) fn give_back(&self, first: usize, count: usize) {
         for (word, mask) in masks(first, count) {
             // Release: see `find`.

@@ -47,7 +47,7 @@ impl FreeList {
         }
     }
 
-    /// Gives a popped number back.
+    /// Pushes a number that was popped.
     pub(super) fn push(&self, number: u32) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {

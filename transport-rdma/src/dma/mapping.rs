@@ -114,7 +114,7 @@ impl Mapping {
         start..start + self.len
     }
 
-    /// Where it begins.
+    /// Returns the first address.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }

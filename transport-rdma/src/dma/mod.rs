@@ -45,7 +45,7 @@ fn freeze<T: Deref<Target = [u8]> + Send + 'static>(owner: T, range: Range<usize
     Bytes::from_owner(View { owner, range })
 }
 
-/// What is only read from now on.
+/// A buffer that is only read from now on.
 struct View<T> {
     owner: T,
     range: Range<usize>,

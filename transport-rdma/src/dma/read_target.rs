@@ -24,7 +24,7 @@ impl ReadTarget {
         Arc::new(Self { extent: Mutex::new(extent), start, len })
     }
 
-    /// Gives the extent back, if nothing holds the read_target any more that might have a device write to it.
+    /// Returns the extent, if nothing else holds the target that might have a device write to it.
     pub fn into_extent(this: Arc<Self>) -> Result<Extent, Arc<Self>> {
         let read_target = Arc::try_unwrap(this)?;
         Ok(read_target.extent.into_inner().unwrap_or_else(PoisonError::into_inner))

@@ -66,7 +66,7 @@ impl Slab {
         self.stride
     }
 
-    /// What the slab's memory is made of.
+    /// Returns the kind of pages that the slab's memory has.
     pub fn pages(&self) -> Pages {
         self.mapping.pages()
     }

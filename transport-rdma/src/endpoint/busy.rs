@@ -1,4 +1,4 @@
-//! What runs the driver as a thread of its own, which never sleeps: the least latency, for a whole CPU.
+//! The driver as a thread of its own, which never sleeps: the least latency, for a whole CPU.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;

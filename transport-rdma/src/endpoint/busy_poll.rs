@@ -22,7 +22,7 @@ const BATCH: usize = 16;
 /// The longest that a caller looks.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What callers that poll and the driver tell each other.
+/// State that callers that poll and the driver share.
 #[derive(Debug)]
 pub(super) struct BusyPolling {
     /// For how many microseconds it pays to poll.
@@ -142,7 +142,7 @@ enum Looked {
     /// Answers, which were delivered.
     Found,
     Nothing,
-    /// What is there is for the driver.
+    /// The completions are for the driver.
     NotMine,
 }
 
@@ -180,12 +180,12 @@ mod loom_tests {
     }
     use Frame::{Answer, Request};
 
-    /// What the endpoint's parts have to do with each other.
+    /// A model of the endpoint's parts.
     #[derive(Default)]
     struct World {
         /// The completion queue, and whether the next completion makes an event.
         device: Mutex<(VecDeque<Frame>, bool)>,
-        /// What was polled and not delivered, and how many requests and answers were.
+        /// Completions that were polled and not delivered, and the counts of requests and answers that were.
         intake: Mutex<Intake>,
         /// There was an event.
         woken: Mutex<bool>,

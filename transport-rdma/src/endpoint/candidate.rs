@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(2500);
 /// up.
 const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which end of the connection this is.
+/// The end of the connection that this is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Side {
     /// It has made an offer, and probes first.

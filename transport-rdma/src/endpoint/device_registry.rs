@@ -24,14 +24,14 @@ const SETUPS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct DeviceRegistry {
     host: Arc<dyn Host>,
-    /// What was found last, and when that was begun.
+    /// The last discovery, and when it began.
     found: Mutex<Option<(Instant, Found)>>,
     open: Mutex<Open>,
     /// By device, for the life of the process.
     counts: Mutex<BTreeMap<String, DeviceCounts>>,
 }
 
-/// What a machine has.
+/// The devices and interfaces of a machine.
 type Found = Arc<(Vec<DeviceSummary>, Vec<Interface>)>;
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ pub(crate) struct OpenDevice {
     setups: [Arc<Semaphore>; 2],
     failed: AtomicBool,
     ports_down: Mutex<HashMap<u8, Instant>>,
-    /// Who hears of the device's events.
+    /// The shards that hear of the device's events.
     shards: Mutex<Vec<Weak<Shard>>>,
 }
 
@@ -142,7 +142,7 @@ impl DeviceRegistry {
             .begin(&shard.resources.counts);
     }
 
-    /// What was done on each device that has been used.
+    /// Returns the work done on each device that has been used.
     pub(crate) fn stats(&self) -> Vec<DeviceStats> {
         self.counts().values_mut().map(DeviceCounts::stats).collect()
     }
@@ -224,7 +224,8 @@ impl OpenDevice {
     }
 }
 
-/// What has been done on each device that this process has used, by name. Never blocks for long; may be called from anywhere.
+/// Returns the work done on each device that this process has used, by name. Never blocks for long; may be called from
+/// anywhere.
 pub fn stats() -> Vec<DeviceStats> {
     DeviceRegistry::this().stats()
 }

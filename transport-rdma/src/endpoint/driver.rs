@@ -30,7 +30,7 @@ const SILENT_TURNS: u32 = 16;
 /// is a panic that drops it.
 pub(super) struct Driver {
     shard: Arc<Shard>,
-    /// What reads the device's events.
+    /// The task that reads the device's events.
     watch: AbortHandle,
     teardown: Teardown,
     /// Empty between turns; kept for its memory.

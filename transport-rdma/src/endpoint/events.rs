@@ -1,4 +1,4 @@
-//! What a device reports outside of any work request, and what follows for the links on it.
+//! Events that a device reports outside of any work request, and what follows for its links.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ impl Shard {
         }
     }
 
-    /// Gives the links of a port up if it stays down.
+    /// Ends the links of a port if it stays down.
     fn await_port(self: &Arc<Self>, port: u8) {
         let Some(since) = self.device.ports_down().get(&port).copied() else { return };
         let shard = Arc::downgrade(self);
@@ -63,7 +63,7 @@ impl Shard {
         });
     }
 
-    /// Gives the links of a port up whose own address is gone. Looks for that on the control thread.
+    /// Ends the links of a port whose own address is gone. Looks for that on the control thread.
     fn check_addresses(self: &Arc<Self>, port: u8) {
         let shard = Arc::clone(self);
         self.device.control.spawn(move || {
@@ -91,7 +91,7 @@ impl Shard {
     }
 }
 
-/// What a path has lost that was there when it was made.
+/// Returns what a path has lost that was there when it was made.
 fn what_is_gone(device: &DeviceSummary, lid: Option<u16>, path: &LocalPath) -> Option<String> {
     let port = device.ports.iter().find(|port| port.number == path.port)?;
     let is_there = |gid: &crate::device::GidEntry| gid.index == path.gid_index && gid.gid == path.gid;

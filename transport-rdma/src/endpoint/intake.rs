@@ -1,5 +1,5 @@
-//! What has arrived on an endpoint, from the device to the links. Whoever has this receives, for all links: that keeps the
-//! messages of each in order.
+//! Arrivals on an endpoint, from the device to the links. The holder receives for all links. This keeps the messages of
+//! each in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Intake {
     /// links. Says how many there were.
     pub(super) fn poll(&mut self, shard: &Shard, max: usize) -> Result<usize, DeviceError> {
         let polled = shard.queues.poll(Cq::Receive, max, &mut self.completions)?;
-        // What a failed posting has left is tried again.
+        // The rest of a failed posting is tried again.
         if polled == 0 && self.slots.is_empty() && self.arrivals.is_empty() {
             return Ok(0);
         }

@@ -1,4 +1,4 @@
-//! What drivers tell the `metrics` facade. Its names are listed in the documentation of `farcall::metrics`.
+//! Metrics of drivers for the `metrics` facade. Its names are listed in the documentation of `farcall::metrics`.
 
 #[cfg(feature = "metrics")]
 pub(super) use self::counting::Meter;
@@ -14,7 +14,7 @@ mod counting {
     use crate::endpoint::Shard;
     use crate::stats::DeviceStats;
 
-    /// What has been told of an endpoint.
+    /// The numbers already told of an endpoint.
     #[derive(Debug, Default)]
     pub(crate) struct Meter {
         told: Mutex<DeviceStats>,
@@ -53,7 +53,7 @@ mod counting {
     }
 
     impl Drop for Shard {
-        /// What was done since, also where the runtime ends first.
+        /// Tells the rest, also where the runtime ends first.
         fn drop(&mut self) {
             self.sample();
         }

@@ -54,14 +54,14 @@ pub(crate) struct Endpoint {
     shard: Arc<Shard>,
 }
 
-/// What the links of an endpoint share with its driver.
+/// State that the links of an endpoint share with its driver.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) device: Arc<OpenDevice>,
     pub(crate) resources: Resources,
     meter: Meter,
     queues: DropOnControlThread<dyn Queues>,
-    /// Of each link's queue pair.
+    /// The size of each link's queue pair.
     qp_size: QpSize,
     config: RdmaConfig,
     runtime: Handle,

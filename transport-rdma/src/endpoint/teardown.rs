@@ -32,7 +32,7 @@ struct Ending {
 enum Stage {
     /// The peer has closed it, and its handler has not been told.
     Farewell,
-    /// What was taken to be sent is on its way.
+    /// Frames that were taken to be sent are on their way.
     Sending,
     /// The queue pair goes to ERR, and the marker after it.
     Draining,
@@ -54,7 +54,7 @@ impl Teardown {
     pub(super) fn begin(&mut self, link: &Arc<LinkCore>, end: LinkEnd) {
         let known = self.0.iter_mut().find(|ending| ending.link.number() == link.number());
         let now = Instant::now();
-        // What fails when the peer has closed the link fails because of that.
+        // A failure after the peer has closed the link follows from that.
         let heard = known.as_ref().is_some_and(|ending| ending.stage == Stage::Farewell) && !end.malformed;
         if (!end.failed || heard) && !link.is_closing() {
             if known.is_none() {

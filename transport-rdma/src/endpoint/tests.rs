@@ -205,7 +205,7 @@ async fn closed_links_leave_nothing_behind() {
     for node in [&near, &far] {
         let shard = node.shard();
         until("links stay", || shard.links().is_empty()).await;
-        // What was received into is posted again, or something in its place.
+        // A used receive is posted again, or another in its place.
         let posted = shard.queues.receives_posted();
         assert!(posted > 0 && posted.is_multiple_of(192), "{posted} receives are left");
         assert_eq!(shard.resources.memory.promised(), 0, "receives stay promised");

@@ -1,4 +1,4 @@
-//! What runs the driver as a task: it looks again and again while that pays, and then sleeps until there is something.
+//! The driver as a task: it polls while that pays, and then sleeps until there is something.
 
 use std::future::{pending, poll_fn};
 use std::pin::{Pin, pin};
@@ -16,7 +16,7 @@ use farcall_core::transport::spin::SpinWindow;
 /// How long the device is asked before other tasks get their turn, which takes a system call if there are none.
 pub(super) const LOOK: Duration = Duration::from_micros(5);
 
-/// What ended a sleep.
+/// The reason that a sleep ended.
 enum Woken {
     Completion,
     Mail,

@@ -11,7 +11,7 @@ use super::LinkCore;
 use crate::device::Slot;
 use crate::resources::Pool;
 
-/// What a link has received, to be taken in when a new receive is in its place.
+/// A message that a link has received, to be taken in when a new receive is in its place.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     link: Arc<LinkCore>,
@@ -26,7 +26,7 @@ pub(crate) struct ReceivedSend {
     pub(super) frames: Frames,
 }
 
-/// What the headers of a message say together.
+/// A summary of the headers of a message.
 #[derive(Debug)]
 pub(super) struct Headers {
     pub(super) first: Header,
@@ -129,7 +129,7 @@ impl Arrival {
         Self { link, heard: PeerView::default(), message: Err(end) }
     }
 
-    /// Gives it to the link. `Some`: that had nothing to deliver before.
+    /// Hands the message to the link. `Some`: the link had nothing to deliver before.
     pub(crate) fn take_in(self) -> Option<Arc<LinkCore>> {
         let is_first = match self.message {
             Ok(message) => self.link.take_in(message, self.heard),

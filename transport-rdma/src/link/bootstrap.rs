@@ -1,4 +1,4 @@
-//! What two ends tell each other to connect their queue pairs: the data of OFFER and ANSWER, and that of HELLO.
+//! The data by which two ends connect their queue pairs: the data of OFFER and ANSWER, and that of HELLO.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::proto::message::MIN_PAYLOAD;
@@ -48,7 +48,7 @@ impl Bootstrap {
         out.freeze()
     }
 
-    /// What the peer says, or what is wrong with it.
+    /// Decodes the peer's data. `Err` names the fault.
     pub(crate) fn decode(data: Bytes) -> Result<Self, String> {
         let fields = Fields::read(data).map_err(|error| error.to_string())?;
         if fields.version < VERSION {
@@ -105,7 +105,7 @@ impl Fields {
     }
 }
 
-/// What HELLO says: nothing but that an OFFER may follow.
+/// Returns the data of HELLO. It tells only that an OFFER may follow.
 pub(crate) fn announcement() -> Bytes {
     Bytes::from_static(&[VERSION])
 }

@@ -6,7 +6,7 @@
 //! A peer begins with a small window. One that uses all of it is lent more (`endpoint::memory` knows how much there is), and
 //! is asked to give that back when others need it.
 
-/// What this side may send.
+/// The credits that this side may send with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SendCredits {
     granted: u32,
@@ -37,7 +37,7 @@ impl SendCredits {
         news
     }
 
-    /// Gives back up to `count` unused credits and says how many.
+    /// Returns up to `count` unused credits to the peer, and how many they are.
     pub(crate) fn forfeit(&mut self, count: u32) -> u32 {
         let count = count.min(self.available());
         self.used = self.used.wrapping_add(count);
@@ -45,7 +45,7 @@ impl SendCredits {
     }
 }
 
-/// What the peer may send: the receiving side's count of what arrived.
+/// The credits of the peer: the receiving side's count of arrivals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Received(u32);
 
@@ -91,7 +91,7 @@ impl PollCycle {
     }
 }
 
-/// What this side has told the peer of its grants, and whether it should tell more.
+/// The state of telling the peer its grants, and whether there is more to tell.
 ///
 /// Of the CREDITs of a side, the peer has a receive for one GRANT or RECLAIM; so the next leaves only when the last is
 /// known to have been read. FORFEITs are apart: there is one for each RECLAIM, and who sends that keeps a receive for it.
@@ -126,7 +126,7 @@ impl CreditUpdate {
         self.window = window;
     }
 
-    /// What a header that leaves now says.
+    /// Returns the grant for a header that leaves now.
     pub(crate) fn stamp(&mut self, granted: u32) -> u32 {
         self.reported = granted;
         granted

@@ -30,7 +30,7 @@ const LEASE: Duration = Duration::from_secs(10);
 /// Bytes that a peer reads in a second, at least.
 const SLOWEST: u64 = 4 << 20;
 
-/// What one link exposes.
+/// The exposures of one link.
 #[derive(Default)]
 pub(super) struct Exposures {
     /// By the number of the frame that describes it.
@@ -214,7 +214,7 @@ impl LinkCore {
     }
 }
 
-/// Gives a link up whose peer does not answer for what is exposed to it. Ends when nothing is.
+/// Ends a link whose peer does not answer for what is exposed to it. Returns when nothing is exposed.
 pub(crate) async fn watch(link: Weak<LinkCore>) {
     while let Some(due) = link.upgrade().and_then(|link| link.look_after()) {
         tokio::time::sleep_until(due).await;

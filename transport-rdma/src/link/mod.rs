@@ -86,7 +86,7 @@ impl LinkCore {
         self.number
     }
 
-    /// Which link it is, for people.
+    /// Returns the link's name, for people.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -129,7 +129,7 @@ impl LinkCore {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Gives queue pair and receives back. The driver has ended it, and takes it off its list.
+    /// Returns queue pair and receives to the endpoint. The driver has ended the link, and takes it off its list.
     pub(crate) fn release(&self) {
         self.release_receiving();
         // The queue pair first: its receives are free only when it receives no more. Destroying it may block, and happens
@@ -138,14 +138,14 @@ impl LinkCore {
         drop(self.lease.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Gives everything back without telling anybody.
+    /// Releases everything without telling anybody.
     pub(crate) fn abandon(&self) {
         let handler = self.receiving().abandon();
         drop(handler);
         self.release();
     }
 
-    /// What a failed send or receive says about the link.
+    /// Returns the end of the link that follows from a failed send or receive.
     pub(crate) fn explain(&self, error: WcError) -> LinkEnd {
         LinkEnd::failed(format!("{}: {error}; {}", self.ends(), error.status.remedy()))
     }
@@ -160,7 +160,7 @@ impl LinkCore {
         }
     }
 
-    /// Where it leaves this machine.
+    /// Returns the path by which the link leaves this machine.
     pub(crate) fn path(&self) -> &LocalPath {
         &self.path
     }

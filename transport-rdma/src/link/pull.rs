@@ -15,7 +15,7 @@ use crate::device::{ReadTarget, RemoteRange, Work};
 /// Bytes of one READ. A SEND that is posted behind it waits for about as long as these take.
 const CHUNK: usize = 64 << 10;
 
-/// What one link reads.
+/// The messages that one link reads.
 #[derive(Default)]
 pub(super) struct Pulls {
     /// READs that may be outstanding: what both devices can do.
@@ -42,8 +42,9 @@ struct Pull {
     /// Where the peer's memory begins, and where in the message that stands.
     from: RemoteRange,
     begin: usize,
-    /// What has been asked for, and of that what has not come.
+    /// The end of the part that has been asked for.
     next: usize,
+    /// READs that have not completed.
     outstanding: usize,
     total: usize,
 }
@@ -196,7 +197,7 @@ impl LinkCore {
         self.post(&mut sending);
     }
 
-    /// Gives the handler the messages that are whole. `Some`: it will have no more of the link.
+    /// Delivers the messages that are whole. `Some`: the handler takes no more from the link.
     pub(crate) fn deliver_pulled(&self) -> Option<LinkEnd> {
         loop {
             let (seq, whole) = self.sending().pulls.done.pop_front()?;

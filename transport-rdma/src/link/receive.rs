@@ -13,20 +13,20 @@ use super::LinkCore;
 use super::arrival::{Headers, PeerView, ReceivedSend};
 use super::credit::{PollCycle, Received};
 
-/// What receiving needs. Whoever has the endpoint's intake delivers; others start the link and ask about it.
+/// The state of receiving. The holder of the endpoint's intake delivers; others start the link and ask about it.
 #[derive(Default)]
 pub(super) struct Receiving {
     pub(super) count: Received,
-    /// What it was when the peer was lent receives the last time.
+    /// The count when the peer was lent receives the last time.
     pub(super) lent_at: Received,
-    /// What it was when somebody looked for peers that are idle.
+    /// The count at the last search for idle peers.
     pub(super) seen: Received,
-    /// What the peer may say without a credit, and without being asked.
+    /// The frames that the peer may send without a credit, and without being asked.
     credits: PollCycle,
     pings: PollCycle,
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
-    /// What has arrived and is not delivered: before the link is started, all of it. Credits bound how much.
+    /// Messages that have arrived and are not delivered: before the link is started, all of them. Credits bound how many.
     inbox: VecDeque<ReceivedSend>,
     /// All that has arrived since the last delivery only completes calls.
     answers: bool,
@@ -38,13 +38,13 @@ pub(super) struct Receiving {
     close_handshake: bool,
     /// Nothing more is taken in.
     ended: bool,
-    /// What the handler is told after all that is in the inbox.
+    /// The end that the handler is told after all that is in the inbox.
     end: Option<LinkEnd>,
     /// The driver knows the link no more.
     released: bool,
 }
 
-/// What came of a delivery.
+/// The result of a delivery.
 #[derive(Default)]
 pub(crate) struct Delivered {
     pub(crate) messages: usize,
@@ -142,7 +142,7 @@ impl Receiving {
         self.proof = match std::mem::take(&mut self.proof) {
             Proof::Awaited => Proof::Known(result),
             Proof::Asked(sender) => {
-                // Who asked may have lost patience.
+                // The asker may have lost patience.
                 let _ = sender.send(result);
                 Proof::Given
             }
@@ -208,7 +208,7 @@ impl LinkCore {
         if !receiving.is_proven() {
             return Err(NOT_PROVEN.to_owned());
         }
-        // What this link has no use for is the session's to judge.
+        // The session judges frames that this link has no use for.
         receiving.inbox.push_back(message);
         Ok(())
     }
@@ -279,8 +279,8 @@ impl LinkCore {
         receiving.handler.is_some() && receiving.answers && receiving.over.is_none()
     }
 
-    /// Gives the handler up to `most` messages of those that have arrived, if the link is started; then lets replies leave,
-    /// and more be sent. `scratch` is empty, and is again.
+    /// Delivers up to `most` of the messages that have arrived, if the link is started; then lets replies leave, and more
+    /// be sent. `scratch` is empty, and is again.
     pub(crate) fn deliver(&self, scratch: &mut VecDeque<ReceivedSend>, most: usize) -> Delivered {
         let mut receiving = self.receiving();
         if receiving.ended {

@@ -22,7 +22,7 @@ use crate::resources::Shares;
 /// The longest payload of CREDIT, PING, PONG and CLOSE, as this side sends them.
 const MAX_CONTROL: usize = 8;
 
-/// What sending needs; under one lock, which is held while frames are taken and posted.
+/// The state of sending, under one lock, which is held while frames are taken and posted.
 pub(super) struct Sending {
     /// None when the link has been released.
     pub(super) qp: Option<DropOnControlThread<dyn QueuePair>>,
@@ -363,7 +363,7 @@ impl LinkCore {
             .failed(self.number, LinkEnd::failed(format!("{}: {}", self.name, describe(error))));
     }
 
-    /// What a header that leaves now says of grants.
+    /// Returns the grant for a header that leaves now.
     fn stamp(&self, sending: &mut Sending) -> u32 {
         let granted = self.granted.load(Ordering::Acquire);
         self.told.store(granted, Ordering::Release);
@@ -373,7 +373,7 @@ impl LinkCore {
     /// Sends the control frames that are due. They have room in the send queue and receives at the peer of their own.
     fn say_controls(&self, sending: &mut Sending, received: Received) {
         let mut payload = BytesMut::new();
-        // What does not fit now is said later, once: a peer that asks too often gets fewer answers.
+        // A frame that does not fit now is sent later, once: a peer that asks too often gets fewer answers.
         while sending.requests.is_empty() {
             let is_due = sending.reports.is_due(self.granted.load(Ordering::Acquire), received);
             let reclaims = sending.reclaim.is_some() && sending.reports.is_read(received);
@@ -453,7 +453,7 @@ impl LinkCore {
         self.post(sending);
     }
 
-    /// Gives the device what was encoded.
+    /// Posts the encoded requests.
     pub(super) fn post(&self, sending: &mut Sending) {
         let Sending { qp: Some(qp), requests, inline, .. } = sending else { return };
         // Slots are few: the last that is used is asked after, so that they come back without waiting for more sends.

@@ -28,7 +28,7 @@ const SETUPS: usize = 4;
 /// How many of those may be creating something. They wait for each other, and for what is destroyed at the same time.
 const CREATIONS: usize = 2;
 
-/// Which part of setting a link up a call is.
+/// The part of setting a link up that a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The first: a queue pair is created.

@@ -1,11 +1,11 @@
-//! What drivers do, counted: whether they find something, look in vain or sleep.
+//! Counts of drivers: how often they find something, poll in vain or sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::stats::DeviceStats;
 
-/// What the driver of one endpoint has done, and the links of it have waited for.
+/// The work of one endpoint's driver, and the waits of its links.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     polls: Count,

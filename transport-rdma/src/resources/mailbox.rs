@@ -1,4 +1,4 @@
-//! What others tell an endpoint's driver.
+//! Messages to an endpoint's driver.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

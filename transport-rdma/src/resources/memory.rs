@@ -75,7 +75,7 @@ impl Pool {
     }
 }
 
-/// What there is of a step that could not be finished, for the next try: what is registered stays so for good.
+/// The part of a step that could not be finished, for the next try: registered memory stays registered.
 #[derive(Debug, Default)]
 struct Begun {
     receives: Option<Arc<Slab>>,
@@ -134,12 +134,12 @@ impl Memory {
         })
     }
 
-    /// What replaces a receive whose content stays in its slot.
+    /// Returns the pool of slots that replace a receive whose content stays in its slot.
     pub(crate) fn receives(&self) -> &Pool {
         &self.receives
     }
 
-    /// What sends are encoded into.
+    /// Returns the pool of slots that sends are encoded into.
     pub(crate) fn sends(&self) -> &Pool {
         &self.sends
     }
@@ -164,7 +164,7 @@ impl Memory {
         while self.ledger().is_short() && self.ledger().may_grow() {
             let steps = self.ledger().steps;
             if let Err(unavailable) = self.grow(steps) {
-                // What there is may be enough.
+                // The memory that is there may be enough.
                 refused = Some(unavailable);
                 break;
             }

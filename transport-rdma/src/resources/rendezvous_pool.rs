@@ -77,7 +77,7 @@ impl RendezvousPool {
         self.begun.call_once(|| {
             for half in [&self.requests, &self.responses] {
                 let first = FIRST.min(half.growth().left);
-                // Who wants memory before there is a peer may be at it already, and that is the first step then.
+                // A task that wants memory before there is a peer may be growing it already. Then this is the first step.
                 if half.growth().claim() {
                     half.grow(&*self.device, first);
                 }
@@ -85,7 +85,7 @@ impl RendezvousPool {
         });
     }
 
-    /// Where it grows.
+    /// Returns the control threads on which the pool grows.
     pub(crate) fn control(&self) -> &Control {
         &self.control
     }
@@ -178,7 +178,7 @@ impl Half {
         waiting.into_iter().for_each(|tell| tell());
     }
 
-    /// Gives up arenas of which nothing is used, until there may be one for a message of this length.
+    /// Removes unused arenas until there may be one for a message of this length.
     fn give_up_unused(&self, device: &dyn Device, len: u64) {
         let unused = |arena: &Arc<Arena>| arena.free() == arena.bytes();
         while self.growth().step(len).is_none() {

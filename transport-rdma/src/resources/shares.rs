@@ -16,7 +16,7 @@ pub(crate) struct NewQp {
     pub(crate) shares: Shares,
 }
 
-/// What there is too little of for another link.
+/// The resource that there is too little of for another link.
 #[derive(Debug)]
 pub(crate) enum NoRoom {
     /// Receives: all are promised, and there may be no more memory, or for this reason there is none.

@@ -1,4 +1,4 @@
-//! What happens on the fabric: queue pairs, queues, and the steps by which messages move.
+//! The events of the fabric: queue pairs, queues, and the steps by which messages move.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -238,7 +238,7 @@ impl Host for SimHost {
 #[derive(Debug)]
 struct SimDevice(Arc<Hca>);
 
-/// What every object on the device keeps.
+/// The device context that every object on it keeps.
 #[derive(Debug)]
 pub(super) struct Hca {
     pub(super) host: SimHost,

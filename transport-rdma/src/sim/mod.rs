@@ -35,7 +35,7 @@ pub use machine::SimHost;
 
 use crate::device::{LocalPath, WcStatus};
 
-/// What joins simulated machines.
+/// The network that joins simulated machines.
 #[derive(Debug)]
 pub struct Fabric {
     state: Mutex<State>,

@@ -105,7 +105,7 @@ impl Queues for SimQueues {
     fn arm(&self, cq: Cq, solicited_only: bool) -> Result<(), DeviceError> {
         self.0.hca.host.call("ibv_req_notify_cq")?;
         self.0.hca.host.fabric().with(|state| {
-            // What can happen happens just before: too early for an event, too late for the poll before.
+            // Everything that can happen happens just before: too early for an event, too late for the poll before.
             state.run(Some(self.0.shard));
             if let Some(shard) = state.shards.get_mut(&self.0.shard) {
                 let armed = &mut shard.cqs[cq as usize].armed;
@@ -236,7 +236,7 @@ impl SimQp {
         self.give(self.ring.push(kept, asked), request)
     }
 
-    /// Gives a request to the device that the ring has.
+    /// Hands a request that the ring has to the device.
     fn give(&self, ticket: Ticket, request: Request) -> Result<(), PostError> {
         let posted = Posted { wr_id: ticket.wr_id, signaled: ticket.signaled, request };
         let posted = self.queues.hca.host.fabric().with(|state| state.post(self.number, posted));
@@ -361,7 +361,7 @@ impl Drop for SimQp {
         let destroyed = self.queues.hca.host.fabric().with(|state| {
             state.dealloc_windows(self.number);
             let mut slots = state.take_completed(self.number);
-            // What comes after this last look, as it can unless the queue pair is in ERR, vanishes with it.
+            // A completion that comes after this last look, as it can unless the queue pair is in ERR, vanishes with it.
             state.run(None);
             state.destroy(self.number)?;
             // There is room: they have just been taken from it.

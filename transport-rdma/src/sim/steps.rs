@@ -11,7 +11,7 @@ enum Step {
     Acknowledge(u32),
 }
 
-/// What becomes of the first request that waits on a queue pair.
+/// The fate of the first request that waits on a queue pair.
 enum Outlook {
     /// It is done here.
     Local,
@@ -23,7 +23,7 @@ enum Outlook {
     Fails(WcStatus),
 }
 
-/// What has come to the peer.
+/// The arrival at the peer.
 enum Arrival {
     /// A message, into this receive, of this length.
     Message(u64, u32),
@@ -70,7 +70,7 @@ impl State {
     fn is_expected(&self, step: Step, arming: Option<u64>) -> bool {
         let first = |num| self.qps.get(&num).and_then(|qp: &Qp| qp.waiting.front());
         let (num, cq) = match step {
-            // What puts nothing into the peer's queues is not waited for there.
+            // A request that puts nothing into the peer's queues is not waited for there.
             Step::Deliver(num) if first(num).is_none_or(|p| !matches!(p.request, Request::Send { .. })) => {
                 return true;
             }
@@ -79,7 +79,7 @@ impl State {
             }
             Step::Acknowledge(num) => (Some(num), Cq::Send),
         };
-        // What goes nowhere fails, and that is expected enough.
+        // A request that goes nowhere fails, as expected.
         let Some(qp) = num.and_then(|num| self.qps.get(&num)) else { return true };
         let armed = self.shards.get(&qp.shard).is_none_or(|shard| shard.cqs[cq as usize].armed.is_some());
         armed || arming == Some(qp.shard)
@@ -178,12 +178,12 @@ impl State {
         }
     }
 
-    /// What was begun last has failed, and both ends with it.
+    /// Fails the request that was begun last, and both ends with it.
     fn fail_last(&mut self, num: u32, peer: Option<u32>, status: WcStatus) {
         if let Some(peer) = peer {
             self.fail(peer, WcStatus::WR_FLUSH_ERR);
         }
-        // What came before it and was not acknowledged yet has completed.
+        // Requests before it that were not acknowledged yet have completed.
         while self.qps.get(&num).is_some_and(|qp| qp.delivered.len() > 1) {
             self.acknowledge(num);
         }
@@ -235,7 +235,7 @@ impl State {
         }
     }
 
-    /// Who answers a queue pair's READs, if it still does.
+    /// Returns the queue pair that answers this one's READs, if it still does.
     fn answerer(&self, qp: &Qp) -> Result<u32, WcStatus> {
         let peer = qp.remote.map(|remote| remote.qp_num).ok_or(WcStatus::RETRY_EXC_ERR)?;
         let answers = |peer: &Qp| matches!(peer.state, QpState::Rtr | QpState::Rts);

@@ -1,4 +1,4 @@
-//! What the simulated device does beyond what real ones do in `tests/vm_verbs.rs`, and what it lets fail.
+//! Tests of the simulated device beyond those of real ones in `tests/vm_verbs.rs`, and of the failures that it can make.
 
 mod reads;
 

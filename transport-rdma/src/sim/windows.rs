@@ -17,7 +17,7 @@ pub(super) struct SimWindow {
     pub(super) grant: Option<Grant>,
 }
 
-/// What a window lets the peer read.
+/// The bytes that a window lets the peer read.
 #[derive(Debug, Clone)]
 pub(super) struct Grant {
     pub(super) rkey: u32,
@@ -61,7 +61,7 @@ impl State {
         Ok(())
     }
 
-    /// What a queue pair grants its peer of this range.
+    /// Returns the bytes of this range that a queue pair grants its peer.
     pub(super) fn granted(&self, qp: u32, from: RemoteRange, len: usize) -> Result<Bytes, WcStatus> {
         let window = self.windows.get(&(from.rkey >> 8)).filter(|window| window.qp == qp);
         let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == from.rkey);

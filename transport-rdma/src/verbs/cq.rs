@@ -33,7 +33,7 @@ pub(super) struct CompletionQueue {
 }
 
 struct Polling {
-    /// What was taken from the device on the occasion of a queue pair's destruction, and is polled first.
+    /// Completions that were taken from the device when a queue pair was destroyed. They are polled first.
     backlog: VecDeque<RawCompletion>,
     /// Where the device writes completions; kept, because zeroing it for each poll would cost more than an empty poll.
     entries: Box<[ibv_wc; POLL_BATCH]>,

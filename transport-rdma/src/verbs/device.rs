@@ -23,7 +23,8 @@ use crate::dma::{Arena, Mapping, Slab, SlabLayout};
 #[derive(Debug)]
 pub(super) struct VerbsDevice(Arc<Hca>);
 
-/// What every object on the device keeps. The fields are dropped in this order, which is the one the kernel asks for.
+/// The device context that every object on it keeps. The fields are dropped in this order, which is the one the kernel asks
+/// for.
 #[derive(Debug)]
 pub(super) struct Hca {
     regions: RwLock<Vec<Region>>,
@@ -61,7 +62,7 @@ impl VerbsDevice {
     }
 }
 
-/// What Soft-RoCE says its vendor is.
+/// The vendor number of Soft-RoCE.
 const SOFT_ROCE: u32 = 0xff_ffff;
 
 fn limit(value: c_int) -> u32 {
@@ -119,7 +120,7 @@ impl Hca {
         self.pd.context.raw.as_ptr()
     }
 
-    /// What the header's inline functions call through.
+    /// Returns the function table that the header's inline functions call through.
     pub(super) fn ops(&self) -> &ibv_context_ops {
         self.pd.context.ops()
     }
@@ -146,7 +147,7 @@ impl Hca {
         self.loose_windows
     }
 
-    /// What is registered, for looking up the keys of a batch of buffers.
+    /// Returns the registrations, for looking up the keys of a batch of buffers.
     pub(super) fn regions(&self) -> Regions<'_> {
         Regions(self.regions.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -204,7 +205,7 @@ impl Regions<'_> {
     }
 }
 
-/// What windows may be bound to. No remote access of its own: that is for the window to give.
+/// Memory that windows may be bound to. It has no remote access of its own: the window gives that.
 const ARENA_ACCESS: c_int = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_MW_BIND;
 
 /// A registered part of a mapping. Deregistered on drop; the mapping may live on.

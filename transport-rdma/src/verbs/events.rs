@@ -122,7 +122,7 @@ fn next_event(hca: &Hca) -> Result<DeviceEvent, i32> {
     Ok(event)
 }
 
-/// What the event says, without its pointers.
+/// Translates an event into one without pointers.
 ///
 /// # Safety
 /// The event was read from a device and is not acknowledged yet.

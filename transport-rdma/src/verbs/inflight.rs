@@ -18,7 +18,7 @@ pub(crate) use windows::Step;
 use crate::device::{Completion, QpSize, WcError, WcStatus};
 use crate::dma::Slot;
 
-/// What a `wr_id` says: kind, entry, generation.
+/// The contents of a `wr_id`: kind, entry, generation.
 ///
 /// Receive: `01`, 22 bits of index, 40 of generation. Whatever goes to a send queue: `10`, 22 bits of ring, 24 of the
 /// ring's generation, 16 of sequence number.
@@ -236,7 +236,7 @@ impl Receives {
         entry.slot.as_mut()
     }
 
-    /// Gives up all slots for good, because a device may still write to them.
+    /// Leaks all slots, because a device may still write to them.
     pub(crate) fn leak(&mut self) {
         for entry in &mut self.entries {
             std::mem::forget(entry.slot.take());

@@ -139,7 +139,7 @@ impl Library {
     }
 }
 
-/// What the loader says about the call before, which has failed.
+/// Returns the loader's message about the call before, which has failed.
 fn loader_error() -> String {
     // SAFETY: no arguments; the result belongs to this thread until its next call of the loader.
     let text = unsafe { libc::dlerror() };

@@ -129,7 +129,7 @@ impl VerbsQp {
         let mut windows = self.posting();
         let regions = self.queues.hca().regions();
         let count = works.len().min(N).min(self.ring.room());
-        // Which work each request of the batch stands for.
+        // The work that each request of the batch stands for.
         let mut places = [0; N];
         let (mut batch, mut taken, mut refused) = (Batch::<N>::new(), 0, None);
         for work in works.iter().take(count) {
@@ -165,7 +165,7 @@ impl VerbsQp {
         works.drain(..taken);
         match result {
             Err(errno) if taken == 0 => Err(self.device_error(errno)),
-            // What was posted is with the device; the error is met again by who posts the rest.
+            // The posted requests are with the device. Posting the rest meets the error again.
             _ => Ok(taken),
         }
     }
@@ -231,7 +231,7 @@ impl QueuePair for VerbsQp {
         attr.qp_state = sys::IBV_QPS_INIT;
         attr.pkey_index = local.pkey_index;
         attr.port_num = local.port;
-        // What windows may give. Without one, a peer can send, and that is all.
+        // The access that windows may give. Without a window, a peer can only send.
         attr.qp_access_flags = sys::IBV_ACCESS_REMOTE_READ as u32;
         self.modify(&mut attr, sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS)
     }

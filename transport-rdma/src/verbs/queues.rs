@@ -20,7 +20,7 @@ use crate::dma::Slot;
 #[derive(Debug)]
 pub(super) struct VerbsQueues(Arc<Inner>);
 
-/// What queue pairs keep. The fields are dropped in this order, which is the one the kernel asks for.
+/// The queues that queue pairs keep. The fields are dropped in this order, which is the one the kernel asks for.
 #[derive(Debug)]
 pub(super) struct Inner {
     srq: SharedReceiveQueue,
@@ -33,8 +33,8 @@ pub(super) struct Inner {
     hca: Arc<Hca>,
 }
 
-/// What of the send completion queue is spoken for. The lock is held while queue pairs are created and destroyed, so that
-/// a number which comes back into use is not taken for its former bearer.
+/// The part of the send completion queue that is spoken for. The lock is held while queue pairs are created and destroyed,
+/// so that a number which comes back into use is not taken for its former bearer.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     reserved: u32,

@@ -57,7 +57,7 @@ impl SharedReceiveQueue {
             match posted {
                 Ok(0) => break,
                 Ok(count) => total += count,
-                // What was posted before is with the device; the error is met again by who posts the rest.
+                // The receives posted before are with the device. Posting the rest meets the error again.
                 Err(_) if total > 0 => return Ok(total),
                 Err(error) => return Err(error),
             }

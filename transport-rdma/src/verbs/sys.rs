@@ -372,8 +372,8 @@ pub(super) struct ibv_cq {
     pub(super) async_events_completed: u32,
 }
 
-/// What the inline functions of the header call through. Entries that are not used are counted, so that the others stand
-/// at their offsets.
+/// The function table that the inline functions of the header call through. Entries that are not used are counted, so that
+/// the others stand at their offsets.
 #[repr(C)]
 pub(super) struct ibv_context_ops {
     _query_device_to_dereg_mr: [*mut c_void; 7],

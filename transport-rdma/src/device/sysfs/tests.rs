@@ -53,7 +53,7 @@ impl Drop for Tree {
 
 const EMPTY: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
-/// What the kernel shows for Soft-RoCE, and a second device with an older table.
+/// The kernel's files for Soft-RoCE, and for a second device with an older table.
 fn roce() -> Tree {
     let tree = Tree::new();
     tree.device("rxe0", "uverbs1");

@@ -1,4 +1,4 @@
-//! What drivers do is counted.
+//! Tests of the counts of drivers.
 
 use super::*;
 use crate::DeviceStats;

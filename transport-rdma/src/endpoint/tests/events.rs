@@ -1,4 +1,4 @@
-//! What becomes of links when their device reports something.
+//! Tests of links whose device reports an event.
 
 use super::*;
 

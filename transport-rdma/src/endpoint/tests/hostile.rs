@@ -1,4 +1,4 @@
-//! What a hostile peer can do to a link, and to others.
+//! Tests of a hostile peer: what it can do to its link, and to others.
 
 mod session;
 
@@ -204,7 +204,7 @@ async fn ping_is_answered_and_reclaimed_credits_are_given_back() {
     hostile.send(FrameType::CREDIT, &payload, 250);
     let (_, forfeit) = hostile.receive(FrameType::CREDIT).await;
     assert_eq!(Credit::decode(forfeit).unwrap(), Credit { op: CreditOp::Forfeit, count: 200 });
-    // Of 250 credits one has gone for the PROBE.
+    // One of 250 credits has gone for the PROBE.
     let got = std::cell::Cell::new(0);
     let received = || {
         got.set(got.get() + hostile.received().len());

@@ -158,7 +158,7 @@ impl Side {
         self.wire.push_back((frame, grant));
     }
 
-    /// What a link does whenever it has a turn.
+    /// Sends the control frames that a link sends whenever it has a turn.
     fn say_controls(&mut self) {
         if std::mem::take(&mut self.pong) {
             self.put(Frame::Pong);
@@ -264,7 +264,7 @@ impl World {
         to.say_controls();
     }
 
-    /// What is on its way finds the receives that the other side keeps for this one.
+    /// Checks that messages on their way find the receives that the other side keeps for this one.
     fn check(&self) {
         for (side, far) in [(&self.0[0], &self.0[1]), (&self.0[1], &self.0[0])] {
             let count = |kind: fn(&Frame) -> bool| side.wire.iter().filter(|(frame, _)| kind(frame)).count();

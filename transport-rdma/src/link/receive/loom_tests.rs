@@ -8,7 +8,7 @@ use loom::thread;
 
 use super::*;
 
-/// What it has heard.
+/// The events that it has heard.
 #[derive(Default)]
 struct Handler(Mutex<Vec<&'static str>>);
 

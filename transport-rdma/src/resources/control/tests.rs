@@ -180,7 +180,7 @@ async fn calls_that_hang_hold_up_neither_the_others_nor_what_takes_links_down() 
     let (sender, done) = oneshot::channel();
     control.spawn(move || sender.send(()).unwrap());
     tokio::time::timeout(LIMIT, done).await.expect("the other lane must be free").unwrap();
-    // Who loses patience in the queue leaves no trace.
+    // A caller that loses patience in the queue leaves no trace.
     let called = Arc::new(Mutex::new(false));
     let call = Arc::clone(&called);
     let waiting = control.set_up(Part::Connect, "it", move || *call.lock().unwrap() = true);

@@ -29,7 +29,7 @@ impl Exposed {
         assert_eq!(reader.qp.post(&mut VecDeque::from([read])).unwrap(), 1);
     }
 
-    /// What is there, now that no READ is.
+    /// Returns the bytes, when no READ is under way.
     fn landed(self) -> Extent {
         ReadTarget::into_extent(self.into).expect("a READ is outstanding")
     }

@@ -1,4 +1,4 @@
-//! What a queue pair's send queue has of our memory.
+//! The memory that a queue pair's send queue holds.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -39,7 +39,7 @@ struct Sent {
     signaled: bool,
 }
 
-/// What the table keeps for a request.
+/// The buffers that the table keeps for a request.
 pub(crate) enum Kept {
     /// A message; empty if the device copied it when it was posted.
     Message([Bytes; 2]),
@@ -75,7 +75,7 @@ impl Kept {
     }
 }
 
-/// What the ring says about a request that is about to be posted.
+/// The ring's answer about a request that is about to be posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) wr_id: u64,
@@ -170,7 +170,7 @@ impl SendRing {
         sends.silent = silent as u16;
     }
 
-    /// Gives up all buffers for good, because a device may still use them, or a peer through it.
+    /// Leaks all buffers, because a device may still use them, or a peer through it.
     pub(crate) fn leak(&self) {
         let sends = std::mem::take(&mut lock(&self.sends).queue);
         self.forget(&sends);

@@ -42,7 +42,7 @@ enum Stage {
     Ending,
 }
 
-/// What posting a request about a window comes to.
+/// The next step of posting a request about a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Post,
@@ -68,7 +68,7 @@ impl Windows {
         let window = table.windows.get_mut(number)?;
         window.stage = Stage::Taken;
         window.bytes = bytes.clone();
-        // Of the whole process, so that an exposure of another queue pair is recognised too.
+        // A number of the whole process, so that an exposure of another queue pair is recognised, too.
         window.generation = GENERATION.fetch_add(1, Ordering::Relaxed);
         Some(Exposure {
             addr: bytes.as_ptr() as u64,
@@ -114,7 +114,7 @@ impl Windows {
         }
     }
 
-    /// What is exposed, for a device that is software.
+    /// Returns the exposed bytes, for a device that is software.
     pub(crate) fn bytes(&self, exposure: &Exposure) -> Option<Bytes> {
         let table = lock(&self.0);
         let window = table.windows.get(exposure.window);
@@ -127,7 +127,7 @@ impl Windows {
         table.windows.iter().filter(|window| matches!(window.stage, Stage::Bound | Stage::Ending)).count()
     }
 
-    /// Gives up all bytes for good, because the peer may still read them.
+    /// Leaks all bytes, because the peer may still read them.
     pub(super) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *lock(&self.0)));
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use super::*;
 use crate::device::WcStatus;
 
-/// What to ask the C compiler (an expression) and what this file says it is.
+/// Expressions to ask the C compiler for, and their values in this file.
 type Claims = Vec<(String, u64)>;
 
 macro_rules! layout {

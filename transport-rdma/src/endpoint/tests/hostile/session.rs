@@ -15,7 +15,7 @@ use farcall_core::transport::{BoxFuture, memory};
 
 use super::*;
 
-/// Gives back what it gets.
+/// A service that returns its argument.
 struct Echo(Arc<ServiceInfo>, Arc<Mutex<usize>>);
 
 impl Service for Echo {
@@ -111,7 +111,7 @@ impl Setup {
     }
 }
 
-/// What arrives by the hostile client's stream link.
+/// Records frames that arrive by the hostile client's stream link.
 struct Recorder(mpsc::UnboundedSender<(Header, Bytes)>);
 
 impl LinkHandler for Recorder {
@@ -150,7 +150,7 @@ struct Liar {
     stream: Arc<dyn Link>,
     arrived: mpsc::UnboundedReceiver<(Header, Bytes)>,
     seq: u32,
-    /// What the server has granted, and how many frames have been sent.
+    /// The server's grant, and how many frames have been sent.
     granted: u32,
     used: u32,
     /// By RDMA; not looked at yet.

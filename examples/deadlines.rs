@@ -23,7 +23,7 @@ struct Worker {
     dropped: UnboundedSender<&'static str>,
 }
 
-/// Says when a handler ends without a result.
+/// Prints when a handler ends without a result.
 struct Guard<'a>(&'a Worker, bool);
 
 impl Drop for Guard<'_> {

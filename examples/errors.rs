@@ -1,4 +1,4 @@
-//! What a caller can make of a failure: an error type of the application's own, details as gRPC has them, and causes for the log.
+//! Errors that callers can use: an error type of the application's own, details as gRPC has them, and causes for the log.
 //!
 //! Run it with `cargo run --example errors`.
 

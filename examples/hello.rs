@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let greeter = GreeterClient::new(&channel);
     println!("{} (over {})", greeter.hello("world").await?, channel.transport().await?.name);
 
-    // The same without a network, for tests.
+    // Without a network, for tests.
     let greeter = GreeterClient::in_process(Polite);
     println!("{}", greeter.hello("test").await?);
     Ok(())

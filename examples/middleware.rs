@@ -1,5 +1,5 @@
-//! What is done to many calls alike: a token that a client's interceptor adds and a server's layer checks, and two layers of
-//! `tower`.
+//! Work that is done for many calls alike: a token that a client's interceptor adds and a server's layer checks, and two
+//! layers of `tower`.
 //!
 //! Run it with `cargo run --example middleware --features tower`.
 
@@ -33,7 +33,7 @@ impl Desk for Office {
     }
 }
 
-/// What the server's layer has found out, for the handlers.
+/// The user that the server's layer has found out, for the handlers.
 #[derive(Clone)]
 struct User(String);
 

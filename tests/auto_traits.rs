@@ -1,4 +1,4 @@
-//! What tasks and threads may do with the public types. This file need only compile.
+//! Auto traits of the public types. This file need only compile.
 
 use farcall::middleware::{Next, Request};
 use farcall::stream::{Generate, Items, Iter, Receiver, Sender};

@@ -6,7 +6,7 @@ use farcall::{Bytes, Channel, Compression, Config, Context, Server, Stream, stre
 
 #[farcall::service(package = "test")]
 trait Archive {
-    /// What the document came compressed by. `by`: what the answer, which is as long, is to be compressed by.
+    /// Returns what the document came compressed by. `by`: the compression of the answer, which is as long.
     async fn store(
         &self,
         cx: &Context,
@@ -80,7 +80,7 @@ mod built_in {
         Server::builder().add(ArchiveServer::new(Shelf))
     }
 
-    /// What the document and the answer came by, where neither call nor handler says anything.
+    /// Returns the compressions of document and answer, where neither call nor handler chooses one.
     async fn as_set(client: &ArchiveClient) -> (String, Compression) {
         let document = document(50_000);
         let response = client.store(document.clone(), None).with_response().await.unwrap();

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
-/// What the first handler does with the calls that it makes.
+/// How the first handler makes its calls.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum How {
     /// It awaits one.
@@ -39,18 +39,18 @@ trait Hop {
     async fn leave(&self, cx: &Context, how: How) -> Result<()>;
     /// So many numbers, from the last one, and then it waits.
     fn count(&self, to: u64) -> impl Stream<Item = Result<u64>>;
-    /// The same, which a task reads in the first one's context while that waits.
+    /// Counts to `to` in a stream that a task reads in the context of the first handler, which waits.
     async fn counted(&self, cx: &Context, to: u64) -> Result<()>;
     /// The sum of numbers, from the last one.
     async fn sum(&self, numbers: Streaming<u64>) -> Result<u64>;
 }
 
-/// What happens at the last one, and in tasks of the first.
+/// Events at the last service, and in tasks of the first.
 struct Seen {
     started: Notify,
     dropped: Notify,
     go: Notify,
-    /// What calls have ended with, or streams, that tasks have made.
+    /// The ends of calls and streams that tasks have made.
     ends: mpsc::UnboundedSender<Result<()>>,
     /// A task has seen that its call has ended.
     ended: Notify,
@@ -127,7 +127,7 @@ impl Hop for Node {
     async fn patience(&self, cx: &Context) -> Result<Vec<u64>> {
         let mut all = vec![cx.remaining().unwrap().as_micros() as u64];
         if let Some(next) = &self.next {
-            // What this takes, the next has not.
+            // The next call has less time by this.
             tokio::time::sleep(Duration::from_millis(2)).await;
             all.extend(next.patience().await?);
         }
@@ -242,7 +242,7 @@ async fn row() -> Row {
     row_behind(false).await
 }
 
-/// The same, with middleware around each server and each client, perhaps.
+/// Makes a row of services, with middleware around each server and client if asked.
 async fn row_behind(middleware: bool) -> Row {
     let (sender, ends) = mpsc::unbounded_channel();
     let seen = Arc::new(Seen {
@@ -360,7 +360,7 @@ async fn a_deadline_ends_spawned_calls() {
         row.seen.dropped.notified().await;
         row.seen.ended.notified().await;
         let error = row.end().await.unwrap_err();
-        // That the caller has given up may be known before the deadline has passed here, too.
+        // The caller's cancellation may arrive before the deadline has passed here, too.
         let codes = [Code::DeadlineExceeded, Code::Cancelled];
         assert!(codes.contains(&error.code()), "{how:?}: {error}");
     }

@@ -1,4 +1,4 @@
-//! What a caller learns of a failure over TCP: the details that the handler has given its status, and its causes.
+//! The facts that a caller learns of a failure over TCP: the details that the handler has given its status, and its causes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -140,7 +140,7 @@ async fn details_too_long_for_the_caller_are_left_out() {
     assert_eq!(error.detail::<ErrorInfo>(), None);
 }
 
-/// What a log would have of it.
+/// Returns the lines that a log would have.
 fn causes(status: &Status) -> Vec<String> {
     let first = status.source();
     std::iter::successors(first, |&cause| cause.source()).map(ToString::to_string).collect()
@@ -171,7 +171,7 @@ async fn causes_reach_the_callers_log() {
 async fn causes_of_three_services_stay_in_order() {
     #[farcall::service(package = "test")]
     trait Desk {
-        /// Says more of what it failed with, or passes it on as it is.
+        /// Adds to the error that it failed with, or passes that on as it is.
         async fn order(&self, says_more: bool) -> farcall::Result<()>;
     }
 

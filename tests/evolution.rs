@@ -144,7 +144,7 @@ mod new {
         async fn watch(&self, key: String) -> Result<impl Stream<Item = Result<u64>>>;
         // And the other way round.
         fn tail(&self, key: String) -> impl Stream<Item = Result<u64>>;
-        // What came at once comes one by one.
+        // The items that came at once come one by one.
         fn keys(&self) -> impl Stream<Item = Result<String>>;
         // And the other way round.
         async fn values(&self) -> Result<Vec<String>>;
@@ -239,7 +239,7 @@ async fn channel(builder: farcall::ServerBuilder) -> Channel {
     Channel::connect(&address).await.expect("connect")
 }
 
-/// What a call of a method is refused with whose signature is another: the fingerprints and signatures of both are named.
+/// Checks the refusal of a call whose method has another signature: the fingerprints and signatures of both are named.
 #[track_caller]
 fn assert_refused<T: std::fmt::Debug>(result: Result<T>, method: &str, signatures: [(u64, String); 2]) {
     let status = result.expect_err(method);

@@ -62,7 +62,7 @@ async fn people_chat() {
     drop(bob_says);
 }
 
-/// What an example prints. `cargo test` builds them all, unless it is told which targets.
+/// Returns the output of an example. `cargo test` builds them all, unless it is told which targets.
 fn run(example: &str) -> String {
     let target = current_exe().unwrap().parent().and_then(|deps| deps.parent()).unwrap().join("examples");
     let program = target.join(example);

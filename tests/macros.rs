@@ -1,4 +1,4 @@
-//! What `#[farcall::service]` makes of a trait.
+//! Tests of the code that `#[farcall::service]` makes of a trait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -172,7 +172,7 @@ where
 {
     async fn fill(&self, key: K) -> Result<Vec<(K, V)>>;
     async fn size(&self) -> Result<usize>;
-    /// Who the caller says that it is.
+    /// Returns the caller's name for itself.
     async fn caller(&self, cx: &Context, key: K) -> Result<(K, Option<String>)>;
 }
 
@@ -320,7 +320,7 @@ async fn the_context_and_an_argument_of_its_usual_name() {
     assert_eq!(Named::attempt(&named, &cx, "b".into()).await.unwrap(), ("b".to_owned(), 1));
 }
 
-/// What a peer sends that is no call of the method is refused without running the handler.
+/// Bytes that are no call of the method are refused without running the handler.
 #[tokio::test]
 async fn malformed_arguments_are_refused_by_name() {
     use farcall_core::payload::Payload;
@@ -481,15 +481,15 @@ mod hygiene {
         ) -> Result<u8>;
         /// Named like what is generated, or called by it.
         async fn call(&self) -> Result<u8>;
-        /// As above.
+        /// A name of a method that the client has, too.
         async fn info(&self) -> Result<u8>;
-        /// As above.
+        /// A name of a method that every type has.
         async fn clone(&self) -> Result<u8>;
-        /// As above.
+        /// A name of a constructor of the client.
         async fn named(&self) -> Result<u8>;
-        /// As above.
+        /// A name of a method of futures.
         async fn into_future(&self) -> Result<u8>;
-        /// As above.
+        /// A name that is a keyword.
         async fn r#move(&self) -> Result<u8>;
     }
 

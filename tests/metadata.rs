@@ -26,7 +26,7 @@ impl From<Status> for DeskError {
 trait Desk {
     /// The caller's metadata, and whether the method's context and the current one say the same.
     async fn read(&self, cx: &Context) -> farcall::Result<(Vec<(String, Vec<u8>)>, bool)>;
-    /// The same of a method that takes no context.
+    /// Returns the metadata that a method without a context finds.
     async fn read_current(&self) -> farcall::Result<Option<String>>;
     /// Answers with so many bytes, of which `waits` says whether they are there at once, and with metadata.
     async fn answer(&self, cx: &Context, len: u32, waits: bool) -> farcall::Result<Vec<u8>>;

@@ -272,7 +272,7 @@ async fn metadata_and_extensions_are_passed_on() {
     assert_eq!((error.code(), error.message()), (Code::Unauthenticated, "who are you?"));
 }
 
-/// What a handler sets before it refuses reaches the caller, whatever is between.
+/// Metadata that a handler sets before it refuses reach the caller, whatever is between.
 #[tokio::test]
 async fn a_refusal_keeps_its_metadata() {
     let log = Log::default();

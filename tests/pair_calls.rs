@@ -142,7 +142,7 @@ async fn packets_have_the_mark_of_their_class_in_both_directions() {
     assert!(tcp > 0 && roce > 10_000, "{tcp} bytes of TCP and {roce} of RoCE are marked");
 }
 
-/// What a command says.
+/// Returns the output of a command.
 fn run(command: &str) -> String {
     let output = Command::new("bash").args(["-c", command]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -196,7 +196,7 @@ async fn call(echo: &EchoClient, seed: u32, len: u32) {
 #[tokio::test]
 async fn a_cut_wire_moves_the_calls_to_tcp_and_loses_none() {
     let mut config = config();
-    // What the fall was for is what is asked below, and not what another attempt came to.
+    // The test asks for the reason of the fall, not of another attempt.
     config.liveness.retry_ms = 0;
     together_with(7403, config, async |channel| {
         assert_eq!(channel.transport().await.unwrap().name, "rdma");

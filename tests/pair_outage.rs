@@ -184,7 +184,7 @@ async fn calls_to_a_host_that_is_gone_end_and_say_so() {
             if let Cut::Wire = cut {
                 Cut::Wire.end();
             }
-            // What had arrived there may be executed yet.
+            // Calls that had arrived there may be executed yet.
             until("the server gives up what it had of this host", async || {
                 work.connections().await.is_ok_and(|count| count == 1)
             })

@@ -26,8 +26,8 @@ trait Store {
 
 #[farcall::service(package = "test")]
 trait Relay {
-    /// What `Store::patience` says of a call made by the handler: plain, from a spawned task, from one that carries
-    /// the context, and detached.
+    /// Returns the answer of `Store::patience` to a call made by the handler: plain, from a spawned task, from one that
+    /// carries the context, and detached.
     async fn patience(&self, how: String) -> farcall::Result<Option<u64>>;
 }
 
@@ -353,7 +353,7 @@ async fn of_several_servers_a_class_goes_to_another_if_it_must() {
     assert_eq!(peer(&channel.class(TrafficClass::Urgent)).await, other);
 }
 
-/// What a stranger at the port gets, and a client at a stranger's.
+/// A stranger at the port is told apart, and so is a stranger's port.
 #[tokio::test]
 async fn strangers_are_told_apart() {
     let (address, _server) = serve(Shelf::default()).await;

@@ -66,7 +66,7 @@ async fn a_rate_limit_is_one_for_all_clones() {
         other.next().await.unwrap();
     }
     assert_eq!(start.elapsed().as_secs(), 1);
-    // Who waits for its turn has its deadline all the same.
+    // A call that waits for its turn has its deadline all the same.
     client.next().await.unwrap();
     client.next().await.unwrap();
     let error = client.next().timeout(SECOND / 2).await.unwrap_err();

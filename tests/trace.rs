@@ -20,7 +20,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 type Fields = HashMap<&'static str, String>;
 
-/// What became of a span.
+/// The record of a span.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     fields: Fields,
@@ -91,7 +91,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     }
 }
 
-/// What is recorded on this thread as long as the guard is there.
+/// Records the spans of this thread as long as the guard is there.
 fn recorder() -> (Recorder, DefaultGuard) {
     let recorder = Recorder::default();
     let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(recorder.clone()));
@@ -100,7 +100,7 @@ fn recorder() -> (Recorder, DefaultGuard) {
 
 #[farcall::service(package = "test")]
 trait Node {
-    /// What came with the call that says what it is part of.
+    /// Returns the metadata that name the call's trace.
     async fn parent(&self, cx: &Context) -> Result<Vec<Option<String>>>;
     /// The trace that the handler is in, and that of a handler further on.
     async fn further(&self) -> Result<Vec<String>>;
@@ -206,7 +206,7 @@ async fn a_trace_that_began_elsewhere_goes_on_and_a_broken_one_does_not() {
     assert_ne!(bad.fields["trace_id"], good.fields["trace_id"]);
 }
 
-/// What other systems along the way have added is passed on.
+/// Entries that other systems along the way have added are passed on.
 #[tokio::test]
 async fn the_state_of_a_trace_is_passed_on() {
     #[farcall::service(package = "test")]

@@ -155,7 +155,7 @@ async fn compressed_calls_travel_by_the_device_in_fewer_bytes() {
     let moved = connection.traffic().upgraded;
     assert!(moved.bytes_sent < 50_000 && moved.bytes_received < 50_000, "{moved:?}");
 
-    // Of this a half stays, which is long enough to be read by the other side.
+    // Half of this stays, which is long enough to be read by the other side.
     let mut noise = fastrand::Rng::with_seed(1);
     let content: Bytes = (0..1 << 20).map(|i| if i % 2000 < 1000 { noise.u8(..) } else { 0 }).collect();
     for _ in 0..10 {

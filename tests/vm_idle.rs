@@ -111,7 +111,7 @@ impl Process {
         Self { child, lines }
     }
 
-    /// What it prints after `word`.
+    /// Returns the text that it prints after `word`.
     fn said(&mut self, word: &str) -> String {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         let line = lines.find_map(|line| line.split_once(word).map(|(_, said)| said.trim().to_owned()));
@@ -134,7 +134,7 @@ fn idle_connections_cost_less_than_a_thousandth_of_a_cpu() {
     let address = server.said("ADDRESS ");
     let mut clients = Process::start("process_clients", "TEST_CLIENTS", &address);
     clients.said("READY ");
-    // What has to do with the last calls is over: acknowledgements, and `liveness.ping_ms`.
+    // The work of the last calls is over: acknowledgements, and `liveness.ping_ms`.
     std::thread::sleep(Duration::from_secs(3));
     let processes = [("server", server.child.id()), ("clients", clients.child.id())];
     let before = processes.map(|(_, process)| clocks(process));

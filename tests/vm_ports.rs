@@ -89,7 +89,7 @@ async fn port_that_goes_down_under_load_costs_no_call_and_repeats_none() {
         .collect();
     for _ in 0..if std::env::var_os("FARCALL_LONG").is_some() { 20 } else { 2 } {
         set_link("down");
-        // What it says at first is how the first frame has failed; then it finds out.
+        // The first reason is the failure of the first frame; then the link finds out.
         moved_to(&channel, "tcp", "port 1 of rxe0 is DOWN").await;
         let before = counter.0.load(Ordering::Relaxed);
         let moving = async {

@@ -1,4 +1,5 @@
-//! What a connection says when RDMA can't be had, on a machine that has a device: each reason is made for real.
+//! The reasons that a connection gives when RDMA can't be had, on a machine that has a device: each reason is made for
+//! real.
 //!
 //! Runs in the VM as root, as `cargo xtask test vm` does it. Each case is a process of its own, because it changes
 //! what the process, or everybody, may do.

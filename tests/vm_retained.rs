@@ -38,7 +38,7 @@ async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() 
     let keeper = WorkClient::new(connect(&address, &config).await);
     let other = WorkClient::new(connect(&address, &config).await);
     let others = Load::start(&other, 1, 1, &SIZES);
-    // Of each kind: in a frame's own buffer, in pieces, read.
+    // Lengths of each kind: in a frame's own buffer, in pieces, read.
     let len = |id: u64| [100, 1500, 3000, 7000, 12_000, 20_000][id as usize % 6];
     let keepers: Vec<_> = (0..8)
         .map(|first| {
@@ -65,7 +65,7 @@ async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() 
     }
 }
 
-/// What arrives for a client whose runtime does nothing is kept for it, and is nobody else's trouble.
+/// Answers for a client whose runtime does nothing are kept for it, and trouble no one else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_holds_up_nobody_else() {
     let log = Log::default();

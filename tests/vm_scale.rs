@@ -138,7 +138,7 @@ fn status(pid: u32, name: &str) -> u64 {
     line.trim_matches([':', '\t', ' ']).trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What this process holds, and what everybody on this machine holds of the device.
+/// The holdings of this process, and of everybody on this machine, of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     descriptors: usize,
@@ -181,7 +181,7 @@ fn many_connections_at_once_cost_little_each() {
     let server = Process::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
-        // What is needed for the first is needed once.
+        // Resources for the first connection are needed once.
         let first = connect(server.address.clone(), 0).await;
         let pids = [std::process::id(), server.child.id()];
         let usage = || pids.map(|pid| ["VmRSS", "VmPin"].map(|name| status(pid, name)));
@@ -227,7 +227,7 @@ fn connections_come_and_go_and_leave_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let address = serve().await;
-        // What an endpoint keeps for its next link, it has from the first on.
+        // An endpoint has what it keeps for its next link from the first on.
         let kept = connect(address.clone(), 0).await;
         drop(connect_many(&address, AT_ONCE).await);
         // Queue pairs and descriptors of the last go a little later.

@@ -139,7 +139,7 @@ async fn calls_to_a_server_that_is_stopped_for_long_end_and_it_serves_again_afte
         after.stop().await.all_answered();
     }
     let work = WorkClient::new(by_rdma(&address, &impatient()).await);
-    // What had arrived when it was stopped may have been executed since.
+    // Calls that had arrived when it was stopped may have been executed since.
     until("it gives up the connection that ended", async || work.connections().await.unwrap() <= 1).await;
     outcomes.agree_with(&executed(&work).await);
 }
@@ -175,7 +175,7 @@ fn rounds() -> usize {
     if long() { 20 } else { 2 }
 }
 
-/// What this process holds while none of its peers is in trouble.
+/// The holdings of this process while none of its peers is in trouble.
 struct Baseline {
     holdings: Holdings,
     is_whole: bool,

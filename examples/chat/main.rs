@@ -50,7 +50,7 @@ async fn join(address: &str, room: &str, name: &str) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// What is typed, line by line; its end is that of the input.
+/// Returns the typed lines as a stream that ends with the input.
 fn typed() -> stream::Receiver<String> {
     let (sender, lines) = stream::channel(16);
     std::thread::spawn(move || {

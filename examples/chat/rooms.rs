@@ -77,7 +77,7 @@ struct Member {
 
 impl Member {
     fn tell(&self, event: Event) {
-        // Who leaves an empty room is heard by nobody.
+        // Nobody hears a guest leave an empty room.
         let _ = self.events.send(event);
     }
 }

@@ -1,9 +1,9 @@
-//! What a load has shown.
+//! The report of a load.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a load has shown; printed as `name: value` lines.
+/// The report of a load, printed as `name: value` lines.
 #[derive(Debug, Default)]
 pub struct Report {
     pub transport: String,

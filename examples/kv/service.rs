@@ -18,7 +18,7 @@ pub trait Kv {
     /// The keys from `from` on, in order, at most `limit`, with the lengths of their values.
     async fn range(&self, from: String, limit: u32) -> farcall::Result<Vec<Entry>>;
 
-    /// What is in the store, and what it took to put it there.
+    /// Returns what is in the store, and the cost of putting it there.
     async fn statistics(&self) -> farcall::Result<Statistics>;
 }
 
@@ -29,7 +29,7 @@ pub struct Entry {
     pub bytes: u64,
 }
 
-/// What is in the store, and what it took to put it there.
+/// The contents of the store, and the cost of putting them there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     pub keys: u64,

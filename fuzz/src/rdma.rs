@@ -23,11 +23,11 @@ use crate::server::{runtime, settle};
 /// The size of a receive, in bytes.
 const SLOT: usize = 8192;
 
-/// What a peer grants at first.
+/// The grant of a peer at first.
 const GRANT: u32 = 250;
 
-/// Gives a server the input as the data of an OFFER if its first byte is even. If it is odd, the rest is what a peer
-/// sends through a simulated queue pair to a link that has been proven.
+/// Hands the input to a server as the data of an OFFER if its first byte is even. If it is odd, a peer sends the rest
+/// through a simulated queue pair to a link that has been proven.
 pub fn rdma(data: &[u8]) {
     thread_local!(static RIG: Rig = Rig::new());
     let Some((&mode, data)) = data.split_first() else { return };

@@ -23,7 +23,7 @@ pub(crate) enum Value {
     Many(Vec<Self>),
     /// Keys and values.
     Map(BTreeMap<String, Option<i32>>),
-    /// What the standard library has.
+    /// Types of the standard library.
     Std(Duration, IpAddr, Result<u8, String>),
     /// A value that need not be there.
     Maybe(Option<Box<Self>>),
@@ -51,7 +51,7 @@ fn payload(attachments: usize, mut rest: &[u8]) -> Payload {
     Payload::new(Bytes::copy_from_slice(rest), attachments)
 }
 
-/// What decodes must survive encoding and decoding unchanged.
+/// Decodes a payload. A value that decodes must survive encoding and decoding unchanged.
 fn there_and_back<C: Carry<T>, T: PartialEq + std::fmt::Debug>(payload: &Payload) {
     if let Ok(value) = from_payload::<C, T>(payload.clone()) {
         let again = to_payload::<C, T>(&value).expect("what was decoded can be encoded");

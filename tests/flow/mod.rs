@@ -1,5 +1,5 @@
-//! What tests of streams share: a service with streams of all kinds, which writes down how each of them went, and callers
-//! that look at every item.
+//! Parts that tests of streams share: a service with streams of all kinds, which writes down how each of them went, and
+//! callers that look at every item.
 
 #![expect(dead_code, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
@@ -17,7 +17,7 @@ use farcall::{Bytes, Code, EndReason, Result, Status, Stream, Streaming, stream}
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-/// What is made of a stream's id and the item's number, in its body or beside it by turns.
+/// An item made of a stream's id and the item's number, in its body or beside it by turns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Item {
     number: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Item {
     beside: Bytes,
 }
 
-/// Which stream it is, and how long each of its items.
+/// The id of a stream, and the length of its items.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) id: u64,
@@ -314,7 +314,7 @@ pub(crate) async fn cut_short(plan: Plan, first: u64, stream: &mut Streaming<Ite
     unreachable!()
 }
 
-/// Of four ids, the one of a stream to the client alone.
+/// One of four ids: a stream to the client alone.
 const WATCH: u64 = 0;
 
 /// A call with a stream of the kind that its id says, from its beginning to its end, and each item looked at.

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::messages::{OutputResponse, ResponseParameters};
 use super::*;
 
-/// What the client sends and asks for, in turn.
+/// The lengths that the client sends and asks for, in turn.
 const TURNS: [(i32, i32); 4] = [(27182, 31415), (8, 9), (1828, 2653), (45904, 58979)];
 
 fn large() -> SimpleRequest {
@@ -199,7 +199,7 @@ async fn special_status_message() {
     is_told(Code::Unknown, "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n").await;
 }
 
-/// The same service as a client of a later version knows it.
+/// The service as a client of a later version knows it.
 #[farcall::service(package = "grpc.testing", name = "TestService", codec = farcall::Prost)]
 trait LaterTestService {
     async fn empty_call(&self, request: Empty) -> Result<Empty>;

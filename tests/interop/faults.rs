@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::process::{self, Process};
 use super::*;
 
-/// What a stream does after its items.
+/// The event after a stream's items.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Then {
     End,
@@ -24,16 +24,16 @@ enum Then {
 
 #[farcall::service(package = "interop")]
 trait Faulty {
-    /// Which server this is.
+    /// Returns the server's name.
     async fn name(&self) -> Result<String>;
-    /// The same when the test allows it.
+    /// Returns the server's name when the test allows it.
     async fn hold(&self, cx: &Context) -> Result<String>;
     async fn panics(&self) -> Result<()>;
     /// Numbers up to this one.
     fn count(&self, to: u32, then: Then) -> impl Stream<Item = Result<u32>>;
     /// Has the test told how the numbers end, and gives their sum.
     async fn sum(&self, numbers: Streaming<u32>) -> Result<u32>;
-    /// The same, and gives each.
+    /// Returns each number that it takes.
     fn watch(&self, numbers: Streaming<u32>) -> impl Stream<Item = Result<u32>>;
 }
 
@@ -224,7 +224,7 @@ async fn rst_during_data() {
     assert_eq!(numbers.message().await, Ok(None), "the error was the last item");
 }
 
-/// What had come wholly stays, whatever becomes of its connection before it is read.
+/// Messages that had come whole stay, whatever becomes of their connection before they are read.
 #[tokio::test]
 async fn rst_after_data() {
     let group = Group::new(&["a"]).await;

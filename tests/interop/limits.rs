@@ -12,7 +12,7 @@ use super::*;
 
 #[farcall::service(package = "interop")]
 trait Limited {
-    /// The same bytes, or so many where more are wanted.
+    /// Returns the bytes, or `answer` bytes if those are more.
     async fn echo(&self, cx: &Context, body: Bytes, answer: u32) -> Result<Bytes>;
     /// How many others were in it.
     async fn alone(&self) -> Result<u32>;
@@ -116,7 +116,8 @@ async fn max_streams() {
     assert!(status.message().contains("concurrent_calls"), "{status}");
 }
 
-/// What gRPC asks of pings: a call longer than the silence that is borne, and a connection idle for as long, outlast it.
+/// gRPC's requirement of pings: a call longer than the silence that is borne, and a connection idle for as long, outlast
+/// it.
 #[tokio::test(start_paused = true)]
 async fn ping() {
     let client = LimitedClient::in_process(Strict::default());
@@ -186,7 +187,7 @@ async fn wait_for_ready() {
     assert_eq!(waits.await.unwrap(), Ok(0));
 }
 
-/// What such a status says.
+/// Whether a status names the limit.
 fn is_over_limit<T: std::fmt::Debug>(result: Result<T>, setting: &str, executed: Executed) {
     let status = result.unwrap_err();
     assert_eq!((status.code(), status.executed()), (Code::ResourceExhausted, executed), "{status}");

@@ -65,7 +65,7 @@ struct Tester {
     calls: UnboundedSender<&'static str>,
 }
 
-/// Says that a handler is gone, whether it was done or dropped.
+/// Reports that a handler is gone, whether it was done or dropped.
 struct Gone(UnboundedSender<&'static str>);
 
 impl Drop for Gone {

@@ -1,4 +1,4 @@
-//! What those suites travel by that are the same over any transport.
+//! The transport of suites that run over any.
 
 use std::net::SocketAddr;
 

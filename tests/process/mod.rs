@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Says which part a process plays, and what it needs to know for that.
+/// The variable that tells a process its part, and what it needs to know for that.
 const PART: &str = "TEST_PART";
 
 /// This test program again, as a process that plays a part: runs the one test `part`.
@@ -23,7 +23,7 @@ impl Process {
         Self(child)
     }
 
-    /// What it [says](say), after what it said before.
+    /// Returns the next line that the process [says](say).
     pub(crate) fn said(&mut self) -> String {
         let mut stdout = BufReader::with_capacity(1, self.0.stdout.as_mut().unwrap());
         let mut line = String::new();
@@ -62,7 +62,7 @@ impl Drop for Process {
     }
 }
 
-/// What a process that plays a part was told; `None` where the tests run.
+/// Returns the words for a process that plays a part; `None` where the tests run.
 pub(crate) fn told() -> Option<String> {
     std::env::var(PART).ok()
 }
@@ -74,7 +74,7 @@ pub(crate) fn say(what: &str) {
     out.flush().unwrap();
 }
 
-/// What this process holds of the system.
+/// The holdings of this process.
 #[derive(Debug)]
 pub(crate) struct Holdings {
     pub(crate) queue_pairs: usize,
@@ -99,7 +99,7 @@ impl Holdings {
         self.regions <= other.regions && self.threads <= other.threads && self.ends_within(other)
     }
 
-    /// The same of what is there for each peer alone.
+    /// Whether this holds no more than `other` of what each peer has alone.
     pub(crate) fn ends_within(&self, other: &Self) -> bool {
         self.queue_pairs <= other.queue_pairs && self.descriptors <= other.descriptors
     }

@@ -8,7 +8,7 @@ use metrics::{
     SharedString, Unit,
 };
 
-/// What was counted, by name and labels.
+/// Counts by name and labels.
 #[derive(Clone, Default)]
 pub(crate) struct Counts(Arc<Mutex<BTreeMap<String, f64>>>);
 

@@ -1,4 +1,4 @@
-//! The same of generic traits, of other codecs, and among names that are in the way.
+//! Streams of generic traits, of other codecs, and among names that are in the way.
 
 use farcall::{Blame, Bytes, Code, Executed, Result, Stream, Streaming, stream};
 use serde::de::DeserializeOwned;
@@ -250,7 +250,7 @@ mod hygiene {
             call: u8,
             request: u8,
         ) -> Result<u64>;
-        /// As above.
+        /// A stream each way.
         fn back(
             &self,
             stream: farcall::Streaming<u8>,
@@ -258,7 +258,7 @@ mod hygiene {
             items: u8,
             served: u8,
         ) -> impl farcall::Stream<Item = Result<u8>>;
-        /// As above.
+        /// A stream that may be refused.
         async fn tried(
             &self,
             cx: &farcall::Context,

@@ -94,7 +94,7 @@ trait Log {
         stream::iter([Ok(1), Ok(2)])
     }
 
-    /// As above.
+    /// Has a body, too, and may refuse the stream.
     async fn three(&self, refuse: bool) -> Result<impl Stream<Item = Result<u64>>> {
         if refuse {
             return Err(Status::new(Code::PermissionDenied, "not for you"));
@@ -235,7 +235,7 @@ fn numbers(numbers: std::ops::Range<u64>) -> impl Stream<Item = u64> + Send + 's
     stream::iter(numbers)
 }
 
-/// What a handler is given, for who calls the trait.
+/// Makes the stream that a handler takes, for callers of the trait.
 fn given<T: Send + 'static>(items: impl Stream<Item = T> + Unpin + Send + 'static) -> Streaming<T> {
     Streaming::new(Map(items, Ok))
 }
@@ -386,7 +386,7 @@ async fn a_deadline_ends_a_stream_through_a_proxy() {
     dropped.notified().await;
 }
 
-/// What a proxy passes on may fail: then its call is not complete, and not taken for it.
+/// A stream that a proxy passes on may fail: then its call is not complete, and not taken for it.
 #[tokio::test]
 async fn a_stream_of_arguments_that_fails_is_not_taken_for_a_whole_one() {
     let log = LogClient::in_process(store());

@@ -14,14 +14,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// was given up is still there when the next call comes.
 const LIMIT: u32 = 24;
 
-/// What the process has in memory, in KiB.
+/// Returns the resident memory of the process, in KiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What the windows of both ends may have had at their peak: not more after a million calls than after thousands.
+/// The memory that the windows of both ends may have had at their peak: not more after a million calls than after
+/// thousands.
 const GROWTH_KIB: u64 = 128 << 10;
 
 #[expect(clippy::print_stdout, reason = "how to have the same run again, and what it came to")]

@@ -7,7 +7,7 @@ use super::*;
 /// Streams that one task reads or sends, each of which has a window of 1,024 items at first.
 const STREAMS: usize = 16;
 
-/// What a task may do in one turn: some dozens of items for each of the 128 messages that it could take from a channel.
+/// The most items of a task's turn: some dozens of items for each of the 128 messages that it could take from a channel.
 const MOST: u64 = 48 * 128;
 
 #[farcall::service(package = "test")]

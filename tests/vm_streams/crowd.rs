@@ -33,7 +33,7 @@ async fn a_stream_that_nobody_reads_stops_and_holds_up_nobody() {
                 stream_whole(&ends.flow, Plan { id, len, count: count.min(20) }).await.unwrap();
             }
         }
-        // What had come, or could not come, is there for who reads after all.
+        // Items that had come, or could not come, are there for a reader after all.
         for (plan, watched, back) in &mut stalled {
             take(*plan, 5, watched).await.unwrap();
             take(*plan, 5, back).await.unwrap();

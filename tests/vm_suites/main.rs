@@ -1,4 +1,4 @@
-//! What goes around calls, over an RDMA device: the suites that run over TCP otherwise, as they are.
+//! Metadata, middleware and the like over an RDMA device: the suites that run over TCP otherwise, as they are.
 //!
 //! Runs in the VM, as `cargo xtask test vm` does it.
 

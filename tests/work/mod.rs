@@ -1,4 +1,4 @@
-//! What tests of failures share: a service that writes down what it executed, and callers whose outcomes can be held
+//! Parts that tests of failures share: a service that writes down what it executed, and callers whose outcomes can be held
 //! against that.
 
 #![expect(dead_code, reason = "each test uses a part of it")]
@@ -229,7 +229,7 @@ impl Load {
     }
 }
 
-/// What callers have seen of their calls.
+/// The outcomes that callers have seen.
 pub(crate) struct Outcomes {
     pub(crate) calls: HashMap<u64, Result<(), Status>>,
     pub(crate) longest_ms: u64,

@@ -198,7 +198,7 @@ async fn long_messages_are_read_from_the_memory_they_lie_in() {
                 loop {
                     let before = server.traffic().upgraded;
                     assert_eq!(t.call(sent.clone()).await.unwrap(), sent);
-                    // What was read counts when the reader has said so, which is after the call has ended there.
+                    // Bytes that were read count when the reader has said so, which is after the call has ended there.
                     while server.traffic().upgraded.bytes_sent < before.bytes_sent + len as u64 {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }

@@ -114,7 +114,7 @@ fn vm_memlock_limit_is_told_with_its_remedy() {
     assert_eq!((memlock.asked, memlock.soft, memlock.hard), (8 << 20, Some(4 << 20), Some(4 << 20)));
     assert!(memlock.in_use >= machine.slab.slots() as u64 * SLOT as u64, "{memlock:?}");
     assert!(error.remedy().contains("ulimit -l"));
-    // What was registered before goes on working.
+    // Memory that was registered before goes on working.
     let (a, b) = machine.pair(1);
     a.send(a.message(SLOT, 3));
     assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![3; SLOT]);
@@ -242,7 +242,8 @@ fn machine_with(device: &str) -> Machine {
     Machine::open(&SystemHost::default(), &config)
 }
 
-/// What processes have of a device, as the kernel tells it. Windows are not among it; but a window keeps its region.
+/// Returns the objects that processes have of a device, as the kernel lists them. Windows are not among it; but a window
+/// keeps its region.
 fn resources(device: &str) -> String {
     let show = |kind: &str| {
         // It fails when a device, another test's, goes while it goes through them all.

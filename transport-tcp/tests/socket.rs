@@ -312,7 +312,7 @@ async fn a_peer_that_does_not_read_stops_the_sender_and_one_that_reads_lets_it_g
     let mut source = Endless::new(64 << 10);
     pair.link.send(&mut source);
     let taken = source.taken();
-    // What the kernel holds for both sides, and a batch. Nothing more is taken, however often it is asked.
+    // The kernel's buffers of both sides, and a batch. Nothing more is taken, however often it is asked.
     assert!(taken < 512, "{taken} frames of 64 KiB were taken");
     for _ in 0..100 {
         pair.link.send(&mut source);

@@ -10,7 +10,7 @@ use crate::host;
 use crate::packages;
 use crate::vm::{self, Stream, Vm};
 
-/// What a run of the client reports, by name. The names are `examples/kv/report.rs`'s.
+/// The report of a run of the client, by name. The names are `examples/kv/report.rs`'s.
 type Report = BTreeMap<String, String>;
 
 /// The rows of the table, in order.
@@ -34,7 +34,7 @@ const ROWS: &[&str] = &[
 /// The RDMA half moves every file through an emulated machine.
 const PATIENCE: Duration = Duration::from_secs(1500);
 
-/// Of what travels in the RDMA run, TCP may carry this much: the set-up, and no more.
+/// The share of the RDMA run's bytes that TCP may carry: the set-up, and no more.
 const TCP_SHARE_PERCENT: f64 = 1.0;
 
 pub(crate) fn command(mut args: impl Iterator<Item = String>) -> Result<u8> {

@@ -1,4 +1,4 @@
-//! What ends a chore early, and the exit status that tells the kinds apart.
+//! Failures that end a chore early, and the exit status that tells the kinds apart.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Says what was being done when the host refused it.
+/// Adds what was being done when the host refused it.
 pub(crate) trait Context<T> {
     fn context(self, doing: impl fmt::Display) -> Result<T>;
 }

@@ -72,7 +72,7 @@ fn run(args: Vec<OsString>) -> Result<u8> {
     }
 }
 
-/// Of a chore, too, as in `vm --help`. What comes after `--` is for somebody else.
+/// Whether the user asks for help, of a chore, too, as in `vm --help`. Arguments after `--` are for another program.
 fn asks_for_help(args: &[String]) -> bool {
     args.first().is_some_and(|first| first == "help")
         || args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--help" || arg == "-h")

@@ -6,17 +6,17 @@ use std::process::{Command, Stdio};
 use crate::failure::{Failure, Result};
 use crate::host;
 
-/// What the VM needs, and what its guest needs: the guest's root file system is this machine's.
+/// Packages that the VM and its guest need: the guest's root file system is this machine's.
 pub(crate) const VM: &[&str] =
     &["qemu-system-x86", "busybox-static", "kmod", "iproute2", "ibverbs-providers"];
 
-/// What the tests of the VM drive its device with.
+/// Packages by which the tests of the VM drive its device.
 pub(crate) const TESTS: &[&str] = &["ibverbs-utils"];
 
-/// What others measure devices with.
+/// The package by which others measure devices.
 pub(crate) const PERFTEST: &[&str] = &["perftest"];
 
-/// What counts instructions, allocations and system calls.
+/// Packages that count instructions, allocations and system calls.
 pub(crate) const COUNTING: &[&str] = &["valgrind", "strace"];
 
 /// The compiler that libFuzzer is built with.

@@ -11,7 +11,7 @@ pub(crate) enum Role {
     Client,
 }
 
-/// What the client calls.
+/// The method that the client calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     /// The payload goes there and back.
@@ -28,14 +28,14 @@ pub(crate) enum Method {
     Chain,
 }
 
-/// Which connection calls go by where another load uses the first.
+/// The connection that calls go by where another load uses the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
-    /// That one.
+    /// The connection of the load.
     Same,
     /// Another channel's.
     Second,
-    /// The same channel's of the class urgent.
+    /// The connection of the channel's urgent calls.
     Urgent,
 }
 

@@ -10,19 +10,19 @@ use crate::args::{Args, By, Method};
 use crate::load::{Caller, pattern};
 use crate::{Contestant, Result};
 
-/// What is called.
+/// The service.
 #[farcall::service(package = "farcall.bench")]
 pub(crate) trait Echo {
-    /// Gives back what it gets.
+    /// Returns its argument.
     async fn echo(&self, data: Bytes) -> farcall::Result<Bytes>;
 
     /// Keeps nothing.
     async fn put(&self, data: Bytes) -> farcall::Result<()>;
 
-    /// Gives the server's payload, which has the size that was asked for first.
+    /// Returns the server's payload, which has the size that was asked for first.
     async fn get(&self, size: u64) -> farcall::Result<Bytes>;
 
-    /// Gives that so many times.
+    /// Returns the server's payload `count` times.
     fn stream(&self, count: u64, size: u64) -> impl Stream<Item = farcall::Result<Bytes>>;
 }
 
@@ -97,7 +97,7 @@ fn load(client: &EchoClient, args: &Args) {
         tokio::spawn(async move {
             loop {
                 if let Err(error) = client.put(payload.clone()).await {
-                    // What is measured without it is not what was asked for.
+                    // Without the load this is not the measurement that was asked for.
                     eprintln!("peers: the load: {error}");
                     std::process::exit(1);
                 }

@@ -28,7 +28,7 @@ pub(crate) trait Caller: Clone + Send + 'static {
         async { Err("has no streams".into()) }
     }
 
-    /// What callers send.
+    /// Returns the bytes that callers send.
     fn payload(&self, size: usize) -> Bytes {
         pattern(size).collect::<Vec<u8>>().into()
     }
@@ -43,7 +43,7 @@ pub(crate) fn pattern(size: usize) -> impl Iterator<Item = u8> {
 /// else much. Then one in eight is timed.
 const TIMED: usize = 16 << 10;
 
-/// Of how many calls one is timed.
+/// Returns the number of calls of which one is timed.
 pub(crate) fn timed_of(args: &Args) -> u32 {
     if args.concurrency == 1 || args.size >= TIMED { 1 } else { 8 }
 }
@@ -52,7 +52,7 @@ const WARMUP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
 
-/// What the callers share.
+/// State that the callers share.
 struct Shared {
     phase: AtomicU8,
     size: usize,
@@ -157,7 +157,7 @@ fn items(size: usize) -> u64 {
 /// So many items are counted together.
 const COUNTED: u64 = 64;
 
-/// The same with streams, each item of which counts as a call.
+/// Reads streams, each item of which counts as a call.
 async fn reader<C: Caller>(shared: Arc<Shared>, mut clients: Vec<C>, items: u64) -> Result<()> {
     let client = clients.first_mut().ok_or("no connection")?;
     while shared.phase.load(Ordering::Relaxed) != STOP && shared.may_begin() {

@@ -30,7 +30,7 @@ use report::Report;
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
-/// Who is measured: a way to call, with both its ends.
+/// A contestant: a way to call, with both its ends.
 trait Contestant: 'static {
     type Client: Caller;
 
@@ -100,7 +100,7 @@ fn end_with_standard_input() {
     std::process::exit(0);
 }
 
-/// Says where a server listens.
+/// Prints where a server listens.
 fn listening(address: SocketAddr) -> Result<()> {
     println!("listening {address}");
     Ok(std::io::stdout().flush()?)

@@ -1,9 +1,9 @@
-//! What a process has used, as the kernel counts.
+//! The resources that a process has used, as the kernel counts.
 
 use std::fs;
 use std::path::PathBuf;
 
-/// Of this process, or of another.
+/// This process, or another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Process {
     Own,

@@ -1,4 +1,4 @@
-//! What came of it, as one line of JSON.
+//! The result, as one line of JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args::{Args, Method};
 use crate::process::{Process, Usage};
 
-/// What had been used at some moment, here and at the server.
+/// The resources used at some moment, here and at the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) calls: u64,

@@ -1,4 +1,4 @@
-//! What holds on every device, simulated or not.
+//! Scenarios that hold on every device, simulated or not.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,7 +18,7 @@ pub(crate) fn ping_pong_by_polling(machine: Machine) {
             let ping = received(b.poll(Cq::Receive, 1).remove(0));
             assert_eq!(ping.len(), len);
             assert!(ping.iter().all(|&byte| byte == round));
-            // What has arrived can be sent on as it is.
+            // A message that has arrived can be sent on as it is.
             b.send(ping);
             let pong = received(a.poll(Cq::Receive, 1).remove(0));
             assert_eq!(pong.len(), len);

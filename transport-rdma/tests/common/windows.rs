@@ -1,4 +1,4 @@
-//! What holds of exposed memory and of READs on every device, simulated or not.
+//! Scenarios of exposed memory and of READs that hold on every device, simulated or not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -179,7 +179,7 @@ pub(crate) fn grant_that_is_over_grants_nothing(machine: Machine) {
         let exposure = owner.grant(&victim.exposed);
         owner.revoke(exposure);
         if rebind {
-            // Of two windows, taken in turn, the second of these is the one from before.
+            // There are two windows, taken in turn, so the second of these is the one from before.
             let others = [owner.grant(&victim.exposed), owner.grant(&victim.exposed)];
             let same = others.iter().find(|other| other.rkey() >> 8 == exposure.rkey() >> 8);
             assert_ne!(same.expect("another window").rkey(), exposure.rkey());
@@ -280,7 +280,7 @@ pub(crate) fn windows_run_out_and_come_back(machine: Machine) {
     owner.qp.alloc_windows(1).unwrap();
     let third = owner.qp.expose(&victim.exposed).unwrap();
     assert_eq!(owner.qp.expose(&victim.exposed), Err(ExposeError::NoWindow));
-    // What was never bound ends without a request.
+    // An exposure that was never bound ends without a request.
     owner.post([Work::Invalidate(exposures[0]), Work::Invalidate(exposures[1]), Work::Invalidate(third)]);
     assert_eq!(owner.qp.sends_outstanding(), 0);
     for _ in 0..3 {
@@ -319,7 +319,7 @@ pub(crate) fn only_what_lies_in_an_arena_is_exposed(machine: Machine) {
     let arena = machine.device.add_arena(PAGE).unwrap();
     let view = arena.take(PAGE).unwrap().freeze(0..PAGE);
     assert_eq!(owner.qp.expose(&view.slice(5..5)), Err(ExposeError::NotInArena), "nothing");
-    // What lies there can be sent, too.
+    // The bytes there can be sent, too.
     owner.send(view.clone());
     assert_eq!(received(reader.poll(Cq::Receive, 1).remove(0)), view);
 }

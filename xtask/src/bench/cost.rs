@@ -5,8 +5,8 @@ use super::peers::{Frameworks, Peers};
 use crate::failure::{Failure, Result};
 use crate::packages;
 
-/// What a call of 64 bytes takes by TCP, one connection, both ends on a thread each that never spins, with so many calls in
-/// flight. Whoever makes it cheaper writes down what it takes now; docs/BENCHMARKS.md says why if it is more.
+/// The cost of a call of 64 bytes by TCP, one connection, both ends on a thread each that never spins, with so many calls
+/// in flight. Whoever makes it cheaper writes down what it takes now; docs/BENCHMARKS.md says why if it is more.
 const TAKES: &[(usize, What, Ends)] = &[
     (1, What::Instructions, Ends { client: 5_560.0, server: 4_680.0 }),
     (1, What::Allocations, Ends { client: 0.0, server: 1.0 }),
@@ -17,7 +17,7 @@ const TAKES: &[(usize, What, Ends)] = &[
 /// Compilers and C libraries differ by a little.
 const INSTRUCTIONS_MORE: f64 = 1.05;
 
-/// What grows once in a while, a table for example, is not taken by a call.
+/// A table that grows once in a while is not part of a call.
 const ALLOCATIONS_MORE: f64 = 0.2;
 
 /// With many in flight, how much gathers for one write depends on how the tools slow the ends down. It evens out, but what

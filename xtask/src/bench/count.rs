@@ -13,7 +13,7 @@ use super::results::{Counted, Results};
 use crate::failure::{Context, Failure, Result};
 use crate::host::TempDir;
 
-/// What is counted, each by a tool that runs client or server for us.
+/// The quantities that are counted, each by a tool that runs client or server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// In user space.

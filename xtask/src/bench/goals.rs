@@ -1,4 +1,4 @@
-//! What is to be reached, and whether it is.
+//! Goals, and whether they are met.
 
 mod rdma;
 
@@ -61,7 +61,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
     goals
 }
 
-/// What many connections cost, against as many calls over one. Where calls of one connection gather for a write, and
+/// The cost of many connections, against as many calls over one. Where calls of one connection gather for a write, and
 /// those of many can't, nobody reaches this: therefore it is asked of the base, too.
 fn connections(results: &Results, part: Part, contestant: &str) -> Vec<Goal> {
     let goal = |in_flight: &usize| {
@@ -72,7 +72,7 @@ fn connections(results: &Results, part: Part, contestant: &str) -> Vec<Goal> {
     MANY_IN_FLIGHT.iter().filter_map(goal).collect()
 }
 
-/// What long calls of one class may cost a short one of another: as much as if they were another channel's.
+/// The goal for a short call of one class beside long ones of another: as much as if they were another channel's.
 fn urgent(results: &Results, part: Part) -> Option<Goal> {
     let place = Place::beside_load(part);
     let [own, second] = [BESIDE_LOAD[0], BESIDE_LOAD[1]];
@@ -80,7 +80,7 @@ fn urgent(results: &Results, part: Part) -> Option<Goal> {
     ratio(results, what, Metric::P99, (&place, own), (&place, second), AtMost(2.0))
 }
 
-/// What a stream that nobody reads may cost calls on the same connection.
+/// The goal for calls beside a stream on their connection that nobody reads.
 fn beside_stream(results: &Results) -> Option<Goal> {
     let [with, without] = [1, 0].map(Place::beside_stream);
     let metric = Metric::P99;
@@ -88,7 +88,7 @@ fn beside_stream(results: &Results) -> Option<Goal> {
     ratio(results, what, metric, (&with, "farcall"), (&without, "farcall"), AtMost(1.5))
 }
 
-/// What is asked of us in a place, compared with the base.
+/// The goals of farcall in a place, compared with the base.
 fn against_base(results: &Results, place: &Place) -> Vec<Goal> {
     let asked: &[_] = match (place.part, place.size, place.concurrency) {
         (Part::Pinned, 64, 1) => &[(Metric::P50, AtMost(1.05))],

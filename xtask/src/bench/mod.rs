@@ -39,7 +39,7 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
     }
     let mut results = Results::create(&file)?;
     let measured = measure(&options, &mut results);
-    // What there is by then is worth something.
+    // The results so far are worth something.
     let reported = report(&results, &dir);
     measured.and(reported)
 }

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The plan of what is measured.
 
 use serde::{Deserialize, Serialize};
 
@@ -67,11 +67,11 @@ impl Part {
         }
     }
 
-    /// What both ends are told.
+    /// Returns the options of both ends.
     pub(super) fn options(self) -> Vec<String> {
         words(match self {
             Self::Unpinned | Self::Urgent => "--set transport=tcp",
-            // What is counted does not depend on how often somebody looks in vain.
+            // Counts must not depend on how often an end polls in vain.
             Self::Counts => "--current-thread --set transport=tcp --set tcp.completion=event",
             Self::Pinned | Self::Connections | Self::Streams => "--current-thread --set transport=tcp",
             // Setting a link up takes long where the processor is emulated.
@@ -79,7 +79,7 @@ impl Part {
         })
     }
 
-    /// Whom the tables compare with.
+    /// Returns the contestant that the tables compare with.
     pub(super) fn compared(self) -> &'static str {
         match self {
             Self::Urgent => "Ratios are to the same call by a second channel.",
@@ -92,7 +92,7 @@ impl Part {
     }
 }
 
-/// What a contestant is asked to do: figures of the same place are comparable.
+/// The task of a contestant: figures of the same place are comparable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) part: Part,
@@ -146,7 +146,7 @@ impl Place {
         seconds * (1.0 + on_the_way as f64 / f64::from(64 << 20))
     }
 
-    /// Whom a contestant is compared with here.
+    /// Returns the contestant that another is compared with here.
     pub(super) fn base(&self, contestant: &str) -> (Self, String) {
         if self.load > 0 {
             return (self.clone(), BESIDE_LOAD[1].to_owned());
@@ -169,7 +169,7 @@ impl Place {
         (place, format!("raw-verbs {mode}"))
     }
 
-    /// What both ends are told.
+    /// Returns the options of both ends.
     pub(super) fn options(&self) -> Vec<String> {
         let Self { method, size, concurrency, connections, pause_ms, load, stalled, .. } = self;
         let mut options = words(&format!(
@@ -188,7 +188,7 @@ impl Place {
         options
     }
 
-    /// What both ends are told of what stands behind a contestant's name.
+    /// Returns the options that stand behind a contestant's name.
     pub(super) fn mode(&self, mode: &str) -> Vec<String> {
         words(&if self.load > 0 { format!("--by {mode}") } else { format!("--set rdma.completion={mode}") })
     }
@@ -203,7 +203,7 @@ pub(super) struct Group {
 
 pub(super) const ALL: &[&str] = &[BASE, "farcall", "tarpc", "tonic"];
 
-/// Whom all others are compared with.
+/// The contestant that all others are compared with.
 pub(super) const BASE: &str = "raw-tokio";
 
 pub(super) const SIZES: &[usize] = &[64, 4 << 10, 64 << 10, 1 << 20];
@@ -258,7 +258,7 @@ pub(super) const BULK_SIZES: &[usize] = &[64 << 10, 1 << 20];
 /// Behind the name stands how an end waits for the device.
 pub(super) const MODES: &[&str] = &["busy", "event"];
 
-/// What is measured inside of the VM.
+/// Returns the groups that are measured inside of the VM.
 pub(super) fn guest() -> Vec<Group> {
     const ONE: &[&str] = &[
         "perftest busy",
@@ -284,7 +284,7 @@ pub(super) fn guest() -> Vec<Group> {
         }
     }
     groups.push(Group { place: Place::streams(Part::Rdma, BULK_SIZES[0], 1), contestants: BULK });
-    // What READs are worth shows where they begin to be used; longer chains only take longer.
+    // The worth of READs shows where they begin to be used; longer chains only take longer.
     groups.push(Group { place: Place::bulk("chain", BULK_SIZES[0]), contestants: CHAIN });
     // One over one connection is among the first.
     let place = Place::echo(Part::Rdma, 64, MANY, 1);

@@ -1,4 +1,4 @@
-//! What was measured: in memory, and line by line in a file as soon as it is there.
+//! The measurements: in memory, and line by line in a file as soon as it is there.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,7 +20,7 @@ pub(super) struct Row {
     mb_per_s: f64,
     p50_us: Option<f64>,
     p99_us: Option<f64>,
-    // Who measures itself by other means does not say the rest.
+    // A contestant that measures itself by other means has no more fields.
     client_cpu_us_per_call: Option<f64>,
     server_cpu_us_per_call: Option<f64>,
     client_csw_per_call: Option<f64>,
@@ -31,7 +31,7 @@ pub(super) struct Row {
     rest: serde_json::Map<String, serde_json::Value>,
 }
 
-/// What calls with so many in flight take of a contestant.
+/// The counts of a contestant with so many calls in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Counted {
     pub(super) counted: String,
@@ -56,7 +56,7 @@ pub(super) enum Metric {
     Bandwidth,
     P50,
     P99,
-    /// Of both ends, per call.
+    /// The CPU of both ends, per call.
     Cpu,
     Sleeps,
 }
@@ -160,7 +160,7 @@ impl Results {
         places
     }
 
-    /// Who was measured there, in the order of the first round.
+    /// Returns the contestants that were measured there, in the order of the first round.
     pub(super) fn contestants(&self, place: &Place) -> Vec<&str> {
         let mut names = Vec::new();
         for row in self.rows.iter().filter(|row| row.place == *place) {
@@ -206,7 +206,7 @@ pub(super) struct Ratio {
     pub(super) most: f64,
 }
 
-/// Of an even number the mean of the two in the middle.
+/// Returns the median; for an even number of values, the mean of the two in the middle.
 pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -108,7 +108,7 @@ impl Place {
         format!("{}, {}", bytes(self.size), self.calls())
     }
 
-    /// What is called, and how many at a time.
+    /// Returns the method and how many calls are made at a time.
     fn calls(&self) -> String {
         let Self { method, concurrency, connections, pause_ms, load, stalled, .. } = self;
         let how = match (connections, pause_ms, load) {

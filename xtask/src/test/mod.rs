@@ -52,7 +52,7 @@ const STEPS: &[Step] = &[
 /// Steps that run only with `--long`, or when they are named.
 const LONG: &[&str] = &["features", "minimal", "msrv", "targets", "miri"];
 
-/// What was asked for, and what has come of it so far.
+/// The request, and its results so far.
 #[derive(Debug, Default)]
 struct Run {
     /// Whether tests do the full counts.
@@ -151,7 +151,7 @@ impl Run {
         let deny = ["--", "-D", "warnings"];
         let mut clippy = |targets: &[&str]| self.cargo(&[&["clippy"], targets, &deny].concat());
         clippy(&["--workspace", "--all-features", "--all-targets"])?;
-        // What `test = false` keeps out of all targets.
+        // Targets that `test = false` keeps out of all targets.
         let device = ["--test", "vm_*", "--test", "pair_*", "--test", "machine"];
         clippy(&[&["--workspace", "--all-features"], &device[..]].concat())?;
         for feature in [""].iter().chain(toolchains::FEATURES) {
@@ -170,8 +170,8 @@ impl Run {
         self.cargo_tests(&[&["--package", "farcall"], &without_rdma[..]].concat())
     }
 
-    /// What threads do to each other, in every order. The models stand beside what they are of; what else is in those
-    /// test programs is not of use with loom's types.
+    /// Runs threads in every interleaving. The models stand beside the code that they model; other tests of those programs
+    /// are of no use with loom's types.
     fn loom(&mut self) -> Result<()> {
         let mut loom = cargo();
         loom.env("RUSTFLAGS", "--cfg farcall_loom");

@@ -1,4 +1,4 @@
-//! Which crate may depend on which.
+//! The rule of which crate may depend on which.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a source file names of its own crate.
+//! The imports of a source file from its own crate.
 
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;

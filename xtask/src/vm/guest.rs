@@ -54,7 +54,7 @@ impl Guest {
         command.args(["-device", &format!("virtio-net-pci,netdev=wire,mac={},host_mtu=4500", self.mac)]);
     }
 
-    /// What `guest.sh` needs to know, and the command's environment, in shell.
+    /// Returns the settings of `guest.sh`, and the command's environment, in shell.
     pub(super) fn settings(&self, vm: &Vm, out: &Path) -> Result<String> {
         let directory = std::env::current_dir().context("the current directory")?;
         let memlock = vm.memlock_kib.map_or_else(|| "unlimited".to_owned(), |kib| kib.to_string());

@@ -6,7 +6,7 @@ use super::{Vm, print};
 use crate::failure::{Failure, Result};
 use crate::host;
 
-/// What is to be run.
+/// The command to run.
 #[derive(Debug, PartialEq, Eq)]
 enum Run {
     One(String),

@@ -22,7 +22,7 @@ pub(super) struct Machine {
     console: PathBuf,
 }
 
-/// What the guest says: the command's output, and on `status` how far it is.
+/// The guest's words: the command's output, and on `status` how far it is.
 #[derive(Debug)]
 pub(super) struct Channels {
     pub(super) stdout: UnixStream,
@@ -30,7 +30,7 @@ pub(super) struct Channels {
     pub(super) status: UnixStream,
 }
 
-/// What a machine is made of.
+/// The parts of a machine.
 #[derive(Debug)]
 pub(super) struct Parts<'a> {
     pub(super) vm: &'a Vm,

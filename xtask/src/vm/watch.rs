@@ -23,14 +23,14 @@ pub(crate) struct Line<'a> {
     pub(crate) text: &'a [u8],
 }
 
-/// Which of a command's outputs.
+/// One of a command's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
     Out,
     Err,
 }
 
-/// What a guest says.
+/// An event of a guest.
 enum Event {
     Output(Stream, Vec<u8>),
     Ready,

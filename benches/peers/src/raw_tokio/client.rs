@@ -44,7 +44,7 @@ enum Slot {
     Stream(Items),
 }
 
-/// What has come of a stream.
+/// The items of a stream that have come.
 #[derive(Default)]
 struct Items {
     queue: VecDeque<Bytes>,
@@ -151,7 +151,7 @@ impl Calls {
         Poll::Ready(Ok(stream.has_ended))
     }
 
-    /// Who is to be woken.
+    /// Stores an item. Returns the waker of its reader.
     fn take_item(&mut self, number: u64, payload: Bytes) -> Result<Option<Waker>> {
         let slot = self.slots.get_mut((number & !STREAM) as usize);
         let Some(Slot::Stream(stream)) = slot else { return Err("an item of no stream".into()) };
@@ -164,7 +164,7 @@ impl Calls {
         Ok(stream.waker.take())
     }
 
-    /// Who is to be woken.
+    /// Stores an answer. Returns the waker of its caller.
     fn answer(&mut self, number: u64, payload: Bytes) -> Result<Option<Waker>> {
         let slot = self.slots.get_mut(number as usize).ok_or("an answer to no call")?;
         match std::mem::replace(slot, Slot::Answered(payload)) {

@@ -18,7 +18,7 @@ const PIECES: usize = 32;
 /// Frames that will be written together.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// What comes before `tail`.
+    /// The pieces before `tail`.
     pieces: VecDeque<Bytes>,
     tail: BytesMut,
     len: usize,

@@ -113,7 +113,7 @@ impl Sender {
         Ok(())
     }
 
-    /// What is queued; `None` ends the writing.
+    /// Takes the queue; `None` ends the writing.
     fn take(&self) -> Option<Batch> {
         let mut queue = self.queue();
         if queue.batch.is_empty() {

@@ -171,7 +171,7 @@ fn open(config: &RdmaConfig) -> Result<(Arc<dyn Device>, LocalPath)> {
     Ok((device, LocalPath::new(chosen.port, &chosen.gid, status, config)))
 }
 
-/// Says a line, and gives what the other end says.
+/// Sends a line, and returns the line of the other end.
 fn exchange(socket: &mut BufReader<TcpStream>, line: &str) -> Result<String> {
     socket.get_mut().write_all(format!("{line}\n").as_bytes())?;
     let mut said = String::new();

@@ -1,4 +1,4 @@
-//! What the device gives to who uses it by hand: one queue pair, no protocol, no runtime but to sleep in.
+//! The device used by hand: one queue pair, no protocol, no runtime but to sleep in.
 //!
 //! - `echo`: each message is answered by one as long.
 //! - `read`: READs of the server's memory.

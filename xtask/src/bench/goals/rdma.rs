@@ -1,4 +1,4 @@
-//! What is to be reached by RDMA, and by the baseline that it is measured by.
+//! Goals of RDMA, and of the baseline that it is measured by.
 
 use super::Limit::{AtLeast, AtMost};
 use super::{Goal, Limit, connections, ratio};
@@ -45,7 +45,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
     goals
 }
 
-/// Whom it is compared with, and at what if that is something else.
+/// Returns the name of the other contestant, and of its place if that differs.
 fn named(of: &Place, to: (&Place, &str)) -> String {
     if *of == *to.0 { to.1.to_owned() } else { format!("{} of {}", to.0.method, to.1) }
 }

@@ -33,7 +33,7 @@ const RIGHT: f64 = 560.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 360.0;
 
-/// That differ for those who see few colours, too.
+/// Colours that differ for those who see few colours, too.
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 

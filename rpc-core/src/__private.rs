@@ -1,6 +1,6 @@
-//! What the expansion of `#[farcall::service]` refers to, and nothing else may: it changes with the macro.
+//! Support for the code that `#[farcall::service]` generates. Nothing else may use it: it changes with the macro.
 //!
-//! Whatever does not depend on the trait is here, so that what is generated stays small.
+//! Everything that does not depend on the trait is here, to keep the generated code small.
 
 mod errors;
 mod relay;
@@ -34,20 +34,20 @@ use crate::payload::{Decoder, Encoder};
 use crate::service::{Failure, Kind};
 use crate::status::{Blame, Code, Executed};
 
-/// What a codec does with a type of argument.
+/// The codec's functions for a type of argument.
 ///
-/// The bounds are on [`argument`] alone, and the functions that need them take this instead: what a type lacks is
-/// then said in the same words wherever the argument is used, which the compiler prints once.
+/// Only [`argument`] has bounds, and the functions that need them take this type instead. So the compiler reports a
+/// missing bound once, in the same words wherever the argument is used.
 #[derive(Debug)]
 pub struct Argument<T> {
     encode: fn(&T, &mut Encoder) -> Result<(), CodecError>,
     decode: fn(&mut Decoder) -> Result<T, CodecError>,
     shape: fn(&mut Shape),
-    /// Whether the codec tells arguments apart by their order, so that their names are part of a signature.
+    /// Whether the codec identifies arguments by position, so that their names are part of a signature.
     named: bool,
 }
 
-/// An argument of type `T`.
+/// Returns the codec's functions for an argument of type `T`.
 pub fn argument<C: Carry<T>, T: Send>() -> Argument<T> {
     Argument {
         encode: <C as Encode<T>>::encode,
@@ -57,19 +57,20 @@ pub fn argument<C: Carry<T>, T: Send>() -> Argument<T> {
     }
 }
 
-/// What a codec does with what a method returns; for the same reason.
+/// The codec's functions for the return type of a method, without bounds for the reason given at [`Argument`].
 #[derive(Debug)]
 pub struct Returned<O> {
     shape: fn(&mut Shape),
     reply: fn(&ServiceInfo, usize, O, StatusIn) -> Reply,
     status_in: StatusIn,
     finish: Finish<O>,
-    /// Of a call that has a stream of arguments.
+    /// For a call that streams its arguments.
     finish_stream: FinishStream<O>,
 }
 
-/// A method that returns `O`. `C` and `D` are the codec and `E` the error type: the compiler complains at the tokens of
-/// these three of the result, the error, and the error's lack of `From<Status>`.
+/// Returns the codec's functions for a method that returns `O`. `C` and `D` are the codec, and `E` is the error type.
+/// The three are separate so that the compiler reports missing bounds at the right tokens: of the result, of the error,
+/// and of the error's `From<Status>`.
 pub fn returned<O, C, D, E>() -> (Returned<O>, ErrorType<E>)
 where
     O: Outcome<Err = E>,
@@ -92,7 +93,7 @@ where
 }
 
 impl<O> Returned<O> {
-    /// Tells how the status in an error is found.
+    /// Sets the function that finds the status in an error.
     #[must_use]
     pub fn with_status_in(self, status_in: StatusIn) -> Self {
         Self { status_in, ..self }
@@ -101,18 +102,18 @@ impl<O> Returned<O> {
 
 fn error_shape<D: Decode<E>, E: 'static>(shape: &mut Shape) {
     if TypeId::of::<E>() == TypeId::of::<Status>() {
-        // It does not go through the codec.
+        // A status does not go through the codec.
         shape.opaque("Status");
     } else {
         <D as Decode<E>>::shape(shape);
     }
 }
 
-/// The signature of a method, in the making.
+/// The signature of a method, as it is built.
 #[derive(Debug)]
 pub struct Signature {
     method: &'static str,
-    /// Their text: the name, unless the codec leaves it out, and the type.
+    /// The text of each argument: its name, unless the codec leaves it out, and its type.
     arguments: Vec<String>,
     /// How many of the last arguments may be missing.
     defaults: usize,
@@ -152,7 +153,7 @@ impl Signature {
         self.defaults = defaults;
     }
 
-    /// Adds what the method returns.
+    /// Adds the return type.
     pub fn returns<O>(self, returned: Returned<O>) -> Method {
         let kind = if self.rows.is_some() { Kind::ClientStreaming } else { Kind::Unary };
         self.method(kind, returned.shape)
@@ -174,7 +175,7 @@ impl Signature {
     }
 }
 
-/// A service with this codec.
+/// Returns the description of a service with this codec.
 pub fn service_info<C: Codec>(
     name: impl Into<std::borrow::Cow<'static, str>>,
     methods: Vec<Method>,
@@ -182,7 +183,7 @@ pub fn service_info<C: Codec>(
     Arc::new(ServiceInfo { name: name.into(), codec: C::NAME, methods })
 }
 
-/// The arguments of a call on their way out.
+/// An encoder for the arguments of a call.
 #[derive(Debug)]
 pub struct ArgumentsEncoder<'a> {
     call: CallName<'a>,
@@ -213,12 +214,13 @@ impl<'a> ArgumentsEncoder<'a> {
     }
 }
 
-/// The future of a call. Unlike [`Call`] it has no bounds.
+/// Returns the future of a call. Unlike [`Call`] it has no bounds.
 pub fn begin<O, C>(call: Call<O, C>, returned: Returned<O>) -> CallFuture<O> {
     call.finished_by(returned.finish)
 }
 
-/// What a server serves: an implementation, and what its trait looks like. Cheap to clone: each of its handlers holds one.
+/// A service as the server runs it: the implementation and the description of its trait. Cheap to clone, because each
+/// handler holds one.
 #[derive(Debug)]
 pub struct Served<S>(Arc<(Arc<S>, Arc<ServiceInfo>)>);
 
@@ -242,7 +244,7 @@ impl<S> Clone for Served<S> {
     }
 }
 
-/// The arguments of a call as they came. A fault in them is answered without running the handler.
+/// The arguments of a call as they arrived. A malformed argument is answered without running the handler.
 #[derive(Debug)]
 pub struct Incoming {
     input: Decoder,
@@ -260,30 +262,30 @@ impl Incoming {
             .map_err(|e| malformed(format_args!("the argument `{name}` can't be decoded"), &e))
     }
 
-    /// Takes the next argument, or makes its default if the caller is too old to know of it.
+    /// Takes the next argument, or returns its default if the caller is too old to send it.
     pub fn next_or_default<T: Default>(&mut self, argument: Argument<T>, name: &str) -> Result<T, Reply> {
         if self.input.is_finished() { Ok(T::default()) } else { self.next(argument, name) }
     }
 
-    /// Refuses more than there are arguments for.
+    /// Fails if there is more input than arguments.
     pub fn finish(self) -> Result<(), Reply> {
         all_read(&self.input).map_err(|e| malformed(format_args!("there is more than the arguments"), &e))
     }
 }
 
-/// Refuses a call. The client puts the call's name before that.
+/// Returns the answer to malformed arguments. The client puts the call's name before the message.
 #[cold]
 fn malformed(what: fmt::Arguments<'_>, e: &CodecError) -> Reply {
     let message = format!("{what}: {e}; do both sides have the same types?");
     Reply::Status(Status::new(Code::Internal, message).with_blame(Blame::Peer).with_executed(Executed::No))
 }
 
-/// The context for a handler that takes it.
+/// Returns the context for a handler that takes it as an argument.
 pub fn given(context: Context) -> Context {
     context.given()
 }
 
-/// Encodes what a handler returned.
+/// Encodes the result or error of a handler.
 pub fn finish<O>(service: &ServiceInfo, method: usize, outcome: O, returned: Returned<O>) -> Reply {
     (returned.reply)(service, method, outcome, returned.status_in)
 }
@@ -308,11 +310,11 @@ where
     }
 }
 
-/// What a call, or its stream, ends with that has failed.
+/// Encodes the error of a call or its stream.
 fn fail<D: Encode<E>, E: 'static>(call: &CallName<'_>, error: &E, status_in: StatusIn) -> Reply {
     if let Some(status) = status_in(error) {
-        // The handler ran, whatever the status says of a call that the handler made: left as it is, it could make the
-        // caller's side repeat this one.
+        // The handler ran, even if the status says "not executed" of a call that the handler made. If it were left like
+        // that, the caller's side might repeat this call.
         return Reply::Status(status.clone().with_executed(Executed::Yes));
     }
     let mut out = encoder();
@@ -328,20 +330,20 @@ fn not_encoded(call: &CallName<'_>, what: &str, e: &CodecError) -> Reply {
     Reply::Status(Status::new(Code::Internal, message))
 }
 
-/// A handler that has nothing to wait for.
+/// Returns the future of a handler that has nothing to wait for.
 pub fn at_once(reply: Reply) -> HandlerFuture {
     Box::pin(std::future::ready(reply))
 }
 
-/// Answers a call of a method that the service does not have. The server has looked the method up in the same
-/// `ServiceInfo`, so it is never seen.
+/// Answers a call of a method that the service does not have. No caller sees this answer, because the server looks the
+/// method up in the same `ServiceInfo` first.
 pub fn no_such_method(service: &ServiceInfo, method: usize) -> HandlerFuture {
     let message = format!("service `{}` has no method {method}", service.name);
     let status = Status::new(Code::Unimplemented, message).with_blame(Blame::Bug).with_executed(Executed::No);
     at_once(Reply::Status(status))
 }
 
-/// A method as messages name it: `shop.v1.Kv/get`.
+/// The name of a method in messages: `shop.v1.Kv/get`.
 #[derive(Clone, Copy, Debug)]
 struct CallName<'a> {
     service: &'a ServiceInfo,

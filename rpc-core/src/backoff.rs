@@ -1,13 +1,14 @@
-//! Pauses between attempts that grow, and are not the same for everyone.
+//! Randomized exponential pauses between attempts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// The pause after the `failures`-th attempt in a row that failed, from 0: `first`, then twice as long each time, up to
-/// `longest`; and a quarter less or more at random, so that many clients of a peer that was lost do not come back at once.
+/// Returns the pause after the `failures`-th failed attempt in a row, counted from 0. It is `first`, then twice as long
+/// each time, up to `longest`. Each pause is up to a quarter shorter or longer at random, so that many clients of a
+/// lost peer do not come back at once.
 pub(crate) fn pause(failures: u32, first: Duration, longest: Duration) -> Duration {
     let pause = first.saturating_mul(1 << failures.min(20)).min(longest);
-    // Each `RandomState` has keys of its own.
+    // Each `RandomState` has its own keys.
     let part = RandomState::new().hash_one(failures) % 512;
     pause.mul_f64(0.75 + part as f64 / 1024.0)
 }

@@ -1,7 +1,7 @@
-//! Buffers that wait for their next use: large ones of the whole process, and one small one of each thread.
+//! Buffers for reuse: large ones shared by the whole process, and one small one for each thread.
 //!
-//! An allocator gives large memory back to the system as soon as it is free, and the system hands it out again page by page,
-//! each zeroed. For a payload of 64 KiB that costs more than the call.
+//! An allocator returns large memory to the system as soon as it is free, and the system hands it out again zeroed,
+//! page by page. For a payload of 64 KiB that costs more than the call.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -11,21 +11,22 @@ use bytes::{Bytes, BytesMut};
 
 use crate::payload::Encoder;
 
-/// A small buffer with more room is not kept: the next message may be a few bytes and wait for long. Bytes.
+/// The largest small buffer that is kept, in bytes. The next message may be a few bytes and live long.
 const MOST_SMALL: usize = 8192;
 
 thread_local! {
-    /// The buffer of the thread's last short message, if that is gone.
+    /// The buffer of the thread's last short message, if nothing uses it any more.
     static SMALL: Cell<Option<Box<BytesMut>>> = const { Cell::new(None) };
 }
 
-/// Returns an empty encoder, whose memory is that of the thread's last short message if this was [recycled](recycle).
+/// Returns an empty encoder. It reuses the memory of the thread's last short message if that was [recycled](recycle).
 #[inline]
 pub fn encoder() -> Encoder {
     SMALL.take().map_or_else(Encoder::new, Encoder::reusing)
 }
 
-/// Keeps the [buffer](crate::payload::Payload::into_buffer) of a short message, if it had one, for the thread's next one.
+/// Keeps the [buffer](crate::payload::Payload::into_buffer) of a short message, if there is one, for the thread's next
+/// message.
 #[inline]
 pub fn recycle(buffer: Option<Box<BytesMut>>) {
     if let Some(buffer) = buffer
@@ -36,16 +37,16 @@ pub fn recycle(buffer: Option<Box<BytesMut>>) {
     }
 }
 
-/// All are a multiple of this long, so that one fits many needs: bytes.
+/// The unit of buffer sizes in bytes. Every size is a multiple of it, so that a buffer suits many uses.
 const STEP: usize = 16 << 10;
 
-/// Longer ones are not kept.
+/// The largest buffer that is kept, in bytes.
 const LONGEST: usize = 512 << 10;
 
-/// How many bytes are kept at most, whatever the process does.
+/// The most memory that is kept for the whole process, in bytes.
 const MOST: usize = 16 << 20;
 
-/// How many buffers are looked at for one that fits.
+/// How many buffers are checked for one of the right size.
 const LOOKED_AT: usize = 8;
 
 #[derive(Debug)]
@@ -60,26 +61,27 @@ fn spare() -> MutexGuard<'static, Spare> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An empty buffer with room for this many bytes, rounded up to a multiple of 16 KiB. Whoever [gives](give) or
-/// [shares](share) it says how much that was: a buffer does not tell when a part has been cut off it.
+/// Returns an empty buffer with room for this many bytes, rounded up to a multiple of 16 KiB. Callers of [`give`] and
+/// [`share`] pass the room on: a buffer does not know it once a part has been split off.
 pub fn take(least: usize) -> BytesMut {
     let size = least.next_multiple_of(STEP);
     let found = if size <= LONGEST { spare().take(size) } else { None };
     found.unwrap_or_else(|| BytesMut::with_capacity(size))
 }
 
-/// Keeps a buffer that had so much room for who needs one next, unless others have views of it.
+/// Keeps a buffer with room for `size` bytes for reuse, unless others have views of it.
 pub fn give(mut buffer: BytesMut, size: usize) {
     buffer.clear();
-    // All of it comes back, or it is not ours alone.
+    // Kept only if all of the memory is reclaimed, which means that nothing else uses it.
     if (STEP..=LONGEST).contains(&size) && buffer.try_reclaim(size) && buffer.capacity() == size {
         let too_many = spare().give(buffer);
-        // Freed without the lock.
+        // Freed after the lock is released.
         drop(too_many);
     }
 }
 
-/// What is in a buffer that had so much room. When nobody has a view of it any more, it is kept for who needs one next.
+/// Returns the contents of a buffer with room for `size` bytes. The buffer is kept for reuse when the last view of it
+/// is dropped.
 pub fn share(buffer: BytesMut, size: usize) -> Bytes {
     Bytes::from_owner(Shared { buffer, size })
 }
@@ -102,7 +104,7 @@ impl Drop for Shared {
 }
 
 impl Spare {
-    /// The last one of this size: what was used just now is still in the processor's cache.
+    /// Takes the most recent buffer of this size, which may still be in the processor's cache.
     fn take(&mut self, size: usize) -> Option<BytesMut> {
         let from_end =
             self.buffers.iter().rev().take(LOOKED_AT).position(|buffer| buffer.capacity() == size)?;
@@ -110,7 +112,7 @@ impl Spare {
         self.buffers.remove(self.buffers.len() - 1 - from_end)
     }
 
-    /// Gives those that are too many then: the oldest, of a size that is asked for no more.
+    /// Keeps a buffer. Returns the oldest ones that now exceed the limit: sizes that are no longer asked for.
     fn give(&mut self, buffer: BytesMut) -> Vec<BytesMut> {
         self.bytes += buffer.capacity();
         self.buffers.push_back(buffer);

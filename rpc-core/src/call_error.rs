@@ -1,4 +1,4 @@
-//! An error type of another crate as the error of a method.
+//! The method error [`CallError`], for errors that are types of another crate.
 
 use std::error::Error;
 use std::fmt;
@@ -7,11 +7,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::status::Status;
 
-/// The error of a method: one of the application's, of type `E`, or the [`Status`] of a call that has failed otherwise.
+/// The error of a method: the application's own error, of type `E`, or the [`Status`] of a call that failed otherwise.
 ///
-/// A method's own error type is `From<Status>`, because every call can fail on its way. A type of another crate can't get that
-/// implementation. `CallError` has it, so `Result<T, CallError<E>>` is the result of such a method. A type of your own crate needs
-/// no `CallError`.
+/// A method's own error type is `From<Status>`, because every call can fail on its way. A type of another crate can't
+/// get that implementation. `CallError` has it, so `Result<T, CallError<E>>` is the result of such a method. A type of
+/// your own crate needs no `CallError`.
 ///
 /// An `E` travels as the method's error, just as if the method returned `Result<T, E>`. A status travels as a status.
 ///
@@ -23,7 +23,7 @@ use crate::status::Status;
 ///
 /// use farcall::CallError;
 ///
-/// /// What another crate says of an error: here the address that is taken.
+/// /// The error type of another crate: here the address that is taken.
 /// type Taken = IpAddr;
 ///
 /// fn lease(address: IpAddr, is_taken: bool) -> Result<u32, CallError<Taken>> {
@@ -66,7 +66,7 @@ impl<E> From<Status> for CallError<E> {
     }
 }
 
-/// The text is that of the error or of the status.
+/// Displays the error or the status without a prefix.
 impl<E: fmt::Display> fmt::Display for CallError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -76,7 +76,7 @@ impl<E: fmt::Display> fmt::Display for CallError<E> {
     }
 }
 
-/// The source is that of the error or of the status.
+/// Passes on the source of the error or of the status.
 impl<E: Error> Error for CallError<E> {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
@@ -90,7 +90,7 @@ impl<E: Serialize> Serialize for CallError<E> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::App(error) => error.serialize(serializer),
-            // The server sends it as a status, and does not come here.
+            // The server sends a status as such and never serializes it here.
             Self::Status(_) => {
                 Err(serde::ser::Error::custom("a status is not part of an application's error"))
             }

@@ -1,35 +1,35 @@
-//! What calls are for, so that some need not wait behind others.
+//! Traffic classes: calls of one class do not wait behind those of another.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a call is for. A channel has a connection for each class, made when the first call of that class needs it, so that
-/// calls of one class never wait for what those of another have to send, receive or be read.
+/// The purpose of a call. A channel has one connection for each class, made when the first call of that class needs it.
+/// So calls of one class never wait for the other classes' calls to be sent, received or read.
 ///
-/// They still share both processes' CPUs and memory. They share the network, too, unless it is told to tell them apart:
-/// packets are marked as `dscp` and `service_level` of the configuration say, of TCP and RDMA apart, and by default not
-/// at all.
+/// The classes still share both processes' CPUs and memory. They also share the network, unless it prioritizes by
+/// packet marks. The settings `dscp` and `service_level` mark the packets of each class, separately for TCP and RDMA.
+/// By default packets are not marked.
 ///
-/// Every connection has the whole of the peer's limits to itself, and counts for the server's `limits.connections`; by RDMA
-/// each has a queue pair of its own, which counts for `rdma.connections`.
+/// Every connection has all of the peer's limits to itself, and counts towards the server's `limits.connections`. With
+/// RDMA, each has its own queue pair, which counts towards `rdma.connections`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TrafficClass {
-    /// What nothing else is said of.
+    /// The default.
     #[default]
     Normal,
-    /// What must not wait behind data: heartbeats, leases, elections.
+    /// Calls that must not wait behind data: heartbeats, leases, elections.
     Urgent,
-    /// What may wait, and what nothing else should wait for: backups, rebalancing.
+    /// Calls that may wait, and that nothing else should wait for: backups, rebalancing.
     Bulk,
 }
 
 impl TrafficClass {
-    /// All that there are, each at the place of its number in HELLO.
+    /// All classes, each at the index that is its number in HELLO.
     pub(crate) const ALL: [Self; 3] = [Self::Normal, Self::Urgent, Self::Bulk];
 
-    /// What a HELLO says. A class that a later version has is served as normal.
+    /// Returns the class with this number in a HELLO. An unknown number, from a later version, is served as normal.
     pub(crate) fn from_wire(class: u8) -> Self {
         Self::ALL.get(usize::from(class)).copied().unwrap_or_default()
     }
@@ -58,18 +58,18 @@ impl fmt::Display for TrafficClass {
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ByClass {
-    /// That of [`TrafficClass::Normal`]. Default 0.
+    /// The number for [`TrafficClass::Normal`]. Default 0.
     pub normal: u8,
-    /// That of [`TrafficClass::Urgent`]. Default: as `normal`.
+    /// The number for [`TrafficClass::Urgent`]. Default: as `normal`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub urgent: Option<u8>,
-    /// That of [`TrafficClass::Bulk`]. Default: as `normal`.
+    /// The number for [`TrafficClass::Bulk`]. Default: as `normal`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bulk: Option<u8>,
 }
 
 impl ByClass {
-    /// That of a class.
+    /// Returns the number for a class.
     pub fn of(&self, class: TrafficClass) -> u8 {
         let own = match class {
             TrafficClass::Normal => None,
@@ -79,11 +79,11 @@ impl ByClass {
         own.unwrap_or(self.normal)
     }
 
-    /// Whether none is above `most`.
+    /// Checks that no number is above `most`.
     ///
     /// # Errors
     ///
-    /// The first class of which it is, as a part of `setting`.
+    /// The first class whose number is too large, as a part of `setting`.
     pub fn check(&self, setting: &str, most: u8) -> Result<(), String> {
         match TrafficClass::ALL.into_iter().find(|class| self.of(*class) > most) {
             Some(class) => Err(format!("{setting}.{class} must be at most {most}")),

@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::compress::Compression;
 use crate::status::Status;
 
-/// What one side accepts from the other. Each side tells its peer, which keeps to it. A message over a limit is not sent, and its
-/// call fails RESOURCE_EXHAUSTED with a message that names the setting and the side. All limits but `connections` hold for each
-/// connection. The client's limits hold for results, the server's for arguments.
+/// Limits on what one side accepts from the other. Each side announces its limits, and its peer keeps to them. A
+/// message over a limit is not sent: its call fails RESOURCE_EXHAUSTED with a message that names the setting and the
+/// side. Every limit except `connections` applies to each connection. The client's limits apply to results, the
+/// server's to arguments.
 ///
-/// A peer that does not keep to them loses its connection. `max_assembly` bounds what a peer can make this side keep of messages
-/// that arrive. `concurrent_calls` bounds how many answers it can leave unread.
+/// A peer that exceeds a limit loses its connection. `max_assembly` bounds the memory that a peer can fill with partly
+/// received messages. `concurrent_calls` bounds how many answers it can leave unread.
 ///
 /// ```
 /// # use farcall_core::config::Limits;
@@ -26,27 +27,28 @@ use crate::status::Status;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The longest message that is accepted, in bytes: arguments or result, and about 20 bytes more. Default 64 MiB; from 1024 to
-    /// 4294967295.
+    /// The longest message that is accepted, in bytes: arguments or result, and about 20 bytes more. Default 64 MiB;
+    /// from 1024 to 4294967295.
     pub max_message: u64,
     /// How many bytes of messages may be arriving at once in fragments, on one connection. Default 256 MiB; at
     /// least `max_message`.
     pub max_assembly: u64,
-    /// How many calls one connection may have in progress at once. A call is in progress from its request until its answer has left,
-    /// or until the client has read it, if it reads a long answer itself. Further calls wait, as long as their deadlines allow.
-    /// Default 4096; at least 1.
+    /// How many calls one connection may have in progress at once. A call is in progress from its request until its
+    /// answer has been sent. If the client pulls a long answer, the call is in progress until the client has read it.
+    /// Further calls wait, as long as their deadlines allow. Default 4096; at least 1.
     pub concurrent_calls: u32,
-    /// How much metadata a call or an answer may have, in bytes. Each value counts its own bytes, those of its key, and 3. Default
-    /// 16 KiB; 0 allows none.
+    /// How much metadata a call or an answer may have, in bytes. Each entry counts its key, its value, and 3 bytes
+    /// more. Default 16 KiB; 0 allows none.
     pub max_metadata: u32,
-    /// How far the sender of a stream may be ahead of its reader, in bytes. A stream begins with 64 KiB, and gets more when its reader
-    /// waits for it. Items that are sent together may exceed it: one of any length, or several, 128 KiB of them by TCP and 1 MiB by
-    /// RDMA. Default 4 MiB; at least 64 KiB, which smaller values mean.
+    /// How far the sender of a stream may be ahead of its reader, in bytes. The window of a stream begins at 64 KiB and
+    /// grows when its reader waits for the sender. Items that are sent together may exceed it: a single item of any
+    /// length, or several items of together 128 KiB by TCP and 1 MiB by RDMA. Default 4 MiB. Smaller values than 64 KiB
+    /// mean 64 KiB.
     pub stream_window: u64,
-    /// By how much the windows of all streams of a connection may have grown, in bytes. Default 64 MiB.
+    /// By how much the windows of all streams of a connection may grow together, in bytes. Default 64 MiB.
     pub stream_memory: u64,
-    /// How many connections a server has at once. It tells a further client that it is overloaded, whose calls fail as not executed.
-    /// Default 16,384; at least 1. A client ignores it.
+    /// How many connections a server accepts at once. It tells a further client that it is overloaded; that client's
+    /// calls fail as not executed. Clients ignore this setting. Default 16,384; at least 1.
     pub connections: u32,
 }
 
@@ -69,7 +71,7 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// What is wrong, beginning with the setting's name.
+    /// A message that begins with the setting's name and says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         if self.max_message < 1024 || self.max_message > u64::from(u32::MAX) {
             return Err("limits.max_message must be from 1024 to 4294967295 bytes".into());
@@ -89,14 +91,14 @@ impl Limits {
 
 /// How long to wait for a peer.
 ///
-/// A server may fall silent while calls wait: its process is stopped, or its host is gone. The client finds that out after at most
-/// `ping_ms * (missed_pings + 2)`, 10 s by default. The calls end UNAVAILABLE, perhaps executed. A handler that takes long is not
-/// mistaken for silence, for its process answers pings. Nothing is sent while no call waits: TCP's keepalive looks after idle
-/// connections.
+/// A server may fall silent while calls wait, because its process is stopped or its host is gone. The client notices
+/// after at most `ping_ms * (missed_pings + 2)`, 10 s by default. The calls end UNAVAILABLE, perhaps executed. A slow
+/// handler is not mistaken for silence, because its process answers pings. No pings are sent while no call waits: TCP's
+/// keepalive looks after idle connections.
 ///
-/// A network that comes back within half of that time costs no connection. TCP repeats what was lost after 0.2 s and then waits twice
-/// as long each time, so calls may stand for as long after an outage as it lasted. To outlast outages of more than 4 s, raise
-/// `missed_pings`. Above 20 s, raise `tcp.user_timeout_ms`, too.
+/// A network that comes back within half of that time costs no connection. TCP retransmits after 0.2 s, then waits
+/// twice as long each time, so calls may stall after an outage for as long as it lasted. To outlast outages of more
+/// than 4 s, raise `missed_pings`. Above 20 s, raise `tcp.user_timeout_ms`, too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -108,16 +110,16 @@ pub struct Liveness {
     pub ping_ms: u64,
     /// How many pings may go unanswered before the connection is closed. Default 3.
     pub missed_pings: u32,
-    /// The longest pause before the client tries RDMA again, in milliseconds, where it was lost or could not be had although both
-    /// sides have it. The first pause is 100 ms, and each further one twice as long. Calls go by TCP meanwhile. 0: it does not try
-    /// again. Default 30,000.
+    /// The longest pause before the client tries RDMA again, in milliseconds. It tries again if RDMA was lost, or could
+    /// not be set up although both sides have it. The first pause is 100 ms, and each further one twice as long.
+    /// Meanwhile calls go by TCP. 0 means never again. Default 30,000.
     pub retry_ms: u64,
-    /// The pause after a client's first failed attempt to connect, in milliseconds, from 1 on. Calls fail at once meanwhile.
-    /// Each further failure doubles it, and each pause is up to a quarter shorter or longer, so that the clients of a server
-    /// that was away do not come back at once. Default 50.
+    /// The pause after a client's first failed attempt to connect, in milliseconds; at least 1. During the pause calls
+    /// fail at once. Each further failure doubles it. Each pause is up to a quarter shorter or longer at random, so
+    /// that the clients of a restarted server do not all come back at once. Default 50.
     pub reconnect_ms: u64,
-    /// The longest such pause, in milliseconds, at least `reconnect_ms`. A client that is connected to a later address of a list
-    /// looks for the first ones as often. Default 2000.
+    /// The longest pause between attempts to connect, in milliseconds; at least `reconnect_ms`. A client that is
+    /// connected to a later address of a list tries the earlier addresses again at this interval. Default 2000.
     pub reconnect_max_ms: u64,
 }
 
@@ -139,7 +141,7 @@ impl Liveness {
     ///
     /// # Errors
     ///
-    /// What is wrong, beginning with the setting's name.
+    /// A message that begins with the setting's name and says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         for (name, value) in [
             ("connect_ms", self.connect_ms),
@@ -162,7 +164,7 @@ impl Liveness {
         Duration::from_millis(self.connect_ms)
     }
 
-    /// The longest pause before RDMA is tried again; zero: it is not.
+    /// The longest pause before RDMA is tried again. Zero means that it is not.
     pub fn retry(&self) -> Duration {
         Duration::from_millis(self.retry_ms)
     }
@@ -177,13 +179,13 @@ impl Liveness {
         Duration::from_millis(self.reconnect_max_ms).max(self.reconnect())
     }
 
-    /// How long a silence is before it is looked into.
+    /// How long the peer may be silent before it gets a ping.
     pub fn ping(&self) -> Duration {
         Duration::from_millis(self.ping_ms.max(1))
     }
 
-    /// The longest silence that is borne while calls wait: one interval may pass before it begins to count, and another
-    /// before the first ping.
+    /// The longest silence that is tolerated while calls wait. It is two intervals longer than the pings take: one may
+    /// pass before the silence begins to count, and another before the first ping.
     pub fn silence(&self) -> Duration {
         self.ping().saturating_mul(self.missed_pings.max(1).saturating_add(2))
     }
@@ -194,20 +196,20 @@ impl Liveness {
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Calls {
-    /// For clients: whether calls [wait](crate::client::Call::wait_for_ready) for a server that can't be reached, unless they say
-    /// otherwise. Default false: they fail.
+    /// For clients: whether calls [wait](crate::client::Call::wait_for_ready) for a server that can't be reached,
+    /// unless the call says otherwise. Default false: they fail.
     pub wait_for_ready: bool,
-    /// For clients: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams included. A
-    /// call without a limit sets `Duration::MAX`. Default 0: calls that set none have none.
+    /// For clients: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams
+    /// included. A call that needs no limit sets `Duration::MAX`. Default 0: no timeout.
     pub timeout_ms: u64,
-    /// For servers: whether each handler begins in a task of its own, as
-    /// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) has it for a service. Default false.
+    /// For servers: whether each handler starts in its own task, as with
+    /// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) for a single service. Default false.
     pub spawn_handlers: bool,
-    /// For servers: whether clients get the [sources](crate::status::Status::with_source) of the statuses that handlers return. Default
-    /// true. Servers that strangers call set it to false.
+    /// For servers: whether clients get the [sources](crate::status::Status::with_source) of the statuses that handlers
+    /// return. Set it to false on servers that untrusted clients can call. Default true.
     pub causes: bool,
-    /// How a client compresses the arguments of calls, and a server results, streams included, unless call or handler say otherwise:
-    /// `none`, `lz4` or `zstd`. The latter two are features of the crate. Default `none`.
+    /// How a client compresses arguments and a server results, streams included, unless the call or handler chooses
+    /// otherwise. `none`, `lz4` or `zstd`; the latter two are features of the crate. Default `none`.
     pub compress: Compression,
 }
 
@@ -216,7 +218,7 @@ impl Calls {
     ///
     /// # Errors
     ///
-    /// What is wrong, beginning with the setting's name.
+    /// A message that begins with the setting's name and says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         let wrong =
             |status: Status| format!("calls.compress = \"{}\": {}", self.compress.name(), status.message());
@@ -236,13 +238,13 @@ impl Default for Calls {
     }
 }
 
-/// Which transport to use.
+/// The transport to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Policy {
-    /// RDMA where both ends have it, else TCP; [`Connection::transport`](crate::connection::Connection::transport)
-    /// says which, and why.
+    /// RDMA where both ends have it, else TCP. [`Connection::transport`](crate::connection::Connection::transport) says
+    /// which is in use, and why.
     #[default]
     Auto,
     /// RDMA, or the connection fails with the reason.

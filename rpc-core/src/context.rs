@@ -1,4 +1,4 @@
-//! What a handler may know of the call it answers, and what calls it makes inherit.
+//! The context of a call that a handler answers, which the handler's own calls inherit.
 
 mod draining;
 mod ended;
@@ -23,11 +23,11 @@ use crate::extensions::Extensions;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::status::{Blame, Status};
 
-/// One call, seen from its handler: its deadline, its caller, its attempt number, its metadata and those of its answer.
+/// One call, seen from its handler: its deadline, caller, attempt number, metadata and reply metadata.
 ///
-/// While a handler is polled its context is *current*: calls that it makes inherit the deadline, and are dropped with it. A task
-/// that the handler spawns has no current context. [`scope`](Self::scope) gives it one, and
-/// [`Call::context`](crate::client::Call::context) gives it to a single call.
+/// While a handler is polled, its context is *current*: calls that it makes inherit the deadline, and are dropped with
+/// it. A task that the handler spawns has no current context. [`scope`](Self::scope) gives it one, and
+/// [`Call::context`](crate::client::Call::context) gives one to a single call.
 ///
 /// A context is cheap to clone. Its clones share what is set for the answer.
 ///
@@ -49,41 +49,42 @@ use crate::status::{Blame, Status};
 #[derive(Clone, Debug)]
 pub struct Context {
     call: About,
-    /// Whether its server drains; `None` if it is of no call, and until it is [given](Self::given) to a handler.
+    /// The drain state of the server. `None` outside of calls, and until the context is [given](Self::given) to a
+    /// handler.
     drain: Option<Arc<Draining>>,
-    /// Made when it is needed: most calls have nothing of it, and it costs an allocation.
+    /// State that clones share. It is allocated when first needed, because most calls never use it.
     shared: Option<Arc<Shared>>,
 }
 
-/// What there is to know of every call.
+/// The part of a context that every call has.
 #[derive(Clone, Copy, Debug)]
 struct About {
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
-    /// It is that of a [`Scope`]: what is done there does not end with the handler.
+    /// Whether this is the context of a [`Scope`], whose work may outlive the handler.
     scoped: bool,
 }
 
-/// What the clones of a context share.
+/// The state that the clones of a context share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// The caller's.
+    /// The caller's metadata.
     metadata: Metadata,
-    /// What goes with the answer. `None`: the answer is made.
+    /// The reply metadata. `None` once the answer has been made.
     answer: Mutex<Option<AnswerMetadata>>,
-    /// What middleware has put there.
+    /// Values that middleware has added.
     extensions: Extensions,
-    /// What the request was compressed by.
+    /// How the request was compressed.
     compression: Compression,
-    /// What the answer is to be.
+    /// How the answer is to be compressed.
     choice: Choice,
-    /// Before its handler was done.
+    /// Given if the call ends before its handler is done.
     ended: Signal,
 }
 
 impl Shared {
-    /// Of a call that has these.
+    /// Returns the state of a call with these metadata and this compression of its arguments.
     pub(crate) fn new(metadata: Metadata, compression: Compression) -> Arc<Self> {
         let answer = Mutex::new(Some(AnswerMetadata::default()));
         Arc::new(Self {
@@ -109,7 +110,7 @@ impl Shared {
     }
 }
 
-/// What a handler has set in its context for its answer.
+/// Metadata and compression that a handler has set in its context for its answer.
 pub(crate) struct SetForAnswer {
     pub(crate) metadata: AnswerMetadata,
     pub(crate) compression: Option<Compression>,
@@ -118,7 +119,8 @@ pub(crate) struct SetForAnswer {
 thread_local! {
     static CURRENT: Cell<Option<About>> = const { Cell::new(None) };
     static DRAIN: Cell<Option<Arc<Draining>>> = const { Cell::new(None) };
-    /// Of the context that is current. By itself, so that the other needs no care where there is none.
+    /// The shared state of the current context. It is separate so that `CURRENT` stays `Copy`, and cheap where there is
+    /// no state.
     static SHARED: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
 }
 
@@ -150,18 +152,18 @@ impl Context {
         Some(Self { call, drain: None, shared: None }.given())
     }
 
-    /// The deadline of the context that is current, if any.
+    /// Returns the deadline of the current context, if any.
     pub(crate) fn current_deadline() -> Option<Instant> {
         CURRENT.get().and_then(|call| call.deadline)
     }
 
-    /// Whether the context that is current is that of a [`Scope`].
+    /// Whether the current context is that of a [`Scope`].
     #[inline]
     pub(crate) fn is_scoped() -> bool {
         CURRENT.get().is_some_and(|call| call.scoped)
     }
 
-    /// The context that is current, for a handler: what it sets goes with the answer.
+    /// Returns this context, sharing state with the current one, so that what the handler sets goes with its answer.
     pub(crate) fn given(mut self) -> Self {
         let shared = self
             .shared
@@ -173,12 +175,12 @@ impl Context {
         self
     }
 
-    /// Returns when the caller stops waiting. The handler is dropped then.
+    /// Returns the time at which the caller stops waiting. The handler is dropped then.
     pub fn deadline(&self) -> Option<Instant> {
         self.call.deadline
     }
 
-    /// Returns how long the caller still waits. `None`: it waits for ever.
+    /// Returns how long the caller still waits. `None` means for ever.
     pub fn remaining(&self) -> Option<Duration> {
         self.call.deadline.map(|d| d.saturating_duration_since(Instant::now()))
     }
@@ -188,7 +190,7 @@ impl Context {
         self.call.attempt
     }
 
-    /// Returns the address that the caller called from. `None` in process.
+    /// Returns the caller's address. `None` in process.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.call.peer
     }
@@ -199,14 +201,14 @@ impl Context {
         self.shared.as_ref().map_or(&NONE, |shared| &shared.metadata)
     }
 
-    /// Edits the initial metadata, which are sent before the result. Returns what `edit` returns, which must not use this context.
-    /// An error has these metadata, too, unless the handler panics or its time is over.
+    /// Edits the initial metadata, which are sent before the result. Returns what `edit` returns. `edit` must not use
+    /// this context. An error answer carries these metadata, too, unless the handler panics or its time is over.
     ///
-    /// If the answer is a stream, metadata that are set until its first poll ends are sent before the first item. The stream itself
-    /// can set them. Metadata that are set later are sent with the end.
+    /// If the answer is a stream, metadata set before the end of its first poll are sent before the first item. The
+    /// stream itself can set them. Metadata that are set later are sent with the end.
     ///
-    /// Metadata have no effect once the handler is done, or in a context of no call. Above the client's `limits.max_metadata`, the
-    /// answer is replaced by RESOURCE_EXHAUSTED.
+    /// Metadata have no effect once the handler is done, or in a context of no call. If they exceed the client's
+    /// `limits.max_metadata`, RESOURCE_EXHAUSTED replaces the answer.
     ///
     /// ```
     /// # use farcall_core::context::Context;
@@ -238,11 +240,12 @@ impl Context {
         }
     }
 
-    /// Sets how the answer is compressed, whatever the server is set to do. [`Compression`] says when an answer is sent plain all the
-    /// same. In a context of no call this has no effect.
+    /// Sets how the answer is compressed, overriding the server's settings. See [`Compression`] for answers that are
+    /// sent plain nevertheless. This has no effect in a context of no call.
     ///
-    /// If the answer is a stream, this holds for the items that are taken from it from now on. To choose for each item, call it where
-    /// the stream makes the item: in a `map`, or before a `send` of `generate`. A task that feeds a channel is ahead of what is taken.
+    /// If the answer is a stream, this applies to the items that are taken from it from now on. To choose for each
+    /// item, call it where the stream makes the item: in a `map`, or before a `send` of `generate`. A task that feeds a
+    /// channel is too early, because it runs ahead of the items that are taken.
     ///
     /// ```
     /// # use farcall_core::compress::Compression;
@@ -258,7 +261,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// FAILED_PRECONDITION, if this server was built without it.
+    /// FAILED_PRECONDITION, if this server was built without that compression.
     pub fn compress(&self, by: Compression) -> Result<(), Status> {
         by.check().map_err(|status| status.with_blame(Blame::Application))?;
         if let Some(shared) = &self.shared {
@@ -272,26 +275,26 @@ impl Context {
         self.shared.as_ref().map_or(Compression::None, |shared| shared.compression)
     }
 
-    /// The context that is current, if there is something that its clones share.
+    /// Returns the current context, if it has state that its clones share.
     pub(crate) fn current_shared() -> Option<Self> {
         let shared = SHARED.take()?;
         SHARED.set(Some(shared.clone()));
         Some(Self { call: CURRENT.get()?, drain: current_drain(), shared: Some(shared) })
     }
 
-    /// Has the answer compressed as that of another context is to be, if that was said.
+    /// Copies the compression that was chosen in another context, if one was.
     pub(crate) fn choose_as(&self, other: &Self) {
         if let (Some(shared), Some(by)) = (&self.shared, other.choice()) {
             shared.choice.set(by);
         }
     }
 
-    /// What the answer is to be compressed by, if that was said.
+    /// Returns the compression that was chosen for the answer, if any.
     pub(crate) fn choice(&self) -> Option<Compression> {
         self.shared.as_ref()?.choice.get()
     }
 
-    /// Returns the value of this type that the server's middleware has put there for the handler; see
+    /// Returns the value of this type that the server's middleware has added for the handler; see
     /// [`Request::extensions_mut`](crate::middleware::Request::extensions_mut).
     ///
     /// ```
@@ -313,8 +316,8 @@ impl Context {
         self.shared.as_ref().map_or_else(Extensions::default, |shared| shared.extensions.clone())
     }
 
-    /// This context for a handler behind middleware, which has made these of what the call had. What was set for the answer so
-    /// far goes with that of the handler.
+    /// Returns this context for a handler behind middleware, with the metadata, extensions and deadline that the
+    /// middleware left. Reply metadata that are set already go with the handler's answer.
     pub(crate) fn behind(
         &self,
         metadata: Metadata,
@@ -330,13 +333,13 @@ impl Context {
         Self { call, drain, shared: Some(Arc::new(shared)) }
     }
 
-    /// The metadata that were set for the answer until now.
+    /// Takes the reply metadata that were set until now.
     pub(crate) fn take_answer(&self) -> AnswerMetadata {
         let mut answer = self.shared.as_ref().map(|shared| shared.answer());
         answer.as_deref_mut().and_then(Option::as_mut).map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes the metadata that the handler of the current context has set to go before its result.
+    /// Takes the initial reply metadata that the handler of the current context has set.
     pub(crate) fn take_initial() -> Option<Metadata> {
         let shared = SHARED.take()?;
         let initial = shared.answer().as_mut().map(|answer| std::mem::take(&mut answer.initial));
@@ -344,21 +347,21 @@ impl Context {
         initial
     }
 
-    /// Takes what the handler of this context has set for its answer, if that is anything. It sets no more.
+    /// Takes what the handler of this context has set for its answer, if anything. Later settings have no effect.
     pub(crate) fn answered(&self) -> Option<Box<SetForAnswer>> {
         self.shared.as_ref()?.answered()
     }
 
-    /// Runs a future with this context current, for work that a handler hands to another task:
-    /// `tokio::spawn(cx.scope(async { .. }))`. Calls that are awaited there end, CANCELLED, when this one [ends](Self::ended)
-    /// before its handler is done. Whatever else is awaited goes on.
+    /// Runs a future with this context current, for work that a handler moves to another task:
+    /// `tokio::spawn(cx.scope(async { .. }))`. If this call [ends](Self::ended) before its handler is done, calls that
+    /// are awaited in the scope end CANCELLED. Other futures that are awaited there go on.
     pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
         let mut context = self.clone();
         context.call.scoped = true;
         Scope { context, future: Box::pin(future) }
     }
 
-    /// Runs `f` with this context current, and puts back the one before, also when `f` panics.
+    /// Runs `f` with this context current, then restores the previous one, even when `f` panics.
     pub(crate) fn enter<R>(&mut self, f: impl FnOnce() -> R) -> R {
         let current = Current::begin(self.drain.clone());
         current.set(self);
@@ -368,7 +371,7 @@ impl Context {
     }
 }
 
-/// Contexts that are current one after the other. When it is dropped, the one before them is again.
+/// Makes one context after the other current. Dropping it restores the context that was current before.
 pub(crate) struct Current {
     call: Option<About>,
     drain: Option<Arc<Draining>>,
@@ -376,12 +379,12 @@ pub(crate) struct Current {
 }
 
 impl Current {
-    /// Contexts of calls that heed this, if they heed anything.
+    /// Starts without a current context. Contexts that are [set](Self::set) observe `drain`.
     pub(crate) fn begin(drain: Option<Arc<Draining>>) -> Self {
         Self { call: CURRENT.take(), drain: DRAIN.replace(drain), shared: SHARED.take() }
     }
 
-    /// This one is. The last, if there was any, has [ended](Self::end) or is [answered](Self::answered).
+    /// Makes `context` current. The one before must have [ended](Self::end) or been [answered](Self::answered).
     #[inline]
     pub(crate) fn set(&self, context: &Context) {
         CURRENT.set(Some(context.call));
@@ -390,13 +393,14 @@ impl Current {
         }
     }
 
-    /// Takes what the handler of the current context has set for its answer, if that is anything. It sets no more.
+    /// Takes what the handler of the current context has set for its answer, if anything. Later settings have no
+    /// effect.
     #[inline]
     pub(crate) fn answered(&self) -> Option<Box<SetForAnswer>> {
         SHARED.take()?.answered()
     }
 
-    /// The last one is current no more; with what it came to share meanwhile.
+    /// Ends the current context and returns it, with any shared state that it gained meanwhile.
     pub(crate) fn end(&self) -> Context {
         let background = Context::background().call;
         Context { call: CURRENT.take().unwrap_or(background), drain: current_drain(), shared: SHARED.take() }
@@ -418,7 +422,7 @@ fn current_drain() -> Option<Arc<Draining>> {
     drain
 }
 
-/// The earlier of two deadlines, or the shorter of two times, where none is later than any.
+/// Returns the earlier of two deadlines, or the shorter of two times. `None` is later than any.
 pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -426,7 +430,7 @@ pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     }
 }
 
-/// A future that runs with a context current: see [`Context::scope`].
+/// A future that runs with a context current. [`Context::scope`] returns it.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Scope<F> {

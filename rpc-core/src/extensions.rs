@@ -4,8 +4,8 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 
-/// Values by their type, which go with a [`Request`](crate::middleware::Request) from one layer to the next and, on a server, to the
-/// handler ([`Context::extension`](crate::context::Context::extension)). They are not sent.
+/// Values by type that go with a [`Request`](crate::middleware::Request) from one layer to the next. On a server they
+/// reach the handler, as [`Context::extension`](crate::context::Context::extension). They are not sent.
 ///
 /// ```
 /// use farcall_core::extensions::Extensions;
@@ -43,12 +43,12 @@ impl Clone for Box<dyn Value> {
 }
 
 impl Extensions {
-    /// Puts a value in the place of one of the same type, if there is one.
+    /// Adds a value, replacing one of the same type.
     pub fn insert<T: Clone + Send + Sync + 'static>(&mut self, value: T) {
         self.0.insert(TypeId::of::<T>(), Box::new(value));
     }
 
-    /// The value of this type.
+    /// Returns the value of this type.
     pub fn get<T: Clone + Send + Sync + 'static>(&self) -> Option<&T> {
         (**self.0.get(&TypeId::of::<T>())?).as_any().downcast_ref()
     }

@@ -10,18 +10,18 @@ use crate::settings::Settings;
 use crate::status::Status;
 use crate::transport::{BoxFuture, Link, Reason, Unavailable, memory};
 
-/// A channel of a service in this process, for tests without a network: the whole protocol and its real limits, over
-/// the in-memory transport. Must be called within a tokio runtime, or calls fail; works under paused time.
+/// Returns a channel of a service in this process, for tests without a network. It uses the whole protocol and its real
+/// limits over the in-memory transport. Must be called within a tokio runtime, or calls fail. Works under paused time.
 pub fn in_process(service: impl Service) -> RawChannel {
     in_process_with(vec![Arc::new(service)], Limits::default())
 }
 
-/// Like [`in_process`], with several services and other limits.
+/// Returns a channel like [`in_process`], for several services and other limits.
 ///
 /// # Panics
 ///
-/// If two services have the same name, one has more names or methods than the wire has room for, or the limits contradict each
-/// other: in a test, that is a mistake of the test.
+/// If two services have the same name, if one has names or methods that do not fit on the wire, or if the limits
+/// contradict each other. In a test, that is a mistake of the test.
 pub fn in_process_with(services: Vec<Arc<dyn Service>>, limits: Limits) -> RawChannel {
     let why = Unavailable::new(Reason::Disabled, "calls within a process need no network");
     let settings = Settings::plain(limits, Liveness::default(), why);

@@ -1,20 +1,20 @@
-//! The names and shapes of services and methods: what both peers must agree on.
+//! The names and shapes of services and methods, which both peers must agree on.
 
 use std::borrow::Cow;
 
 use crate::proto::text::cut;
 use crate::proto::wire::{TooLong, bind_has_room};
 
-/// The shapes a method can have.
+/// The shape of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Kind {
     /// One message each way.
     Unary = 0,
-    /// One message there, a stream back.
+    /// One request message, a stream back.
     ServerStreaming = 1,
-    /// A stream there, one message back.
+    /// A stream of arguments, one message back.
     ClientStreaming = 2,
     /// A stream each way.
     BidiStreaming = 3,
@@ -32,32 +32,32 @@ impl Kind {
     }
 }
 
-/// One method as both peers must see it to understand each other.
+/// A method, as both peers must see it to understand each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// Its name on the wire.
+    /// The name on the wire.
     pub name: &'static str,
-    /// Its shape.
+    /// The shape.
     pub kind: Kind,
-    /// Its arguments, result and error as this side's codec sees them, as in
-    /// `put(key: string, value: attachment) -> unit | Status`. For people: peers compare the fingerprint.
+    /// The arguments, result and error as this side's codec sees them, as in `put(key: string, value: attachment) ->
+    /// unit | Status`. For people only: peers compare the fingerprint.
     pub signature: String,
-    /// The fingerprint of the signature; what a client announces.
+    /// The fingerprint of the signature, as a client announces it.
     pub fingerprint: u64,
-    /// Fingerprints of earlier signatures that this side still understands: those without the trailing arguments
-    /// that have a default.
+    /// Fingerprints of earlier signatures that this side still understands: those that lack trailing arguments with a
+    /// default.
     pub accepts: Vec<u64>,
     /// Why this side's codec cannot carry one of the types, if so. No server or client is made of such a method.
     pub refusal: Option<String>,
 }
 
 impl Method {
-    /// A method with one message each way, whose fingerprint is that of its signature.
+    /// Returns a unary method. Its fingerprint is the hash of its signature.
     pub fn unary(name: &'static str, signature: impl Into<String>) -> Self {
         Self::new(name, Kind::Unary, signature)
     }
 
-    /// A method of this kind, likewise.
+    /// Returns a method of this kind. Its fingerprint is the hash of its signature.
     pub fn new(name: &'static str, kind: Kind, signature: impl Into<String>) -> Self {
         let signature = signature.into();
         let fingerprint = stable_hash(signature.as_bytes());
@@ -69,7 +69,7 @@ impl Method {
         self.fingerprint == fingerprint || self.accepts.contains(&fingerprint)
     }
 
-    /// What names the method in a BIND: the first eight bytes of a stable hash of its wire name.
+    /// Returns the number that names the method in a BIND: the stable hash of its wire name.
     pub fn hash(&self) -> u64 {
         stable_hash(self.name.as_bytes())
     }
@@ -77,20 +77,20 @@ impl Method {
 
 /// A service as both peers must see it.
 ///
-/// A server refuses to serve one whose names or methods are more than the wire has room for, and calls of one end
+/// A server refuses to serve a service whose names or methods do not fit on the wire. A client's calls of one end
 /// INVALID_ARGUMENT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceInfo {
-    /// Its name on the wire, as in `shop.v1.Kv`: at most 65,535 bytes.
+    /// The name on the wire, as in `shop.v1.Kv`: at most 65,535 bytes.
     pub name: Cow<'static, str>,
-    /// The name of its codec: at most 255 bytes.
+    /// The name of the codec: at most 255 bytes.
     pub codec: &'static str,
-    /// Its methods, at most 65,535; calls use their index here.
+    /// The methods, at most 65,535. Calls use their index here.
     pub methods: Vec<Method>,
 }
 
 impl ServiceInfo {
-    /// Whether a client can announce it. `Err`: what is wrong with it, in words.
+    /// Checks that a client can announce the service. Returns a description of what does not fit.
     pub(crate) fn check(&self) -> Result<(), String> {
         let room = bind_has_room(self.name.len(), self.codec.len(), self.methods.len());
         room.map_err(|why: TooLong| format!("service `{}`: {why}", cut(&self.name, 100)))?;
@@ -109,7 +109,8 @@ impl ServiceInfo {
     }
 }
 
-/// FNV-1a, 64 bit: stable between versions and machines, and short. It guards against mistakes, not attacks.
+/// Returns the 64-bit FNV-1a hash: stable between versions and machines, and short. It guards against mistakes, not
+/// attacks.
 pub const fn stable_hash(bytes: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut i = 0;
@@ -124,7 +125,7 @@ pub const fn stable_hash(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Peers of all versions must compute the same.
+    /// Peers of all versions must compute the same hashes.
     #[test]
     fn the_hash_is_stable() {
         assert_eq!(stable_hash(b""), 0xcbf2_9ce4_8422_2325);

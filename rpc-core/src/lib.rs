@@ -1,6 +1,6 @@
 //! farcall's protocol, calls, client and server, without a transport.
 //!
-//! Applications depend on `farcall`, which adds the transports; this crate is for those who write a transport.
+//! Applications depend on `farcall`, which adds the transports. This crate is for authors of a transport.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,4 +1,4 @@
-//! What stands between a call and what answers it, on either side: interceptors, and layers of `tower`.
+//! Middleware between a call and its answer, on either side: interceptors, and layers of `tower`.
 
 mod request;
 mod response;
@@ -22,7 +22,8 @@ pub use tower::Middleware;
 use crate::status::Result;
 use crate::transport::BoxFuture;
 
-/// What a request goes to from an interceptor: the next one, at last the connection or the handler. Cheap to clone.
+/// The rest of the middleware that an interceptor passes a request on to; the last is the connection or the handler.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Next(Arc<dyn Dispatch>);
 
@@ -31,8 +32,8 @@ impl Next {
         Self(Arc::new(dispatch))
     }
 
-    /// Passes a request on. On a client a stream has begun when this is ready, and [`Response::on_end`] tells of its end; on a
-    /// server the handler is done, and its stream has ended.
+    /// Passes a request on. On a client, a stream has begun when this resolves, and [`Response::on_end`] reports its
+    /// end. On a server, the handler is done by then, and its stream has ended.
     ///
     /// # Cancel safety
     ///
@@ -41,7 +42,7 @@ impl Next {
         self.0.dispatch(request)
     }
 
-    /// With an interceptor before it.
+    /// Puts an interceptor before this.
     pub(crate) fn intercepted<F, R>(self, by: F) -> Self
     where
         F: Fn(Request, Self) -> R + Send + Sync + 'static,
@@ -57,7 +58,7 @@ impl fmt::Debug for Next {
     }
 }
 
-/// Answers requests.
+/// Something that answers requests.
 pub(crate) trait Dispatch: Send + Sync + 'static {
     fn dispatch(&self, request: Request) -> BoxFuture<Result<Response>>;
 }

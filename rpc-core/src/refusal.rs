@@ -1,14 +1,14 @@
-//! Statuses of calls that one side does not take, or can't send.
+//! Statuses of calls that one side refuses or can't send.
 
 use crate::status::{Blame, Code, Executed, Status};
 
-/// Returns the status of a call that was not given to a handler, or that can't be sent: its caller is at fault, unless the
-/// status is given another blame.
+/// Returns the status of a call that was not given to a handler, or that can't be sent. It blames the caller; other
+/// code may replace the blame.
 pub(crate) fn refusal(code: Code, message: impl Into<String>) -> Status {
     Status::new(code, message).with_executed(Executed::No).with_blame(Blame::Caller)
 }
 
-/// Returns the status of a message that is longer than its receiver takes. `whose`: as in `the server's`.
+/// Returns the status of a message that is longer than its receiver accepts. `whose` is a phrase like `the server's`.
 pub(crate) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status {
     let message =
         format!("{what}: {len} bytes, but {whose} limits.max_message is {max}; raise it there, or send less");

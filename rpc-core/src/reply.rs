@@ -1,4 +1,4 @@
-//! The answer of a handler, on its way out.
+//! The answer of a handler before it is sent.
 
 use std::any::Any;
 
@@ -9,7 +9,7 @@ use crate::payload::Payload;
 use crate::proto::wire::EndReason;
 use crate::status::{Blame, Code, Executed, Status};
 
-/// What a handler answers.
+/// The answer of a handler.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Reply {
@@ -17,17 +17,17 @@ pub enum Reply {
     Ok(Payload),
     /// The application's own error.
     Err(Payload),
-    /// A status. Of a handler that ran, UNAVAILABLE never counts as not executed: it may be passed on from a call that
-    /// the handler made.
+    /// A status. UNAVAILABLE from a handler that ran never counts as not executed, because the handler may have passed
+    /// it on from a call of its own.
     Status(Status),
-    /// The end of a stream that was sent whole, or not: [`Streams::answer`](crate::call_streams::Streams::answer) gives it.
+    /// The end of a stream, complete or not, as returned by [`Streams::answer`](crate::call_streams::Streams::answer).
     End(Sent),
-    /// One of these, with what the handler has set in its context.
+    /// Any of these, with the metadata or compression that the handler has set in its context.
     With(Box<WithMetadata>),
 }
 
 impl Reply {
-    /// Adds what the handler has set in its context, if that is anything.
+    /// Adds what the handler has set in its context, if anything.
     #[inline]
     pub(crate) fn add(&mut self, set: Option<Box<SetForAnswer>>) {
         if let Some(set) = set {
@@ -50,26 +50,26 @@ impl Reply {
     }
 }
 
-/// A [`Reply`] with metadata, and with what it is to be compressed by.
+/// A [`Reply`] with its metadata and compression.
 #[derive(Debug)]
 pub struct WithMetadata {
     pub(crate) reply: Reply,
     pub(crate) metadata: AnswerMetadata,
-    /// `None`: as the server is set.
+    /// `None`: as the server is configured.
     pub(crate) compression: Option<Compression>,
 }
 
-/// The end of a stream that was sent, or not.
+/// The end of a stream that was sent, complete or not.
 #[derive(Debug)]
 pub struct Sent(EndReason);
 
 impl Sent {
-    /// The end of a stream that ended for this reason.
+    /// Returns the end of a stream that ended for this reason.
     pub(crate) fn new(reason: EndReason) -> Self {
         Self(reason)
     }
 
-    /// The end of a stream whose call's deadline has passed.
+    /// Returns the end of a stream whose call's deadline has passed.
     pub(crate) fn late() -> Self {
         Self(EndReason::Deadline)
     }
@@ -79,7 +79,7 @@ impl Sent {
     }
 }
 
-/// Reports a panic of the application's code, and returns what is answered in its place.
+/// Logs a panic of the application's code, and returns the answer that replaces its result.
 #[cold]
 pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Reply {
     let text = panic.downcast_ref::<&str>().copied();

@@ -1,4 +1,4 @@
-//! What is known of a call besides its result.
+//! Metadata and other facts about a call that accompany its result.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,41 +8,43 @@ use crate::connection::Connection;
 use crate::metadata::Metadata;
 use crate::status::{Code, Status};
 
-/// A result, and how it came.
+/// A result, with the metadata and other facts about its call.
 #[non_exhaustive]
 pub struct Response<T> {
     /// The result.
     pub value: T,
-    /// The connection that it came by.
+    /// The connection that the result came by.
     pub connection: Arc<Connection>,
-    /// How often the request was sent. Above 1, it was certainly not executed before.
+    /// How often the request was sent. If it is more than 1, the earlier attempts were certainly not executed.
     pub attempts: u8,
     /// The initial metadata of the answer.
     pub metadata: Metadata,
     /// The trailing metadata of the answer.
     pub trailers: Metadata,
-    /// How the result was compressed on its way. Of a stream, [its items](crate::stream::Streaming::compression) say it.
+    /// How the result was compressed on its way. For a stream, see
+    /// [`Streaming::compression`](crate::stream::Streaming::compression).
     pub compression: Compression,
 }
 
-/// What is known of a call besides its result.
+/// Metadata and other facts about a call, whether it succeeded or not.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Parts {
-    /// The connection that it was last sent by; `None` if it ended unsent.
+    /// The connection that the request was last sent by. `None` if it was never sent.
     pub connection: Option<Arc<Connection>>,
-    /// How often the request was sent, or was about to be. Above 1, it was certainly not executed before.
+    /// How often the request was sent, or was about to be. If it is more than 1, the earlier attempts were certainly
+    /// not executed.
     pub attempts: u8,
     /// The initial metadata of the answer.
     pub metadata: Metadata,
     /// The trailing metadata of the answer. If the call failed with a status, [`Status::metadata`] has them, too.
     pub trailers: Metadata,
-    /// How result or error were compressed on their way.
+    /// How the result or error was compressed on its way.
     pub compression: Compression,
 }
 
 impl Parts {
-    /// With a result there is a connection that it came by.
+    /// Adds the result. Fails INTERNAL without a connection, because every result comes by one.
     pub(crate) fn of_result<T>(self, value: T) -> Result<Response<T>, Status> {
         let Self { connection, attempts, metadata, trailers, compression } = self;
         match connection {
@@ -52,7 +54,7 @@ impl Parts {
     }
 }
 
-/// The value, and of the connection what tells it from others.
+/// Shows the value, the metadata, and the peer and transport of the connection.
 impl<T: fmt::Debug> fmt::Debug for Response<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Response")

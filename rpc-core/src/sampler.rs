@@ -1,4 +1,4 @@
-//! Telling what was counted by who has no time to tell it each time.
+//! Counters that are reported once a second, for code that is too busy to report each change.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-/// How often it is told what was counted.
+/// The interval of the reports.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What counts, and tells once a second.
+/// A set of counters that is reported once a second.
 pub trait Sampled: Send + Sync + 'static {
-    /// Its own, which it gives each time.
+    /// Returns the sampler of these counters, the same one each time.
     fn sampler(&self) -> &Sampler;
 
-    /// Tells what was counted since the last time. False if nothing was.
+    /// Reports what was counted since the last time. Returns false if there was nothing.
     fn sample(&self) -> bool;
 }
 
-/// A task that has something sampled for as long as it counts, and not while it is idle.
+/// A task that samples counters while they change, and ends while they are idle.
 #[derive(Debug, Default)]
 pub struct Sampler {
     runs: AtomicBool,
 }
 
 impl Sampler {
-    /// Something is counted now, or is about to be: begins the task if there is none. One look otherwise, so it may be called
-    /// for each message.
+    /// Starts the task if it does not run. Call it when something is counted, or is about to be. It costs one load
+    /// otherwise, so it may be called for each message.
     pub fn wake<S: Sampled>(&self, runtime: &Handle, sampled: impl FnOnce() -> Weak<S>) {
         if !self.runs.load(Ordering::Relaxed) && !self.runs.swap(true, Ordering::AcqRel) {
             runtime.spawn(sample(sampled()));
@@ -43,7 +43,7 @@ async fn sample(sampled: Weak<impl Sampled>) {
         }
         let runs = &sampled.sampler().runs;
         runs.swap(false, Ordering::AcqRel);
-        // What was counted just before has been left to this task, and what is counted after it begins another.
+        // A counter that changed just before was left to this task. One that changes from now on starts another.
         if !sampled.sample() || runs.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -95,7 +95,7 @@ mod tests {
         drop(count);
     }
 
-    /// What is counted between the last look and the task's end.
+    /// A counter changes between the last sample and the task's end.
     #[tokio::test(start_paused = true)]
     async fn what_is_counted_as_the_task_ends_is_not_left() {
         let count = Arc::new(Count::default());

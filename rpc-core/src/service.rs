@@ -1,4 +1,4 @@
-//! What `#[farcall::service]` makes of a trait, as the server and the client see it.
+//! The interface between `#[farcall::service]` and the server and client.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::status::Status;
 /// One call on its way into a handler.
 #[derive(Debug)]
 pub struct IncomingCall {
-    /// What the handler may know of its call. What goes with its answer it sets by [`Context::current`].
+    /// The context of the call. The handler edits its reply metadata through [`Context::current`].
     pub context: Context,
     /// The arguments.
     pub payload: Payload,
@@ -21,16 +21,19 @@ pub struct IncomingCall {
     pub streams: Option<Streams>,
 }
 
-/// A handler at work. Boxed once, when the request is decoded, because it may outlive that moment.
+/// A running handler. It is boxed once, when the request is decoded, because it may outlive that moment.
 ///
-/// It is polled the first time where its request was taken in, by what reads the connection (by RDMA: all connections of
-/// this runtime), with a waker that wakes nobody; if it is not done at that, it becomes a task of its own and is polled
-/// again. So a handler that computes for long, or blocks, holds up the other calls there, as it would hold up a thread of
-/// the runtime. For one that computes there is `#[rpc(spawn)]`, or
-/// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) for a service; for one that blocks,
-/// `tokio::task::spawn_blocking`. One that blocks in a
-/// call of its own may wait for ever: what is held up is, perhaps, the answer. It is dropped where it waits when its caller
-/// gives up, its deadline passes or its connection ends.
+/// It is first polled where its request was received, by the task that reads the connection (with RDMA: all connections
+/// of this runtime). The waker of that poll does nothing. If the handler is not done then, it becomes its own task and
+/// is polled again. So a handler that computes for long, or blocks, holds up the other calls of that task, as it would
+/// hold up a thread of the runtime.
+///
+/// - For a handler that computes, use `#[rpc(spawn)]`, or
+///   [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) for a whole service.
+/// - For one that blocks, use `tokio::task::spawn_blocking`. A handler that blocks on a call of its own may wait for
+///   ever, because it may be holding up that call's answer.
+///
+/// The handler is dropped at its current `await` when its caller gives up, its deadline passes or its connection ends.
 pub type HandlerFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
 /// A service that can be added to a server. `#[farcall::service]` implements it for the generated `…Server` types.
@@ -40,15 +43,15 @@ pub type HandlerFuture = Pin<Box<dyn Future<Output = Reply> + Send>>;
     note = "what implements the trait `Kv` is served by the type that was made with it: write `KvServer::new({Self})`"
 )]
 pub trait Service: Send + Sync + 'static {
-    /// Its names and fingerprints.
+    /// Returns the names and fingerprints of the service and its methods.
     fn info(&self) -> &ServiceInfo;
 
-    /// Starts the handler of method `method` (an index into [`ServiceInfo::methods`]). Does nothing but read the arguments and
-    /// make the future: it may be called with many requests at once.
+    /// Starts the handler of method `method`, an index into [`ServiceInfo::methods`]. It only reads the arguments and
+    /// makes the future: many threads may call it at once.
     fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture;
 }
 
-/// Lets generated code see through type aliases to the two types of a result.
+/// A `Result` behind any type alias, for generated code that needs its two types.
 #[diagnostic::on_unimplemented(
     message = "a method of a service, and a stream of it, gives a `Result`, not `{Self}`",
     label = "not a `Result`",
@@ -56,18 +59,18 @@ pub trait Service: Send + Sync + 'static {
             `Result<.., E>` with an error type of your own"
 )]
 pub trait Outcome {
-    /// What the method returns when it succeeds.
+    /// The type of a success.
     type Ok;
-    /// What it returns when it does not.
+    /// The type of an error.
     type Err;
 
-    /// The result itself.
+    /// Returns the result itself.
     fn into_result(self) -> Result<Self::Ok, Self::Err>;
 
-    /// A view of it.
+    /// Returns references to the success or error.
     fn as_result(&self) -> Result<&Self::Ok, &Self::Err>;
 
-    /// Makes one from a result.
+    /// Wraps a result.
     fn from_result(result: Result<Self::Ok, Self::Err>) -> Self;
 }
 
@@ -88,7 +91,7 @@ impl<T, E> Outcome for Result<T, E> {
     }
 }
 
-/// What the error type of a method is: `From<Status>`, because any call can fail on its way.
+/// The error type of a method. It must be `From<Status>`, because any call can fail on its way.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be the error type of a method, for it is not `From<farcall::Status>`",
     label = "not `From<farcall::Status>`",

@@ -8,20 +8,20 @@ use crate::transport::{Unavailable, Upgrade};
 /// Settings that all connections of a channel or server share.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What this side accepts.
+    /// Limits on what this side accepts.
     pub limits: Limits,
-    /// How long it waits.
+    /// How long this side waits for its peer.
     pub liveness: Liveness,
-    /// How it makes calls, and answers them.
+    /// How calls are made and answered.
     pub calls: Calls,
-    /// Which transport it wants.
+    /// The transport to use.
     pub policy: Policy,
-    /// What a session can be moved to, or why there is nothing.
+    /// The transport that a session can be upgraded to, or why there is none.
     pub upgrade: Result<Arc<dyn Upgrade>, Unavailable>,
 }
 
 impl Settings {
-    /// Settings for a transport that there is nothing better than.
+    /// Returns settings for a transport without an upgrade; `why` is the reason that is reported.
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
         Self { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade: Err(why) }
     }

@@ -1,4 +1,4 @@
-//! Streams as applications have them: [`Streaming`], and what a handler answers with one.
+//! Streams for applications: [`Streaming`], and how a handler answers with one.
 
 use std::fmt;
 use std::future::{Future as _, poll_fn};
@@ -21,8 +21,8 @@ use crate::proto::wire::{self, decode_status};
 use crate::reply::Sent;
 use crate::status::{Blame, Code, Executed, Status};
 
-/// An item of a stream that a client sends: a `T`, or a `Result<T, Status>` whose error cancels the call. The call ends with that
-/// error then.
+/// An item of a stream that a client sends: a `T`, or a `Result<T, Status>`. An error cancels the call, which then ends
+/// with that error.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no item of a stream of `{T}`",
     label = "a stream of other items",
@@ -53,31 +53,32 @@ impl<T> StreamItem<T> for Result<T, Status> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// Its sender has sent all of it.
+    /// The sender has sent all of it.
     Completed,
-    /// Its sender, or its receiver, has given it up.
+    /// The sender or the receiver has given it up.
     Cancelled,
-    /// The deadline of its call has passed. A handler that fails with DEADLINE_EXCEEDED before that ends with
+    /// The deadline of the call has passed. A handler that fails with DEADLINE_EXCEEDED before that ends with
     /// [`Status`](Self::Status).
     Deadline,
     /// The connection was lost.
     ConnectionLost,
-    /// Its sender has failed: the last item was the error.
+    /// The sender has failed: the last item was the error.
     Status,
 }
 
-/// How a stream has ended, as [`Response::on_end`](crate::middleware::Response::on_end) tells.
+/// How a stream has ended, as reported to [`Response::on_end`](crate::middleware::Response::on_end).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StreamEnd {
-    /// How. A client that dropped its stream, and so the call, has cancelled it.
+    /// The reason. If a client drops its stream, and so the call, the reason is `Cancelled`.
     pub reason: EndReason,
-    /// The status that it has ended with, if it was one.
+    /// The code of the status that it has ended with, if it ended with one.
     pub code: Option<Code>,
 }
 
 impl StreamEnd {
-    /// Returns how the stream has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the application's own type.
+    /// Returns how the stream has ended in a word: `OK`, the name of a status, or `APPLICATION` for an error of the
+    /// application's own type.
     pub fn outcome(&self) -> &'static str {
         match (self.code, self.reason) {
             (Some(code), _) => code.name(),
@@ -90,10 +91,10 @@ impl StreamEnd {
     }
 }
 
-/// A callback that is told of the end of a stream.
+/// A callback that runs when a stream ends.
 pub(crate) type OnEnd = Box<dyn FnOnce(&StreamEnd) + Send>;
 
-/// An answer that is a stream, and has begun.
+/// An answer that is a stream and has begun.
 pub(crate) struct Begun {
     pub(crate) reader: Reader,
     pub(crate) connection: Weak<Connection>,
@@ -103,10 +104,11 @@ pub(crate) struct Begun {
     pub(crate) on_end: Vec<OnEnd>,
 }
 
-/// The items of a stream that the other side sends, as they come.
+/// The items of a stream that the peer sends, as they arrive.
 ///
-/// It is a [`Stream`] of `Result<T, E>`. [`message`](Self::message) reads it without that trait. An error is the last item: a stream
-/// that was cut short never looks complete, be it by a deadline, a lost connection or a failure of its sender.
+/// It is a [`Stream`] of `Result<T, E>`. [`message`](Self::message) reads it without that trait. An error is the last
+/// item. So a stream that was cut short never looks complete, whether by a deadline, a lost connection or a failure of
+/// its sender.
 ///
 /// ```
 /// # mod farcall { pub use farcall_core::{status::{Result, Status}, stream::*}; }
@@ -138,16 +140,17 @@ pub(crate) struct Begun {
 /// # Ok::<(), farcall::Status>(()) }).unwrap();
 /// ```
 ///
-/// The sender of a stream that nobody reads waits, at the latest when it is `limits.stream_window` ahead. It holds up no other call.
+/// If nobody reads the stream, its sender waits, at the latest when it is `limits.stream_window` ahead. No other call
+/// is held up.
 ///
-/// Dropping the stream gives it up. On a client that cancels the call. On a server it tells the client to send no more, and the call
-/// goes on.
+/// Dropping the stream gives it up. On a client, that cancels the call. On a server, it tells the client to send no
+/// more, and the call goes on.
 pub struct Streaming<T, E = Status> {
     from: Origin<T, E>,
     end: Option<EndReason>,
     metadata: Metadata,
     trailers: Metadata,
-    /// Who is told of the end.
+    /// Callbacks for the end.
     on_end: Vec<OnEnd>,
 }
 
@@ -162,9 +165,9 @@ pub(crate) type ReadError<E> = fn(Payload) -> Result<E, CodecError>;
 /// The end of a stream, as it was read.
 struct End<E> {
     reason: EndReason,
-    /// What is to be read in place of another item, if it has not ended well.
+    /// The error that is read as the last item, if the stream has not ended well.
     error: Option<E>,
-    /// The status that the error is made of.
+    /// The code of the status that the error was made from.
     code: Option<Code>,
     metadata: AnswerMetadata,
 }
@@ -180,7 +183,8 @@ impl<E: From<Status>> End<E> {
         Self { code: Some(status.code()), ..Self::new(reason, Some(E::from(status))) }
     }
 
-    /// The end that the reader tells of; `error` reads the application's error. `is_late`: the call's deadline has passed.
+    /// Returns the end that the reader reports. `error` decodes the application's error. `is_late` means that the
+    /// call's deadline has passed.
     #[cold]
     fn of(ended: Ended, error: ReadError<E>, is_late: bool) -> Box<Self> {
         Box::new(match ended {
@@ -211,7 +215,8 @@ impl<E: From<Status>> End<E> {
             wire::EndReason::Status => {
                 let (body, _) = payload.into_parts();
                 let status = decode_status(body).unwrap_or_else(|error| malformed(error.to_string()));
-                // A server that has the stream from another one, for which the deadline is the same, passes that one's status on.
+                // A server may relay the stream of another one with the same deadline, and then passes that server's
+                // status on.
                 let reason = match status.code() {
                     Code::DeadlineExceeded if is_late => EndReason::Deadline,
                     _ => EndReason::Status,
@@ -232,19 +237,19 @@ impl<E: From<Status>> End<E> {
 /// A stream that comes by a connection.
 struct Remote<T, E> {
     reader: Reader,
-    /// A client's.
+    /// Set for a client's call only.
     connection: Weak<Connection>,
     item: ReadItem<T>,
     error: ReadError<E>,
-    /// A client's: the call is over with it.
+    /// Whether this is a client's answer, whose end ends the call.
     is_answer: bool,
     alarm: Option<Pin<Box<Sleep>>>,
-    /// What its call is made for, unless that is the handler that reads it.
+    /// The parent of its call, unless that is the handler that reads it.
     parent: Option<Parent>,
 }
 
 impl EndReason {
-    /// How a stream has ended that this side has sent.
+    /// Returns how a stream has ended that this side sent.
     pub(crate) fn of(sent: &Sent) -> Self {
         match sent.reason() {
             wire::EndReason::Completed => Self::Completed,
@@ -255,7 +260,7 @@ impl EndReason {
 }
 
 impl<T> Streaming<T> {
-    /// What the client streams by these; `item` reads one of it. To be made once.
+    /// Returns the stream of the client's arguments. `item` decodes one of them. Must be called only once for a call.
     #[doc(hidden)]
     pub fn requests(streams: &Streams, item: ReadItem<T>) -> Self {
         let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
@@ -279,15 +284,15 @@ impl<T, E: From<Status>> Streaming<T, E> {
     ///
     /// # Errors
     ///
-    /// - What its sender has failed with: its own error, INTERNAL after a panic, RESOURCE_EXHAUSTED if an item was longer than this
-    ///   side's `limits.max_message`.
+    /// - The status or error that the sender has failed with. INTERNAL after a panic, RESOURCE_EXHAUSTED if an item was
+    ///   longer than this side's `limits.max_message`.
     /// - DEADLINE_EXCEEDED, if the deadline of the call has passed.
     /// - UNAVAILABLE, if the connection was lost.
     /// - CANCELLED, if the call is over.
-    /// - What the caller's own stream of arguments has failed with.
+    /// - The error that the caller's own stream of arguments has failed with.
     /// - INTERNAL, if an item can't be decoded.
     ///
-    /// Of all but the sender's own error nobody knows whether the handler ran to its end: [`Executed::Maybe`].
+    /// Except for the sender's own error, it is unknown whether the handler ran to its end: [`Executed::Maybe`].
     pub async fn message(&mut self) -> Result<Option<T>, E> {
         poll_fn(|cx| self.poll_item(cx)).await.transpose()
     }
@@ -308,7 +313,7 @@ impl<T, E: From<Status>> Streaming<T, E> {
         self.poll_more(cx)
     }
 
-    /// Does what is not to be done for each item that a peer sends.
+    /// Handles everything that is not needed for each item of a peer.
     #[inline(never)]
     fn poll_more(&mut self, cx: &mut TaskContext<'_>) -> Poll<Option<Result<T, E>>> {
         if self.end.is_some() {
@@ -316,7 +321,7 @@ impl<T, E: From<Status>> Streaming<T, E> {
         }
         match &mut self.from {
             Origin::Peer(remote) => match ready!(remote.poll(cx)) {
-                // There is an item in it.
+                // The message that has arrived contains an item.
                 Ok(()) => self.poll_item(cx),
                 Err(end) => Poll::Ready(self.end_with(*end).map(Err)),
             },
@@ -332,7 +337,7 @@ impl<T, E: From<Status>> Streaming<T, E> {
         }
     }
 
-    /// Gives what is to be read in place of another item.
+    /// Ends the stream. Returns the error that is read as its last item, if any.
     #[cold]
     fn end_with(&mut self, end: End<E>) -> Option<E> {
         let End { reason, error, code, metadata } = end;
@@ -351,7 +356,7 @@ impl<T, E> Streaming<T, E> {
         Self { from, end: None, metadata, trailers: Metadata::new(), on_end: Vec::new() }
     }
 
-    /// What a call is answered with, and how an item and the error are read.
+    /// Returns the stream that a call was answered with, given how to decode an item and the error.
     pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
         let Begun { reader, connection, deadline, parent, metadata, on_end } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
@@ -366,23 +371,25 @@ impl<T, E> Streaming<T, E> {
         self.on_end.drain(..).for_each(|told| told(&end));
     }
 
-    /// Returns how the stream has ended. `None`: its end was not read yet.
+    /// Returns how the stream has ended. `None` until its end is read.
     pub fn end_reason(&self) -> Option<EndReason> {
         self.end
     }
 
-    /// What the handler has sent that it knew before the stream began. Of a client's stream there are none: its call
-    /// [has](crate::context::Context::metadata) them. What was set later is there when the stream has ended.
+    /// Returns the initial metadata that the handler sent before the stream began. Metadata that the handler set later
+    /// are added when the stream ends. Empty for a client's stream, whose metadata belong to its
+    /// [call](crate::context::Context::metadata).
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// What the handler has sent that it knew at the end of the stream. Empty before that was read, and if it was cut short.
+    /// Returns the trailing metadata that the handler sent at the end. Empty until the end is read, and if the stream
+    /// was cut short.
     pub fn trailers(&self) -> &Metadata {
         &self.trailers
     }
 
-    /// What the item was compressed by, on its way, that was read last.
+    /// Returns how the item that was read last was compressed on its way.
     pub fn compression(&self) -> Compression {
         match &self.from {
             Origin::Peer(remote) => remote.reader.compression(),
@@ -390,7 +397,8 @@ impl<T, E> Streaming<T, E> {
         }
     }
 
-    /// Returns the connection that an answer comes by; `None` if the stream is a client's or local, or the connection is gone.
+    /// Returns the connection that an answer comes by. `None` if the stream is a client's or local, or the connection
+    /// is gone.
     pub fn connection(&self) -> Option<Arc<Connection>> {
         match &self.from {
             Origin::Peer(remote) => remote.connection.upgrade(),
@@ -400,7 +408,7 @@ impl<T, E> Streaming<T, E> {
 }
 
 impl<T, E: From<Status>> Remote<T, E> {
-    /// Goes on with the next item.
+    /// Returns the next item of the current message.
     #[inline]
     fn next(&mut self, cx: &mut TaskContext<'_>) -> NextItem<'_, Box<End<E>>> {
         if self.parent.as_ref().is_some_and(Parent::has_ended) {
@@ -432,7 +440,7 @@ impl<T, E: From<Status>> Remote<T, E> {
         Poll::Ready(Err(self.cut_short()))
     }
 
-    /// Nobody wants more of it: its deadline has passed, or the call that it was made for has ended early.
+    /// Returns the end of a stream whose deadline has passed, or whose parent call has ended early.
     #[cold]
     fn cut_short(&self) -> Box<End<E>> {
         Box::new(match has_passed(&self.alarm) {
@@ -443,7 +451,7 @@ impl<T, E: From<Status>> Remote<T, E> {
 }
 
 impl<T, E> Remote<T, E> {
-    /// Takes no more.
+    /// Tells the peer that this side reads no more.
     fn give_up(&self, reason: u8) {
         let streams = self.reader.streams();
         let Some(table) = streams.table() else { return };
@@ -480,7 +488,7 @@ impl<T, E> fmt::Debug for Streaming<T, E> {
     }
 }
 
-/// Whether the deadline has passed that a call's alarm is set to.
+/// Whether the deadline that a call's alarm is set to has passed.
 fn has_passed(alarm: &Option<Pin<Box<Sleep>>>) -> bool {
     alarm.as_ref().is_some_and(|alarm| alarm.deadline() <= Instant::now())
 }

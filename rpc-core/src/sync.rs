@@ -1,8 +1,8 @@
 //! The locks of a connection, and the order in which a thread takes them.
 //!
-//! Each lock has a [rank] as its type. A rank names the ranks that a thread may hold when it takes the lock. Builds with debug
-//! assertions check that at every locking and panic where it is not so: `cargo test` makes such builds. Release builds check
-//! nothing.
+//! Each lock has a [rank] as its type. A rank names the ranks that a thread may hold when it takes the lock. Builds
+//! with debug assertions, such as those of `cargo test`, check this at every locking and panic on a violation. Release
+//! builds check nothing.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -14,7 +14,7 @@ use loom::sync as imp;
 #[cfg(not(all(test, farcall_loom)))]
 use std::sync as imp;
 
-/// The place of a lock in the order of all.
+/// The position of a lock in the lock order.
 #[cfg_attr(
     any(not(debug_assertions), all(test, farcall_loom)),
     expect(dead_code, reason = "release builds and models check nothing")
@@ -27,7 +27,7 @@ pub(crate) trait Rank {
     const UNDER: u16;
 }
 
-/// The ranks, from the outermost to the innermost. A lock may be taken under those that its rank names.
+/// The ranks, from the outermost to the innermost. A lock may be taken under the ranks that its own rank names.
 pub(crate) mod rank {
     use super::Rank;
 
@@ -62,12 +62,12 @@ pub(crate) mod rank {
         Sending = 6 under [Receiving];
         /// The queue in front of the outbox.
         Queue = 7 under [Receiving, CallTable, Services, Running, CallStreams, Sending];
-        /// A value that is copied or replaced: nothing is taken under it.
+        /// A value that is copied or replaced. No lock is taken under it.
         Leaf = 8 under [Receiving, Sending];
     }
 }
 
-/// A mutex with a rank. A panic leaves nothing under it half changed, because no user code runs there: so it is not poisoned.
+/// A mutex with a rank. It ignores poisoning: no user code runs under it, so a panic leaves nothing half changed.
 pub(crate) struct Mutex<R, T> {
     inner: imp::Mutex<T>,
     rank: PhantomData<fn() -> R>,
@@ -89,7 +89,7 @@ impl<R: Rank, T> Mutex<R, T> {
         MutexGuard { guard: self.inner.lock().unwrap_or_else(PoisonError::into_inner), _held: held }
     }
 
-    /// The value, which nobody else has.
+    /// Returns the value without locking, since nobody else has access.
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +118,7 @@ impl<R, T: fmt::Debug> fmt::Debug for Mutex<R, T> {
     }
 }
 
-/// A lock that is held.
+/// A guard of a lock that is held.
 pub(crate) struct MutexGuard<'a, R: Rank, T> {
     guard: imp::MutexGuard<'a, T>,
     _held: Held<R>,
@@ -140,7 +140,8 @@ impl<R: Rank, T> DerefMut for MutexGuard<'_, R, T> {
     }
 }
 
-/// Whether the order is checked. Loom runs all threads of a model on one, which a thread-local can't tell apart.
+/// Whether the order is checked. Not under loom, which runs all threads of a model on one, so that a thread-local can't
+/// tell them apart.
 const CHECKED: bool = cfg!(all(debug_assertions, not(all(test, farcall_loom))));
 
 thread_local! {
@@ -148,7 +149,7 @@ thread_local! {
     static HELD: std::cell::Cell<u16> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts a lock of this rank among those that the thread holds.
+/// A lock of this rank, counted among those that the thread holds.
 struct Held<R: Rank>(PhantomData<R>);
 
 impl<R: Rank> Held<R> {

@@ -1,4 +1,4 @@
-//! Frames that arrive together are taken in together, and mean what they would one by one.
+//! Frames that arrive together are handled together, with the same outcome as one by one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -21,7 +21,7 @@ use farcall_core::transport::memory;
 use support::peer::{self, Peer};
 use support::{ECHO, HANG, PANIC, host, info, plain, until};
 
-/// A peer that has called nothing yet. What it sends without waiting arrives together.
+/// Returns a peer that has made no call yet. Frames that it sends without waiting arrive together.
 async fn connected(host: &Arc<ServerCore>) -> Peer {
     let (near, far) = memory::pair();
     host.serve(far);
@@ -96,15 +96,14 @@ async fn what_came_before_a_broken_frame_is_served() {
     let mut peer = connected(&host).await;
     peer.request(1, ECHO, b"x");
     peer.request(2, ECHO, b"x");
-    // Its number is in use.
+    // The number is in use.
     peer.request(2, ECHO, b"x");
     peer.request(3, ECHO, b"x");
     peer.expect_close(CloseCode::Protocol, "request.call: is in use").await;
     assert_eq!(seen.runs(), 2);
 }
 
-/// Whatever is called, it closes its host.
-/// Its handlers answer at once, and panic when they are dropped.
+/// A service whose handlers answer at once. Those of the method `panic` panic when they are dropped.
 struct Falling {
     info: Arc<ServiceInfo>,
 }

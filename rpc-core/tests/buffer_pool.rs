@@ -1,4 +1,4 @@
-//! By itself, because all of a process share the spare buffers.
+//! In a process of its own, because the whole process shares the spare buffers.
 
 use farcall_core::buffer_pool;
 
@@ -24,7 +24,7 @@ fn large_buffers_are_used_again_when_nobody_has_a_view_of_them() {
     let mut again = buffer_pool::take(LEN);
     assert_eq!(again.as_ptr(), lies_at);
 
-    // The rest is as large as others are, but is not all of it.
+    // The rest is as large as a spare buffer, but is not all of its memory.
     again.extend_from_slice(&[7; 3 * LEN / 4]);
     let mut first = again.split();
     let rest = again.as_ptr();
@@ -32,7 +32,7 @@ fn large_buffers_are_used_again_when_nobody_has_a_view_of_them() {
     assert!(![rest, lies_at].contains(&buffer_pool::take(LEN / 4).as_ptr()), "others have a view of it");
     assert!(![rest, lies_at].contains(&buffer_pool::take(LEN).as_ptr()), "others have a view of it");
 
-    // Who has the last part of it gets all back.
+    // The owner of the last part gets all of the memory back.
     first.clear();
     buffer_pool::give(first, LEN);
     let again = buffer_pool::take(LEN);

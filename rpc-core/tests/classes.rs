@@ -1,4 +1,4 @@
-//! Traffic classes: each has a connection of its own, which neither waits for another's nor ends with it.
+//! Traffic classes: each has its own connection, which neither waits for another's nor ends with it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -23,7 +23,7 @@ use support::{ECHO, HANG, Near, Setup, WAIT, bytes, call, default, host, info, p
 /// A guard against hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many requests have left by each connection, in the order in which these were made.
+/// Returns how many requests were sent by each connection, in the order in which the connections were made.
 fn requests(t: &Setup) -> Vec<usize> {
     t.near.taps.lock().unwrap().iter().map(|tap| tap.count(FrameType::REQUEST)).collect()
 }
@@ -86,7 +86,7 @@ async fn losing_one_connection_leaves_the_others() {
     assert_eq!((again.class(), requests(&t)), (Urgent, vec![1, 1, 1]));
 }
 
-/// Does not connect when it is told so.
+/// A connector that fails when it is told to.
 struct Fickle(Near, Arc<AtomicBool>);
 
 impl Connector for Fickle {
@@ -115,7 +115,7 @@ async fn a_class_that_can_not_connect_waits_alone_before_it_tries_again() {
     assert_eq!(call(&caller, &t.info, ECHO, "normal").await.unwrap(), "normal");
     let error = call(&urgent, &t.info, ECHO, "").await.unwrap_err();
     assert!(error.message().contains("as the test wants it"), "too early: {error}");
-    // The first pause is 50 ms, and at most a quarter longer by chance.
+    // The first pause is 50 ms, and at most a quarter longer at random.
     tokio::time::sleep(Duration::from_millis(63)).await;
     assert_eq!(call(&urgent, &t.info, ECHO, "urgent").await.unwrap(), "urgent");
 }
@@ -135,7 +135,7 @@ async fn all_connections_are_closed_with_the_last_view() {
     until("the server has none", || t.host.connections().is_empty()).await;
 }
 
-/// Connects to a peer that does not read first, then to a host.
+/// Connects first to a peer that does not read, then to a host.
 struct FirstToTheDeaf(Near, Mutex<Option<Arc<dyn Link>>>);
 
 impl Connector for FirstToTheDeaf {
@@ -161,7 +161,7 @@ async fn an_urgent_call_does_not_wait_behind_data_that_nobody_reads() {
     let caller = RawChannel::new(connector, plain(Limits::default()));
     let large: Vec<_> =
         (0..8).map(|i| tokio::spawn(call(&caller, &t.info, ECHO, bytes(4 << 20, i)).into_future())).collect();
-    // So much that the link takes no more.
+    // Enough to fill the link.
     until("the link is full", || near.counters().bytes_sent > 512 << 10).await;
     let behind = tokio::spawn(call(&caller, &t.info, ECHO, "behind").into_future());
     let urgent = call(&caller, &t.info, ECHO, "urgent").class(Urgent);
@@ -202,7 +202,7 @@ async fn a_server_takes_a_class_that_it_does_not_know_for_normal() {
     }
 }
 
-/// Connects never.
+/// A connector that never connects.
 struct Never;
 
 impl Connector for Never {

@@ -1,4 +1,4 @@
-//! Compressed calls: when they are, what the two sides know of it, and what a peer can't do with it.
+//! Compressed calls: when they are compressed, what both sides learn of it, and attacks by a peer.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -30,8 +30,8 @@ use support::{ECHO, HANG, NOTE, Near, WAIT, host, info, plain, until};
 
 const NONE: Compression = Compression::None;
 
-/// Echoes; by its method it compresses the answer by nothing that it says, by LZ4, or not at all. What the request was
-/// compressed by is a trailer.
+/// Echoes. The method selects the compression of the answer: as configured, LZ4, or none. A trailer names the
+/// compression of the request.
 struct Echo(Arc<ServiceInfo>);
 
 const AS_SET: usize = 0;
@@ -77,7 +77,7 @@ fn zeros(len: usize) -> Bytes {
     vec![0; len].into()
 }
 
-/// What the request came by, and the answer.
+/// Returns the compression of the request and of the answer.
 fn ways(response: &Response<Bytes>) -> (&str, Compression) {
     (response.trailers.get("came").unwrap(), response.compression)
 }
@@ -154,7 +154,7 @@ async fn a_server_that_does_not_read_it_gets_plain_messages() {
     }
 }
 
-/// A client, to the service of the tests, with these limits and features.
+/// Returns a client of the tests' service, with these limits and features.
 async fn client(limits: Limits, features: u64) -> (Peer, Arc<support::Seen>) {
     let (host, seen) = host(Settings { calls: set(Zstd).calls, ..plain(limits) });
     let (near, far) = memory::pair();
@@ -174,13 +174,13 @@ async fn a_client_that_does_not_read_it_gets_plain_messages() {
     }
 }
 
-/// A REQUEST that says that it is compressed by this, and was so long.
+/// Returns a REQUEST that claims this compression and this unpacked length.
 fn request(method: usize, by: u8, len: u32, packed: &[u8]) -> Bytes {
     let head = RequestHead { service: 0, method: method as u16, attempt: 1, timeout_us: 0 };
     said(|content, out| head.encode(content, out).unwrap(), 5, 16, by, len, packed)
 }
 
-/// The same of a RESPONSE.
+/// Returns a RESPONSE that claims this compression and this unpacked length.
 fn response(kind: ResponseKind, by: u8, len: u32, packed: &[u8]) -> Bytes {
     said(|content, out| ResponseHead { kind }.encode(content, out).unwrap(), 1, 4, by, len, packed)
 }
@@ -201,7 +201,7 @@ fn said(
     message.freeze()
 }
 
-/// So many zeros, compressed by Zstandard.
+/// Returns `len` zeros, compressed by Zstandard.
 fn packed_zeros(len: usize) -> Vec<u8> {
     zstd::bulk::compress(&vec![0; len], 3).unwrap()
 }
@@ -293,7 +293,7 @@ async fn a_bad_answer_is_the_end_of_its_call_alone() {
     }
 }
 
-/// Four calls of 1 MiB fit, the others wait as they came: until handlers are done.
+/// Four calls of 1 MiB fit. The others wait compressed until handlers are done.
 #[tokio::test]
 async fn no_more_is_unpacked_at_once_than_may_be_assembled() {
     let mut limits = Limits::default();
@@ -304,12 +304,12 @@ async fn no_more_is_unpacked_at_once_than_may_be_assembled() {
         peer.session_frame(FrameType::REQUEST, call, 0, request(WAIT, 1, 1 << 20, &bomb));
     }
     until("as many run as there is room for", || seen.runs() == 4).await;
-    // Whatever else is ready has its turn.
+    // Let everything else that is ready run.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
     assert_eq!(seen.runs(), 4);
-    // What takes no room does not wait.
+    // A plain message needs no room, and does not wait.
     peer.request(100, ECHO, b"short");
     let (header, _) = peer.expect(FrameType::RESPONSE).await;
     assert_eq!((header.call, seen.runs()), (100, 5));
@@ -336,7 +336,7 @@ async fn a_call_that_waits_to_be_unpacked_can_be_given_up() {
     assert_eq!((header.call, seen.runs()), (3, 2));
 }
 
-/// Both are taken in together; the handler of the short one is begun before the long one is looked at.
+/// Both are received together. The handler of the short one begins before the long one is unpacked.
 #[tokio::test]
 async fn a_long_message_holds_up_no_other_while_it_is_unpacked() {
     let (mut peer, seen) = client(Limits::default(), 0).await;
@@ -371,7 +371,7 @@ async fn attachments_are_compressed_with_the_body() {
     call.await.unwrap().unwrap();
 }
 
-/// Half of it becomes shorter, so that it is still long.
+/// Returns bytes of which half can be compressed, so that the result is still long.
 fn half_noise(len: usize, seed: usize) -> Bytes {
     let mut rng = fastrand::Rng::with_seed(seed as u64);
     (0..len).map(|i| if i % 2000 < 1000 { rng.u8(..) } else { 0 }).collect()

@@ -1,4 +1,4 @@
-//! Compressed streams: by side and by item, and what a peer can't do with them.
+//! Compressed streams: by side and by item, and attacks by a peer.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -39,8 +39,11 @@ use support::{Near, bytes, plain, until};
 
 const NONE: Compression = Compression::None;
 
-/// count("N LEN") streams N items, compressed by nothing that it says, or, if there is a third number, by LZ4 and not at all in
-/// turns. sum(stream) gives what its items came by; it waits for `go` when it has read the first. chat(stream) gives each item back.
+/// A service with these methods:
+///
+/// - count("N LEN") streams N items, compressed as configured. With a third number, LZ4 and no compression take turns.
+/// - sum(stream) returns the compressions of its items. After the first item it waits for `go`.
+/// - chat(stream) returns each item.
 struct Test {
     info: Arc<ServiceInfo>,
     seen: Arc<Seen>,
@@ -141,7 +144,7 @@ fn load(stub: &Stub, rows: Items) -> StreamCall<Result<Bytes>> {
     private::call_with_stream(stub, SUM, Ok(Payload::default()), rows, returned)
 }
 
-/// What the items came by, which must be all of them.
+/// Returns the compressions of the items, and checks that there are `count` of them.
 async fn ways(mut stream: Streaming<Bytes>, count: usize, len: usize) -> Vec<Compression> {
     let mut ways = Vec::new();
     while let Some(item) = stream.message().await.unwrap() {
@@ -185,12 +188,12 @@ async fn a_handler_has_each_item_compressed_as_it_likes() {
     }
 }
 
-/// Zeros, compressed by Zstandard.
+/// Returns zeros, compressed by Zstandard.
 fn packed_zeros(len: usize) -> Vec<u8> {
     zstd::bulk::compress(&vec![0; len], 3).unwrap()
 }
 
-/// An ITEM that says that it brings so many and is compressed by this, and was so long.
+/// Returns an ITEM that claims this number of further items, this compression and this unpacked length.
 fn item(more: u16, by: u8, len: usize, packed: &[u8]) -> Bytes {
     let mut message = BytesMut::new();
     message.put_u16_le(more);
@@ -221,7 +224,7 @@ async fn a_server_that_does_not_read_it_gets_plain_items() {
     }
 }
 
-/// A client of the service, which waits for `go`, with a call of `sum` for each number up to this.
+/// Returns a client of the service with `calls` calls of `sum`, which wait for `go`.
 async fn client(limits: Limits, calls: u64) -> (Peer, Arc<Seen>) {
     let seen = Arc::new(Seen { waits: calls > 1, ..Seen::default() });
     let host =
@@ -267,7 +270,7 @@ async fn a_bad_item_is_the_end_of_its_stream_alone() {
     }
     for (bytes, words) in [
         (item(0, 3, 10, b"?"), "content.compression"),
-        // What it becomes is not what several items look like.
+        // The unpacked bytes do not have the form of several items.
         (item(7, 1, 5000, &good), "item"),
     ] {
         let (mut peer, _) = client(limits.clone(), 1).await;
@@ -296,7 +299,7 @@ async fn a_bad_item_of_an_answer_is_an_error_of_the_stream() {
     peer.expect(FrameType::CANCEL).await;
 }
 
-/// Two of the same length, which are 0 and 31 on: what `bytes` makes.
+/// Returns the bytes of two items of the same length, with the contents that `bytes` makes.
 fn two_items(len: usize) -> Bytes {
     let mut body = BytesMut::new();
     for i in 0..2 {
@@ -334,14 +337,14 @@ async fn no_more_items_are_unpacked_at_once_than_may_be_assembled() {
     }
 }
 
-/// What has come is read though its connection is gone.
+/// Items that have arrived are read although their connection is gone.
 #[tokio::test]
 async fn items_outlive_their_connection() {
     let stub = stub(set(NONE), test(), set(Zstd));
     let mut stream = count(&stub, "10 9000").await.unwrap();
     let connection = Arc::downgrade(&stub.channel().connection().await.unwrap());
     assert_eq!(stream.message().await.unwrap().unwrap(), bytes(9000, 0));
-    // The END comes by and by, and with it the connection has nothing more to do.
+    // The END arrives soon. After that the connection has nothing more to do.
     drop(stub);
     until("the connection is gone", || connection.upgrade().is_none()).await;
     for i in 1..10 {
@@ -351,7 +354,7 @@ async fn items_outlive_their_connection() {
     assert_eq!(stream.message().await.unwrap(), None);
 }
 
-/// Items of which half becomes shorter, so that long ones are still long.
+/// Returns items of which half can be compressed, so that long ones are still long.
 fn half_noise(count: usize, len: usize) -> impl Stream<Item = Result<Bytes>> + Send {
     let (mut rng, mut left) = (fastrand::Rng::with_seed(1), count);
     FromFn(move |_: &mut TaskContext<'_>| {
@@ -392,7 +395,7 @@ async fn streams_go_on_when_links_die() {
     let deaths = async {
         loop {
             sleep(Duration::from_millis(3)).await;
-            // Before the first link there is none.
+            // The list is empty until the first link is made.
             fabric.links.lock().unwrap().last().inspect(|link| link.cut());
         }
     };

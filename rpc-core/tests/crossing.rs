@@ -1,5 +1,5 @@
-//! What comes by two links at a time: each has a thread of its own, and one may act on what it took in before the other
-//! has acted on what came before. The links here deliver on the test's thread, which stands for both.
+//! Frames that arrive by two links at a time. Each link has its own thread, and one thread may act on its frames before
+//! the other has acted on earlier ones. The links here deliver on the test's thread, which stands for both.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -24,7 +24,7 @@ use support::{ECHO, HANG, Seen, Test, until};
 
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
-/// The service of the tests; while its first handler is polled, something else happens.
+/// The tests' service, with an interruption while its first handler is polled.
 struct Interrupted {
     inner: Test,
     meanwhile: Arc<Mutex<Option<Meanwhile>>>,
@@ -42,7 +42,8 @@ impl Service for Interrupted {
     }
 }
 
-/// A server, and a client that has its UP and holds its own back: what it sends by the link is held back, too.
+/// A server, and a client that has received UP and holds back its own. So the server holds back what the client sends
+/// by the link.
 struct World {
     _host: Arc<ServerCore>,
     fabric: Arc<Fabric>,
@@ -83,7 +84,7 @@ impl World {
         *self.meanwhile.lock().unwrap() = Some(Box::new(act));
     }
 
-    /// The server acts on what it has held back.
+    /// Sends UP, so that the server handles the frames that it has held back.
     fn up(&mut self) {
         self.stream.link_frame(FrameType::UP, encoded(|out| Up { epoch: 1, first_seq: 1 }.encode(out)));
     }
@@ -95,7 +96,7 @@ fn offer(stream: &mut Peer, epoch: u32, fabric: &Fabric, far: &Arc<Direct>) {
     stream.link_frame(FrameType::OFFER, encoded(|out| offer.encode(out)));
 }
 
-/// The client gives the first link up.
+/// Returns the DOWN by which the client gives up the first link.
 fn down() -> BytesMut {
     let down = Down { epoch: 1, rx_seq: 0, reason: 15, pulls: Vec::new(), detail: String::new() };
     encoded(|out| down.encode(out))
@@ -170,7 +171,8 @@ async fn a_call_that_was_cancelled_counts_no_more() {
     until("the handler is dropped", || w.seen.hanging() == 0).await;
 }
 
-/// The link that a message was described on falls before this is acted on, and there is another: that reads nothing.
+/// The link by which a message was described falls before the READ, and there is another link. That one must read
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_message_is_read_by_the_link_that_it_was_described_on() {
     let mut w = World::new(9).await;

@@ -1,4 +1,4 @@
-//! Servers that go: what has begun is answered, what has not goes elsewhere.
+//! Draining servers: calls that have begun are answered, and others go elsewhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -25,7 +25,7 @@ use support::{BIG, ECHO, HANG, Setup, WAIT, bytes, call, default, host, info, pl
 
 const GRACE: Duration = Duration::from_secs(60);
 
-/// 60 MiB, longer than all buffers on its way.
+/// 60 MiB, longer than all buffers on the way.
 const LONG: usize = 60 << 20;
 
 async fn a_long_answer_is_delivered(t: Setup) {
@@ -56,7 +56,8 @@ async fn a_long_request_that_has_begun_is_answered_before_the_close() {
     let answer = t.spawn(ECHO, argument.clone());
     until("it has begun", || t.tap().count(FrameType::FRAGMENT) > 0).await;
     assert_eq!(t.seen.runs(), 0);
-    // It comes when the server takes no more calls, so it is refused: but it has its answer, and is made again.
+    // The call arrives when the server accepts no more, so it is refused. The refusal is its answer, and the call is
+    // made again.
     let (second, seen) = host(plain(Limits::default()));
     t.near.hosts.lock().unwrap().push(second);
     t.host.drain(GRACE).await;
@@ -87,7 +88,7 @@ async fn calls_that_cross_the_goaway_are_served() {
     assert_eq!(t.seen.runs(), 1, "it came too late");
 }
 
-/// Many callers, and a server that is replaced under them again and again.
+/// Many callers, while their server is replaced again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_fails_and_repeats_no_call() {
     const CALLS: u32 = 3000;
@@ -105,7 +106,7 @@ async fn a_rolling_restart_fails_and_repeats_no_call() {
         })
         .collect();
     let mut runs = vec![t.seen.clone()];
-    // A call may be refused by each server that goes, and is made four times at most.
+    // Each draining server may refuse a call, and a call is made four times at most.
     for restart in 1..=3 {
         until("some more calls", || begun.load(Ordering::Relaxed) > restart * CALLS / 4).await;
         let (next, seen) = host(plain(Limits::default()));
@@ -179,7 +180,7 @@ async fn what_has_not_begun_is_taken_back_and_what_has_goes_on() {
     let long = ask(bytes(2 << 20, 1));
     let mut old = Peer::new(links.recv().await.unwrap());
     old.hello(&hello());
-    // The link holds a part of the long one; nobody reads. The short ones wait behind.
+    // The link holds a part of the long request, because nobody reads. The short ones wait behind it.
     let left = |kind| taps.lock().unwrap()[0].count(kind);
     until("a part has left", || left(FrameType::FRAGMENT) > 0).await;
     let short: Vec<_> = (0..100).map(|_| ask(bytes(10_000, 2))).collect();
@@ -189,7 +190,7 @@ async fn what_has_not_begun_is_taken_back_and_what_has_goes_on() {
     go_away(&mut old, u64::MAX >> 1);
     let mut new = Peer::greeted(links.recv().await.unwrap(), hello()).await;
     old.read();
-    // Each comes once, here or there; the long one where it had begun.
+    // Each arrives once, here or there. The long one arrives where it had begun.
     let (mut here, mut there) = (0, 0);
     let mut arrived = 0;
     while arrived < 2 << 20 {
@@ -250,8 +251,8 @@ async fn a_session_that_comes_after_the_close_is_closed() {
 
 #[tokio::test]
 async fn a_handler_that_is_polled_for_the_first_time_counts_as_running() {
-    // It waits for the test, on the spot where the request is taken in: the drain finds it neither among the tasks nor
-    // among the answers.
+    // The handler waits for the test on the thread that received its request. The drain finds it neither among the
+    // tasks nor among the answers.
     let t = default();
     let waiting = t.spawn(WAIT, "x");
     t.seen.started.notified().await;
@@ -278,13 +279,13 @@ async fn a_drained_server_is_not_executed_and_says_so() {
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
 }
 
-/// What is said into the other end, for as long as that is there.
+/// Returns a sender, and a stream of what it sends.
 fn spoken() -> (mpsc::UnboundedSender<Bytes>, impl Stream<Item = Result<Bytes>> + Send) {
     let (say, mut said) = mpsc::unbounded_channel();
     (say, FromFn(move |cx: &mut TaskContext<'_>| said.poll_recv(cx).map(|item| item.map(Ok))))
 }
 
-/// The server of these streams, replaced by another one.
+/// Replaces the server of these streams by another one.
 fn replaced(t: &streaming::Setup) -> Arc<streaming::Seen> {
     let (host, seen) = streaming::host(plain(Limits::default()));
     t.near.hosts.lock().unwrap().push(host);
@@ -313,7 +314,7 @@ async fn a_drain_waits_for_streams_and_new_ones_go_elsewhere() {
     }
     assert_eq!((t.seen.runs(), elsewhere.runs()), (2, 6));
 
-    // Those that had begun go on for as long as they like.
+    // Streams that had begun go on for as long as they like.
     drop(tell);
     assert_eq!(load.await.unwrap().unwrap(), "1 10");
     for i in 0..100 {
@@ -350,7 +351,7 @@ async fn a_stream_that_outlasts_the_servers_patience_is_cut_short_and_says_so() 
     t.idle().await;
 }
 
-/// What a client streams was taken from it, and can't be had again.
+/// Items that a client's stream has yielded can't be yielded again.
 #[tokio::test]
 async fn a_refused_stream_is_made_again_elsewhere_only_if_nothing_of_it_was_taken() {
     let (caller, mut links, _) = played();

@@ -1,4 +1,4 @@
-//! A session on an encrypted link is not moved to one that is not.
+//! A session on an encrypted link is not moved to a plain one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -16,7 +16,7 @@ use farcall_core::transport::{
     Upgrade, memory,
 };
 
-/// The in-memory link, said to be encrypted.
+/// The in-memory link, pretending to be encrypted.
 #[derive(Debug)]
 struct Encrypted(Arc<dyn Link>);
 
@@ -50,7 +50,7 @@ impl Link for Encrypted {
     }
 }
 
-/// An upgrade that must not be asked for anything.
+/// An upgrade that must not be used at all.
 #[derive(Debug)]
 struct Untouched;
 

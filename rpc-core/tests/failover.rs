@@ -1,4 +1,4 @@
-//! Losing the better link, getting it back, and long messages that were to be read by it.
+//! Loss and return of the upgraded link, and long messages that were to be read by it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -24,7 +24,7 @@ use support::reading::Shared;
 use support::streaming::{self, FromFn};
 use support::{ECHO, HANG, NOTE, Setup, WAIT, bytes};
 
-/// A fabric whose links can be read through.
+/// Returns a fabric whose links can read the peer's memory.
 fn readable() -> (Arc<Fabric>, Arc<Shared>) {
     let memory = Arc::new(Shared::default());
     (Arc::new(Fabric::readable(&memory)), memory)
@@ -34,7 +34,7 @@ async fn is_up(t: &Setup) -> bool {
     t.caller.connection().await.unwrap().transport().why_not_rdma.is_none()
 }
 
-/// Waits, in virtual time, until calls travel by the better link again.
+/// Waits, in virtual time, until calls go by the upgraded link again.
 async fn up_again(t: &Setup) {
     while !is_up(t).await {
         sleep(Duration::from_millis(10)).await;
@@ -106,7 +106,7 @@ async fn what_prevents_a_link_is_tried_again_too() {
     }
 }
 
-/// The fabric, seen from a side that lacks something.
+/// The fabric on a side that lacks something.
 #[derive(Debug)]
 struct Lacking {
     inner: ToFabric,
@@ -150,7 +150,7 @@ impl Upgrade for Lacking {
     }
 }
 
-/// A client and a server of which each may lack something.
+/// Returns a client and a server, each of which may lack something.
 fn lacking(client: Option<Reason>, server: Option<Reason>) -> (Setup, impl Fn()) {
     let fabric = Arc::new(Fabric::default());
     let reasons = [client, server].map(|reason| Arc::new(Mutex::new(reason)));
@@ -237,7 +237,7 @@ async fn long_messages_are_read_and_not_sent() {
     assert_eq!(memory.reads.load(Ordering::Relaxed), 6, "three each way");
     let traffic = connection.traffic();
     assert!(traffic.stream.bytes_sent + traffic.upgraded.bytes_sent < 4000, "{traffic:?}");
-    // The last DONE follows the answer it is for.
+    // The last DONE follows the answer that it is for.
     while memory.exposed() > 0 {
         tokio::task::yield_now().await;
     }
@@ -301,7 +301,7 @@ async fn a_call_cancelled_while_its_request_is_read_is_not_executed() {
     assert!(call.await.is_err());
     assert_eq!(memory.exposed(), 1, "the server may be reading it");
     memory.stall.store(false, Ordering::Relaxed);
-    // What arrives makes it read.
+    // An arriving frame makes it read.
     assert_eq!(t.call(ECHO, "x").await.unwrap(), "x");
     while memory.exposed() > 0 {
         sleep(Duration::from_millis(1)).await;
@@ -395,7 +395,7 @@ async fn a_hung_reader_harms_nobody_else() {
     stuck.abort();
 }
 
-/// Items, with pauses between some of them.
+/// Returns items, with pauses between some of them.
 fn paced(count: usize, len: usize) -> impl Stream<Item = Result<Bytes>> + Send {
     let (mut next, mut pause) = (0, Box::pin(sleep(Duration::ZERO)));
     FromFn(move |cx: &mut TaskContext<'_>| {
@@ -449,7 +449,7 @@ async fn streams_of_all_kinds_go_on_when_links_die() {
         let deaths = async {
             loop {
                 sleep(Duration::from_millis(3)).await;
-                // Before the first link there is none.
+                // The list is empty until the first link is made.
                 fabric.links.lock().unwrap().last().inspect(|link| link.cut());
             }
         };
@@ -474,7 +474,7 @@ async fn the_next_message_of_a_stream_is_made_while_the_peer_reads_the_last() {
     }
     let taken = Arc::<AtomicUsize>::default();
     let (taking, reading) = (taken.clone(), memory.clone());
-    // Each is a message, and by then the window has room for several.
+    // Each item is a message, and by now the window has room for several.
     let items = FromFn(move |_: &mut TaskContext<'_>| {
         let n = taking.fetch_add(1, Ordering::Relaxed);
         reading.stall.store(n >= 100, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What handlers may do, and what becomes of a session when they, or the runtimes around them, misbehave.
+//! The rights of handlers, and the fate of a session when they or their runtimes misbehave.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -25,7 +25,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use support::peer::{Peer, hello};
 use support::{ECHO, HANG, call, default, host, info, plain, streaming};
 
-/// A service whose every method is this function.
+/// A service with this function as every method.
 struct By<F>(Arc<ServiceInfo>, F);
 
 impl<F: Fn(usize, IncomingCall) -> HandlerFuture + Send + Sync + 'static> Service for By<F> {
@@ -76,13 +76,13 @@ async fn a_handler_is_polled_on_the_spot_and_again_in_a_task_of_its_own() {
             if seen.len() < 2 { Poll::Pending } else { Poll::Ready(ok()) }
         }))
     }));
-    // The second poll comes of itself: nothing that the first one's waker was given to could be lost.
+    // The second poll comes by itself, so no wake-up is lost although the first waker does nothing.
     assert_eq!(call(&caller, &info("test"), ECHO, "").await.unwrap(), "ok");
     let tasks = tasks.lock().unwrap();
     assert!(tasks.len() == 2 && tasks[0] != tasks[1], "{tasks:?}");
 }
 
-/// An error that no message can say is one of the handler's, and not of the connection.
+/// An error that no message can carry fails the handler's call, not the connection.
 #[tokio::test]
 async fn an_error_with_more_attachments_than_a_message_has_ends_its_stream_as_internal() {
     let run = |_, request: IncomingCall| -> HandlerFuture {
@@ -115,7 +115,7 @@ async fn a_handler_that_is_always_ready_does_not_starve_its_connection() {
                 let (sender, mut items) = tokio::sync::mpsc::unbounded_channel();
                 (0..ITEMS).for_each(|i| sender.send(i).unwrap());
                 drop(sender);
-                // Each item is there at once. What makes it wait is that tokio's resources take turns.
+                // All items are ready. Only tokio's cooperative budget makes the receiver wait.
                 while items.recv().await.is_some() {
                     counter.fetch_add(1, Ordering::Relaxed);
                 }
@@ -194,7 +194,7 @@ async fn a_status_that_a_handler_passes_on_does_not_repeat_its_own_call() {
     let counter = runs.clone();
     let caller = in_process(by(move |_, _| {
         counter.fetch_add(1, Ordering::Relaxed);
-        // What a call to a third party has ended with.
+        // The status of a call to a third party.
         let status = Status::new(Code::Unavailable, "not there")
             .with_executed(Executed::No)
             .with_blame(Blame::Environment);
@@ -221,7 +221,7 @@ impl Connector for Across {
     }
 }
 
-/// On the current runtime, of a host that runs on `there`.
+/// Returns a caller on the current runtime, of a host that runs on `there`.
 fn caller_of(host: &Arc<ServerCore>, there: Handle) -> RawChannel {
     RawChannel::new(Across(host.clone(), there), plain(Limits::default()))
 }
@@ -259,7 +259,7 @@ fn a_channel_whose_runtime_is_shut_down_ends_its_calls_and_makes_no_more() {
             let _here = here.enter();
             caller_of(&host, there.handle().clone())
         };
-        // The call is awaited on the server's runtime, which lives on.
+        // The call is awaited on the server's runtime, which goes on.
         let hanging = there.spawn(call(&caller, &info("test"), HANG, "").into_future());
         there.block_on(seen.started.notified());
         drop(here);
@@ -289,7 +289,7 @@ fn everything_may_be_dropped_with_its_runtime_in_mid_call() {
     drop(t);
 }
 
-/// A connector that panics is a failed attempt, not the end of the channel.
+/// A connector that panics is a failed attempt, and the channel goes on.
 #[tokio::test]
 async fn a_connector_that_panics_fails_its_calls_only() {
     struct Once(AtomicUsize, support::Near);
@@ -309,7 +309,7 @@ async fn a_connector_that_panics_fails_its_calls_only() {
     assert_eq!(call(&caller, &info("test"), ECHO, "x").await.unwrap(), "x");
 }
 
-/// A cancelled handler is there until its task is dropped; the call that gets its place does not come to run beside it.
+/// A cancelled handler exists until its task is dropped. The call that gets its place must not run beside it.
 #[tokio::test]
 async fn handlers_that_were_cancelled_count_until_they_are_dropped() {
     struct Alive(Arc<AtomicUsize>);

@@ -1,4 +1,4 @@
-//! Peers that break the rules: each loses its own connection, hears why, and harms nobody else.
+//! Peers that break the rules: each loses its own connection, is told why, and harms nobody else.
 
 mod support;
 
@@ -44,7 +44,7 @@ fn down(epoch: u32, rx_seq: u32) -> BytesMut {
 
 type Offence = fn(&mut Peer);
 
-/// Each is one thing too many for a server, with words that the reason has.
+/// Offences against a server, with words that its reason must contain.
 const OF_CLIENTS: &[(&str, Offence)] = &[
     ("comes again", |p| p.hello(&hello())),
     ("is not the next number", |p| {
@@ -140,7 +140,7 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
     ("metadata.key: is empty", |p| with_metadata(p, b"\0\x01k\0\0")),
 ];
 
-/// A call with this metadata block.
+/// Sends a call with this metadata block.
 fn with_metadata(peer: &mut Peer, block: &[u8]) {
     peer.bind();
     peer.request_with(1, ECHO, block, b"");
@@ -163,7 +163,7 @@ async fn a_client_that_breaks_a_rule_is_told_which_and_harms_nobody_else() {
     assert!(!hanging.is_finished());
 }
 
-/// Neither side reads what the other said not to send, and both go on.
+/// Neither side reads metadata above its limit, and both go on.
 #[tokio::test]
 async fn metadata_over_the_limit_cost_their_call_only() {
     let t = default();
@@ -255,12 +255,12 @@ async fn absurd_hellos_are_refused_and_strict_ones_are_kept_to() {
     assert_eq!(next.len, 1024);
 }
 
-/// A peer that asks and asks and does not read what it is told is answered once, or closed; it is not kept for.
+/// A peer that keeps asking without reading the answers is answered once, or closed. Its answers do not pile up.
 #[tokio::test]
 async fn floods_do_not_fill_memory() {
     let t = default();
 
-    // Of PINGs only the last one is answered. The peer begins to read when the server has taken all of them.
+    // Only the last PING is answered. The peer begins to read when the server has received all of them.
     let mut peer = intruder(&t);
     peer.hello(&hello());
     for token in 1..=200_000 {
@@ -302,7 +302,7 @@ fn bind(service: u16) -> BytesMut {
     encoded(|out| bind.encode(out))
 }
 
-/// WIRE.md section 3.5: the call ends as one of a service that was not announced, and harms no other.
+/// WIRE.md section 3.5: the call ends like one of a service that was not announced, and harms no other.
 #[tokio::test]
 async fn a_request_before_its_bind_is_whole_is_not_implemented() {
     let t = default();
@@ -325,7 +325,7 @@ async fn offers_whose_answers_are_not_read_end_the_connection() {
     let t = default();
     let mut peer = intruder(&t);
     peer.hello(&hello());
-    // Fill what the link holds first.
+    // Fill the link first.
     peer.bind();
     (1..=9).for_each(|call| peer.request(call, support::BIG, b"100000"));
     tokio::task::yield_now().await;
@@ -351,12 +351,12 @@ async fn requests_whose_answers_are_not_read_are_refused_and_then_end_the_connec
         }
     }
     until("the connection is closed", || t.host.connections().is_empty()).await;
-    // What the link holds, and ten; not thousands.
+    // As many as the link holds and ten, but not thousands.
     let runs = t.seen.runs();
     assert!((10..=100).contains(&runs), "{runs} answers of 100 KB were made");
 }
 
-/// The next answer to a call after this one.
+/// Returns the next answer to a call with a higher number.
 async fn answer_after(call: u64, peer: &mut Peer) -> Bytes {
     loop {
         let (header, payload) = peer.expect(FrameType::RESPONSE).await;
@@ -366,16 +366,16 @@ async fn answer_after(call: u64, peer: &mut Peer) -> Bytes {
     }
 }
 
-/// How many calls the server has run when no more are on their way to it.
+/// Returns how many calls the server has run, once no more are on their way to it.
 async fn settled(t: &Setup) -> u32 {
-    // On one thread, what has been sent is taken in while this waits for its turn.
+    // On one thread, frames that were sent are received while this yields.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
     t.seen.runs()
 }
 
-/// Its answer may wait with so many others that it is not looked for at once.
+/// The answer may wait with so many others that it is not searched for at once.
 #[tokio::test]
 async fn a_cancel_gives_the_place_of_an_answer_that_waits_to_the_next_call() {
     let mut few = Limits::default();
@@ -384,7 +384,7 @@ async fn a_cancel_gives_the_place_of_an_answer_that_waits_to_the_next_call() {
     let mut peer = intruder(&t);
     peer.hello(&hello());
     peer.bind();
-    // The first fills the link, as long as nobody reads. Some answers leave beside it.
+    // The first answer fills the link, because nobody reads. Some answers are sent beside it.
     peer.request(1, support::BIG, b"1000000");
     let mut last = 1;
     while settled(&t).await == last {
@@ -404,7 +404,7 @@ async fn a_cancel_gives_the_place_of_an_answer_that_waits_to_the_next_call() {
     assert_eq!(settled(&t).await, taken + 60, "there is no other place");
 }
 
-/// Refusals that wait for their turn to leave are no calls.
+/// Refusals that wait to be sent do not count as calls.
 #[tokio::test]
 async fn a_refusal_counts_calls_and_no_other_refusals() {
     let mut few = Limits::default();
@@ -413,7 +413,7 @@ async fn a_refusal_counts_calls_and_no_other_refusals() {
     let mut peer = intruder(&t);
     peer.hello(&hello());
     peer.bind();
-    // The first fills the link, as long as nobody reads.
+    // The first answer fills the link, because nobody reads.
     peer.request(1, support::BIG, b"1000000");
     peer.request(2, HANG, b"");
     until("both run", || t.seen.runs() == 2).await;
@@ -426,7 +426,7 @@ async fn a_refusal_counts_calls_and_no_other_refusals() {
     }
 }
 
-/// Each is one thing too many for a client that waits for the answer to call 1.
+/// Offences against a client that waits for the answer to call 1, with words that its reason must contain.
 const OF_SERVERS: &[(&str, Offence)] = &[
     ("was never made", |p| p.respond(2, b"")),
     ("goes to a side that serves nothing", |p| p.bind()),
@@ -526,7 +526,7 @@ async fn the_reason_of_a_close_reaches_the_caller() {
     }
 }
 
-/// A call that only waited was not answered: such a connection was of no use.
+/// A call that only waited was not answered, so the connection counts as useless.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ends_every_connection_when_it_is_called_is_not_tried_without_a_pause() {
     let (caller, mut links, _) = played();

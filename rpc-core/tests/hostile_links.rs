@@ -1,5 +1,5 @@
-//! Peers that break the rules of moving between links and of described messages: each loses its connection, or the link,
-//! and harms nobody else.
+//! Peers that break the rules of upgrades and of described messages. Each loses its connection or the link, and harms
+//! nobody else.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::peer::{Peer, hello, request};
 use support::reading::{self, Shared};
 use support::{BIG, ECHO, HANG, Setup, setup, until};
 
-/// A client of the server's, with an upgraded link to it, that sends on either what a test wants.
+/// A client with an upgraded link to the server. It sends whatever a test wants on either link.
 struct Hostile {
     stream: Peer,
     link: Peer,
@@ -32,7 +32,7 @@ fn encoded(encode: impl FnOnce(&mut BytesMut)) -> BytesMut {
 }
 
 impl Hostile {
-    /// One that has been answered and has the server's UP.
+    /// Returns a client that has been answered and has received the server's UP.
     async fn answered(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>, features: u64) -> Self {
         let (near, far) = memory::pair();
         t.host.serve(far);
@@ -49,7 +49,7 @@ impl Hostile {
         Self { stream, link }
     }
 
-    /// One whose frames go by the upgraded link.
+    /// Returns a client whose frames go by the upgraded link.
     async fn risen(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>) -> Self {
         let mut hostile = Self::answered(t, fabric, memory, features::DESCRIBED).await;
         hostile.up(1, 1);
@@ -72,7 +72,7 @@ impl Hostile {
         self.link.session_frame(FrameType::DONE, 0, 0, done);
     }
 
-    /// Begins a REQUEST of which `rest` more bytes are to be read where `descriptor` says.
+    /// Begins a REQUEST with `rest` more bytes to be read from where `descriptor` says.
     fn describe(&mut self, call: u64, rest: u32, descriptor: &[u8]) {
         let begin = request(ECHO, b"");
         let total = (begin.len() as u32).wrapping_add(rest).to_le_bytes();
@@ -91,7 +91,7 @@ const MINE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
 type Offence = fn(&mut Hostile);
 
-/// Each is one thing too many, with words that the reason has.
+/// Offences, with words that the reason must contain.
 const OFFENCES: &[(&str, Offence)] = &[
     ("up: was said before", |h| h.up(1, 2)),
     ("up.epoch: was never offered", |h| h.up(2, 2)),
@@ -141,7 +141,7 @@ async fn a_client_that_breaks_a_rule_of_links_is_told_which_and_harms_nobody_els
     let t = with_fabric(&fabric, Policy::Auto);
     let hanging = t.spawn(HANG, "");
     t.seen.started.notified().await;
-    // Nothing is read: what is described stays so.
+    // Nothing is read, so descriptions stay open.
     memory.stall.store(true, Ordering::Relaxed);
     for (words, offend) in OFFENCES {
         let mut hostile = Hostile::risen(&t, &fabric, &memory).await;
@@ -163,7 +163,7 @@ async fn as_many_may_be_described_as_a_down_can_name_and_all_are_asked_for() {
     memory.stall.store(true, Ordering::Relaxed);
     let mut hostile = Hostile::risen(&t, &fabric, &memory).await;
     hostile.describe_all(1..=125);
-    // The first is the BIND.
+    // The first frame is the BIND.
     while hostile.stream.expect(FrameType::ACK).await.0.rx_seq < 126 {}
     hostile.down(1, 0, &[]);
     let (_, down) = hostile.stream.expect(FrameType::DOWN).await;
@@ -199,7 +199,7 @@ async fn an_up_that_does_not_go_on_where_the_session_is_closes() {
     }
 }
 
-/// What a peer sends by a link before it says UP is kept, but not for ever.
+/// Frames that a peer sends by a link before UP are kept, but only up to a limit.
 #[tokio::test]
 async fn too_much_before_an_up_costs_the_link_and_the_session_goes_on() {
     let memory = Arc::new(Shared::default());
@@ -242,7 +242,7 @@ async fn a_message_is_answered_once() {
     }
 }
 
-/// The end of a connection with something described ends that, too.
+/// The end of a connection also ends what it has described.
 #[tokio::test]
 async fn what_is_described_to_a_peer_that_goes_is_forgotten() {
     let memory = Arc::new(Shared::default());
@@ -260,7 +260,7 @@ async fn what_is_described_to_a_peer_that_goes_is_forgotten() {
     assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
 }
 
-/// One that has a long answer described to it. Gives the number of its frame.
+/// Returns a client to which a long answer is described, and the number of its frame.
 async fn described(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>) -> (Hostile, u32) {
     let mut hostile = Hostile::risen(t, fabric, memory).await;
     hostile.link.request(1, BIG, b"200000");

@@ -1,5 +1,5 @@
-//! Peers that say anything: what they send is nearly right, in any order, by either link. One test alone, because it
-//! counts the panics of the process.
+//! Peers that send nearly valid frames in any order by either link. This file has only one test, because it counts the
+//! panics of the process.
 
 mod support;
 
@@ -22,7 +22,7 @@ use support::{BIG, ECHO, HANG, Setup, until};
 
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// What a client may say on a session that has begun, more or less often.
+/// Frame types that a client may send in a session that has begun, the more frequent ones repeated.
 const RIGHT: [FrameType; 13] = [
     FrameType::REQUEST,
     FrameType::REQUEST,
@@ -39,7 +39,7 @@ const RIGHT: [FrameType; 13] = [
     FrameType(0xbf),
 ];
 
-/// What it may not.
+/// Frame types that a client may not send.
 const WRONG: [FrameType; 8] = [
     FrameType::BIND,
     FrameType::RESPONSE,
@@ -51,7 +51,7 @@ const WRONG: [FrameType; 8] = [
     FrameType(0x3f),
 ];
 
-/// A number that is likely to matter.
+/// Returns a number that is likely to matter.
 fn number(rng: &mut Rng) -> u32 {
     match rng.u8(..20) {
         0 => u32::MAX - rng.u32(..3),
@@ -62,7 +62,7 @@ fn number(rng: &mut Rng) -> u32 {
     }
 }
 
-/// A payload as it is right for this type.
+/// Returns a valid payload for this frame type.
 fn payload(kind: FrameType, flags: u8, rng: &mut Rng) -> Vec<u8> {
     let mut out = BytesMut::new();
     match kind {
@@ -101,7 +101,7 @@ fn payload(kind: FrameType, flags: u8, rng: &mut Rng) -> Vec<u8> {
     out.to_vec()
 }
 
-/// Some frame, right more often than not.
+/// Returns a frame that is valid more often than not.
 fn frame(seq: &mut u32, rng: &mut Rng) -> Option<(Header, Vec<u8>)> {
     let kind =
         if rng.u8(..30) == 0 { WRONG[rng.usize(..WRONG.len())] } else { RIGHT[rng.usize(..RIGHT.len())] };
@@ -132,7 +132,7 @@ fn frame(seq: &mut u32, rng: &mut Rng) -> Option<(Header, Vec<u8>)> {
     if rng.u8(..50) == 0 {
         header.rx_seq = number(rng);
     }
-    // A link gives no header to a session that is wrong in itself.
+    // A link rejects headers that are malformed in themselves before the session sees them.
     let bytes: [u8; HEADER_LEN] = header.encode();
     let header = Header::decode(&bytes).ok()?;
     *seq += u32::from(!kind.is_link());
@@ -159,7 +159,7 @@ async fn speak(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>, rng: &mut 
     seq += 1;
     for _ in 0..rng.usize(1..40) {
         let Some((header, payload)) = frame(&mut seq, rng) else { continue };
-        // Session frames mostly by the link that they belong on, link frames mostly by the other.
+        // Session frames go mostly by the link that they belong on, link frames mostly by the other.
         let by_stream = header.kind.is_link() != (rng.u8(..50) == 0);
         if by_stream { &mut stream } else { &mut link }.send(header, payload);
         if rng.bool() {
@@ -173,7 +173,7 @@ async fn speak(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>, rng: &mut 
 async fn whatever_a_client_says_nobody_else_is_harmed() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        // A handler may be called that does it on purpose.
+        // A called handler may panic on purpose.
         if info.payload().downcast_ref() != Some(&"as it was told to") {
             PANICS.fetch_add(1, Ordering::Relaxed);
             report(info);

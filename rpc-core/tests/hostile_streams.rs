@@ -1,4 +1,4 @@
-//! Peers that break the rules of streams: each loses its own connection, hears why, and harms nobody else.
+//! Peers that break the rules of streams: each loses its own connection, is told why, and harms nobody else.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -16,7 +16,7 @@ use support::peer::{Peer, hello};
 use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, WAIT, default, setup};
 use support::until;
 
-/// A client with streams that takes so much of each, and has announced the service.
+/// Returns a client with small windows that has announced the service.
 async fn greeted(t: &Setup) -> Peer {
     let (near, far) = memory::pair();
     t.host.serve(far);
@@ -74,7 +74,7 @@ fn stop() -> BytesMut {
 
 type Offence = fn(&mut Peer);
 
-/// Each is one thing too many for a server, with words that the reason has.
+/// Offences against a server, with words that its reason must contain.
 const OFFENCES: &[(&str, Offence)] = &[
     ("beyond the window", |p| {
         p.request(1, FIRST, b"");
@@ -131,7 +131,7 @@ const OFFENCES: &[(&str, Offence)] = &[
     }),
     ("item.body", |p| {
         p.request(1, SUM, b"");
-        // Read by who takes the items, not where they arrive.
+        // Decoded by the reader of the items, not where they arrive.
         p.session_frame(FrameType::ITEM, 1, 0, "\x01\0\0\0\x06\0\0\0\0\x10\0\0\0\0\0");
     }),
 ];
@@ -149,7 +149,7 @@ async fn a_client_that_breaks_a_rule_of_streams_is_told_which_and_harms_nobody_e
     }
 }
 
-/// WIRE.md section 5.4: a server does not tell it from one that has ended.
+/// WIRE.md section 5.4: a server treats such a call like one that has ended.
 #[tokio::test]
 async fn frames_of_streams_for_a_unary_call_are_ignored() {
     let t = default();
@@ -207,7 +207,7 @@ async fn a_window_is_kept_to_and_one_item_of_any_length_goes_beyond() {
     assert_eq!((header.call, ItemHead::count(&payload)), (1, Ok(5)));
 }
 
-/// The client may have no clock of its own for the call.
+/// The client may have no timer of its own for the call.
 #[tokio::test(start_paused = true)]
 async fn a_client_is_told_that_the_deadline_has_ended_a_stream() {
     let t = default();
@@ -250,12 +250,12 @@ async fn streams_whose_ends_are_not_read_are_refused_and_then_end_the_connection
         tokio::task::yield_now().await;
     }
     until("the connection is closed", || t.host.connections().is_empty()).await;
-    // What the link holds, and ten.
+    // As many as the link holds, and ten.
     let runs = t.seen.runs();
     assert!((10..=1000).contains(&runs), "{runs} streams of 1 KB were made");
 }
 
-/// A beginning is no answer: its call has a place already.
+/// The beginning of a stream does not count as an answer: its call has a place already.
 #[tokio::test]
 async fn as_many_streams_may_begin_as_there_are_places() {
     let mut few = Limits::default();
@@ -266,7 +266,7 @@ async fn as_many_streams_may_begin_as_there_are_places() {
     let mut peer = Peer::new(near);
     peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
     peer.bind_to(t.stub.service());
-    // The first fills the link, as long as nobody reads.
+    // The first answer fills the link, because nobody reads.
     peer.request(1, COUNT, b"1 600000");
     for call in 2..=10 {
         peer.request(call, FOREVER, b"");

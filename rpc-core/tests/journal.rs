@@ -1,5 +1,4 @@
-//! What callers are told of their calls while connections die under them, held against what the server has written
-//! down.
+//! The outcomes of calls while connections die, compared with the journal that the server has kept.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -21,10 +20,10 @@ use support::{NOTE, Setup, default, until};
 const CALLS: usize = 10_000;
 const CALLERS: usize = 16;
 
-/// Every so many calls a connection dies.
+/// The average number of calls between two deaths of a connection.
 const LIFE: usize = 60;
 
-/// A call's argument: its number, and a length that is its own; every seventh goes in fragments.
+/// Returns a call's argument: its number, in a length that depends on it. Every seventh argument goes in fragments.
 fn argument(id: usize) -> Bytes {
     let len = if id.is_multiple_of(7) { 150_000 } else { 16 + id % 500 };
     let mut argument = vec![0; len];
@@ -36,8 +35,8 @@ fn id(argument: &Bytes) -> usize {
     u64::from_le_bytes(argument[..8].try_into().unwrap()) as usize
 }
 
-/// Makes calls, each with its own number, and gives what became of them. One that was certainly not executed is made
-/// again, trusting that.
+/// Makes calls, each with its own number, and returns their outcomes. A call that was certainly not executed is made
+/// again.
 async fn make_calls(t: Arc<Setup>, begun: Arc<AtomicUsize>) -> Vec<(usize, Result<Bytes>)> {
     let mut outcomes = Vec::new();
     let mut id = begun.fetch_add(1, Ordering::Relaxed);
@@ -55,7 +54,7 @@ async fn make_calls(t: Arc<Setup>, begun: Arc<AtomicUsize>) -> Vec<(usize, Resul
     outcomes
 }
 
-/// Lets connections die, in one way or another, until `done`.
+/// Kills connections in several ways until `done`.
 async fn kill(t: Arc<Setup>, begun: Arc<AtomicUsize>, done: Arc<AtomicBool>) {
     let mut rng = fastrand::Rng::with_seed(7);
     let mut next = LIFE;
@@ -67,10 +66,10 @@ async fn kill(t: Arc<Setup>, begun: Arc<AtomicUsize>, done: Arc<AtomicBool>) {
         next = begun.load(Ordering::Relaxed) + rng.usize(1..2 * LIFE);
         let tap = t.tap();
         match rng.u32(..4) {
-            // What is on its way arrives, in one direction at least.
+            // Frames on their way still arrive, in one direction at least.
             0 => tap.cut(),
             1 => tap.close(),
-            // Requests are lost, answers are not; or the other way round.
+            // Requests are lost and answers are not, or the other way round.
             2 => tap.deaf.store(true, Ordering::Relaxed),
             _ => tap.mute.store(true, Ordering::Relaxed),
         }
@@ -101,7 +100,7 @@ async fn every_outcome_agrees_with_the_journal(t: Setup) {
         *journal.entry(id(note)).or_insert(0) += 1;
     }
     let mut last = HashMap::new();
-    // The last outcome of each: before it are those that were certainly not executed.
+    // The last outcome of each call. All earlier ones were "certainly not executed".
     for (id, outcome) in &outcomes {
         last.insert(*id, outcome);
     }
@@ -135,7 +134,7 @@ async fn with_an_upgraded_link() {
     let fabric = Arc::new(Fabric::default());
     let t = with_fabric(&fabric, Policy::Auto);
     let stop = Arc::new(AtomicBool::new(false));
-    // Better links die even more often, and by themselves.
+    // Upgraded links die even more often, and on their own.
     let killer = tokio::spawn({
         let (fabric, stop) = (fabric.clone(), stop.clone());
         async move {

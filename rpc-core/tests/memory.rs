@@ -17,16 +17,16 @@ use tokio::runtime::Builder;
 use support::peer::{Peer, hello, played_with};
 use support::{ECHO, call, info, plain, setup};
 
-/// What the process may have, in KiB, and the length of a message that it has no room for.
+/// The memory of the process in KiB, and the length of a message that does not fit into it.
 const MEMORY: usize = 512 << 10;
 const LENGTH: u32 = 600 << 20;
 
 const PART: usize = 128 << 10;
 
-/// Set for the process whose memory is limited.
+/// An environment variable of the process whose memory is limited.
 const LIMITED: &str = "FARCALL_TEST_LIMITED";
 
-/// The address space of a process of its own is limited.
+/// Runs itself in another process, whose address space is limited.
 #[test]
 fn a_message_that_memory_has_no_room_for_ends_its_call_and_not_the_process() {
     let name = "a_message_that_memory_has_no_room_for_ends_its_call_and_not_the_process";
@@ -52,14 +52,14 @@ async fn send_long(peer: &mut Peer, kind: FrameType, of: u64) {
     peer.begin(kind, of, LENGTH, b"");
     for _ in 0..LENGTH as usize / PART {
         peer.session_frame(FrameType::FRAGMENT, of, 0, part.clone());
-        // Its reader has its turn.
+        // Let the reader run.
         tokio::task::yield_now().await;
         tokio::task::yield_now().await;
     }
 }
 
 async fn in_little_memory() {
-    // A server has no room for a request.
+    // A server without memory for a request.
     let t = setup(plain(Limits::default()), plain(large()));
     let (near, far) = memory::pair();
     t.host.serve(far);
@@ -75,7 +75,7 @@ async fn in_little_memory() {
 
     #[cfg(feature = "zstd")]
     {
-        // Nor for what a short one says that it is unpacked: a frame with that content size and an empty block.
+        // Nor for the unpacked length that a short request claims: a frame with that content size and an empty block.
         let mut short = vec![0, 0, ECHO as u8, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         short.extend_from_slice(&LENGTH.to_le_bytes());
         short.extend_from_slice(&[0, 0x28, 0xb5, 0x2f, 0xfd, 0xa0]);
@@ -87,11 +87,11 @@ async fn in_little_memory() {
         assert!(header.call == 3 && words.contains("no memory"), "{words}");
     }
 
-    // One that is neither a request nor an answer can't be refused.
+    // A message that is neither a request nor an answer can't be refused.
     send_long(&mut peer, FrameType::ITEM, 2).await;
     peer.expect_close(CloseCode::Internal, "no memory").await;
 
-    // A client has none for an answer.
+    // A client without memory for an answer.
     let (caller, mut links, _) = played_with(memory::pair, large());
     let ask = |text: &'static str| tokio::spawn(call(&caller, &info("test"), ECHO, text).into_future());
     let answer = ask("x");

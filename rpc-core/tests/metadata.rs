@@ -1,4 +1,5 @@
-//! Metadata between peers of all versions, and when a link is lost. What applications see is tested through the facade.
+//! Metadata between peers of all versions, and when a link is lost. The application's view is tested through the
+//! facade.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -34,7 +35,7 @@ use support::peer::{Peer, hello, played};
 use support::reading::Shared;
 use support::{ECHO, Near, WAIT, bytes, info, plain, streaming};
 
-/// Sends back what it is sent, metadata too: as initial ones before it waits, and as trailing ones after that.
+/// Returns its arguments and metadata: as initial metadata before it waits, and as trailing ones after that.
 struct Mirror {
     info: Arc<ServiceInfo>,
     started: Arc<Notify>,
@@ -83,7 +84,8 @@ fn near(mirror: Mirror, settings: Settings) -> Near {
     Near { hosts: Arc::new(Mutex::new(vec![host])), taps: Arc::default() }
 }
 
-/// The link is lost while the request is read by it, and then, after the caller has moved up again, while the answer is.
+/// The link is lost while it reads the request. The caller moves up again, and the link is lost while it reads the
+/// answer.
 #[tokio::test(start_paused = true)]
 async fn metadata_survive_a_fall_back() {
     let memory = Arc::new(Shared::default());
@@ -126,7 +128,7 @@ async fn a_call_with_metadata_is_not_made_at_a_server_that_takes_none() {
     assert_eq!(error.blame(), Blame::Environment);
     assert!(error.message().contains("test/echo") && error.message().contains("upgrade it"), "{error}");
 
-    // The same without any is.
+    // A call without metadata is executed.
     let task = tokio::spawn(call(&caller, ECHO, "x".into()).with_metadata(Metadata::new()).into_future());
     let (header, payload) = peer.expect(FrameType::REQUEST).await;
     assert!(payload.ends_with(b"\0x"));
@@ -152,7 +154,7 @@ async fn an_answer_goes_without_metadata_to_a_client_that_takes_none() {
     }
 }
 
-/// The trailers of a stream are held against the limit, and a block that is none ends the connection.
+/// The trailers of a stream are checked against the limit. A malformed block ends the connection.
 #[tokio::test]
 async fn an_end_with_bad_metadata_is_no_good_end() {
     let (caller, mut links, _) = played();
@@ -183,7 +185,7 @@ async fn an_end_with_bad_metadata_is_no_good_end() {
     assert_eq!(stream.end_reason(), Some(EndReason::ConnectionLost));
 }
 
-/// Streams items behind so many bytes of metadata; `"LEN ITEMS"`, and none of fewer is the last.
+/// Streams items after initial metadata of a given length; the argument is `"LEN ITEMS"`.
 struct Rows(Arc<ServiceInfo>);
 
 impl Service for Rows {
@@ -195,7 +197,7 @@ impl Service for Rows {
         let info = self.0.clone();
         Box::pin(async move {
             let n = streaming::numbers(&request.payload);
-            // It is a task when the answer begins.
+            // By the time the answer begins, the handler is a task.
             tokio::task::yield_now().await;
             let initial = vec![7; n[0]];
             Context::current()
@@ -212,7 +214,7 @@ impl Service for Rows {
     }
 }
 
-/// A client of [`Rows`], and what keeps its server.
+/// Returns a client of [`Rows`], and the server, which must be kept alive.
 async fn reader(hello: Hello) -> (Peer, Arc<ServerCore>) {
     let host = ServerCore::new(vec![Arc::new(Rows(streaming::info()))], plain(Limits::default())).unwrap();
     let (near, far) = memory::pair();
@@ -224,7 +226,7 @@ async fn reader(hello: Hello) -> (Peer, Arc<ServerCore>) {
     (peer, host)
 }
 
-/// Frames of the least length are too short for the beginning, but not for the items behind it.
+/// Frames of the least length are too short for the beginning, but not for the items after it.
 #[tokio::test]
 async fn items_do_not_overtake_the_metadata_before_them() {
     let (mut peer, _host) = reader(Hello { max_frame: 1024, ..hello() }).await;

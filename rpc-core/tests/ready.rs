@@ -28,7 +28,7 @@ fn secs(n: u64) -> Duration {
 struct Door {
     server: Arc<Mutex<Option<Arc<ServerCore>>>>,
     tries: Arc<AtomicU32>,
-    /// Whose fault it is else.
+    /// The blame for a failure to connect.
     blame: Blame,
 }
 
@@ -60,7 +60,7 @@ fn with(waits: bool, blame: Blame) -> Setup {
     with_pauses(waits, blame, 50, 10_000)
 }
 
-/// The first and the longest pause in milliseconds.
+/// Returns a setup with these pauses between attempts in milliseconds, the first and the longest.
 fn with_pauses(waits: bool, blame: Blame, first: u64, longest: u64) -> Setup {
     let (server, tries) = (Arc::default(), Arc::new(AtomicU32::new(0)));
     let door = Door { server: Arc::clone(&server), tries: tries.clone(), blame };
@@ -71,7 +71,7 @@ fn with_pauses(waits: bool, blame: Blame, first: u64, longest: u64) -> Setup {
 }
 
 impl Setup {
-    /// A server comes; gives the one that was there.
+    /// Makes a new server reachable. Returns the former one.
     fn comes(&self) -> Option<Arc<ServerCore>> {
         let (host, _) = host(plain(Limits::default()));
         self.server.lock().unwrap().replace(host)
@@ -125,7 +125,7 @@ async fn a_call_that_waits_ends_at_its_deadline_and_says_why() {
     assert_eq!(began.elapsed().as_secs(), 5);
     assert_eq!((error.code(), error.executed()), (Code::DeadlineExceeded, Executed::No));
     assert!(error.message().contains("not connected to db1:7400 after 5.0s"), "{error}");
-    // After 50 ms, at once and so on: 6.4 s would be the eighth, a quarter more or less.
+    // Attempts follow after 50 ms, 100 ms and so on. The eighth would be after 6.4 s, a quarter more or less.
     let said = error.source().unwrap().to_string();
     assert!(["6th", "7th", "8th"].iter().any(|nth| said.contains(nth)), "{error:#}");
 }
@@ -137,7 +137,7 @@ async fn a_call_that_waits_does_not_try_again_and_again() {
     for call in calls.map(|call| tokio::spawn(call.into_future())).collect::<Vec<_>>() {
         call.await.unwrap().unwrap_err();
     }
-    // 10 s is the longest pause, a quarter more or less.
+    // The longest pause is 10 s, a quarter more or less.
     let tries = t.tries.load(Ordering::Relaxed);
     assert!((55..=90).contains(&tries), "{tries}");
 }
@@ -169,7 +169,7 @@ async fn a_call_waits_for_a_server_that_has_gone_to_come_back() {
     assert_eq!(waiting.await.unwrap().unwrap(), "x");
 }
 
-/// A server that is back, during the pause of a minute after an attempt that failed before it was.
+/// Returns a setup whose server is back, but during a pause of one minute after a failed attempt.
 async fn back_too_early() -> Setup {
     let t = with_pauses(false, Blame::Environment, 60_000, 60_000);
     t.call().await.unwrap_err();
@@ -214,12 +214,12 @@ async fn the_first_pause_and_the_longest_can_be_set() {
         t.call().await.unwrap_err();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // After 1 s, 2 s, and 3 s each, a quarter more or less.
+    // The pauses are 1 s, 2 s, and then 3 s each, a quarter more or less.
     let tries = t.tries.load(Ordering::Relaxed);
     assert!((17..=27).contains(&tries), "{tries}");
 }
 
-/// Several peers, of which some can be reached.
+/// Several peers, some of which can be reached.
 struct Doors([Arc<Mutex<Option<Arc<ServerCore>>>>; 2]);
 
 impl Connector for Doors {
@@ -259,7 +259,7 @@ async fn calls_return_to_the_first_peer_when_it_is_back() {
     assert_eq!(echo().await.unwrap(), "x");
     until("the second is left", || second.connections().is_empty()).await;
 
-    // And away from it when it is gone, once more.
+    // And away from it once more when it is gone.
     doors[0].lock().unwrap().take();
     first.close();
     until("the first is gone", || first.connections().is_empty()).await;

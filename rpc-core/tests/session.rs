@@ -1,4 +1,4 @@
-//! Sessions over the in-memory link: calls, and moving between links.
+//! Sessions over the in-memory link: calls, and moves between links.
 
 mod support;
 
@@ -55,7 +55,7 @@ async fn dropping_a_call_drops_its_handler() {
     t.seen.started.notified().await;
     call.abort();
     t.seen.dropped.notified().await;
-    // The connection is none the worse.
+    // The connection still works.
     assert_eq!(t.call(ECHO, "still here").await.unwrap(), "still here");
 }
 
@@ -134,7 +134,7 @@ async fn an_unknown_service_or_method_is_named() {
     let error = call.await.unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);
     assert!(error.message().contains("brand_new"), "{error}");
-    // The methods that both have go on, whatever their index.
+    // The methods that both sides have still work, whatever their index.
     let call: Echo = Stub::new(t.caller.clone(), newer.clone()).call(1, Ok(Payload::from_body("x".into())));
     assert_eq!(call.await.unwrap(), "x");
 }
@@ -152,7 +152,7 @@ impl Service for Named {
     }
 }
 
-/// Nobody can call it, so nobody may serve it.
+/// No client could call such a service, so no server may serve it.
 #[tokio::test]
 async fn a_service_with_longer_names_than_the_wire_takes_is_an_error_on_both_sides() {
     let t = default();
@@ -304,7 +304,7 @@ async fn a_silent_peer_is_given_up() {
     assert!(error.message().contains("liveness.connect_ms"), "{error}");
 }
 
-/// Takes connections and closes them, as an overloaded proxy does.
+/// Accepts connections and closes them, like an overloaded proxy.
 struct Closing(Arc<AtomicU32>);
 
 impl Connector for Closing {
@@ -330,7 +330,7 @@ async fn a_server_that_closes_at_once_is_not_tried_without_pause() {
         assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // 50 ms, then twice as long each time, at most 2 s; a quarter more or less.
+    // Pauses of 50 ms, then twice as long each time up to 2 s, a quarter more or less.
     let attempts = attempts.load(Ordering::Relaxed);
     assert!((15..=30).contains(&attempts), "{attempts} attempts in 30 s");
 }

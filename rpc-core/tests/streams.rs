@@ -117,7 +117,7 @@ async fn what_is_streamed_is_sent_also_if_the_answer_begins_before_any_of_it() {
     peer.read();
     peer.hello(&with_streams());
     let (give_back, mut given_back) = mpsc::unbounded_channel();
-    // Where the call is made, and before anything else is done.
+    // Runs in the poll that makes the call, before anything else happens.
     near.at_next_poll(move || {
         peer.respond(1, b"");
         give_back.send(peer).ok().unwrap();
@@ -212,7 +212,7 @@ async fn a_server_that_has_enough_stops_its_client() {
     t.echo("still here").await;
 }
 
-/// Or it would say how many items there were before the last of them has arrived.
+/// Otherwise the END would report the number of items before the last of them has arrived.
 #[tokio::test]
 async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
     let (caller, mut links, taps) = played();
@@ -227,7 +227,7 @@ async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
     let mut peer = Peer::new(links.recv().await.unwrap());
     peer.hello(&with_streams());
     let left = |kind| taps.lock().unwrap()[0].count(kind);
-    // The link holds a part of the item; nobody reads.
+    // The link holds a part of the item, because nobody reads.
     until("the item has begun", || left(FrameType::FRAGMENT) > 0).await;
     peer.session_frame(FrameType::STOP, 1, 0, "\0");
     given_up.notified().await;
@@ -246,7 +246,7 @@ async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
 
 #[tokio::test]
 async fn who_is_stopped_while_it_makes_items_does_not_send_them() {
-    // What the test sends is delivered at once.
+    // Frames that the test sends are delivered at once.
     let (caller, mut links, _) = played_by(|| {
         let [near, far] = direct::pair();
         (near, far)
@@ -288,7 +288,7 @@ async fn a_clients_stream_that_fails_ends_its_call() {
 async fn a_deadline_ends_a_stream_on_both_sides() {
     let t = default();
     let mut stream = t.watch(FOREVER, "").timeout(Duration::from_millis(50)).await.unwrap();
-    // Its window is full.
+    // The stream's window is full.
     tokio::time::sleep(Duration::from_millis(60)).await;
     t.idle().await;
     let error = loop {

@@ -1,5 +1,5 @@
-//! Calls that end before they are done, by their deadline, by being dropped, or because nobody is there; and long ones
-//! that hold up nobody.
+//! Calls that end before they are done: by their deadline, by being dropped, or because nobody is there. And long calls
+//! that hold up no others.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
@@ -37,7 +37,7 @@ async fn what_is_left_of_a_deadline_is_what_the_server_hears() {
     let first = t.spawn(WAIT, "");
     t.seen.started.notified().await;
     let second = tokio::spawn(t.call(ECHO, "x").timeout(secs(10)).into_future());
-    // It waits for its turn.
+    // It waits for a place.
     tokio::time::sleep(secs(4)).await;
     t.seen.go.notify_one();
     first.await.unwrap().unwrap();
@@ -107,7 +107,7 @@ async fn a_call_that_has_expired_is_not_sent() {
     assert_eq!((t.seen.runs(), t.tap().count(FrameType::REQUEST)), (0, 0));
 }
 
-/// Never connects.
+/// A connector that never connects.
 struct Nowhere;
 
 impl Connector for Nowhere {
@@ -131,7 +131,7 @@ async fn a_deadline_that_passes_while_connecting_says_to_whom() {
 #[tokio::test]
 async fn a_long_request_that_is_dropped_gives_its_part_of_the_limits_back() {
     let t = default();
-    // Together far more than max_assembly, 256 MiB, one after the other and never finished.
+    // Together far more than max_assembly (256 MiB), one after the other and never finished.
     for round in 0..12 {
         let before = t.near.taps.lock().unwrap().last().map_or(0, |tap| tap.count(FrameType::FRAGMENT));
         let long = t.spawn(ECHO, vec![round; 60 << 20]);
@@ -151,7 +151,7 @@ async fn a_long_request_that_is_dropped_gives_its_part_of_the_limits_back() {
 async fn thousands_of_dropped_calls_leave_nothing_behind() {
     let t = few(64);
     for _ in 0..60 {
-        // More than have a place: some are dropped while they wait for one.
+        // More than there are places: some are dropped while they wait for one.
         let calls: Vec<_> = (0..100).map(|_| t.spawn(HANG, "")).collect();
         until("all places are taken", || t.seen.hanging() == 64).await;
         calls.iter().for_each(|call| call.abort());
@@ -169,7 +169,7 @@ async fn thousands_of_dropped_calls_leave_nothing_behind() {
         .await;
 }
 
-/// The longest time after which a peer that has fallen silent is found to be so.
+/// Returns the longest time until the silence of a peer is detected.
 fn bound() -> Duration {
     let liveness = farcall_core::config::Liveness::default();
     liveness.ping() * (liveness.missed_pings + 2)
@@ -182,7 +182,7 @@ async fn a_peer_that_falls_silent_is_found_in_time() {
         let t = if upgraded { with_fabric(&fabric, Policy::Auto) } else { default() };
         let hanging = t.spawn(HANG, "");
         t.seen.started.notified().await;
-        // Not the first look at the peer.
+        // Not during the first check of the peer.
         tokio::time::sleep(secs(7)).await;
         t.tap().silence();
         fabric.links.lock().unwrap().iter().for_each(|link| link.silence());
@@ -202,7 +202,7 @@ async fn a_peer_that_takes_its_time_is_not_taken_for_a_silent_one() {
     let error = t.call(HANG, "").timeout(secs(600)).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
     assert!(t.tap().count(FrameType::PING) >= 100);
-    // Nobody is asked while nobody waits.
+    // No PINGs are sent while no call waits.
     let pings = t.tap().count(FrameType::PING);
     tokio::time::sleep(secs(600)).await;
     assert!(t.tap().count(FrameType::PING) <= pings + 1);
@@ -210,7 +210,8 @@ async fn a_peer_that_takes_its_time_is_not_taken_for_a_silent_one() {
 
 const LONG: usize = 60 << 20;
 
-/// Of the long message's frames, most came after the last of the short ones that were sent when it had begun.
+/// Checks that most frames of the long message came after the last short one. The short ones were sent when the long
+/// one had begun.
 fn passed_by(frames: &[Passed], short: FrameType) {
     let last = frames.iter().rposition(|frame| frame.0 == short).unwrap();
     let long = |frames: &[Passed]| frames.iter().filter(|frame| frame.0 == FrameType::FRAGMENT).count();
@@ -253,7 +254,7 @@ async fn many_short_ones_do_not_stop_a_long_one() {
     let short: Vec<_> = (0..64)
         .map(|i| {
             let t = t.clone();
-            // Without an end: only the long one's end ends them.
+            // Without an end of their own, so they run until the long one ends.
             tokio::spawn(async move {
                 loop {
                     t.call(ECHO, bytes(50, i)).await.unwrap();

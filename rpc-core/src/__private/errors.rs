@@ -1,4 +1,4 @@
-//! How the server finds a status in the error of a method.
+//! Functions that find a status in the error of a method.
 
 use std::any::Any;
 use std::fmt;
@@ -7,11 +7,11 @@ use std::marker::PhantomData;
 use crate::call_error::CallError;
 use crate::status::Status;
 
-/// Returns the status in an error, if it is one, or has one.
+/// A function that returns the status if an error is one, or contains one.
 pub type StatusIn = for<'e> fn(&'e (dyn Any + 'static)) -> Option<&'e Status>;
 
-/// The type of an error, which generated code asks for [`status_in`](OtherError::status_in). For a [`CallError`] its own method
-/// answers, which the compiler prefers to that of the trait [`OtherError`].
+/// The type of an error, on which generated code calls [`status_in`](OtherError::status_in). For a [`CallError`] the
+/// compiler prefers the inherent method to that of the trait [`OtherError`].
 pub struct ErrorType<E>(pub(super) PhantomData<fn(E)>);
 
 impl<E> fmt::Debug for ErrorType<E> {
@@ -27,7 +27,7 @@ impl<E: 'static> ErrorType<CallError<E>> {
     }
 }
 
-/// The type of any other error.
+/// An error type other than [`CallError`].
 pub trait OtherError {
     /// Returns the function that finds the status.
     fn status_in(&self) -> StatusIn;

@@ -1,4 +1,4 @@
-//! A stream that a future passes on: so the stream's type holds all that the future borrows, each with its own lifetime.
+//! A stream that a future feeds, so that its type contains all that the future borrows, each with its own lifetime.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -8,13 +8,13 @@ use std::task::{Context, Poll};
 
 use crate::stream::Stream;
 
-/// Returns the stream that the future of `pass_on` passes on.
+/// Returns a stream of the items that the future of `pass_on` passes on.
 pub fn relay<T, F: Future<Output = ()>>(pass_on: impl FnOnce(Relayed<T>) -> F) -> Relay<T, F> {
     let place = Arc::new(Place(Mutex::new(None)));
     Relay { future: Some(Box::pin(pass_on(Relayed(place.clone())))), place }
 }
 
-/// Takes what is passed on.
+/// The end of a relay that the future passes items to.
 pub struct Relayed<T>(Arc<Place<T>>);
 
 /// The item that was passed on last, until it is taken.
@@ -32,7 +32,7 @@ impl<T> Relayed<T> {
         let mut stream = pin!(stream);
         while let Some(item) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await {
             self.0.replace(Some(item));
-            // Until the item is taken, which is at once, and another is asked for.
+            // Waits until the stream is polled again. The item is taken at once, so then another one is wanted.
             let mut is_taken = false;
             poll_fn(|_| if std::mem::replace(&mut is_taken, true) { Poll::Ready(()) } else { Poll::Pending })
                 .await;
@@ -46,9 +46,9 @@ impl<T> fmt::Debug for Relayed<T> {
     }
 }
 
-/// See [`relay`].
+/// The stream that [`relay`] returns.
 pub struct Relay<T, F> {
-    /// `None`: it has ended.
+    /// `None` once it has ended.
     future: Option<Pin<Box<F>>>,
     place: Arc<Place<T>>,
 }

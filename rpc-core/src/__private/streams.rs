@@ -1,4 +1,4 @@
-//! Methods that take or answer with streams.
+//! Support for methods that take or answer with streams.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,24 +16,25 @@ use crate::service::{Failure, Kind, Method, Outcome, Reply, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Stream, StreamItem, Streaming, Streams};
 
-/// What a codec does with the stream of items `I` that a method answers with, or the `R` in its place; see [`streamed`].
-/// The client gets a `Streaming<T, E>`.
+/// The codec's functions for a method that answers with a stream of items `I`, or with an `R` in its place; see
+/// [`streamed`]. The client gets a `Streaming<T, E>`.
 #[derive(Debug)]
 pub struct Streamed<I, T, E, R> {
     shape: fn(&mut Shape),
     encode: fn(&CallName<'_>, &I, &mut Encoder, StatusIn) -> Result<(), Reply>,
     refuse: fn(&CallName<'_>, &R, StatusIn) -> Reply,
-    /// How the status is found in an error among the items, and in one in their place.
+    /// Functions that find the status in an error among the items, and in an error in place of the stream.
     status_in: [StatusIn; 2],
     finish: FinishStream<Result<Streaming<T, E>, R>>,
     flat: Flat<I, T, E>,
 }
 
-/// What a codec does with a stream, and the types of the two errors.
+/// The codec's functions for a stream, and the types of its two errors.
 pub type WithErrors<I, T, E, R> = (Streamed<I, T, E, R>, ErrorType<E>, ErrorType<R>);
 
-/// A stream of results `I`, or an `R` in its place. `C`, `D` and `F` are the codec and `E` is the error type of `I`: the
-/// compiler complains at the tokens of these, as for [`returned`](super::returned).
+/// Returns the codec's functions for a stream of results `I`, or an `R` in its place. `C`, `D` and `F` are the codec,
+/// and `E` is the error type of `I`. They are separate so that the compiler reports missing bounds at the right tokens,
+/// as with [`returned`](super::returned).
 pub fn streamed<I, C, D, E, F, R>() -> WithErrors<I, I::Ok, E, R>
 where
     I: Outcome<Err = E>,
@@ -72,7 +73,7 @@ where
 }
 
 impl<I, T, E, R> Streamed<I, T, E, R> {
-    /// Tells how the status is found in an error among the items, and in one in their place.
+    /// Sets the functions that find the status in an error among the items, and in an error in place of the stream.
     #[must_use]
     pub fn with_status_in(self, items: StatusIn, refusal: StatusIn) -> Self {
         Self { status_in: [items, refusal], ..self }
@@ -80,7 +81,7 @@ impl<I, T, E, R> Streamed<I, T, E, R> {
 }
 
 impl Signature {
-    /// Adds the argument that is a stream. It is not among the others, wherever it stands.
+    /// Adds the argument that is a stream. It is listed after the others, wherever it stands.
     pub fn rows<T>(&mut self, argument: Argument<T>, name: &str) {
         let mut shape = Shape::default();
         if argument.named {
@@ -116,7 +117,7 @@ where
     streams.answer(stream, |item, out| (streamed.encode)(&call, item, out, streamed.status_in[0])).await
 }
 
-/// Answers with an error where a stream was asked for.
+/// Answers with an error in place of a stream.
 pub fn refuse<I, T, E, R>(
     service: &ServiceInfo,
     method: usize,
@@ -126,7 +127,7 @@ pub fn refuse<I, T, E, R>(
     (streamed.refuse)(&CallName { service, method }, &error, streamed.status_in[1])
 }
 
-/// What the client streams.
+/// Returns the stream that the client sends.
 pub fn requests<T>(
     streams: Option<&Streams>,
     service: &ServiceInfo,
@@ -137,18 +138,19 @@ pub fn requests<T>(
     streams.map(|streams| Streaming::requests(streams, argument.decode)).ok_or_else(none)
 }
 
-/// The server has looked the method up, and its kind with it, so it is never seen.
+/// Answers a call without streams. No caller sees this answer, because the server looks up the kind with the method
+/// first.
 #[cold]
 fn no_streams(call: &CallName<'_>) -> Reply {
     let status = Status::new(Code::Internal, format!("{call}: the call has no streams"));
     Reply::Status(status.with_blame(Blame::Bug).with_executed(Executed::No))
 }
 
-/// What a caller streams.
+/// The stream that a caller sends.
 pub struct Items(Box<dyn Source>);
 
 impl Items {
-    /// Returns the items of a stream. An error among them cancels the call, which ends with it.
+    /// Encodes the items of a stream. An error among them cancels the call, which ends with that error.
     pub fn of<T: 'static>(
         service: &Arc<ServiceInfo>,
         method: usize,
@@ -180,7 +182,7 @@ impl fmt::Debug for Items {
     }
 }
 
-/// A call that is answered with a stream.
+/// Returns a call that is answered with a stream.
 pub fn call_for_stream<I, T, E, R>(
     stub: &Stub,
     method: usize,
@@ -191,7 +193,7 @@ pub fn call_for_stream<I, T, E, R>(
     StreamCall::new(stub.clone(), method, arguments, items.map(|items| items.0), streamed.finish)
 }
 
-/// A call with a stream that is answered once.
+/// Returns a call with a stream of arguments and a single answer.
 pub fn call_with_stream<O>(
     stub: &Stub,
     method: usize,
@@ -202,7 +204,8 @@ pub fn call_with_stream<O>(
     StreamCall::new(stub.clone(), method, arguments, Some(items.0), returned.finish_stream)
 }
 
-/// The stream that a call is answered with. It is made when the stream is polled first; a refusal is the first item.
+/// Returns the stream that a call is answered with. The call starts when the stream is first polled. A refusal becomes
+/// the first item.
 pub fn flatten<I, T, E>(
     call: StreamCall<Result<Streaming<T, E>, E>>,
     streamed: Streamed<I, T, E, E>,
@@ -210,14 +213,14 @@ pub fn flatten<I, T, E>(
     Flattened { state: State::Called(call), flat: streamed.flat }
 }
 
-/// See [`flatten`].
+/// The stream that [`flatten`] returns.
 #[derive(Debug)]
 pub struct Flattened<I, T, E> {
     state: State<T, E>,
     flat: Flat<I, T, E>,
 }
 
-/// How a `Streaming<T, E>` is a stream of `I`.
+/// Functions that turn a `Streaming<T, E>` into a stream of `I`.
 #[derive(Debug)]
 struct Flat<I, T, E> {
     next: fn(&mut Streaming<T, E>, &mut TaskContext<'_>) -> Poll<Option<I>>,

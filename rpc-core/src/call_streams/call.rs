@@ -22,9 +22,9 @@ use crate::slots::{Place, exchange};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, MutexGuard, rank};
 
-/// The streams of one call, as one side has them.
+/// The streams of one call, on one side.
 pub(crate) struct CallStreams {
-    /// Those of its connection, which may go before what came by it is read.
+    /// The table of the connection, which may be dropped before its messages are read.
     table: Weak<StreamTable>,
     call: u64,
     role: Role,
@@ -36,47 +36,47 @@ pub(crate) struct CallStreams {
 struct State {
     out: Option<Out>,
     incoming: Option<Incoming>,
-    /// Server: the peer has been told that the answer is a stream.
+    /// Server: whether the peer has been told that the answer is a stream.
     begun: bool,
-    /// Nothing is queued any more.
+    /// Whether the call is over, so that nothing more is queued.
     over: bool,
-    /// Server: how the call ends when what is on its way has left.
+    /// Server: the reply that ends the call once the message on its way has been sent.
     reply: Option<Reply>,
     /// Client: the call's place, from its answer on.
     place: Option<Place>,
 }
 
-/// What this side sends.
+/// The stream that this side sends.
 struct Out {
     half: SendHalf,
-    /// Something is on its way that nothing may follow before it has left.
+    /// Whether a message is on its way that nothing may follow until it has been sent.
     busy: bool,
     waker: Option<Waker>,
 }
 
-/// What this side receives.
+/// The stream that this side receives.
 struct Incoming {
     half: RecvHalf,
     first: Window,
-    /// ITEMs as they came.
+    /// ITEMs as they arrived.
     queue: VecDeque<Bytes>,
     end: Option<Ended>,
     waker: Option<Waker>,
 }
 
-/// How a stream has ended that was received.
+/// How a received stream has ended.
 #[derive(Clone, Debug)]
 pub(crate) enum Ended {
-    /// As its sender says.
+    /// As its sender reports.
     Said { reason: EndReason, payload: Payload, metadata: AnswerMetadata },
     /// It was cut short.
     Lost(Status),
-    /// Its own side has given it up.
+    /// The receiving side has given it up.
     GivenUp(Status),
 }
 
 impl Ended {
-    /// Its own side has given it up, with the call.
+    /// Returns the end of a stream whose receiving side has given up the call.
     pub(crate) fn gave_up() -> Self {
         let status = Status::new(Code::Cancelled, "the call that the stream was of is over");
         Self::GivenUp(status.with_executed(Executed::Maybe).with_blame(Blame::Caller))
@@ -86,9 +86,9 @@ impl Ended {
 /// Whether another ITEM may be queued.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// So many items.
+    /// This many items may be queued.
     Items(u64),
-    /// So many when what is on its way has left.
+    /// This many items may be queued once the message on its way has been sent.
     Later(u64),
     /// Not now.
     Wait,
@@ -97,7 +97,8 @@ pub(super) enum Room {
 }
 
 impl CallStreams {
-    /// Streams of which this side may send so much, if it sends any, and the peer so much.
+    /// Returns streams with these windows: `granted` for the stream that this side sends, `first` for the one that it
+    /// receives.
     pub(super) fn new(
         table: Weak<StreamTable>,
         call: u64,
@@ -106,7 +107,7 @@ impl CallStreams {
         first: Option<Window>,
         unpacking: Arc<Unpacking>,
     ) -> Self {
-        // A client's items come behind its REQUEST.
+        // A client's items must follow its REQUEST.
         let busy = role == Role::Client;
         let out = granted.map(|granted| Out { half: SendHalf::new(granted), busy, waker: None });
         let incoming = first.map(|first| Incoming {
@@ -142,7 +143,7 @@ impl CallStreams {
         self.state.lock()
     }
 
-    /// A frame has come. Gives whom to wake, and says whether the call is over with it.
+    /// Handles a received frame. Adds the wakers to wake, and returns whether the call is over with it.
     pub(super) fn take(
         &self,
         kind: FrameType,
@@ -174,7 +175,7 @@ impl CallStreams {
                 if !is_client {
                     state.over = true;
                     wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
-                    // Its caller may leave what has come for long.
+                    // Free the place now, because the caller may leave received items unread for long.
                     let place = state.place.take();
                     drop(guard);
                     wakers.extend(place.and_then(Place::leave));
@@ -198,7 +199,7 @@ impl CallStreams {
         Ok(false)
     }
 
-    /// What an END says. A server's may have metadata; what a client's has is not looked at.
+    /// Returns the end that an END reports. A server's END may have metadata; those of a client's are ignored.
     fn said(&self, reason: EndReason, block: Bytes, payload: Payload) -> Result<Ended, WireError> {
         let is_client = self.role == Role::Server;
         let metadata = match self.table() {
@@ -217,7 +218,8 @@ impl CallStreams {
         })
     }
 
-    /// The call is over, for this reason if its sender has given none. Gives whom to wake.
+    /// Ends the streams because the call is over. `why` applies unless the sender has reported an end. Returns the
+    /// wakers to wake.
     pub(crate) fn end(&self, why: Ended) -> Vec<Waker> {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -234,7 +236,7 @@ impl CallStreams {
         wakers
     }
 
-    /// The call's place is kept until the call is over.
+    /// Keeps the call's place until the call is over.
     pub(crate) fn keep_place(&self, place: Place) {
         let mut state = self.state();
         if !state.over {
@@ -242,12 +244,12 @@ impl CallStreams {
         }
     }
 
-    /// Client: the call's place, to be left when the peer has been told that the call is over.
+    /// Client: takes the call's place, to be freed when the peer has been told that the call is over.
     pub(crate) fn take_place(&self) -> Option<Place> {
         self.state().place.take()
     }
 
-    /// Server: begins the answer, unless the call is over. `Err`: the metadata that were set for it are too much.
+    /// Server: begins the answer, unless the call is over. Fails if the metadata that were set for it exceed the limit.
     pub(super) fn begin(&self) -> Result<(), Status> {
         let Some(table) = self.table() else { return Ok(()) };
         let message = super::pump::begin_answer(table.sender.terms(), self.call)?;
@@ -260,7 +262,7 @@ impl CallStreams {
             table.sender.enqueue(message);
         }
         drop(guard);
-        // The first item may be long in coming.
+        // The first item may take long.
         table.sender.flush_soon();
         Ok(())
     }
@@ -269,7 +271,7 @@ impl CallStreams {
         self.state().begun
     }
 
-    /// What was on its way has left. Gives whom to wake, and the reply that waited for that.
+    /// Records that the message on its way has been sent. Returns the waker to wake, and the reply that waited for it.
     pub(super) fn has_left(&self) -> (Option<Waker>, Option<Reply>) {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -278,7 +280,7 @@ impl CallStreams {
         (out.waker.take(), state.reply.take())
     }
 
-    /// Keeps the reply while something is on its way that nothing may follow.
+    /// Keeps the reply while a message is on its way that nothing may follow. Otherwise returns it.
     pub(crate) fn keep_reply(&self, reply: Reply) -> Result<(), Reply> {
         let mut state = self.state();
         if state.out.as_ref().is_some_and(|out| out.busy) && !state.over {
@@ -288,12 +290,12 @@ impl CallStreams {
         Err(reply)
     }
 
-    /// How many items the END says that there were. `None`: it was said.
+    /// Ends the outgoing stream and returns the number of its items for the END. `None` if it has ended already.
     pub(crate) fn end_sending(&self) -> Option<u64> {
         self.state().out.as_mut()?.half.end()
     }
 
-    /// Whether the next ITEM may be queued; if not now, its sender is woken when it may.
+    /// Returns how many items the next ITEM may have. If none may be queued now, its sender is woken when one may.
     pub(super) fn room(&self, cx: &TaskContext<'_>) -> Room {
         let _before;
         let mut state = self.state();
@@ -310,7 +312,7 @@ impl CallStreams {
         if items > 0 { Room::Later(items) } else { Room::Wait }
     }
 
-    /// Whether nothing is on its way that END may not follow; if there is, its sender is woken when it has left.
+    /// Whether an END may be queued now. If not, its sender is woken when it may.
     pub(super) fn is_free(&self, cx: &TaskContext<'_>) -> bool {
         let _before;
         let mut state = self.state();
@@ -323,7 +325,8 @@ impl CallStreams {
         free
     }
 
-    /// Has the sender woken when the call is over or the peer wants no more. False: that is so.
+    /// Registers the sender to be woken when the call is over or the peer wants no more. Returns false if that is so
+    /// already.
     pub(super) fn watch(&self, cx: &TaskContext<'_>) -> bool {
         let _before;
         let mut state = self.state();
@@ -335,7 +338,8 @@ impl CallStreams {
         true
     }
 
-    /// Queues an ITEM, for which there was [room](Self::room), unless the peer has come to want no more or the call is over.
+    /// Queues an ITEM, for which there was [room](Self::room), unless the peer wants no more by now or the call is
+    /// over.
     pub(super) fn send(&self, items: u64, message: Message, enqueue: impl FnOnce(Message) -> usize) {
         let mut state = self.state();
         let over = state.over;
@@ -345,7 +349,7 @@ impl CallStreams {
         enqueue(message);
     }
 
-    /// Client: there are no more items.
+    /// Client: ends the stream of arguments.
     pub(crate) fn send_end(&self, sender: &Sender, reason: EndReason) {
         let mut state = self.state();
         let over = state.over;
@@ -356,7 +360,7 @@ impl CallStreams {
         }
     }
 
-    /// The next ITEM, or how the stream has ended.
+    /// Returns the next ITEM, or how the stream has ended.
     pub(super) fn next(&self, cx: &TaskContext<'_>) -> Poll<Result<Bytes, Ended>> {
         let _before;
         let mut state = self.state();
@@ -371,7 +375,8 @@ impl CallStreams {
         Poll::Pending
     }
 
-    /// The application has taken so many items, and with them all of so many bytes. True: something was queued.
+    /// Records that the application has taken items, and with them `bytes` of finished messages. Returns true if a
+    /// frame was queued.
     pub(super) fn consumed(&self, items: u64, bytes: u64) -> bool {
         let Some(table) = self.table() else { return false };
         let mut state = self.state();
@@ -385,7 +390,7 @@ impl CallStreams {
         true
     }
 
-    /// The application takes no more. True: something was queued.
+    /// Stops the stream because the application takes no more. Returns true if a frame was queued.
     pub(crate) fn stop(&self) -> bool {
         let Some(table) = self.table() else { return false };
         let mut guard = self.state();

@@ -1,4 +1,4 @@
-//! The streams of a call, as its handler has them.
+//! The streams of a call for its handler.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use crate::payload::Encoder;
 use crate::proto::wire::EndReason;
 use crate::reply::{Reply, Sent};
 
-/// The streams of a call, as its handler has them.
+/// The streams of a call for its handler.
 #[derive(Debug)]
 pub struct Streams(Arc<CallStreams>);
 
@@ -22,13 +22,13 @@ impl Streams {
         Self(streams)
     }
 
-    /// Returns the end of them that receives what the client sends.
+    /// Returns a reader of what the client sends.
     pub(crate) fn reader(&self) -> Reader {
         Reader::new(self.0.clone())
     }
 
-    /// Answers with a stream, each of whose items `encode` encodes; the first `Err` is its end. Gives the handler's reply.
-    /// The metadata that are set until the stream has been polled once go with its beginning.
+    /// Answers with a stream and returns the handler's reply. `encode` encodes each item; its first `Err` ends the
+    /// stream. Metadata that are set before the end of the stream's first poll are sent before the first item.
     pub async fn answer<S, F>(self, stream: S, encode: F) -> Reply
     where
         S: Stream + Send,
@@ -37,7 +37,7 @@ impl Streams {
         let (stream, context) = (pin!(stream), Context::current_shared());
         let choice = context.as_ref().and_then(Context::choice);
         if self.0.table().is_some_and(|table| table.sender.terms().compresses(choice)) {
-            // Where its request was read others wait, and that may take long.
+            // This may take long, and others wait where the request was read.
             give_way().await;
         }
         let mut pump = Pump::new(self.0, Encoded { stream, encode }, ItemsBy::Answer(context));

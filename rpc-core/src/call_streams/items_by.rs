@@ -1,19 +1,19 @@
-//! What the items of a stream are compressed by.
+//! The choice of compression for the items of a stream.
 
 use crate::compress::Compression;
 use crate::context::Context;
 
-/// What the items of a stream are compressed by. `None`: as the settings have it.
+/// The choice of compression for the items of a stream. `None` means as configured.
 #[derive(Debug)]
 pub(crate) enum ItemsBy {
-    /// All of them by the same.
+    /// One choice for all items.
     Same(Option<Compression>),
-    /// Each as this handler has chosen when it is made.
+    /// For each item, the choice of this handler at the time when the item is made.
     Answer(Option<Context>),
 }
 
 impl ItemsBy {
-    /// For one that was just made.
+    /// Returns the choice for an item that was just made.
     #[inline]
     pub(crate) fn now(&self) -> Option<Compression> {
         match self {

@@ -1,4 +1,4 @@
-//! Every interleaving of who sends a stream, who sends what is queued, and what the peer says of it:
+//! Every interleaving of a task that sends a stream, a task that flushes the queue, and frames of the peer:
 //! `RUSTFLAGS="--cfg farcall_loom" cargo test -p farcall-core --lib loom`.
 
 use std::sync::Weak;
@@ -17,7 +17,7 @@ use crate::proto::wire::{FrameType, Stop, Window};
 use crate::reply::Reply;
 use crate::session::{Absorb, CombiningQueue, Queued, Role, SentCalls};
 
-/// Messages that wait.
+/// The queue of messages.
 #[derive(Default)]
 struct Queue(Vec<Message>);
 
@@ -27,7 +27,7 @@ impl Queued for Queue {
     }
 }
 
-/// An outbox and a link: what is put in leaves when there is somebody who feeds them.
+/// An outbox and a link: messages are sent whenever a thread feeds them.
 #[derive(Default)]
 struct Link {
     waiting: Vec<Message>,
@@ -40,7 +40,7 @@ impl Absorb<Queue> for Link {
     }
 }
 
-/// Two streams of a server, the first of which most is about, and what they are sent by.
+/// Two streams of a server, and their way out. Most tests use the first.
 struct World {
     streams: CallStreams,
     other: CallStreams,
@@ -52,7 +52,7 @@ const CALL: u64 = 1;
 const OTHER: u64 = 2;
 
 impl World {
-    /// The peer takes so many items at first.
+    /// Returns streams whose peer accepts this many items at first.
     fn new(items: u64) -> Arc<Self> {
         let granted = Some(Window { items, bytes: 1 << 20 });
         let unpacking = Unpacking::new(1 << 20, 1 << 20);
@@ -82,10 +82,10 @@ impl World {
         self.stream(call).send(1, item, |item| self.enqueue(item));
     }
 
-    /// As the connection does it.
+    /// Flushes the way a connection does.
     fn flush(&self) {
         self.sending.run(|link| {
-            // What is long is overtaken by what is short.
+            // Short messages overtake long ones.
             let is_long = Message::holds_back;
             let (long, short): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut link.waiting).into_iter().partition(is_long);
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// As well.
+    /// Completes the call the way `Dispatch` does.
     fn complete(&self, reply: Reply) {
         if self.streams.keep_reply(reply).is_ok() {
             return;
@@ -155,14 +155,15 @@ fn spawn(world: &Arc<World>, act: impl FnOnce(&World) + Send + 'static) -> threa
     thread::spawn(move || act(&world))
 }
 
-/// A lost wake-up needs one or two preemptions; with more, three threads take for ever.
+/// Runs a model. A lost wake-up needs one or two preemptions; with a higher bound, three threads take for ever.
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(check);
 }
 
-/// Has `others` act while the task looks whether it may go on; then it may, and has been woken if it was told to wait.
+/// Checks that a task can continue. `look` says whether it may, while `others` act. If it is told to wait, it must be
+/// woken, and may continue then.
 fn goes_on(others: Vec<thread::JoinHandle<()>>, look: impl Fn(&TaskContext<'_>) -> bool) {
     let task = Task::default();
     let goes_on = task.run(&look);

@@ -1,8 +1,9 @@
-//! The streams of calls, on either side: what is sent of them, what has come, and how they end.
+//! The streams of calls, on either side: what was sent, what was received, and how they end.
 //!
-//! A call with streams has an entry here from when its REQUEST is queued, or taken in, until the call is over. Frames are put
-//! to it under the lock of `receiving`, so that they are in order whichever link they come by. The lock of a call's streams
-//! may be taken with the locks of receiving and sending held. Under it only the sender's queue may be locked.
+//! A call with streams has an entry here from when its REQUEST is queued or received until the call is over. Frames are
+//! handled under the lock of `receiving`, so that they are in order whichever link they come by. The lock of a call's
+//! streams may be taken while the locks of receiving and sending are held. Under it only the sender's queue may be
+//! locked.
 
 mod call;
 mod handlers;
@@ -27,17 +28,18 @@ pub(crate) use self::table::StreamTable;
 
 use crate::proto::wire::Window;
 
-/// How much of each stream this side takes at first.
+/// The initial window of each stream that this side receives.
 pub(crate) const FIRST: Window = Window { items: 1024, bytes: 64 << 10 };
 
 /// The most items that a window grows to.
 const MOST_ITEMS: u64 = 64 << 10;
 
-/// So many items cost as much of a task's turn as one message of a channel does: a message of a stream may have thousands,
-/// and others would wait for all of them.
+/// How many items consume one unit of tokio's cooperative budget, as one message of a channel does. A message of a
+/// stream may have thousands of items, and other tasks would wait for all of them.
 const SHARE: u64 = 32;
 
-/// Ready if the task may go on with the item after so many of the same message: its turn lasts for some [`SHARE`]s.
+/// Ready if the task may continue with the next item. `done` is the number of items taken so far; every [`SHARE`] items
+/// consume a unit of the budget.
 #[inline]
 fn poll_share(done: u64, cx: &mut TaskContext<'_>) -> Poll<()> {
     if done % SHARE == SHARE - 1 {

@@ -1,4 +1,5 @@
-//! What gives a stream's items to the connection: as they come, several together, and no more than the peer takes.
+//! The pump of a stream, which passes items to the connection: as they come, several together, and within the peer's
+//! window.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,59 +26,60 @@ use crate::reply::{Reply, panicked};
 use crate::session::{Role, Sender, Terms};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// So many bytes of items are sent together. Less costs more turns of both sides, more does not fit into a frame of TCP.
+/// How many bytes of items are sent together. Less costs more turns of both sides, more does not fit into a frame of
+/// TCP.
 const TOGETHER: usize = 128 << 10;
 
-/// So many of long ones where the peer reads them itself, which takes a round trip each time.
+/// How many bytes of long items are sent together if the peer reads them itself, which takes a round trip each time.
 const READ: usize = 1 << 20;
 
-/// An item from this length on is long.
+/// The length in bytes from which an item is long.
 const LONG_ITEM: usize = 16 << 10;
 
-/// A message with so many bytes of short items is followed by another one, if the source is fast.
+/// The bytes of short items from which a message is assumed to be followed by another one.
 const MANY: usize = 16 << 10;
 
 /// The room of a buffer for many short items, in bytes.
 const MANY_ITEMS: usize = 144 << 10;
 
-/// What stands before items, with room to spare for the lengths of attachments of a few.
+/// An upper bound for the bytes in front of the items, with room for the lengths of a few attachments.
 const HEAD: u64 = 64;
 
-/// Where a stream's items come from.
+/// The source of a stream's items.
 pub(crate) trait Source: Send {
-    /// Encodes the next one. `Err`: the stream ends with this, and what was written is of no use.
+    /// Encodes the next item. `Err` ends the stream with this reply, and what was written is ignored.
     fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>>;
 }
 
-/// How sending a stream has ended. Nothing of it is on its way any more that its END could overtake.
+/// How sending a stream has ended. Nothing is on its way any more that the END could overtake.
 #[derive(Debug)]
 pub(crate) enum Pumped {
     /// All items were sent.
     Done,
-    /// Its source has failed.
+    /// The source has failed.
     Failed(Reply),
     /// The peer wants no more, or the call is over.
     Closed,
 }
 
-/// Sends a stream. To be polled until it is done; dropping it leaves the stream without an end.
+/// A task-driven sender of a stream. It must be polled until it is done; dropping it leaves the stream without an end.
 #[derive(Debug)]
 pub(crate) struct Pump<S> {
     streams: Arc<CallStreams>,
     source: Option<S>,
-    /// The source was asked for items.
+    /// Whether the source was asked for items.
     begun: bool,
-    /// Server: the answer has not begun. It does when the source has been asked for the first item, so that the metadata which the
-    /// source sets for that go before it; or at once, if the source can't be asked.
+    /// Server: whether the answer has not begun. It begins when the source has been asked for the first item, so that
+    /// metadata which the source sets are sent before it. If the source can't be asked, it begins at once.
     is_new: bool,
-    /// What did not go with the last, and what it is to be compressed by.
+    /// The item that did not fit into the last message, and its compression.
     next: Option<(Payload, Option<Compression>)>,
     by: ItemsBy,
-    /// The last message was full of short items: the next will be.
+    /// Whether the last message was full of short items, as the next probably is.
     many: bool,
-    /// The peer reads the last message itself.
+    /// Whether the peer reads the last message itself.
     is_read: bool,
-    /// The next message and how many items it has, made while the peer reads the last.
+    /// The next message and its number of items, made while the peer reads the last one.
     ahead: Option<(u64, Message)>,
     end: Option<Pumped>,
 }
@@ -94,21 +96,21 @@ impl<S: Source> Pump<S> {
         &self.streams
     }
 
-    /// Sends by these streams, if nothing was sent yet.
+    /// Replaces the streams to send by, if nothing was taken from the source yet.
     pub(crate) fn send_by(&mut self, streams: &Arc<CallStreams>) {
         if !self.begun {
             self.streams.clone_from(streams);
         }
     }
 
-    /// Whether something of the source was taken.
+    /// Whether anything was taken from the source.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun
     }
 
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Pumped> {
         loop {
-            // Others have their turn, too, however fast the source is and the peer.
+            // Yields to other tasks, however fast the source and the peer are.
             let budget = ready!(coop::poll_proceed(cx));
             let room = self.streams.room(cx);
             if self.is_new && !matches!(room, Room::Items(_)) {
@@ -116,7 +118,7 @@ impl<S: Source> Pump<S> {
             }
             let (room, may_send) = match room {
                 Room::Items(room) => (room, true),
-                // To make the next message takes as long as a part of the READ.
+                // Making the next message takes about as long as a part of the READ.
                 Room::Later(room) if self.is_read && self.is_empty() && self.end.is_none() => (room, false),
                 Room::Later(_) | Room::Wait if self.end.is_none() || !self.is_empty() => {
                     return Poll::Pending;
@@ -139,7 +141,7 @@ impl<S: Source> Pump<S> {
             let was_new = self.is_new;
             let waits = self.ahead.is_none() && self.fill(sender, room, cx);
             if was_new && self.ahead.is_some() {
-                // The beginning of the answer, which was queued meanwhile, may hold the first items back.
+                // The beginning of the answer, which was queued meanwhile, may hold back the first items.
                 budget.made_progress();
                 continue;
             }
@@ -153,17 +155,17 @@ impl<S: Source> Pump<S> {
         }
     }
 
-    /// Whether nothing that was taken of the source is still to be sent.
+    /// Whether everything that was taken from the source has been sent.
     fn is_empty(&self) -> bool {
         self.next.is_none() && self.ahead.is_none()
     }
 
-    /// Makes one message of what the source has. True: it has no more now.
+    /// Makes one message of the items that the source has. Returns true if it has no more now.
     fn fill(&mut self, sender: &Sender, room: u64, cx: &mut TaskContext<'_>) -> bool {
         let many = self.many.then(|| buffer_pool::take(MANY_ITEMS));
         let size = many.as_ref().map_or(0, BytesMut::capacity);
         let (mut batch, mut by) = (Batch::new(many.map_or_else(Encoder::new, Encoder::to)), None);
-        // What came before a panic is still to be sent, and the peer would wait for an end.
+        // After a panic, the items before it are still sent, and the stream needs an end.
         let put = catch_unwind(AssertUnwindSafe(|| self.put_items(sender, room, &mut batch, &mut by, cx)));
         let waits = put.unwrap_or_else(|panic| {
             batch.undo();
@@ -188,7 +190,8 @@ impl<S: Source> Pump<S> {
         waits
     }
 
-    /// Puts items together that go by the same compression. One that must go by itself becomes a message if it is the first.
+    /// Puts items together that have the same compression. An item that must go by itself becomes a message if it is
+    /// the first.
     #[inline(never)]
     fn put_items(
         &mut self,
@@ -234,7 +237,8 @@ impl<S: Source> Pump<S> {
         false
     }
 
-    /// Puts the one that did not go with the last. False: it does not go with these, or became a message.
+    /// Puts the item that did not fit into the last message. Returns false if it does not fit again, or became a
+    /// message.
     #[cold]
     fn put_next(
         &mut self,
@@ -244,7 +248,7 @@ impl<S: Source> Pump<S> {
         batch_by: &mut Option<Compression>,
     ) -> bool {
         let Some((item, by)) = self.next.take() else { return true };
-        // By reference, and so by itself.
+        // An item in several pieces is sent by reference, and so by itself.
         let in_pieces = !item.more().is_empty();
         let goes_along = !in_pieces && (batch.is_empty() || by == *batch_by);
         let fits = goes_along && batch.len() + Batch::needs(&item) <= most;
@@ -261,7 +265,7 @@ impl<S: Source> Pump<S> {
         true
     }
 
-    /// Encodes the next item. False: there is none, and why is noted.
+    /// Encodes the next item. Returns false if there is none, and records why.
     fn poll_source(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<bool> {
         let Some(source) = &mut self.source else { return Poll::Ready(false) };
         self.begun = true;
@@ -279,7 +283,7 @@ impl<S: Source> Pump<S> {
         Poll::Ready(false)
     }
 
-    /// False: the metadata that were set are too much for the client, and nothing is sent.
+    /// Begins the answer. Returns false if its metadata exceed the client's limit, so that nothing is sent.
     #[cold]
     fn begin_answer(&mut self) -> bool {
         self.is_new = false;
@@ -299,20 +303,20 @@ impl<S: Source> Pump<S> {
         self.is_read = !message.bulk.is_empty();
         self.streams.send(count, message, |message| sender.enqueue(message));
         if holds_back {
-            // Nothing follows before it has left.
+            // Nothing may follow until this has been sent.
             sender.flush();
         } else {
             sender.flush_soon();
         }
     }
 
-    /// Nothing more is sent.
+    /// Ends the stream without sending what is left.
     fn end_with(&mut self, end: Pumped) {
         (self.source, self.next, self.ahead, self.end) = (None, None, None, Some(end));
     }
 }
 
-/// What a stream ends with whose source has panicked.
+/// Returns the end of a stream whose source has panicked.
 #[cold]
 fn stopped_by(panic: &(dyn Any + Send), role: Role) -> Reply {
     match role {
@@ -324,10 +328,10 @@ fn stopped_by(panic: &(dyn Any + Send), role: Role) -> Reply {
     }
 }
 
-/// An ITEM, unless the peer can't take it.
+/// Returns an ITEM, unless it is too long for the peer.
 fn message(sender: &Sender, call: u64, head: ItemHead, payload: Payload) -> Result<Message, Status> {
     let content = Content::item(payload);
-    // A handler has run to here; one that is sent arguments is told to stop.
+    // On a server, the handler has run to this point. On a client, the handler is told to stop.
     let executed = match sender.terms().role {
         Role::Client => Executed::Maybe,
         Role::Server => Executed::Yes,
@@ -349,13 +353,13 @@ fn message(sender: &Sender, call: u64, head: ItemHead, payload: Payload) -> Resu
     Ok(message)
 }
 
-/// An END.
+/// Returns an END.
 pub(crate) fn end(call: u64, head: EndHead, content: Content) -> Result<Message, TooLong> {
     let head = Head::end(head, &content)?;
     Ok(Message::with_payload(FrameType::END, call, head, content.payload))
 }
 
-/// Server: the RESPONSE that says that the answer is a stream. `Err`: its metadata are more than the client takes.
+/// Server: returns the RESPONSE that begins a stream. Fails if its metadata exceed the client's limit.
 pub(super) fn begin_answer(terms: &Terms, call: u64) -> Result<Message, Status> {
     let metadata = Context::take_initial().map_or(Ok(Bytes::new()), |initial| {
         terms.block_of_answer(&AnswerMetadata { initial, ..AnswerMetadata::default() })
@@ -371,7 +375,7 @@ pub(super) fn begin_answer(terms: &Terms, call: u64) -> Result<Message, Status> 
     Ok(Message::begin_stream(call, head))
 }
 
-/// A stream of the application's, whose items are encoded one by one.
+/// An application's stream with a function that encodes its items one by one.
 #[derive(Debug)]
 pub(crate) struct Encoded<'a, S, F> {
     pub(crate) stream: Pin<&'a mut S>,
@@ -385,7 +389,7 @@ where
 {
     fn poll_next(&mut self, cx: &mut TaskContext<'_>, out: &mut Encoder) -> Poll<Option<Result<(), Reply>>> {
         let item = ready!(self.stream.as_mut().poll_next(cx));
-        // Where it is: to move what was just made may take longer than to make it.
+        // Encoded in place, because moving a fresh item may take longer than making it.
         Poll::Ready(item.as_ref().map(|item| (self.encode)(item, out)))
     }
 }

@@ -1,4 +1,4 @@
-//! What takes a stream's items, as the application asks for them.
+//! The reader of a stream's items, as the application asks for them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,20 +15,21 @@ use crate::payload::Decoder;
 use crate::proto::wire::{ItemHead, Items, WireError};
 use crate::status::{Blame, Code, Executed, Status};
 
-/// After so many items the peer may be told that they were taken, though others of their message are left.
+/// After how many items the peer may be told that they were taken, even in the middle of a message.
 const OFTEN: u64 = 256;
 
-/// What an item is read from. `None`: the next message [must come](Reader::poll) first. `Err`: how the stream has ended.
+/// A decoder for the next item. `None`: the next message [must come](Reader::poll) first. `Err`: how the stream has
+/// ended.
 pub(crate) type NextItem<'a, E> = Poll<Option<Result<&'a mut Decoder, E>>>;
 
-/// The end of a stream that receives. Dropping it is for who has it to tell the peer of.
+/// The receiving end of a stream. Its owner must tell the peer when it drops the reader.
 pub(crate) struct Reader {
     streams: Arc<CallStreams>,
-    /// Those of the message that is being read.
+    /// The items of the message that is being read.
     items: Items,
-    /// How many bytes that has; 0: there is none.
+    /// The length of that message in bytes; 0 if there is none.
     bytes: u64,
-    /// How many were taken that the stream does not know of.
+    /// How many items were taken that the stream was not told of.
     taken: u64,
     /// The message that is being read, or was, if it is compressed.
     packed: Option<Box<Unpack>>,
@@ -39,7 +40,7 @@ impl Reader {
         Self { streams, items: Items::default(), bytes: 0, taken: 0, packed: None }
     }
 
-    /// What the last item was compressed by.
+    /// Returns the compression of the last item.
     pub(crate) fn compression(&self) -> Compression {
         self.packed.as_ref().map_or(Compression::None, |packed| packed.by())
     }
@@ -48,7 +49,7 @@ impl Reader {
         &self.streams
     }
 
-    /// Goes on with the next item.
+    /// Advances to the next item.
     #[inline]
     pub(crate) fn next(&mut self, cx: &mut TaskContext<'_>) -> NextItem<'_, Ended> {
         ready!(poll_share(self.taken, cx));
@@ -64,8 +65,8 @@ impl Reader {
         Poll::Ready(Some(Ok(self.items.input())))
     }
 
-    /// Goes on with the next message, when all items of the last were [read](Self::next). `Err`: how the stream has ended; that
-    /// again and again.
+    /// Advances to the next message, when all items of the last were [read](Self::next). `Err`: how the stream has
+    /// ended; every later call returns that again.
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Ended>> {
         let bytes = std::mem::take(&mut self.bytes);
         if bytes > 0 {
@@ -90,7 +91,7 @@ impl Reader {
         }
     }
 
-    /// Goes on with a message that is compressed, if there is one.
+    /// Waits until the current message is decompressed, if it is compressed.
     fn poll_unpacked(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Ended>> {
         if let Some(packed) = &mut self.packed {
             let (head, content, bytes) = ready!(packed.poll(cx))?;
@@ -122,7 +123,7 @@ impl Reader {
         }
     }
 
-    /// The peer broke the protocol, which ends the connection.
+    /// Closes the connection, because the peer broke the protocol.
     #[cold]
     fn malformed(&self, error: &WireError) -> Ended {
         if let Some(table) = self.streams.table() {

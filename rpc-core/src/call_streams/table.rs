@@ -23,14 +23,14 @@ pub(crate) struct StreamTable {
     me: Weak<Self>,
     pub(super) sender: Arc<Sender>,
     unpacking: Arc<Unpacking>,
-    /// How many calls have any, for who looks at each call.
+    /// The number of calls with streams, for a cheap check on every call.
     count: AtomicUsize,
     calls: Mutex<rank::StreamTable, HashMap<u64, Arc<CallStreams>>>,
-    /// By how many bytes windows have grown.
+    /// The bytes by which windows have grown.
     grown: AtomicU64,
 }
 
-/// How much the peer takes of each stream at first.
+/// Returns the initial window of each stream that the peer receives.
 fn first_of(peer: &Hello) -> Window {
     Window { items: peer.stream_items.into(), bytes: peer.stream_bytes.into() }
 }
@@ -47,22 +47,22 @@ impl StreamTable {
         })
     }
 
-    /// Returns whether the peer has streams, as this side has.
+    /// Whether the peer supports streams; this side does.
     pub(crate) fn agreed(&self) -> bool {
         self.sender.terms().peer_has(features::STREAMS)
     }
 
-    /// Returns whether no call has any.
+    /// Whether no call has streams.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Returns by how many bytes windows have grown.
+    /// Returns the bytes by which windows have grown.
     pub(crate) fn grown(&self) -> u64 {
         self.grown.load(Ordering::Relaxed)
     }
 
-    /// Returns what the streams are sent by.
+    /// Returns the sender of the streams.
     pub(crate) fn sender(&self) -> &Sender {
         &self.sender
     }
@@ -71,7 +71,7 @@ impl StreamTable {
         if self.is_empty() { None } else { self.calls.lock().get(&call).cloned() }
     }
 
-    /// Begins the streams of a call, if one of this kind has any: before its REQUEST is queued, or when that is taken in.
+    /// Begins the streams of a call, if its kind has any. Called before its REQUEST is queued, or when it is received.
     #[cold]
     pub(crate) fn begin(&self, call: u64, kind: Kind) -> Option<Arc<CallStreams>> {
         if kind == Kind::Unary {
@@ -93,7 +93,7 @@ impl StreamTable {
         Some(streams)
     }
 
-    /// Removes the streams of a call that is over: nothing more is put to them.
+    /// Removes the streams of a call that is over, so that no more frames reach them.
     pub(crate) fn remove(&self, call: u64) -> Option<Arc<CallStreams>> {
         if self.is_empty() {
             return None;
@@ -104,7 +104,8 @@ impl StreamTable {
         removed
     }
 
-    /// Takes in a frame of a call's streams. Wakes nobody itself. `last`: the highest call that there has been. Returns whether the call is over with it.
+    /// Handles a frame of a call's streams, and adds the wakers to wake. `last` returns the highest call so far.
+    /// Returns whether the call is over with it.
     pub(crate) fn take_in(
         &self,
         _: &mut InOrder,
@@ -118,7 +119,7 @@ impl StreamTable {
             return Err(WireError::new("header.type", "is not one that was agreed on"));
         }
         let Some(streams) = self.get(call) else {
-            // It has crossed the call's end.
+            // The frame has crossed the call's end.
             let was_made = call > 0 && call <= last();
             return if was_made { Ok(false) } else { Err(WireError::new("header.call", "was never made")) };
         };
@@ -129,14 +130,15 @@ impl StreamTable {
         Ok(is_over)
     }
 
-    /// Ends the streams of a call that is over on this side: nothing more of them leaves, but what has left in part.
+    /// Ends the streams of a call that is over on this side. Nothing more is sent, except the rest of a message that
+    /// was sent in part.
     pub(crate) fn end(&self, call: u64, why: impl FnOnce() -> Ended) {
         if let Some(streams) = self.remove(call) {
             streams.end(why()).into_iter().for_each(Waker::wake);
         }
     }
 
-    /// Ends all streams: the connection is over.
+    /// Ends all streams, because the connection is over.
     pub(crate) fn end_all(&self, status: &Status) {
         let all: Vec<_> = self.calls.lock().values().cloned().collect();
         for streams in all {
@@ -145,20 +147,21 @@ impl StreamTable {
         }
     }
 
-    /// Client: gives up an answer that is a stream, and with it the call. A reader that reads on is told why.
+    /// Client: gives up an answer that is a stream, and so its call. A reader that reads on is told `why`.
     pub(crate) fn give_up_answer(&self, call: u64, reason: u8, why: Ended) {
         if let Some(streams) = self.get(call) {
             let place = streams.take_place();
             self.end(call, || why);
             self.sender.cancel(call, reason, true);
-            // The call that gets the place comes behind the CANCEL: before it, the peer would take one more than it does.
+            // Free the place only after CANCEL is queued. Otherwise the peer may briefly see one call more than its
+            // limit.
             drop(place);
             self.sender.call_ended();
         }
     }
 
-    /// Lets the streams go on that wait until their last message has left. Returns the calls that can be completed now, with
-    /// their replies.
+    /// Wakes the streams that wait until their last message has been sent. Returns the calls that can be completed now,
+    /// with their replies.
     #[cold]
     pub(crate) fn on_sent(&self, calls: Vec<u64>) -> Vec<(u64, Reply)> {
         let mut replies = Vec::new();
@@ -173,7 +176,7 @@ impl StreamTable {
         replies
     }
 
-    /// Returns whether a window may grow by so many bytes, and counts them if so.
+    /// Counts the growth of a window, unless it exceeds the limit. Returns whether it may grow.
     pub(super) fn grow(&self, bytes: u64) -> bool {
         let most = self.sender.terms().settings.limits.stream_memory;
         let grow = |grown: u64| grown.checked_add(bytes).filter(|grown| *grown <= most);

@@ -1,4 +1,4 @@
-//! Items that are compressed, on their way to who reads them.
+//! Compressed items, on their way to their reader.
 
 use std::task::{Context as TaskContext, Poll, ready};
 
@@ -10,7 +10,7 @@ use crate::proto::wire::{Content, EndReason, ItemHead, WireError, encode_status}
 use crate::status::{Blame, Executed, Status};
 use crate::transport::BoxFuture;
 
-/// A compressed ITEM, and the room that its items take until they are read.
+/// A compressed ITEM, and the memory that its items take until they are read.
 pub(super) struct Unpack {
     by: Compression,
     head: ItemHead,
@@ -20,7 +20,7 @@ pub(super) struct Unpack {
 }
 
 impl Unpack {
-    /// Of an ITEM that has come, with all that was in it, in so many bytes. `Err`: it is none.
+    /// Starts to decompress an ITEM of `len` bytes. Fails if it is malformed.
     #[cold]
     pub(super) fn new(
         streams: &CallStreams,
@@ -47,12 +47,12 @@ impl Unpack {
         self.by
     }
 
-    /// Whether it has [given](Self::poll) nothing yet.
+    /// Whether the ITEM was not [returned](Self::poll) yet.
     pub(super) fn is_pending(&self) -> bool {
         self.item.is_some()
     }
 
-    /// The ITEM, once, and how many bytes it came in.
+    /// Returns the ITEM and its received length in bytes. Can succeed once.
     pub(super) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(ItemHead, Content, u64), Ended>> {
         let Some(unpacking) = &mut self.item else { return Poll::Ready(Err(Ended::gave_up())) };
         let unpacked = ready!(unpacking.as_mut().poll(cx));
@@ -63,13 +63,13 @@ impl Unpack {
         }))
     }
 
-    /// They have been read.
+    /// Frees the memory of items that have been read.
     pub(super) fn give_back(&mut self) {
         self.room = None;
     }
 }
 
-/// The stream ends with this status.
+/// Returns the end of a stream with this status.
 fn failed(status: Status) -> Ended {
     let status = status.with_executed(Executed::Maybe).with_blame(Blame::Peer);
     let payload = Payload::from_body(encode_status(&status));

@@ -16,20 +16,20 @@ use crate::sync::{Mutex, rank};
 #[derive(Debug, Default)]
 pub(super) struct AnnouncedServices {
     list: Mutex<rank::Services, List>,
-    /// The first of them, which on many connections is the only one.
+    /// The first service, which on many connections is the only one.
     first: OnceLock<Arc<ServiceInfo>>,
 }
 
 #[derive(Debug, Default)]
 struct List {
-    /// By their index on the wire.
+    /// The services by their index on the wire.
     services: Vec<Arc<ServiceInfo>>,
-    /// The BINDs of all of them, in bytes.
+    /// The total length of their BINDs, in bytes.
     bytes: usize,
 }
 
 impl AnnouncedServices {
-    /// Returns the index of a service on this connection; announces it if it was not yet.
+    /// Returns the index of a service on this connection, and announces it if necessary.
     pub(super) fn index(&self, service: &Arc<ServiceInfo>, sender: &Sender) -> Result<u16, Status> {
         if self.first.get().is_some_and(|first| Arc::ptr_eq(first, service)) {
             return Ok(0);
@@ -67,7 +67,7 @@ impl AnnouncedServices {
         }
         announced.bytes += head.len();
         announced.services.push(service.clone());
-        // Queued under this lock: no call can name the index before its BIND is in the queue.
+        // Queued under this lock, so that no call can use the index before its BIND is in the queue.
         if sender.enqueue(Message::new(FrameType::BIND, 0, head.freeze())) == 1 {
             sender.flush_soon();
         }

@@ -1,4 +1,4 @@
-//! Busy polling: a caller that waits for its answer polls its link itself for a while, if the link has it so.
+//! Busy polling: a caller that waits for its answer polls the link itself for a while, if the link asks for it.
 
 use std::fmt;
 use std::future::Future;
@@ -12,17 +12,17 @@ use tokio::task::coop;
 use crate::session::Sender;
 use crate::transport::{BusyPoll, Link};
 
-/// How far a waiting call is with it. Nothing else depends on a caller that goes on with it.
+/// The state of busy polling by a waiting call. Nothing else depends on whether the caller continues it.
 pub(crate) enum BusyPolling {
     Since(Instant, Arc<dyn Link>),
     Over,
 }
 
 impl BusyPolling {
-    /// Begins, if the upgraded link has it so. It polls for the first time after the others' turn: what they send is under way
-    /// then.
+    /// Starts polling, if the upgraded link asks for it. The first poll comes after other tasks have had their turn, so
+    /// that their messages are on the way by then.
     pub(crate) fn begin(sender: &Sender, cx: &mut TaskContext<'_>) -> Self {
-        // Nothing but a stream link was ever used: there is nobody to ask.
+        // Without an upgraded link there is nothing to poll.
         if !sender.was_upgraded() {
             return Self::Over;
         }
@@ -35,31 +35,32 @@ impl BusyPolling {
         polling
     }
 
-    /// Polls, in place of sleeping. True: answers have come, perhaps the one that is waited for.
+    /// Polls instead of sleeping. Returns true if answers have arrived, perhaps the awaited one.
     pub(crate) fn poll(&mut self) -> bool {
         let Self::Since(since, link) = self else { return false };
-        // Never zero, which would begin anew.
+        // At least 1 ns, because zero would begin anew.
         let polled = link.busy_poll(since.elapsed().max(Duration::from_nanos(1)));
         if polled != BusyPoll::Again {
-            // What was found may be another's. Then others wait too, and the link's own task does more for all of them
-            // than each for itself.
+            // The answer that was found may be another call's. Then several callers wait, and the link's own task
+            // serves all of them better than each polling for itself.
             *self = Self::Over;
         }
         polled == BusyPoll::Found
     }
 
-    /// Has the caller polled again, after the runtime's other tasks, timers and sockets, as long as it should poll the link.
+    /// Schedules another poll of the caller, after the runtime's other tasks, timers and sockets, while it should poll
+    /// the link.
     pub(crate) fn again(&self, cx: &mut TaskContext<'_>) {
         if let Self::Since(..) = self {
-            // Its first poll registers the waker with the runtime, which is all that is wanted of it.
+            // The first poll of `yield_now` registers the waker with the runtime, and nothing else is needed of it.
             let _ = pin!(tokio::task::yield_now()).poll(cx);
         }
     }
 }
 
-/// Returns whether a call that is alone polls the stream link at once, before its caller is told of anything.
+/// Whether a lone call polls the stream link at once, before its caller is woken by anything.
 pub(super) fn polls_at_once(sender: &Sender) -> bool {
-    // Where a poll has no budget left it must end, and the runtime have its turn.
+    // Without remaining budget a poll must end, so that the runtime gets its turn.
     !sender.was_upgraded() && sender.stream().description().busy_polls && coop::has_budget_remaining()
 }
 

@@ -1,4 +1,4 @@
-//! The calls that wait on this side for an answer.
+//! The calls of this side that wait for an answer.
 
 mod announced;
 mod busy_poll;
@@ -36,15 +36,15 @@ pub(crate) struct Calls {
     unpacking: Arc<Unpacking>,
     slots: Arc<CallSlots>,
     announced: AnnouncedServices,
-    /// A call has begun when there was no other.
+    /// Notified when a call begins while there is no other.
     pub(crate) begun: Notify,
-    /// A call has begun whose deadline comes before those of all others.
+    /// Notified when a call begins whose deadline is before all others.
     pub(crate) first_deadline: Notify,
 }
 
-/// What is to be sent.
+/// A request, encoded.
 enum Request {
-    /// What goes before the body, which is short.
+    /// The head of a short request; the body follows it.
     Short([u8; PLAIN_REQUEST]),
     Long(Box<Message>),
 }
@@ -53,15 +53,15 @@ enum Request {
 #[derive(Debug)]
 pub(crate) struct SentRequest {
     pub(crate) call: u64,
-    /// Its caller polls the link at once, and is told of nothing before.
+    /// Whether the caller polls the link at once, before it is woken by anything.
     pub(crate) polls_at_once: bool,
     pub(crate) streams: Option<Arc<CallStreams>>,
 }
 
-/// Why a request was not sent. Nothing was executed.
+/// The reason why a request was not sent. Nothing was executed.
 #[derive(Debug)]
 pub(crate) enum NotSent {
-    /// The peer takes no more calls at once: one must [wait](Calls::wait_in_line) for a place.
+    /// The peer's limit of concurrent calls is reached, so the caller must [wait](Calls::wait_in_line) for a place.
     Full,
     For(Status),
 }
@@ -85,13 +85,13 @@ impl Calls {
         }
     }
 
-    /// The peer takes so many calls at once.
+    /// Sets how many concurrent calls the peer accepts.
     pub(crate) fn admit(&self, max_calls: u32) {
         self.slots.admit(max_calls as usize);
     }
 
-    /// Sends a request, in a place that was waited for or in one that is free, and has the caller woken when there is
-    /// something to poll for. What it gives must become a [`Pending`](crate::connection::Pending).
+    /// Sends a request, in a place that was waited for or in a free one, and registers the caller to be woken. The
+    /// result must become a [`Pending`](crate::connection::Pending).
     pub(crate) fn send(
         &self,
         asked: &CallRequest<'_>,
@@ -130,19 +130,19 @@ impl Calls {
             self.begun.notify_one();
             self.sender.flush();
         } else if queued == 1 {
-            // Where there were others, the first of them has seen to it.
+            // If others were queued, the first of them has asked for a flush already.
             self.sender.flush_soon();
         }
         Ok(SentRequest { call: opened.call, polls_at_once: polls && opened.alone, streams })
     }
 
-    /// The request of a call that has no number yet.
+    /// Returns the request of a call that has no number yet.
     fn request(&self, asked: &CallRequest<'_>) -> Result<Request, Status> {
         let terms = self.sender.terms();
         let Some(peer) = terms.peer() else {
             return Err(terms.status("no HELLO yet", Executed::No, Blame::Bug));
         };
-        // Zero would be "no deadline"; the caller's own timer ends a call this late.
+        // Zero would mean "no deadline". The caller's own timer ends a call this late.
         let timeout_us =
             asked.left.map_or(0, |left| u64::try_from(left.as_micros()).unwrap_or(u64::MAX).max(1));
         let service = self.announced.index(asked.service, &self.sender)?;
@@ -177,17 +177,17 @@ impl Calls {
         Ok(Request::Long(Box::new(message)))
     }
 
-    /// A call ends without an answer, if it has not ended before.
+    /// Ends a call without an answer, if it has not ended before.
     fn end_call(&self, call: u64, why: Status) {
         self.slots.end(call, Err(why)).into_iter().for_each(Waker::wake);
     }
 
-    /// Makes no more calls, for this reason: who waits for a place is told.
+    /// Makes no more calls, for this reason. Waiters for a place are told.
     pub(crate) fn refuse(&self, status: Status) {
         self.slots.refuse(status).into_iter().for_each(Waker::wake);
     }
 
-    /// Takes back the calls that the server will not, or need not, execute: it takes none after this one.
+    /// Ends the calls that the server will not execute, because it accepts none after `last_call`.
     pub(crate) fn take_back(&self, last_call: u64, status: &Status) {
         let unsent = self.sender.change(|sending| sending.outbox.take_back(FrameType::REQUEST));
         let later = self.slots.waiting_after(last_call);
@@ -196,11 +196,12 @@ impl Calls {
         }
     }
 
-    /// Ends every call that waits, saying of each whether it may have been executed.
+    /// Ends every waiting call, each with whether it may have been executed.
     pub(crate) fn fail(&self, status: &Status) {
         self.streams.end_all(status);
         self.slots.close(status.clone()).into_iter().for_each(Waker::wake);
-        // What has not left whole by now never does, and no handler sees a part: that makes "not executed" true.
+        // A request that was not sent whole by now never will be, and no handler sees a part of one. So "not executed"
+        // is true.
         let unsent = self.sender.change(|sending| sending.outbox.close(FrameType::REQUEST));
         let unsent: HashSet<u64> = unsent.into_iter().collect();
         for call in self.slots.waiting_after(0) {
@@ -210,22 +211,23 @@ impl Calls {
         }
     }
 
-    /// Gives a call up: nobody waits for its answer any more. The peer is told why.
+    /// Abandons a call whose answer nobody waits for any more. The peer is told the reason.
     pub(crate) fn forget(&self, call: u64, reason: u8) {
         let forgotten = self.slots.forget(call);
         let streams = self.streams.get(call);
         self.streams.end(call, Ended::gave_up);
-        // An answer that is a stream may have begun, and goes on.
+        // An answer that is a stream may have begun, and must be cancelled, too.
         if forgotten == Some(true) || streams.as_ref().is_some_and(|streams| streams.is_answer()) {
             self.sender.cancel(call, reason, streams.is_some());
         }
         if forgotten.is_some() {
-            // The call that gets its place comes behind the CANCEL: before it, the peer would take one more than it does.
+            // Free the slot only after CANCEL is queued. Otherwise the peer may briefly see one call more than its
+            // limit.
             self.slots.give_back().wake();
         }
     }
 
-    /// Takes in answers, and adds whom to wake when no lock is held.
+    /// Records answers, and adds the wakers to wake when no lock is held.
     pub(crate) fn answer(
         &self,
         answers: impl Iterator<Item = (u64, Result<Bytes, Status>)>,
@@ -235,8 +237,8 @@ impl Calls {
         answered.map_err(|NeverMade| WireError::new("response.call", "was never made"))
     }
 
-    /// Waits for one of the places for calls that the peer has, with a ticket that must be handed [in](Self::leave_line) if it
-    /// is still there at the end.
+    /// Waits for one of the peer's places for calls. If there is a ticket at the end, it must be handed
+    /// [in](Self::leave_line).
     pub(crate) fn wait_in_line(
         &self,
         ticket: &mut Option<Ticket>,
@@ -248,13 +250,13 @@ impl Calls {
         })
     }
 
-    /// Leaves the line, or the place that has come free meanwhile.
+    /// Leaves the line, or the place if one was granted meanwhile.
     pub(crate) fn leave_line(&self, ticket: Ticket) {
         self.slots.leave_line(ticket).wake();
     }
 
-    /// Looks how a call has ended; if it has not, it is told when it has, or is late. `keeps_place`: it has its
-    /// [place](Self::kept_place) after that, too.
+    /// Returns how a call has ended. If it has not, registers the caller to be woken when it has, or is late. With
+    /// `keeps_place`, the call has its [place](Self::kept_place) after that, too.
     pub(crate) fn look(
         &self,
         call: u64,
@@ -271,19 +273,19 @@ impl Calls {
         Place::new(&self.slots)
     }
 
-    /// The highest number that a call was given.
+    /// Returns the highest number that a call was given.
     pub(crate) fn last(&self) -> u64 {
         self.slots.last()
     }
 
-    /// Wakes the callers whose deadlines have passed; gives when to do that again.
+    /// Wakes the callers whose deadlines have passed. Returns when to do that again.
     pub(crate) fn wake_late(&self) -> Option<Instant> {
         let (late, next) = self.slots.find_late(Instant::now());
         late.into_iter().for_each(Waker::wake);
         next
     }
 
-    /// Reads a RESPONSE. One that is none ends the connection.
+    /// Decodes a RESPONSE. A malformed one ends the connection.
     pub(crate) fn understand(&self, message: Bytes, received: &mut Option<Box<Received>>) -> Answered {
         let understood = ResponseHead::decode_apart(message).and_then(|(head, metadata, mut payload)| {
             if let Some(block) = metadata {
@@ -321,11 +323,11 @@ impl Calls {
 
     /// Whether no call waits for its answer.
     pub(crate) fn is_idle(&self) -> bool {
-        // What a server streams its client waits for.
+        // A client waits for what a server streams.
         self.slots.is_empty() && (self.sender.terms().role == Role::Server || self.streams.is_empty())
     }
 
-    /// Decompresses an answer, if it is compressed, in the task that waits for it.
+    /// Decompresses an answer, if necessary, in the task that waits for it.
     #[cold]
     fn unpack(&self, payload: Payload) -> Result<Result<Payload, Status>, WireError> {
         let Some(packed) = payload.as_packed() else { return Ok(Ok(payload)) };

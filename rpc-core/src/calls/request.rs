@@ -1,4 +1,4 @@
-//! What a caller asks for, and what it gets.
+//! The request of a caller, and its answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,41 +15,41 @@ use crate::payload::Payload;
 use crate::proto::wire::ResponseKind;
 use crate::status::Status;
 
-/// An answer, or why there is none.
+/// An answer, or the status that replaces it.
 pub(crate) type Answered = Result<(ResponseKind, Payload), Status>;
 
-/// What a call asks for.
+/// The request of a call.
 #[derive(Debug)]
 pub(crate) struct CallRequest<'a> {
     pub(crate) service: &'a Arc<ServiceInfo>,
     pub(crate) method: usize,
     pub(crate) arguments: &'a Payload,
     pub(crate) deadline: Option<Instant>,
-    /// How long that is from now.
+    /// The time until the deadline, from now.
     pub(crate) left: Option<Duration>,
     pub(crate) attempt: u8,
     pub(crate) options: Option<&'a CallOptions>,
 }
 
-/// What most calls lack: in a box, so that it costs these no more than to look for it.
+/// Options that most calls lack. They are boxed, so that other calls only check for their absence.
 pub(crate) struct CallOptions {
     pub(crate) kind: Kind,
     pub(crate) metadata: Metadata,
     /// The stream of arguments, until it is sent.
     pub(crate) items: Option<Box<dyn Source>>,
-    /// `None`: as its caller does.
+    /// `None`: as the channel is configured.
     pub(crate) waits_for_ready: Option<bool>,
-    /// Why there is no connection that the call waits for.
+    /// The status of the last attempt to connect, if the call waits for a connection.
     pub(crate) not_connected: Option<Status>,
-    /// What it is made for, unless that is the handler that polls it.
+    /// The parent of the call, unless that is the handler that polls it.
     pub(crate) parent: Option<Parent>,
-    /// By when it must be over, besides its timeout.
+    /// The call's deadline besides its timeout.
     pub(crate) deadline: Option<Instant>,
-    /// `None`: as its channel is set.
+    /// `None`: as the channel is configured.
     pub(crate) compression: Option<Compression>,
 }
 
-/// What came with an answer.
+/// The metadata and compression of an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) metadata: AnswerMetadata,
@@ -57,7 +57,7 @@ pub(crate) struct Received {
 }
 
 impl CallOptions {
-    /// Of a call that is unary and has no more.
+    /// Returns the options of a unary call without any settings.
     pub(crate) const fn none() -> Self {
         Self {
             kind: Kind::Unary,
@@ -71,17 +71,17 @@ impl CallOptions {
         }
     }
 
-    /// What a call has of it, or is to have.
+    /// Returns the options of a call, and creates them if there are none.
     pub(crate) fn of(options: &mut Option<Box<Self>>) -> &mut Self {
         options.get_or_insert_with(|| Box::new(Self::none()))
     }
 
-    /// Whether the request says something of it.
+    /// Whether any of the options are part of the request.
     pub(crate) fn is_sent(&self) -> bool {
         self.kind != Kind::Unary || !self.metadata.is_empty() || self.compression.is_some()
     }
 
-    /// Returns the options for another attempt of the call, which lack the stream.
+    /// Returns the options for another attempt of the call, without the stream.
     pub(crate) fn without_items(&self) -> Self {
         let Self { kind, waits_for_ready, compression, .. } = *self;
         Self { kind, waits_for_ready, compression, metadata: self.metadata.clone(), ..Self::none() }

@@ -1,4 +1,4 @@
-//! A call from the caller's side: options, then a future.
+//! A call from the caller's side: a builder of options, and a future.
 
 use std::fmt;
 use std::future::Future;
@@ -17,8 +17,8 @@ use crate::status::Status;
 
 /// A call: set its options, then `.await` it, or give it to `tokio::spawn` or `join!`.
 ///
-/// `O` is what the method returns, `C` its codec. Nothing is sent before it is polled first, which must happen within a tokio
-/// runtime; options count that are set before.
+/// `O` is the method's return type, `C` its codec. Nothing is sent before the first poll, which must happen within a
+/// tokio runtime. Options must be set before that.
 ///
 /// ```
 /// use std::time::Duration;
@@ -69,24 +69,24 @@ use crate::status::Status;
 ///
 /// # Cancel safety
 ///
-/// Dropping the future cancels the call: what has not been sent is taken back, and the server drops the handler's future.
-/// What the handler had done by then is done.
+/// Dropping the future cancels the call: unsent parts are taken back, and the server drops the handler's future.
+/// Effects that the handler has had by then remain.
 ///
 /// # Errors
 ///
-/// Besides what the handler returns, with [`Executed`] saying whether the handler may have run:
+/// Besides the handler's own errors, these. [`Executed`] says whether the handler may have run.
 ///
 /// - DEADLINE_EXCEEDED, naming what the call waited for: a connection, a place among the server's
 ///   `limits.concurrent_calls`, or the answer.
-/// - UNAVAILABLE, if there is no connection, unless the call [waits](Self::wait_for_ready) for it, or it was lost. A call
-///   that was certainly not executed is sent again, up to four times in all, before its caller hears of it; one that may
-///   have been is not.
+/// - UNAVAILABLE, if the connection was lost or can't be made, unless the call [waits](Self::wait_for_ready) for one. A
+///   call that was certainly not executed is sent again, up to four times in all, before its caller hears of it. One
+///   that may have been executed is not.
 /// - RESOURCE_EXHAUSTED, if a message is longer than the receiver's `limits.max_message`, or its metadata than its
 ///   `limits.max_metadata`.
-/// - FAILED_PRECONDITION, if it is to be [compressed](Self::compress) by what this build lacks.
-/// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value can't be one.
-/// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server does not have the method, or has it with another signature, or if it
-///   is of a version that takes no metadata.
+/// - FAILED_PRECONDITION, if this build lacks the chosen [compression](Self::compress).
+/// - INVALID_ARGUMENT, if a [metadata](Self::metadata) key or value is not allowed.
+/// - UNIMPLEMENTED or FAILED_PRECONDITION, if the server lacks the method, has it with another signature, or runs a
+///   version without metadata.
 /// - INTERNAL, if the handler panicked or a message can't be decoded.
 ///
 /// [`Executed`]: crate::status::Executed
@@ -104,18 +104,18 @@ impl<O, C> Call<O, C> {
         Self { call: InFlightCall::new(stub, method, arguments), returns: PhantomData }
     }
 
-    /// Returns the result with what is known of how it came: the connection, the number of attempts, the metadata.
+    /// Returns the result with its [`Response`]: the connection, the number of attempts, the metadata.
     pub fn with_response(self) -> ResponseFuture<O, C> {
         ResponseFuture { call: self.call, returns: PhantomData }
     }
 
-    /// Returns the result and, beside it, how it came: the connection, the number of attempts, the metadata. So a call that fails has
-    /// these, too.
+    /// Returns the result and, beside it, its [`Parts`]: the connection, the number of attempts, the metadata. A call
+    /// that fails has these, too.
     pub fn with_parts(self) -> PartsFuture<O, C> {
         PartsFuture { call: self.call, returns: PhantomData }
     }
 
-    /// The future of the call; `finish` makes its result of the answer.
+    /// Returns the future of the call. `finish` converts the answer into its result.
     #[inline]
     pub(crate) fn finished_by(self, finish: Finish<O>) -> CallFuture<O> {
         CallFuture { call: self.call, finish }
@@ -143,10 +143,10 @@ where
     }
 }
 
-/// Makes the result of a call of what it was answered.
+/// A function that converts the answer of a call into its result.
 pub(crate) type Finish<O> = fn(&InFlightCall, Answered) -> O;
 
-/// A call of which it is known how its result is read. Dropping it cancels the call.
+/// A call with a function that decodes its result. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct CallFuture<O> {
     call: InFlightCall,
@@ -163,7 +163,7 @@ impl<O> Future for CallFuture<O> {
     }
 }
 
-/// A call under way whose result comes with a [`Response`]. Dropping it cancels the call.
+/// A call whose result comes with a [`Response`]. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<O, C> {
     call: InFlightCall,
@@ -186,7 +186,7 @@ where
     }
 }
 
-/// A call under way whose result comes with [`Parts`]. Dropping it cancels the call.
+/// A call whose result comes with [`Parts`]. Dropping it cancels the call.
 #[must_use = "futures do nothing unless polled"]
 pub struct PartsFuture<O, C> {
     call: InFlightCall,

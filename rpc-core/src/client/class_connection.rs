@@ -1,4 +1,4 @@
-//! The connection of one class of a channel: made, found, lost, and made again.
+//! The connection of one class of a channel, and how it is made, lost and made again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::Duration;
@@ -11,19 +11,20 @@ use crate::class::TrafficClass;
 use crate::connection::Connection;
 use crate::status::{Executed, Status};
 
-/// A connection that ends sooner than this and has answered no call counts as a failed attempt, but for the first one: a
-/// server that takes connections and closes them must not be tried without a pause, and one that was about to go may be.
+/// The age below which an ended connection counts as a failed attempt, if it has answered no call. So a server that
+/// accepts connections and closes them is not tried without a pause. The first such connection is exempt, because its
+/// server may have been about to shut down.
 const EARLY: Duration = Duration::from_secs(1);
 
-/// Calls that wait for the server end the pause after a failed attempt, but not so soon after it: each of them would make an
-/// attempt of its own.
+/// How soon after a failed attempt a call that waits for the server may end the pause. Without this delay each waiting
+/// call would make its own attempt.
 const JUST_NOW: Duration = Duration::from_millis(50);
 
-/// The connection of a class of calls.
+/// The connection that a class of calls goes by.
 pub(super) struct ClassConnection {
     pub(super) class: TrafficClass,
-    /// The connection, which may have ended. Calls share this lock, and it is written only for another connection, with that of
-    /// `state` held.
+    /// The connection, which may have ended. Calls take this lock for reading. It is written only to exchange the
+    /// connection, under the lock of `state`.
     current: RwLock<Option<Arc<Connection>>>,
     state: Mutex<State>,
 }
@@ -32,16 +33,16 @@ type Outcome = Option<Result<Arc<Connection>, Status>>;
 pub(super) type Connecting = watch::Receiver<Outcome>;
 
 enum State {
-    /// Not connected, and no call needs it.
+    /// Not connected, and no call needs a connection.
     Idle,
     Connecting(Connecting),
-    /// There is a `current` one.
+    /// `current` holds the connection.
     Connected {
         since: Instant,
-        /// How many attempts in a row have failed before this one, or were of no use.
+        /// How many attempts in a row failed or were useless before this one.
         failures: u32,
     },
-    /// The last attempt failed; until then calls fail at once, with its reason.
+    /// The last attempt failed. Calls fail at once with its status until the pause ends.
     Failed {
         at: Instant,
         until: Instant,
@@ -50,7 +51,7 @@ enum State {
     },
 }
 
-/// What a call finds.
+/// The state of the connection, as a call finds it.
 pub(super) enum Lookup {
     Connected(Arc<Connection>),
     Connecting(Connecting),
@@ -62,18 +63,18 @@ impl ClassConnection {
         Self { class, current: RwLock::default(), state: Mutex::new(State::Idle) }
     }
 
-    /// The connection, if there is one that takes calls.
+    /// Returns the connection, if there is one that takes calls.
     #[inline]
     pub(super) fn connected(&self) -> Option<Arc<Connection>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.as_ref().filter(|connection| connection.is_open()).cloned()
     }
 
-    /// The connection, or the attempt to make one, which begins unless the last has just failed.
+    /// Returns the connection, or the attempt to make one. Starts an attempt unless the last has just failed.
     pub(super) fn find(self: &Arc<Self>, shared: &Arc<Shared>) -> Lookup {
         let Some(runtime) = &shared.runtime else { return Lookup::Failed(no_runtime()) };
         let mut state = self.state();
-        // Under the lock: another call's attempt may just have succeeded.
+        // Checked again under the lock, because another call's attempt may just have succeeded.
         if let Some(connection) = self.connected() {
             return Lookup::Connected(connection);
         }
@@ -88,39 +89,39 @@ impl ClassConnection {
         };
         let (sender, attempt) = watch::channel(None);
         *state = State::Connecting(attempt.clone());
-        // A task of its own, so that the attempt outlives the call that began it.
+        // A task of its own, so that the attempt outlives the call that started it.
         runtime.spawn(attempt_to_connect(Arc::downgrade(shared), self.clone(), failures, sender));
         Lookup::Connecting(attempt)
     }
 
-    /// A connection that was of no use to anybody counts as a failed attempt.
+    /// Counts a connection that ended early and unused as a failed attempt.
     fn note_early_end(&self, state: &mut State, shared: &Shared) {
         let State::Connected { since, failures } = *state else { return };
         let ended = self.current().take();
         let Some(ended) = ended.filter(|ended| since.elapsed() < EARLY && !ended.was_of_use()) else {
             return;
         };
-        // After the first one there is no pause.
+        // No pause after the first one.
         let pause = failures.checked_sub(1).map_or(Duration::ZERO, |failures| shared.pause(failures));
         let status = ended.why_not_open();
         *state = State::Failed { at: since, until: since + pause, failures: failures + 1, status };
     }
 
-    /// Ends the pause after a failed attempt, if there is one: the next call begins another.
+    /// Ends the pause after a failed attempt, if there is one. The next call then starts an attempt.
     pub(super) fn end_pause(&self) {
         if let State::Failed { until, .. } = &mut *self.state() {
             *until = Instant::now();
         }
     }
 
-    /// When a call that waits for a connection should ask for it again. `impatient`: the call has not waited yet, and
-    /// ends a pause that has begun before it, unless an attempt has failed just now.
+    /// Waits until a call that waits for a connection should ask for it again. `impatient` means that the call has not
+    /// waited yet. Such a call ends a pause that began before it, unless an attempt has failed just now.
     pub(super) async fn pause(&self, impatient: bool, shared: &Shared) {
         let first = shared.settings.liveness.reconnect();
         let (failed_at, until) = match &*self.state() {
             State::Failed { at, until, .. } if impatient => (Some(*at), (*at + JUST_NOW).min(*until)),
             State::Failed { until, .. } => (None, *until),
-            // It takes no calls, or not this one.
+            // The connection takes no calls, or not this one.
             State::Connected { .. } => (None, Instant::now() + first),
             State::Idle | State::Connecting(_) => return,
         };
@@ -133,14 +134,14 @@ impl ClassConnection {
         }
     }
 
-    /// Takes a connection into use.
+    /// Makes this the current connection.
     fn use_connection(&self, connection: &Arc<Connection>, failures: u32) {
         let mut state = self.state();
         *state = State::Connected { since: Instant::now(), failures };
         *self.current() = Some(connection.clone());
     }
 
-    /// Replaces a connection by another to a better peer. False: it is not the current one any more.
+    /// Replaces a connection by one to a better peer. Returns false if `old` is not current any more.
     pub(super) fn replace(&self, old: &Arc<Connection>, new: &Arc<Connection>) -> bool {
         let mut state = self.state();
         let mut current = self.current();
@@ -152,7 +153,7 @@ impl ClassConnection {
         is_current
     }
 
-    /// An attempt has died with its task: the next call begins another.
+    /// Forgets an attempt whose task has died. The next call starts another.
     pub(super) fn forget(&self, attempt: &Connecting) {
         let mut state = self.state();
         if matches!(&*state, State::Connecting(current) if current.same_channel(attempt)) {
@@ -160,7 +161,7 @@ impl ClassConnection {
         }
     }
 
-    /// Ends it for good; gives the connection, to be closed.
+    /// Removes the connection for good and returns it, to be closed.
     pub(super) fn take(&self) -> Option<Arc<Connection>> {
         *self.state() = State::Idle;
         self.current().take()
@@ -175,7 +176,7 @@ impl ClassConnection {
     }
 }
 
-/// Makes a connection, after this many attempts in a row that failed.
+/// Makes a connection after `failures` failed attempts in a row.
 async fn attempt_to_connect(
     shared: Weak<Shared>,
     of_class: Arc<ClassConnection>,
@@ -183,9 +184,9 @@ async fn attempt_to_connect(
     sender: watch::Sender<Outcome>,
 ) {
     let made = Shared::connect(&shared, of_class.class).await;
-    // However it went wrong, no call had been sent.
+    // No call had been sent, however the attempt failed.
     let made = made.map_err(|status| status.with_executed(Executed::No));
-    // Until the connection is where it is closed with the others.
+    // Taken only now. If the channel is gone, its `Drop` does not know of this connection yet, so it is closed here.
     let Some(shared) = shared.upgrade() else {
         if let Ok((connection, _)) = made {
             connection.close_for_want_of_callers();

@@ -1,4 +1,4 @@
-//! What makes the connections of a channel, and in what order it tries peers.
+//! The maker of a channel's connections, and the order in which it tries peers.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -16,45 +16,45 @@ use crate::transport::{BoxFuture, Link};
 
 /// Makes stream links to one peer, or to one of several that are equivalent.
 pub trait Connector: Send + Sync + 'static {
-    /// Makes a link to the peer of this number, counted from 0 in the order of preference and below
-    /// [`peers`](Self::peers). The status of a failure says what was tried; it counts as not executed.
+    /// Makes a link to the peer with this index. Peers are numbered from 0 in the order of preference, below
+    /// [`peers`](Self::peers). The status of a failure says what was tried, and counts as not executed.
     fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>>;
 
-    /// Makes a link to the peer at this address, where the channel's calls of another class go. The other peers are tried if
-    /// it fails. By default the first peer is tried.
+    /// Makes a link to the peer at this address, which the channel's calls of another class go to. If it fails, the
+    /// other peers are tried. The default tries the first peer.
     fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let _ = peer;
         self.connect(0)
     }
 
-    /// How many peers there are to choose from.
+    /// Returns the number of peers.
     fn peers(&self) -> usize {
         1
     }
 
-    /// The name of the peer or peers, for messages.
+    /// Returns the name of the peer or peers, for messages.
     fn target(&self) -> String;
 }
 
-/// What all clones and classes of a channel share.
+/// The state that all clones and classes of a channel share.
 pub(super) struct Shared {
     pub(super) connector: Box<dyn Connector>,
     pub(super) settings: Arc<Settings>,
     pub(super) classes: [Arc<ClassConnection>; TrafficClass::ALL.len()],
-    /// `None`: the channel was made outside of a runtime, and every call fails.
+    /// `None` if the channel was made outside of a runtime; then every call fails.
     pub(super) runtime: Option<Handle>,
 }
 
 impl Shared {
-    /// The pause after so many failed attempts in a row, and one more.
+    /// Returns the pause after `failures` earlier failed attempts in a row and one more.
     pub(super) fn pause(&self, failures: u32) -> Duration {
         let liveness = &self.settings.liveness;
         backoff::pause(failures, liveness.reconnect(), liveness.reconnect_max())
     }
 
-    /// Makes a connection to the peer that another class is connected to, else to the first peer that takes one. Returns the
-    /// number of the peer; that of one that was found beside another class counts as 0, because that class looks for a better
-    /// one.
+    /// Makes a connection to the peer that another class is connected to, else to the first peer that accepts one.
+    /// Returns the index of the peer. A peer that was found through another class counts as 0, because that class
+    /// already looks for a better one.
     pub(super) async fn connect(
         this: &Weak<Self>,
         class: TrafficClass,
@@ -65,7 +65,7 @@ impl Shared {
         if let Some(peer) = beside {
             let link = shared.connector.connect_beside(peer);
             drop(shared);
-            // If it can't be reached, the status of the attempts below says why.
+            // If that peer can't be reached, the status of the attempts below says why.
             if let Ok(connection) = Self::greet(this, class, link).await {
                 return Ok((connection, 0));
             }
@@ -82,7 +82,7 @@ impl Shared {
         Err(all_of(failures))
     }
 
-    /// Makes a connection of a link.
+    /// Makes a connection from a link.
     async fn greet(
         this: &Weak<Self>,
         class: TrafficClass,
@@ -96,13 +96,13 @@ impl Shared {
         Connection::connect(link, class, settings).await
     }
 
-    /// The peer that calls of some class go to.
+    /// Returns the peer that calls of some class go to.
     fn connected_to(&self) -> Option<SocketAddr> {
         self.classes.iter().find_map(|of_class| of_class.connected()?.peer())
     }
 
-    /// Tries the peers before this one now and then, for as long as the connection is in use. New calls go to the first of
-    /// them that takes a connection; those in progress end where they are.
+    /// Tries the peers before this one at intervals, for as long as the connection is in use. New calls move to the
+    /// first of them that accepts a connection. Calls in progress end where they are.
     pub(super) fn return_to_first(
         self: &Arc<Self>,
         of_class: &Arc<ClassConnection>,
@@ -140,11 +140,11 @@ async fn return_to_first(
     }
 }
 
-/// What became of an attempt to return to an earlier peer.
+/// The outcome of an attempt to return to an earlier peer.
 enum Tried {
     Moved(Weak<Connection>),
     Failed,
-    /// The connection is not in use any more, or the channel is gone.
+    /// The connection is no longer in use, or the channel is gone.
     Over,
 }
 
@@ -184,7 +184,7 @@ impl Drop for Shared {
     }
 }
 
-/// One status of all that were tried.
+/// Combines the statuses of all attempts into one.
 fn all_of(mut failures: Vec<Status>) -> Status {
     let Some(last) = failures.pop() else { return gone() };
     if failures.is_empty() {
@@ -195,7 +195,7 @@ fn all_of(mut failures: Vec<Status>) -> Status {
     last.map_message(|_| said)
 }
 
-/// The runtime of the channel has ended.
+/// Returns the status for a channel whose runtime has ended.
 pub(super) fn gone() -> Status {
     Status::new(
         Code::Unavailable,
@@ -205,7 +205,7 @@ pub(super) fn gone() -> Status {
     .with_blame(Blame::Caller)
 }
 
-/// The channel never had one.
+/// Returns the status for a channel that was made without a runtime.
 pub(super) fn no_runtime() -> Status {
     let message = "the channel was made outside of a tokio runtime, which its connections need: make it in an async \
                    function that tokio runs, or after `Runtime::enter`";

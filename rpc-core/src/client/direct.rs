@@ -1,4 +1,4 @@
-//! Where a client's middleware ends: calls of what it lets through.
+//! The end of a client's middleware, which makes calls from the requests that arrive there.
 
 use std::future::poll_fn;
 

@@ -1,4 +1,4 @@
-//! A call under way: connected, given a place, sent, perhaps sent again, and late at any of that.
+//! A call in progress: it gets a connection and a place, is sent, perhaps sent again, and may time out at each step.
 
 use std::fmt;
 use std::future::Future;
@@ -26,45 +26,45 @@ use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Begun;
 use crate::transport::BoxFuture;
 
-/// How often a call that was certainly not executed is sent again without anybody noticing.
+/// How often a call that was certainly not executed is sent, until its caller is told.
 const TRANSPARENT_ATTEMPTS: u8 = 4;
 
-/// A call, from when it is made until it is answered. Nothing is sent before it is polled.
+/// A call, from its making to its answer. Nothing is sent before it is polled.
 pub(crate) struct InFlightCall {
     pub(super) stub: Stub,
     pub(super) method: usize,
     arguments: Payload,
     pub(super) options: Option<Box<CallOptions>>,
-    /// The call's own, which begins with its first poll.
+    /// The call's own timeout, which starts with its first poll.
     pub(super) timeout: Option<Duration>,
-    /// What it inherits, and from its first poll on the earlier of the two.
+    /// The inherited deadline. From the first poll on, the earlier of the two.
     pub(super) deadline: Option<Instant>,
-    /// When it was polled first, if it has a deadline.
+    /// The time of the first poll, if the call has a deadline.
     began: Option<Instant>,
     attempt: u8,
-    /// It can't be sent again: part of what it takes along is gone.
+    /// Whether the call can't be sent again, because part of its stream of arguments is gone.
     is_last: bool,
-    /// Its deadline is that of the handler that polls it first, and it ends with the call in whose
-    /// [`Scope`](crate::context::Scope) that is.
+    /// Whether the call takes the deadline of the handler that first polls it. If that is in a
+    /// [`Scope`](crate::context::Scope), the call also ends with the scope's call.
     pub(super) inherits: bool,
     pub(super) state: State,
-    /// While it is not sent; then its connection sees to its deadline.
+    /// The timer until the call is sent. From then on the connection watches its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
 pub(super) enum State {
     Refused(Status),
-    /// Not polled.
+    /// Not polled yet.
     New,
     Unsent,
     Connecting(BoxFuture<Result<Arc<Connection>, Status>>),
-    /// The peer takes no more calls at once.
+    /// The peer's limit of concurrent calls is reached.
     Placing(Line),
-    /// Also when it has been answered.
+    /// Sent, and possibly answered.
     Sent(Pending),
     /// In the caller's middleware.
     Layered(BoxFuture<Result<Response, Status>>, Passed),
-    /// Answered through that.
+    /// Answered through the middleware.
     Answered(Box<(Parts, Option<Begun>)>),
     Failed,
 }
@@ -77,7 +77,7 @@ impl Drop for InFlightCall {
 }
 
 impl InFlightCall {
-    /// A call that inherits from the handler that polls it first, if one does.
+    /// Returns a call that inherits from the handler that polls it first, if one does.
     #[inline]
     pub(super) fn new(stub: Stub, method: usize, arguments: Result<Payload, Status>) -> Self {
         let (arguments, state) = match arguments {
@@ -100,7 +100,7 @@ impl InFlightCall {
         }
     }
 
-    /// A call that has come through middleware.
+    /// Returns a call that has come through middleware.
     pub(super) fn behind_middleware(
         stub: Stub,
         method: usize,
@@ -110,32 +110,32 @@ impl InFlightCall {
     ) -> Self {
         let mut call = Self::new(stub, method, Ok(arguments));
         (call.options, call.deadline, call.inherits) = (Some(options), deadline, false);
-        // The call before the middleware has the channel's timeout.
+        // The channel's timeout applies to the call in front of the middleware.
         call.timeout = Some(Duration::MAX);
         call
     }
 
-    /// Its method, as messages name it.
+    /// Returns the method's name for messages.
     pub(super) fn name(&self) -> String {
         self.stub.name_of(self.method)
     }
 
-    /// Is not sent again from now on.
+    /// Forbids sending the call again.
     pub(super) fn is_last(&mut self) {
         self.is_last = true;
     }
 
-    /// By when it must be over.
+    /// Returns the deadline of the call.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// What the stream that it was answered with depends on, too.
+    /// Takes the parent of the call, on which a stream of answers depends, too.
     pub(super) fn take_parent(&mut self) -> Option<Parent> {
         self.options.as_mut()?.parent.take()
     }
 
-    /// The metadata that came with an answer that is a stream.
+    /// Returns the initial metadata of an answer that is a stream.
     pub(super) fn initial_metadata(&self) -> Metadata {
         match &self.state {
             State::Sent(pending) => {
@@ -145,7 +145,7 @@ impl InFlightCall {
         }
     }
 
-    /// What it was sent by.
+    /// Returns the connection that the call was sent by.
     pub(super) fn connection(&self) -> Weak<Connection> {
         match &self.state {
             State::Sent(pending) => Arc::downgrade(pending.connection()),
@@ -153,7 +153,7 @@ impl InFlightCall {
         }
     }
 
-    /// What is known of the answer besides what it says, which can be asked once.
+    /// Takes the metadata and other parts of the answer. Can be called once.
     pub(super) fn parts(&mut self) -> Parts {
         let (connection, Received { metadata, compression }) = match &mut self.state {
             State::Sent(pending) => (Some(pending.connection().clone()), pending.take_received()),
@@ -164,7 +164,7 @@ impl InFlightCall {
         Parts { connection, attempts: self.attempt, metadata: initial, trailers: trailing, compression }
     }
 
-    /// The stream that it was answered with through middleware, if so.
+    /// Takes the stream that the call was answered with, if it came through middleware.
     pub(super) fn take_begun(&mut self) -> Option<Begun> {
         match &mut self.state {
             State::Answered(through) => through.1.take(),
@@ -172,17 +172,17 @@ impl InFlightCall {
         }
     }
 
-    /// The stream of arguments, once.
+    /// Takes the stream of arguments. Can be called once.
     pub(super) fn take_items(&mut self) -> Option<Box<dyn Source>> {
         self.options.as_mut()?.items.take()
     }
 
-    /// What it is to be compressed by, if that was said.
+    /// Returns the compression that was chosen for the call, if any.
     pub(super) fn compression(&self) -> Option<Compression> {
         self.options.as_ref()?.compression
     }
 
-    /// Its streams, when it is sent.
+    /// Returns the streams of the call, once it has been sent.
     pub(super) fn streams(&self) -> Option<&Arc<CallStreams>> {
         match &self.state {
             State::Sent(pending) => pending.streams(),
@@ -211,7 +211,7 @@ impl InFlightCall {
         polled
     }
 
-    /// The time begins. How much there is, if the call has a deadline.
+    /// Starts the timeout. Returns the time left, if the call has a deadline.
     fn start(&mut self) -> Option<Duration> {
         let left = self.start_time();
         if let Some(stack) = self.stub.channel().stack().cloned() {
@@ -227,12 +227,12 @@ impl InFlightCall {
         }
     }
 
-    /// The call goes to its caller's middleware, in whose end another is made of what that lets through.
+    /// Passes the call to the caller's middleware. At the end of the middleware another call is made from its request.
     #[cold]
     fn enter(&mut self, stack: &Next) {
         let mut options = self.options.take().unwrap_or_else(|| Box::new(CallOptions::none()));
         if let Some(parent) = options.parent.take() {
-            // Whatever the middleware waits for.
+            // The parent stays with this call, so that its end also cuts short the middleware.
             CallOptions::of(&mut self.options).parent = Some(parent);
         }
         let request = Request::outgoing(OutgoingCall {
@@ -269,7 +269,7 @@ impl InFlightCall {
         left
     }
 
-    /// Goes on until the call waits for something, or is done. `left` is how much time there is, if that is known.
+    /// Proceeds until the call waits for something, or is done. `left` is the time left, if known.
     fn step(&mut self, mut left: Option<Duration>, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         loop {
             match &mut self.state {
@@ -291,7 +291,7 @@ impl InFlightCall {
                 State::New | State::Unsent => {
                     left = left.or_else(|| self.left());
                     if left.is_some_and(|left| left.is_zero()) {
-                        // Not sent any more; the alarm says so.
+                        // Too late to send. The alarm ends the call.
                         self.state = State::Unsent;
                         return Poll::Pending;
                     }
@@ -327,7 +327,7 @@ impl InFlightCall {
             if let State::Sent(pending) = &self.state
                 && !pending.polls_at_once()
             {
-                // It was sent just now, and is woken when there is an answer.
+                // The call was just sent, and is woken when there is an answer.
                 return Poll::Pending;
             }
             left = None;
@@ -364,7 +364,7 @@ impl InFlightCall {
         }
     }
 
-    /// Begins a call again that was certainly not executed and may fare better elsewhere.
+    /// Sends a call again that was certainly not executed and may succeed elsewhere.
     fn again(&mut self, status: Status) -> Result<(), Status> {
         let elsewhere = status.code() == Code::Unavailable
             && status.executed() == Executed::No
@@ -381,7 +381,7 @@ impl InFlightCall {
         Ok(())
     }
 
-    /// The call can't be sent now: it waits, or fails.
+    /// Waits for a connection, or fails if the call or its channel says so.
     #[cold]
     fn wait_for_ready(&mut self, status: Status) -> Result<(), Status> {
         let channel = self.stub.channel();
@@ -396,14 +396,14 @@ impl InFlightCall {
         Ok(())
     }
 
-    /// Whether the call that it is made for has ended early. If not, it is polled again when it has.
+    /// Whether the parent call has ended early. If not, registers to be polled when it does.
     #[cold]
     fn is_in_vain(&mut self, cx: &mut TaskContext<'_>) -> bool {
         let parent = self.options.as_mut().and_then(|options| options.parent.as_mut());
         parent.is_some_and(|parent| parent.poll_ended(cx).is_ready())
     }
 
-    /// Nobody wants its answer.
+    /// Ends a call whose parent has ended.
     #[cold]
     fn cut_short(&mut self) -> Status {
         if self.left() == Some(Duration::ZERO) {
@@ -421,7 +421,7 @@ impl InFlightCall {
         self.named(parent_ended().with_executed(executed))
     }
 
-    /// Whether the deadline of a call that is not sent has passed. If not, it is polled again when it has.
+    /// Whether the deadline of an unsent call has passed. If not, registers to be polled when it does.
     fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
         if let State::Sent(_) = self.state {
             return false;
@@ -431,7 +431,7 @@ impl InFlightCall {
         alarm.as_mut().poll(cx).is_ready()
     }
 
-    /// The deadline has passed: says what the call was waiting for.
+    /// Ends the call at its deadline, with a status that names what it was waiting for.
     fn expire(&mut self) -> Status {
         let mut source = None;
         let (when, executed) = match &mut self.state {
@@ -462,12 +462,12 @@ impl InFlightCall {
         }
     }
 
-    /// How much time there is, if it has a deadline.
+    /// Returns the time left, if the call has a deadline.
     fn left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// What the answer says: a `T` as `C` reads it, or an `E` as `D` does.
+    /// Decodes the answer: a result `T` by `C`, or an error `E` by `D`.
     pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
         &self,
         answer: Answered,
@@ -479,7 +479,7 @@ impl InFlightCall {
         }
     }
 
-    /// The error that an answer is, if it is one.
+    /// Decodes the error of an answer. `None` if it is a result.
     pub(crate) fn decode_error<E: From<Status>, D: Decode<E>>(&self, answer: Answered) -> Option<E> {
         match answer {
             Err(status) => Some(status.into()),
@@ -497,8 +497,8 @@ impl InFlightCall {
         Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
     }
 
-    /// Puts the call's name before a status of farcall's own making, and behind one that names the fingerprint of this
-    /// side's signature, the signature.
+    /// Prefixes farcall's own statuses with the call's name. If the message names the fingerprint of this side's
+    /// signature, appends the signature.
     fn named(&self, status: Status) -> Status {
         if status.blame() == Blame::Application {
             return status;
@@ -520,7 +520,7 @@ fn polled_again() -> Status {
     Status::new(Code::Internal, "a call was polled after it was done").with_blame(Blame::Caller)
 }
 
-/// Its name.
+/// Displays the method's name.
 impl fmt::Display for InFlightCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.stub.name_of(self.method))

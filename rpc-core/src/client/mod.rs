@@ -1,4 +1,4 @@
-//! Calls, and what they are made on.
+//! Calls, and the channels and stubs that they are made on.
 
 mod call;
 mod class_connection;

@@ -1,4 +1,4 @@
-//! What calls are made on: a connection that is made when it is needed, and made again when it is lost.
+//! The channel that calls are made on. It connects when needed, and again when a connection is lost.
 
 use std::fmt;
 use std::future::Future;
@@ -16,24 +16,26 @@ use crate::middleware::{Next, Request, Response};
 use crate::settings::Settings;
 use crate::status::Status;
 
-/// What clients make calls on; the facade's `Channel` holds one. It is a connection for each [`TrafficClass`]. Cheap to clone; the connections are closed when the
-/// last clone, of whatever class, and the last call on it are gone.
+/// A channel, with one connection for each [`TrafficClass`]; the facade's `Channel` wraps one. Cheap to clone. The
+/// connections are closed when the last clone, of whatever class, and the last call on it are gone.
 ///
 /// A connection is made when the first call of its class needs it, and made again when it is lost. Calls that need one
-/// while it is being made wait for it, as long as their deadlines allow. After a failed attempt calls of that class fail at
-/// once, for [`Liveness::reconnect_ms`](crate::config::Liveness::reconnect_ms) at first and twice as long after each further
-/// failure; then the next call begins another attempt. A call that [waits](super::Call::wait_for_ready) for the server ends such
-/// a pause, and so does [`reconnect`](Self::reconnect).
+/// meanwhile wait for it, as long as their deadlines allow.
 ///
-/// Of several peers it takes the first that it can connect to. While that is not the first of all, it looks for those before it
-/// now and then, and new calls go there when one is back. Connections of another class go to the peer that the channel is
-/// connected to already, if it can be reached.
+/// After a failed attempt, calls of that class fail at once for a pause. The pause is
+/// [`Liveness::reconnect_ms`](crate::config::Liveness::reconnect_ms) at first, and twice as long after each further
+/// failure. Then the next call starts another attempt. A call that [waits](super::Call::wait_for_ready) for the server
+/// ends the pause, and so does [`reconnect`](Self::reconnect).
+///
+/// With several peers, the channel uses the first that it can connect to. If that is not the first of all, it looks for
+/// the earlier ones at intervals, and new calls go there when one is back. Connections of another class go to the peer
+/// that the channel is already connected to, if it can be reached.
 #[derive(Clone)]
 pub struct RawChannel {
     shared: Arc<Shared>,
-    /// The one of `shared` that its calls go by, here as well so that they need not look for it.
+    /// The entry of `shared` for its calls' class, kept here to save the lookup.
     of_class: Arc<ClassConnection>,
-    /// What its calls go through.
+    /// The middleware of its calls.
     stack: Option<Next>,
 }
 
@@ -47,9 +49,9 @@ impl fmt::Debug for RawChannel {
 }
 
 impl RawChannel {
-    /// Returns a channel that connects when the first call needs it. Must be called within a tokio runtime, which is the one that
-    /// its connections run on; else every call fails with a status that says so.
-    // For the authors of transports: the facade exports neither of these types.
+    /// Returns a channel that connects when the first call needs it. Must be called within a tokio runtime, which runs
+    /// its connections. Otherwise every call fails with a status that says so.
+    // For authors of transports: the facade exports neither of these types.
     #[doc(hidden)]
     pub fn new(connector: impl Connector, settings: Settings) -> Self {
         let classes = TrafficClass::ALL.map(|class| Arc::new(ClassConnection::new(class)));
@@ -74,8 +76,9 @@ impl RawChannel {
         self.of_class.class
     }
 
-    /// Returns this channel with an interceptor: calls go through `by`, and answers on their way back. The last one added is the first
-    /// that a call comes to. This one stays as it is, and shares its connections with the other.
+    /// Returns this channel with an interceptor: calls go through `by`, and answers on their way back. The interceptor
+    /// that was added last sees a call first. The original channel stays as it is, and shares its connections with the
+    /// new one.
     #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn intercept<F, R>(&self, by: F) -> Self
     where
@@ -85,7 +88,7 @@ impl RawChannel {
         Self { stack: Some(self.next().intercepted(by)), ..self.clone() }
     }
 
-    /// Returns this channel with a layer of tower, whose service all clones of the new channel share.
+    /// Returns this channel with a layer of tower. All clones of the new channel share the layer's service.
     #[must_use = "the channel stays as it is; use the one that is returned"]
     #[cfg(feature = "tower")]
     pub fn layer<L>(&self, layer: L) -> Self
@@ -96,22 +99,22 @@ impl RawChannel {
         Self { stack: Some(self.next().layered(layer)), ..self.clone() }
     }
 
-    /// What its calls go through, if there is anything.
+    /// Returns the middleware of its calls, if there is any.
     pub(super) fn stack(&self) -> Option<&Next> {
         self.stack.as_ref()
     }
 
-    /// What a request goes to.
+    /// Returns what a request is passed to: the middleware, or the channel itself.
     pub(crate) fn next(&self) -> Next {
         self.stack.clone().unwrap_or_else(|| Next::new(SendService(self.clone())))
     }
 
-    /// The connection that calls of its class go by now; makes one if there is none. Cancel safe: an attempt goes on for
-    /// others.
+    /// Returns the current connection for calls of its class, and makes one if there is none. Cancel safe: an attempt
+    /// goes on for others.
     ///
     /// # Errors
     ///
-    /// UNAVAILABLE, not executed, with what went wrong. While a failed attempt is recent, at once.
+    /// UNAVAILABLE, not executed, with the reason. Returned at once while a failed attempt is recent.
     pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
         loop {
             let mut attempt = match self.of_class.find(&self.shared) {
@@ -133,36 +136,37 @@ impl RawChannel {
         }
     }
 
-    /// Whether calls that do not say so themselves wait for a connection.
+    /// Whether calls wait for a connection by default.
     pub(crate) fn waits_for_ready(&self) -> bool {
         self.shared.settings.calls.wait_for_ready
     }
 
-    /// The timeout of calls that set none.
+    /// Returns the timeout of calls that set none.
     #[inline]
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let timeout_ms = self.shared.settings.calls.timeout_ms;
         (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms))
     }
 
-    /// Connects now if it is not connected, however recent a failed attempt is. Calls of all classes begin new attempts, too.
-    /// Cancel safe: an attempt goes on for others.
+    /// Connects now if it is not connected, however recent a failed attempt is. Calls of all classes start new
+    /// attempts, too. Cancel safe: an attempt goes on for others.
     ///
     /// # Errors
     ///
-    /// UNAVAILABLE, not executed, with what went wrong.
+    /// UNAVAILABLE, not executed, with the reason.
     pub async fn reconnect(&self) -> Result<(), Status> {
         self.shared.classes.iter().for_each(|of_class| of_class.end_pause());
         self.connection().await.map(drop)
     }
 
-    /// Like [`connection`](Self::connection), for a call that waits for one. `impatient`: it has not waited yet.
+    /// Returns the current connection, like [`connection`](Self::connection), for a call that waits for one.
+    /// `impatient` means that the call has not waited yet.
     pub(crate) async fn connection_after_pause(self, impatient: bool) -> Result<Arc<Connection>, Status> {
         self.of_class.pause(impatient, &self.shared).await;
         self.connection().await
     }
 
-    /// Whom it connects to, and what for unless that is nothing special, for messages.
+    /// Returns the peer's name for messages, with the class unless that is the default.
     pub(crate) fn target(&self) -> String {
         let target = self.shared.connector.target();
         match self.of_class.class {
@@ -171,7 +175,7 @@ impl RawChannel {
         }
     }
 
-    /// The connection, if there is one that takes calls.
+    /// Returns the connection, if there is one that takes calls.
     #[inline]
     pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
         self.of_class.connected()

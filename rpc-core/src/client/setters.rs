@@ -1,4 +1,4 @@
-//! What can be said of a call before it begins, whichever kind it is of.
+//! Setters for the options of a call before it begins, for both kinds of calls.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::service::Kind;
 use crate::status::{Blame, Code, Executed, Status};
 
 impl InFlightCall {
-    /// Makes it a call of a method of this kind, which may take a stream.
+    /// Sets the kind of the method, and the stream that it takes, if any.
     pub(super) fn set_kind(&mut self, kind: Kind, items: Option<Box<dyn Source>>) {
         let options = CallOptions::of(&mut self.options);
         (options.kind, options.items) = (kind, items);
@@ -60,7 +60,7 @@ impl InFlightCall {
         }
     }
 
-    /// It is not sent, and ends with this status, which `why` makes of its name; unless there is one already.
+    /// Refuses the call with a status that `why` makes from its name, unless it is refused already.
     fn fail(&mut self, why: impl FnOnce(String) -> Status) {
         if let State::New = self.state {
             self.state = State::Refused(why(self.stub.name_of(self.method)));

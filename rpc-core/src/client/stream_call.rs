@@ -1,4 +1,4 @@
-//! A call with streams from the caller's side: options, then a future.
+//! A call with streams from the caller's side: a builder of options, and a future.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -18,26 +18,27 @@ use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Begun, Stream, Streaming};
 
-/// What a call's answer is made of: the answer itself, the streams that it has, its deadline.
+/// A function that converts the answer of a call, and the stream that it began, into its result.
 pub(crate) type Finish<O> = fn(&InFlightCall, Answered, Option<Begun>) -> O;
 
-/// A call with a stream there, back or both that has not begun: set its options, then `.await` it.
+/// A call with a stream of arguments, of answers or both, that has not begun. Set its options, then `.await` it.
 ///
-/// If the answer is a stream, awaiting gives it as soon as it begins. A stream of arguments is polled by the call's future, or
-/// by a task of its own when the answer has begun; nothing is sent before the call is awaited.
+/// If the answer is a stream, awaiting returns it as soon as it begins. A stream of arguments is polled by the call's
+/// future, or by its own task once the answer has begun. Nothing is sent before the call is awaited.
 ///
 /// # Cancel safety
 ///
-/// As for a [`Call`](super::Call): dropping the future cancels the call.
+/// Dropping the future cancels the call, as with [`Call`](super::Call).
 ///
 /// # Errors
 ///
-/// As for a [`Call`](super::Call). A call is not made again by itself once something of its stream of arguments was taken. If
-/// that stream panics the call ends, INTERNAL, or CANCELLED where its answer has begun, and its handler is cancelled.
+/// The errors of a [`Call`](super::Call). A call is not sent again automatically once part of its stream of arguments
+/// was taken. If that stream panics, the call ends INTERNAL, or CANCELLED if its answer has begun, and its handler is
+/// cancelled.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct StreamCall<O> {
     call: InFlightCall,
-    /// Much longer than the rest, and most calls have none.
+    /// Boxed, because it is large and most calls have none.
     pump: Option<Box<Pump<Box<dyn Source>>>>,
     finish: Finish<O>,
 }
@@ -58,13 +59,13 @@ impl<O> StreamCall<O> {
         Self::of(call, finish)
     }
 
-    /// The streams of a call that is there.
+    /// Returns the streaming form of a call that exists already.
     pub(super) fn of(call: InFlightCall, finish: Finish<O>) -> Self {
         Self { call, pump: None, finish }
     }
 
-    /// Returns the result with what is known of how it came. Of an answer that is a stream there are no trailers yet:
-    /// [`Streaming::trailers`] has them when it has ended.
+    /// Returns the result with its [`Response`]. If the answer is a stream, it has no trailers yet: see
+    /// [`Streaming::trailers`] when it has ended.
     pub fn with_response(self) -> impl Future<Output = Result<Response<O::Ok>, O::Err>> + Send
     where
         O: Outcome + 'static,
@@ -77,8 +78,8 @@ impl<O> StreamCall<O> {
         }
     }
 
-    /// Returns the result and, beside it, how it came: the connection, the number of attempts, the metadata. So a call that fails has
-    /// these, too.
+    /// Returns the result and, beside it, its [`Parts`]: the connection, the number of attempts, the metadata. A call
+    /// that fails has these, too.
     pub fn with_parts(self) -> impl Future<Output = (O, Parts)> + Send
     where
         O: 'static,
@@ -103,7 +104,7 @@ impl<O> Future for StreamCall<O> {
                 return Poll::Ready(this.answered(answer));
             }
             match this.pump(cx) {
-                // Its answer may have been looked for.
+                // The poll may have been missed while arguments were sent, so poll for the answer again.
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(status)) => return Poll::Ready((this.finish)(&this.call, Err(status), None)),
                 Poll::Pending => return Poll::Pending,
@@ -113,12 +114,12 @@ impl<O> Future for StreamCall<O> {
 }
 
 impl<O> StreamCall<O> {
-    /// What is known of the answer besides what it says, which can be asked once.
+    /// Takes the metadata and other parts of the answer. Can be called once.
     pub(super) fn parts(&mut self) -> Parts {
         self.call.parts()
     }
 
-    /// Sends arguments, once the call is sent. Ready when all were, or the caller's own stream has failed.
+    /// Sends arguments, once the call is sent. Ready when all were sent, or the caller's own stream has failed.
     fn pump(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
         self.begin_pump();
         let Some(pump) = &mut self.pump else { return Poll::Pending };
@@ -132,7 +133,7 @@ impl<O> StreamCall<O> {
         Poll::Ready(failed.map_or(Ok(()), Err))
     }
 
-    /// Arguments go by the streams of the call as it was sent last, if it was.
+    /// Directs the arguments to the streams of the latest attempt, if the call was sent.
     fn begin_pump(&mut self) {
         let Some(streams) = self.call.streams().cloned() else { return };
         if let Some(items) = self.call.take_items() {
@@ -152,7 +153,7 @@ impl<O> StreamCall<O> {
         let streams = self.call.streams().filter(|streams| streams.is_answer()).cloned();
         let begun = match (&answer, streams) {
             (Ok((ResponseKind::Ok, _)), Some(streams)) => {
-                // The answer may be there before the pump is.
+                // The answer may arrive before the pump was made.
                 self.begin_pump();
                 if let Some(pump) = self.pump.take() {
                     self.go_on(pump);
@@ -171,7 +172,7 @@ impl<O> StreamCall<O> {
         (self.finish)(&self.call, answer, begun)
     }
 
-    /// The answer has begun while arguments are sent: whoever reads the one need not know of the other.
+    /// Moves the sending of arguments into a task, because the answer has begun and its reader need not drive them.
     fn go_on(&self, mut pump: Box<Pump<Box<dyn Source>>>) {
         let context = Context::current().unwrap_or_else(Context::background);
         let task = context.scope(async move {
@@ -188,7 +189,8 @@ impl<O> StreamCall<O> {
     }
 }
 
-/// Says that there are no more arguments. Gives why, if that is the caller's own fault: then the call is to be cancelled.
+/// Ends the stream of arguments. Returns the status if the caller's own stream has failed; the call must then be
+/// cancelled.
 fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
     let streams = pump.streams();
     let table = streams.table()?;
@@ -212,7 +214,7 @@ impl Source for Box<dyn Source> {
     }
 }
 
-/// A caller's stream, whose items are encoded one by one.
+/// A caller's stream with a function that encodes its items one by one.
 pub(crate) struct Arguments<S, F> {
     stream: Pin<Box<S>>,
     encode: F,
@@ -240,8 +242,8 @@ impl<O> fmt::Debug for StreamCall<O> {
     }
 }
 
-/// The answer of a method that streams items `T`, which end with an `E`: it begins, or is refused with an `R`; `C`, `D`
-/// and `F` are the codecs of the three.
+/// Returns the answer of a method that streams items `T` with errors `E`, or the refusal `R`. `C`, `D` and `F` are
+/// their codecs.
 pub(crate) fn stream_of<T, E, R, C, D, F>(
     call: &InFlightCall,
     answer: Answered,
@@ -259,7 +261,7 @@ where
     }
     let refused = call.decode_error::<R, F>(answer);
     Err(refused.unwrap_or_else(|| {
-        // An OK begins a stream.
+        // An OK always begins a stream.
         Status::new(Code::Internal, "a stream began on no connection").with_blame(Blame::Bug).into()
     }))
 }

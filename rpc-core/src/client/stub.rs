@@ -1,4 +1,4 @@
-//! What a client holds.
+//! The channel and service behind a generated client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::payload::Payload;
 use crate::service::ServiceInfo;
 use crate::status::Status;
 
-/// A service, and what to call it on. Cheap to clone: each of its calls holds one.
+/// A service and the channel to call it on. Cheap to clone, because each of its calls holds one.
 #[derive(Clone)]
 pub struct Stub(Arc<Bound>);
 
@@ -19,7 +19,7 @@ struct Bound {
 }
 
 impl Stub {
-    /// Calls of this service on this channel.
+    /// Returns a stub for this service on this channel.
     ///
     /// # Panics
     ///
@@ -32,7 +32,7 @@ impl Stub {
         Self(Arc::new(Bound { channel, service }))
     }
 
-    /// A call of the method with this index.
+    /// Returns a call of the method with this index.
     pub fn call<O, C>(&self, method: usize, arguments: Result<Payload, Status>) -> Call<O, C> {
         Call::new(self.clone(), method, arguments)
     }
@@ -42,19 +42,19 @@ impl Stub {
         Self(Arc::new(Bound { channel: self.channel().class(class), service: self.service().clone() }))
     }
 
-    /// A method as messages name it: `shop.v1.Kv/get`.
+    /// Returns the name of a method for messages: `shop.v1.Kv/get`.
     pub(super) fn name_of(&self, method: usize) -> String {
         let service = self.service();
         let method = service.methods.get(method).map_or("?", |m| m.name);
         format!("{}/{method}", service.name)
     }
 
-    /// What is called.
+    /// Returns the service.
     pub fn service(&self) -> &Arc<ServiceInfo> {
         &self.0.service
     }
 
-    /// What it is called on.
+    /// Returns the channel.
     pub fn channel(&self) -> &RawChannel {
         &self.0.channel
     }

@@ -9,7 +9,7 @@ use crate::middleware::{Request, Response};
 use crate::status::{Result, Status};
 use crate::transport::BoxFuture;
 
-/// Always ready, as [`Next`](crate::middleware::Next) is.
+/// Always ready, like [`Next`](crate::middleware::Next).
 impl Service<Request> for RawChannel {
     type Response = Response;
     type Error = Status;

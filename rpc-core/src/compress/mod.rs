@@ -13,26 +13,26 @@ pub(crate) use self::unpacking::{Room, Unpacking, give_way};
 use crate::payload::Payload;
 
 thread_local! {
-    /// Zstandard's contexts are large, and as good for the next message of the thread.
+    /// The workspace of the thread. Zstandard's contexts are large, and can be reused for its next message.
     static WORKSPACE: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
 }
 
-/// Compresses a payload. `None`: it does not become shorter by enough, or has a part of 4 GiB.
+/// Compresses a payload. `None` if it does not shrink enough, or has a part of 4 GiB.
 pub(crate) fn pack(by: Compression, payload: &Payload) -> Option<Payload> {
     WORKSPACE.with_borrow_mut(|workspace| compress::pack(workspace, by, payload))
 }
 
-/// Decompresses a payload, which takes as much memory as the payload says: the caller has checked that this is
+/// Decompresses a payload. This takes as much memory as the payload declares; the caller has checked that this is
 /// allowed.
 pub(crate) fn unpack(payload: Payload) -> Result<Payload, CantUnpack> {
     WORKSPACE.with_borrow_mut(|workspace| compress::unpack(workspace, payload))
 }
 
-/// A [`Compression`], once it is chosen. It may be chosen anew, also while it is looked at.
+/// A [`Compression`] that may not be chosen yet. It can be changed while others read it.
 #[derive(Debug)]
 pub(crate) struct Choice(AtomicU8);
 
-/// No number of any.
+/// No choice yet: not the number of any compression.
 const NONE_YET: u8 = u8::MAX;
 
 impl Choice {

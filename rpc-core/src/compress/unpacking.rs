@@ -1,4 +1,4 @@
-//! Decompression of what peers have sent, within the memory that this side gives it.
+//! Decompression of the peer's messages within a limit of memory.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::proto::wire::WireError;
 use crate::refusal::refusal;
 use crate::status::{Code, Status};
 
-/// How much of what the peer has sent this side unpacks, at most.
+/// The limits on decompression of the peer's messages.
 #[derive(Debug)]
 pub(crate) struct Unpacking {
     max_message: u64,
-    /// The bytes that may be unpacked beside those that are.
+    /// The bytes that may still be unpacked at this time.
     room: Semaphore,
 }
 
-/// A share of that, which is given back when it is dropped.
+/// A share of the [room](Unpacking), freed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     of: Arc<Unpacking>,
@@ -28,14 +28,14 @@ pub(crate) struct Room {
 }
 
 impl Unpacking {
-    /// Messages of up to so many bytes each are unpacked, and of so many together.
+    /// Returns limits: `max_message` bytes for each message, `max_together` bytes for all at one time.
     pub(crate) fn new(max_message: u64, max_together: u64) -> Arc<Self> {
         let most = max_together.min(Semaphore::MAX_PERMITS as u64);
         Arc::new(Self { max_message, room: Semaphore::new(most as usize) })
     }
 
-    /// Whether it takes what a peer has sent, compressed: unpacked that may be longer than any message. `Err`: this side has
-    /// not said that it reads it.
+    /// Checks a compressed message before it is unpacked: its unpacked length may exceed the limit for messages. `Err`:
+    /// this side has not announced that it reads this compression.
     pub(crate) fn admit(&self, packed: &Packed) -> Result<Result<(), TooLong>, WireError> {
         if !packed.by().is_built_in() {
             return Err(WireError::new("content.compression", "is one that was not agreed on"));
@@ -44,15 +44,16 @@ impl Unpacking {
         Ok(if len <= max { Ok(()) } else { Err(TooLong { len, max }) })
     }
 
-    /// Unpacks what was [admitted](Self::admit) when there is room for it; until then it has no more memory than it came in.
+    /// Unpacks an [admitted](Self::admit) message when there is room for it. Until then it takes no more memory than it
+    /// arrived in.
     pub(crate) async fn unpack(self: Arc<Self>, payload: Payload) -> Result<(Payload, Room), CantUnpack> {
-        // No more than a message may have, and so it can be had some time.
+        // At most the length of a message, which is at most the whole room; so it becomes available at some time.
         let len = payload.as_packed().and_then(|packed| u32::try_from(packed.unpacked_len()).ok());
         let len = len.ok_or(CantUnpack::Malformed)?;
         if len as usize > LONG {
             give_way().await;
         }
-        // It is never closed.
+        // The semaphore is never closed.
         self.room.acquire_many(len).await.map_err(|_| CantUnpack::NoMemory)?.forget();
         let room = Room { of: self, len: len as usize };
         Ok((unpack(payload)?, room))
@@ -65,7 +66,7 @@ impl Drop for Room {
     }
 }
 
-/// A message that would be longer, unpacked, than this side takes any.
+/// A message that is longer when unpacked than this side's limit.
 pub(crate) struct TooLong {
     len: u64,
     max: u64,
@@ -81,7 +82,7 @@ impl TooLong {
     }
 }
 
-/// Ready when it is polled again, by the task that a handler becomes which is not done at once.
+/// Yields once. A handler that is not done at its first poll gets its own task, which continues from here.
 pub(crate) async fn give_way() {
     let mut has = false;
     poll_fn(|cx| {

@@ -1,4 +1,4 @@
-//! What frames that are taken in together ask for: decided under one lock, done outside of it.
+//! A batch of received frames: what they ask for is decided under one lock and done outside of it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ use crate::proto::wire::{CloseCode, Goaway, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
 
-/// What is to be done. Of its parts, answers come first: nothing can depend on what comes after them.
+/// The work that received frames ask for. Answers are handled first: no other part can depend on being handled before
+/// them.
 #[derive(Default)]
 pub(super) struct ReceiveBatch {
-    /// Calls of this side that were answered.
+    /// Answered calls of this side.
     pub(super) answers: Vec<(u64, Result<Bytes, Status>)>,
     /// Calls of the peer.
     pub(super) jobs: Jobs,
@@ -26,27 +27,27 @@ pub(super) struct ReceiveBatch {
     pub(super) wakers: Vec<Waker>,
 }
 
-/// What a message asks for besides making or answering a call.
+/// Work that a message asks for besides making or answering a call.
 pub(super) enum Action {
-    /// By the link that it came by; the session may have another when this is done.
+    /// A READ by the link that the message came by. The session may have another link when this is done.
     Pull(Arc<dyn Link>, Box<Described>),
     Abort(Option<AbortHandle>),
     Goaway(Goaway),
-    /// The session can't go on, for a reason of this side's.
+    /// The session can't continue, for a reason on this side.
     Fail(Box<Status>),
-    /// The answer of a call of this side has ended, which was a stream.
+    /// A stream that answers a call of this side has ended.
     StreamOver,
-    /// More than this side holds back came by the link of this epoch before its UP.
+    /// More frames came by the link of this epoch before its UP than this side holds back.
     Fall(u32),
 }
 
 thread_local! {
-    /// Emptied, for the next: so that a frame costs no allocation.
+    /// An empty batch for reuse, so that a frame costs no allocation.
     static KEPT: Cell<Option<Box<ReceiveBatch>>> = const { Cell::new(None) };
 }
 
 impl Connection {
-    /// Has `take` take in what has arrived, under the lock, and does what that asks for.
+    /// Runs `take` on received frames under the lock, then does the work that they ask for.
     pub(super) fn take_in<T>(
         &self,
         take: impl FnOnce(&mut Receiving, &mut ReceiveBatch) -> Result<T, WireError>,
@@ -56,7 +57,7 @@ impl Connection {
         let taken = take(&mut receiving, &mut batch);
         let begun = self.begin(&mut receiving, &mut batch);
         drop(receiving);
-        // Whatever is wrong, what came before it counts.
+        // On an error, everything that came before it still counts.
         let done = self.act(&mut batch);
         if batch.is_short() {
             KEPT.set(Some(batch));
@@ -77,7 +78,7 @@ impl Connection {
     fn act(&self, batch: &mut ReceiveBatch) -> Result<(), WireError> {
         let ReceiveBatch { answers, jobs, actions, wakers } = batch;
         let mut answered = Ok(());
-        // To drain nothing has a cost, too, and most batches are of one kind.
+        // Draining an empty list has a cost, too, and most batches have work of one kind.
         if !answers.is_empty() {
             answered = self.calls.answer(answers.drain(..), wakers);
         }
@@ -118,7 +119,7 @@ impl Connection {
 }
 
 impl ReceiveBatch {
-    /// Whether it is no longer than most are. Those that an UP lets in may be thousands.
+    /// Whether the batch has a usual size, so that its memory is worth keeping. An UP may release thousands of frames.
     fn is_short(&self) -> bool {
         let most = 2 * ENOUGH;
         self.answers.capacity().max(self.actions.capacity()) <= most && self.jobs.is_short(most)

@@ -1,4 +1,4 @@
-//! Link frames that come by the stream link.
+//! Link frames on the stream link.
 
 use bytes::{Bytes, BytesMut};
 
@@ -22,7 +22,7 @@ impl Connection {
             return Err(WireError::new("hello", "is not the first frame, or comes again"));
         }
         if route != Route::Stream {
-            // An upgraded link sees to its own frames; what reaches us is of a later version.
+            // An upgraded link handles its own frames. One that arrives here is from a later version.
             return if kind.is_ignorable() {
                 Ok(())
             } else {
@@ -64,7 +64,7 @@ impl Connection {
         }
     }
 
-    /// Answers only the last of the PINGs whose answers have not left: a peer may ask without reading.
+    /// Answers only the last of the PINGs whose answers are unsent, because a peer may ask without reading.
     fn answer_ping(&self, ping: Ping) {
         let mut payload = BytesMut::new();
         ping.encode(&mut payload);
@@ -77,7 +77,7 @@ impl Connection {
         });
     }
 
-    /// The peer ends the session; `None`: for a reason that can't be read.
+    /// Handles the peer's end of the session. `None` if its reason can't be read.
     fn on_close(&self, close: Option<Close>) {
         let close_code = close.as_ref().map(|close| close.code);
         let blame = match close_code {
@@ -86,7 +86,7 @@ impl Connection {
             Some(_) => Blame::Environment,
         };
         let reason = close.map_or_else(|| "for a reason that can't be read".into(), |close| close.reason);
-        // Who closes for these has served nothing.
+        // A peer that closes with one of these has served nothing.
         let executed = match close_code {
             Some(CloseCode::Required | CloseCode::Version | CloseCode::Overloaded) => Executed::No,
             _ => Executed::Maybe,

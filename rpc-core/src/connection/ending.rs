@@ -1,4 +1,4 @@
-//! How a connection ends.
+//! The end of a connection: draining and closing.
 
 use std::sync::atomic::Ordering;
 
@@ -8,12 +8,12 @@ use crate::status::{Blame, Executed, Status};
 use crate::transport::{Reason, Unavailable};
 
 impl Connection {
-    /// Whether new calls may be started on it.
+    /// Whether the connection accepts new calls.
     pub(crate) fn is_open(&self) -> bool {
         self.stage.load(Ordering::Acquire) == Stage::Open as u8
     }
 
-    /// Whether it goes on with the calls that were begun, and takes no new ones.
+    /// Whether the connection finishes its calls and accepts no new ones.
     pub(super) fn is_draining(&self) -> bool {
         self.stage.load(Ordering::Acquire) == Stage::Draining as u8
     }
@@ -22,7 +22,7 @@ impl Connection {
         self.stage.load(Ordering::Acquire) == Stage::Closed as u8
     }
 
-    /// Goes on to the next phase if there is one from the present one. Gives whether it did.
+    /// Changes the phase to the next one, if there is one. Returns whether it did.
     pub(super) fn enter(&self, next: impl FnOnce(&Phase) -> Option<Phase>) -> bool {
         self.phase.send_if_modified(|phase| {
             let Some(next) = next(phase) else { return false };
@@ -32,7 +32,7 @@ impl Connection {
         })
     }
 
-    /// `Err`: why it has ended.
+    /// Returns the final status as an error if the connection has ended.
     pub(super) fn not_closed(&self) -> Result<(), Status> {
         match &*self.phase.borrow() {
             Phase::Closed(status) => Err(status.clone()),
@@ -40,7 +40,7 @@ impl Connection {
         }
     }
 
-    /// Why it takes no new calls; nothing of such a call was executed.
+    /// Returns why the connection accepts no new calls. Such a call was not executed.
     pub(crate) fn why_not_open(&self) -> Status {
         match &*self.phase.borrow() {
             Phase::Closed(status) => status.clone().with_executed(Executed::No),
@@ -48,23 +48,23 @@ impl Connection {
         }
     }
 
-    /// Resolves when the connection has ended, with why.
+    /// Resolves with the final status when the connection has ended.
     pub(crate) async fn closed(&self) -> Status {
         let mut phase = self.phase.subscribe();
         match phase.wait_for(|p| matches!(p, Phase::Closed(_))).await.map(|p| p.clone()) {
             Ok(Phase::Closed(status)) => status,
-            // It can't fail: the sender is in `self`.
+            // Can't fail, because `self` holds the sender.
             _ => self.status("it is gone", Executed::Maybe, Blame::Environment),
         }
     }
 
-    /// Resolves when the stream link has ended, too, after all that it could still send.
+    /// Resolves when the stream link has ended, too, after its last bytes were sent.
     pub(crate) async fn gone(&self) {
-        // It can't fail: the sender is in `self`.
+        // Can't fail, because `self` holds the sender.
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
-    /// Takes no more calls, finishes those that were taken, then closes. Returns when it has.
+    /// Accepts no more calls, finishes those that were accepted, then closes. Returns when that is done.
     pub(crate) async fn drain(&self, reason: &str) {
         tokio::select! {
             () = self.finish(reason) => {
@@ -78,9 +78,10 @@ impl Connection {
     async fn finish(&self, reason: &str) {
         self.start_draining();
         self.go_away(u64::MAX >> 1, reason);
-        // When this is done the peer has read the GOAWAY, and all that it had begun to send before has arrived. Those calls are
-        // served: a client that made refused ones again before it had read that would be refused again. Where it takes too
-        // long, calls that come later are refused as not executed, which only means a detour.
+        // When this resolves, the peer has read the GOAWAY, and everything that it began to send before has arrived.
+        // Those calls are served. Otherwise a client could repeat a refused call before it reads the GOAWAY, and be
+        // refused again. If this takes too long, later calls are refused as not executed, which only costs them a
+        // detour.
         let read = async {
             self.sender.progress().until(|| self.sender.is_done()).await;
             self.ping().await;
@@ -104,14 +105,14 @@ impl Connection {
         self.sender.flush();
     }
 
-    /// Whether no call is left to be answered. In the order in which calls move on, so that none is missed.
+    /// Whether no call is left to answer. Checked in the order in which calls move on, so that none is missed.
     fn is_done(&self) -> bool {
         !self.receiving.lock().inbox.is_assembling()
             && self.dispatch.as_ref().is_none_or(|dispatch| dispatch.is_idle())
             && self.sender.is_done()
     }
 
-    /// The server is going: begins no more calls, and takes back those that it will not, or need not, execute.
+    /// Handles the server's GOAWAY: starts no more calls, and ends those that the server will not execute.
     pub(super) fn on_goaway(&self, goaway: &Goaway) {
         self.start_draining();
         let detail = format!("the server is draining: {}", goaway.reason);
@@ -120,7 +121,7 @@ impl Connection {
         self.calls.take_back(goaway.last_call, &status);
     }
 
-    /// A client that was told to go away closes when its last call is done.
+    /// Closes a client's connection when the server drains and the last call is done.
     #[inline]
     pub(super) fn close_if_drained(&self) {
         if self.is_draining() && self.dispatch.is_none() && self.calls.is_idle() {
@@ -133,9 +134,9 @@ impl Connection {
         self.enter(|phase| matches!(phase, Phase::Open).then_some(Phase::Draining));
     }
 
-    /// Ends the connection: says why to the peer, fails the calls that wait, drops the handlers that run.
+    /// Ends the connection: tells the peer why, fails waiting calls, and drops running handlers.
     pub(crate) fn close(&self, code: CloseCode, status: Status) {
-        // Whom it is with is for this side; the peer says it in its own way.
+        // The prefix names the peer, for this side only. The peer adds its own.
         let reason = status.message();
         let reason = reason.strip_prefix(&self.sender.terms().with_whom()).unwrap_or(reason).to_owned();
         if self.end(status) {
@@ -144,13 +145,14 @@ impl Connection {
         self.sender.stream().close();
     }
 
-    /// Client: nobody can make a call on it any more.
+    /// Client: closes the connection because nobody can make a call on it any more.
     pub(crate) fn close_for_want_of_callers(&self) {
         let status = self.status("closed by this side", Executed::No, Blame::Caller);
         self.close(CloseCode::Done, status);
     }
 
-    /// Client: takes no new calls, and closes when those in progress have ended. Calls that wait for a place go elsewhere.
+    /// Client: accepts no new calls, and closes when those in progress have ended. Calls that wait for a place go
+    /// elsewhere.
     pub(crate) fn retire(&self) {
         self.start_draining();
         let status = self.status("its caller uses another connection", Executed::No, Blame::Environment);
@@ -158,13 +160,13 @@ impl Connection {
         self.close_if_drained();
     }
 
-    /// Server: ends it without waiting for what runs.
+    /// Server: closes the connection without waiting for running handlers.
     pub(crate) fn close_by_server(&self) {
         let status = self.status("the server was closed", Executed::Maybe, Blame::Environment);
         self.close(CloseCode::Done, status);
     }
 
-    /// The session is over on this side; the first to say why is right. Gives whether this was the first.
+    /// Ends the session on this side. The first status is kept. Returns whether this call was the first.
     pub(super) fn end(&self, status: Status) -> bool {
         let first =
             self.enter(|phase| (!matches!(phase, Phase::Closed(_))).then(|| Phase::Closed(status.clone())));

@@ -1,5 +1,4 @@
-//! What a connection does by the clock: asks a silent peer whether it is there, and acknowledges what no answer
-//! has acknowledged.
+//! The timers of a connection, which ping a silent peer and end calls at their deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +9,7 @@ use super::Connection;
 use crate::proto::wire::{CloseCode, FrameType, Ping};
 use crate::status::{Blame, Executed};
 
-/// Runs for as long as the connection lives. Sleeps without a timer while no call waits: an idle connection costs
-/// nothing.
+/// Runs for as long as the connection lives. It sets no timer while no call waits, so an idle connection costs nothing.
 pub(super) async fn keep(connection: Arc<Connection>) {
     tokio::select! {
         _ = connection.closed() => {}
@@ -20,31 +18,31 @@ pub(super) async fn keep(connection: Arc<Connection>) {
     }
 }
 
-/// What had been heard of the peer when it was last looked for, and how often it was looked for in vain since.
+/// The value of `heard` at the last check, and how many checks since then found it unchanged.
 type Silence = Option<(u64, u32)>;
 
 impl Connection {
-    /// Ends the calls whose deadlines pass. A timer for each would cost more than many a call does; this one is set anew
-    /// only for a deadline before all others, and looks at all calls when it goes off.
+    /// Ends calls at their deadlines. A timer for each would cost more than many a call does. This single timer is
+    /// reset only for a deadline before all others, and checks all calls when it fires.
     async fn keep_deadlines(&self) {
         loop {
             let next = self.calls.wake_late();
             let told = self.calls.first_deadline.notified();
             match next {
                 None => told.await,
-                // An error says that it is time.
+                // An error means that the time has come.
                 Some(next) => drop(tokio::time::timeout_at(next, told).await),
             }
         }
     }
 
-    /// Finds a silent peer.
+    /// Detects a silent peer.
     async fn listen(&self) {
         let mut silence = None;
         loop {
             if self.calls.is_idle() {
                 silence = None;
-                // A call that begins wakes it.
+                // Woken by the next call.
                 self.calls.begun.notified().await;
             } else {
                 tokio::time::sleep(self.settings().liveness.ping()).await;
@@ -74,7 +72,7 @@ impl Connection {
         }
     }
 
-    /// Asks the peer and waits for its answer, for ever if there is none.
+    /// Sends a PING and waits for its PONG, for ever if there is none.
     pub(super) async fn ping(&self) {
         let (sender, receiver) = oneshot::channel();
         let token = {

@@ -1,18 +1,24 @@
-//! A connection with one peer: wires the parts of a session together, from its HELLO to its end.
+//! A connection with one peer. It wires the parts of a session together, from its HELLO to its end.
 //!
-//! The parts have state and locks of their own, and know nothing of each other but what stands here:
+//! The parts have their own state and locks, and depend on each other only as follows:
 //!
-//! - `Sender` sends, by whichever link is in use. Everything else sends by it.
-//! - `Receiving` puts what arrives in order.
-//! - `Calls` are this side's, and `Dispatch` has those of the peer.
+//! - `Sender` sends, by whichever link is in use. All other parts send through it.
+//! - `Receiving` puts arriving frames in order.
+//! - `Calls` are this side's calls, and `Dispatch` has the peer's.
 //! - `StreamTable` has the streams of both.
 //!
-//! A connection has no task that moves data. A task that has something to send sends it. The link's task, or a caller that
-//! looks for its answer, takes in what arrives and polls handlers for the first time.
+//! A connection has no task that moves data. A task that has something to send sends it. The link's task, or a caller
+//! that polls for its answer, receives frames and polls handlers for the first time.
 //!
-//! Locks, in the order in which they may be taken: receiving; one of the call table, the list of announced services and the
-//! running handlers; the stream table, or the streams of a call; the queue of what is sent. The lock of sending is taken with
-//! that of receiving held, or with none, and under it only the queue's. No user code runs under any of them.
+//! Locks, in the order in which they may be taken:
+//!
+//! 1. receiving;
+//! 2. one of the call table, the list of announced services and the running handlers;
+//! 3. the stream table, or the streams of a call;
+//! 4. the queue of what is sent.
+//!
+//! The lock of sending is taken while that of receiving is held, or with none, and under it only the queue's. No user
+//! code runs under any of them.
 
 mod batch;
 mod control;
@@ -52,7 +58,7 @@ use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
 use crate::transport::{Link, Reason, Unavailable};
 
-/// What a connection's calls travel by, and why not by something better.
+/// The transport of a connection's calls, and the reason why it is not a better one.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Transport {
@@ -60,10 +66,9 @@ pub struct Transport {
     pub name: &'static str,
     /// The device, where there is one, as in `rxe0 port 1 gid 1`.
     pub device: String,
-    /// Why RDMA is not used: why it was lost, or could not be had at first; `None` while it is used, or while that is being
-    /// found out.
+    /// The reason why RDMA was lost, or could not be set up at first. `None` while it is in use, or not decided yet.
     pub why_not_rdma: Option<Unavailable>,
-    /// Why it has not come back: what the latest further attempt came to, unless that is the same.
+    /// The outcome of the latest further attempt, unless it is the same reason.
     pub why_not_again: Option<Unavailable>,
 }
 
@@ -89,12 +94,12 @@ enum Phase {
     /// HELLO was sent.
     Greeting,
     Open,
-    /// The peer, or this side, takes no more calls.
+    /// The peer or this side takes no more calls.
     Draining,
     Closed(Status),
 }
 
-/// Which phase it is, for who looks at each call.
+/// The kind of a [`Phase`], for a cheap check on each call.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 enum Stage {
@@ -120,34 +125,35 @@ enum Upgrading {
     Undecided,
     Stream {
         why: Unavailable,
-        /// What another attempt came to since.
+        /// The outcome of a later attempt.
         again: Option<Unavailable>,
     },
     Upgraded,
 }
 
-/// A session with one peer: what calls travel by.
+/// A session with one peer, which carries calls.
 ///
-/// For looking at: calls are made on a channel, which makes connections as it needs them. When a connection ends, so do
-/// its calls, each saying whether it may have been executed. Keeping one of these does not keep it open, only in memory.
+/// It is for inspection: calls are made on a channel, which makes connections as it needs them. When a connection ends,
+/// so do its calls, each with whether it may have been executed. Holding a `Connection` does not keep the session open,
+/// only its state in memory.
 pub struct Connection {
     me: Weak<Self>,
     runtime: tokio::runtime::Handle,
     sender: Arc<Sender>,
     receiving: Mutex<rank::Receiving, receive::Receiving>,
-    /// Counts what arrives, so that silence can be noticed.
+    /// Counts received batches, so that silence can be detected.
     heard: AtomicU64,
 
     calls: Calls,
-    /// The server's.
+    /// Set on a server.
     dispatch: Option<Arc<Dispatch>>,
     streams: Arc<StreamTable>,
     phase: watch::Sender<Phase>,
-    /// The [`Stage`] of `phase`, which it is written with.
+    /// The [`Stage`] of `phase`, written together with it.
     stage: AtomicU8,
     upgrading: watch::Sender<Upgrading>,
     retry: retry::Retry,
-    /// The stream link has ended.
+    /// Whether the stream link has ended.
     gone: watch::Sender<bool>,
 }
 
@@ -207,7 +213,7 @@ impl Connection {
         &self.sender.terms().settings
     }
 
-    /// Sends a request: see [`Calls::send`].
+    /// Sends a request; see [`Calls::send`].
     pub(crate) fn call(
         &self,
         asked: &CallRequest<'_>,
@@ -234,7 +240,7 @@ impl Connection {
         });
     }
 
-    /// What calls travel by now.
+    /// Returns the transport that calls go by now.
     pub fn transport(&self) -> Transport {
         let upgrading = self.upgrading.borrow().clone();
         let upgraded = self.sender.inspect(|sending| sending.upgraded.as_ref().map(|(_, link)| link.clone()));
@@ -251,22 +257,22 @@ impl Connection {
         Transport { name, device, why_not_rdma, why_not_again }
     }
 
-    /// What it has moved so far.
+    /// Returns the bytes that the connection has moved so far.
     pub fn traffic(&self) -> Traffic {
         self.sender.traffic()
     }
 
-    /// What its client has it for.
+    /// Returns the traffic class of the connection.
     pub fn class(&self) -> TrafficClass {
         self.sender.terms().class()
     }
 
-    /// The peer's address, where the transport has addresses.
+    /// Returns the peer's address, where the transport has addresses.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.sender.terms().address()
     }
 
-    /// A status that says which connection it is about.
+    /// Returns a status that names the connection.
     fn status(&self, detail: impl fmt::Display, executed: Executed, blame: Blame) -> Status {
         self.sender.terms().status(detail, executed, blame)
     }
@@ -300,13 +306,13 @@ impl Owner for Connection {
     }
 }
 
-/// The error of policy `rdma` when there is none.
+/// Returns the status for policy `rdma` when RDMA is unavailable.
 pub(crate) fn required(why: &Unavailable) -> Status {
     let message = format!("transport = \"rdma\" is required and can't be had: {why}");
     Status::new(Code::Unavailable, message).with_executed(Executed::No).with_blame(Blame::Environment)
 }
 
-/// Says why a link is not used that could be expected: once for each reason, then only to who debugs.
+/// Logs why an expected link is not used: as a warning once for each reason, then for debugging only.
 fn log_once(why: &Unavailable, peer: Option<SocketAddr>) {
     session::count_fallback(why);
     static SAID: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];

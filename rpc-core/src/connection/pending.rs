@@ -1,4 +1,4 @@
-//! What a caller holds of its connection: its turn, its place, its call.
+//! A caller's hold on its connection: its turn, its place, its call.
 
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
@@ -10,7 +10,7 @@ use crate::proto::wire::ResponseKind;
 use crate::slots::{Place, SlotOutcome, Ticket};
 use crate::status::Status;
 
-/// A wait for one of the places for concurrent calls that the peer has. Dropping it leaves the line.
+/// A wait for one of the peer's places for concurrent calls. Dropping it leaves the line.
 #[derive(Debug)]
 pub(crate) struct Line {
     connection: Arc<Connection>,
@@ -26,7 +26,7 @@ impl Line {
         &self.connection
     }
 
-    /// Until the connection takes no more calls.
+    /// Waits for a place. Fails once the connection takes no more calls.
     pub(crate) fn poll(&mut self, cx: &TaskContext<'_>) -> Poll<Result<Place, Status>> {
         self.connection.calls.wait_in_line(&mut self.ticket, cx)
     }
@@ -40,36 +40,36 @@ impl Drop for Line {
     }
 }
 
-/// A call that was sent. Dropping it cancels it: its handler is dropped too.
+/// A call that was sent. Dropping it cancels the call, whose handler is dropped then.
 #[derive(Debug)]
 pub(crate) struct Pending {
     connection: Arc<Connection>,
     id: u64,
     done: bool,
     late: bool,
-    /// It is to poll the link before it is told of anything.
+    /// Whether it must poll the link before it is woken by anything.
     polls_at_once: bool,
     polling: BusyPolling,
     extras: Option<Box<Extras>>,
 }
 
-/// What most of them lack.
+/// State that most calls lack.
 #[derive(Debug, Default)]
 struct Extras {
     streams: Option<Arc<CallStreams>>,
-    /// What came with the answer.
+    /// Metadata and compression of the answer.
     received: Received,
 }
 
 impl Extras {
-    /// Whether the answer is a stream, if it is no refusal.
+    /// Whether the answer is a stream, unless it is a refusal.
     fn is_stream(&self) -> bool {
         self.streams.as_ref().is_some_and(|streams| streams.is_answer())
     }
 }
 
 impl Pending {
-    /// The call that was just sent by this connection.
+    /// Returns the handle of a call that was just sent by this connection.
     pub(crate) fn new(connection: Arc<Connection>, sent: SentRequest, cx: &mut TaskContext<'_>) -> Self {
         let SentRequest { call, polls_at_once, streams } = sent;
         let polling = BusyPolling::begin(&connection.sender, cx);
@@ -81,7 +81,7 @@ impl Pending {
         self.extras.as_ref()?.streams.as_ref()
     }
 
-    /// Whether it must be polled now.
+    /// Whether the call must be polled now.
     pub(crate) fn polls_at_once(&self) -> bool {
         self.polls_at_once
     }
@@ -90,34 +90,34 @@ impl Pending {
         &self.connection
     }
 
-    /// What came with the answer, if anything did.
+    /// Returns the metadata and compression of the answer, if there are any.
     pub(crate) fn received(&self) -> Option<&Received> {
         self.extras.as_ref().map(|extras| &extras.received)
     }
 
-    /// Takes what came with the answer.
+    /// Takes the metadata and compression of the answer.
     pub(crate) fn take_received(&mut self) -> Received {
         self.extras.as_mut().map(|extras| std::mem::take(&mut extras.received)).unwrap_or_default()
     }
 
-    /// Whether [`poll`](Self::poll) has said how it ended.
+    /// Whether [`poll`](Self::poll) has returned the answer.
     pub(crate) fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Nobody waits any more: tells the peer why.
+    /// Abandons the call and tells the peer the reason.
     pub(crate) fn give_up(&mut self, reason: u8) {
         self.done = true;
         self.connection.calls.forget(self.id, reason);
         self.connection.close_if_drained();
     }
 
-    /// Whether its deadline has passed, and it is still to be [given up](Self::give_up).
+    /// Whether the deadline has passed, so that the call must be [given up](Self::give_up).
     pub(crate) fn is_late(&self) -> bool {
         self.late
     }
 
-    /// How it ended; pending also when it [is late](Self::is_late).
+    /// Returns the answer. Also pending if the call [is late](Self::is_late).
     pub(crate) fn poll(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         if std::mem::take(&mut self.polls_at_once) {
             poll_at_once(&self.connection.sender, cx);
@@ -153,7 +153,7 @@ impl Pending {
         Poll::Ready(answered)
     }
 
-    /// Takes what came with the answer. A call keeps its place while its answer is a stream.
+    /// Stores the metadata of the answer. A call keeps its place while its answer is a stream.
     #[cold]
     fn answered(&mut self, answered: &Answered, received: Option<Box<Received>>) {
         let Self { connection, id, extras, .. } = self;

@@ -1,4 +1,4 @@
-//! The way in: from a link, through the inbox, to who it is for.
+//! The path of incoming messages: from a link, through the inbox, to the component that handles them.
 
 use std::iter;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::{LinkEnd, LinkHandler};
 
-/// What receiving needs; under one lock, which no user code runs under.
+/// The state of receiving, under one lock under which no user code runs.
 #[derive(Debug)]
 pub(super) struct Receiving {
     pub(super) inbox: Inbox,
     pub(super) upgrade_state: UpgradeState,
-    /// Who waits for the ANSWER to our OFFER.
+    /// The waiter for the ANSWER to our OFFER.
     pub(super) answer: Option<oneshot::Sender<Bytes>>,
-    /// What prepares the link that is being tried.
+    /// The task that prepares the link of the current attempt.
     pub(super) attempt: Option<AbortHandle>,
-    /// Who waits for a PONG, and its token.
+    /// The waiter for a PONG, and its token.
     pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
     pub(super) in_order: InOrder,
     announced: RemoteServices,
@@ -49,10 +49,10 @@ impl Receiving {
         }
     }
 
-    /// A REQUEST of this call has come.
+    /// Records the number of a REQUEST's call.
     #[inline(always)]
     fn note_call(&mut self, call: u64) -> Result<(), WireError> {
-        // Not "not above the last one": calls of several threads may overtake each other.
+        // Not "not above the last one", because calls of several threads may overtake each other.
         if call == 0 || call >> 63 != 0 {
             return Err(WireError::new("request.call", "is not a client's"));
         }
@@ -60,14 +60,14 @@ impl Receiving {
         Ok(())
     }
 
-    /// The last call of the peer's that was taken.
+    /// Returns the highest call of the peer that was received.
     pub(super) fn last_call(&self) -> u64 {
         self.last_call
     }
 }
 
-/// What a link of a connection delivers to. A link that drops it without having said its end has none: its task is
-/// gone, with its runtime.
+/// The handler of a connection's link. A link that drops it without reporting its end has lost its task, with its
+/// runtime.
 pub(super) struct LinkReceiver {
     connection: Arc<Connection>,
     route: Route,
@@ -110,7 +110,7 @@ impl LinkHandler for LinkReceiver {
     }
 
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
-        // An upgraded link may be given up while it has a buffer, and then the other link needs that.
+        // An upgraded link may fail while it holds a buffer, which the stream link would then need.
         if !is_bulk(header) || self.route != Route::Stream {
             return Ok(None);
         }
@@ -176,7 +176,7 @@ impl Connection {
                 next = frames.next();
                 continue;
             }
-            // Calls are many, and do not depend on what those before them ask for.
+            // Requests and responses are many, and independent of what earlier ones ask for, so they are batched.
             let mut left = if is_call(header.kind) { ENOUGH } else { 1 };
             next = self.take_in(|receiving, batch| {
                 let mut frame = (header, payload);
@@ -185,7 +185,7 @@ impl Connection {
                     left -= 1;
                     frame = match frames.next() {
                         Some(next) if left > 0 && is_call(next.0.kind) => next,
-                        // It does not belong to this batch.
+                        // The next frame does not belong to this batch.
                         next => return Ok(next),
                     };
                 }
@@ -194,8 +194,8 @@ impl Connection {
         Ok(())
     }
 
-    // This and what it calls are one piece for the compiler, and headers are handed on by value, or a frame would go through
-    // memory from each to the next.
+    // This function and its callees are inlined into one, and take headers by value. Otherwise each frame would be
+    // passed through memory at every step.
     #[inline(always)]
     fn on_session_frame(
         &self,
@@ -233,7 +233,7 @@ impl Connection {
         if header.flags != 0 || !is_call(header.kind) {
             return self.take_any(receiving, batch, header, payload);
         }
-        // Most frames.
+        // The common case.
         receiving.inbox.take_whole(&header, payload.len())?;
         self.sender.note_received(header.seq);
         let arrived = Arrived { kind: header.kind, call: header.call, bytes: payload };
@@ -263,7 +263,7 @@ impl Connection {
             Taken::Part => {}
             Taken::Message(arrived) => self.interpret(receiving, batch, arrived)?,
             Taken::Lost(lost) => self.on_lost(receiving, batch, lost)?,
-            // None has been exchanged for another yet: that takes this lock, too.
+            // The upgraded link can't have been replaced yet, because that takes this lock, too.
             Taken::Described(described) => {
                 batch
                     .actions
@@ -273,9 +273,9 @@ impl Connection {
         Ok(())
     }
 
-    /// The peer's UP: its frames come by the new link from now on, and some may have come already.
+    /// Handles the peer's UP: its frames come by the new link from now on, and some may have arrived already.
     pub(super) fn on_up(&self, up: Up) -> Result<(), WireError> {
-        // All under one lock: what the link delivers meanwhile comes after these.
+        // All under one lock, so that later frames of the link come after these.
         self.take_in(|receiving, batch| {
             if up.epoch > receiving.upgrade_state.epoch() {
                 return Err(WireError::new("up.epoch", "was never offered"));
@@ -302,8 +302,8 @@ impl Connection {
         })
     }
 
-    /// There was no memory for a message. If it is a REQUEST or a RESPONSE, its call ends; without any other the session can't go
-    /// on.
+    /// Handles a message for which there was no memory. If it is a REQUEST or a RESPONSE, its call ends. Without any
+    /// other message the session can't continue.
     #[cold]
     fn on_lost(
         &self,
@@ -334,7 +334,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Every header, on whichever link, says what the peer has taken in.
+    /// Handles the acknowledgement that every header carries, on whichever link.
     #[inline(always)]
     pub(super) fn note_acknowledged(&self, rx_seq: u32) -> Result<(), WireError> {
         let acknowledged = self.sender.on_acknowledged(rx_seq);
@@ -376,7 +376,7 @@ impl Connection {
             FrameType::CANCEL => {
                 Cancel::decode(bytes)?;
                 receiving.inbox.cancel(call);
-                // Those that came before it are to be found.
+                // The calls that came before it must be in the table.
                 self.begin(receiving, batch)?;
                 let running =
                     self.serving("cancel")?.cancel(&mut receiving.in_order, call, &mut batch.wakers);
@@ -410,7 +410,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns what serves calls. `Err`: this side serves none, and frames of this kind are not for it.
+    /// Returns the component that serves calls. Fails on a side that serves none, which must not get frames of this
+    /// kind.
     #[inline]
     fn serving(&self, what: &'static str) -> Result<&Dispatch, WireError> {
         self.dispatch.as_deref().ok_or_else(|| WireError::new(what, "goes to a side that serves nothing"))
@@ -427,7 +428,7 @@ impl Connection {
         self.gone.send_replace(true);
     }
 
-    /// The peer broke the protocol: nothing more that it says can be trusted.
+    /// Closes the connection because the peer broke the protocol. None of its later frames can be trusted.
     pub(super) fn protocol_error(&self, error: &WireError) {
         tracing::warn!(peer = ?self.peer(), %error, "the peer broke the protocol; closing the connection");
         let detail = format!("the peer broke the protocol ({error}); is it of the same version?");
@@ -440,7 +441,7 @@ fn is_call(kind: FrameType) -> bool {
     matches!(kind, FrameType::REQUEST | FrameType::RESPONSE)
 }
 
-/// Whether it is worth reading a frame's payload straight to where it belongs.
+/// Whether the frame's payload is long enough to be read straight into its message.
 fn is_bulk(header: &Header) -> bool {
     header.kind == FrameType::FRAGMENT && header.len > 4096
 }

@@ -1,5 +1,5 @@
-//! Long messages that are not sent but read: the sender describes where they are, the receiver's link reads them and
-//! says DONE (WIRE.md section 3.6).
+//! Long messages that the receiver reads instead of being sent them. The sender describes where they are; the
+//! receiver's link reads them and says DONE (WIRE.md section 3.6).
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::proto::wire::{Done, FrameType, WireError};
 use crate::transport::{Direction, Link};
 
 impl Connection {
-    /// Has the link read the rest of a message. If it is gone, DOWN has said that the rest must be sent.
+    /// Makes the link read the rest of a message. If the link is gone, our DOWN has asked the peer to send the rest.
     pub(super) fn pull(&self, link: &dyn Link, described: Described) {
         let direction = match self.role() {
             Role::Client => Direction::Response,
@@ -19,7 +19,7 @@ impl Connection {
         link.pull(direction, described);
     }
 
-    /// A message that was to be read is whole, or can't be read.
+    /// Handles a message that was read whole, or can't be read.
     pub(super) fn on_pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
         let outcome = if whole.is_some() { Done::READ } else { Done::SEND };
         self.take_in(|receiving, batch| {
@@ -28,14 +28,14 @@ impl Connection {
                 Pulled::Nothing => None,
                 Pulled::Message(arrived) => Some(arrived),
             };
-            // Before what the message asks for: an answer must not leave the peer waiting to reuse its memory.
+            // Queued before the message is handled: an answer must not leave the peer waiting to reuse its memory.
             self.sender.send_message(FrameType::DONE, 0, |out| Done { seq, outcome }.encode(out));
             arrived.map_or(Ok(()), |arrived| self.interpret(receiving, batch, arrived))
         })
     }
 
-    /// The peer has read what a frame described, or wants it sent. In order: the REQUEST that comes
-    /// next may have the place of the call that this ends.
+    /// Handles the peer's DONE: it has read what a frame described, or wants it sent. This needs the order of messages,
+    /// because the next REQUEST may take the place of the call that this ends.
     pub(super) fn on_done(&self, _: &mut Receiving, done: Done) -> Result<(), WireError> {
         let known = self.sender.inspect(|sending| {
             let known = sending.outbox.done(&done);
@@ -43,7 +43,7 @@ impl Connection {
             known
         });
         known.map_err(|_| WireError::new("done.seq", "is of nothing that was described"))?;
-        // There may be more to send now; it leaves at the end of the batch.
+        // This may allow more to be sent, at the end of the batch.
         self.sender.flush_at_end();
         if let Some(link) = self.sender.upgraded() {
             link.revoke(done.seq, done.outcome == Done::READ);

@@ -1,4 +1,4 @@
-//! Trying to move up again, after it failed or after the upgraded link was lost.
+//! Further attempts to upgrade, after one failed or after the upgraded link was lost.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::backoff;
 use crate::proto::wire;
 use crate::sync::{Mutex, rank};
 
-/// The pause before the first further attempt; each one after it is twice as long, up to `liveness.retry_ms`.
+/// The pause before the first further attempt. Each later one is twice as long, up to `liveness.retry_ms`.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A link that has lived so long was none that fails again and again.
+/// The lifetime from which a link does not count as failing again and again.
 const PROVEN: Duration = Duration::from_secs(60);
 
-/// How often the upgraded link has failed of late.
+/// The recent failures of the upgraded link.
 #[derive(Debug, Default)]
 pub(super) struct Retry(Mutex<rank::Leaf, Failures>);
 
@@ -26,12 +26,12 @@ struct Failures {
 }
 
 impl Retry {
-    /// The session has moved up.
+    /// Records that the session has moved to the upgraded link.
     pub(super) fn note_up(&self) {
         self.0.lock().up_since = Some(Instant::now());
     }
 
-    /// How long to wait now that it has failed.
+    /// Records a failure, and returns the pause before the next attempt.
     fn pause(&self, longest: Duration) -> Duration {
         let mut failures = self.0.lock();
         if failures.up_since.take().is_some_and(|since| since.elapsed() >= PROVEN) {
@@ -44,7 +44,7 @@ impl Retry {
 }
 
 impl Connection {
-    /// Client: there is no upgraded link, and no attempt is under way. Makes another after a while.
+    /// Client: schedules another attempt, when there is no upgraded link and no attempt in progress.
     pub(super) fn move_up_later(&self) {
         let longest = self.settings().liveness.retry();
         if self.role() != Role::Client || longest.is_zero() || self.is_closed() {
@@ -68,7 +68,7 @@ impl Connection {
         }
     }
 
-    /// Client: makes an attempt.
+    /// Client: starts an attempt.
     pub(super) fn move_up(&self) {
         let (Ok(upgrade), Some(hello)) = (&self.settings().upgrade, self.sender.terms().peer()) else {
             return;

@@ -1,4 +1,4 @@
-//! How a connection begins: HELLO, and what it travels by.
+//! The beginning of a connection: HELLO, and the choice of a link.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -15,8 +15,8 @@ use crate::status::{Blame, Executed, Status};
 use crate::transport::{Link, Reason, Unavailable};
 
 impl Connection {
-    /// Begins a session as its client: sends HELLO and returns when it is known what calls will travel by. Must be
-    /// called within a tokio runtime. Dropping the future gives the connection up.
+    /// Begins a session as its client. Sends HELLO, and returns when the link for calls is decided. Must be called
+    /// within a tokio runtime. Dropping the future gives the connection up.
     pub(crate) async fn connect(
         stream: Arc<dyn Link>,
         class: TrafficClass,
@@ -35,13 +35,13 @@ impl Connection {
         settings: Arc<Settings>,
         registry: Arc<Registry>,
     ) -> Result<Arc<Self>, Status> {
-        let class = TrafficClass::Normal; // Until it says otherwise.
+        let class = TrafficClass::Normal; // Until its HELLO says otherwise.
         let guard = CloseOnDrop(Some(Self::start(Role::Server, class, stream, settings, Some(registry))));
         guard.greeted().await?;
         Ok(guard.keep())
     }
 
-    /// Tells a client that it can't be served, without hearing it.
+    /// Tells a client that it can't be served, without reading what it sends.
     pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
         let connection = Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), None);
         let handler = receive::LinkReceiver::stream(connection.clone());
@@ -64,7 +64,7 @@ impl Connection {
         connection
     }
 
-    /// Sends HELLO and starts to listen. A task, because finding out what to announce may take a moment.
+    /// Sends HELLO and starts to receive. Runs as a task, because it may take a moment to find out what to announce.
     async fn greet(self: Arc<Self>) {
         let upgrade = self.announce().await;
         let limits = &self.settings().limits;
@@ -95,7 +95,7 @@ impl Connection {
         self.sender.stream().clone().start(Arc::new(handler));
     }
 
-    /// What HELLO says of the upgraded link.
+    /// Returns the part of HELLO about the upgraded link.
     async fn announce(&self) -> wire::Upgrade {
         let (name, why) = match &self.settings().upgrade {
             Err(why) => ("rdma", why.clone()),
@@ -107,7 +107,7 @@ impl Connection {
                 (upgrade.name(), Unavailable::new(Reason::Encrypted, detail))
             }
             Ok(upgrade) => {
-                // The peer's patience ends with ours: half of it is left for all the rest.
+                // The peer's patience ends with ours, so half of it is left for everything else.
                 let announced = tokio::time::timeout(self.patience() / 2, upgrade.announce()).await;
                 match announced.unwrap_or_else(|_| Err(self.too_slow(self.patience() / 2))) {
                     Ok(data) if data.len() > wire::MAX_ANNOUNCED => {
@@ -140,10 +140,10 @@ impl Connection {
         self.not_closed()
     }
 
-    /// Client: waits until it is known what calls will travel by; under policy `rdma`, fails if not by RDMA.
+    /// Client: waits until the link for calls is decided. Under policy `rdma`, fails if that is not RDMA.
     async fn decided(&self) -> Result<(), Status> {
         let mut upgrading = self.upgrading.subscribe();
-        // Decided also when the connection ends; an error means the same.
+        // The end of the connection also decides this; an error means the same.
         let decision = upgrading.wait_for(|u| !matches!(u, Upgrading::Undecided)).await.map(|u| u.clone());
         self.not_closed()?;
         if let (Ok(Upgrading::Stream { why, .. }), Policy::Rdma) = (decision, self.settings().policy) {
@@ -184,7 +184,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Why no session can be had with this peer, if none can.
+    /// Returns why no session is possible with this peer, if so.
     fn unusable(&self, hello: &Hello) -> Option<Status> {
         let detail = if hello.version_min > VERSION || hello.version_max < VERSION {
             format!(
@@ -202,14 +202,14 @@ impl Connection {
     }
 }
 
-/// A number for this process in HELLO: only to tell processes apart in logs.
+/// Returns a number for this process in HELLO. It only serves to distinguish processes in logs.
 fn instance() -> u64 {
     static INSTANCE: OnceLock<u64> = OnceLock::new();
     use std::hash::{BuildHasher, RandomState};
     *INSTANCE.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// Closes a connection whose set-up was given up.
+/// A guard that closes a connection whose setup was abandoned.
 struct CloseOnDrop(Option<Arc<Connection>>);
 
 impl CloseOnDrop {

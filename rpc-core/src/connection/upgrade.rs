@@ -1,4 +1,4 @@
-//! Moving a connection to an upgraded link, and back when that fails.
+//! Moving a connection to an upgraded link, and back when that link fails.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,26 +18,30 @@ use crate::session::Sending;
 use crate::status::{Blame, Executed};
 use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
 
-/// How many link frames may wait for a peer that does not read and makes one offer after the other.
+/// How many link frames may wait for a peer that sends offers without reading the answers.
 const MAX_CONTROL: usize = 64;
 
-/// How long a peer may take, after the fall of a link, for what is asked of it then: to answer our DOWN, until which
-/// nothing leaves, and to answer for the messages that its DOWN does not ask for, until which they are kept. As long as
-/// the lease of what a link exposes; longer where a longer silence is borne, as what made the link fall may hold up the
-/// stream link, too.
+/// How long a peer may take after the fall of a link to do what it owes:
+///
+/// - to answer our DOWN, until which nothing is sent;
+/// - to answer for the messages that its DOWN does not ask for, until which they are kept.
+///
+/// It is as long as the lease of what a link exposes. It is longer where a longer silence is tolerated, because the
+/// cause of the fall may hold up the stream link, too.
 const FALL_LEASE: Duration = Duration::from_secs(10);
 
-/// What the fall of a link asks of the peer.
+/// A debt of the peer after the fall of a link.
 #[derive(Clone, Copy, Debug)]
 enum Owed {
     /// Its DOWN of this epoch.
     Down(u32),
-    /// DONE for all that was described up to this frame.
+    /// A DONE for everything that was described up to this frame.
     Answers(u32),
 }
 
 impl Connection {
-    /// Client: both sides have said what they can; offers to move, or stays, or offers later if what is in the way may pass.
+    /// Client: decides after both HELLOs. It offers to move, stays on the stream link, or offers later if the obstacle
+    /// may pass.
     pub(super) fn decide(&self, announced: &[wire::Upgrade]) {
         let Ok(upgrade) = &self.settings().upgrade else { return };
         let ours = match &*self.upgrading.borrow() {
@@ -63,22 +67,22 @@ impl Connection {
         former.inspect(AbortHandle::abort);
     }
 
-    /// Server: notes why the client will not offer, for `transport()`; closes if RDMA is required.
+    /// Server: records why the client will not offer, for `transport()`. Closes if RDMA is required.
     pub(super) fn expect_offer(&self, announced: &[wire::Upgrade]) {
         if matches!(*self.upgrading.borrow(), Upgrading::Undecided) {
             let name = self.settings().upgrade.as_ref().map_or("rdma", |upgrade| upgrade.name());
             match why_not(announced, name) {
-                None => return, // It will.
+                None => return, // It will offer.
                 Some(why) => self.stay_on_stream(why),
             }
         }
         self.close_if_required();
     }
 
-    /// Under policy `rdma` a server does not serve without.
+    /// Closes the connection of a server with policy `rdma` if there is no RDMA.
     fn close_if_required(&self) {
         let upgrading = self.upgrading.borrow().clone();
-        // One that has moved has served; it goes on.
+        // A session that has moved has served calls, and goes on.
         let moved = self.sender.was_upgraded();
         if let (Policy::Rdma, Upgrading::Stream { why, .. }, false) =
             (self.settings().policy, upgrading, moved)
@@ -92,7 +96,7 @@ impl Connection {
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
         let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
             Ok(prepared) => prepared,
-            // The peer knows of no attempt, so there is none to say DOWN to.
+            // The peer knows of no attempt, so no DOWN is needed.
             Err(why) => {
                 self.stay_on_stream(why);
                 return self.move_up_later();
@@ -170,13 +174,13 @@ impl Connection {
             let Some(waiter) = receiving.answer.take() else {
                 return Err(WireError::new("answer", "comes again"));
             };
-            // Who waited may have lost patience at this moment.
+            // The waiter may have timed out at this moment.
             let _ = waiter.send(answer.data);
         }
         Ok(())
     }
 
-    /// The attempt is over: uses the link, or gives it up.
+    /// Ends the attempt: uses the link, or gives it up.
     fn settle(&self, epoch: u32, result: Result<Arc<dyn Link>, Unavailable>) {
         let link = match result {
             Ok(link) => link,
@@ -195,7 +199,7 @@ impl Connection {
                 sending.upgraded = Some((epoch, link.clone()));
                 self.sender.set_upgraded(sending, Some(link.clone()));
                 self.sender.note_upgraded();
-                // Under the locks: the fall of this link, which may come at once, says its own after this.
+                // Under the locks, so that a fall of this link, which may come at once, sets its own state after this.
                 self.upgrading.send_replace(Upgrading::Upgraded);
                 self.retry.note_up();
                 Some(up)
@@ -232,9 +236,9 @@ impl Connection {
         });
     }
 
-    /// This side gives the link of `epoch` up.
+    /// Abandons the link of `epoch` on this side.
     pub(super) fn fall(&self, epoch: u32, why: &Unavailable) {
-        // Giving up breaks no rule.
+        // Giving up a link can't be a protocol error.
         let _ = self.falling(epoch, why.clone(), |mut session| Ok(session.fail(epoch)));
     }
 
@@ -254,14 +258,14 @@ impl Connection {
                     self.sender.set_upgraded(sending, None);
                 }
                 let owed = sending.owed(epoch, &fallen);
-                // The first to say DOWN knows why; the other's answer says nothing new. Under the locks: who finds the session
-                // resumed, which may be another thread, tries again soon, and only if it knows of this.
+                // The first side to say DOWN knows why; the other's answer adds nothing. This is recorded under the
+                // locks, because another thread may find the session resumed, and retries only if it sees this.
                 if fallen.say.is_some() {
                     self.note_on_stream(why.clone());
                 }
                 Ok((fallen, gone, owed))
             })?;
-            // The first to say DOWN ends the attempt; the second finds none.
+            // The first DOWN ends the attempt; the second finds none.
             let attempt = fallen.say.as_ref().and_then(|_| {
                 *answer = None;
                 attempt.take()
@@ -288,7 +292,7 @@ impl Connection {
         }
     }
 
-    /// Closes, when the time for it is over, if the peer has not done this.
+    /// Closes the connection if the peer has not done this in time.
     fn expect_in_time(&self, owed: Owed) {
         let lease = FALL_LEASE.max(self.settings().liveness.silence());
         let connection = self.me.clone();
@@ -305,7 +309,7 @@ impl Connection {
         });
     }
 
-    /// What the peer has failed to do.
+    /// Returns what the peer has failed to do, if anything.
     fn still_owes(&self, owed: Owed) -> Option<String> {
         match owed {
             Owed::Down(epoch) => {
@@ -322,7 +326,7 @@ impl Connection {
     }
 }
 
-/// Why the peer can't, as its HELLO says.
+/// Returns why the peer can't use this link, according to its HELLO.
 fn why_not(announced: &[wire::Upgrade], name: &str) -> Option<Unavailable> {
     let Some(theirs) = announced.iter().find(|theirs| theirs.name == name) else {
         let detail = "its HELLO does not mention it; is it a build without the `rdma` feature?";
@@ -332,7 +336,7 @@ fn why_not(announced: &[wire::Upgrade], name: &str) -> Option<Unavailable> {
 }
 
 impl Sending {
-    /// Puts the DOWN where it must be, if one must be said, and gives the link that is used no more.
+    /// Queues the DOWN if one must be sent, and returns the link that is no longer used.
     fn say_down(&mut self, epoch: u32, fallen: &Fallen, why: &Unavailable) -> Option<Arc<dyn Link>> {
         let Say { rx_seq, pulls } = fallen.say.clone()?;
         let (reason, detail) = (why.reason as u8, why.detail.clone());
@@ -342,7 +346,7 @@ impl Sending {
         self.retire().map(|(_, link)| link)
     }
 
-    /// What the peer has to do now, if this side waits for it.
+    /// Returns what the peer owes now, if this side waits for it.
     fn owed(&self, epoch: u32, fallen: &Fallen) -> Option<Owed> {
         let outbox = &self.outbox;
         if fallen.resumed {

@@ -1,4 +1,4 @@
-//! That a server drains: what tells handlers that would go on for ever.
+//! The signal that a server is draining, for handlers that would otherwise run for ever.
 
 use std::future::{Future, pending};
 use std::sync::Arc;
@@ -6,12 +6,13 @@ use std::sync::Arc;
 use super::Context;
 use super::signal::Signal;
 
-/// Whether a server drains, as the server has it. A server that is gone takes no calls, either.
+/// The drain signal, as the server holds it. Dropping it begins draining, since a server that is gone takes no calls
+/// either.
 #[derive(Debug, Default)]
 pub(crate) struct Drain(Arc<Signal>);
 
-/// Whether a server drains, as the calls of one connection have it. Each connection has its own, because each call counts the
-/// references to it: calls of several threads would hinder each other at one count.
+/// The drain signal, as the calls of one connection hold it. Each connection has its own `Arc`, because each call
+/// counts a reference. With one for all connections, threads would contend for its count.
 #[derive(Debug)]
 pub(crate) struct Draining(Arc<Signal>);
 
@@ -20,7 +21,7 @@ impl Drain {
         self.0.give();
     }
 
-    /// Returns what a connection's calls heed.
+    /// Returns the signal for the calls of one connection.
     pub(crate) fn of_connection(&self) -> Arc<Draining> {
         Arc::new(Draining(self.0.clone()))
     }
@@ -33,9 +34,9 @@ impl Drop for Drain {
 }
 
 impl Context {
-    /// Resolves when the server begins to drain: it takes no more calls, and waits for those that run. A handler whose stream has
-    /// no end of its own, or that waits for something to happen, should then end it, as it would have ended if nothing more were
-    /// to come; else it is cut off when the time for draining is over.
+    /// Resolves when the server begins to drain: it accepts no more calls, and waits for the running ones. A handler
+    /// whose stream never ends, or that waits for an event, should then end as if nothing more were to come. Otherwise
+    /// it is cut off when the drain timeout expires.
     ///
     /// ```
     /// # use farcall_core::context::Context;
@@ -52,7 +53,7 @@ impl Context {
     /// }
     /// ```
     ///
-    /// In a context that is of no call it never resolves; in process, when the service is gone.
+    /// In a context of no call it never resolves. In process it resolves when the service is gone.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + use<> {
         let drain = self.drain.clone();
         async move {
@@ -63,7 +64,7 @@ impl Context {
         }
     }
 
-    /// Whether [`draining`](Self::draining) has come about: for what works without waiting.
+    /// Whether [`draining`](Self::draining) has resolved, for code that does not wait.
     pub fn is_draining(&self) -> bool {
         self.drain.as_ref().is_some_and(|drain| drain.0.is_given())
     }

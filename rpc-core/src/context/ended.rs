@@ -1,4 +1,4 @@
-//! That a call has ended early: what tells those who work for it in other tasks.
+//! The signal that a call has ended early, for other tasks that work for it.
 
 use std::fmt;
 use std::future::{Future, pending};
@@ -11,7 +11,7 @@ use super::{Context, SHARED, Shared};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::BoxFuture;
 
-/// The call that another one is made for, by a task that does not end with it.
+/// The call that another one is made for, by a task that may outlive it.
 pub(crate) struct Parent {
     shared: Arc<Shared>,
     /// Made when there is something to wait for.
@@ -27,7 +27,7 @@ impl Parent {
         self.shared.ended.is_given()
     }
 
-    /// Ready when it has ended early.
+    /// Ready when the call has ended early.
     pub(crate) fn poll_ended(&mut self, cx: &mut TaskContext<'_>) -> Poll<()> {
         if self.has_ended() {
             return Poll::Ready(());
@@ -44,7 +44,7 @@ impl fmt::Debug for Parent {
     }
 }
 
-/// A handler that is not done.
+/// A guard of a running handler. Dropping it before [`done`](Self::done) ends the call early.
 pub(crate) struct Unfinished(Option<Context>);
 
 impl Unfinished {
@@ -60,8 +60,9 @@ impl Drop for Unfinished {
 }
 
 impl Context {
-    /// Resolves when nobody waits for the answer any more: the caller has given up or is gone, or the deadline has passed. What
-    /// the handler itself does is dropped then. This is for the tasks that it has spawned, and for what must be told of it:
+    /// Resolves when nobody waits for the answer any more: the caller has given up or is gone, or the deadline has
+    /// passed. The handler itself is dropped then. Use this in tasks that it has spawned, or where other code must be
+    /// told:
     ///
     /// ```
     /// # use farcall_core::context::Context;
@@ -77,7 +78,7 @@ impl Context {
     /// # async fn work() {}
     /// ```
     ///
-    /// When the handler was done before, it resolves at the deadline only. In a context that is of no call, likewise.
+    /// If the handler is done first, or in a context of no call, it resolves only at the deadline.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let Self { call, shared, .. } = self.clone();
         async move {
@@ -88,45 +89,45 @@ impl Context {
                 }
             };
             match call.deadline {
-                // Whichever it is.
+                // Whichever of the two comes first.
                 Some(deadline) => drop(tokio::time::timeout_at(deadline, given_up).await),
                 None => given_up.await,
             }
         }
     }
 
-    /// Whether [`ended`](Self::ended) has come about: for what works without waiting.
+    /// Whether [`ended`](Self::ended) has resolved, for code that does not wait.
     pub fn is_ended(&self) -> bool {
         self.call.deadline.is_some_and(|deadline| deadline <= Instant::now())
             || self.shared.as_ref().is_some_and(|shared| shared.ended.is_given())
     }
 
-    /// What tells of the call's end, if it is dropped before it is told that the handler is [done](Unfinished::done).
+    /// Returns a guard that signals an early end, unless it is told that the handler is [done](Unfinished::done).
     pub(crate) fn unfinished(&self) -> Unfinished {
         Unfinished(Some(self.clone()))
     }
 
-    /// The call has ended, and its handler was not done.
+    /// Signals that the call has ended and its handler was not done.
     pub(crate) fn end_early(&self) {
         if let Some(shared) = &self.shared {
             shared.ended.give();
         }
     }
 
-    /// The call that the current context is of.
+    /// Returns the call that the current context belongs to.
     pub(crate) fn current_parent() -> Option<Parent> {
         let shared = SHARED.take()?;
         SHARED.set(Some(shared.clone()));
         Some(Parent::new(shared))
     }
 
-    /// The call that this context is of.
+    /// Returns the call that this context belongs to.
     pub(crate) fn parent(&self) -> Option<Parent> {
         self.shared.clone().map(Parent::new)
     }
 }
 
-/// The status of a call whose parent, the call that it was made for, has ended.
+/// Returns the status of a call whose parent, the call that it was made for, has ended.
 pub(crate) fn parent_ended() -> Status {
     Status::new(Code::Cancelled, "parent call has ended")
         .with_executed(Executed::Maybe)

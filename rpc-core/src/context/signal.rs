@@ -1,4 +1,4 @@
-//! What comes about once, for tasks that wait for it and for those that only look.
+//! A one-time signal, for tasks that wait for it and for those that only check it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,9 +20,9 @@ impl Signal {
         self.given.load(Ordering::Acquire)
     }
 
-    /// Resolves when it has been given.
+    /// Resolves once the signal has been given.
     pub(super) async fn wait(&self) {
-        // Is told of what happens from now on.
+        // Registers before the check, so that no signal is missed between the two.
         let told = self.told.notified();
         if !self.is_given() {
             told.await;

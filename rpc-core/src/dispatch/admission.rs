@@ -1,4 +1,4 @@
-//! Calls of the peer, as they are taken in: what they call, and whether they are taken.
+//! Admission of the peer's calls: which methods they call, and whether they are accepted.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::status::{Blame, Code, Status};
 const MAX_CROSSING: usize = 1024;
 
 impl Dispatch {
-    /// Puts to a batch what a request asks for. `Err`: it is none.
+    /// Adds a request to a batch. Fails if it is malformed.
     pub(crate) fn push(
         &self,
         announced: &RemoteServices,
@@ -51,7 +51,7 @@ impl Dispatch {
         if has_more { self.share(batch, metadata) } else { Ok(()) }
     }
 
-    /// Puts a call to a batch that is refused although its request can't be read.
+    /// Adds a call to a batch that is refused, because its request can't be read.
     #[cold]
     pub(crate) fn push_refused(&self, batch: &mut Jobs, call: u64, status: Status) {
         let (found, payload) = (Err(status), Payload::default());
@@ -66,13 +66,13 @@ impl Dispatch {
         });
     }
 
-    /// Adds the services that a BIND announces.
+    /// Adds the service that a BIND announces.
     pub(crate) fn bind(&self, announced: &mut RemoteServices, payload: Bytes) -> Result<(), WireError> {
         announced.add(&self.registry, payload)
     }
 
-    /// Sees to the last call of a batch, which has metadata or streams, or is compressed: what its contexts share. `Err`: it is
-    /// none.
+    /// Completes the last job of a batch, which has metadata or streams, or is compressed, with the state for its
+    /// contexts. Fails if its request is malformed.
     #[cold]
     fn share(&self, batch: &mut Jobs, metadata: Option<Box<Bytes>>) -> Result<(), WireError> {
         let Some(mut job) = batch.jobs.pop() else { return Ok(()) };
@@ -95,7 +95,7 @@ impl Dispatch {
             && called.kind() != Kind::Unary
         {
             if self.streams.agreed() {
-                // Before anything else of the call is taken in.
+                // Before anything else of the call is received.
                 job.streams = self.streams.begin(*call, called.kind()).map(Streams::new);
             } else {
                 *found = Err(refusal(Code::Unimplemented, "the caller's farcall is too old for streams"));
@@ -106,8 +106,8 @@ impl Dispatch {
         Ok(())
     }
 
-    /// Begins the calls of a batch that have not begun: they count as running from now on. `Err`: one is of a number that is
-    /// in use, or one of too many.
+    /// Begins the new calls of a batch, which count as running from now on. Fails if a number is in use, or if there
+    /// are far too many calls.
     pub(crate) fn begin(&self, _: &mut InOrder, batch: &mut Jobs) -> Result<(), WireError> {
         let Jobs { jobs, begun, .. } = batch;
         if jobs.len() == *begun {
@@ -115,9 +115,9 @@ impl Dispatch {
         }
         let max = self.sender.terms().settings.limits.concurrent_calls as usize;
         let refusing = self.takes_calls();
-        // How many calls are in progress beside these: their answers have not left, or not been read. Against the order in
-        // which calls move on, so that none is counted twice; and what the peer may have seen the answer of is not counted
-        // any more.
+        // How many calls are in progress beside these, because their answers are not sent or not read. The counts are
+        // read against the order in which calls move on. So none is counted twice, and a call whose answer the peer may
+        // have seen is not counted.
         let waiting = || self.sender.backlog();
         let most = waiting() + self.sender.queued();
         let mut running = self.running.lock();
@@ -128,11 +128,12 @@ impl Dispatch {
             }
             *begun += 1;
             if unanswered >= max {
-                // As long as there is room nobody asks whether the session's own messages are among those queued.
+                // Messages of the session itself are excluded only when there is no room, because that takes the
+                // queue's lock.
                 let others = waiting() + self.sender.queued_of_calls() + running.count();
                 unanswered = others.saturating_sub(1 + self.sender.given_up());
             }
-            // A client that sends requests and reads no answers must not fill our memory with refusals, either.
+            // A client that sends requests and reads no answers must not fill our memory with refusals either.
             if unanswered > 2 * max + MAX_CROSSING {
                 return Err(WireError::new("request", "is far beyond HELLO's max_calls"));
             }
@@ -145,15 +146,15 @@ impl Dispatch {
             }
             Ok(())
         });
-        // Of the rest none is served.
+        // None of the rest is served.
         jobs.truncate(*begun);
         result
     }
 
-    /// Whether this side takes calls now.
+    /// Checks that this side accepts calls now.
     fn takes_calls(&self) -> Result<(), Status> {
         if self.sender.terms().settings.policy == Policy::Rdma && !self.sender.was_upgraded() {
-            // It is about to be closed for that; until then nothing is executed.
+            // The connection is about to be closed for that. Until then nothing is executed.
             let message = "the server requires RDMA, which this connection does not have";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
         }
@@ -173,7 +174,7 @@ fn find(registry: &Registry, announced: &RemoteServices, head: &RequestHead) -> 
     registry.find(bound, head.method)
 }
 
-/// The refusal of a call that is one more than this side takes at once.
+/// Returns the refusal of a call above the limit of concurrent calls.
 #[cold]
 fn full(max: usize) -> Status {
     let message = format!(

@@ -1,4 +1,4 @@
-//! Answers, on their way out.
+//! Answers, from the handler to the queue.
 
 use bytes::Bytes;
 
@@ -21,7 +21,7 @@ use crate::reply::Reply;
 use crate::status::{Blame, Code, Executed, Status};
 
 impl Dispatch {
-    /// The handler of a call is done: queues its answer. Of one that was cancelled nobody waits for it.
+    /// Queues the answer of a handler that is done. The answer to a cancelled call is dropped.
     pub(crate) fn complete(&self, call: u64, reply: Reply) {
         if !self.streams.is_empty() {
             return self.complete_streaming(call, reply);
@@ -29,14 +29,14 @@ impl Dispatch {
         self.complete_plain(call, reply);
     }
 
-    /// Completes a call where some calls have streams, perhaps this one.
+    /// Completes a call while some calls have streams, perhaps this one.
     #[cold]
     fn complete_streaming(&self, call: u64, reply: Reply) {
         let Some(streams) = self.streams.get(call).filter(|streams| streams.has_begun()) else {
             self.streams.end(call, Ended::gave_up);
             return self.complete_plain(call, reply);
         };
-        // What has left in part of its last items must come before the END.
+        // The END must come after the last items, of which a part may have been sent.
         let Err(reply) = streams.keep_reply(reply) else { return };
         if let Some(items) = streams.end_sending() {
             let end = self.end_of_answer(call, items, reply);
@@ -61,7 +61,7 @@ impl Dispatch {
         self.sender.progress().note();
     }
 
-    /// Completes several calls, whose answers are short.
+    /// Completes several calls with short answers.
     pub(super) fn complete_all(&self, results: &mut SmallFrames) {
         let mut ended = Vec::new();
         if !self.streams.is_empty() {
@@ -81,7 +81,7 @@ impl Dispatch {
         }
     }
 
-    /// A result that is short, with what goes before it, unless the peer can't take it.
+    /// Returns a short result with its head, unless it is too long for the peer or compressed.
     #[inline]
     pub(super) fn short_result<'r>(&self, reply: &'r Reply) -> Option<([u8; PLAIN_RESPONSE], &'r [u8])> {
         let Reply::Ok(payload) = reply else { return None };
@@ -102,7 +102,7 @@ impl Dispatch {
             Reply::End(sent) if sent.reason() == EndReason::Deadline => {
                 return status_reply(call, late(), metadata, max);
             }
-            // Of a stream that had not begun.
+            // A stream that had not begun.
             Reply::End(_) | Reply::With(_) => (ResponseKind::Ok, Payload::default()),
         };
         let payload = self.sender.terms().compress(compression, payload);
@@ -127,14 +127,14 @@ impl Dispatch {
 /// Keeps the memory of an answer that was copied into its frame.
 #[inline]
 pub(super) fn recycle(reply: Reply) {
-    // By value: a reply whose address is taken goes through memory where it is made.
+    // By value, because taking the reply's address would force it through memory where it is made.
     if let Reply::Ok(payload) = reply {
         buffer_pool::recycle(payload.into_buffer());
     }
 }
 
 impl Dispatch {
-    /// The END of an answer that is a stream of so many items.
+    /// Returns the END of an answer that is a stream of `items` items.
     fn end_of_answer(&self, call: u64, items: u64, reply: Reply) -> Message {
         let max = self.sender.terms().max_message();
         let OutgoingAnswer { reply, metadata, .. } = OutgoingAnswer::new(self.sender.terms(), reply);
@@ -162,10 +162,11 @@ fn response(call: u64, kind: ResponseKind, metadata: Bytes, payload: Payload) ->
     Ok(Message::with_payload(FrameType::RESPONSE, call, head, content.payload))
 }
 
-/// So many bytes of a status message fit into an answer for any peer.
+/// How many bytes of a status message fit into an answer to any peer.
 const ANY_PEER: usize = 800;
 
-/// A status as an answer. Where that is too long for the peer, it goes without details and metadata, and its message is cut.
+/// Returns a status as an answer. If it is too long for the peer, it loses its details and metadata, and its message is
+/// cut.
 fn status_reply(call: u64, status: Status, metadata: Bytes, max: u64) -> Message {
     let whole = response(call, ResponseKind::Status, metadata, Payload::from_body(encode_status(&status)));
     match whole {

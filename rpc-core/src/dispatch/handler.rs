@@ -1,4 +1,4 @@
-//! A handler at work: what it has with it, and what becomes of its panics.
+//! A running handler with its context, and the handling of its panics.
 
 use std::any::Any;
 use std::future::Future;
@@ -12,10 +12,10 @@ use crate::reply::{self, Reply, Sent};
 use crate::service::HandlerFuture;
 use crate::status::{Blame, Code, Executed, Status};
 
-/// A handler that has become a task, with its context: current while it is polled, and panics end here.
+/// A handler that has become a task. Its context is current while it is polled. Its panics are caught here.
 pub(super) struct HandlerTask {
     context: Context,
-    /// `None`: it is done.
+    /// `None` once it is done.
     future: Option<HandlerFuture>,
     /// Dropped after the future.
     _alive: Option<HandlerPermit>,
@@ -30,14 +30,14 @@ impl HandlerTask {
         Self { context, future, _alive: handler_limit }
     }
 
-    /// What it answers, or that its time is over.
+    /// Returns the handler's answer, or the deadline's if that passes first.
     pub(super) async fn in_time(self) -> Reply {
         let Some(deadline) = self.context.deadline() else { return self.await };
         tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::End(Sent::late()))
     }
 }
 
-/// The answer of a call whose deadline passed, unless that is a stream which has begun.
+/// Returns the answer to a call whose deadline passed, unless the answer is a stream that has begun.
 #[cold]
 pub(super) fn late() -> Status {
     Status::new(Code::DeadlineExceeded, "the deadline passed while the handler ran")
@@ -70,7 +70,7 @@ impl Future for HandlerTask {
     }
 }
 
-/// Who works for the call elsewhere learns that nobody waits for it.
+/// Tells other tasks of the call that nobody waits for it.
 impl Drop for HandlerTask {
     fn drop(&mut self) {
         if self.future.is_some() {
@@ -79,8 +79,8 @@ impl Drop for HandlerTask {
     }
 }
 
-/// A handler that passes on the status of a call that it made does not say that it has not run itself; the caller
-/// would repeat it.
+/// Marks a status that a handler passes on from a call of its own as executed. Otherwise the caller would repeat this
+/// call.
 #[inline]
 pub(super) fn ran(reply: &mut Reply) {
     if let Reply::Status(status) = reply
@@ -90,10 +90,10 @@ pub(super) fn ran(reply: &mut Reply) {
     }
 }
 
-/// Returns what is answered in place of a handler that panicked. `left`: what it has left.
+/// Returns the answer that replaces that of a handler that panicked, and drops the rest of its future.
 #[cold]
 pub(super) fn panicked(panic: &(dyn Any + Send), left: Option<HandlerFuture>) -> Reply {
-    // It may panic again when it is dropped; one report is enough.
+    // The drop may panic again; one report is enough.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(left)));
     reply::panicked(panic)
 }

@@ -1,25 +1,25 @@
-//! How many handlers there are, which may be more than calls: one that was cancelled lives until its task is dropped.
+//! A limit on handlers. There may be more handlers than calls, because a cancelled one lives until its task is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// The handlers that have become tasks and were not dropped, and those that may be made meanwhile.
+/// The count of handlers that are tasks and were not dropped, and of reserved places.
 #[derive(Debug)]
 pub(super) struct HandlerLimit {
     count: AtomicUsize,
     most: usize,
-    /// How many wait for there to be fewer.
+    /// How many tasks wait for the count to drop.
     waiting: AtomicUsize,
     fewer: Notify,
 }
 
-/// A handler that has become a task.
+/// The permit of a handler that has become a task.
 #[derive(Debug)]
 pub(super) struct HandlerPermit(Arc<HandlerLimit>);
 
-/// A place for the handler that is made and polled the first time, one after the other.
+/// A place for handlers that are made and first polled, one after the other.
 pub(super) struct Reserved<'a>(&'a HandlerLimit);
 
 impl HandlerLimit {
@@ -28,20 +28,20 @@ impl HandlerLimit {
         Arc::new(Self { count, most, waiting, fewer: Notify::new() })
     }
 
-    /// Keeps a place for handlers that are made here. It may be one too many: see [`has_room`](Reserved::has_room).
+    /// Reserves a place for handlers that are made here. It may exceed the limit: see [`has_room`](Reserved::has_room).
     pub(super) fn reserve(&self) -> Reserved<'_> {
         self.count.fetch_add(1, Ordering::SeqCst);
         Reserved(self)
     }
 
-    /// Waits until another one may be made.
+    /// Waits until another handler may be made.
     pub(super) async fn room(self: Arc<Self>) -> HandlerPermit {
-        // First this, then to look: who leaves does it the other way round, so one of the two sees the other.
+        // Registers before the check. A leaving handler does the reverse, so one of the two sees the other.
         let _waiting = Waiting::begin(&self);
         loop {
             let more = |count: usize| (count < self.most).then_some(count + 1);
             if self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok() {
-                // Of several that have gone only one has left word, if nobody was there yet to be told.
+                // If several handlers left while nobody waited, only one notification was stored, so pass it on.
                 self.fewer.notify_one();
                 return HandlerPermit(self.clone());
             }
@@ -72,7 +72,8 @@ impl Drop for Reserved<'_> {
 }
 
 impl HandlerPermit {
-    /// A handler that was made in a reserved place has become a task, and the place is for the next.
+    /// Returns the permit of a handler that was made in a reserved place and has become a task. The place serves the
+    /// next one.
     pub(super) fn new(limit: &Arc<HandlerLimit>) -> Self {
         limit.count.fetch_add(1, Ordering::SeqCst);
         Self(limit.clone())

@@ -1,4 +1,4 @@
-//! Requests that were taken in together.
+//! Requests that were received together.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use crate::payload::Payload;
 use crate::proto::small_frames::SmallFrames;
 use crate::status::Status;
 
-/// How many frames are taken in together at most. What a thread keeps for batches is bounded by it, and so is how long answers
-/// that are ready wait for others.
+/// The most frames that are handled together. It bounds the memory that a thread keeps for batches, and how long
+/// finished answers wait for others.
 pub(crate) const ENOUGH: usize = 64;
 
-/// Requests that were taken in together: decided on under the lock of receiving, and run outside of it.
+/// Requests that were received together. They are admitted under the lock of receiving, and run outside of it.
 #[derive(Default)]
 pub(crate) struct Jobs {
     pub(super) jobs: Vec<Job>,
     /// How many of them have [begun](super::Dispatch::begin).
     pub(super) begun: usize,
-    /// When the first of them was looked at: the time of all of them counts from then on.
+    /// The time at which the first one was decoded, from which all their timeouts count.
     pub(super) now: Option<Instant>,
     /// The answers of handlers that were done at their first poll.
     pub(super) results: SmallFrames,
@@ -32,21 +32,21 @@ impl Jobs {
         self.jobs.is_empty()
     }
 
-    /// Makes room for others: no request was looked at.
+    /// Prepares the batch for new requests.
     pub(crate) fn reset(&mut self) {
         (self.begun, self.now) = (0, None);
     }
 
-    /// Returns whether they have memory for no more than this, which is worth being kept.
+    /// Whether the batch has room for at most this many jobs, so that its memory is worth keeping.
     pub(crate) fn is_short(&self, most: usize) -> bool {
         self.jobs.capacity() <= most
     }
 }
 
-/// A request that has been understood.
+/// A request that was decoded.
 pub(super) struct Job {
     pub(super) call: u64,
-    /// What it calls, or why it is refused.
+    /// The method that it calls, or why it is refused.
     pub(super) found: Result<FoundMethod, Status>,
     pub(super) payload: Payload,
     pub(super) deadline: Option<Instant>,

@@ -1,4 +1,4 @@
-//! The calls of the peer: which services they call, and the handlers that run for them.
+//! The calls of the peer: the services they call, and the handlers that run for them.
 
 mod admission;
 mod answers;
@@ -34,7 +34,7 @@ pub(crate) struct Dispatch {
     unpacking: Arc<Unpacking>,
     running: running::Running,
     limit: Arc<handler_limit::HandlerLimit>,
-    /// The peer's last call is settled.
+    /// Whether the peer's last call is settled, so that later ones are refused.
     refuses: AtomicBool,
     ended: AtomicBool,
     runtime: Handle,
@@ -64,19 +64,19 @@ impl Dispatch {
         })
     }
 
-    /// Returns whether no handler runs.
+    /// Whether no handler runs.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_idle()
     }
 
-    /// Refuses the calls that come after those that were taken in.
+    /// Refuses the calls that come after those received so far.
     pub(crate) fn refuse(&self, _: &mut InOrder) {
         self.refuses.store(true, Ordering::Relaxed);
     }
 
-    /// Drops every handler: the connection is gone.
+    /// Drops every handler, because the connection is gone.
     pub(crate) fn end(&self) {
-        // First: a handler that becomes a task after this sees it, and one before it is found.
+        // Set first. A handler that becomes a task after this sees it, and an earlier one is found below.
         self.ended.store(true, Ordering::Release);
         self.running.drop_all();
     }
@@ -85,8 +85,9 @@ impl Dispatch {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The peer no longer waits for a call: takes back what is left of its answer, and returns the handler's task, if it runs,
-    /// to be dropped when no lock is held. In order: the REQUEST that comes next may have its place.
+    /// Cancels a call that the peer no longer waits for. Removes what is left of its answer. Returns the task of a
+    /// running handler, which must be dropped when no lock is held. This needs the order of messages, because the next
+    /// REQUEST may take the call's place.
     pub(crate) fn cancel(
         &self,
         _: &mut InOrder,
@@ -98,7 +99,7 @@ impl Dispatch {
         if let Some(streams) = &streams {
             wakers.extend(streams.end(Ended::gave_up()));
         }
-        // Of what runs and has no streams nothing is queued.
+        // A running call without streams has nothing queued.
         if running.is_none() || streams.is_some() {
             self.sender.abandon_answer(call);
         }

@@ -11,21 +11,21 @@ use crate::reply::{Reply, WithMetadata};
 use crate::session::Terms;
 use crate::status::Status;
 
-/// What a handler has answered, on its way out.
+/// A handler's answer, taken apart to be sent.
 pub(super) struct OutgoingAnswer {
-    /// Without its metadata.
+    /// The reply without its metadata.
     pub(super) reply: Reply,
-    /// Their block.
+    /// The encoded metadata.
     pub(super) metadata: Bytes,
-    /// What the handler wants it compressed by.
+    /// The compression that the handler has chosen.
     pub(super) compression: Option<Compression>,
 }
 
-/// No less than stands before metadata and status in an answer.
+/// At least the bytes in front of metadata and status in an answer.
 const BEFORE_STATUS: u64 = 32;
 
 impl OutgoingAnswer {
-    /// Takes a reply apart. Where its metadata are more than the client takes, that is the answer.
+    /// Takes a reply apart. Metadata above the client's limit turn it into a status.
     pub(super) fn new(terms: &Terms, reply: Reply) -> Self {
         let WithMetadata { reply, mut metadata, compression } = match reply {
             Reply::With(with) => *with,
@@ -45,7 +45,7 @@ impl OutgoingAnswer {
     }
 }
 
-/// How many bytes of causes an answer may have that must not fail for them.
+/// Returns how many bytes of causes fit into an answer without making it fail.
 fn room_for_causes(terms: &Terms, status: &Status, metadata: &AnswerMetadata) -> usize {
     let Some(peer) = terms.peer() else { return 0 };
     let others = metadata.initial.size() + 1 + metadata.trailing.size();

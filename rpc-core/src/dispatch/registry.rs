@@ -1,4 +1,4 @@
-//! The services of a server, and what a client's indexes stand for.
+//! The services of a server, and the mapping of a client's indexes to them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::refusal::refusal;
 use crate::service::{HandlerFuture, IncomingCall, Service};
 use crate::status::{Code, Status};
 
-/// The services of a server, of which no two have the same name.
+/// The services of a server. Their names are distinct.
 #[derive(Default)]
 pub(crate) struct Registry {
     services: Vec<Arc<dyn Service>>,
@@ -29,12 +29,12 @@ impl fmt::Debug for Registry {
 #[derive(Debug, Default)]
 pub(crate) struct RemoteServices {
     services: Vec<BoundService>,
-    /// The BINDs of all of them, in bytes.
+    /// The total length of their BINDs, in bytes.
     bytes: usize,
 }
 
 impl RemoteServices {
-    /// Adds what a BIND announces. What is kept of one is no longer than it, but they could come for ever.
+    /// Adds the service that a BIND announces. The total is limited, because BINDs could come for ever.
     pub(super) fn add(&mut self, registry: &Registry, payload: Bytes) -> Result<(), WireError> {
         self.bytes += payload.len();
         if self.bytes > MAX_BIND_BYTES {
@@ -48,21 +48,21 @@ impl RemoteServices {
         Ok(())
     }
 
-    /// What the client's index stands for.
+    /// Returns the service for the client's index.
     pub(super) fn get(&self, index: u16) -> Option<&BoundService> {
         self.services.get(usize::from(index))
     }
 }
 
-/// What a service index of the client stands for.
+/// A service that a client has announced.
 pub(super) struct BoundService {
-    /// As in `shop.v1.Kv`.
+    /// The name, as in `shop.v1.Kv`.
     name: String,
-    /// The codec the client uses.
+    /// The codec that the client uses.
     codec: String,
     /// The index of our service of that name.
     service: Option<usize>,
-    /// What each of the client's methods is here.
+    /// The match for each of the client's methods.
     methods: Vec<Match>,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Debug for BoundService {
 }
 
 impl Registry {
-    /// Adds a service. `Err`: its name is taken, a client can't announce it, or its codec can't carry one of its types.
+    /// Adds a service. Fails if its name is taken, a client can't announce it, or its codec can't carry one of its types.
     pub(crate) fn add(&mut self, service: Arc<dyn Service>) -> Result<(), String> {
         service.info().check()?;
         let name = &service.info().name;
@@ -149,12 +149,12 @@ impl Registry {
         }
     }
 
-    /// Makes a handler. The service's own code does, and may panic.
+    /// Makes a handler. This runs the service's own code, which may panic.
     pub(super) fn call(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
         self.services[found.service as usize].call(found.method.into(), request)
     }
 
-    /// What a call of the client's method runs, or why it can't be called.
+    /// Returns the method that a call of the client's method runs, or why it can't be called.
     #[inline]
     pub(super) fn find(&self, bound: &BoundService, method: u16) -> Result<FoundMethod, Status> {
         match bound.methods.get(usize::from(method)) {

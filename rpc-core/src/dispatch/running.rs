@@ -6,15 +6,15 @@ use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::sync::{Mutex, MutexGuard, rank};
 
-/// The calls of the peer that have been taken in and neither answered nor cancelled. In here from the moment that their
-/// order is known: what comes after a REQUEST finds it, whichever link and thread it comes by.
+/// The calls of the peer that were received and neither answered nor cancelled. A call is added as soon as its order is
+/// known. So whatever follows its REQUEST finds it, by whichever link and thread.
 #[derive(Debug, Default)]
 pub(super) struct Running(Mutex<rank::Running, Table>);
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// Whose handlers have not been polled yet, or are being polled the first time: few, and most never become tasks. Mostly
-    /// they are done in the order in which they came.
+    /// Calls whose handlers are not polled yet, or are in their first poll. They are few, most never become tasks, and
+    /// they mostly end in the order in which they came.
     new: VecDeque<u64>,
     tasks: HashMap<u64, AbortHandle>,
     /// The highest number that was ever in here.
@@ -22,13 +22,13 @@ pub(super) struct Table {
 }
 
 impl Running {
-    /// For several calls at once. A call that ends is to be found in here or in the queue of what is sent, and not in both:
-    /// its answer is queued under this lock.
+    /// Locks the table, for several calls at once. An ending call is found either here or in the send queue, and never
+    /// in both, because its answer is queued under this lock.
     pub(super) fn lock(&self) -> MutexGuard<'_, rank::Running, Table> {
         self.0.lock()
     }
 
-    /// The handler of a call has become a task. False: the call has ended meanwhile.
+    /// Records the task that a call's handler has become. Returns false if the call has ended meanwhile.
     pub(super) fn has_task(&self, call: u64, task: &JoinHandle<()>) -> bool {
         let mut table = self.0.lock();
         let is_new = table.take_new(call);
@@ -38,15 +38,15 @@ impl Running {
         is_new
     }
 
-    /// A call has ended. If it had become a task, gives its handle: the handler is dropped when no lock is held. `None`: it
-    /// had ended before.
+    /// Removes a call that has ended. Returns the handle of its task, if any: the handler must be dropped when no lock
+    /// is held. `None` if the call had ended before.
     pub(super) fn take(&self, call: u64) -> Option<Option<AbortHandle>> {
         let mut table = self.0.lock();
         if table.take_new(call) { Some(None) } else { table.tasks.remove(&call).map(Some) }
     }
 
-    /// The handler of a call is done: has `answer` queue the answer, unless the call has ended before. Under the lock,
-    /// because a call is to be found here or in the queue, and not in both.
+    /// Removes a call whose handler is done, and makes `answer` queue the answer, unless the call has ended before.
+    /// This happens under the lock, so that the call is found either here or in the queue.
     pub(super) fn end_with<R>(&self, call: u64, answer: impl FnOnce() -> R) -> Option<R> {
         let mut table = self.0.lock();
         table.end(call).then(answer)
@@ -57,7 +57,7 @@ impl Running {
         self.0.lock().count() == 0
     }
 
-    /// Drops every handler: the connection is gone.
+    /// Drops every handler, because the connection is gone.
     pub(super) fn drop_all(&self) {
         let mut table = self.0.lock();
         table.new.clear();
@@ -68,7 +68,7 @@ impl Running {
 }
 
 impl Table {
-    /// Adds a call. False: it is there already.
+    /// Adds a call. Returns false if it is there already.
     pub(super) fn begin(&mut self, call: u64) -> bool {
         if call <= self.last && (self.new.contains(&call) || self.tasks.contains_key(&call)) {
             return false;
@@ -78,7 +78,7 @@ impl Table {
         true
     }
 
-    /// The handler of a call is done. False: the call has ended before.
+    /// Removes a call whose handler is done. Returns false if the call has ended before.
     #[inline]
     pub(super) fn end(&mut self, call: u64) -> bool {
         self.take_new(call) || self.tasks.remove(&call).is_some()

@@ -20,7 +20,7 @@ use crate::reply::Reply;
 use crate::service::{HandlerFuture, IncomingCall};
 use crate::status::Executed;
 
-/// The call whose handler is made and polled the first time: what a panic leaves of it is found here.
+/// The call whose handler is being made or first polled, kept here so that it is found after a panic.
 #[derive(Default)]
 struct AtWork {
     call: Option<u64>,
@@ -33,7 +33,7 @@ impl Dispatch {
         let Jobs { jobs, results, .. } = batch;
         let alone = jobs.len() == 1;
         let (mut jobs, mut at_work) = (jobs.drain(..), AtWork::default());
-        // For all of them: a panic ends the call that was at work, and then the others go on.
+        // One guard for all of them. A panic ends the call that was at work, and the loop goes on with the others.
         while let Err(panic) =
             catch_unwind(AssertUnwindSafe(|| self.serve_each(&mut jobs, alone, results, &mut at_work)))
         {
@@ -61,7 +61,7 @@ impl Dispatch {
             let call = job.call;
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
             match self.short_result(&reply) {
-                // One by itself has nothing to share a lock with.
+                // A lone answer has no others to share a lock with.
                 Some((head, body)) if !alone => {
                     results.push(FrameType::RESPONSE, call, &head, body);
                     answers::recycle(reply);
@@ -75,8 +75,8 @@ impl Dispatch {
         }
     }
 
-    /// Runs a handler: here and now until it first waits, then in a task of its own. If it is done at once, gives its reply,
-    /// with which the call is to be completed.
+    /// Runs a handler here until it first waits, then in its own task. If it is done at once, returns its reply, with
+    /// which the caller completes the call.
     #[inline(always)]
     fn serve(
         &self,
@@ -104,10 +104,10 @@ impl Dispatch {
         at_work.call = Some(call);
         let request = IncomingCall { context, payload, streams };
         let future = at_work.future.insert(self.handler(found, request));
-        // The task that it becomes if it is not done polls it again, with a waker that wakes something.
+        // If the handler is not done, its task polls it again, with a waker that works.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
             Poll::Ready(mut reply) => {
-                // It may panic as well: until then it is at work.
+                // The drop may panic as well, so the call counts as at work until then.
                 at_work.future = None;
                 at_work.call = None;
                 ran(&mut reply);
@@ -133,7 +133,7 @@ impl Dispatch {
         }
     }
 
-    /// The handler of a call whose arguments are compressed, perhaps.
+    /// Returns the handler of a call whose arguments may be compressed.
     #[cold]
     fn handler_of_any(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
         if request.payload.as_packed().is_none() {
@@ -143,7 +143,7 @@ impl Dispatch {
         Box::pin(async move {
             let IncomingCall { context, payload, streams } = request;
             match unpacking.unpack(payload).await {
-                // As long as the handler has them.
+                // The room is held until the handler is done with the arguments.
                 Ok((payload, _room)) => {
                     registry.call(found, IncomingCall { context, payload, streams }).await
                 }
@@ -152,7 +152,7 @@ impl Dispatch {
         })
     }
 
-    /// Whether to compress a reply takes long.
+    /// Whether compressing a reply takes long.
     #[cold]
     fn compresses_long(&self, reply: &Reply) -> bool {
         let (reply, by) = match reply {
@@ -163,8 +163,8 @@ impl Dispatch {
         payload.len() > LONG && self.sender.terms().compresses(by)
     }
 
-    /// There are as many handlers as there may be: some of them are cancelled, and will be dropped when the runtime comes to
-    /// it. The call waits for that, as long as it has time.
+    /// Runs a handler later, because the limit of handlers is reached. Some of them are cancelled, and will be dropped
+    /// when the runtime gets to it. The call waits for that, as long as its deadline allows.
     #[cold]
     fn serve_later(&self, call: u64, found: FoundMethod, request: IncomingCall) {
         let Some(this) = self.me.upgrade() else { return };
@@ -176,7 +176,7 @@ impl Dispatch {
         self.spawn(call, HandlerTask::new(context, Some(future), None));
     }
 
-    /// Completes a call whose answer takes long to make, though its handler is done.
+    /// Completes a call whose handler is done, but whose answer takes long to make.
     #[cold]
     fn complete_in_task(&self, call: u64, reply: Reply) {
         let done = Box::pin(std::future::ready(reply));
@@ -188,14 +188,14 @@ impl Dispatch {
 
     fn spawn(&self, call: u64, handler: HandlerTask) {
         let Some(this) = self.me.upgrade() else { return };
-        // Not under the lock: on a runtime that is shutting down the handler is dropped here.
+        // Outside of the lock, because a runtime that is shutting down drops the handler here.
         let task = self.runtime.spawn(async move {
             let reply = handler.in_time().await;
             this.complete(call, reply);
             if this.running.is_idle() {
                 this.sender.flush();
             } else {
-                // With the answers of others that are about to be done.
+                // Together with the answers of others that are about to be done.
                 this.sender.flush_soon();
             }
         });

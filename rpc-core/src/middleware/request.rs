@@ -1,4 +1,4 @@
-//! A call on its way.
+//! A call on its way through middleware.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::service::{self, Kind, Method, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Streams;
 
-/// A call on its way through the middleware of a client or a server: what is called, with what metadata, and by when. Its
-/// arguments are encoded, and only their size is shown.
+/// A call on its way through the middleware of a client or a server: its method, metadata and deadline. Its arguments
+/// are encoded; only their size can be read.
 pub struct Request {
     target: Target,
     method: usize,
@@ -29,7 +29,7 @@ pub struct Request {
     passed: Passed,
 }
 
-/// Whether a request has come through all of the middleware. Until then the handler has not run for certain.
+/// Whether a request has passed all middleware. Until then the handler certainly has not run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Passed(Arc<AtomicBool>);
 
@@ -39,7 +39,7 @@ impl Passed {
         if self.0.load(Ordering::Acquire) { Executed::Maybe } else { Executed::No }
     }
 
-    /// Returns a status that the middleware gave. One that did not let the request through says that nothing was executed.
+    /// Marks a status of the middleware as not executed, unless the request has passed it.
     pub(crate) fn judge(&self, status: Status) -> Status {
         match self.executed() {
             Executed::No => status.with_executed(Executed::No),
@@ -49,13 +49,13 @@ impl Passed {
 }
 
 enum Target {
-    /// It is to be sent.
+    /// The request will be sent.
     Server { service: Arc<ServiceInfo>, class: TrafficClass, options: Box<CallOptions> },
-    /// It has arrived.
+    /// The request has arrived.
     Handler { service: Arc<dyn Service>, context: Context, streams: Option<Streams> },
 }
 
-/// What is to be sent.
+/// A request that will be sent.
 pub(crate) struct OutgoingCall {
     pub(crate) service: Arc<ServiceInfo>,
     pub(crate) method: usize,
@@ -65,19 +65,19 @@ pub(crate) struct OutgoingCall {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// What a handler is to be made for.
+/// A request that has arrived, for its handler.
 pub(super) struct Arrived {
     pub(super) service: Arc<dyn Service>,
     pub(super) method: usize,
     pub(super) request: service::IncomingCall,
-    /// It is to be done by then, which is sooner than the caller said.
+    /// The deadline that middleware has set, if it is earlier than the caller's.
     pub(super) sooner: Option<Instant>,
     /// The context outside the middleware.
     pub(super) outer: Context,
 }
 
 impl Request {
-    /// One that is to be sent.
+    /// Returns a request that will be sent.
     pub(crate) fn outgoing(outgoing: OutgoingCall) -> Self {
         let OutgoingCall { service, method, arguments, class, mut options, deadline } = outgoing;
         let metadata = std::mem::take(&mut options.metadata);
@@ -86,9 +86,9 @@ impl Request {
         Self { target, method, arguments, metadata, extensions, deadline, passed }
     }
 
-    /// One that has arrived.
+    /// Returns a request that has arrived.
     pub(super) fn arrived(service: Arc<dyn Service>, method: usize, request: service::IncomingCall) -> Self {
-        // So that what middleware sets of the answer is not lost.
+        // Attaches shared state, so that what middleware sets for the answer is kept.
         let context = request.context.given();
         let (metadata, extensions) = (context.metadata().clone(), context.extensions());
         let deadline = context.deadline();
@@ -97,27 +97,27 @@ impl Request {
         Self { target, method, arguments: request.payload, metadata, extensions, deadline, passed }
     }
 
-    /// Tells what becomes of the request.
+    /// Returns the flag that is set once the request has passed all middleware.
     pub(crate) fn passed(&self) -> Passed {
         self.passed.clone()
     }
 
-    /// The service, as in `shop.v1.Kv`.
+    /// Returns the name of the service, as in `shop.v1.Kv`.
     pub fn service(&self) -> &str {
         &self.info().name
     }
 
-    /// The method's name on the wire.
+    /// Returns the method's name on the wire.
     pub fn method(&self) -> &'static str {
         self.called().map_or("?", |method| method.name)
     }
 
-    /// Both, as in `shop.v1.Kv/get`.
+    /// Returns the names of service and method, as in `shop.v1.Kv/get`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.service(), self.method())
     }
 
-    /// Which of arguments and answer are streams.
+    /// Returns whether arguments and answer are streams.
     pub fn kind(&self) -> Kind {
         self.called().map_or(Kind::Unary, |method| method.kind)
     }
@@ -133,12 +133,12 @@ impl Request {
         self.info().methods.get(self.method)
     }
 
-    /// How many bytes the arguments have, but for a stream.
+    /// Returns the size of the encoded arguments in bytes, without any stream.
     pub fn size(&self) -> usize {
         self.arguments.len()
     }
 
-    /// What goes with the arguments.
+    /// Returns the metadata that go with the arguments.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -148,7 +148,7 @@ impl Request {
         &mut self.metadata
     }
 
-    /// What goes with it within this process.
+    /// Returns the values that go with the request within this process.
     pub fn extensions(&self) -> &Extensions {
         &self.extensions
     }
@@ -158,17 +158,17 @@ impl Request {
         &mut self.extensions
     }
 
-    /// When the caller stops waiting.
+    /// Returns the time at which the caller stops waiting.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Has it end `timeout` from now with DEADLINE_EXCEEDED, unless its deadline is earlier.
+    /// Ends the call with DEADLINE_EXCEEDED `timeout` from now, unless its deadline is earlier.
     pub fn limit_time(&mut self, timeout: Duration) {
         self.deadline = earlier(self.deadline, Instant::now().checked_add(timeout));
     }
 
-    /// Of a call that has arrived, what its handler will know: whose it is, and which attempt. `None` on a client.
+    /// Returns the context of a call that has arrived, with its caller and attempt number. `None` on a client.
     pub fn context(&self) -> Option<&Context> {
         match &self.target {
             Target::Server { .. } => None,
@@ -176,7 +176,7 @@ impl Request {
         }
     }
 
-    /// The class of a call that is to be sent, which chooses its connection. `None` on a server.
+    /// Returns the class of a call that will be sent, which selects its connection. `None` on a server.
     pub fn class(&self) -> Option<TrafficClass> {
         match &self.target {
             Target::Server { class, .. } => Some(*class),
@@ -184,7 +184,8 @@ impl Request {
         }
     }
 
-    /// Returns a copy of the request, for middleware that repeats calls. `None` if the call has streams, which are there once.
+    /// Returns a copy of the request, for middleware that repeats calls. `None` if the call has streams, because they
+    /// can't be repeated.
     pub fn try_clone(&self) -> Option<Self> {
         if self.kind() != Kind::Unary {
             return None;
@@ -210,7 +211,7 @@ impl Request {
         })
     }
 
-    /// What is to be sent. `Err`: it has arrived here.
+    /// Returns the request to send. Fails for a request that has arrived here.
     pub(crate) fn into_outgoing(self) -> Result<OutgoingCall, Status> {
         let Self { target, method, arguments, metadata, deadline, passed, .. } = self;
         match target {
@@ -223,7 +224,7 @@ impl Request {
         }
     }
 
-    /// What has arrived. `Err`: it is to be sent.
+    /// Returns the request that has arrived. Fails for a request that is to be sent.
     pub(super) fn into_arrived(self) -> Result<Arrived, Status> {
         let Self { target, method, arguments, metadata, extensions, deadline, passed } = self;
         match target {
@@ -239,7 +240,7 @@ impl Request {
     }
 }
 
-/// A request in the wrong place.
+/// Returns the status for a request in the wrong place.
 fn astray(message: &str) -> Status {
     Status::new(Code::Internal, message).with_executed(Executed::No).with_blame(Blame::Caller)
 }

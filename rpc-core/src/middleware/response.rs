@@ -1,4 +1,4 @@
-//! The answer of a call, on its way back.
+//! The answer of a call on its way through middleware.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::service::{Reply, WithMetadata};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::{Begun, EndReason, StreamEnd};
 
-/// The answer of a call on its way through the middleware of a client or a server: its result, which is encoded, or an error
-/// of the application's own type, or a stream. That a call has failed in another way is a [`Status`].
+/// The answer of a call on its way through the middleware of a client or a server. It is an encoded result, an encoded
+/// error of the application's own type, or a stream. Any other failure is a [`Status`] instead.
 pub struct Response {
     body: Body,
     connection: Option<Arc<Connection>>,
@@ -28,14 +28,14 @@ pub struct Response {
 
 enum Body {
     Once(ResponseKind, Payload),
-    /// On a client: a stream that has begun.
+    /// A stream that has begun, on a client.
     Begun(Box<Begun>),
-    /// On a server: one that was sent.
+    /// A stream that was sent, on a server.
     Sent(Sent),
 }
 
 impl Response {
-    /// What a client got.
+    /// Returns the response that a client has received.
     pub(crate) fn received(answer: Answered, begun: Option<Begun>, parts: Parts) -> Result<Self, Status> {
         let (kind, payload) = answer?;
         let Parts { connection, attempts, metadata, trailers, compression } = parts;
@@ -43,7 +43,7 @@ impl Response {
         Ok(Self { body, connection, attempts, metadata, trailers, compression })
     }
 
-    /// What it is for the call above the middleware.
+    /// Returns the parts of the response for the call above the middleware.
     pub(crate) fn into_received(self) -> (Answered, Option<Begun>, Parts) {
         let Self { body, connection, attempts, metadata, trailers, compression } = self;
         let (answer, begun) = match body {
@@ -60,7 +60,8 @@ impl Response {
         (answer, begun, Parts { connection, attempts, metadata, trailers, compression })
     }
 
-    /// What a handler has answered, and the metadata that it has set. Those that are initial stay behind of a status.
+    /// Returns a handler's answer with the metadata that it has set. A status comes with the initial metadata beside
+    /// it.
     pub(super) fn answered(reply: Reply, set: AnswerMetadata) -> Result<Self, (Status, Metadata)> {
         let AnswerMetadata { initial: mut metadata, trailing: mut trailers, .. } = set;
         let mut reply = reply;
@@ -84,7 +85,7 @@ impl Response {
         Ok(Self { body, connection: None, attempts: 1, metadata, trailers, compression })
     }
 
-    /// What it is for the server.
+    /// Returns the response as a reply for the server.
     pub(super) fn into_reply(self) -> Reply {
         let Self { body, metadata, trailers, .. } = self;
         let reply = match body {
@@ -103,17 +104,17 @@ impl Response {
         Reply::With(Box::new(WithMetadata { reply, metadata, compression: None }))
     }
 
-    /// Whether it is an error of the application's own type.
+    /// Whether the response is an error of the application's own type.
     pub fn is_error(&self) -> bool {
         matches!(self.body, Body::Once(ResponseKind::Err, _))
     }
 
-    /// Whether it is a stream: on a client one that has begun, on a server one that was sent.
+    /// Whether the response is a stream: on a client one that has begun, on a server one that was sent.
     pub fn is_stream(&self) -> bool {
         matches!(self.body, Body::Begun(_) | Body::Sent(_))
     }
 
-    /// How many bytes result or error have; 0 of a stream.
+    /// Returns the size of the encoded result or error in bytes; 0 for a stream.
     pub fn size(&self) -> usize {
         match &self.body {
             Body::Once(_, payload) => payload.len(),
@@ -121,8 +122,8 @@ impl Response {
         }
     }
 
-    /// What the handler has sent that it knew before the result. On a server those of a stream have been sent, and what is
-    /// added to them goes with its end.
+    /// Returns the initial metadata that the handler has set. On a server, a stream's initial metadata were sent
+    /// already; any that are added now go with its end.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -132,7 +133,7 @@ impl Response {
         &mut self.metadata
     }
 
-    /// What it knew when it had the result; of a stream that has just begun, none.
+    /// Returns the trailing metadata of the answer. Empty for a stream that has just begun.
     pub fn trailers(&self) -> &Metadata {
         &self.trailers
     }
@@ -142,18 +143,18 @@ impl Response {
         &mut self.trailers
     }
 
-    /// How often the request was sent; 1 on a server.
+    /// Returns how often the request was sent; 1 on a server.
     pub fn attempts(&self) -> u8 {
         self.attempts
     }
 
-    /// What a client's answer came by.
+    /// Returns the connection that a client's answer came by.
     pub fn connection(&self) -> Option<&Arc<Connection>> {
         self.connection.as_ref()
     }
 
-    /// Has `f` told, once, how the stream ends: also when whoever reads it drops it. If it is none, or has ended, at once. `f`
-    /// runs in the task that reads, and should be quick.
+    /// Calls `f` once when the stream ends, also if its reader drops it. Calls it at once if the response is not a
+    /// stream, or the stream has ended. `f` runs in the task that reads, and should be quick.
     pub fn on_end(&mut self, f: impl FnOnce(&StreamEnd) + Send + 'static) {
         match (self.end(), &mut self.body) {
             (None, Body::Begun(begun)) => begun.on_end.push(Box::new(f)),
@@ -161,7 +162,7 @@ impl Response {
         }
     }
 
-    /// How it has ended; `None` of a stream that has just begun.
+    /// Returns how the call has ended. `None` for a stream that has just begun.
     pub fn end(&self) -> Option<StreamEnd> {
         let reason = match &self.body {
             Body::Begun(_) => return None,

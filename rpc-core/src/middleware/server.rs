@@ -1,4 +1,4 @@
-//! Middleware of servers: around a single service, or all.
+//! Middleware of servers, around a single service or all of them.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -50,12 +50,12 @@ fn late() -> Status {
     .with_blame(Blame::Application)
 }
 
-/// The middleware of a server, which any of its services can be put behind.
+/// The middleware of a server. Any of its services can be put behind it.
 #[derive(Clone, Debug)]
 #[must_use = "middleware does nothing until it is put around a service"]
 pub struct Stack(Next);
 
-/// None.
+/// No middleware.
 impl Default for Stack {
     fn default() -> Self {
         Self(Next::new(Handlers))
@@ -63,7 +63,7 @@ impl Default for Stack {
 }
 
 impl Stack {
-    /// Adds an interceptor, which calls come to first.
+    /// Adds an interceptor in front of those that were added before.
     pub fn intercept<F, R>(self, by: F) -> Self
     where
         F: Fn(Request, Next) -> R + Send + Sync + 'static,
@@ -72,7 +72,7 @@ impl Stack {
         Self(self.0.intercepted(by))
     }
 
-    /// Adds a layer of `tower`, likewise.
+    /// Adds a layer of `tower` in front of the middleware that was added before.
     #[cfg(feature = "tower")]
     pub fn layer<L>(self, layer: L) -> Self
     where
@@ -82,7 +82,7 @@ impl Stack {
         Self(self.0.layered(layer))
     }
 
-    /// A service behind it.
+    /// Returns a service that is behind this middleware.
     pub fn around(&self, service: Arc<dyn Service>) -> Layered {
         Layered { inner: service, stack: self.0.clone() }
     }
@@ -146,7 +146,7 @@ impl fmt::Debug for Compressed {
     }
 }
 
-/// A service whose handlers begin in tasks of their own.
+/// A service whose handlers each start in their own task.
 #[derive(Clone)]
 #[must_use = "the service is not served until it is added to a server"]
 pub struct Spawned {
@@ -179,14 +179,15 @@ impl fmt::Debug for Spawned {
     }
 }
 
-/// Returns when the handler that awaits it has a task of its own: a handler gets one when its first poll finds it not done.
+/// Waits until the handler that awaits it runs in its own task. A handler gets a task when its first poll leaves it
+/// unfinished.
 pub async fn in_task() {
     let mut polled = false;
     poll_fn(|cx| {
         if std::mem::replace(&mut polled, true) {
             return Poll::Ready(());
         }
-        // For a handler that has its task already.
+        // Wakes a handler that runs in its own task already.
         cx.waker().wake_by_ref();
         Poll::Pending
     })
@@ -197,8 +198,8 @@ pub async fn in_task() {
 ///
 /// It sees calls that have a handler: not those of unknown methods, nor those beyond a limit.
 pub trait ServiceExt: Service + Sized {
-    /// Has calls go through `by` before they reach the service, and answers on their way back. The last one added is the
-    /// first that a call comes to.
+    /// Routes calls through `by` before they reach the service, and answers on their way back. The interceptor that was
+    /// added last sees a call first.
     fn intercept<F, R>(self, by: F) -> Layered
     where
         F: Fn(Request, Next) -> R + Send + Sync + 'static,
@@ -207,15 +208,17 @@ pub trait ServiceExt: Service + Sized {
         Stack::default().intercept(by).around(Arc::new(self))
     }
 
-    /// Has its answers compressed, or not, unless their handlers [say](crate::context::Context::compress) otherwise, and
-    /// whatever the server is set to do. If this build lacks `by`, its calls end FAILED_PRECONDITION, not executed.
+    /// Sets how the service's answers are compressed, overriding the server's settings. A handler can
+    /// [choose](crate::context::Context::compress) otherwise. If this build lacks `by`, calls of the service end
+    /// FAILED_PRECONDITION, not executed.
     fn compress(self, by: Compression) -> Compressed {
         Compressed { inner: Arc::new(self), by }
     }
 
-    /// Begins each handler in a task of its own, arguments decoded and all. For handlers that compute for more than some 100 µs.
-    /// Others begin where their call is taken in, which saves a task but keeps the connection's other calls waiting, and by RDMA
-    /// those of all connections of the runtime. `#[rpc(spawn)]` does so for a single method, `calls.spawn_handlers` for a server.
+    /// Starts each handler in its own task, including the decoding of its arguments. Use it for handlers that compute
+    /// for more than some 100 µs. Other handlers start in the task that receives their call. That saves a task, but a
+    /// long computation holds up the connection's other calls, and with RDMA the calls of all connections of the
+    /// runtime. `#[rpc(spawn)]` does the same for a single method, `calls.spawn_handlers` for a server.
     fn spawn_handlers(self) -> Spawned {
         Spawned::new(Arc::new(self))
     }

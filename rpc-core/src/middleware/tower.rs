@@ -15,7 +15,7 @@ use crate::transport::BoxFuture;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// What a layer must make of a [`Next`]: a `tower::Service` that answers a [`Request`] with a [`Response`].
+/// A `tower::Service` that answers a [`Request`] with a [`Response`]. A layer must make one from a [`Next`].
 pub trait Middleware:
     Service<Request, Response = Response, Error: Into<BoxError>, Future: Send + 'static> + Send + 'static
 {
@@ -27,7 +27,7 @@ impl<S> Middleware for S where
 }
 
 impl Next {
-    /// With a layer before it.
+    /// Puts a layer before this.
     pub(crate) fn layered<L>(self, layer: L) -> Self
     where
         L: Layer<Self>,
@@ -37,8 +37,8 @@ impl Next {
     }
 }
 
-/// One service for all calls, whoever makes them: so a rate limit is one for all clones of a client, and a service need not be
-/// `Clone`. While it is not ready callers wait in line for it.
+/// One service for the calls of all callers. So the clones of a client share a rate limit, and a service need not be
+/// `Clone`. While it is not ready, callers queue for it.
 pub(crate) struct Towered<S>(Arc<Mutex<S>>);
 
 impl<S: Middleware> Dispatch for Towered<S> {
@@ -55,7 +55,8 @@ impl<S: Middleware> Dispatch for Towered<S> {
     }
 }
 
-/// What a layer's error says: a status that is or has caused it; else what is known of `tower`'s own.
+/// Converts a layer's error into a status. It finds a status among the error and its causes, and knows the errors of
+/// `tower` itself.
 fn into_status(error: impl Into<BoxError>) -> Status {
     let error = error.into();
     let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
@@ -77,7 +78,7 @@ fn into_status(error: impl Into<BoxError>) -> Status {
     status.with_executed(Executed::Maybe).with_blame(Blame::Application).with_source(error)
 }
 
-/// Always ready: what a call waits for, a connection or a place, it waits for in the future, where its deadline counts.
+/// Always ready. A call waits for a connection or a place in its future instead, where its deadline applies.
 impl Service<Request> for Next {
     type Response = Response;
     type Error = Status;

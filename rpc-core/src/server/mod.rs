@@ -1,4 +1,4 @@
-//! The server, without a listener: services, the connections that call them, and how it all ends.
+//! The server without a listener: its services, its connections, and its shutdown.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,21 +13,21 @@ use crate::service::Service;
 use crate::settings::Settings;
 use crate::transport::Link;
 
-/// Serves sessions that a listener accepts.
+/// A server for the sessions that a listener accepts.
 pub struct ServerCore {
     registry: Arc<Registry>,
     settings: Arc<Settings>,
-    /// One for each connection that there may be.
+    /// A permit for each connection that is allowed.
     places: Arc<Semaphore>,
     open: Mutex<Open>,
-    /// How many connections there are, for who waits for the last.
+    /// The number of connections, for tasks that wait for the last one to end.
     count: watch::Sender<usize>,
 }
 
 #[derive(Default)]
 struct Open {
     connections: Vec<Arc<Connection>>,
-    /// What happens to a session that is established only now.
+    /// How to end a session that is established from now on.
     ending: Option<Ending>,
 }
 
@@ -37,7 +37,7 @@ enum Ending {
     Close,
 }
 
-/// What a client is told whose server drains.
+/// The message to clients of a server that drains.
 const DRAINING: &str = "the server is shutting down";
 
 impl fmt::Debug for ServerCore {
@@ -47,11 +47,12 @@ impl fmt::Debug for ServerCore {
 }
 
 impl ServerCore {
-    /// A host for these services.
+    /// Returns a server for these services.
     ///
     /// # Errors
     ///
-    /// Two services of one name, one with names or methods beyond the wire's limits, or settings that contradict each other.
+    /// If two services have the same name, if one has names or methods that do not fit on the wire, or if the settings
+    /// contradict each other.
     pub fn new(services: Vec<Arc<dyn Service>>, settings: Settings) -> Result<Arc<Self>, String> {
         settings.limits.check()?;
         let mut registry = Registry::default();
@@ -68,7 +69,7 @@ impl ServerCore {
         }))
     }
 
-    /// Serves one session, in tasks of its own. Must be called within a tokio runtime.
+    /// Serves one session in its own tasks. Must be called within a tokio runtime.
     pub fn serve(self: &Arc<Self>, link: Arc<dyn Link>) {
         let host = self.clone();
         let Ok(place) = self.places.clone().try_acquire_owned() else {
@@ -86,7 +87,7 @@ impl ServerCore {
         });
     }
 
-    /// Keeps a connection on the list until it has ended, and all that it could still send has left.
+    /// Lists a connection until it has ended and its last bytes have been sent.
     async fn keep(self: Arc<Self>, connection: Arc<Connection>) {
         let ending = {
             let mut open = self.open();
@@ -107,14 +108,14 @@ impl ServerCore {
         self.count.send_replace(open.connections.len());
     }
 
-    /// The sessions that are open now.
+    /// Returns the sessions that are open now.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
         self.open().connections.clone()
     }
 
-    /// Takes no more calls, lets those in progress finish for at most `grace`, then closes. Returns when every
-    /// session has ended and its last bytes have left, or its link has given up sending them. Cancel safe: draining
-    /// goes on.
+    /// Takes no more calls, lets those in progress finish for at most `grace`, then closes. Returns when every session
+    /// has ended, and its last bytes have been sent or its link has given up sending them. Cancel safe: draining goes
+    /// on.
     pub async fn drain(&self, grace: Duration) {
         let connections = {
             let mut open = self.open();
@@ -133,12 +134,12 @@ impl ServerCore {
 
     /// Resolves when no session is open.
     pub async fn finished(&self) {
-        // It can't fail: the sender is ours.
+        // Can't fail, because `self` holds the sender.
         let _ = self.count.subscribe().wait_for(|n| *n == 0).await;
     }
 
-    /// Ends every session now, and each that is established later: handlers are dropped, their callers learn that
-    /// they may have been executed.
+    /// Ends every session now, and each that is established later. Handlers are dropped; their callers learn that they
+    /// may have been executed.
     pub fn close(&self) {
         let connections = {
             let mut open = self.open();

@@ -1,4 +1,4 @@
-//! A combining queue: the thread that holds the lock works for all that queue meanwhile ("flat combining").
+//! A combining queue ("flat combining"): the lock holder does the work of all threads that queue meanwhile.
 
 #[cfg(not(all(test, farcall_loom)))]
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,32 +8,32 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::sync::{Mutex, rank};
 
-/// A state, and a queue of what waits to be put into it.
+/// A state, and a queue of items that wait to be put into it.
 ///
-/// A thread [pushes](Self::push) what it has and calls [`run`](Self::run), which works on the state unless another thread
-/// does. Then that thread does this work too, because it checks the queue again after it has unlocked. So no thread waits
-/// for work that takes long, and nothing is forgotten.
+/// A thread [pushes](Self::push) an item and calls [`run`](Self::run), which works on the state unless another thread
+/// does. If another does, that thread also does this work, because it checks the queue again after unlocking. So no
+/// thread waits for long work, and nothing is forgotten.
 #[derive(Debug)]
 pub(crate) struct CombiningQueue<Q, S> {
     queue: Mutex<rank::Queue, Q>,
-    /// How many are in it, to be read without the lock.
+    /// The length of the queue, readable without the lock.
     queued: AtomicUsize,
-    /// There may be something in the queue, or other work. Every access reads and writes in one step. So either the thread that
-    /// has unlocked sees the request, or the requester's access comes after the unlocking and finds the state unlocked. With
-    /// plain loads and stores both could miss, and a message would wait for the next one to come.
+    /// Whether the queue may have items, or there may be other work. Every access is one read-modify-write. So either
+    /// the unlocking thread sees the request, or the requester's access comes after the unlocking and it can take the
+    /// lock. With plain loads and stores both could miss, and a message would wait for the next one.
     requested: AtomicBool,
     state: Mutex<rank::Sending, S>,
 }
 
 /// The content of the queue.
 pub(crate) trait Queued: Default {
-    /// How many there are.
+    /// Returns how many items there are.
     fn len(&self) -> usize;
 }
 
 /// A state that absorbs the queue.
 pub(crate) trait Absorb<Q> {
-    /// Takes all that is queued, and leaves nothing.
+    /// Takes all items out of the queue.
     fn absorb(&mut self, queue: &mut Q);
 }
 
@@ -47,14 +47,15 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
         }
     }
 
-    /// Puts something into the queue, and returns how many are in it now. [`run`](Self::run) must follow if the queue was
-    /// empty; else the thread that has put in the first one does it.
-    // Inlined, as `put` is: so that what is put in is not moved on its way.
+    /// Puts something into the queue, and returns how many items are in it now. [`run`](Self::run) must follow if the
+    /// queue was empty. Otherwise the thread that put in the first item calls it.
+    // Inlined with `put`, so that the item is not moved on its way.
     #[inline(always)]
     pub(crate) fn push(&self, put: impl FnOnce(&mut Q)) -> usize {
         let mut queue = self.queue.lock();
         if queue.len() == 0 {
-            // Under the lock: a thread that finds something in the queue relies on it being requested, or being taken out.
+            // Under the lock: a thread that finds items in the queue relies on a request, or on another thread taking
+            // them out.
             self.request();
         }
         put(&mut queue);
@@ -63,7 +64,7 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
         len
     }
 
-    /// How many are queued.
+    /// Returns how many items are queued.
     pub(super) fn queued(&self) -> usize {
         self.queued.load(Ordering::Acquire)
     }
@@ -78,8 +79,8 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
         inspect(&self.queue.lock())
     }
 
-    /// Puts what is queued into the state and does `work` on it, for as long as more comes. Returns at once if another
-    /// thread has the state.
+    /// Puts queued items into the state and does `work` on it, until no more come. Returns at once if another thread
+    /// holds the state.
     pub(crate) fn run(&self, mut work: impl FnMut(&mut S)) {
         // If nothing is requested now, a later requester finds the state unlocked.
         while self.is_requested() {
@@ -89,7 +90,7 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
         }
     }
 
-    /// Waits for the state and inspects it, as it is without what is queued. Then does the `work` that others have left
+    /// Waits for the state and inspects it, without absorbing the queue. Then does the `work` that others have left
     /// meanwhile.
     pub(super) fn inspect<R>(&self, inspect: impl FnOnce(&mut S) -> R, work: impl FnMut(&mut S)) -> R {
         let result = inspect(&mut self.state.lock());
@@ -99,12 +100,12 @@ impl<Q: Queued, S: Absorb<Q>> CombiningQueue<Q, S> {
         result
     }
 
-    /// Waits for the state and inspects it, and leaves the work to others undone: [`run`](Self::run) must follow.
+    /// Waits for the state and inspects it, but does not do work that others have left: [`run`](Self::run) must follow.
     pub(crate) fn inspect_only<R>(&self, inspect: impl FnOnce(&mut S) -> R) -> R {
         inspect(&mut self.state.lock())
     }
 
-    /// Waits for the state, absorbs the queue and changes the state. Then does `work`.
+    /// Waits for the state, absorbs the queue, and changes the state. Then does `work`.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut S) -> R, mut work: impl FnMut(&mut S)) -> R {
         let mut state = self.state.lock();
         self.absorb(&mut state);
@@ -141,7 +142,7 @@ mod loom_tests {
     use super::super::flusher::Flusher;
     use super::{Absorb, CombiningQueue, Queued};
 
-    /// What was put in, and how much of it was worked on.
+    /// How many items were put in, and how many of them were worked on.
     #[derive(Default)]
     struct Done {
         taken: usize,
@@ -165,8 +166,8 @@ mod loom_tests {
 
     type Shared = CombiningQueue<Count, Done>;
 
-    /// Lets others act while this thread has the state. Unlocking is nothing that the model interleaves with; this is,
-    /// with whatever another does to the flag before it finds the state locked.
+    /// Lets other threads act while this one holds the state. The model does not interleave around unlocking. It does
+    /// around this access to the flag, which another thread may change before it finds the state locked.
     fn pause(shared: &Shared) {
         shared.requested.load(Ordering::Relaxed);
     }
@@ -176,14 +177,14 @@ mod loom_tests {
         pause(shared);
     }
 
-    /// Who is not the first leaves the rest to the first.
+    /// Pushes an item. Only the first pusher runs.
     fn push(shared: &Shared) {
         if shared.push(|queued| queued.0 += 1) == 1 {
             shared.run(|done| work(shared, done));
         }
     }
 
-    /// What a thread has pushed is there when it makes a change.
+    /// Changes the state after a push, and finds the pushed item there.
     fn push_and_change(shared: &Shared) {
         let first = shared.push(|queued| queued.0 += 1) == 1;
         shared.change(|done| assert!(done.taken > 0, "it was left out"), |done| work(shared, done));
@@ -200,10 +201,10 @@ mod loom_tests {
         shared.change(|_| pause(shared), |done| work(shared, done));
     }
 
-    /// Threads that act on the same state; `pushes` of them push something.
+    /// Runs threads that act on the same state; `pushes` of them push an item.
     fn check(pushes: usize, threads: &'static [fn(&Shared)]) {
         let mut model = loom::model::Builder::new();
-        // A lost wake-up needs one; with more, three threads take for ever.
+        // A lost wake-up needs one preemption. With a higher bound, three threads take for ever.
         model.preemption_bound = Some(3);
         model.check(move || {
             let shared = Arc::new(CombiningQueue::new(Done::default()));
@@ -243,7 +244,8 @@ mod loom_tests {
         check(2, &[push, push_and_change]);
     }
 
-    /// The flusher's task begins as another tells it of more. That one's telling is lost on it, or wakes it again.
+    /// The flusher's task begins while another thread notifies it of more. That notification is either merged, or wakes
+    /// the task again.
     #[test]
     fn what_the_flusher_is_told_of_is_worked_on() {
         loom::model(|| {

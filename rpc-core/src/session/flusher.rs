@@ -12,24 +12,24 @@ use tokio::sync::Notify;
 
 use super::sender::Sender;
 
-/// Wakes the task that flushes.
+/// The signal that wakes the flushing task.
 #[derive(Debug, Default)]
 pub(crate) struct Flusher {
-    /// The task has been told and has not begun. Every access reads and writes in one step: a thread that finds it told has
-    /// queued before the task begins, and the task finds that.
+    /// Whether the task was notified and has not begun. Every access is one read-modify-write. So a thread that finds
+    /// this set has queued its item before the task begins, and the task sees the item.
     told: AtomicBool,
     wake: Notify,
 }
 
 impl Flusher {
-    /// Has the task flush, because there is something in the queue.
+    /// Notifies the task that there is something in the queue.
     pub(super) fn tell(&self) {
         if self.is_first_told() {
             self.wake.notify_one();
         }
     }
 
-    /// Lets the task end, if its sender has.
+    /// Wakes the task so that it ends, if its sender has ended.
     pub(super) fn end(&self) {
         self.wake.notify_one();
     }
@@ -38,7 +38,7 @@ impl Flusher {
         !self.told.swap(true, Ordering::AcqRel)
     }
 
-    /// A thread that queues from now on must tell.
+    /// Marks the task as begun. A thread that queues from now on must notify it.
     pub(super) fn begin(&self) {
         self.told.swap(false, Ordering::AcqRel);
     }
@@ -48,7 +48,7 @@ impl Flusher {
 pub(super) async fn flush_when_told(sender: Arc<Sender>) {
     while !sender.has_ended() {
         sender.flusher.wake.notified().await;
-        // Tasks that are about to run may have something for the same write.
+        // Tasks that are about to run may queue more for the same write.
         tokio::task::yield_now().await;
         sender.flusher.begin();
         sender.flush();

@@ -1,4 +1,4 @@
-//! Metadata of calls and answers: what the peer takes of them, and what this side does.
+//! Metadata of calls and answers, and each side's limit on their size.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::refusal::refusal;
 use crate::status::{Blame, Code, Executed, Status};
 
 impl Terms {
-    /// The block of an answer's metadata; empty, where the client takes none. `Err`: they are more than it takes.
+    /// Encodes an answer's metadata. Empty if the client does not support metadata. Fails if they exceed its limit.
     pub(crate) fn block_of_answer(&self, metadata: &AnswerMetadata) -> Result<Bytes, Status> {
         let Some(peer) = self.peer().filter(|peer| takes_metadata(peer)) else {
             return Ok(Bytes::new());
@@ -25,7 +25,7 @@ impl Terms {
         Err(Status::new(Code::ResourceExhausted, message).with_blame(Blame::Peer))
     }
 
-    /// The block of a call's metadata. `Err`: the server takes none, or not so many.
+    /// Encodes a call's metadata. Fails if the server does not support metadata, or if they exceed its limit.
     pub(crate) fn block_of_call(&self, metadata: &Metadata) -> Result<Bytes, Status> {
         if metadata.is_empty() {
             return Ok(Bytes::new());
@@ -42,7 +42,8 @@ impl Terms {
         Ok(encode_metadata(metadata))
     }
 
-    /// Reads the metadata of a call. `Err` in it: more than this side takes, for which the call is refused.
+    /// Decodes the metadata of a call. An inner `Err` means that they exceed this side's limit, for which the call is
+    /// refused.
     pub(crate) fn read_metadata(&self, block: Bytes) -> Result<Result<Metadata, Status>, WireError> {
         let max = self.settings.limits.max_metadata;
         if block.len() <= max as usize {
@@ -52,7 +53,8 @@ impl Terms {
         Ok(Err(refusal(Code::ResourceExhausted, message)))
     }
 
-    /// Reads the metadata of an answer. `Err` in it: more than this side takes, which the peer was told.
+    /// Decodes the metadata of an answer. An inner `Err` means that they exceed this side's limit, which the peer
+    /// knows.
     #[cold]
     pub(crate) fn read_answer_metadata(
         &self,
@@ -72,7 +74,7 @@ fn takes_metadata(peer: &Hello) -> bool {
     peer.features & features::METADATA != 0
 }
 
-/// What is said of metadata beyond what a side takes.
+/// Returns the message for metadata that exceed a side's limit.
 fn too_much(of: &str, len: usize, max: u32, whose: &str) -> String {
     format!(
         "{of} metadata: {len} bytes, but {whose} limits.max_metadata is {max}; raise it there, or send less"

@@ -1,4 +1,4 @@
-//! What sessions tell the `metrics` facade. The documentation of `farcall::metrics` lists the names.
+//! Reports of sessions to the `metrics` facade. The documentation of `farcall::metrics` lists the names.
 
 #[cfg(feature = "metrics")]
 pub(crate) use self::counting::{Meter, count_fallback};
@@ -14,12 +14,12 @@ mod counting {
     use crate::session::sender::{Sender, Traffic};
     use crate::transport::{Counters, Unavailable};
 
-    /// Counts, by its reason, that calls go by the stream link.
+    /// Counts a session whose calls go by the stream link, by the reason for that.
     pub(crate) fn count_fallback(why: &Unavailable) {
         metrics::counter!("farcall_fallbacks_total", "reason" => format!("{:?}", why.reason)).increment(1);
     }
 
-    /// What has been told of a session. Its links count what they move; this is how much of that has been passed on.
+    /// The state of a session's reports. Links count what they move; this is how much of that was reported.
     #[derive(Debug)]
     pub(crate) struct Meter {
         told: Mutex<Traffic>,
@@ -28,18 +28,18 @@ mod counting {
     }
 
     impl Meter {
-        /// Returns the meter of a session that can be moved to the transport of this name.
+        /// Returns the meter of a session that can be upgraded to the transport of this name.
         pub(crate) fn new(upgraded_transport: Option<&'static str>) -> Self {
             Self { told: Mutex::default(), sampler: Sampler::default(), upgraded_transport }
         }
 
-        /// Tells soon, because the session moves something.
+        /// Schedules a report, because the session moves something.
         #[inline]
         pub(crate) fn tell_soon(&self, sender: &Sender) {
             self.sampler.wake(&sender.runtime, || sender.me.clone());
         }
 
-        /// Tells now, because the session has moved its last.
+        /// Reports now, because the session has ended.
         pub(crate) fn tell_now(&self, sender: &Sender) {
             sender.sample();
         }
@@ -77,7 +77,7 @@ mod counting {
     }
 }
 
-/// Without the feature `metrics`.
+/// A meter that does nothing, for builds without the feature `metrics`.
 #[cfg(not(feature = "metrics"))]
 mod silent {
     use crate::session::sender::Sender;

@@ -1,7 +1,7 @@
-//! A session with one peer: numbered messages each way, exactly once and in order, whichever of its links they travel by.
+//! A session with one peer: numbered messages each way, exactly once and in order, whichever links they travel by.
 //!
-//! Everything that a connection sends goes through its [`Sender`], which is all that calls, streams and handlers see of
-//! the session.
+//! Everything that a connection sends goes through its [`Sender`]. Calls, streams and handlers see nothing else of the
+//! session.
 
 mod acknowledge;
 mod combining;
@@ -25,19 +25,19 @@ pub(crate) use self::{
     sent::SentCalls,
 };
 
-/// Proof that the lock of receiving is held. Functions that take it are called in the order in which the peer's messages
-/// came, whichever links they came by.
+/// Proof that the lock of receiving is held. Functions that take it run in the order of the peer's messages, whichever
+/// links those came by.
 #[derive(Debug)]
 pub(crate) struct InOrder(());
 
 impl InOrder {
-    /// The proof of one connection, to be kept under its lock of receiving.
+    /// Returns the proof for one connection, to be kept under its lock of receiving.
     pub(crate) fn new() -> Self {
         Self(())
     }
 }
 
-/// Which end of a connection this is.
+/// The end of a connection that this side is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Client,

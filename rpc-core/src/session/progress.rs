@@ -1,10 +1,10 @@
-//! A wait for a condition of a connection, which costs nothing while nobody waits.
+//! A wait for a condition of a connection. It costs nothing while nobody waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// Tells those who wait for a condition that something has left, arrived or finished.
+/// A notifier for tasks that wait until something has been sent, has arrived or has finished.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     watched: AtomicBool,
@@ -12,8 +12,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Wakes those who wait. They set `watched` before they look at what has changed now, under the lock that it was changed
-    /// under: so one of the two sees the other.
+    /// Wakes waiting tasks. A waiter sets `watched` before it checks its condition, under the lock under which the
+    /// condition changes. So either the waiter sees the change, or this function sees the waiter.
     #[inline]
     pub(crate) fn note(&self) {
         if self.watched.load(Ordering::Relaxed) {
@@ -21,7 +21,7 @@ impl Progress {
         }
     }
 
-    /// Resolves when `condition` holds, which it checks whenever there is progress.
+    /// Resolves when `condition` holds. It is checked whenever there is progress.
     pub(crate) async fn until(&self, condition: impl Fn() -> bool) {
         self.watched.store(true, Ordering::Relaxed);
         loop {

@@ -1,4 +1,4 @@
-//! The way out: from a task that has something to say, through the outbox, to a link.
+//! The path of outgoing messages: from a task, through the outbox, to a link.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,19 +22,20 @@ use crate::proto::wire::{Cancel, FrameType, WireError};
 use crate::sync::{Mutex, rank};
 use crate::transport::{Counters, Link};
 
-/// What an upgraded link may hold unacknowledged, in bytes.
+/// The most that an upgraded link may hold unacknowledged, in bytes.
 const MAX_RETAINED: usize = 16 << 20;
 
-/// The state of sending; under one lock, which is held while a link is fed.
+/// The state of sending, under one lock that is held while a link is fed.
 #[derive(Debug)]
 pub(crate) struct Sending {
     pub(crate) outbox: Outbox,
-    /// Link frames for the stream link. They go before session frames: UP and DOWN take effect where they stand.
+    /// Link frames for the stream link. They go before session frames, because UP and DOWN take effect at their
+    /// position.
     pub(crate) control: VecDeque<Frame>,
     pub(crate) upgraded: Option<(u32, Arc<dyn Link>)>,
-    /// What upgraded links have moved that are gone.
+    /// The bytes that earlier upgraded links have moved.
     pub(crate) retired: Counters,
-    /// The most that the peer takes in one frame on the stream link.
+    /// The longest frame that the peer accepts on the stream link.
     pub(crate) peer_max_frame: usize,
 }
 
@@ -49,7 +50,7 @@ impl Sending {
         }
     }
 
-    /// Stops using the upgraded link, and returns it so that the caller closes it.
+    /// Stops using the upgraded link, and returns it for the caller to close.
     pub(crate) fn retire(&mut self) -> Option<(u32, Arc<dyn Link>)> {
         let (epoch, link) = self.upgraded.take()?;
         self.retired += link.counters();
@@ -57,7 +58,7 @@ impl Sending {
     }
 }
 
-/// What was queued and is not in the outbox yet.
+/// Messages that were queued and are not in the outbox yet.
 #[derive(Debug, Default)]
 struct Queue {
     small_frames: SmallFrames,
@@ -65,7 +66,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// How many begin or end calls.
+    /// Returns how many messages begin or end calls.
     fn of_calls(&self) -> usize {
         let begins_or_ends = |message: &&Message| message.call != 0 && !message.is_amid_call();
         self.small_frames.len() + self.others.iter().filter(begins_or_ends).count()
@@ -87,7 +88,7 @@ impl Absorb<Queue> for Sending {
     }
 }
 
-/// What a connection has moved, by link.
+/// The bytes that a connection has moved, by link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
@@ -99,43 +100,43 @@ pub struct Traffic {
 
 /// The owner of a session, as the session's parts see it: the connection.
 pub(crate) trait Owner: Send + Sync {
-    /// Takes note that the tracked messages of these calls have left; and have been read, if they were described. Called with
-    /// no lock held.
+    /// Called when the tracked messages of these calls have been sent, and read if they were described. No lock is
+    /// held.
     fn on_sent(&self, calls: Vec<u64>);
 
-    /// Ends the session: the peer broke the protocol.
+    /// Ends the session because the peer broke the protocol.
     fn on_protocol_error(&self, error: &WireError);
 
-    /// Takes note that a call has ended, which may have been the last of a session that takes no more.
+    /// Called when a call has ended. It may have been the last call of a session that is draining.
     fn on_call_ended(&self);
 }
 
-/// The sending half of a session: what calls, streams and handlers send by.
+/// The sending half of a session, for calls, streams and handlers.
 ///
-/// It has no task that moves data. A task queues its message and calls [`flush`](Self::flush); the lock holder sends for all
-/// who queue meanwhile. Lock order: any lock of a component, then the state of sending, then the queue; both are leaves for
-/// everyone else.
+/// It has no task that moves data. A task queues its message and calls [`flush`](Self::flush); the lock holder sends
+/// for all that queue meanwhile. The lock order is: any lock of a component, then the state of sending, then the queue.
+/// Both of these are leaves for all other code.
 pub(crate) struct Sender {
     pub(super) me: Weak<Self>,
     terms: Terms,
     pub(super) runtime: Handle,
     stream: Arc<dyn Link>,
     queue: CombiningQueue<Queue, Sending>,
-    /// The upgraded link, while it is in use. Written under the sending lock, and a leaf.
+    /// The upgraded link, while it is in use. Written under the sending lock. Its own lock is a leaf.
     pub(super) upgraded: Mutex<rank::Leaf, Option<Arc<dyn Link>>>,
-    /// The number of the last frame that was taken in.
+    /// The number of the last frame received.
     pub(super) received: AtomicU32,
-    /// The one that the last header which left has acknowledged.
+    /// The number that the last frame sent has acknowledged.
     pub(super) acknowledged: AtomicU32,
-    /// Whether a task runs that will acknowledge.
+    /// Whether a task that will acknowledge is running.
     pub(super) acknowledging: AtomicBool,
-    /// The number of the last session frame that has left.
+    /// The number of the last session frame sent.
     sent_seq: AtomicU32,
     /// How many messages of calls wait in the outbox.
     backlog: AtomicUsize,
-    /// How many of them may be of calls that the peer has given up.
+    /// How many of those may belong to calls that the peer has given up.
     given_up: AtomicUsize,
-    /// An upgraded link has been used: something may be kept for the peer's acknowledgement.
+    /// Whether an upgraded link was ever used, so that frames may be kept until the peer acknowledges them.
     was_upgraded: AtomicBool,
     ended: AtomicBool,
     pub(super) flusher: Flusher,
@@ -186,14 +187,14 @@ impl Sender {
         })
     }
 
-    /// Spawns the task that flushes for those who said [`flush_soon`](Self::flush_soon).
+    /// Spawns the task that flushes after calls of [`flush_soon`](Self::flush_soon).
     pub(crate) fn start(&self) {
         if let Some(sender) = self.me.upgrade() {
             self.runtime.spawn(flusher::flush_when_told(sender));
         }
     }
 
-    /// Lets its task end. Nothing leaves any more.
+    /// Ends the flushing task. Nothing is sent any more.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.flusher.end();
@@ -203,18 +204,18 @@ impl Sender {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// The link that the session began on.
+    /// Returns the link that the session began on.
     pub(crate) fn stream(&self) -> &Arc<dyn Link> {
         &self.stream
     }
 
-    /// Returns what both sides have agreed on.
+    /// Returns the terms that both sides have agreed on.
     #[inline]
     pub(crate) fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// Ends the session: the peer broke the protocol.
+    /// Ends the session because the peer broke the protocol.
     pub(crate) fn protocol_error(&self, error: &WireError) {
         if let Some(owner) = self.owner.upgrade() {
             owner.on_protocol_error(error);
@@ -257,14 +258,15 @@ impl Sender {
         Traffic { stream: self.stream.counters(), upgraded }
     }
 
-    /// Puts the acknowledgement into the header of a frame that leaves now, and notes that the frame leaves.
+    /// Sets the acknowledgement in the header of a frame that is sent now, and records that it is sent.
     pub(super) fn stamp(&self, mut frame: Frame, outbox: &Outbox) -> Frame {
         frame.header.rx_seq = self.acknowledge_now();
         self.note_sent(outbox);
         frame
     }
 
-    /// Notes what has left before the peer can know of it: the peer's next acknowledgement is held against this.
+    /// Records the last frame sent, before the peer can know of it. The peer's next acknowledgement is checked against
+    /// this.
     pub(super) fn note_sent(&self, outbox: &Outbox) {
         self.sent_seq.store(outbox.last_seq(), Ordering::Release);
         self.note_backlog(outbox);
@@ -274,28 +276,28 @@ impl Sender {
         self.backlog.store(outbox.waiting(), Ordering::Release);
     }
 
-    /// How many messages of calls are in the outbox.
+    /// Returns how many messages of calls are in the outbox.
     pub(crate) fn backlog(&self) -> usize {
         self.backlog.load(Ordering::Acquire)
     }
 
-    /// The peer says that it has taken in the frames up to this number.
+    /// Handles the peer's acknowledgement of frames up to this number.
     ///
     /// # Errors
     ///
-    /// [`NotSent`] if no frame of this number has left.
+    /// [`NotSent`] if no frame of this number was sent.
     #[inline(always)]
     pub(crate) fn on_acknowledged(&self, rx_seq: u32) -> Result<(), NotSent> {
         if (self.sent_seq.load(Ordering::Acquire).wrapping_sub(rx_seq) as i32) < 0 {
             return Err(NotSent);
         }
-        // Frames that went by the stream link alone are not kept.
+        // Frames that went only by the stream link are not kept.
         if self.was_upgraded() { self.release_acknowledged(rx_seq) } else { Ok(()) }
     }
 
-    /// Forgets the frames that were kept until the peer acknowledged them.
+    /// Drops the frames that were kept until the peer acknowledged them.
     fn release_acknowledged(&self, rx_seq: u32) -> Result<(), NotSent> {
-        // Messages that are queued, as the answers to what arrived before are, stay for the end of the batch.
+        // Queued messages, such as answers to what arrived before, stay for the end of the batch.
         let acknowledged =
             |sending: &mut Sending| sending.outbox.acknowledged(rx_seq).map(|()| !sending.outbox.is_empty());
         if self.queue.inspect_only(acknowledged)? {
@@ -306,35 +308,35 @@ impl Sender {
         Ok(())
     }
 
-    /// Queues a message without sending it yet, and returns how many are queued. [`flush`](Self::flush) must follow if it is
-    /// the only one.
+    /// Queues a message without sending it, and returns how many are queued. [`flush`](Self::flush) must follow if it
+    /// is the only one.
     pub(crate) fn enqueue(&self, message: Message) -> usize {
         self.queue.push(|queue| queue.others.push_back(message))
     }
 
-    /// Queues a short message of a call likewise.
+    /// Queues a short message of a call, like [`enqueue`](Self::enqueue).
     // Inlined where a call is made or answered, so that what is put in is not moved on its way.
     #[inline(always)]
     pub(crate) fn enqueue_small(&self, kind: FrameType, call: u64, head: &[u8], body: &[u8]) -> usize {
         self.queue.push(|queue| queue.small_frames.push(kind, call, head, body))
     }
 
-    /// Queues several short messages likewise, and leaves none.
+    /// Moves several short messages into the queue, like [`enqueue`](Self::enqueue).
     pub(crate) fn enqueue_all(&self, small_frames: &mut SmallFrames) -> usize {
         self.queue.push(|queue| queue.small_frames.append(small_frames))
     }
 
-    /// How many messages are queued that are not in the outbox yet.
+    /// Returns how many messages are queued and not in the outbox yet.
     pub(crate) fn queued(&self) -> usize {
         self.queue.queued()
     }
 
-    /// How many of these begin or end calls.
+    /// Returns how many of those begin or end calls.
     pub(crate) fn queued_of_calls(&self) -> usize {
         self.queue.inspect_queue(Queue::of_calls)
     }
 
-    /// Whether nothing is queued, all that was has left, and what went by an upgraded link has arrived.
+    /// Whether everything has been sent, and frames on an upgraded link have arrived.
     pub(crate) fn is_done(&self) -> bool {
         let is_empty = |sending: &mut Sending| {
             let outbox = &sending.outbox;
@@ -343,14 +345,14 @@ impl Sender {
         self.queued() == 0 && self.inspect(is_empty)
     }
 
-    /// Queues a session message that has no payload but what `encode` writes.
+    /// Queues a session message whose only payload is what `encode` writes.
     pub(crate) fn send_message(&self, kind: FrameType, call: u64, encode: impl FnOnce(&mut BytesMut)) {
         let mut head = BytesMut::new();
         encode(&mut head);
         self.enqueue(Message::new(kind, call, head.freeze()));
     }
 
-    /// Sends a link frame by the stream link, before any session frame that waits.
+    /// Sends a link frame by the stream link, before any waiting session frame.
     pub(crate) fn send_link(&self, kind: FrameType, encode: impl FnOnce(&mut BytesMut)) {
         let mut payload = BytesMut::new();
         encode(&mut payload);
@@ -358,7 +360,7 @@ impl Sender {
         self.change(|sending| sending.control.push_back(frame));
     }
 
-    /// Sends what is queued, on this thread if no other is sending. The caller holds no lock.
+    /// Sends what is queued, on this thread unless another is sending. The caller holds no lock.
     pub(crate) fn flush(&self) {
         self.meter.tell_soon(self);
         self.queue.run(|sending| self.feed(sending));
@@ -369,8 +371,8 @@ impl Sender {
         }
     }
 
-    /// Sends what is queued when the runtime's other tasks have had their turn: with what they queue, and with one system
-    /// call for all of it.
+    /// Sends what is queued after the runtime's other tasks have had their turn. Whatever they queue goes with the same
+    /// system call.
     pub(crate) fn flush_soon(&self) {
         self.flusher.tell();
     }
@@ -381,17 +383,17 @@ impl Sender {
         self.flush();
     }
 
-    /// Has the flush at the end of the batch send what waits although nothing new was queued.
+    /// Makes the flush at the end of the batch send what waits, even if nothing new is queued.
     pub(crate) fn flush_at_end(&self) {
         self.queue.request();
     }
 
-    /// Inspects the state of sending, or changes it in a way that lets nothing more leave.
+    /// Inspects the state of sending, or changes it without allowing more to be sent.
     pub(crate) fn inspect<R>(&self, inspect: impl FnOnce(&mut Sending) -> R) -> R {
         self.queue.inspect(inspect, |sending| self.feed_under_lock(sending))
     }
 
-    /// Changes what is to be sent, with all that was queued before, and sends.
+    /// Absorbs the queue, changes what is to be sent, and sends.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Sending) -> R) -> R {
         self.queue.change(change, |sending| self.feed_under_lock(sending))
     }
@@ -412,7 +414,7 @@ impl Sender {
         self.progress.note();
     }
 
-    /// Feeds the links for a caller that may hold other locks: tracked messages are reported later.
+    /// Feeds the links for a caller that may hold other locks. Tracked messages are reported later.
     fn feed_under_lock(&self, sending: &mut Sending) {
         self.meter.tell_soon(self);
         self.feed(sending);
@@ -421,7 +423,7 @@ impl Sender {
         }
     }
 
-    /// Takes back what has not left of a call that its caller has given up, or tells the peer.
+    /// Cancels a call that its caller has given up: removes its unsent messages, or tells the peer.
     pub(crate) fn cancel(&self, call: u64, reason: u8, has_streams: bool) {
         self.change(|sending| {
             if has_streams {
@@ -435,7 +437,7 @@ impl Sender {
         });
     }
 
-    /// Takes back what has not left of the answer of a call that its caller has given up.
+    /// Removes the unsent part of the answer to a call that its caller has given up.
     pub(crate) fn abandon_answer(&self, call: u64) {
         self.change(|sending| {
             sending.outbox.give_up(call);
@@ -443,7 +445,7 @@ impl Sender {
         });
     }
 
-    /// How many messages of the backlog may be of calls that the peer has given up.
+    /// Returns how many messages of the backlog may belong to calls that the peer has given up.
     pub(crate) fn given_up(&self) -> usize {
         self.given_up.load(Ordering::Acquire)
     }

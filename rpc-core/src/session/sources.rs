@@ -1,4 +1,4 @@
-//! What a link takes its frames from, while the sending lock is held.
+//! The sources from which links take frames, while the sending lock is held.
 
 use bytes::BytesMut;
 
@@ -7,7 +7,7 @@ use crate::proto::message::{Expose, ExposeNothing, Frame};
 use crate::proto::outbox::{Outbox, Route};
 use crate::transport::FrameSource;
 
-/// The frames of the stream link: link frames, and session frames unless they go by another link.
+/// The frames of the stream link: link frames, and session frames unless these go by another link.
 pub(super) struct StreamSource<'a> {
     pub(super) sending: &'a mut Sending,
     pub(super) sender: &'a Sender,
@@ -46,7 +46,7 @@ impl FrameSource for StreamSource<'_> {
 pub(super) struct UpgradedSource<'a> {
     pub(super) outbox: &'a mut Outbox,
     pub(super) epoch: u32,
-    /// The longest payload of a frame: it may have to go again by the stream link.
+    /// The longest payload of a frame. It must also fit the stream link, by which it may have to be sent again.
     pub(super) max_frame: usize,
     pub(super) sender: &'a Sender,
 }

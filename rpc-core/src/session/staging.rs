@@ -1,4 +1,4 @@
-//! Long messages that the peer reads instead of receiving them (WIRE.md section 3.6): where their bytes are put.
+//! Staging of long messages that the peer reads instead of receiving them (WIRE.md section 3.6).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::proto::message::Message;
 use crate::proto::wire::features;
 use crate::transport::{Direction, Link};
 
-/// A message is described only if the part of it that is sent, all but its bulk, is at most so long. Bytes.
+/// The most bytes that a described message may have besides its bulk, since these are sent.
 const MAX_BEGIN: usize = 4096;
 
 impl Sender {
@@ -20,15 +20,15 @@ impl Sender {
         self.upgraded.lock().clone()
     }
 
-    /// Sets that link, with the lock of sending held.
+    /// Sets the link whose peer may read this side's memory. The lock of sending must be held.
     pub(crate) fn set_upgraded(&self, _: &mut Sending, link: Option<Arc<dyn Link>>) {
         *self.upgraded.lock() = link;
     }
 
-    /// Puts the end of a long message where the peer can read it, before the message is queued. A copy, if one must be made, is
-    /// made by the task that sends the message, and holds up no other.
+    /// Copies the end of a long message to where the peer can read it, before the message is queued. If bytes must be
+    /// copied, the sending task does it, and holds up no other task.
     pub(crate) fn stage(&self, message: &mut Message) {
-        // What is not staged is never described.
+        // A message that is not staged is never described.
         let may_be_described = self.terms().peer_has(features::DESCRIBED);
         if !may_be_described || message.payload.len() <= BY_REFERENCE {
             return;

@@ -1,4 +1,4 @@
-//! The terms of a session: what this side is configured for, and what the peer's HELLO says.
+//! The terms of a session: this side's configuration and the peer's HELLO.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use crate::proto::wire::Hello;
 use crate::settings::Settings;
 use crate::status::{Blame, Code, Executed, Status};
 
-/// The terms of a session. Messages are held against them before they are sent, and when they have come.
+/// The terms of a session. Messages are checked against them before they are sent, and when they arrive.
 #[derive(Debug)]
 pub(crate) struct Terms {
     pub(crate) role: Role,
     pub(crate) settings: Arc<Settings>,
-    /// The client's; a server is told by HELLO.
+    /// The class on a client. A server learns it from HELLO.
     class: TrafficClass,
     /// The peer's address, where the transport has addresses.
     address: Option<SocketAddr>,
@@ -40,18 +40,18 @@ impl Terms {
         self.peer.get()
     }
 
-    /// Sets the peer's HELLO. False: there was one.
+    /// Sets the peer's HELLO. Returns false if there was one already.
     pub(crate) fn set_peer(&self, hello: Hello) -> bool {
         self.peer.set(hello).is_ok()
     }
 
-    /// Returns the length of the longest message that the peer takes, in bytes; 0 before its HELLO.
+    /// Returns the length of the longest message that the peer accepts, in bytes; 0 before its HELLO.
     #[inline]
     pub(crate) fn max_message(&self) -> u64 {
         self.peer().map_or(0, |peer| peer.max_message)
     }
 
-    /// Returns whether the peer's HELLO announces these features.
+    /// Whether the peer's HELLO announces these features.
     pub(crate) fn peer_has(&self, features: u64) -> bool {
         self.peer().is_some_and(|peer| peer.features & features != 0)
     }
@@ -61,7 +61,7 @@ impl Terms {
         self.address
     }
 
-    /// Returns what the client has the connection for.
+    /// Returns the class of the connection.
     pub(crate) fn class(&self) -> TrafficClass {
         match (self.role, self.peer()) {
             (Role::Server, Some(hello)) => TrafficClass::from_wire(hello.class),
@@ -69,13 +69,13 @@ impl Terms {
         }
     }
 
-    /// Returns an UNAVAILABLE that says which connection it is about.
+    /// Returns an UNAVAILABLE that names the connection.
     pub(crate) fn status(&self, detail: impl fmt::Display, executed: Executed, blame: Blame) -> Status {
         let message = format!("{}{detail}", self.with_whom());
         Status::new(Code::Unavailable, message).with_executed(executed).with_blame(blame)
     }
 
-    /// Returns what such a status begins with.
+    /// Returns the prefix of such a status, which names the connection.
     pub(crate) fn with_whom(&self) -> String {
         self.address.map_or_else(String::new, |peer| match self.class() {
             TrafficClass::Normal => format!("connection with {peer}: "),
@@ -83,7 +83,7 @@ impl Terms {
         })
     }
 
-    /// Returns whose limits a message is held against that this side sends.
+    /// Returns the owner of the limits for messages that this side sends, as a phrase.
     pub(crate) fn whose_limits(&self) -> &'static str {
         match self.role {
             Role::Client => "the server's",
@@ -91,25 +91,24 @@ impl Terms {
         }
     }
 
-    /// Returns whether a message of so many bytes is compressed though nobody has said so of this one.
+    /// Whether a message of `len` bytes is compressed by default.
     #[inline]
     pub(crate) fn compresses_by_default(&self, len: u32) -> bool {
         len as usize >= MIN && self.settings.calls.compress != Compression::None
     }
 
-    /// Returns what is compressed by, of what is to be so: nothing that the peer can't read. `by`: `None` is as the settings
-    /// have it.
+    /// Returns the compression to use, or `None` if the peer can't read it. `by`: `None` selects the configured one.
     fn compression(&self, by: Option<Compression>) -> Option<Compression> {
         let by = by.unwrap_or(self.settings.calls.compress);
         self.peer_has(by.feature()).then_some(by)
     }
 
-    /// Returns whether anything is compressed that is to be compressed so.
+    /// Whether a message with this choice is compressed at all.
     pub(crate) fn compresses(&self, by: Option<Compression>) -> bool {
         self.compression(by).is_some()
     }
 
-    /// Compresses a payload that is to be compressed, if that makes it shorter and the peer can read it.
+    /// Compresses a payload, if that makes it shorter and the peer can read it.
     #[inline(never)]
     pub(crate) fn compress(&self, by: Option<Compression>, payload: Payload) -> Payload {
         let Some(by) = self.compression(by) else { return payload };

@@ -31,7 +31,7 @@ impl World {
         task.run(|cx| self.slots.wait_in_line(ticket, cx))
     }
 
-    /// Ends what waits, and gives those that were told.
+    /// Closes the slots and ends waiting calls. Returns the calls whose callers were woken.
     fn close(&self) -> Vec<u64> {
         self.slots.close("closed").into_iter().for_each(Waker::wake);
         let ended = self.slots.waiting_after(0).into_iter();
@@ -113,7 +113,7 @@ fn a_caller_is_told_once_whether_its_call_was_answered_or_is_late() {
         }
         match found {
             Poll::Ready(SlotOutcome::End("answer")) => {}
-            // Then the peer need not be told if its answer came before that was noticed.
+            // In this case the peer need not be told, if its answer arrived before the lateness was noticed.
             Poll::Ready(SlotOutcome::Late) => _ = world.slots.forget(call),
             other => panic!("it was woken for {other:?}"),
         }

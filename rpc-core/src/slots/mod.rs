@@ -1,4 +1,4 @@
-//! Where the calls of this side wait: each has a slot, in which it finds how it ended.
+//! Slots in which the calls of this side wait, and find how they ended.
 
 mod place;
 
@@ -12,37 +12,37 @@ pub(crate) use self::place::Place;
 use crate::status::Status;
 use crate::sync::{Mutex, MutexGuard, rank};
 
-/// The slots of a connection's calls: each ends with a RESPONSE, or with what came instead.
+/// The slots of a connection's calls. Each ends with a RESPONSE, or with a status in its place.
 pub(crate) type CallSlots = Slots<Result<Bytes, Status>, Status>;
 
-/// The slots of calls, which end with an `E`; calls are numbered from 1. There are as many places as the peer takes calls
-/// at once, none before it has said so. After a reason `R` was given no more slots are opened.
+/// The slots of calls, which end with an `E`. Calls are numbered from 1. There are as many places as the peer accepts
+/// concurrent calls, and none before it has said so. Once a reason `R` is set, no more slots are opened.
 #[derive(Debug)]
 pub(crate) struct Slots<E, R>(Mutex<rank::CallTable, Table<E, R>>);
 
 #[derive(Debug)]
 struct Table<E, R> {
-    /// A call's slot is at its number modulo the length, which is a power of two; numbers whose slot is taken are left
-    /// out. So a call is found without a search, and one that lasts costs the others nothing.
+    /// The slots. A call's slot is at its number modulo the length, which is a power of two. Numbers whose slot is
+    /// taken are skipped. So a call is found without a search, and a long call costs the others nothing.
     ring: Vec<Slot<E>>,
     /// How many calls have a slot.
     open: usize,
-    /// How many places are taken: by these, or by who was in line and is about to open a slot.
+    /// How many places are taken: by those calls, or by waiters that got one and are about to open a slot.
     taken: usize,
     places: usize,
-    /// Who waits for a place, in order of their tickets.
+    /// Waiters for a place, in the order of their tickets.
     line: VecDeque<(Ticket, Waker)>,
     last_ticket: u64,
     last: u64,
     answered: bool,
     refusing: Option<R>,
-    /// When somebody looks for calls that are late.
+    /// The time at which late calls are looked for next.
     alarm: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Slot<E> {
-    /// 0: free.
+    /// 0 if the slot is free.
     call: u64,
     state: SlotState<E>,
 }
@@ -53,7 +53,7 @@ enum SlotState<E> {
     Ended(E),
 }
 
-/// A ring that is longer is given up when no call is left in it.
+/// The length above which a ring is freed when no call is left in it.
 const KEPT: usize = 1024;
 
 impl<E> Slot<E> {
@@ -66,33 +66,33 @@ impl<E> Slot<E> {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) call: u64,
-    /// No other call has a slot.
+    /// Whether no other call has a slot.
     pub(crate) alone: bool,
-    /// Its deadline is before any alarm: one must be set.
+    /// Whether its deadline is before any alarm, so that one must be set.
     pub(crate) first_alarm: bool,
 }
 
-/// Why no slot was opened.
+/// The reason why no slot was opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OpenError<R> {
     Full,
     For(R),
 }
 
-/// What a waiting call finds.
+/// The outcome that a waiting call finds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SlotOutcome<E> {
-    /// How it ended. It has no slot any more.
+    /// The call has ended, and its slot is free.
     End(E),
-    /// Its deadline has passed. It has its slot until it is [forgotten](Slots::forget).
+    /// The deadline has passed. The call keeps its slot until it is [forgotten](Slots::forget).
     Late,
 }
 
-/// A call of this number was never made.
+/// The error for an answer to a call of a number that was never used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NeverMade;
 
-/// The next in line has a place now; to be woken when no lock is held.
+/// The waker of the waiter that has got a place. It must be woken when no lock is held.
 #[must_use]
 #[derive(Debug, Default)]
 pub(crate) struct FreedPlace(Option<Waker>);
@@ -109,13 +109,13 @@ impl FreedPlace {
     }
 }
 
-/// Has another be woken. Gives whom it is instead of, to be dropped when no lock is held: a waker may be the last that has
-/// its task, and with that go its future and the calls in it.
+/// Replaces the registered waker. Returns the old one, which must be dropped without holding a lock: it may hold the
+/// last reference to its task, whose future and calls are dropped with it.
 pub(crate) fn exchange(waker: &mut Waker, cx: &TaskContext<'_>) -> Option<Waker> {
     (!waker.will_wake(cx.waker())).then(|| std::mem::replace(waker, cx.waker().clone()))
 }
 
-/// Names one who stands in line.
+/// The position of a waiter in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
@@ -135,14 +135,15 @@ impl<E, R: Clone> Slots<E, R> {
         }))
     }
 
-    /// The peer takes so many calls at once.
+    /// Sets how many concurrent calls the peer accepts.
     pub(crate) fn admit(&self, places: usize) {
         self.lock().places = places;
     }
 
-    /// Gives a call its number and a slot, and has `queue` queue its message: under the lock, so that whoever finds the
-    /// call here finds its message, too, unless it has left. The call is told when it has ended, or is late; not before it
-    /// is [polled](Self::poll) if it `looks` and is alone. `has_place`: it has stood in line.
+    /// Assigns a call a number and a slot, and makes `queue` queue its message. This happens under the lock, so that
+    /// whoever finds the call also finds its message, unless that was sent. The caller is woken when the call has ended
+    /// or is late. If it `looks` and the call is alone, it is woken only once it has [polled](Self::poll). `has_place`
+    /// means that it has waited in line.
     pub(crate) fn open(
         &self,
         has_place: bool,
@@ -168,8 +169,8 @@ impl<E, R: Clone> Slots<E, R> {
         Ok(Opened { call, alone, first_alarm })
     }
 
-    /// How a call ended, if it has; else it is told when it has, or is late. If it `keeps` its place, that must be
-    /// [given back](Self::give_back) later.
+    /// Returns how a call ended. If it has not, registers the caller to be woken when it has, or is late. If it `keeps`
+    /// its place, the place must be [given back](Self::give_back) later.
     pub(crate) fn poll(
         &self,
         call: u64,
@@ -200,8 +201,8 @@ impl<E, R: Clone> Slots<E, R> {
         }
     }
 
-    /// The peer has answered calls; gives whom to wake, when no lock is held. Of those that have ended before, or that nobody
-    /// waits for, this is not heeded.
+    /// Records the peer's answers, and adds the wakers to wake when no lock is held. Ignores answers to calls that have
+    /// ended, or that nobody waits for.
     pub(crate) fn answer(
         &self,
         answers: impl Iterator<Item = (u64, E)>,
@@ -218,14 +219,14 @@ impl<E, R: Clone> Slots<E, R> {
         Ok(())
     }
 
-    /// A call ends without an answer; gives whom to wake, likewise.
+    /// Ends a call without an answer. Returns the waker to wake when no lock is held.
     pub(crate) fn end(&self, call: u64, end: E) -> Option<Waker> {
         self.lock().end(call, end)
     }
 
-    /// A caller waits no longer; its place is to be [given back](Self::give_back) when the peer has been told, or will be
-    /// before it is told of the call that gets it. `Some(false)`: nobody need be told, the call has been answered. `None`: it
-    /// has ended, and has no place.
+    /// Frees the slot of a call that its caller has given up. Its place must be [given back](Self::give_back) once the
+    /// CANCEL is queued before any call that may get the place. `Some(false)`: the call was answered, so the peer need
+    /// not be told. `None`: the call has ended, and has no place.
     pub(crate) fn forget(&self, call: u64) -> Option<bool> {
         let left;
         let mut table = self.lock();
@@ -234,28 +235,28 @@ impl<E, R: Clone> Slots<E, R> {
         Some(matches!(left.state, SlotState::Waiting { .. }))
     }
 
-    /// Opens no more slots, for this reason unless there is one already. Gives whom to wake: who stands in line.
+    /// Opens no more slots, for this reason unless one is set already. Returns the wakers of those in line.
     pub(crate) fn refuse(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing.get_or_insert(reason);
         table.who_is_in_line()
     }
 
-    /// Opens no more slots, for this reason. Gives whom to wake: who stands in line.
+    /// Opens no more slots, for this reason. Returns the wakers of those in line.
     pub(crate) fn close(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing = Some(reason);
         table.who_is_in_line()
     }
 
-    /// The calls that wait and have a number above this.
+    /// Returns the waiting calls with a number above this.
     pub(crate) fn waiting_after(&self, last: u64) -> Vec<u64> {
         let table = self.lock();
         let waits = |slot: &&Slot<E>| slot.call > last && matches!(slot.state, SlotState::Waiting { .. });
         table.ring.iter().filter(waits).map(|slot| slot.call).collect()
     }
 
-    /// Finds the calls that are late and gives whom to wake, and when to look again.
+    /// Marks the calls that are late. Returns their wakers, and when to look again.
     pub(crate) fn find_late(&self, now: Instant) -> (Vec<Waker>, Option<Instant>) {
         let mut table = self.lock();
         let (mut late_ones, mut next) = (Vec::new(), None::<Instant>);
@@ -275,7 +276,7 @@ impl<E, R: Clone> Slots<E, R> {
         (late_ones, next)
     }
 
-    /// Waits for a place, with a ticket that must be [handed in](Self::leave_line) if it is still there at the end.
+    /// Waits for a place. If there is a ticket at the end, it must be [handed in](Self::leave_line).
     pub(crate) fn wait_in_line(
         &self,
         ticket: &mut Option<Ticket>,
@@ -308,7 +309,7 @@ impl<E, R: Clone> Slots<E, R> {
         }
     }
 
-    /// Leaves the line, or the place that has come free meanwhile.
+    /// Leaves the line, or the place if one was granted meanwhile.
     pub(crate) fn leave_line(&self, ticket: Ticket) -> FreedPlace {
         let _gone;
         let mut table = self.lock();
@@ -321,12 +322,12 @@ impl<E, R: Clone> Slots<E, R> {
         }
     }
 
-    /// Gives back a place for which no slot was opened.
+    /// Frees a place for which no slot was opened.
     pub(crate) fn give_back(&self) -> FreedPlace {
         self.lock().leave()
     }
 
-    /// The highest number that a call was given.
+    /// Returns the highest number that a call was given.
     pub(crate) fn last(&self) -> u64 {
         self.lock().last
     }
@@ -347,9 +348,9 @@ impl<E, R: Clone> Slots<E, R> {
 }
 
 impl<E, R> Table<E, R> {
-    /// A number whose slot is free.
+    /// Returns a number whose slot is free.
     fn next(&mut self) -> u64 {
-        // At least half of them are free.
+        // Keeps at least half of the slots free.
         if 2 * self.open >= self.ring.len() {
             self.grow();
         }
@@ -366,7 +367,7 @@ impl<E, R> Table<E, R> {
         let len = (4 * self.open).next_power_of_two().max(8);
         let old = std::mem::replace(&mut self.ring, std::iter::repeat_with(Slot::free).take(len).collect());
         for slot in old {
-            // Those that had different slots have.
+            // Calls with different slots in the old ring have different slots in the new one.
             if slot.call != 0 {
                 let call = slot.call;
                 *self.at(call) = slot;
@@ -374,13 +375,13 @@ impl<E, R> Table<E, R> {
         }
     }
 
-    /// The slot of this number, whoever has it. There is one while a call is open.
+    /// Returns the slot for this number, whichever call has it. A ring exists while a call is open.
     fn at(&mut self, call: u64) -> &mut Slot<E> {
         let mask = self.ring.len() - 1;
         &mut self.ring[call as usize & mask]
     }
 
-    /// The slot of a call, if it has one.
+    /// Returns the slot of a call, if it has one.
     fn slot(&mut self, call: u64) -> Option<&mut Slot<E>> {
         if self.open == 0 {
             return None;
@@ -396,7 +397,7 @@ impl<E, R> Table<E, R> {
         waker
     }
 
-    /// A slot has come free.
+    /// Counts a slot as free.
     fn close_slot(&mut self) {
         self.open -= 1;
         if self.open == 0 && self.ring.len() > KEPT {
@@ -410,14 +411,14 @@ impl<E, R> Table<E, R> {
         free
     }
 
-    /// A place is left, to the next in line.
+    /// Passes a place to the next in line, or frees it.
     fn leave(&mut self) -> FreedPlace {
         let next = self.line.pop_front().map(|(_, waker)| waker);
         self.taken -= usize::from(next.is_none());
         FreedPlace(next)
     }
 
-    /// Where in the line this one stands. `None`: it has a place.
+    /// Returns the position in the line. `None` if the waiter has got a place.
     fn in_line(&self, ticket: Ticket) -> Option<usize> {
         self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket).ok()
     }

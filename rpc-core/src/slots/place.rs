@@ -1,26 +1,27 @@
-//! A place among the calls that the peer takes at once.
+//! A place among the peer's concurrent calls.
 
 use std::sync::Arc;
 use std::task::Waker;
 
 use super::CallSlots;
 
-/// A place for a call. Dropping it gives it back, and wakes the next in line.
+/// A place for a call. Dropping it frees it, and wakes the next in line.
 #[derive(Debug)]
 pub(crate) struct Place(Option<Arc<CallSlots>>);
 
 impl Place {
-    /// The place of a call that [keeps](super::Slots::poll) it, or that was [waited for](super::Slots::wait_in_line).
+    /// Returns the place of a call that [keeps](super::Slots::poll) it, or that was [waited
+    /// for](super::Slots::wait_in_line).
     pub(crate) fn new(slots: &Arc<CallSlots>) -> Self {
         Self(Some(slots.clone()))
     }
 
-    /// A call has it now, until it ends.
+    /// Passes the place to a call, which holds it until it ends.
     pub(crate) fn pass_on(mut self) {
         self.0 = None;
     }
 
-    /// Gives it back. Gives whom to wake: the next in line.
+    /// Frees the place. Returns the waker of the next in line.
     pub(crate) fn leave(mut self) -> Option<Waker> {
         self.0.take().and_then(|slots| slots.give_back().into_waker())
     }

@@ -65,7 +65,8 @@ fn only_the_peer_answers_and_only_what_was_asked() {
     assert!(slots.has_answered());
 }
 
-/// Its message is sent at once, and the connection's keeper is told: both when there is a call, not when there may be one.
+/// A lone call's message is sent at once and wakes the connection's keeper. A waiter that got a place is not a call
+/// yet.
 #[test]
 fn who_is_about_to_make_a_call_is_no_other_call() {
     let slots = slots(10);
@@ -86,7 +87,7 @@ fn many_calls_leave_no_large_table_behind() {
     assert!(open(&slots).unwrap().1);
 }
 
-/// With a task that only its waker holds goes what is in it: calls, too.
+/// If a waker holds the last reference to a task, dropping it drops the task's future, and calls in it.
 #[test]
 fn no_waker_is_dropped_under_the_lock() {
     struct Task(Arc<Words>, Arc<AtomicBool>);

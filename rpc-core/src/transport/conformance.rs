@@ -1,4 +1,4 @@
-//! What every link must do, as a suite that a transport's tests run.
+//! A test suite for the contract of links, for the tests of a transport.
 //!
 //! ```no_run
 //! # async fn my_pair() -> farcall_core::transport::conformance::Pair { unimplemented!() }
@@ -24,14 +24,14 @@ use crate::proto::wire::{FrameType, Header, WireError};
 /// The two ends of a new connection.
 pub type Pair = (Arc<dyn Link>, Arc<dyn Link>);
 
-/// A guard against hangs: nothing here takes long.
+/// A guard against hangs; no test takes long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs the whole suite; `make` makes a new connection for each part.
+/// Runs the whole suite. `make` makes a new connection for each part.
 ///
 /// # Panics
 ///
-/// If the transport does not conform, saying in what.
+/// If the transport does not conform; the message says how.
 pub async fn check<F: Future<Output = Pair>>(make: impl Fn() -> F) {
     frames_arrive_whole_and_in_order(make().await).await;
     long_payloads_go_straight_to_their_buffer(make().await).await;
@@ -50,7 +50,7 @@ async fn frames_arrive_whole_and_in_order((near, far): Pair) {
     }
     let (recorder, _) = Recorder::start(&near, false);
     let (_far, mut arrived) = Recorder::start(&far, false);
-    // What does not fit at first is sent as room comes.
+    // Frames that do not fit at first are sent as room appears.
     *lock(&recorder.outgoing) = outgoing;
     recorder.pump();
     for (i, len) in lengths.into_iter().enumerate() {
@@ -127,7 +127,7 @@ fn content(seq: u32, len: usize) -> Bytes {
     (0..len).map(|i| (i as u32).wrapping_mul(31).wrapping_add(seq) as u8).collect()
 }
 
-/// A frame whose payload is in several pieces.
+/// Returns a frame whose payload is in several pieces.
 fn frame(seq: u32, len: usize) -> Frame {
     let whole = content(seq, len);
     let (a, b) = (len / 7, len / 3);
@@ -156,7 +156,7 @@ enum Event {
     End(LinkEnd),
 }
 
-/// Records what a link delivers, and sends more when there is room.
+/// A handler that records what a link delivers, and sends more when there is room.
 struct Recorder {
     link: std::sync::Weak<dyn Link>,
     outgoing: Mutex<Outgoing>,
@@ -182,7 +182,7 @@ impl Recorder {
 
 impl LinkHandler for Recorder {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        // The test may have seen enough.
+        // Fails if the test has seen enough and ended.
         let _ = self.events.send(Event::Frame(header, payload));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A stream link within a process: two ends of a queue. What users' own tests run on, under paused time too.
+//! A stream link within a process: two ends of a queue. It serves users' tests, under paused time too.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::proto::wire::{HEADER_LEN, Header};
 /// The longest payload of a frame, as on TCP.
 const MAX_FRAME: usize = 128 * 1024;
 
-/// How many bytes one direction holds before its sender has to wait.
+/// How many bytes one direction holds before its sender must wait.
 const WINDOW: usize = 512 * 1024;
 
 /// Makes the two ends of a connection within this process.
@@ -42,9 +42,9 @@ pub fn pair() -> (Arc<dyn Link>, Arc<dyn Link>) {
 #[derive(Default)]
 struct Pipe {
     state: Mutex<Queue>,
-    /// Something to read, or the end.
+    /// Notified when there is something to read, or the end.
     readable: Notify,
-    /// The sender was told to wait and need not any more.
+    /// Notified when a sender that was told to wait can send again.
     writable: Notify,
 }
 
@@ -53,7 +53,7 @@ struct Queue {
     frames: VecDeque<(Header, Bytes)>,
     bytes: usize,
     sender_waits: bool,
-    /// No more frames come.
+    /// No more frames will come.
     ended: bool,
     /// Nobody reads any more.
     abandoned: bool,
@@ -111,7 +111,7 @@ impl Link for MemoryLink {
         let mut queue = self.out.lock();
         loop {
             if queue.ended || queue.abandoned {
-                // Frames of a link that is over are forgotten, as a network forgets them.
+                // Frames of a link that is over are dropped, as a network would drop them.
                 return;
             }
             if queue.bytes >= WINDOW {
@@ -159,7 +159,7 @@ impl Drop for MemoryLink {
 }
 
 async fn deliver(inward: Arc<Pipe>, out: Arc<Pipe>, received: Arc<AtomicU64>, handler: Arc<dyn LinkHandler>) {
-    // Nobody reads any more when this task ends, whatever ends it: the sender must learn of it.
+    // When this task ends, for whatever reason, nobody reads any more, and the sender must learn of it.
     let guard = Abandon(inward);
     let inward = &guard.0;
     loop {

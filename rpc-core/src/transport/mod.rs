@@ -1,9 +1,9 @@
-//! What a transport is to the rest of farcall.
+//! The interface between a transport and the rest of farcall.
 //!
-//! A [`Link`] moves frames between two peers, in order, and knows nothing of calls. A session begins on a *stream*
-//! link (TCP, or the in-memory one) and may be moved to another kind by an [`Upgrade`] (RDMA). The connection above
-//! decides what is sent next; a link takes as much of it as it has room for, from the thread that has something to
-//! send, and delivers what arrives from a task of its own.
+//! A [`Link`] moves frames between two peers, in order, and knows nothing of calls. A session begins on a *stream* link
+//! (TCP, or the in-memory one). An [`Upgrade`] may move it to another kind of link (RDMA). The connection above decides
+//! what is sent next. A link takes as many frames as it has room for, on the thread that has something to send. It
+//! delivers what arrives from its own task.
 
 use std::fmt;
 use std::future::Future;
@@ -27,83 +27,84 @@ pub mod spin;
 
 pub use reason::{Reason, Unavailable};
 
-/// One way to move frames between two peers, in order, without loss or repetition until it fails.
+/// A path that moves frames between two peers, in order, without loss or repetition until it fails.
 pub trait Link: Send + Sync + fmt::Debug + 'static {
-    /// What it is, for people and for counters.
+    /// Returns the description of the link, for people and for counters.
     fn description(&self) -> &Description;
 
-    /// The longest payload of one frame that may be sent, in bytes.
+    /// Returns the longest payload of one frame that may be sent, in bytes.
     fn max_frame(&self) -> usize;
 
-    /// Starts to deliver to `handler`: called once. What arrived before is delivered then.
+    /// Starts to deliver to `handler`, beginning with what has arrived already. Called once.
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>);
 
-    /// Marks the packets that it sends from now on, as the transport is configured to for connections of this class. Called
-    /// before anything is sent by a client, and when that has said what it wants by a server. What can't be marked is sent
-    /// without.
+    /// Marks the packets that the link sends from now on, as the transport is configured for connections of this class.
+    /// A client calls this before it sends anything, a server once the client has announced the class. Packets that
+    /// can't be marked are sent unmarked.
     fn mark(&self, _: TrafficClass) {}
 
-    /// Takes frames from `source` for as long as it has room, and sends them. Never blocks. When it stops for lack
-    /// of room it calls [`LinkHandler::writable`] once there is some again. A failure is not reported here but to
-    /// [`LinkHandler::closed`].
+    /// Takes frames from `source` while it has room, and sends them. Never blocks. If it stops for lack of room, it
+    /// calls [`LinkHandler::writable`] once there is room again. It reports failures to [`LinkHandler::closed`], not
+    /// here.
     ///
     /// The connection calls this from any thread, but never from two at once.
     fn send(&self, source: &mut dyn FrameSource);
 
-    /// Sends what it has taken, then ends the link; the peer sees an orderly end. Returns at once; the handler's
-    /// [`closed`](LinkHandler::closed) says when it is done, or was given up because the peer does not read.
+    /// Sends the frames that it has taken, then ends the link; the peer sees an orderly end. Returns at once. The link
+    /// calls [`closed`](LinkHandler::closed) when it is done, or has given up because the peer does not read.
     fn close(&self);
 
-    /// What it has moved so far.
+    /// Returns what the link has moved so far.
     fn counters(&self) -> Counters;
 
-    /// Readies the end of a long message, so that the peer can read it there instead of having it sent: memory that
-    /// it can [expose](crate::proto::message::Expose), with the bytes of `pieces` one after the other. A piece that
-    /// lies in such memory already is given back as it is if it is the only one; else they are copied. `None`: they are
-    /// too few to be worth it, or there is no memory, and they are to be sent. Called from any thread, without a lock.
+    /// Copies the end of a long message into memory that the link can [expose](crate::proto::message::Expose), so that
+    /// the peer can read it there. The memory holds the bytes of `pieces` one after the other. A single piece that lies
+    /// in such memory already is returned as it is. `None`: they are too few to be worth it, or there is no memory, so
+    /// they must be sent. Called from any thread, without a lock.
     fn stage(&self, _: Direction, _pieces: &[Bytes]) -> Option<Bytes> {
         None
     }
 
-    /// Reads the rest of a message that the peer has described, and says so to [`LinkHandler::pulled`], unless the
-    /// link ends before. Never blocks.
+    /// Reads the rest of a message that the peer has described, and reports it to [`LinkHandler::pulled`] unless the
+    /// link ends first. Never blocks.
     fn pull(&self, _: Direction, described: Described) {
-        // A link that exposes nothing is described nothing: the connection has closed before this.
+        // A link that exposes nothing gets no descriptions, because the connection rejects them.
         drop(described);
     }
 
-    /// The peer has read what the frame of this number described, or will not: it is exposed no longer.
+    /// Ends the exposure for the frame of this number, because the peer has read what it described, or will not.
     fn revoke(&self, _seq: u32, _was_read: bool) {}
 
-    /// Polls for answers, for some microseconds at most, on the thread of a caller that waits for one, and delivers them as the
-    /// link's own task would. Never waits for another thread, and leaves what would run a handler to that task.
+    /// Polls for answers on the thread of a caller that waits for one, for some microseconds at most. Delivers them as
+    /// the link's own task would. Never waits for another thread, and leaves to that task everything that would run a
+    /// handler.
     ///
-    /// `waited`: for how long the caller has polled; zero when it begins. A link may answer that with
-    /// [`BusyPoll::Again`] without having polled. A caller may stop at any time without saying so.
+    /// `waited` is how long the caller has polled, and zero when it begins. A link may answer that first call with
+    /// [`BusyPoll::Again`] without polling. A caller may stop at any time without notice.
     fn busy_poll(&self, waited: Duration) -> BusyPoll {
         let _ = waited;
         BusyPoll::Sleep
     }
 
-    /// Whether others can't read what it moves. A session is not moved from such a link to one that is not.
+    /// Whether the link is encrypted. A session is never moved from an encrypted link to a plain one.
     fn is_encrypted(&self) -> bool {
         false
     }
 }
 
-/// What a caller is to do that has [polled](Link::busy_poll) its link.
+/// The next step of a caller that has [polled](Link::busy_poll) its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BusyPoll {
-    /// See what has come: there were answers.
+    /// Look for the answer: some have arrived.
     Found,
-    /// Poll again, after other tasks have had their turn: nothing was found yet.
+    /// Poll again after other tasks have had their turn: nothing has arrived yet.
     Again,
-    /// Sleep until it is woken: more polling does not pay.
+    /// Sleep until woken: more polling does not pay.
     Sleep,
 }
 
-/// Which way a message goes. Memory for the two is budgeted apart, so that requests that wait for answers do not keep
-/// these from arriving.
+/// The direction of a message. Each direction has its own memory budget, so that requests that wait for answers do not
+/// keep the answers from arriving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From client to server.
@@ -112,7 +113,7 @@ pub enum Direction {
     Response,
 }
 
-/// What a link has moved since it began, headers included.
+/// The bytes that a link has moved since it began, headers included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -121,11 +122,11 @@ pub struct Counters {
     /// Bytes taken from the network.
     pub bytes_received: u64,
     /// Payload bytes copied between the network's buffer and the message's, beyond the one copy that the transport
-    /// can't do without.
+    /// can't avoid.
     pub bytes_copied: u64,
 }
 
-/// What a link is.
+/// The description of a link.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The transport's name: `tcp`, `rdma`, `memory`.
@@ -134,10 +135,10 @@ pub struct Description {
     pub local: Option<SocketAddr>,
     /// The peer's network address, where there is one.
     pub peer: Option<SocketAddr>,
-    /// The device and what else distinguishes it, as in `rxe0 port 1 gid 1`; empty for TCP.
+    /// The device and other details that identify it, as in `rxe0 port 1 gid 1`. Empty for TCP.
     pub device: String,
-    /// Whether a caller that has sent the only call under way is to [poll](Link::busy_poll) at once, before it is woken by
-    /// anything.
+    /// Whether a caller whose call is the only one in progress should [poll](Link::busy_poll) at once, without waiting
+    /// to be woken.
     pub busy_polls: bool,
 }
 
@@ -149,26 +150,28 @@ impl std::ops::AddAssign for Counters {
     }
 }
 
-/// Where a link gets what it sends.
+/// The source of the frames that a link sends.
 pub trait FrameSource {
-    /// Whether nothing waits: a link may ask before it gets ready to encode a frame. False where that is not known.
+    /// Whether there is nothing to send. A link may ask before it prepares to encode a frame. False if not known.
     fn is_empty(&self) -> bool {
         false
     }
 
-    /// The next frame, with a payload of at most `max_payload` bytes; its header is complete but for `grant`.
+    /// Returns the next frame, with a payload of at most `max_payload` bytes. Its header is complete except for
+    /// `grant`.
     fn next(&mut self, max_payload: usize) -> Option<Frame>;
 
-    /// Returns the next frame for a link whose peer can read this side's memory: the frame may describe what `expose` has exposed just
-    /// before.
+    /// Returns the next frame for a link whose peer can read this side's memory. The frame may describe memory that
+    /// `expose` has just exposed.
     fn next_exposing(&mut self, max_payload: usize, expose: &mut dyn Expose) -> Option<Frame> {
         let _ = expose;
         self.next(max_payload)
     }
 
-    /// For a link whose `grant` is always 0 and which copies what is short: gives frames that are next, encoded one behind the
-    /// other, in exchange for `empty`, of whose memory others are made; none has a payload of more than `max_payload` bytes.
-    /// False: there is nothing else. True: there may be; if this has given none, from [`next`](Self::next).
+    /// Returns encoded frames, one after the other, in exchange for the buffer `empty`, which is reused for later ones.
+    /// For links whose `grant` is always 0 and that copy short payloads. No frame has a payload of more than
+    /// `max_payload` bytes. Returns false if there is nothing else to send, true if there may be. If it returned true
+    /// and no frames, [`next`](Self::next) may have one.
     fn next_small_frames(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
         let _ = (empty, max_payload);
         true
@@ -177,23 +180,24 @@ pub trait FrameSource {
 
 pub use farcall_proto::payload::SHORT_PAYLOAD;
 
-/// How much memory a short payload that is kept may keep with it.
+/// The largest allocation that an application may keep alive with a short payload, in bytes.
 pub const SHORT_PAYLOADS_SHARE: usize = 8192;
 
-/// What a link delivers to. Calls come one at a time, from the link's own task or from a caller that
-/// [polls](Link::busy_poll); none after [`closed`](Self::closed), until which a link keeps it, or until its task is dropped with
-/// its runtime.
+/// The receiver of what a link delivers. Calls come one at a time, from the link's own task or from a caller that
+/// [polls](Link::busy_poll). None comes after [`closed`](Self::closed). The link keeps the handler until then, or until
+/// its task is dropped with the runtime.
 pub trait LinkHandler: Send + Sync {
-    /// A frame has arrived. `Err`: the peer broke the protocol; the handler has closed the connection and the link
+    /// Receives a frame. `Err`: the peer broke the protocol. The handler has then closed the connection, and the link
     /// delivers no more.
     ///
-    /// Applications keep views of what is short ([`SHORT_PAYLOAD`]): that lies in an allocation of
-    /// [`SHORT_PAYLOADS_SHARE`] at most, which it may share with others. One copy for all that one read has brought costs
-    /// less than one for each byte string in them.
+    /// A payload shorter than [`SHORT_PAYLOAD`] must lie in an allocation of at most [`SHORT_PAYLOADS_SHARE`] bytes,
+    /// because applications keep views of it. Several payloads may share the allocation: one copy of all that a read
+    /// has brought costs less than one for each byte string.
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
 
-    /// Takes in frames that have arrived one after the other, of which those behind a wrong one are left. It is cheaper
-    /// to take in many at once. `frames` is asked for the next one under a lock, and only cuts it off.
+    /// Receives frames that have arrived one after the other, and drops those after an invalid one. Many at once are
+    /// cheaper than one at a time. The handler calls `frames.next()` under a lock, so it must only split off the next
+    /// frame.
     fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
         for (header, payload) in frames {
             self.receive(header, payload)?;
@@ -201,59 +205,59 @@ pub trait LinkHandler: Send + Sync {
         Ok(())
     }
 
-    /// Takes in frames that lie one behind the other, which is cheapest.
+    /// Receives frames that lie one after the other in memory. This is cheapest.
     fn receive_frames(&self, frames: &mut Frames) -> Result<(), WireError> {
         self.receive_all(frames)
     }
 
-    /// Asks where the payload of a FRAGMENT belongs, before it is read. `Some`: the link appends `header.len` bytes
-    /// to it and gives it to [`filled`](Self::filled). `None`: it goes to [`receive`](Self::receive), as does that of a link
-    /// that does not ask because it has the payload in memory.
+    /// Returns the buffer for the payload of a FRAGMENT, before it is read. `Some`: the link appends `header.len` bytes
+    /// and passes the buffer to [`filled`](Self::filled). `None`: the link passes the payload to
+    /// [`receive`](Self::receive). A link that has the payload in memory already calls that without asking.
     fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError>;
 
-    /// Takes back what [`buffer`](Self::buffer) gave, with the payload appended.
+    /// Takes the buffer from [`buffer`](Self::buffer) back, with the payload appended.
     fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError>;
 
-    /// A message that was to be [pulled](Link::pull) is whole, with these bytes; `None`: there is no memory for it, and
-    /// the peer has to send it.
+    /// Receives the bytes of a message that was [pulled](Link::pull). `None`: there is no memory for it, and the peer
+    /// has to send it.
     fn pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
         let _ = (seq, whole);
         Ok(())
     }
 
-    /// All that had arrived has been delivered: answers to it can leave together now.
+    /// Called when everything that had arrived has been delivered, so that answers to it can be sent together.
     fn batch_end(&self);
 
-    /// There is room to send again.
+    /// Called when there is room to send again.
     fn writable(&self);
 
-    /// The link has ended: nothing more arrives, nothing more leaves.
+    /// Called when the link has ended: nothing more arrives or is sent.
     fn closed(&self, end: LinkEnd);
 }
 
-/// Why a link ended.
+/// The reason why a link ended.
 #[derive(Clone, Debug)]
 pub struct LinkEnd {
-    /// `false`: the peer ended it in order, between two frames.
+    /// Whether the link failed. False if the peer ended it in order, between two frames.
     pub failed: bool,
-    /// The peer broke the protocol, which ends the session, whichever link it is: it is told so.
+    /// Whether the peer broke the protocol. This ends the session, whichever link it is, and the peer is told so.
     pub malformed: bool,
-    /// What was seen and what to do about it.
+    /// The observed problem, and what to do about it.
     pub detail: String,
 }
 
 impl LinkEnd {
-    /// The peer ended the link in order.
+    /// Returns the end of a link that the peer closed in order.
     pub fn orderly() -> Self {
         Self { failed: false, malformed: false, detail: "the peer closed the connection".into() }
     }
 
-    /// The peer sent what is no frame, or what it may not.
+    /// Returns the end of a link whose peer sent a malformed or forbidden frame.
     pub fn malformed(detail: impl Into<String>) -> Self {
         Self { failed: true, malformed: true, detail: detail.into() }
     }
 
-    /// The link failed.
+    /// Returns the end of a link that failed.
     pub fn failed(detail: impl Into<String>) -> Self {
         Self { failed: true, malformed: false, detail: detail.into() }
     }
@@ -265,25 +269,25 @@ impl fmt::Display for LinkEnd {
     }
 }
 
-/// A boxed future, where a trait must be used as an object and the future is rare.
+/// A boxed future, for rare futures of object-safe traits.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A link that is not proven yet, and what to tell the peer of it.
+/// A link that is not proven yet, and the data about it for the peer.
 pub type PreparedUpgrade = (Box<dyn Candidate>, Bytes);
 
-/// Another kind of link that a session can be moved to.
+/// Another kind of link that a session can move to.
 ///
-/// Client and server go through the same steps, each with its own [`Candidate`]: the client [`offer`](Self::offer)s,
-/// the server [`answer`](Self::answer)s, both [`complete`](Candidate::complete).
+/// Client and server go through the same steps, each with its own [`Candidate`]. The client calls
+/// [`offer`](Self::offer), the server [`answer`](Self::answer), and both [`complete`](Candidate::complete).
 pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
-    /// Its name in HELLO and OFFER: at most 255 bytes.
+    /// Returns the name in HELLO and OFFER, at most 255 bytes.
     fn name(&self) -> &'static str;
 
-    /// What HELLO says of it: data for the peer, or why this side can't. Of more than 65,535 bytes none is said, and sessions stay
-    /// on the stream link.
+    /// Returns the data for HELLO, or why this side can't use this kind of link. Data above 65,535 bytes is not sent,
+    /// and sessions stay on the stream link.
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
 
-    /// Client: prepares a link for a connection of this class, and what to say of it in an OFFER. `announced` is from the
+    /// Client: prepares a link for a connection of this class, and the data for an OFFER. `announced` is from the
     /// server's HELLO.
     fn offer(
         &self,
@@ -292,7 +296,7 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
         class: TrafficClass,
     ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
 
-    /// Server: prepares a link as the OFFER says, ready to receive, and what to say in the ANSWER.
+    /// Server: prepares a link as the OFFER asks, ready to receive, and the data for the ANSWER.
     fn answer(
         &self,
         offer: Bytes,
@@ -301,11 +305,11 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
     ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
 }
 
-/// A link that is not proven yet. Dropping it gives it up.
+/// A link that is not proven yet. Dropping it abandons it.
 pub trait Candidate: Send {
-    /// Finishes the link (the client with the data of the ANSWER, the server with none), exchanges probes, and gives
-    /// the link once the peer's probe has arrived, within a time limit of its own. Frames that arrive after the probe
-    /// wait for [`Link::start`].
+    /// Finishes the link, with the data of the ANSWER on the client, and exchanges probes. Returns the link once the
+    /// peer's probe has arrived, within a time limit of its own. Frames that arrive after the probe wait for
+    /// [`Link::start`].
     fn complete(
         self: Box<Self>,
         epoch: u32,

@@ -1,8 +1,8 @@
-//! Why a session does not run over the transport one would like.
+//! Reasons why a session does not use a better transport.
 
 use std::fmt;
 
-/// Why RDMA is not used. The numbers are those of WIRE.md section 4.2.
+/// The reason why RDMA is not used. The numbers are from WIRE.md section 4.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -43,12 +43,12 @@ pub enum Reason {
     TimedOut = 17,
     /// A setting can't be used on this machine.
     Setting = 18,
-    /// Something that this version has no name for.
+    /// A reason that this version has no name for.
     Other = 255,
 }
 
 impl Reason {
-    /// The reason with this number; 0 is none.
+    /// Returns the reason with this number. 0 means no reason.
     pub fn from_wire(number: u8) -> Option<Self> {
         Some(match number {
             0 => return None,
@@ -74,12 +74,12 @@ impl Reason {
         })
     }
 
-    /// Whether a side that says so in its HELLO may be able to later.
+    /// Whether this reason, announced in a HELLO, may pass later.
     pub(crate) fn may_pass(self) -> bool {
         matches!(self, Self::PortDown | Self::NoGid | Self::TimedOut)
     }
 
-    /// The reason in a few words.
+    /// Returns the reason in a few words.
     pub fn summary(self) -> &'static str {
         match self {
             Self::Disabled => "switched off by configuration",
@@ -111,24 +111,24 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A [`Reason`] with what was seen and what to do about it.
+/// A [`Reason`] with what was observed and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// What was seen, and what to do; may be empty.
+    /// The observed problem, and what to do. May be empty.
     pub detail: String,
-    /// Whether it is the peer that can't.
+    /// Whether the peer is the side that can't.
     pub at_peer: bool,
 }
 
 impl Unavailable {
-    /// This side can't.
+    /// Returns a reason on this side.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), at_peer: false }
     }
 
-    /// The peer can't.
+    /// Returns a reason on the peer's side.
     pub fn at_peer(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), at_peer: true }
     }

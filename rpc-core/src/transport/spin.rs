@@ -1,49 +1,49 @@
-//! How long to ask again and again whether something has come before sleeping.
+//! How long to spin for something to arrive before sleeping.
 
 use std::time::Duration;
 
-/// The longest that is worth it where sleeping and waking cost what they do on most machines.
+/// The longest window that pays where sleeping and waking cost what they do on most machines.
 const MAX: Duration = Duration::from_micros(50);
 
-/// Where it begins when it has been worth it for the first time.
+/// The first window after spinning has paid for the first time.
 const START: Duration = Duration::from_micros(5);
 
-/// The longest of all, where waking takes long: in virtual machines.
+/// The longest window of all, for virtual machines, where waking takes long.
 const LIMIT: Duration = Duration::from_millis(3);
 
-/// After so many sleeps looking is tried, and after twice as many each time it is in vain.
+/// Sleeps before the first trial of spinning. The number doubles after each trial in vain, up to `LAST_TRIAL`.
 const FIRST_TRIAL: u32 = 32;
 const LAST_TRIAL: u32 = 8192;
 
-/// Of a wide window there are so many times as many waits before sleeping is tried.
+/// How many times more waits a wide window has before a trial of sleeping.
 const RARER: u32 = 16;
 
-/// How many waits a trial of looking has. Its first half does not count: the system puts who sleeps and wakes each other on
-/// the same CPU, and needs some milliseconds to see that they have come to look, and take each a CPU.
+/// Waits in a trial of spinning. The first half does not count. The system puts threads that wake each other on the
+/// same CPU. It needs some milliseconds to notice that they spin and to give each its own.
 const LOOKS: u32 = 32;
 
-/// How many waits a trial of sleeping has.
+/// Waits in a trial of sleeping.
 const SLEEPS: u32 = 4;
 
-/// So many waits in a row that looking did not cover close the window.
+/// Waits in a row that outlast the window and so close it.
 const MISSES: u32 = 4;
 
-/// A window that grows while sleeps turn out short and closes when they turn out long.
+/// A spin window that grows while sleeps are short and closes when they are long.
 ///
-/// A sleep that is long because waking takes long says nothing of how soon something came. So from time to time a closed
-/// window is opened on trial, and stays open if waits take three quarters of the time at most: then waking is a third of a
-/// wait at least, and looking costs no more than three times as much. A window that is wide is closed on trial, and stays
-/// closed if that was no slower.
+/// A sleep may be long only because waking takes long, which does not show how soon something arrived. So from time to
+/// time a closed window is opened on trial. It stays open if waits take at most three quarters of the time. Then waking
+/// is at least a third of a wait, and spinning costs at most three times as much. A wide window is closed on trial, and
+/// stays closed if that was no slower.
 #[derive(Debug, Clone, Copy)]
 pub struct SpinWindow {
     now: Duration,
     is_adaptive: bool,
-    /// It never opens but on trial.
+    /// Whether the window opens only on trial.
     is_conservative: bool,
-    /// How long a wait takes, on average, that is slept through, and one that is looked through.
+    /// The average time of a wait with sleeping, and of one with spinning.
     sleep: Duration,
     look: Duration,
-    /// Waits since the last trial, and how many there are to be before the next.
+    /// Waits since the last trial, and the number of waits before the next.
     waits: u32,
     next_trial: u32,
     misses: u32,
@@ -53,23 +53,23 @@ pub struct SpinWindow {
 #[derive(Debug, Clone, Copy)]
 struct Trial {
     waits: u32,
-    /// Of the second half of them.
+    /// The sum over the second half of the waits.
     sum: Duration,
 }
 
 impl SpinWindow {
-    /// Spins where that pays.
+    /// Returns a window that spins where that pays.
     pub fn adaptive() -> Self {
         Self { is_adaptive: true, ..Self::none() }
     }
 
-    /// Returns a window for sockets, where a sleep is sometimes as short as spinning: the kernel wakes a reader on the CPU of the
-    /// writer if that is about to sleep.
+    /// Returns a window for sockets, where a sleep is sometimes as short as spinning. The kernel wakes a reader on the
+    /// CPU of the writer if that is about to sleep.
     pub fn conservative() -> Self {
         Self { is_conservative: true, ..Self::adaptive() }
     }
 
-    /// Never spins.
+    /// Returns a window that never spins.
     pub fn none() -> Self {
         Self {
             now: Duration::ZERO,
@@ -84,22 +84,22 @@ impl SpinWindow {
         }
     }
 
-    /// Never sleeps.
+    /// Returns a window that never sleeps.
     pub fn always() -> Self {
         Self { now: Duration::MAX, ..Self::none() }
     }
 
-    /// Whether it never spins.
+    /// Whether the window never spins.
     pub fn is_off(&self) -> bool {
         !self.is_adaptive && self.now.is_zero()
     }
 
-    /// Whether it wants to know how long waits take.
+    /// Whether the window needs to know how long waits take.
     pub fn is_adaptive(&self) -> bool {
         self.is_adaptive
     }
 
-    /// How long to spin.
+    /// Returns how long to spin.
     pub fn get(&self) -> Duration {
         match (self.trial, self.is_open()) {
             (None, _) => self.now,
@@ -108,7 +108,7 @@ impl SpinWindow {
         }
     }
 
-    /// Something came after so long, while it was looked for.
+    /// Records a wait that spinning has covered.
     pub fn found(&mut self, wait: Duration) {
         if !self.is_adaptive {
             return;
@@ -123,7 +123,7 @@ impl SpinWindow {
         }
     }
 
-    /// Something came after so long, and ended a sleep.
+    /// Records a wait that ended in a sleep.
     pub fn slept(&mut self, wait: Duration) {
         if !self.is_adaptive {
             return;
@@ -188,19 +188,19 @@ impl SpinWindow {
         }
     }
 
-    /// Whether looking for so long is worth it in place of a sleep of so long.
+    /// Whether spinning for `look` is better than sleeping for `sleep`.
     fn pays(&self, look: Duration, sleep: Duration) -> bool {
         if self.is_conservative { 10 * look <= 9 * sleep } else { 4 * look <= 3 * sleep }
     }
 
-    /// The next trial comes soon after a change, and later each time there is none.
+    /// Ends a trial. The next one comes soon after a change, and later each time there is none.
     fn conclude(&mut self, has_changed: bool) {
         (self.trial, self.waits, self.misses) = (None, 0, 0);
         self.next_trial = if has_changed { FIRST_TRIAL } else { (2 * self.next_trial).min(LAST_TRIAL) };
     }
 }
 
-/// One that follows the last eight or so.
+/// Returns a moving average over about the last eight values.
 fn average(before: Duration, now: Duration) -> Duration {
     if before.is_zero() { now } else { (7 * before + now) / 8 }
 }
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// A window on trial, after sleeps of 300 us.
+    /// Returns a window on trial, after sleeps of 300 us.
     fn on_trial() -> SpinWindow {
         let mut window = SpinWindow::adaptive();
         closed_for(&mut window, FIRST_TRIAL, 300);
@@ -261,7 +261,7 @@ mod tests {
         window
     }
 
-    /// The window after a trial in which waits take so long.
+    /// Returns the window after a trial in which each wait takes `wait` us.
     fn tried(mut window: SpinWindow, wait: u64) -> SpinWindow {
         (0..LOOKS).for_each(|_| window.found(us(wait)));
         window
@@ -350,14 +350,14 @@ mod tests {
         }
     }
 
-    /// One end of a connection with one call in flight.
+    /// One end of a connection with one call in progress.
     struct End {
         window: SpinWindow,
         idle_since: Duration,
     }
 
     impl End {
-        /// When what arrives at this time is taken: at once, or after waking.
+        /// Returns when a message that arrives at `arrival` is taken: at once, or after waking.
         fn take(&mut self, arrival: Duration, waking: Duration) -> Duration {
             let wait = arrival - self.idle_since;
             if wait < self.window.get() {
@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// How long the last of many calls takes, one behind the other.
+    /// Returns how long the last of many consecutive calls takes.
     fn round_trip(way: Duration, work: Duration, waking: Duration) -> Duration {
         let [mut client, mut server] =
             [(); 2].map(|()| End { window: SpinWindow::adaptive(), idle_since: Duration::ZERO });

@@ -1,4 +1,4 @@
-//! A link that delivers on the thread that sends: so a test decides what happens between what.
+//! A link that delivers on the sending thread, so that a test decides the order of events.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,19 +11,19 @@ use farcall_core::transport::{
     BusyPoll, Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler, memory,
 };
 
-/// One end.
+/// One end of the link.
 #[derive(Debug)]
 pub(crate) struct Direct {
     like: Arc<dyn Link>,
     description: Description,
     here: Arc<End>,
     there: Arc<End>,
-    /// The messages that it was to read, by the number of the frame.
+    /// The messages that it was asked to read, by frame number.
     pulled: Mutex<Vec<u32>>,
     at_poll: AtPoll,
 }
 
-/// What happens when a caller polls for its answer.
+/// An action for the next time that a caller polls for its answer.
 #[derive(Default)]
 struct AtPoll(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -33,13 +33,13 @@ impl std::fmt::Debug for AtPoll {
     }
 }
 
-/// What arrives at one end.
+/// The frames that arrive at one end.
 #[derive(Default)]
 struct End(Mutex<Arriving>);
 
 #[derive(Default)]
 struct Arriving {
-    /// There when what was early has been delivered.
+    /// Set once early frames have been delivered.
     handler: Option<Arc<dyn LinkHandler>>,
     early: VecDeque<(Header, Bytes)>,
 }
@@ -69,18 +69,18 @@ pub(crate) fn pair() -> [Arc<Direct>; 2] {
 }
 
 impl Direct {
-    /// The link ends; this side is told so.
+    /// Ends the link, and tells this side.
     pub(crate) fn end(&self, end: LinkEnd) {
         let handler = lock(&self.here.0).handler.take();
         handler.expect("it has started").closed(end);
     }
 
-    /// Whether it delivers, from now on on the threads that send.
+    /// Whether it has started to deliver, which happens on the sending threads from then on.
     pub(crate) fn has_started(&self) -> bool {
         lock(&self.here.0).handler.is_some()
     }
 
-    /// Does this when a caller of this side polls for its answer the next time.
+    /// Runs this when a caller of this side next polls for its answer.
     pub(crate) fn at_next_poll(&self, act: impl FnOnce() + Send + 'static) {
         *lock(&self.at_poll.0) = Some(Box::new(act));
     }
@@ -99,7 +99,7 @@ impl End {
             };
             handler.clone()
         };
-        // Whoever breaks the protocol is told so.
+        // An offender against the protocol is told so by the handler.
         let _ = handler.receive(header, payload);
         handler.batch_end();
     }

@@ -1,4 +1,4 @@
-//! An upgrade to further in-memory links, which can be made to fail at any step.
+//! An upgrade to further in-memory links, with faults at any step.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,24 +24,24 @@ pub(crate) struct Fabric {
     pub(crate) refuse_offer: AtomicBool,
     pub(crate) refuse_answer: AtomicBool,
     pub(crate) lose_probe: AtomicBool,
-    /// What HELLO says of it.
+    /// The data in HELLO.
     announced: Bytes,
-    /// Its links can be read through.
+    /// Memory that its links' ends can read, if set.
     pub(crate) memory: Option<Arc<reading::Shared>>,
 }
 
 impl Fabric {
-    /// One whose links' ends can read each other's memory.
+    /// Returns a fabric whose links' ends can read each other's memory.
     pub(crate) fn readable(memory: &Arc<reading::Shared>) -> Self {
         Self { memory: Some(memory.clone()), ..Self::default() }
     }
 
-    /// One of which HELLO says this.
+    /// Returns a fabric that announces this data in HELLO.
     pub(crate) fn announcing(data: Vec<u8>) -> Self {
         Self { announced: data.into(), ..Self::default() }
     }
 
-    /// Puts an end of a link where an OFFER finds it that has this data.
+    /// Registers an end of a link for the OFFER with the returned data.
     pub(crate) fn place(&self, link: Arc<dyn Link>) -> Bytes {
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         self.waiting.lock().unwrap().insert(key, link);
@@ -123,7 +123,7 @@ pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
     }
 }
 
-/// A client of this policy and a server that takes what it gets.
+/// Returns a client with this policy and a server with policy `auto`.
 pub(crate) fn with_fabric(fabric: &Arc<Fabric>, policy: Policy) -> Setup {
     setup(settings(fabric, policy), settings(fabric, Policy::Auto))
 }

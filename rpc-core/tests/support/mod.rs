@@ -1,6 +1,5 @@
-//! What the tests of sessions share: a service, callers and hosts in one process, links that can be interfered with,
-//! and a peer that says what a test wants. Services are written by hand here; what the macro makes of traits is tested
-//! through the facade.
+//! Support for the tests of sessions: a service, callers and hosts in one process, links with faults, and a scripted
+//! peer. Services are written by hand here. The macro's output is tested through the facade.
 
 #![expect(dead_code, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
@@ -41,14 +40,20 @@ pub(crate) const WAIT: usize = 5;
 
 const METHODS: [&str; 6] = ["echo", "hang", "panic", "big", "note", "wait"];
 
-/// echo(x) -> x; hang() for ever, saying when it starts and when it is dropped; panic(); big(n) -> n times 7; note(x) ->
-/// x, which is written down before and after it has yielded; wait() until `go` is notified, then x.
+/// A service with these methods:
+///
+/// - echo(x) returns x.
+/// - hang() never ends, and reports when it starts and when it is dropped.
+/// - panic() panics.
+/// - big(n) returns n times 7.
+/// - note(x) records x, yields, and returns x.
+/// - wait(x) returns x once `go` is notified.
 pub(crate) struct Test {
     pub(crate) info: Arc<ServiceInfo>,
     pub(crate) seen: Arc<Seen>,
 }
 
-/// What a service has seen.
+/// A record of what a service has seen.
 #[derive(Default)]
 pub(crate) struct Seen {
     pub(crate) started: Notify,
@@ -57,7 +62,7 @@ pub(crate) struct Seen {
     pub(crate) runs: AtomicU32,
     hanging: AtomicU32,
     pub(crate) notes: Mutex<Vec<Bytes>>,
-    /// How long the callers still waited, in milliseconds.
+    /// The remaining times of callers, in milliseconds.
     pub(crate) remaining: Mutex<Vec<Option<u64>>>,
 }
 
@@ -66,7 +71,7 @@ impl Seen {
         self.runs.load(Ordering::Relaxed)
     }
 
-    /// How many handlers hang now.
+    /// Returns how many handlers hang now.
     pub(crate) fn hanging(&self) -> u32 {
         self.hanging.load(Ordering::Relaxed)
     }
@@ -153,10 +158,10 @@ pub(crate) fn plain(limits: Limits) -> Settings {
     Settings::plain(limits, Liveness::default(), Unavailable::new(Reason::Disabled, "as the test wants it"))
 }
 
-/// Connects callers to hosts in this process, by links that the test can interfere with: those of the caller's side.
+/// Connects callers to hosts in this process. The test can interfere with the caller's ends of the links.
 #[derive(Clone)]
 pub(crate) struct Near {
-    /// Connections go to the last of them.
+    /// Connections go to the last host.
     pub(crate) hosts: Arc<Mutex<Vec<Arc<ServerCore>>>>,
     pub(crate) taps: Arc<Mutex<Vec<Arc<Tap>>>>,
 }
@@ -204,7 +209,7 @@ impl Setup {
         call(&self.caller, &self.info, method, argument)
     }
 
-    /// A call in a task of its own.
+    /// Makes a call in its own task.
     pub(crate) fn spawn(
         &self,
         method: usize,
@@ -213,12 +218,12 @@ impl Setup {
         tokio::spawn(self.call(method, argument).into_future())
     }
 
-    /// Another caller of the same server.
+    /// Returns another caller of the same server.
     pub(crate) fn another(&self) -> RawChannel {
         RawChannel::new(self.near.clone(), plain(Limits::default()))
     }
 
-    /// This side of the last connection.
+    /// Returns this side of the last connection.
     pub(crate) fn tap(&self) -> Arc<Tap> {
         self.near.taps.lock().unwrap().last().unwrap().clone()
     }
@@ -239,8 +244,8 @@ pub(crate) fn bytes(len: usize, seed: usize) -> Bytes {
     (0..len).map(|i| (i * 31 + seed) as u8).collect()
 }
 
-/// Yields until `condition` holds, for what happens in other tasks and has nothing to wait on. The time limit, which no
-/// pausing stops, guards against hangs.
+/// Yields until `condition` holds, for conditions of other tasks that can't be awaited. The time limit guards against
+/// hangs; it uses real time even if time is paused.
 pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
     let began = std::time::Instant::now();
     while !condition() {

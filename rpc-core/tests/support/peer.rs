@@ -1,4 +1,4 @@
-//! A peer that says what a test wants, frame by frame.
+//! A scripted peer, which sends and expects single frames.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -34,7 +34,7 @@ struct Recorder(mpsc::UnboundedSender<(Header, Bytes)>);
 
 impl LinkHandler for Recorder {
     fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        // The test may have seen enough.
+        // Fails if the test has seen enough and ended.
         let _ = self.0.send((header, payload));
         Ok(())
     }
@@ -64,19 +64,19 @@ impl FrameSource for Queue {
 }
 
 impl Peer {
-    /// A peer that does not read yet.
+    /// Returns a peer that does not read yet.
     pub(crate) fn new(link: Arc<dyn Link>) -> Self {
         Self { link, arrived: None, seq: 0 }
     }
 
-    /// Reads from now on.
+    /// Starts to read.
     pub(crate) fn read(&mut self) {
         let (sender, arrived) = mpsc::unbounded_channel();
         self.link.clone().start(Arc::new(Recorder(sender)));
         self.arrived = Some(arrived);
     }
 
-    /// A peer that has said HELLO and heard the other's.
+    /// Returns a peer after the exchange of HELLOs.
     pub(crate) async fn greeted(link: Arc<dyn Link>, hello: Hello) -> Self {
         let mut peer = Self::new(link);
         peer.read();
@@ -91,7 +91,8 @@ impl Peer {
         self.link_frame(FrameType::HELLO, payload);
     }
 
-    /// Sends exactly this. It fits: no test sends without reading more than a link holds, or else it is lost.
+    /// Sends exactly this frame. It must fit the link, or it is lost: no test sends more than a link holds without
+    /// reading.
     pub(crate) fn send(&mut self, mut header: Header, payload: impl Into<Bytes>) {
         let payload: Bytes = payload.into();
         header.len = payload.len() as u32;
@@ -110,12 +111,12 @@ impl Peer {
         self.send(header, payload);
     }
 
-    /// So many session frames have gone by another link.
+    /// Accounts for session frames that went by another link.
     pub(crate) fn skip(&mut self, frames: u32) {
         self.seq = self.seq.wrapping_add(frames);
     }
 
-    /// Announces the service of the tests as number 0.
+    /// Announces the tests' service as number 0.
     pub(crate) fn bind(&mut self) {
         self.bind_to(&super::info("test"));
     }
@@ -140,13 +141,13 @@ impl Peer {
         self.request_with(call, method, b"", argument);
     }
 
-    /// A request with this metadata block, be it one or not.
+    /// Sends a request with this metadata block, valid or not.
     pub(crate) fn request_with(&mut self, call: u64, method: usize, metadata: &[u8], argument: &[u8]) {
         let payload = request_with(method, metadata, argument);
         self.session_frame(FrameType::REQUEST, call, 0, payload);
     }
 
-    /// The first frame of a message in fragments.
+    /// Sends the first frame of a message in fragments.
     pub(crate) fn begin(&mut self, kind: FrameType, call: u64, total: u32, first: &[u8]) {
         let payload = [&total.to_le_bytes(), first].concat();
         self.session_frame(kind, call, flags::FRAGMENTED, payload);
@@ -156,7 +157,7 @@ impl Peer {
         self.respond_with(call, b"", body);
     }
 
-    /// An answer with this metadata block, be it one or not.
+    /// Sends an answer with this metadata block, valid or not.
     pub(crate) fn respond_with(&mut self, call: u64, metadata: &[u8], body: &[u8]) {
         let content = content(metadata, body);
         let mut payload = BytesMut::new();
@@ -165,13 +166,13 @@ impl Peer {
         self.session_frame(FrameType::RESPONSE, call, 0, payload);
     }
 
-    /// The next frame; `None`: the link has ended.
+    /// Returns the next frame. `None` if the link has ended.
     pub(crate) async fn next(&mut self) -> Option<(Header, Bytes)> {
         let arrived = self.arrived.as_mut().expect("this peer reads");
         tokio::time::timeout(PATIENCE, arrived.recv()).await.expect("something must arrive")
     }
 
-    /// The next frame of this type; others are passed over.
+    /// Returns the next frame of this type, and skips others.
     pub(crate) async fn expect(&mut self, kind: FrameType) -> (Header, Bytes) {
         loop {
             let (header, payload) = self.next().await.unwrap_or_else(|| panic!("ended before any {kind:?}"));
@@ -182,7 +183,7 @@ impl Peer {
         }
     }
 
-    /// The other side closes, saying why.
+    /// Waits until the other side closes with this code and reason.
     pub(crate) async fn expect_close(&mut self, code: CloseCode, words: &str) {
         while let Some((header, payload)) = self.next().await {
             if header.kind == FrameType::CLOSE {
@@ -234,14 +235,14 @@ pub(crate) fn hello() -> Hello {
     }
 }
 
-/// A server that the test plays, on as many connections as it is asked for.
+/// A server that the test plays, on any number of connections.
 pub(crate) struct Played {
     pair: fn() -> Pair,
     far: mpsc::UnboundedSender<Arc<dyn Link>>,
     taps: Arc<Mutex<Vec<Arc<Tap>>>>,
 }
 
-/// The ends of a link.
+/// The two ends of a link.
 pub(crate) type Pair = (Arc<dyn Link>, Arc<dyn Link>);
 
 impl Connector for Played {
@@ -258,19 +259,19 @@ impl Connector for Played {
     }
 }
 
-/// A caller, the servers' ends of its links, and what went by them.
+/// A caller, the servers' ends of its links, and taps of its own ends.
 pub(crate) type Play = (RawChannel, mpsc::UnboundedReceiver<Arc<dyn Link>>, Arc<Mutex<Vec<Arc<Tap>>>>);
 
 pub(crate) fn played() -> Play {
     played_by(memory::pair)
 }
 
-/// The same by such links.
+/// Like [`played`], with these links.
 pub(crate) fn played_by(pair: fn() -> Pair) -> Play {
     played_with(pair, Limits::default())
 }
 
-/// The same for a caller with such limits.
+/// Like [`played_by`], for a caller with these limits.
 pub(crate) fn played_with(pair: fn() -> Pair, limits: Limits) -> Play {
     let (far, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();

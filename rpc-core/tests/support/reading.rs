@@ -1,4 +1,4 @@
-//! A link whose peer can read this side's memory, as RDMA's can.
+//! A link whose peer can read this side's memory, like RDMA.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,26 +10,26 @@ use farcall_core::proto::message::{Expose, Exposing, Frame};
 use farcall_core::proto::wire::{Header, WireError};
 use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler};
 
-/// What both ends see.
+/// The state that both ends share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     exposed: Mutex<HashMap<(usize, u32), Bytes>>,
-    /// Reads are asked for and not made.
+    /// Whether reads stay undone.
     pub(crate) stall: AtomicBool,
-    /// There is no memory to read into.
+    /// Whether there is no memory to read into.
     pub(crate) full: AtomicBool,
-    /// How many messages were read.
+    /// The number of messages that were read.
     pub(crate) reads: AtomicUsize,
 }
 
 impl Shared {
-    /// How many messages are exposed.
+    /// Returns how many messages are exposed.
     pub(crate) fn exposed(&self) -> usize {
         lock(&self.exposed).len()
     }
 }
 
-/// One end.
+/// One end of the link.
 #[derive(Debug)]
 pub(crate) struct Reading {
     side: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Reading {
     reader: OnceLock<Weak<Reader>>,
 }
 
-/// The two ends of a link, with each able to read what the other exposes.
+/// Returns the two ends of a link. Each can read what the other exposes.
 pub(crate) fn over(ends: [Arc<dyn Link>; 2], shared: &Arc<Shared>) -> [Arc<dyn Link>; 2] {
     let mut side = 0;
     ends.map(|inner| {
@@ -104,7 +104,7 @@ impl Link for Reading {
 
     fn pull(&self, _: Direction, described: Described) {
         lock(&self.asked).push(described);
-        // What came before its UP is asked for when that comes, by the other link, and no batch of this one ends then.
+        // Frames from before UP are handled when UP arrives by the other link, so no batch of this link ends then.
         if let Some(reader) = self.reader.get().and_then(Weak::upgrade) {
             tokio::spawn(async move {
                 if reader.read() {
@@ -119,11 +119,11 @@ impl Link for Reading {
     }
 }
 
-/// What arrives is delivered, then what it asks for is read.
+/// A handler that delivers what arrives, then reads what that has asked for.
 struct Reader(Arc<Reading>, Arc<dyn LinkHandler>);
 
 impl Reader {
-    /// Reads what was asked for; says whether that was anything.
+    /// Reads what was asked for. Returns whether there was anything.
     fn read(&self) -> bool {
         let shared = &self.0.shared;
         if shared.stall.load(Ordering::Relaxed) {
@@ -133,7 +133,7 @@ impl Reader {
         let any = !asked.is_empty();
         for Described { seq, begin, total, descriptor, .. } in asked {
             assert_eq!(usize::from(descriptor[0]), 3 - self.0.side, "the peer's memory");
-            // It is not exposed any more where the link has fallen.
+            // It is no longer exposed if the link has fallen.
             let Some(rest) = lock(&shared.exposed).get(&(3 - self.0.side, seq)).cloned() else { continue };
             let whole: Bytes = [begin, rest].concat().into();
             assert_eq!(whole.len(), total);

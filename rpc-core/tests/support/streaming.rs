@@ -31,10 +31,18 @@ pub(crate) const PANIC: usize = 7;
 pub(crate) const ECHO: usize = 8;
 pub(crate) const WAIT: usize = 9;
 
-/// count("N LEN") streams N items of LEN bytes; sum(stream) gives how many there were and their bytes; chat(stream) gives
-/// each item back; fail(N) streams N items and then an error; refuse() has no stream; forever() streams until it is dropped;
-/// first(stream) answers with the first item; panic(N) streams N items and panics; echo(x) gives x;
-/// wait(x) gives it when it is told to.
+/// A service with these methods:
+///
+/// - count("N LEN") streams N items of LEN bytes.
+/// - sum(stream) returns the number of items and their bytes.
+/// - chat(stream) returns each item.
+/// - fail(N) streams N items and then an error.
+/// - refuse() has no stream.
+/// - forever() streams until it is dropped.
+/// - first(stream) answers with the first item.
+/// - panic(N) streams N items and panics.
+/// - echo(x) returns x.
+/// - wait(x) returns x when it is told to.
 pub(crate) struct Test {
     info: Arc<ServiceInfo>,
     seen: Arc<Seen>,
@@ -49,17 +57,17 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// How many handlers there have been.
+    /// Returns how many handlers there have been.
     pub(crate) fn runs(&self) -> usize {
         self.runs.load(Ordering::Relaxed)
     }
 
-    /// Lets one go on that waits.
+    /// Lets one waiting handler go on.
     pub(crate) fn go(&self) {
         self.go.notify_one();
     }
 
-    /// How many handlers there are, or streams of theirs.
+    /// Returns how many handlers, or streams of theirs, exist.
     pub(crate) fn running(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
@@ -101,7 +109,7 @@ pub(crate) fn info() -> Arc<ServiceInfo> {
     Arc::new(ServiceInfo { name: "test".into(), codec: "raw", methods })
 }
 
-/// A stream that `next` makes.
+/// A stream of what a function returns.
 pub(crate) struct FromFn<F>(pub(crate) F);
 
 impl<F: FnMut(&mut TaskContext<'_>) -> Poll<Option<T>> + Unpin, T> Stream for FromFn<F> {
@@ -289,7 +297,7 @@ impl Setup {
         assert_eq!(call.await.unwrap(), text);
     }
 
-    /// Until no handler is left.
+    /// Waits until no handler is left.
     pub(crate) async fn idle(&self) {
         while self.seen.running() > 0 {
             self.seen.ended.notified().await;
@@ -297,7 +305,7 @@ impl Setup {
     }
 }
 
-/// All of a stream, which must be complete.
+/// Returns all items of a stream, which must be complete.
 pub(crate) async fn all(mut stream: Streaming<Bytes>) -> Vec<Bytes> {
     let mut items = Vec::new();
     while let Some(item) = stream.message().await.unwrap() {

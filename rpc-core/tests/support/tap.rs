@@ -1,4 +1,4 @@
-//! A link that a test can look into and interfere with.
+//! A link that a test can inspect and interfere with.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,22 +9,22 @@ use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header, WireError};
 use farcall_core::transport::{Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
 
-/// One end of a link, with what has left by it.
+/// One end of a link, with a record of the frames that it has sent.
 #[derive(Debug)]
 pub(crate) struct Tap {
     inner: Arc<dyn Link>,
-    /// What is sent is lost.
+    /// Whether sent frames are lost.
     pub(crate) deaf: AtomicBool,
-    /// What arrives is lost.
+    /// Whether arriving frames are lost.
     pub(crate) mute: AtomicBool,
     cut: AtomicBool,
     sent: Mutex<Vec<Passed>>,
     arrived: Mutex<Vec<Passed>>,
-    /// What it was told to mark its packets for.
+    /// The classes for which it was told to mark packets.
     pub(crate) marks: Mutex<Vec<TrafficClass>>,
 }
 
-/// Type, call and length of a frame.
+/// The type, call and length of a frame.
 pub(crate) type Passed = (FrameType, u64, u32);
 
 impl Tap {
@@ -41,24 +41,24 @@ impl Tap {
         })
     }
 
-    /// Both directions carry nothing any more, and nobody is told.
+    /// Makes both directions lose all frames, without telling either side.
     pub(crate) fn silence(&self) {
         self.deaf.store(true, Ordering::Relaxed);
         self.mute.store(true, Ordering::Relaxed);
     }
 
-    /// The link fails; this side is told so, the other sees an end.
+    /// Makes the link fail. This side is told so, and the other sees an end.
     pub(crate) fn cut(&self) {
         self.cut.store(true, Ordering::Relaxed);
         self.inner.close();
     }
 
-    /// The frames that have left.
+    /// Returns the frames that were sent.
     pub(crate) fn sent(&self) -> Vec<Passed> {
         self.sent.lock().unwrap().clone()
     }
 
-    /// The frames that have arrived.
+    /// Returns the frames that have arrived.
     pub(crate) fn arrived(&self) -> Vec<Passed> {
         self.arrived.lock().unwrap().clone()
     }

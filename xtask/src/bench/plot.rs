@@ -3,9 +3,9 @@
 mod chart;
 
 use super::plan::{BULK_SIZES, IN_FLIGHT, Part, Place, SIZES};
-use super::results::{Metric, Results, median};
+use super::results::{Metric, Results, spread};
 use super::table::bytes;
-use chart::{Chart, Series, Tick};
+use chart::{Chart, Series, Tick, Unit};
 
 /// Every plot for which there are measurements, by the name of its file.
 pub(super) fn all(results: &Results) -> Vec<(String, String)> {
@@ -25,6 +25,9 @@ pub(super) fn all(results: &Results) -> Vec<(String, String)> {
     plots.into_iter().filter_map(drawn).collect()
 }
 
+/// Results have MB/s.
+const BYTES_PER_SECOND: Unit = Unit { name: "B/s", factor: 1e6 };
+
 /// The programs of `benches/peers` report the time within which all but one in `10^(i / 8)` calls ended.
 const STEPS_PER_DIGIT: usize = 8;
 
@@ -36,7 +39,7 @@ fn latency(results: &Results, place: &Place) -> Chart {
     for name in results.contestants(place) {
         let point = |i: usize| {
             let at = results.rows(place, name).filter_map(|row| row.distribution_us.get(i).copied());
-            Some((i as f64, median(at)?))
+            Some((i as f64, spread(at)?))
         };
         let points: Vec<_> = (0..=DIGITS * STEPS_PER_DIGIT).map_while(point).collect();
         // perftest does not say.
@@ -53,7 +56,8 @@ fn latency(results: &Results, place: &Place) -> Chart {
         title: format!("{}: {}", place.part.title(), place.title()),
         x: x.collect(),
         x_title: "part of the calls".to_owned(),
-        y_title: "within us".to_owned(),
+        y_title: "time within which they ended".to_owned(),
+        y_unit: Unit { name: "s", factor: 1e-6 },
         series,
     }
 }
@@ -64,7 +68,8 @@ fn throughput(results: &Results, part: Part) -> Chart {
         title: format!("{}: echo of 64 B", part.title()),
         x: IN_FLIGHT.iter().map(|n| Tick { at: (*n as f64).log2(), label: n.to_string() }).collect(),
         x_title: "calls in flight".to_owned(),
-        y_title: "calls/s".to_owned(),
+        y_title: "calls per second".to_owned(),
+        y_unit: Unit { name: "", factor: 1.0 },
         series: over(results, &places, Metric::CallsPerSecond, |place| place.concurrency),
     }
 }
@@ -75,7 +80,8 @@ fn bandwidth(results: &Results, part: Part) -> Chart {
         title: format!("{}: echo, 32 in flight", part.title()),
         x: SIZES.iter().map(|size| Tick { at: (*size as f64).log2(), label: bytes(*size) }).collect(),
         x_title: "payload".to_owned(),
-        y_title: "MB/s in each direction".to_owned(),
+        y_title: "throughput in each direction".to_owned(),
+        y_unit: BYTES_PER_SECOND,
         series: over(results, &places, Metric::Bandwidth, |place| place.size),
     }
 }
@@ -96,7 +102,8 @@ fn bulk(results: &Results) -> Chart {
         title: format!("{}: 8 in flight", Part::Rdma.title()),
         x: BULK_SIZES.iter().map(|size| Tick { at: (*size as f64).log2(), label: bytes(*size) }).collect(),
         x_title: "payload".to_owned(),
-        y_title: "MB/s".to_owned(),
+        y_title: "throughput".to_owned(),
+        y_unit: BYTES_PER_SECOND,
         series,
     }
 }
@@ -106,7 +113,7 @@ fn over(results: &Results, places: &[Place], metric: Metric, x: fn(&Place) -> us
     let mut series: Vec<Series> = Vec::new();
     for place in places {
         for name in results.contestants(place) {
-            let Some(y) = results.median(place, name, metric) else { continue };
+            let Some(y) = results.figure(place, name, metric) else { continue };
             let point = ((x(place) as f64).log2(), y);
             match series.iter_mut().find(|series| series.name == name) {
                 Some(series) => series.points.push(point),

@@ -185,25 +185,36 @@ impl Results {
     }
 
     /// How one figure relates to another of the same round: median, least and most over the rounds.
-    pub(super) fn ratio(&self, metric: Metric, of: (&Place, &str), to: (&Place, &str)) -> Option<Ratio> {
+    pub(super) fn ratio(&self, metric: Metric, of: (&Place, &str), to: (&Place, &str)) -> Option<Spread> {
         let ratios = self.rows(of.0, of.1).filter_map(|row| {
             let base = self.rows(to.0, to.1).find(|base| base.round == row.round)?.get(metric)?;
             Some(row.get(metric)? / base).filter(|ratio| ratio.is_finite())
         });
-        let ratios: Vec<_> = ratios.collect();
-        Some(Ratio {
-            median: median(ratios.iter().copied())?,
-            least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
-            most: ratios.iter().copied().fold(0.0, f64::max),
-        })
+        spread(ratios)
+    }
+
+    /// A figure over the rounds.
+    pub(super) fn figure(&self, place: &Place, contestant: &str, metric: Metric) -> Option<Spread> {
+        spread(self.rows(place, contestant).filter_map(|row| row.get(metric)))
     }
 }
 
+/// A figure over the rounds: its median, least and most.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ratio {
+pub(super) struct Spread {
     pub(super) median: f64,
     pub(super) least: f64,
     pub(super) most: f64,
+}
+
+/// Returns the spread of values; `None` if there are none.
+pub(super) fn spread(values: impl Iterator<Item = f64>) -> Option<Spread> {
+    let values: Vec<_> = values.collect();
+    Some(Spread {
+        median: median(values.iter().copied())?,
+        least: values.iter().copied().fold(f64::INFINITY, f64::min),
+        most: values.iter().copied().fold(0.0, f64::max),
+    })
 }
 
 /// Returns the median; for an even number of values, the mean of the two in the middle.
@@ -248,7 +259,7 @@ pub(super) mod tests {
         // This one has no partner.
         results.add(&report(5.0), &place, "other", 3).unwrap();
         let ratio = results.ratio(Metric::CallsPerSecond, (&place, "other"), (&place, "base")).unwrap();
-        assert_eq!(ratio, Ratio { median: 1.0, least: 0.9, most: 1.1 });
+        assert_eq!(ratio, Spread { median: 1.0, least: 0.9, most: 1.1 });
         assert_eq!(results.ratio(Metric::P50, (&place, "other"), (&place, "nobody")), None);
     }
 

@@ -26,7 +26,6 @@ mod refusal;
 mod reply;
 mod response;
 #[cfg(feature = "metrics")]
-#[doc(hidden)]
 pub mod sampler;
 pub mod server;
 pub mod service;

@@ -261,8 +261,7 @@ impl EndReason {
 
 impl<T> Streaming<T> {
     /// Returns the stream of the client's arguments. `item` decodes one of them. Must be called only once for a call.
-    #[doc(hidden)]
-    pub fn requests(streams: &Streams, item: ReadItem<T>) -> Self {
+    pub(crate) fn requests(streams: &Streams, item: ReadItem<T>) -> Self {
         let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
         let (reader, connection) = (streams.reader(), Weak::new());
         let remote = Remote { reader, connection, item, error, is_answer: false, alarm: None, parent: None };

@@ -44,7 +44,6 @@ cfg_if::cfg_if! {
         mod verbs;
 
         /// Devices, real and simulated, for the project's own tests and benchmarks. Nothing here is stable.
-        #[doc(hidden)]
         #[cfg(feature = "testing")]
         pub mod testing {
             /// The traits of a device.

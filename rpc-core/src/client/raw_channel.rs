@@ -51,8 +51,8 @@ impl fmt::Debug for RawChannel {
 impl RawChannel {
     /// Returns a channel that connects when the first call needs it. Must be called within a tokio runtime, which runs
     /// its connections. Otherwise every call fails with a status that says so.
-    // For authors of transports: the facade exports neither of these types.
-    #[doc(hidden)]
+    ///
+    /// For authors of transports: the types of both arguments are those of the crate `farcall-core`.
     pub fn new(connector: impl Connector, settings: Settings) -> Self {
         let classes = TrafficClass::ALL.map(|class| Arc::new(ClassConnection::new(class)));
         let of_class = classes[TrafficClass::default() as usize].clone();

@@ -218,17 +218,5 @@ impl LinkHandler for Pulls {
         Ok(())
     }
 
-    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
-        Ok(None)
-    }
-
-    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
-        Ok(())
-    }
-
-    fn batch_end(&self) {}
-
-    fn writable(&self) {}
-
     fn closed(&self, _: LinkEnd) {}
 }

@@ -137,14 +137,6 @@ impl LinkHandler for Arrivals {
         Ok(lends.then(|| BytesMut::with_capacity(header.len as usize)))
     }
 
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        self.receive(header, buffer.freeze())
-    }
-
-    fn batch_end(&self) {}
-
-    fn writable(&self) {}
-
     fn closed(&self, end: LinkEnd) {
         self.lock().end = Some(end);
     }

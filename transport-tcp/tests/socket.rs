@@ -46,12 +46,6 @@ impl LinkHandler for Recorder {
         Ok(bulk.then(|| BytesMut::with_capacity(header.len as usize)))
     }
 
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        self.receive(header, buffer.freeze())
-    }
-
-    fn batch_end(&self) {}
-
     fn writable(&self) {
         self.note(Event::Writable);
     }
@@ -377,18 +371,6 @@ impl LinkHandler for Flood {
         self.link.close();
         Ok(())
     }
-
-    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
-        Ok(None)
-    }
-
-    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
-        Ok(())
-    }
-
-    fn batch_end(&self) {}
-
-    fn writable(&self) {}
 
     fn closed(&self, _: LinkEnd) {}
 }

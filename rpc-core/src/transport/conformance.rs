@@ -191,12 +191,6 @@ impl LinkHandler for Recorder {
         Ok((self.lend && header.len > 4096).then(|| BytesMut::with_capacity(header.len as usize)))
     }
 
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        self.receive(header, buffer.freeze())
-    }
-
-    fn batch_end(&self) {}
-
     fn writable(&self) {
         self.pump();
     }

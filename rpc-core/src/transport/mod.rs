@@ -213,10 +213,15 @@ pub trait LinkHandler: Send + Sync {
     /// Returns the buffer for the payload of a FRAGMENT, before it is read. `Some`: the link appends `header.len` bytes
     /// and passes the buffer to [`filled`](Self::filled). `None`: the link passes the payload to
     /// [`receive`](Self::receive). A link that has the payload in memory already calls that without asking.
-    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError>;
+    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
+        let _ = header;
+        Ok(None)
+    }
 
     /// Takes the buffer from [`buffer`](Self::buffer) back, with the payload appended.
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError>;
+    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+        self.receive(header, buffer.freeze())
+    }
 
     /// Receives the bytes of a message that was [pulled](Link::pull). `None`: there is no memory for it, and the peer
     /// has to send it.
@@ -226,10 +231,10 @@ pub trait LinkHandler: Send + Sync {
     }
 
     /// Called when everything that had arrived has been delivered, so that answers to it can be sent together.
-    fn batch_end(&self);
+    fn batch_end(&self) {}
 
     /// Called when there is room to send again.
-    fn writable(&self);
+    fn writable(&self) {}
 
     /// Called when the link has ended: nothing more arrives or is sent.
     fn closed(&self, end: LinkEnd);

@@ -149,16 +149,6 @@ impl LinkHandler for Peer {
         Ok(())
     }
 
-    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
-        Ok(None)
-    }
-
-    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
-        unreachable!("no buffer was lent")
-    }
-
-    fn batch_end(&self) {}
-
     fn writable(&self) {
         struct Source<'a>(&'a mut VecDeque<Frame>);
         impl FrameSource for Source<'_> {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header, WireError};
@@ -134,16 +134,6 @@ impl LinkHandler for Peer {
         let _ = self.events.send(Event::Frame(header, payload));
         Ok(())
     }
-
-    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
-        Ok(None)
-    }
-
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        self.receive(header, buffer.freeze())
-    }
-
-    fn batch_end(&self) {}
 
     fn writable(&self) {
         self.pump();

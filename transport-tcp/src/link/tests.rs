@@ -85,10 +85,6 @@ impl LinkHandler for Answers {
         self.0.filled(header, buffer)
     }
 
-    fn batch_end(&self) {}
-
-    fn writable(&self) {}
-
     fn closed(&self, end: LinkEnd) {
         self.0.closed(end);
     }
@@ -99,18 +95,6 @@ impl LinkHandler for Arrivals {
         self.0.send(Ok(header.seq)).unwrap();
         Ok(())
     }
-
-    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
-        Ok(None)
-    }
-
-    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
-        Ok(())
-    }
-
-    fn batch_end(&self) {}
-
-    fn writable(&self) {}
 
     fn closed(&self, end: LinkEnd) {
         self.0.send(Err(end)).unwrap();

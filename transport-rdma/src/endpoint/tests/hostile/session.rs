@@ -121,18 +121,6 @@ impl LinkHandler for Recorder {
         Ok(())
     }
 
-    fn buffer(&self, _: &Header) -> Result<Option<BytesMut>, WireError> {
-        Ok(None)
-    }
-
-    fn filled(&self, _: Header, _: BytesMut) -> Result<(), WireError> {
-        unreachable!("no buffer was lent")
-    }
-
-    fn batch_end(&self) {}
-
-    fn writable(&self) {}
-
     fn closed(&self, _: LinkEnd) {}
 }
 

@@ -154,7 +154,7 @@ impl Decoder {
     }
 
     /// Takes all that is left of the body, as a view.
-    #[cfg(feature = "prost")]
+    #[cfg(any(feature = "prost", test))]
     pub(crate) fn take_rest(&mut self) -> Bytes {
         let from = mem::replace(&mut self.at, self.end);
         if self.is_long { self.body.slice(from..self.end) } else { self.part_of_short(from) }

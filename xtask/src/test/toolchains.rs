@@ -12,12 +12,20 @@ use crate::host::{self, TempDir, cargo};
 pub(super) const FEATURES: &[&str] =
     &["tcp", "rdma", "toml", "prost", "lz4", "zstd", "metrics", "tower", "testing"];
 
+/// Crates that must build, with their tests, where no feature is on.
+const BY_THEMSELVES: &[&str] =
+    &["farcall", "farcall-segments", "farcall-proto", "farcall-core", "farcall-tcp", "farcall-rdma"];
+
 /// Crates whose unit tests Miri runs: those without I/O.
 const MIRI: &[&str] = &["farcall-segments", "farcall-proto"];
 
 impl Run {
-    /// Checks `farcall` with every two of its features.
+    /// Checks `farcall` with every two of its features, and each crate and its tests with none.
     pub(super) fn features(&mut self) -> Result<()> {
+        for package in BY_THEMSELVES {
+            let check = ["check", "--package", package, "--all-targets", "--no-default-features"];
+            self.checked(cargo().args(check).env("RUSTFLAGS", "-D warnings"))?;
+        }
         for (i, one) in FEATURES.iter().enumerate() {
             for other in &FEATURES[i + 1..] {
                 let two = format!("{one},{other}");

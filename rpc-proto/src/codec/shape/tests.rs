@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::codec::{Decode, Postcard, Prost, Raw, Shape};
+use crate::codec::{Decode, Postcard, Shape};
+#[cfg(feature = "prost")]
+use crate::codec::{Prost, Raw};
 
 fn text<T>() -> String
 where
@@ -292,6 +294,7 @@ fn what_changes_the_bytes_changes_the_description() {
     assert_eq!(HashSet::from(enums).len(), 4);
 }
 
+#[cfg(feature = "prost")]
 #[test]
 fn codecs_whose_messages_evolve_by_rules_of_their_own_say_only_that() {
     let mut shape = Shape::default();

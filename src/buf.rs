@@ -9,10 +9,10 @@ use bytes::Bytes;
 /// A buffer for `capacity` bytes, empty at first, for a long message or a part of one.
 ///
 /// Where the process uses RDMA, its memory is registered with the device: what is [frozen](Buf::freeze) from it goes to
-/// the peer without a copy, if it is 16 KiB or more and the only long part of its message. What comes from anywhere else
-/// is copied once. For fewer bytes and elsewhere it is ordinary memory, with which everything works, too; also when
-/// `rdma.bulk_memory` is used up, and while more of it is being registered, in the background, because what there was did
-/// not suffice.
+/// the peer without a copy, if it is 16 KiB or more and the only long part of its message. Bytes from anywhere else are
+/// copied once. For fewer bytes and elsewhere it is ordinary memory, with which everything works, too; also when
+/// `rdma.bulk_memory` is used up, and while more of it is being registered, in the background, because what there was
+/// did not suffice.
 ///
 /// ```
 /// use std::io::Write;

@@ -85,9 +85,9 @@
 //! # }
 //! ```
 //!
-//! A codec for every type with some trait implements `Encode<T>` for all `T` with it. That covers `Status` if the trait is
-//! serde's `Serialize`, which `Status` has; a trait of your own you implement for `Status`, too. (Both
-//! `impl<T: Display> Encode<T>` and `impl Encode<Status>` can't be: `Status` might be either.)
+//! A codec for every type with some trait implements `Encode<T>` for all `T` with it. If the trait is serde's
+//! `Serialize`, it covers `Status`. Implement a trait of your own for `Status`, too. (Both `impl<T: Display> Encode<T>`
+//! and `impl Encode<Status>` can't be: `Status` might be either.)
 //!
 //! [`to_payload`] and [`from_payload`] turn one value into a message and back, for tests of a codec.
 

@@ -95,7 +95,7 @@ mod absent {
 
     fn ignore<'de, D: Deserializer<'de>>(name: &str, section: D) -> Result<Section, D::Error> {
         tracing::warn!(
-            "configuration: [{name}] is ignored, for farcall was built without the feature `{name}`"
+            "configuration: [{name}] is ignored because farcall was built without the feature `{name}`"
         );
         IgnoredAny::deserialize(section).map(|_| Section)
     }

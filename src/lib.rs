@@ -218,9 +218,9 @@
 //!
 //! # Coming from gRPC
 //!
-//! The kinds of methods, the codes, their details and the rules for metadata are gRPC's, so a service can be moved with its
-//! protobuf messages ([`Prost`]); `tests/interop` has gRPC's own test service and its cases. The protocol is another one, and a
-//! client of gRPC can't call a server of this. What else is different:
+//! The kinds of methods, the codes, their details and the rules for metadata are gRPC's, so a service can be moved with
+//! its protobuf messages ([`Prost`]); `tests/interop` has gRPC's own test service and its cases. The protocol is
+//! another one, and a client of gRPC can't call a server of this. Other differences:
 //!
 //! | gRPC | here |
 //! |---|---|
@@ -311,10 +311,11 @@ pub mod rdma {
     pub use farcall_rdma::{Completion, DeviceStats, Probe, RdmaConfig, Unavailable, probe, stats};
 }
 
-/// The in-memory transport, and the suite that every transport passes.
+/// The in-memory transport, the suite that every transport passes, and peers that a test plays frame by frame.
 #[cfg(feature = "testing")]
 pub mod testing {
-    pub use farcall_core::transport::{conformance, memory};
+    pub use farcall_core::testing::{End, Event, Peer, conformance, hello, request};
+    pub use farcall_core::transport::memory;
 }
 
 /// The README and the guide, whose examples are compiled as tests.

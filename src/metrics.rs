@@ -30,9 +30,10 @@
 //! dropped is `CANCELLED`. `transport` is `tcp` or `rdma`, or `none` for a call that was not answered. A call whose answer is a
 //! stream ends with that. A server's interceptor sees the calls that have a handler, not those that are refused before.
 //!
-//! `side` is `client` or `server`. Bytes, and what drivers do, are counted where they arise and told once a second while there
-//! are some, and at the end; the same numbers can be had at any time from [`Connection::traffic`](crate::Connection::traffic) and
-//! `farcall::rdma::stats`. What was sent and not read when RDMA was lost is sent again by TCP, and counted again.
+//! `side` is `client` or `server`. Bytes, and what drivers do, are counted where they arise and told once a second
+//! while there are some, and at the end; the same numbers can be had at any time from
+//! [`Connection::traffic`](crate::Connection::traffic) and `farcall::rdma::stats`. Bytes that were sent but not read
+//! when RDMA was lost are sent again by TCP, and counted again.
 
 use std::future::Future;
 use std::time::Instant;

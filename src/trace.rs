@@ -1,8 +1,8 @@
 //! Spans for calls, and the trace that they are part of.
 //!
-//! Two interceptors: [`client`] and [`server`] make a `tracing` span of each call, and pass the trace on in the metadata
-//! `traceparent` and `tracestate`, as the [W3C](https://www.w3.org/TR/trace-context/) says. What a handler logs is in the span
-//! of its call, and the calls that it makes are in its trace.
+//! Two interceptors: [`client`] and [`server`] make a `tracing` span of each call, and pass the trace on in the
+//! metadata `traceparent` and `tracestate`, as the [W3C](https://www.w3.org/TR/trace-context/) says. A handler's log
+//! lines are in the span of its call, and its calls are in its trace.
 //!
 //! ```
 //! # #[farcall::service]
@@ -76,7 +76,7 @@ pub fn client(request: Request, next: Next) -> impl Future<Output = Result<Respo
     called(&W3c, request, next)
 }
 
-/// An interceptor of servers that makes a span of each call. What the handler logs is in it.
+/// An interceptor of servers that makes a span of each call. The handler's log lines are in it.
 pub fn server(request: Request, next: Next) -> impl Future<Output = Result<Response>> + Send + 'static {
     served(&W3c, request, next)
 }

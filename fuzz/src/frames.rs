@@ -7,8 +7,8 @@ use farcall_core::proto::wire::{
     decode_metadata, decode_status, encode_answer_metadata, encode_metadata, encode_status,
 };
 
-/// Decodes a payload as one type. What decodes must encode to bytes that decode, and these to the same bytes: the first
-/// time, a long text for people is cut.
+/// Decodes a payload as one type. A payload that decodes must encode to bytes that decode, and these to the same bytes:
+/// the first time, a long text for people is cut.
 macro_rules! there_and_back {
     ($payload:expr, $type:ident) => {
         if let Ok(decoded) = $type::decode($payload) {

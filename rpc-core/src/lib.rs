@@ -34,6 +34,8 @@ pub mod settings;
 mod slots;
 pub mod stream;
 mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod transport;
 
 pub use farcall_proto as proto;

@@ -16,17 +16,17 @@ use farcall_core::payload::Payload;
 use farcall_core::proto::wire::{Cancel, CloseCode, FrameType, Header, Ping, ResponseHead, ResponseKind};
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 
-use support::peer::{self, Peer};
 use support::{ECHO, HANG, PANIC, host, info, plain, until};
 
 /// Returns a peer that has made no call yet. Frames that it sends without waiting arrive together.
 async fn connected(host: &Arc<ServerCore>) -> Peer {
     let (near, far) = memory::pair();
     host.serve(far);
-    let mut peer = Peer::greeted(near, peer::hello()).await;
-    peer.bind();
+    let mut peer = Peer::greeted(near, hello()).await;
+    peer.bind(&info("test"));
     peer
 }
 

@@ -14,9 +14,9 @@ use farcall_core::config::Limits;
 use farcall_core::connection::Connection;
 use farcall_core::proto::wire::{FrameType, Hello};
 use farcall_core::status::{Code, Executed, Result, Status};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::{BoxFuture, Link, memory};
 
-use support::peer::{Peer, hello};
 use support::tap::Tap;
 use support::{ECHO, HANG, Near, Setup, WAIT, bytes, call, default, host, info, plain, until};
 
@@ -155,7 +155,7 @@ impl Connector for FirstToTheDeaf {
 async fn an_urgent_call_does_not_wait_behind_data_that_nobody_reads() {
     let t = default();
     let (near, far) = memory::pair();
-    let mut deaf = Peer::new(far);
+    let deaf = Peer::new(far);
     deaf.hello(&hello());
     let connector = FirstToTheDeaf(t.near.clone(), Mutex::new(Some(near.clone())));
     let caller = RawChannel::new(connector, plain(Limits::default()));

@@ -21,10 +21,11 @@ use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result, Status};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 
 use support::fabric::{self, Fabric};
-use support::peer::{Peer, hello, played};
+use support::peer::played;
 use support::reading::Shared;
 use support::{ECHO, HANG, NOTE, Near, WAIT, host, info, plain, until};
 
@@ -160,7 +161,7 @@ async fn client(limits: Limits, features: u64) -> (Peer, Arc<support::Seen>) {
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, compressing(features)).await;
-    peer.bind();
+    peer.bind(&info("test"));
     (peer, seen)
 }
 

@@ -27,12 +27,13 @@ use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, Service
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Result, Status};
 use farcall_core::stream::{self, Stream};
+use farcall_core::testing::{Peer, hello, request};
 use farcall_core::transport::memory;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use support::fabric::{self, Fabric};
-use support::peer::{Peer, hello, played, request};
+use support::peer::played;
 use support::reading::Shared;
 use support::streaming::{CHAT, COUNT, FromFn, SUM, info, items, numbers, streamed};
 use support::{Near, bytes, plain, until};
@@ -232,7 +233,7 @@ async fn client(limits: Limits, calls: u64) -> (Peer, Arc<Seen>) {
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, greeting(0)).await;
-    peer.bind_to(&info());
+    peer.bind(&info());
     for call in 1..=calls {
         peer.session_frame(FrameType::REQUEST, call, 0, request(SUM, b""));
     }

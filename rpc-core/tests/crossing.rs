@@ -15,12 +15,12 @@ use farcall_core::proto::wire::{
 };
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Service, ServiceInfo};
+use farcall_core::testing::{Peer, hello, request};
 use farcall_core::transport::LinkEnd;
 
 use support::direct::{self, Direct};
 use support::fabric::{Fabric, settings};
-use support::peer::{Peer, hello, request};
-use support::{ECHO, HANG, Seen, Test, until};
+use support::{ECHO, HANG, Seen, Test, info, until};
 
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
@@ -76,7 +76,7 @@ impl World {
         offer(&mut stream, 1, &fabric, &far);
         stream.expect(FrameType::UP).await;
         until("what is sent is delivered on this thread", || far.has_started()).await;
-        link.bind();
+        link.bind(&info("test"));
         Self { _host: host, fabric, seen, meanwhile, stream, link, far }
     }
 
@@ -113,7 +113,7 @@ async fn a_cancel_finds_the_call_whose_handler_has_not_begun() {
     let mut w = World::new(9).await;
     w.link.request(1, ECHO, b"first");
     w.link.request(2, HANG, b"");
-    let mut link = Peer::new(w.link.link.clone());
+    let mut link = Peer::new(w.link.link().clone());
     link.skip(3);
     w.meanwhile(move || {
         link.session_frame(FrameType::CANCEL, 2, 0, encoded(|out| Cancel { reason: 0 }.encode(out)));
@@ -133,7 +133,7 @@ async fn what_is_no_frame_ends_the_session_unless_its_link_was_given_up_before()
     let mut w = World::new(9).await;
     w.stream.link_frame(FrameType::DOWN, down());
     w.far.end(malformed());
-    w.stream.bind();
+    w.stream.bind(&info("test"));
     w.stream.request(1, ECHO, b"goes on");
     w.stream.expect(FrameType::RESPONSE).await;
 }
@@ -185,7 +185,7 @@ async fn a_message_is_read_by_the_link_that_it_was_described_on() {
     let [near, second] = direct::pair();
     Peer::new(near).read();
     let (first, later) = (w.far.clone(), second.clone());
-    let (mut stream, fabric) = (Peer::new(w.stream.link.clone()), w.fabric.clone());
+    let (mut stream, fabric) = (Peer::new(w.stream.link().clone()), w.fabric.clone());
     w.meanwhile(move || {
         first.end(LinkEnd::failed("as the test wants it"));
         stream.link_frame(FrameType::DOWN, down());

@@ -15,11 +15,12 @@ use farcall_core::config::{Limits, Policy};
 use farcall_core::proto::wire::{CloseCode, FrameType, Goaway, Header, Hello, RequestHead, features};
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::stream::{EndReason, Stream};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 use tokio::sync::mpsc;
 
 use support::fabric::{Fabric, with_fabric};
-use support::peer::{Peer, hello, played};
+use support::peer::played;
 use support::streaming::{self, FromFn};
 use support::{BIG, ECHO, HANG, Setup, WAIT, bytes, call, default, host, info, plain, until};
 
@@ -71,7 +72,7 @@ async fn calls_that_cross_the_goaway_are_served() {
     let (near, far) = memory::pair();
     t.host.serve(far);
     let mut peer = Peer::greeted(near, hello()).await;
-    peer.bind();
+    peer.bind(&info("test"));
     let host = t.host.clone();
     let drained = tokio::spawn(async move { host.drain(GRACE).await });
     peer.expect(FrameType::GOAWAY).await;

@@ -19,10 +19,10 @@ use farcall_core::proto::wire::{FrameType, Hello};
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, ServiceInfo};
 use farcall_core::status::{Blame, Code, Executed, Result, Status};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use support::peer::{Peer, hello};
 use support::{ECHO, HANG, call, default, host, info, plain, streaming};
 
 /// A service with this function as every method.
@@ -57,7 +57,7 @@ async fn a_message_that_is_too_long_for_the_client_is_cut_and_says_so() {
     host.serve(far);
     let small = Hello { max_frame: 1024, max_message: 1024, max_assembly: 1024, ..hello() };
     let mut peer = Peer::greeted(near, small).await;
-    peer.bind();
+    peer.bind(&info("test"));
     peer.request(1, ECHO, b"");
     let (_, payload) = peer.expect(FrameType::RESPONSE).await;
     let text = String::from_utf8_lossy(&payload);
@@ -341,7 +341,7 @@ async fn handlers_that_were_cancelled_count_until_they_are_dropped() {
     let (near, far) = memory::pair();
     host.serve(far);
     let mut peer = Peer::greeted(near, hello()).await;
-    peer.bind();
+    peer.bind(&info("test"));
     for hangs in [1, 3, 5] {
         peer.request(hangs, HANG, b"");
         started.notified().await;

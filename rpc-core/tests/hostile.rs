@@ -10,9 +10,10 @@ use farcall_core::proto::wire::{
     Answer, Close, CloseCode, Done, Down, FrameType, Goaway, Header, Hello, Offer, Ping, Pull, Up, flags,
 };
 use farcall_core::status::{Blame, Code, Executed};
+use farcall_core::testing::{Peer, hello, request};
 use farcall_core::transport::memory;
 
-use support::peer::{Peer, hello, played, request};
+use support::peer::played;
 use support::{ECHO, HANG, Setup, call, default, info, plain, setup, until};
 
 /// A raw client of the server.
@@ -68,7 +69,7 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
     ("DESCRIBED where nothing can be read", |p| {
         p.session_frame(FrameType::REQUEST, 1, flags::FRAGMENTED | flags::DESCRIBED, "\x0a\0\0\0\0\0x");
     }),
-    ("done.seq: is of nothing that was described", |p| {
+    ("done.seq: names no message that was described", |p| {
         p.session_frame(FrameType::DONE, 0, 0, encoded(|out| Done { seq: 1, outcome: 0 }.encode(out)));
     }),
     ("asks for it", |p| {
@@ -91,14 +92,14 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
         p.request(1, ECHO, b"");
     }),
     ("is in use", |p| {
-        p.bind();
+        p.bind(&info("test"));
         p.request(1, HANG, b"");
         p.request(1, HANG, b"");
     }),
     ("is not a client's", |p| p.request(1 << 63, ECHO, b"")),
     ("is not the next index", |p| {
-        p.bind();
-        p.bind();
+        p.bind(&info("test"));
+        p.bind(&info("test"));
     }),
     ("was never made", |p| p.respond(1, b"")),
     ("comes from a client", |p| {
@@ -142,7 +143,7 @@ const OF_CLIENTS: &[(&str, Offence)] = &[
 
 /// Sends a call with this metadata block.
 fn with_metadata(peer: &mut Peer, block: &[u8]) {
-    peer.bind();
+    peer.bind(&info("test"));
     peer.request_with(1, ECHO, block, b"");
 }
 
@@ -168,7 +169,7 @@ async fn a_client_that_breaks_a_rule_is_told_which_and_harms_nobody_else() {
 async fn metadata_over_the_limit_cost_their_call_only() {
     let t = default();
     let mut peer = greeted(&t).await;
-    peer.bind();
+    peer.bind(&info("test"));
     peer.request_with(1, ECHO, &[0; (16 << 10) + 1], b"");
     let (_, payload) = peer.expect(FrameType::RESPONSE).await;
     let text = String::from_utf8_lossy(&payload);
@@ -233,7 +234,7 @@ async fn absurd_hellos_are_refused_and_strict_ones_are_kept_to() {
     peer.read();
     peer.hello(&Hello { max_frame: 1024, max_message: 1024, max_assembly: 1024, ..hello() });
     peer.expect(FrameType::HELLO).await;
-    peer.bind();
+    peer.bind(&info("test"));
     peer.request(1, ECHO, &[5; 1015]);
     let (header, _) = peer.expect(FrameType::RESPONSE).await;
     assert_eq!((header.flags, header.len), (0, 1024), "what fits comes whole");
@@ -247,7 +248,7 @@ async fn absurd_hellos_are_refused_and_strict_ones_are_kept_to() {
     peer.read();
     peer.hello(&Hello { max_frame: 1024, ..hello() });
     peer.expect(FrameType::HELLO).await;
-    peer.bind();
+    peer.bind(&info("test"));
     peer.request(1, ECHO, &[5; 5000]);
     let (first, _) = peer.expect(FrameType::RESPONSE).await;
     assert_eq!((first.flags, first.len), (flags::FRAGMENTED, 1024));
@@ -326,7 +327,7 @@ async fn offers_whose_answers_are_not_read_end_the_connection() {
     let mut peer = intruder(&t);
     peer.hello(&hello());
     // Fill the link first.
-    peer.bind();
+    peer.bind(&info("test"));
     (1..=9).for_each(|call| peer.request(call, support::BIG, b"100000"));
     tokio::task::yield_now().await;
     for epoch in 1..=1000 {
@@ -343,7 +344,7 @@ async fn requests_whose_answers_are_not_read_are_refused_and_then_end_the_connec
     let t = setup(plain(Limits::default()), plain(few));
     let mut peer = intruder(&t);
     peer.hello(&hello());
-    peer.bind();
+    peer.bind(&info("test"));
     for call in 1..=5000 {
         peer.request(call, support::BIG, b"100000");
         if call % 100 == 0 {
@@ -383,7 +384,7 @@ async fn a_cancel_gives_the_place_of_an_answer_that_waits_to_the_next_call() {
     let t = setup(plain(Limits::default()), plain(few));
     let mut peer = intruder(&t);
     peer.hello(&hello());
-    peer.bind();
+    peer.bind(&info("test"));
     // The first answer fills the link, because nobody reads. Some answers are sent beside it.
     peer.request(1, support::BIG, b"1000000");
     let mut last = 1;
@@ -412,7 +413,7 @@ async fn a_refusal_counts_calls_and_no_other_refusals() {
     let t = setup(plain(Limits::default()), plain(few));
     let mut peer = intruder(&t);
     peer.hello(&hello());
-    peer.bind();
+    peer.bind(&info("test"));
     // The first answer fills the link, because nobody reads.
     peer.request(1, support::BIG, b"1000000");
     peer.request(2, HANG, b"");
@@ -429,7 +430,7 @@ async fn a_refusal_counts_calls_and_no_other_refusals() {
 /// Offences against a client that waits for the answer to call 1, with words that its reason must contain.
 const OF_SERVERS: &[(&str, Offence)] = &[
     ("was never made", |p| p.respond(2, b"")),
-    ("goes to a side that serves nothing", |p| p.bind()),
+    ("goes to a side that serves nothing", |p| p.bind(&info("test"))),
     ("goes to a side that serves nothing", |p| {
         let payload = request(ECHO, b"");
         p.session_frame(FrameType::REQUEST, 1, 0, payload);

@@ -12,12 +12,12 @@ use farcall_core::config::Policy;
 use farcall_core::proto::wire::{
     self, CloseCode, Done, Down, FrameType, Header, Hello, Offer, Pull, ResponseKind, Up, features, flags,
 };
+use farcall_core::testing::{Peer, hello, request};
 use farcall_core::transport::{Reason, memory};
 
 use support::fabric::{Fabric, settings, with_fabric};
-use support::peer::{Peer, hello, request};
 use support::reading::{self, Shared};
-use support::{BIG, ECHO, HANG, Setup, setup, until};
+use support::{BIG, ECHO, HANG, Setup, info, setup, until};
 
 /// A client with an upgraded link to the server. It sends whatever a test wants on either link.
 struct Hostile {
@@ -53,7 +53,7 @@ impl Hostile {
     async fn risen(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>) -> Self {
         let mut hostile = Self::answered(t, fabric, memory, features::DESCRIBED).await;
         hostile.up(1, 1);
-        hostile.link.bind();
+        hostile.link.bind(&info("test"));
         hostile
     }
 
@@ -106,8 +106,8 @@ const OFFENCES: &[(&str, Offence)] = &[
     ("asks for it", |h| h.down(1, 0, &[1])),
     ("down.epoch: was never offered", |h| h.down(2, 0, &[])),
     ("down: was said before", |h| (0..2).for_each(|_| h.down(1, 0, &[]))),
-    ("is of nothing that was described", |h| h.done(1, Done::READ)),
-    ("is of nothing that was described", |h| h.done(u32::MAX, Done::SEND)),
+    ("names no message that was described", |h| h.done(1, Done::READ)),
+    ("names no message that was described", |h| h.done(u32::MAX, Done::SEND)),
     ("done.outcome", |h| h.done(1, 2)),
     ("is one of too many at once", |h| h.describe_all(1..=126)),
     ("is longer than a descriptor may be", |h| h.describe(1, 10, &[0; 65])),
@@ -179,7 +179,7 @@ async fn what_was_not_agreed_on_is_not_described() {
     let t = with_fabric(&fabric, Policy::Auto);
     let mut hostile = Hostile::answered(&t, &fabric, &memory, 0).await;
     hostile.up(1, 1);
-    hostile.link.bind();
+    hostile.link.bind(&info("test"));
     hostile.link.request(1, BIG, b"200000");
     let (header, _) = hostile.link.expect(FrameType::RESPONSE).await;
     assert_eq!((header.flags, memory.exposed()), (flags::FRAGMENTED, 0));
@@ -218,7 +218,7 @@ async fn too_much_before_an_up_costs_the_link_and_the_session_goes_on() {
     assert_eq!((down.reason, down.rx_seq), (Reason::Other as u8, 0), "{}", down.detail);
     assert!(down.detail.contains("too much before its UP"), "{}", down.detail);
     hostile.down(1, 0, &[]);
-    hostile.stream.bind();
+    hostile.stream.bind(&info("test"));
     hostile.stream.request(1, ECHO, b"by the stream");
     hostile.stream.expect(FrameType::RESPONSE).await;
 }
@@ -236,7 +236,7 @@ async fn a_message_is_answered_once() {
         for outcome in outcomes {
             hostile.done(header.seq, outcome);
         }
-        hostile.stream.expect_close(CloseCode::Protocol, "is of nothing that was described").await;
+        hostile.stream.expect_close(CloseCode::Protocol, "names no message that was described").await;
         assert_eq!(memory.exposed(), 0);
         assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
     }
@@ -255,7 +255,7 @@ async fn what_is_described_to_a_peer_that_goes_is_forgotten() {
         assert_eq!(header.flags, flags::FRAGMENTED | flags::DESCRIBED);
     }
     assert_eq!(memory.exposed(), 125, "no more at once");
-    hostile.stream.link.close();
+    hostile.stream.link().close();
     until("the server sees it go", || t.host.connections().is_empty()).await;
     assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
 }
@@ -286,7 +286,7 @@ async fn what_a_fallen_link_leaves_exposed_is_answered_for_in_time_or_the_connec
             tokio::time::sleep(Duration::from_secs(60)).await;
             hostile.stream.request(2, ECHO, b"goes on");
             hostile.stream.expect(FrameType::RESPONSE).await;
-            hostile.stream.link.close();
+            hostile.stream.link().close();
         } else {
             let words = "has neither read nor asked for 1 long messages within 10s";
             hostile.stream.expect_close(CloseCode::Silent, words).await;
@@ -300,7 +300,7 @@ async fn a_down_is_answered_in_time_or_the_connection_ends() {
     let fabric = Arc::new(Fabric::readable(&memory));
     let t = with_fabric(&fabric, Policy::Auto);
     let (mut hostile, _) = described(&t, &fabric, &memory).await;
-    hostile.link.link.close();
+    hostile.link.link().close();
     hostile.stream.expect(FrameType::DOWN).await;
     hostile.stream.expect_close(CloseCode::Silent, "has not answered DOWN within 10s").await;
 }
@@ -313,7 +313,7 @@ async fn who_bears_a_longer_silence_waits_longer_for_a_down() {
     patient.liveness.missed_pings = 20;
     let t = setup(settings(&fabric, Policy::Auto), patient);
     let (mut hostile, _) = described(&t, &fabric, &memory).await;
-    hostile.link.link.close();
+    hostile.link.link().close();
     hostile.stream.expect(FrameType::DOWN).await;
     let fall = tokio::time::Instant::now();
     hostile.stream.expect_close(CloseCode::Silent, "has not answered DOWN within 44s").await;

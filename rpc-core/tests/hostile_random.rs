@@ -12,13 +12,13 @@ use farcall_core::proto::wire::{
     self, Answer, Cancel, Close, CloseCode, Done, Down, FrameType, Goaway, HEADER_LEN, Header, Hello, Offer,
     Ping, Pull, Up, features, flags,
 };
+use farcall_core::testing::{Peer, hello, request};
 use farcall_core::transport::memory;
 use fastrand::Rng;
 
 use support::fabric::{Fabric, with_fabric};
-use support::peer::{Peer, hello, request};
 use support::reading::{self, Shared};
-use support::{BIG, ECHO, HANG, Setup, until};
+use support::{BIG, ECHO, HANG, Setup, info, until};
 
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
@@ -155,7 +155,7 @@ async fn speak(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>, rng: &mut 
     stream.expect(FrameType::UP).await;
     Up { epoch: 1, first_seq: 1 }.encode(&mut out);
     stream.link_frame(FrameType::UP, out);
-    link.bind();
+    link.bind(&info("test"));
     seq += 1;
     for _ in 0..rng.usize(1..40) {
         let Some((header, payload)) = frame(&mut seq, rng) else { continue };
@@ -166,7 +166,7 @@ async fn speak(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>, rng: &mut 
             tokio::task::yield_now().await;
         }
     }
-    stream.link.close();
+    stream.link().close();
 }
 
 #[tokio::test]

@@ -11,8 +11,8 @@ use farcall_core::proto::wire::{
     Batch, CloseCode, Content, EndHead, EndReason, FrameType, Hello, ItemHead, RequestHead, Stop, Window,
     features,
 };
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
-use support::peer::{Peer, hello};
 use support::streaming::{CHAT, COUNT, ECHO, FIRST, FOREVER, SUM, Setup, WAIT, default, setup};
 use support::until;
 
@@ -22,7 +22,7 @@ async fn greeted(t: &Setup) -> Peer {
     t.host.serve(far);
     let hello = Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() };
     let mut peer = Peer::greeted(near, hello).await;
-    peer.bind_to(t.stub.service());
+    peer.bind(t.stub.service());
     peer
 }
 
@@ -103,15 +103,15 @@ const OFFENCES: &[(&str, Offence)] = &[
         p.request(1, SUM, b"");
         p.session_frame(FrameType::END, 1, 0, end(EndReason::Deadline, 0));
     }),
-    ("a direction that has no stream", |p| {
+    ("a direction without a stream", |p| {
         p.request(1, FOREVER, b"");
         p.session_frame(FrameType::ITEM, 1, 0, item(1));
     }),
-    ("a direction that has no stream", |p| {
+    ("a direction without a stream", |p| {
         p.request(1, SUM, b"");
         p.session_frame(FrameType::WINDOW, 1, 0, window(1 << 20, 1 << 20));
     }),
-    ("a direction that has no stream", |p| {
+    ("a direction without a stream", |p| {
         p.request(1, SUM, b"");
         p.session_frame(FrameType::STOP, 1, 0, stop());
     }),
@@ -226,7 +226,7 @@ async fn a_peer_without_streams_is_told_so() {
     let (near, far) = memory::pair();
     t.host.serve(far);
     let mut peer = Peer::greeted(near, hello()).await;
-    peer.bind_to(t.stub.service());
+    peer.bind(t.stub.service());
     peer.request(1, COUNT, b"1 1");
     let (_, payload) = peer.expect(FrameType::RESPONSE).await;
     assert!(String::from_utf8_lossy(&payload).contains("too old for streams"));
@@ -243,7 +243,7 @@ async fn streams_whose_ends_are_not_read_are_refused_and_then_end_the_connection
     t.host.serve(far);
     let mut peer = Peer::new(near);
     peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
-    peer.bind_to(t.stub.service());
+    peer.bind(t.stub.service());
     for call in 1..=5000 {
         // One by one, so that each finds room while there is some.
         peer.request(call, COUNT, b"9 90");
@@ -265,7 +265,7 @@ async fn as_many_streams_may_begin_as_there_are_places() {
     t.host.serve(far);
     let mut peer = Peer::new(near);
     peer.hello(&Hello { features: features::STREAMS, stream_items: 10, stream_bytes: 1000, ..hello() });
-    peer.bind_to(t.stub.service());
+    peer.bind(t.stub.service());
     // The first answer fills the link, because nobody reads.
     peer.request(1, COUNT, b"1 600000");
     for call in 2..=10 {

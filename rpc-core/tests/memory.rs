@@ -11,10 +11,11 @@ use bytes::Bytes;
 use farcall_core::config::Limits;
 use farcall_core::proto::wire::{CloseCode, FrameType};
 use farcall_core::status::{Code, Executed};
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 use tokio::runtime::Builder;
 
-use support::peer::{Peer, hello, played_with};
+use support::peer::played_with;
 use support::{ECHO, call, info, plain, setup};
 
 /// The memory of the process in KiB, and the length of a message that does not fit into it.
@@ -64,7 +65,7 @@ async fn in_little_memory() {
     let (near, far) = memory::pair();
     t.host.serve(far);
     let mut peer = Peer::greeted(near, hello()).await;
-    peer.bind();
+    peer.bind(&info("test"));
     send_long(&mut peer, FrameType::REQUEST, 1).await;
     let (header, payload) = peer.expect(FrameType::RESPONSE).await;
     let words = String::from_utf8_lossy(&payload);

@@ -26,12 +26,13 @@ use farcall_core::service::{HandlerFuture, IncomingCall, Reply, Service, Service
 use farcall_core::settings::Settings;
 use farcall_core::status::{Blame, Code, Executed, Result};
 use farcall_core::stream::EndReason;
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::memory;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use support::fabric::{Fabric, settings};
-use support::peer::{Peer, hello, played};
+use support::peer::played;
 use support::reading::Shared;
 use support::{ECHO, Near, WAIT, bytes, info, plain, streaming};
 
@@ -145,7 +146,7 @@ async fn an_answer_goes_without_metadata_to_a_client_that_takes_none() {
         let (near, far) = memory::pair();
         host.serve(far);
         let mut peer = Peer::greeted(near, Hello { features, ..hello() }).await;
-        peer.bind();
+        peer.bind(&info("test"));
         peer.request_with(1, ECHO, &block, b"x");
         let (_, payload) = peer.expect(FrameType::RESPONSE).await;
         assert!(payload.ends_with(b"x"));
@@ -222,7 +223,7 @@ async fn reader(hello: Hello) -> (Peer, Arc<ServerCore>) {
     let features = features::STREAMS | features::METADATA;
     let hello = Hello { features, stream_items: 10, stream_bytes: 1000, ..hello };
     let mut peer = Peer::greeted(near, hello).await;
-    peer.bind_to(&streaming::info());
+    peer.bind(&streaming::info());
     (peer, host)
 }
 

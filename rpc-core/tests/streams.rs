@@ -14,9 +14,10 @@ use farcall_core::config::Limits;
 use farcall_core::proto::wire::{EndHead, FrameType, Hello, ItemHead, features};
 use farcall_core::status::{Code, Executed, Result, Status};
 use farcall_core::stream::EndReason;
+use farcall_core::testing::{Peer, hello};
 use farcall_core::transport::{BoxFuture, Link};
 use support::direct::{self, Direct};
-use support::peer::{Peer, hello, played, played_by};
+use support::peer::{played, played_by};
 use support::streaming::{
     COUNT, FAIL, FIRST, FOREVER, FromFn, PANIC, REFUSE, SUM, Setup, all, default, info, items, setup,
 };

@@ -1,7 +1,7 @@
 //! The `#[service]` attribute of farcall. Applications use it as `#[farcall::service]`.
 //!
-//! The trait is parsed (`parse`), turned into a model of the service (`model`) while everything that is wrong with it is
-//! collected (`check`), and the model is written out (`expand`). What is written out is thin: what does not depend on
+//! The trait is parsed (`parse`), turned into a model of the service (`model`) while everything that is wrong with it
+//! is collected (`check`), and the model is written out (`expand`). The generated code is thin: what does not depend on
 //! the trait is in farcall-core's `__private` module, the only thing that generated code refers to.
 
 mod check;

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// A compression algorithm for messages.
 ///
-/// An argument, a result or an item is compressed if its side asks for it, its peer can read it, it has 1 KiB or more, and it
-/// becomes shorter by a sixteenth at least. Else it is sent as it is.
+/// An argument, a result or an item is compressed if its side asks for it, its peer can read it, it has 1 KiB or more,
+/// and it becomes shorter by a sixteenth at least. Otherwise it is sent as it is.
 ///
 /// Each is a feature of the crate, `lz4` and `zstd`, which is off unless asked for. To ask for one that was not built in is an
 /// error; to be called by a peer that has it is none, for that sends nothing that this side can't read.

@@ -72,7 +72,7 @@ impl Any {
         Self { type_url: D::TYPE_URL.to_owned(), value: detail.encode_to_vec().into() }
     }
 
-    /// The message, if it is one of this type. What stands before the name of the type does not matter.
+    /// The message, if it is one of this type. The text before the name of the type does not matter.
     ///
     /// # Errors
     ///

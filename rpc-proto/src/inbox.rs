@@ -154,8 +154,8 @@ impl Rest {
     }
 }
 
-/// Sees to it that there is room for so many bytes more of a message. What there is grows with what has come of it: its length
-/// is only what the peer says. False: there is no memory for them.
+/// Makes room for so many more bytes of a message. The room grows with the bytes that have come: its length is only
+/// what the peer says. False: there is no memory for them.
 fn make_room(buffer: &mut BytesMut, more: usize, total: usize) -> bool {
     let needed = buffer.len() + more;
     if needed <= buffer.capacity() {
@@ -230,8 +230,8 @@ impl Inbox {
         self.pending = Some(epoch);
     }
 
-    /// The peer's UP: from here on its frames come by the new link. Gives the frames that were held, which the
-    /// caller now takes in. An UP of another epoch than the one being tried is of a link already given up.
+    /// The peer's UP: from here on its frames come by the new link. Returns the frames that were held, which the caller
+    /// now takes in. An UP of another epoch than the one being tried is of a link already given up.
     pub fn up(&mut self, up: Up) -> Result<VecDeque<(Header, Bytes)>, WireError> {
         if self.route == Route::Upgraded(up.epoch) {
             return Err(WireError::new("up", "was said before"));
@@ -248,9 +248,9 @@ impl Inbox {
         Ok(std::mem::take(&mut self.held))
     }
 
-    /// The link of this epoch is dead or given up: whatever else comes by it is discarded, also what was held. What
-    /// the peer sent before on the stream link, and what it sends again, comes by the stream. Gives the messages of
-    /// which the rest, which was being read, has to be sent.
+    /// The link of this epoch is dead or given up: whatever else comes by it is discarded, also what was held. Frames
+    /// that the peer sent before on the stream link, or sends again, come by the stream. Returns the messages whose
+    /// rest was being read and must now be sent.
     #[must_use]
     pub fn freeze(&mut self) -> Vec<Pull> {
         self.pending = None;

@@ -367,8 +367,9 @@ impl Fragmenter {
         self.bulk > 0 && !self.has_begun() && self.total - self.bulk + 6 + MAX_DESCRIPTOR <= max
     }
 
-    /// The frame that describes where the end of the message is to be read, if it [can be](Self::can_be_described) and is
-    /// exposed. What is left then is what was exposed: should the peer not read it, it is cut like any other.
+    /// The frame that describes where the end of the message is to be read, if it [can be](Self::can_be_described) and
+    /// is exposed. Afterwards the message holds the exposed bytes only: should the peer not read it, it is cut like any
+    /// other.
     pub(crate) fn describe(&mut self, seq: u32, to: &mut dyn Expose) -> Result<Frame, Exposing> {
         let begins_with = self.total - self.bulk;
         let Some(bulk) = self.pieces.back() else { return Err(Exposing::Never) };

@@ -141,8 +141,8 @@ impl Metadata {
         self.block.is_empty()
     }
 
-    /// How long they are on the wire, in bytes: for each value 3, its own and those of its key. What
-    /// `limits.max_metadata` is about.
+    /// How long they are on the wire, in bytes: for each value 3, its own and those of its key. `limits.max_metadata`
+    /// limits this number.
     pub fn size(&self) -> usize {
         self.block.len()
     }

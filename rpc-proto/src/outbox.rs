@@ -32,11 +32,11 @@ const LOOKED_AT: usize = 64;
 
 /// The sending half of a session.
 ///
-/// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they
-/// must be sent; a frame has its number from then on. Of a call's messages those keep their order that are of its streams or
-/// [keep their place](Message::keep_place), and so do those that are neither. Frames that went by an upgraded link are retained until
-/// the peer says that it has taken them in: that link may die before the session. Those on the stream link are not: if that
-/// dies, so does the session.
+/// Messages go in with [`push`](Self::push), frames come out of [`next`](Self::next) in the order in which they must be
+/// sent; a frame has its number from then on. The messages of a call's streams, and those that [keep their
+/// place](Message::keep_place), keep their order among themselves. So do the others. Frames that went by an upgraded
+/// link are retained until the peer says that it has taken them in: that link may die before the session. Those on the
+/// stream link are not: if that dies, so does the session.
 #[derive(Clone, Debug, Hash)]
 pub struct Outbox {
     /// Short messages of calls.
@@ -45,8 +45,8 @@ pub struct Outbox {
     /// Too long for a frame, not begun: the assembly budget is used up.
     large: VecDeque<Message>,
     cutting: VecDeque<Fragmenter>,
-    /// Described to the peer, which has not said DONE; by the number of the frame. What is left of such a message is
-    /// what was exposed.
+    /// Described to the peer, which has not said DONE; by the number of the frame. The rest of such a message is the
+    /// exposed bytes.
     exposed: BTreeMap<u32, Fragmenter>,
     tally: Tally,
     /// Calls of which nothing need leave, and of which something may be queued: it has not been looked for.
@@ -335,8 +335,8 @@ impl Outbox {
         Abandoned::Unsent
     }
 
-    /// Takes back what was not sent of a call's streams. Of what has left in part the peer is told that the rest will not
-    /// come.
+    /// Takes back what was not sent of a call's streams. If a message has left in part, the peer is told that the rest
+    /// will not come.
     pub fn abandon_streams(&mut self, call: u64) {
         self.abandon_all(|of, kind| of == call && kind.is_of_stream());
     }
@@ -428,7 +428,7 @@ impl Outbox {
         calls
     }
 
-    /// The session is over: nothing leaves any more, so that what is said of its calls stays true. Gives the calls of
+    /// The session is over: nothing leaves any more, so that what is said of its calls stays true. Returns the calls of
     /// which a message of this kind has not left whole, and forgets everything.
     pub fn close(&mut self, kind: FrameType) -> Vec<u64> {
         self.closed = true;

@@ -8,7 +8,7 @@ use super::wire::{Down, Pull, Up, WireError};
 /// Both halves of a session and who has said what; borrowed, because elsewhere they are used apart.
 #[derive(Debug)]
 pub struct Session<'a> {
-    /// Which side has said UP and DOWN.
+    /// The record of which side has said UP and DOWN.
     pub upgrade_state: &'a mut UpgradeState,
     /// The receiving half.
     pub inbox: &'a mut Inbox,

@@ -110,12 +110,12 @@ impl fmt::Display for Code {
     }
 }
 
-/// Whose fault a failure is.
+/// The side at fault for a failure.
 ///
-/// Of a connection that failed: one that ended in order, because a side drained, was closed or found no version or transport
-/// in common, and one that could not be made, are the [`Environment`](Self::Environment)'s; one that ended without a word, or
-/// with a broken protocol, is the [`Peer`](Self::Peer)'s. Killed, frozen and vanished processes are so alike, as are
-/// servers that are none of farcall's.
+/// For a connection that failed: one that ended in order, because a side drained, was closed or found no version or
+/// transport in common, and one that could not be made, are the [`Environment`](Self::Environment)'s; one that ended
+/// without a word, or with a broken protocol, is the [`Peer`](Self::Peer)'s. Killed, frozen and vanished processes are
+/// so alike, as are servers that are none of farcall's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]

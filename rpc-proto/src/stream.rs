@@ -1,6 +1,6 @@
 //! The two ends of a stream, one direction of a call: how much may be sent, and how it ends (WIRE.md section 5.4).
 //!
-//! What both have of the call beside it, that it is over, is not their affair: who knows that asks them no more.
+//! The end of the call itself is not their concern: who knows that asks them no more.
 
 use super::wire::{Window, WireError};
 
@@ -32,7 +32,7 @@ impl SendHalf {
         self.sent.bytes += bytes;
     }
 
-    /// The peer takes more. Says whether there is room now and was not before.
+    /// The peer takes more. Returns whether there is room now and was not before.
     pub fn on_window(&mut self, window: Window) -> Result<bool, WireError> {
         if window.items < self.granted.items || window.bytes < self.granted.bytes {
             return Err(WireError::new("window", "takes back what was granted"));
@@ -88,7 +88,7 @@ impl RecvHalf {
         }
     }
 
-    /// An ITEM of so many items and bytes has come. Says whether it is to be kept.
+    /// An ITEM of so many items and bytes has come. Returns whether it is to be kept.
     pub fn on_item(&mut self, items: u64, bytes: u64) -> Result<bool, WireError> {
         if self.ended {
             return Err(WireError::new("item", "comes after the END of its stream"));
@@ -120,7 +120,7 @@ impl RecvHalf {
         self.ended
     }
 
-    /// The application has taken so many items, and with them all of so many bytes. Gives the WINDOW that is due.
+    /// The application has taken so many items, and with them all of so many bytes. Returns the WINDOW that is due.
     ///
     /// A reader that is faster than its window lets the peer be gets a larger one, by and by up to `most`: `grow` says
     /// whether there are so many bytes for it.
@@ -168,7 +168,7 @@ impl RecvHalf {
         self.size.bytes - first.bytes
     }
 
-    /// The application takes no more. Says whether the peer is to be told.
+    /// The application takes no more. Returns whether the peer is to be told.
     pub fn stop(&mut self) -> bool {
         let stopped = std::mem::replace(&mut self.stopped, true);
         !stopped && !self.ended

@@ -14,9 +14,9 @@ use farcall_core::stream::Stream;
 /// task, keeps the handler's context, and is dropped with the stream. The stream ends with the future; an error of the future is
 /// the last item.
 ///
-/// The future runs in step with its reader: [`Items::send`] returns only when the reader asks for the item after. What a future
-/// does between two items, such as [`Context::compress`](crate::Context::compress), therefore has its effect from the second of
-/// them on.
+/// The future runs in step with its reader: [`Items::send`] returns only when the reader asks for the item after. So an
+/// action between two items, such as [`Context::compress`](crate::Context::compress), takes effect with the second of
+/// them.
 ///
 /// ```
 /// use farcall::{Stream, Streaming, stream};

@@ -99,8 +99,8 @@ fn random() -> u64 {
     RandomState::new().hash_one(0).max(1)
 }
 
-/// Passes traces on by itself: a call that a handler makes is in the trace of its own, and one that is made elsewhere begins
-/// a trace. What comes in that is malformed is as if it had not.
+/// Passes traces on by itself: a call that a handler makes is in the trace of its own, and one that is made elsewhere
+/// begins a trace. A malformed context is ignored.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct W3c;

@@ -16,7 +16,7 @@ const CALLERS: u64 = 64;
 /// How long items are: most are short, and some of them do not fit into a frame or are read by the peer.
 const LENGTHS: [u32; 8] = [0, 10, 10, 300, 300, 1000, 9000, 40_000];
 
-/// Makes so many calls, and then sees that no handler is left. Gives how many of the calls were given up.
+/// Makes so many calls, and then sees that no handler is left. Returns how many of the calls were given up.
 pub(crate) async fn storm(flow: &FlowClient, log: &Log, seed: u64, calls: u64, patience: Duration) -> u64 {
     let mut callers = JoinSet::new();
     for caller in 0..CALLERS {

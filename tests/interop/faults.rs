@@ -1,5 +1,5 @@
-//! Servers that go, die and panic before a stream, in the middle of it and after it: gRPC's `goaway` and `rst_*`. What has come
-//! is kept, and what is cut short never looks complete.
+//! Servers that go, die and panic before a stream, in the middle of it and after it: gRPC's `goaway` and `rst_*`. Items
+//! that have come are kept, and a stream that is cut short never looks complete.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

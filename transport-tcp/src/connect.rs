@@ -66,7 +66,7 @@ pub struct Acceptor {
 const BACKLOG: u32 = 1024;
 
 impl Acceptor {
-    /// Listens on `host:port`; port 0 chooses a free one. Of several addresses of a name the first that works is
+    /// Listens on `host:port`; port 0 chooses a free one. If a name has several addresses, the first that works is
     /// used.
     ///
     /// # Errors

@@ -137,7 +137,7 @@ impl Reader {
         Ok(!drained)
     }
 
-    /// There is nothing to read, perhaps for long.
+    /// Gives a long buffer back, because there may be nothing to read for long.
     fn let_go(&mut self) {
         if self.long > 0 && self.buffer.is_empty() {
             buffer_pool::give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.size));
@@ -187,7 +187,7 @@ impl Reader {
         }
     }
 
-    /// Sees to it that the buffer has room for a read.
+    /// Makes room for a read in the buffer.
     fn make_room(&mut self) {
         if self.long > 0 {
             if self.buffer.capacity() < self.long {
@@ -212,7 +212,7 @@ impl Reader {
         self.bytes_copied += self.buffer.len() as u64;
         let mut old = std::mem::replace(&mut self.buffer, fresh);
         old.clear();
-        // Else it will be, when its views are gone.
+        // Otherwise it becomes free when its views are gone.
         let is_free = old.try_reclaim(size);
         if !is_free && size == BUFFER && self.retired.len() < POOL {
             self.retired.push_back(old);

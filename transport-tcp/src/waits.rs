@@ -1,10 +1,10 @@
 //! How a link waits for its peer: it looks for a moment before it sleeps, where that pays.
 //!
-//! Who looks asks the socket again and again, past the runtime, on the thread on which it has just sent: the link's task when
-//! it has answered, or a caller when it has asked. It does not give way to other tasks meanwhile. A task that wakes itself wakes another
-//! thread of its runtime as well, to see whether there is more to do; that thread takes the runtime's place at the sockets,
-//! wakes for all that comes, and finds it gone. For the same reason who has found something many times in a row sleeps once:
-//! then the runtime's threads change places.
+//! To look is to ask the socket again and again, past the runtime, on the thread that has just sent: the link's task
+//! when it has answered, or a caller when it has asked. It does not give way to other tasks meanwhile. A task that
+//! wakes itself wakes another thread of its runtime as well, to see whether there is more to do; that thread takes the
+//! runtime's place at the sockets, wakes for all that comes, and finds it gone. For the same reason who has found
+//! something many times in a row sleeps once: then the runtime's threads change places.
 
 use std::cell::Cell;
 use std::sync::{LazyLock, Mutex, TryLockError};
@@ -21,8 +21,8 @@ const LONGEST: Duration = Duration::from_micros(25);
 /// The most that is read at once, in bytes.
 const ROOM: usize = 16 * 1024;
 
-/// So many frames that come together are more than one call. What others send comes with one read after a sleep, and with a
-/// read for each to who looks.
+/// So many frames that come together are more than one call. After a sleep one read brings what all of them have sent;
+/// looking takes a read for each.
 const TOGETHER: usize = 4;
 
 /// Where what is looked for is read to. One link of the process looks at a time: it keeps a thread, and a CPU, from all else.

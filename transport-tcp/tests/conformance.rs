@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farcall_core::transport::{Link, conformance};
+use farcall_core::testing::conformance;
+use farcall_core::transport::Link;
 use farcall_tcp::{Acceptor, TcpConfig, connect};
 
 async fn pair() -> conformance::Pair {

@@ -78,7 +78,7 @@ pub(crate) enum Ended {
 impl Ended {
     /// Returns the end of a stream whose receiving side has given up the call.
     pub(crate) fn gave_up() -> Self {
-        let status = Status::new(Code::Cancelled, "the call that the stream was of is over");
+        let status = Status::new(Code::Cancelled, "the stream's call is over");
         Self::GivenUp(status.with_executed(Executed::Maybe).with_blame(Blame::Caller))
     }
 }
@@ -152,7 +152,7 @@ impl CallStreams {
     ) -> Result<bool, WireError> {
         let mut guard = self.state();
         let state = &mut *guard;
-        let none = |what| WireError::new(what, "is of a direction that has no stream");
+        let none = |what| WireError::new(what, "belongs to a direction without a stream");
         match kind {
             FrameType::ITEM => {
                 let incoming = state.incoming.as_mut().ok_or_else(|| none("item"))?;

@@ -197,12 +197,9 @@ fn all_of(mut failures: Vec<Status>) -> Status {
 
 /// Returns the status for a channel whose runtime has ended.
 pub(super) fn gone() -> Status {
-    Status::new(
-        Code::Unavailable,
-        "connecting was cut off: the runtime that this channel was made on has ended",
-    )
-    .with_executed(Executed::No)
-    .with_blame(Blame::Caller)
+    Status::new(Code::Unavailable, "connecting was cut off: the runtime that made this channel has ended")
+        .with_executed(Executed::No)
+        .with_blame(Blame::Caller)
 }
 
 /// Returns the status for a channel that was made without a runtime.

@@ -199,7 +199,10 @@ fn finish(pump: &Pump<Box<dyn Source>>, end: Pumped) -> Option<Status> {
         Pumped::Closed => EndReason::Cancelled,
         Pumped::Failed(Reply::Status(status)) => return Some(status),
         Pumped::Failed(_) => {
-            let status = Status::new(Code::Internal, "a stream of arguments failed with what is no status");
+            let status = Status::new(
+                Code::Internal,
+                "a stream of arguments failed with an error that is not a Status",
+            );
             return Some(status.with_executed(Executed::Maybe).with_blame(Blame::Bug));
         }
     };

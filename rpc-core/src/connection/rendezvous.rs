@@ -42,7 +42,7 @@ impl Connection {
             self.sender.note_backlog(&sending.outbox);
             known
         });
-        known.map_err(|_| WireError::new("done.seq", "is of nothing that was described"))?;
+        known.map_err(|_| WireError::new("done.seq", "names no message that was described"))?;
         // This may allow more to be sent, at the end of the batch.
         self.sender.flush_at_end();
         if let Some(link) = self.sender.upgraded() {

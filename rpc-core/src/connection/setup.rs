@@ -103,7 +103,8 @@ impl Connection {
                 (upgrade.name(), Unavailable::new(Reason::Disabled, ""))
             }
             Ok(upgrade) if self.sender.stream().is_encrypted() => {
-                let detail = "what goes by the device would not be; calls stay on the encrypted link";
+                let detail =
+                    "bytes that go by the device would not be encrypted; calls stay on the encrypted link";
                 (upgrade.name(), Unavailable::new(Reason::Encrypted, detail))
             }
             Ok(upgrade) => {

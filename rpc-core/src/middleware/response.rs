@@ -93,7 +93,7 @@ impl Response {
             Body::Once(_, payload) => Reply::Err(payload),
             Body::Sent(sent) => Reply::End(sent),
             Body::Begun(_) => {
-                let message = "a client's stream is not an answer: have the handler pass it on";
+                let message = "a client's stream is not an answer: return it from the handler instead";
                 Reply::Status(Status::new(Code::Internal, message))
             }
         };

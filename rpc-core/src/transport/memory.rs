@@ -209,7 +209,7 @@ impl Drop for Abandon {
 
 #[cfg(test)]
 mod tests {
-    use crate::transport::conformance;
+    use crate::testing::conformance;
 
     #[tokio::test]
     async fn memory_conforms() {

@@ -19,8 +19,6 @@ use crate::proto::inbox::Described;
 use crate::proto::message::{Expose, Frame};
 use crate::proto::wire::{Frames, Header, WireError};
 
-#[cfg(any(test, feature = "testing"))]
-pub mod conformance;
 pub mod memory;
 mod reason;
 pub mod spin;

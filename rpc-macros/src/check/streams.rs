@@ -154,7 +154,7 @@ fn rows_and_error(ty: &TypePath, errors: &mut Errors) -> Option<(Type, Option<Ty
 /// Returns the item type of an argument that is a stream.
 pub(super) fn rows(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Type> {
     if let Some(span) = rpc.default {
-        errors.add_at(span, "a stream has no default: who has nothing to send sends an empty one");
+        errors.add_at(span, "a stream has no default: a caller with nothing to send sends an empty stream");
     }
     match &*input.ty {
         Type::Path(ty) => {

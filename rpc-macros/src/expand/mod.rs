@@ -27,7 +27,7 @@ pub(crate) fn service(service: &Service) -> TokenStream {
         #client
         #dynamic
 
-        // What the user's lints have to say about the trait, they say about the trait.
+        // The user's lints report on the trait, not on the code that is generated from it.
         #[allow(deprecated, clippy::all, clippy::pedantic)]
         const _: () = {
             #names

@@ -56,8 +56,8 @@ impl Tally {
         self.own
     }
 
-    /// Returns whether a long message of the session itself has not left. What was queued after it (calls after their BIND) may
-    /// not overtake it, nor may what is short overtake one that is queued.
+    /// Returns whether a long message of the session itself has not left. Messages that were queued after it, such as
+    /// calls after their BIND, may not overtake it. Nor may a short message overtake a long one that is queued.
     pub(super) fn has_barrier(&self) -> bool {
         self.barriers > 0
     }

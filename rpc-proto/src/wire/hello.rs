@@ -129,7 +129,7 @@ impl Hello {
         assert!(out.len() - start <= MAX_HELLO, "a HELLO is longer than 128 KiB");
     }
 
-    /// Reads the payload. What follows the known fields belongs to later versions and is not looked at.
+    /// Reads the payload. Bytes after the known fields belong to later versions and are not looked at.
     pub fn decode(payload: Bytes) -> Result<Self, WireError> {
         if payload.len() > MAX_HELLO {
             return Err(WireError::new("hello", "is longer than 128 KiB"));

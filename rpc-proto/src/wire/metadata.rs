@@ -16,7 +16,7 @@ pub fn encode_metadata(metadata: &Metadata) -> Bytes {
     Bytes::copy_from_slice(metadata.block())
 }
 
-/// Reads what [`encode_metadata`] wrote. What it gives has its own memory.
+/// Reads what [`encode_metadata`] wrote. The result has its own memory.
 pub fn decode_metadata(block: Bytes) -> Result<Metadata, WireError> {
     match entries(&mut Reader::new(block), &mut Metadata::new())? {
         (metadata, false) => Ok(metadata),
@@ -37,7 +37,7 @@ pub fn encode_answer_metadata(metadata: &AnswerMetadata) -> Bytes {
     block.freeze()
 }
 
-/// Reads what [`encode_answer_metadata`] wrote. What it gives has its own memory.
+/// Reads what [`encode_answer_metadata`] wrote. The result has its own memory.
 pub fn decode_answer_metadata(block: Bytes) -> Result<AnswerMetadata, WireError> {
     let mut r = Reader::new(block);
     let mut causes = Metadata::new();

@@ -4,7 +4,8 @@ use std::fs;
 
 use crate::unavailable::Memlock;
 
-/// The limit and its use, for an error about a registration of `asked` bytes. What cannot be read counts as unlimited.
+/// The limit and its use, for an error about a registration of `asked` bytes. A limit that cannot be read counts as
+/// unlimited.
 pub(crate) fn memlock(asked: u64) -> Memlock {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

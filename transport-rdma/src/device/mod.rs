@@ -6,8 +6,8 @@
 //! [`Bytes`](bytes::Bytes) of which the queue pair holds a clone. A completion is the only way back, so code above these
 //! traits cannot race with a device.
 //!
-//! What is absent: anything by which a peer could write to memory it was not sent to (WRITE, atomics), receive queues of
-//! one queue pair (there is the shared one only), and the opcode of completions, which devices leave undefined when they
+//! Left out: anything by which a peer could write to memory it was not sent to (WRITE, atomics), receive queues of one
+//! queue pair (there is the shared one only), and the opcode of completions, which devices leave undefined when they
 //! fail.
 
 mod address;

@@ -29,7 +29,8 @@ impl QpSize {
 }
 
 /// A reliable connected queue pair on a shard's queues. Dropping the last reference destroys it, its windows first, and
-/// blocks for milliseconds: leave that to a control thread, after it was drained. What was still exposed is kept until then.
+/// blocks for milliseconds: leave that to a control thread, after it was drained. Memory that was still exposed is kept
+/// until then.
 ///
 /// To drain: [`to_err`](Self::to_err), [`post_marker`](Self::post_marker), poll until [`Completion::Drained`], then poll the
 /// receive queue until it is empty. Completions not polled before the queue pair is destroyed are lost, but the receives among
@@ -62,13 +63,13 @@ pub trait QueuePair: Debug + Send + Sync {
     /// The peer can read them from when [`Work::Bind`] has run.
     fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError>;
 
-    /// Posts requests from the front of the queue, up to [`MAX_BATCH`] at a time and as many as there is room for, with one
-    /// call of the device, and says how many it has taken from the queue; zero means that the send queue is full. What is
-    /// left was not posted, after an error too.
+    /// Posts requests from the front of the queue, up to [`MAX_BATCH`] at a time and as many as there is room for, with
+    /// one call of the device, and says how many it has taken from the queue; zero means that the send queue is full.
+    /// Requests that are left were not posted, after an error too.
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError>;
 
-    /// Posts a message of at most [`inline`](Self::inline) bytes, which are copied during the call. False: the send queue is
-    /// full. That is less work than a [`Work::Send`] of one message, which has to be kept.
+    /// Posts a message of at most [`inline`](Self::inline) bytes, which are copied during the call. False: the send
+    /// queue is full. It is less work than a [`Work::Send`] of one message, which has to be kept.
     fn send_copy(&self, message: &[u8]) -> Result<bool, PostError>;
 
     /// After [`to_err`](Self::to_err): posts the request whose completion comes after all others. Once only.
@@ -213,7 +214,7 @@ pub enum Completion {
         /// The message's length.
         len: usize,
     },
-    /// A receive has failed. What the slot contains is undefined.
+    /// A receive has failed. The slot's contents are undefined.
     ReceiveFailed {
         /// The queue pair it failed on.
         qp_num: u32,

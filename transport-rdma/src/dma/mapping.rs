@@ -20,8 +20,8 @@ pub enum Pages {
     Base,
 }
 
-/// Private anonymous memory, zeroed, unmapped on drop. Who may touch which of it is the business of the slots or extents
-/// that it is divided into; each has one owner.
+/// Private anonymous memory, zeroed, unmapped on drop. It is divided into slots or extents, each with one owner. These
+/// decide who may touch it.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,

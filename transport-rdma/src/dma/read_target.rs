@@ -8,8 +8,8 @@ use super::arena::Extent;
 /// An extent while READs into it may be in flight. There is no way to its bytes: every work request that writes to it
 /// holds a clone of the `Arc`, and only the last owner gets the extent back.
 ///
-/// What is to stand beside the data that is read (the part of a message that came with its announcement) is written to the
-/// extent before it becomes a read_target.
+/// The part of a message that came with its announcement is written to the extent before the extent becomes a read
+/// target.
 pub struct ReadTarget {
     /// The lock is for the simulated device, which writes by itself.
     extent: Mutex<Extent>,
@@ -44,7 +44,7 @@ impl ReadTarget {
         (at.checked_add(len)? <= self.len).then_some(self.start + at)
     }
 
-    /// Writes, as a device does, for a device that is software. What does not fit is left out.
+    /// Writes, as a device does, for a device that is software. Bytes that do not fit are left out.
     pub(crate) fn write(&self, at: usize, data: &[u8]) {
         let mut extent = self.extent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(part) = extent.get_mut(at..).and_then(|rest| rest.get_mut(..data.len())) {

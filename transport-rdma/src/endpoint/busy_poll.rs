@@ -2,10 +2,10 @@
 //! thread.
 //!
 //! A helper takes what the driver would have taken a moment later, if the driver has not the intake just then. It owes
-//! nobody anything: the driver looks, arms and sleeps as if there were no helpers, so nothing hangs on a caller that helps
-//! and is never polled again. It need not be woken for what a helper has polled and leaves to it, either. What completed
-//! before it armed is in the intake when it looks for the second time, whoever has polled it; what completes later makes
-//! an event.
+//! nobody anything: the driver looks, arms and sleeps as if there were no helpers, so nothing hangs on a caller that
+//! helps and is never polled again. It need not be woken for what a helper has polled and leaves to it, either. A
+//! completion from before it armed is in the intake at its second look, whoever has polled it. A later one makes an
+//! event.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ impl Shard {
         if found { BusyPoll::Found } else { BusyPoll::Sleep }
     }
 
-    /// Looks for answers and delivers them. Says whether there were any.
+    /// Looks for answers and delivers them. Returns whether there were any.
     pub(super) fn poll_for_answers(&self) -> bool {
         let end = Instant::now() + LOOK;
         loop {

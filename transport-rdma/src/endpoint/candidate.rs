@@ -44,8 +44,8 @@ pub(crate) struct RdmaCandidate {
 }
 
 impl RdmaCandidate {
-    /// Prepares an end: for a client ready to receive, for a server ready to send as well. What the peer has to know is
-    /// the second result.
+    /// Prepares an end: for a client ready to receive, for a server ready to send as well. The second result is the
+    /// data for the peer.
     pub(crate) async fn prepare(
         endpoint: Arc<Endpoint>,
         path: LocalPath,
@@ -188,8 +188,12 @@ impl Candidate for RdmaCandidate {
 /// The number of the first packet. Random, so that packets of an earlier queue pair with this number, or a stranger's, are
 /// not taken for ours.
 fn random_psn() -> Result<u32, transport::Unavailable> {
-    let number = getrandom::u32()
-        .map_err(|error| transport::Unavailable::new(Reason::Other, format!("no random numbers: {error}")))?;
+    let number = getrandom::u32().map_err(|error| {
+        transport::Unavailable::new(
+            Reason::Other,
+            format!("the operating system gave no random numbers: {error}"),
+        )
+    })?;
     Ok(number & 0xff_ffff)
 }
 
@@ -197,9 +201,9 @@ fn no_room(what: NoRoom) -> transport::Unavailable {
     let detail = match what {
         NoRoom::Receives(Some(refused)) => return refused.into(),
         NoRoom::Receives(None) => {
-            "all receive buffers are promised to other peers; `rdma.memory` allows for more"
+            "all receive buffers are promised to other peers; raise rdma.memory to have more"
         }
-        NoRoom::Completions => "as many peers as there may be; `rdma.connections` allows for more",
+        NoRoom::Completions => "rdma.connections peers are connected already; raise it to allow more",
     };
     transport::Unavailable::new(Reason::NoCredit, detail)
 }

@@ -112,7 +112,7 @@ impl DeviceRegistry {
         Ok((endpoint, LocalPath::new(chosen.port, &chosen.gid, status, config)))
     }
 
-    /// Looks at what there is. That means to read hundreds of files, so those who ask while somebody reads share the next
+    /// Looks at what there is. A look reads hundreds of files. So callers that ask while somebody reads share the next
     /// look: nobody gets what was read before it asked.
     fn look(&self) -> Result<Found, Unavailable> {
         let asked = Instant::now();

@@ -1,7 +1,6 @@
 //! The driver: takes completions, delivers what arrives, and sees links to their end.
 //!
-//! It never waits. What lets it go on when there is something to do is a task ([`super::wait`]) or a thread
-//! ([`super::busy`]).
+//! It never waits. A task ([`super::wait`]) or a thread ([`super::busy`]) runs it when there is something to do.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -84,8 +83,8 @@ impl Driver {
         Ok(intake.is_ready() || polled + delivered + sent + mail > 0)
     }
 
-    /// Takes all that has arrived; then delivers some of it. Says how many completions there were last, when the queue was
-    /// asked for a batch, and how many messages were delivered.
+    /// Takes all that has arrived; then delivers some of it. Returns how many completions the last batch had, and how
+    /// many messages were delivered.
     fn receive(&mut self, intake: &mut Intake) -> Result<(usize, usize), DeviceError> {
         let polled = self.take_in(intake)?;
         let mut count = 0;
@@ -106,7 +105,7 @@ impl Driver {
         count
     }
 
-    /// Takes all that has arrived. Says how many completions there were last, when the queue was asked for a batch.
+    /// Takes all that has arrived. Returns how many completions the last batch had.
     fn take_in(&self, intake: &mut Intake) -> Result<usize, DeviceError> {
         let mut taken = 0;
         loop {
@@ -217,8 +216,8 @@ impl Driver {
         }
     }
 
-    /// The link has failed, which its handler hears after what has arrived. That may be the peer's CLOSE, and the link has
-    /// failed because of it.
+    /// The link has failed, which its handler hears after what has arrived. The last message may be the peer's CLOSE,
+    /// because of which the link has failed.
     fn fail(&self, intake: &mut Intake, link: Arc<LinkCore>, end: LinkEnd) -> Result<(), DeviceError> {
         self.take_in(intake)?;
         intake.fail(link, end);

@@ -36,8 +36,8 @@ impl Intake {
         }
     }
 
-    /// Takes up to `max` completions from the device, puts new receives in their place, and gives what has arrived to its
-    /// links. Says how many there were.
+    /// Takes up to `max` completions from the device, puts new receives in their place, and gives what has arrived to
+    /// its links. Returns how many there were.
     pub(super) fn poll(&mut self, shard: &Shard, max: usize) -> Result<usize, DeviceError> {
         let polled = shard.queues.poll(Cq::Receive, max, &mut self.completions)?;
         // The rest of a failed posting is tried again.
@@ -71,7 +71,7 @@ impl Intake {
         self.ready.pop_front()
     }
 
-    /// Delivers up to `most` messages of a link's. Says how many; and whether that was the last of it, and why.
+    /// Delivers up to `most` messages of a link's. Returns how many, and whether the link has ended, and why.
     pub(super) fn deliver(&mut self, link: &Arc<LinkCore>, most: usize) -> (usize, Option<LinkEnd>) {
         // Not with this if the handler panics.
         let mut scratch = std::mem::take(&mut self.scratch);

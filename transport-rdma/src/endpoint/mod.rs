@@ -250,8 +250,8 @@ fn relax() {
     }
 }
 
-/// How large each link's queue pair is, so that the completions of all fit into one queue. What is inline is what fits into a
-/// small work request of common hardware.
+/// How large each link's queue pair is, so that the completions of all fit into one queue. The inline length is what
+/// fits into a small work request of common hardware.
 fn qp_size(connections: u32, max_cqe: u32) -> QpSize {
     // One of each part is the marker's.
     let sends = (max_cqe / connections.max(1)).saturating_sub(1).clamp(MIN_SENDS, MAX_SENDS) as u16;

@@ -9,17 +9,15 @@ mod hostile;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::Weak;
+use std::ops::Deref;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
-use farcall_core::proto::wire::{FrameType, Header, WireError};
-use farcall_core::transport::{
-    self, Candidate, Description, FrameSource, Link, LinkEnd, LinkHandler, Reason, Upgrade as _,
-};
-use tokio::sync::mpsc;
+use farcall_core::proto::wire::{FrameType, Header};
+use farcall_core::testing;
+use farcall_core::transport::{self, Candidate, Description, Link, LinkEnd, Reason, Upgrade as _};
 
 use super::*;
 use crate::RdmaUpgrade;
@@ -77,92 +75,41 @@ impl Node {
     }
 }
 
-/// So long a payload that its frame has a message, and so a credit, of its own.
+/// A payload so long that its frame has a message, and so a credit, of its own.
 const LONE: usize = 5000;
 
-/// One end of a link; dropping it drops the link.
-struct End {
-    link: Arc<dyn Link>,
-    peer: Arc<Peer>,
-    log: mpsc::UnboundedReceiver<Event>,
-}
+/// One end of a link. Dropping it drops the link.
+struct End(testing::End);
 
-struct Peer {
-    link: Weak<dyn Link>,
-    outgoing: Mutex<VecDeque<Frame>>,
-    events: mpsc::UnboundedSender<Event>,
-}
+impl Deref for End {
+    type Target = testing::End;
 
-#[derive(Debug)]
-enum Event {
-    Frame,
-    End(LinkEnd),
+    fn deref(&self) -> &testing::End {
+        &self.0
+    }
 }
 
 impl End {
     fn start(link: Arc<dyn Link>) -> Self {
-        let (events, log) = mpsc::unbounded_channel();
-        let peer = Arc::new(Peer { link: Arc::downgrade(&link), outgoing: Mutex::default(), events });
-        Arc::clone(&link).start(Arc::clone(&peer) as Arc<dyn LinkHandler>);
-        Self { link, peer, log }
+        Self(testing::End::start(link))
     }
 
     fn send(&self, count: usize, len: usize) {
-        let frames = (0..count).map(|_| {
+        self.0.send((0..count).map(|_| {
             let mut frame = Frame::link(FrameType::ITEM, vec![7; len].into());
             frame.header.call = 1;
             frame
-        });
-        self.peer.outgoing.lock().unwrap().extend(frames);
-        self.peer.writable();
-    }
-
-    async fn next(&mut self) -> Event {
-        tokio::time::timeout(LIMIT, self.log.recv()).await.expect("nothing arrives").unwrap()
+        }));
     }
 
     async fn receive(&mut self, count: usize) {
-        for i in 0..count {
-            let event = self.next().await;
-            assert!(matches!(event, Event::Frame), "{event:?} in place of frame {i}");
+        for _ in 0..count {
+            self.0.frame().await;
         }
     }
 
     async fn end(&mut self) -> LinkEnd {
-        loop {
-            if let Event::End(end) = self.next().await {
-                return end;
-            }
-        }
-    }
-}
-
-impl FrameSource for Peer {
-    fn next(&mut self, _: usize) -> Option<Frame> {
-        unreachable!("frames are taken by reference")
-    }
-}
-
-impl LinkHandler for Peer {
-    fn receive(&self, _: Header, _: Bytes) -> Result<(), WireError> {
-        let _ = self.events.send(Event::Frame);
-        Ok(())
-    }
-
-    fn writable(&self) {
-        struct Source<'a>(&'a mut VecDeque<Frame>);
-        impl FrameSource for Source<'_> {
-            fn next(&mut self, _: usize) -> Option<Frame> {
-                self.0.pop_front()
-            }
-        }
-        if let Some(link) = self.link.upgrade() {
-            link.send(&mut Source(&mut self.outgoing.lock().unwrap()));
-        }
-    }
-
-    fn closed(&self, end: LinkEnd) {
-        let _ = self.events.send(Event::End(end));
+        self.0.end().await
     }
 }
 
@@ -186,7 +133,7 @@ async fn closed_links_leave_nothing_behind() {
         b.receive(100).await;
         a.receive(100).await;
         match round % 3 {
-            0 => a.link.close(),
+            0 => a.link().close(),
             1 => drop(a),
             _ => drop(b),
         }
@@ -300,8 +247,8 @@ async fn what_fails_after_the_peer_has_closed_ends_in_order_behind_all_that_came
     // All of this comes before the far driver's next turn, and is more than it delivers in one.
     for [a, _] in &links {
         a.send(40, 10);
-        assert!(a.peer.outgoing.lock().unwrap().is_empty());
-        a.link.close();
+        assert!(a.unsent() == 0);
+        a.link().close();
     }
     let numbers: Vec<_> = near.shard().links().keys().copied().collect();
     assert!(numbers.into_iter().all(|number| fabric.kill_qp(number)));

@@ -125,8 +125,8 @@ async fn let_others_run() {
 
 /// Asks for an event, and looks once more. False: there was nothing, and the next completion makes an event.
 ///
-/// What completes before the asking makes no event. Without the second look a completion that comes between the first and
-/// the asking would wait for the next one.
+/// Completions from before the asking make no event. Without the second look a completion that comes between the first
+/// and the asking would wait for the next one.
 pub(super) fn arm_and_look<D, E>(
     driver: &mut D,
     arm: impl FnOnce(&mut D) -> Result<(), E>,

@@ -86,8 +86,8 @@ pub(super) struct PeerView {
 }
 
 impl Arrival {
-    /// Reads a message of `len` bytes. What is to be posted in place of its slot goes to `slots`: a free one from `pool`, if
-    /// the content stays where it is, else the slot itself, and the content in `copies`. So readers that keep payloads for
+    /// Reads a message of `len` bytes. The replacement of its slot goes to `slots`: a free one from `pool`, if the
+    /// content stays where it is, else the slot itself, and the content in `copies`. So readers that keep payloads for
     /// long get copies, and never use up the receives.
     pub(crate) fn take(
         link: Arc<LinkCore>,

@@ -93,8 +93,8 @@ impl PollCycle {
 
 /// The state of telling the peer its grants, and whether there is more to tell.
 ///
-/// Of the CREDITs of a side, the peer has a receive for one GRANT or RECLAIM; so the next leaves only when the last is
-/// known to have been read. FORFEITs are apart: there is one for each RECLAIM, and who sends that keeps a receive for it.
+/// The peer has one receive for GRANT and RECLAIM. So the next one leaves only when the last is known to have been
+/// read. FORFEITs are apart: there is one for each RECLAIM, and who sends that keeps a receive for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CreditUpdate {
     window: u32,

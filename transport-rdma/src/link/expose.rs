@@ -192,7 +192,7 @@ impl LinkCore {
         });
     }
 
-    /// When to look again; `None`: nothing is exposed. Gives the link up if the peer is late.
+    /// When to look again; `None`: nothing is exposed. If the peer is late, the link is given up.
     fn look_after(&self) -> Option<Instant> {
         let mut sending = self.sending();
         let Some(due) = sending.exposures.due.filter(|_| sending.is_open()) else {

@@ -24,8 +24,8 @@ impl LinkCore {
         }
     }
 
-    /// Asks the peer to give back what it was lent. `idle`: only if it has sent nothing since this was asked last. Says how
-    /// much it was asked for.
+    /// Asks the peer to give back what it was lent. `idle`: only if it has sent nothing since this was asked last.
+    /// Returns how much it was asked for.
     pub(crate) fn reclaim(&self, idle: bool, now: Instant) -> u32 {
         let count = {
             let mut receiving = self.receiving();

@@ -175,8 +175,8 @@ impl LinkCore {
         self.receiving().probe()
     }
 
-    /// Has a handler take what arrives. What has arrived before is delivered by the driver, as everything is; or, where the
-    /// link has been released, by [`deliver_rest`](Self::deliver_rest). Returns whether it has been.
+    /// Has a handler take what arrives. The driver delivers frames that have arrived before, too. Where the link has
+    /// been released, [`deliver_rest`](Self::deliver_rest) does. Returns whether it has been.
     pub(crate) fn start(&self, handler: Arc<dyn LinkHandler>) -> bool {
         let released = self.receiving().start(handler);
         if !released {

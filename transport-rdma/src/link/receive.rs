@@ -73,8 +73,9 @@ impl Receiving {
         self.released
     }
 
-    /// The driver will deliver nothing more after this. False if there is something that it has to deliver before. Who starts
-    /// the link delivers the rest, if it comes after this, and the driver otherwise: never both, at the same time.
+    /// The driver will deliver nothing more after this. False if there is something that it has to deliver before. If
+    /// the link is started after this, the starter delivers the rest, and otherwise the driver: never both, at the same
+    /// time.
     #[must_use]
     pub(super) fn release(&mut self) -> bool {
         self.released = self.handler.is_none() || (self.inbox.is_empty() && self.end.is_none());
@@ -213,8 +214,8 @@ impl LinkCore {
         Ok(())
     }
 
-    /// The link has failed, which the driver learns when what has arrived is delivered. That may be the peer's CLOSE, and it
-    /// has failed because of that. True: the intake has to list it.
+    /// The link has failed, which the driver learns when what has arrived is delivered. The last message may be the
+    /// peer's CLOSE, because of which the link has failed. True: the intake has to list it.
     pub(super) fn fail(&self, end: LinkEnd) -> bool {
         let mut receiving = self.receiving();
         // One that has ended may have been released, and must not end again.

@@ -145,7 +145,7 @@ impl Sending {
         outstanding.saturating_add(self.requests.len()) < self.shares.data
     }
 
-    /// Whether another message may be sent. What it is encoded into comes later.
+    /// Whether another message may be sent. Its buffer comes later.
     fn has_room(&self) -> bool {
         self.credits.available() > 0 && self.has_queue_room()
     }
@@ -228,7 +228,7 @@ impl LinkCore {
         let (mut slot, mut message) = (None, None::<SendBuffer>);
         loop {
             if !sending.is_open() {
-                // Posting has failed. What is left goes by another link, in order: nothing may be sent from behind it.
+                // Posting has failed. The rest goes by another link, in order: nothing may be sent from behind it.
                 return false;
             }
             if source.is_empty() {

@@ -1,10 +1,10 @@
 //! A device's control threads: where calls run that block.
 //!
-//! Creating, connecting and destroying queue pairs and registering memory take milliseconds, and `modify_qp` up to a second:
-//! too long for a thread that runs tasks. There are two lanes. What takes links down and registers memory runs on one thread,
-//! one after the other. What sets links up runs on a few threads beside it, which exist while there is such work; so
-//! neither a burst of new links nor a device that does not return from a call keeps old ones from going. What connects a link
-//! goes before what begins another: a peer waits for it.
+//! Creating, connecting and destroying queue pairs and registering memory take milliseconds, and `modify_qp` up to a
+//! second: too long for a thread that runs tasks. There are two lanes. Taking links down and registering memory run on
+//! one thread, one after the other. Setting links up runs on a few threads beside it, which exist while there is such
+//! work. So neither a burst of new links nor a device that does not return from a call keeps old links from going.
+//! Connecting a link goes before beginning another: a peer waits for it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,12 +87,12 @@ pub(crate) enum Failed {
     Panicked,
     /// No thread could be started for it.
     NoThread(DeviceError),
-    /// It has not returned in time. What it makes is dropped when it does.
+    /// It has not returned in time. Its result is dropped when it does.
     Hangs { device: String, operation: &'static str },
 }
 
 impl Control {
-    /// Starts the thread for this device. What is in `last` is dropped there, after the last job.
+    /// Starts the thread for this device. The thread drops `last` after the last job.
     pub(crate) fn start(device: &str, last: impl Send + 'static) -> Result<Self, DeviceError> {
         let (thread, jobs): (_, Receiver<Job>) = channel();
         spawn(format!("rdma-{device}"), move || {

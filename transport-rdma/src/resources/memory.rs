@@ -279,8 +279,8 @@ impl CreditLease {
         window + CONTROL_RECEIVES + if window > BASE_WINDOW { FORFEIT_RECEIVES } else { 0 }
     }
 
-    /// The peer uses its whole window: doubles it, or widens it by half of what is free, so that others get some too, and
-    /// gets more memory for the next time if that is less. Says by how much; never blocks.
+    /// The peer uses its whole window: doubles it, or widens it by half of what is free, so that others get some too,
+    /// and gets more memory for the next time if that is less. Returns by how much. Never blocks.
     pub(crate) fn lend(&mut self) -> u32 {
         let want = self.window.min(self.memory.window - self.window);
         if want == 0 || self.asked.is_some() {

@@ -5,9 +5,9 @@
 //!
 //! - Nothing happens at once. Work runs when somebody polls or arms, or when somebody sleeps on an armed queue, and then in
 //!   an order across queue pairs that the seed decides.
-//! - Completions of a queue pair that are not polled when it is destroyed vanish. Of receives that had completed before,
-//!   the buffers are posted again; those that complete at the last moment, as they can on a queue pair that was not set to
-//!   ERR, stay with the queue for good. Its number is given to the next one.
+//! - Completions of a queue pair that are not polled when it is destroyed vanish. The buffers of receives that had
+//!   completed before are posted again. Those that complete at the last moment stay with the queue for good. This can
+//!   happen on a queue pair that was not set to ERR. Its number is given to the next one.
 //! - A queue pair in ERR flushes its sends; of a shared receive queue it flushes nothing.
 //! - A completion queue that overflows is lost, with everything that uses it.
 //! - A posted receive slot is overwritten at once, and so is what a READ will write.
@@ -52,7 +52,7 @@ impl Fabric {
         SimHost::new(Arc::clone(self), address)
     }
 
-    /// Loses all packets from now on, or none any more. What was lost is repeated by the senders' devices.
+    /// Loses all packets from now on, or none any more. The senders' devices repeat lost packets.
     pub fn set_traffic(&self, flows: bool) {
         self.with(|state| state.traffic = flows);
     }

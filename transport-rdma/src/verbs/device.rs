@@ -256,7 +256,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this region, once. What could use it is gone: queues keep the device, and windows go before their region.
+        // SAFETY: this region, once. Its last possible user is gone: queues keep the device, and windows go before
+        // their region.
         let result = returned_errno(unsafe { (self.verbs.ibv_dereg_mr)(self.raw.as_ptr()) });
         if let Err(errno) = result {
             leaked("ibv_dereg_mr", errno);

@@ -1,6 +1,6 @@
 //! libibverbs: with [`crate::dma`], the place of `unsafe`.
 //!
-//! What makes it sound, and what would break it:
+//! The argument for its soundness, and what would break it:
 //!
 //! - **Memory.** A device writes only to receive slots and targets of READs, and reads only from sends and, for the peer, from what
 //!   is exposed. `inflight` owns slots, and holds clones of the others from before the work request is posted until its
@@ -14,7 +14,8 @@
 //!   destroy fails, the object, its parents and the memory that a device may reach through it stay for good: counted,
 //!   logged, never a panic.
 //! - **Threads.** libibverbs' functions may be called from any thread on any object; wrappers are `Send` and `Sync` for
-//!   that reason. What the library leaves to the caller, such as acknowledging events before a destroy, is done here.
+//!   that reason. Duties that the library leaves to the caller, such as acknowledging events before a destroy, are done
+//!   here.
 //! - **Structures.** `sys` is compared with the C header by a test. Objects are allocated by the library; only fields that
 //!   all versions have are read.
 //!

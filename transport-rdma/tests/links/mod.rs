@@ -2,19 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
-use farcall_core::proto::wire::{FrameType, Header, WireError};
-use farcall_core::transport::conformance::{self, Pair};
-use farcall_core::transport::{Description, FrameSource, Link, LinkEnd, LinkHandler, Unavailable, Upgrade};
+use farcall_core::proto::wire::{FrameType, Header};
+use farcall_core::testing::conformance::Pair;
+use farcall_core::testing::{self, conformance};
+use farcall_core::transport::{Description, Link, LinkEnd, Unavailable, Upgrade};
 use farcall_rdma::RdmaUpgrade;
-use tokio::sync::mpsc;
 
 /// Against hanging only.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -46,101 +45,38 @@ pub(crate) async fn pair(near: &Side, far: &Side) -> Pair {
 }
 
 /// One end of a link. Dropping it drops the link.
-pub(crate) struct End {
-    pub(crate) link: Arc<dyn Link>,
-    peer: Arc<Peer>,
-    log: mpsc::UnboundedReceiver<Event>,
-}
-
-/// Sends what it has, and records what arrives.
-struct Peer {
-    link: Weak<dyn Link>,
-    outgoing: Mutex<VecDeque<Frame>>,
-    events: mpsc::UnboundedSender<Event>,
-}
-
-#[derive(Debug)]
-pub(crate) enum Event {
-    Frame(Header, Bytes),
-    End(LinkEnd),
-}
+pub(crate) struct End(testing::End);
 
 /// Starts both ends.
 pub(crate) fn start((near, far): Pair) -> [End; 2] {
-    [near, far].map(|link| {
-        let (events, log) = mpsc::unbounded_channel();
-        let peer = Arc::new(Peer { link: Arc::downgrade(&link), outgoing: Mutex::default(), events });
-        Arc::clone(&link).start(Arc::clone(&peer) as Arc<dyn LinkHandler>);
-        End { link, peer, log }
-    })
+    [near, far].map(|link| End(testing::End::start(link)))
 }
 
 impl End {
-    /// Sends frames of these numbers, all of this length and kind.
-    pub(crate) fn send(&self, numbers: impl IntoIterator<Item = u32>, len: usize, kind: FrameType) {
-        self.peer.outgoing.lock().unwrap().extend(numbers.into_iter().map(|n| frame(n, len, kind)));
-        self.peer.pump();
+    pub(crate) fn link(&self) -> &Arc<dyn Link> {
+        self.0.link()
     }
 
-    pub(crate) async fn next(&mut self) -> Event {
-        tokio::time::timeout(LIMIT, self.log.recv()).await.expect("nothing arrives").unwrap()
+    /// Sends frames of these numbers, all of this length and kind.
+    pub(crate) fn send(&self, numbers: impl IntoIterator<Item = u32>, len: usize, kind: FrameType) {
+        self.0.send(numbers.into_iter().map(|n| frame(n, len, kind)));
     }
 
     pub(crate) async fn frame(&mut self) -> (Header, Bytes) {
-        match self.next().await {
-            Event::Frame(header, payload) => (header, payload),
-            Event::End(end) => panic!("the link ended: {end}"),
-        }
+        self.0.frame().await
     }
 
     /// Takes frames until the end.
     pub(crate) async fn end(&mut self) -> LinkEnd {
-        loop {
-            if let Event::End(end) = self.next().await {
-                return end;
-            }
-        }
+        self.0.end().await
     }
 
-    /// Frames 1 to `count` arrive in order, as they were sent.
+    /// Checks that frames 1 to `count` arrive in order, as they were sent.
     pub(crate) async fn expect(&mut self, count: u32, len: usize) {
         for number in 1..=count {
             let (header, payload) = self.frame().await;
             assert_eq!((header.seq, payload), (number, content(number, len)));
         }
-    }
-}
-
-impl Peer {
-    fn pump(&self) {
-        if let Some(link) = self.link.upgrade() {
-            link.send(&mut Source(&mut self.outgoing.lock().unwrap()));
-        }
-    }
-}
-
-struct Source<'a>(&'a mut VecDeque<Frame>);
-
-impl FrameSource for Source<'_> {
-    fn next(&mut self, max_payload: usize) -> Option<Frame> {
-        let frame = self.0.pop_front()?;
-        assert!(frame.header.len as usize <= max_payload);
-        Some(frame)
-    }
-}
-
-impl LinkHandler for Peer {
-    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        let _ = self.events.send(Event::Frame(header, payload));
-        Ok(())
-    }
-
-    fn writable(&self) {
-        self.pump();
-    }
-
-    fn closed(&self, end: LinkEnd) {
-        let _ = self.events.send(Event::End(end));
     }
 }
 
@@ -166,7 +102,7 @@ pub(crate) mod scenarios {
         for (len, count) in [(0, 500), (64, 1000), (200, 500), (3000, 500), (8160, 300)] {
             let mut ends = start(pair(&near, &far).await);
             for end in &ends {
-                assert_eq!(end.link.max_frame(), 8160);
+                assert_eq!(end.link().max_frame(), 8160);
                 end.send(1..=count, len, FrameType::ITEM);
             }
             for end in &mut ends {
@@ -185,7 +121,7 @@ pub(crate) mod scenarios {
         let [near, mut far] = start(pair(&near, &far).await);
         near.send(1..=50, 8160, FrameType::FRAGMENT);
         far.expect(50, 8160).await;
-        assert!(near.link.counters().bytes_sent > 50 * 8160);
+        assert!(near.link().counters().bytes_sent > 50 * 8160);
     }
 
     pub(crate) async fn reader_that_keeps_everything_stops_nobody(near: Side, far: Side) {
@@ -208,7 +144,7 @@ pub(crate) mod scenarios {
         let [mut near, mut far] = start(pair(&near, &far).await);
         // As many as the least window takes at once.
         near.send(1..=3, 5000, FrameType::ITEM);
-        near.link.close();
+        near.link().close();
         near.send(4..=20, 5000, FrameType::ITEM);
         far.expect(3, 5000).await;
         let end = far.end().await;
@@ -232,7 +168,7 @@ pub(crate) mod scenarios {
                 far.expect(70, 1500).await;
                 near.expect(70, 100).await;
                 if round % 2 == 0 {
-                    near.link.close();
+                    near.link().close();
                 }
                 left.push(far);
             }

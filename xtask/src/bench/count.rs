@@ -1,7 +1,7 @@
 //! Counting what does not depend on how fast a machine is, nor on what else runs there.
 //!
 //! A count per call is the difference between a run with many calls and one with few, divided by the difference of the
-//! calls. What starting and ending take is gone with it.
+//! calls. So the costs of starting and ending cancel out.
 
 use std::fs;
 use std::path::Path;

@@ -42,8 +42,8 @@ pub(super) fn pair(run: &mut Run) -> Result<()> {
     execute(run, 2 * programs.len(), |vm, print| vm.run_pair([&script, &script], print))
 }
 
-/// Builds the test targets of a step outside the VM. That there are none is an error: a test that is never
-/// found would never fail.
+/// Builds the test targets of a step outside the VM. It is an error if there are none: a test that is never found would
+/// never fail.
 fn build(run: &Run, step: &str) -> Result<Vec<Program>> {
     packages::ensure(packages::TESTS)?;
     let all = [format!("{step}_*")];

@@ -1,6 +1,5 @@
-//! Virtual machines that have an RDMA device: Debian's stock kernel with Soft-RoCE under QEMU's software
-//! emulation, on this machine's own root file system, read-only below a layer of RAM. What runs inside is what
-//! was built outside.
+//! Virtual machines that have an RDMA device: Debian's stock kernel with Soft-RoCE under QEMU's software emulation, on
+//! this machine's own root file system, read-only below a layer of RAM. The VM runs programs that were built outside.
 
 mod guest;
 mod initrd;

@@ -123,7 +123,7 @@ impl Machine {
         }
     }
 
-    /// Switches the machine off. What the guest has written to its channels before can still be read.
+    /// Switches the machine off. Output that the guest has written to its channels can still be read.
     pub(super) fn kill(&mut self) {
         // It fails only if QEMU has ended.
         let _ = self.qemu.0.kill();

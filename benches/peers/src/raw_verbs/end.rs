@@ -97,7 +97,7 @@ impl End {
         Ok(())
     }
 
-    /// Makes room for what is sent. What was sent has arrived or fails; nobody waits for it.
+    /// Makes room for what is sent. A message that was sent has arrived or fails; nobody waits for it.
     fn reap(&mut self) -> Result<()> {
         self.queues.poll(Cq::Send, 64, &mut self.done).map_err(shown)?;
         self.look().map(drop)

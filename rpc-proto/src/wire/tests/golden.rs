@@ -1,4 +1,4 @@
-//! Every frame byte for byte. The same bytes stand in `docs/WIRE.md`, and a test holds the two together.
+//! Every frame byte for byte. These bytes also stand in `docs/WIRE.md`, and a test holds the two together.
 
 use std::collections::BTreeMap;
 use std::path::Path;

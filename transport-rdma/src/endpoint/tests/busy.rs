@@ -46,7 +46,7 @@ async fn frames_arrive_both_ways_and_nothing_is_armed() {
         }
         // Those of the other side.
         until("the driver does not sleep", || fabric.queues_armed() == 2).await;
-        b.link.close();
+        b.link().close();
         assert!(!a.end().await.failed);
         until("queue pairs stay", || fabric.queue_pairs().is_empty()).await;
     }

@@ -19,13 +19,12 @@ impl End {
             frame.header.call = 1;
             frame
         });
-        self.peer.outgoing.lock().unwrap().extend(frames);
-        self.peer.writable();
+        self.0.send(frames);
     }
 
     /// How many frames have been delivered since the last time.
     fn delivered(&mut self) -> usize {
-        std::iter::from_fn(|| self.log.try_recv().ok()).count()
+        std::iter::from_fn(|| self.0.try_next()).count()
     }
 }
 

@@ -248,7 +248,7 @@ async fn close_is_heard_before_the_handler_is_told() {
     end.receive(1).await;
     let before = tokio::time::Instant::now();
     // The session closes it first, on hearing of it by the stream link.
-    end.link.close();
+    end.link().close();
     assert!(!end.end().await.failed);
     assert!(before.elapsed() < LIMIT);
     until("the queue pair stays", || fabric.queue_pairs().len() == 1).await;
@@ -282,7 +282,7 @@ async fn descriptors_that_make_no_sense_cost_the_link() {
         ("of 4294967295 bytes is not what", describe(u32::MAX)),
     ] {
         let [mut a, _b] = near.link(&far).await;
-        a.link.pull(
+        a.link().pull(
             Direction::Request,
             Described {
                 seq: 1,

@@ -84,7 +84,7 @@ impl Windows {
         lock(&self.0).advance(exposure, Stage::Taken, Stage::Bound)
     }
 
-    /// An invalidation is about to be posted. What was not bound needs none, and is free at once.
+    /// An invalidation is about to be posted. A window that was not bound needs none, and is free at once.
     pub(crate) fn invalidate(&self, exposure: &Exposure) -> Step {
         let mut table = lock(&self.0);
         if table.advance(exposure, Stage::Taken, Stage::Free) == Step::Post {

@@ -5,12 +5,13 @@ use farcall_core::codec::Raw;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
-    Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, VERSION,
-    features, flags,
+    Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, features,
+    flags,
 };
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
+use farcall_core::testing::Peer;
 use farcall_core::transport::{BoxFuture, memory};
 
 use super::*;
@@ -111,32 +112,10 @@ impl Setup {
     }
 }
 
-/// Records frames that arrive by the hostile client's stream link.
-struct Recorder(mpsc::UnboundedSender<(Header, Bytes)>);
-
-impl LinkHandler for Recorder {
-    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        // The test may have seen enough.
-        let _ = self.0.send((header, payload));
-        Ok(())
-    }
-
-    fn closed(&self, _: LinkEnd) {}
-}
-
-struct One(Option<Frame>);
-
-impl FrameSource for One {
-    fn next(&mut self, _: usize) -> Option<Frame> {
-        self.0.take()
-    }
-}
-
 /// A client whose session is on RDMA, and that says what a test wants.
 struct Liar {
     rdma: Hostile,
-    stream: Arc<dyn Link>,
-    arrived: mpsc::UnboundedReceiver<(Header, Bytes)>,
+    stream: Peer,
     seq: u32,
     /// The server's grant, and how many frames have been sent.
     granted: u32,
@@ -164,62 +143,26 @@ impl Liar {
     async fn risen(t: &Setup) -> Self {
         let (stream, far) = memory::pair();
         t.host.serve(far);
-        let (sender, arrived) = mpsc::unbounded_channel();
-        Arc::clone(&stream).start(Arc::new(Recorder(sender)));
+        let mut stream = Peer::new(stream);
+        stream.read();
         let (rdma, data) = Hostile::new(&t.fabric, 16);
-        let mut liar = Self { rdma, stream, arrived, seq: 0, granted: 0, used: 1, frames: VecDeque::new() };
-        let hello = Hello {
-            version_min: VERSION,
-            version_max: VERSION,
-            features: features::DESCRIBED,
-            max_frame: 128 << 10,
-            max_message: 64 << 20,
-            max_assembly: 256 << 20,
-            max_calls: 4096,
-            max_metadata: 16 << 10,
-            class: 0,
-            security: 0,
-            instance: 1,
-            upgrades: vec![Upgrade { name: "rdma".into(), reason: 0, data: Bytes::new() }],
-            auth: Bytes::new(),
-            stream_items: 0,
-            stream_bytes: 0,
-        };
-        liar.say(FrameType::HELLO, encoded(|out| hello.encode(out)));
+        let mut liar = Self { rdma, stream, seq: 0, granted: 0, used: 1, frames: VecDeque::new() };
+        let upgrades = vec![Upgrade { name: "rdma".into(), reason: 0, data: Bytes::new() }];
+        let hello = Hello { features: features::DESCRIBED, upgrades, ..testing::hello() };
+        liar.stream.hello(&hello);
         let offer = Offer { epoch: 1, name: "rdma".into(), data };
-        liar.say(FrameType::OFFER, encoded(|out| offer.encode(out)));
-        let (_, answer) = liar.hear(FrameType::ANSWER).await;
+        liar.stream.link_frame(FrameType::OFFER, encoded(|out| offer.encode(out)));
+        let (_, answer) = liar.stream.expect(FrameType::ANSWER).await;
         let answer = Answer::decode(answer).unwrap().data;
         liar.granted = Bootstrap::decode(answer.clone()).unwrap().grant;
         liar.rdma.join(answer, true);
-        liar.hear(FrameType::UP).await;
-        liar.say(FrameType::UP, encoded(|out| Up { epoch: 1, first_seq: 1 }.encode(out)));
+        liar.stream.expect(FrameType::UP).await;
+        liar.stream.link_frame(FrameType::UP, encoded(|out| Up { epoch: 1, first_seq: 1 }.encode(out)));
         let methods = t.info.methods.iter();
         let methods = methods.map(|m| BindMethod { hash: m.hash(), kind: 0, fingerprint: m.fingerprint });
         let bind = Bind { service: 0, name: "echo".into(), codec: "raw".into(), methods: methods.collect() };
         liar.send(FrameType::BIND, 0, 0, &encoded(|out| bind.encode(out))).await;
         liar
-    }
-
-    /// A frame by the stream link.
-    fn transmit(&self, mut header: Header, payload: Bytes) {
-        header.len = payload.len() as u32;
-        self.stream.send(&mut One(Some(Frame { header, pieces: payload.into() })));
-    }
-
-    fn say(&self, kind: FrameType, payload: Bytes) {
-        self.transmit(Header::new(kind, 0), payload);
-    }
-
-    async fn hear(&mut self, kind: FrameType) -> (Header, Bytes) {
-        loop {
-            let next = tokio::time::timeout(LIMIT, self.arrived.recv()).await.expect("nothing comes");
-            let (header, payload) = next.unwrap_or_else(|| panic!("ended before any {kind:?}"));
-            assert!(header.kind == kind || header.kind != FrameType::CLOSE, "{:?}", Close::decode(payload));
-            if header.kind == kind {
-                return (header, payload);
-            }
-        }
     }
 
     /// Takes what has come by RDMA.
@@ -281,9 +224,9 @@ impl Liar {
 
     /// Agrees to the end of the link, of which the server has said so much.
     async fn fall(&mut self, rx_seq: u32) -> Down {
-        let (_, down) = self.hear(FrameType::DOWN).await;
+        let (_, down) = self.stream.expect(FrameType::DOWN).await;
         let own = Down { epoch: 1, rx_seq, reason: 15, pulls: Vec::new(), detail: String::new() };
-        self.say(FrameType::DOWN, encoded(|out| own.encode(out)));
+        self.stream.link_frame(FrameType::DOWN, encoded(|out| own.encode(out)));
         Down::decode(down).unwrap()
     }
 }
@@ -307,8 +250,8 @@ async fn what_cannot_be_read_costs_the_link_and_must_be_sent() {
         assert!(down.detail.contains(reason), "{}", down.detail);
         assert_eq!(t.executed(), executed, "it was not whole");
         let rest = Header { seq: seq + 1, ..Header::new(FrameType::FRAGMENT, 1) };
-        liar.transmit(rest, vec![5; 50_000].into());
-        liar.hear(FrameType::RESPONSE).await;
+        liar.stream.send(rest, vec![5; 50_000]);
+        liar.stream.expect(FrameType::RESPONSE).await;
         assert_eq!(t.executed(), executed + 1);
         t.honest_calls().await;
         until("what was to be read into stays taken", || t.kept() == 0).await;
@@ -334,7 +277,7 @@ async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
     until("nothing is exposed", || t.fabric.windows().1 as u64 == held).await;
     t.honest_calls().await;
     tokio::time::pause();
-    let (_, down) = liar.hear(FrameType::DOWN).await;
+    let (_, down) = liar.stream.expect(FrameType::DOWN).await;
     tokio::time::resume();
     let down = Down::decode(down).unwrap();
     let lease = format!("the oldest of {held} long messages within its lease");
@@ -343,7 +286,7 @@ async fn peer_that_never_says_done_loses_the_link_when_its_lease_ends() {
     t.honest_calls().await;
     // It does not say DOWN, either.
     tokio::time::pause();
-    let (_, close) = liar.hear(FrameType::CLOSE).await;
+    let (_, close) = liar.stream.expect(FrameType::CLOSE).await;
     tokio::time::resume();
     let close = Close::decode(close).unwrap();
     assert!(close.code == CloseCode::Silent && close.reason.contains("DOWN"), "{}", close.reason);
@@ -379,7 +322,7 @@ async fn peer_that_reads_all_but_one_loses_the_link_too() {
         liar.send(FrameType::DONE, 0, 0, &encoded(|out| done.encode(out))).await;
         answered += 1;
     }
-    let (_, down) = liar.hear(FrameType::DOWN).await;
+    let (_, down) = liar.stream.expect(FrameType::DOWN).await;
     let down = Down::decode(down).unwrap();
     assert!(answered > 0 && down.detail.contains("within its lease"), "{answered}: {}", down.detail);
     t.honest_calls().await;
@@ -398,7 +341,7 @@ async fn descriptor_that_makes_no_sense_ends_the_connection() {
         let descriptor = &descriptor[..size.into()];
         let payload = [&total.to_le_bytes()[..], &size.to_le_bytes(), descriptor, &begin].concat();
         liar.send(FrameType::REQUEST, 1, flags::FRAGMENTED | flags::DESCRIBED, &payload).await;
-        let (_, close) = liar.hear(FrameType::CLOSE).await;
+        let (_, close) = liar.stream.expect(FrameType::CLOSE).await;
         let close = Close::decode(close).unwrap();
         assert!(close.code == CloseCode::Protocol && close.reason.contains(words), "{}", close.reason);
     }
@@ -410,7 +353,7 @@ async fn peer_that_says_done_of_what_it_has_not_read_only_harms_itself() {
     let t = Setup::new().await;
     let mut liar = Liar::risen(&t).await;
     liar.send(FrameType::DONE, 0, 0, &encoded(|out| Done { seq: 3, outcome: Done::READ }.encode(out))).await;
-    let (_, close) = liar.hear(FrameType::CLOSE).await;
+    let (_, close) = liar.stream.expect(FrameType::CLOSE).await;
     let close = Close::decode(close).unwrap();
     assert!(close.code == CloseCode::Protocol && close.reason.contains("done.seq"), "{}", close.reason);
     t.honest_calls().await;

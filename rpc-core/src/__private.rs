@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub use crate::client::{Call, CallFuture, RawChannel, StreamCall, Stub};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
+pub use crate::decoding::in_task;
 pub use crate::in_process::in_process;
-pub use crate::middleware::in_task;
 pub use crate::payload::Payload;
 pub use crate::service::{HandlerFuture, IncomingCall, Method, Outcome, Reply, Service, ServiceInfo};
 pub use crate::status::Status;
@@ -31,6 +31,7 @@ use crate::buffer_pool::encoder;
 use crate::client::{Finish, FinishStream};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
 use crate::payload::{Decoder, Encoder};
+use crate::refusal::undecodable;
 use crate::service::{Failure, Kind};
 use crate::status::{Blame, Code, Executed};
 
@@ -274,10 +275,8 @@ impl Incoming {
 }
 
 /// Returns the answer to malformed arguments. The client puts the call's name before the message.
-#[cold]
-fn malformed(what: fmt::Arguments<'_>, e: &CodecError) -> Reply {
-    let message = format!("{what}: {e}; do both sides have the same types?");
-    Reply::Status(Status::new(Code::Internal, message).with_blame(Blame::Peer).with_executed(Executed::No))
+fn malformed(what: fmt::Arguments<'_>, why: &CodecError) -> Reply {
+    Reply::Status(undecodable(what, why, Executed::No))
 }
 
 /// Returns the context for a handler that takes it as an argument.

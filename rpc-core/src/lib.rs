@@ -17,6 +17,7 @@ pub mod compress;
 pub mod config;
 pub mod connection;
 pub mod context;
+mod decoding;
 mod dispatch;
 pub mod extensions;
 pub mod in_process;

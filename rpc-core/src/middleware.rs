@@ -15,7 +15,7 @@ pub use crate::stream::StreamEnd;
 pub use request::Request;
 pub(crate) use request::{OutgoingCall, Passed};
 pub use response::Response;
-pub use server::{Compressed, Layered, ServiceExt, Spawned, Stack, in_task};
+pub use server::{Compressed, Layered, ServiceExt, Spawned, Stack};
 #[cfg(feature = "tower")]
 pub use tower::Middleware;
 

@@ -1,5 +1,8 @@
-//! Statuses of calls that one side refuses or can't send.
+//! Statuses of calls that one side refuses, can't send or can't read.
 
+use std::fmt;
+
+use crate::codec::CodecError;
 use crate::status::{Blame, Code, Executed, Status};
 
 /// Returns the status of a call that was not given to a handler, or that can't be sent. It blames the caller; other
@@ -13,4 +16,15 @@ pub(crate) fn too_large(what: &str, len: usize, max: u64, whose: &str) -> Status
     let message =
         format!("{what}: {len} bytes, but {whose} limits.max_message is {max}; raise it there, or send less");
     refusal(Code::ResourceExhausted, message)
+}
+
+/// Returns the status of a message that can't be decoded, which blames the peer.
+#[cold]
+pub(crate) fn undecodable(what: impl fmt::Display, why: &CodecError, executed: Executed) -> Status {
+    let status = if why.is_too_large() {
+        Status::new(Code::ResourceExhausted, format!("{what}: {why}"))
+    } else {
+        Status::new(Code::Internal, format!("{what}: {why}; do both sides have the same types?"))
+    };
+    status.with_executed(executed).with_blame(Blame::Peer)
 }

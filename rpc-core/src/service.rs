@@ -2,9 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use crate::call_streams::Streams;
+use crate::codec::{Codec, Raw};
 use crate::context::Context;
+use crate::decoding;
 pub use crate::interface::{Kind, Method, ServiceInfo, stable_hash};
 use crate::payload::Payload;
 pub use crate::reply::{Reply, Sent, WithMetadata};
@@ -49,6 +52,19 @@ pub trait Service: Send + Sync + 'static {
     /// Starts the handler of method `method`, an index into [`ServiceInfo::methods`]. It only reads the arguments and
     /// makes the future: many threads may call it at once.
     fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture;
+}
+
+/// Calls a service whose arguments may take long to decode.
+pub(crate) async fn call(service: Arc<dyn Service>, method: usize, request: IncomingCall) -> Reply {
+    // `Raw` has nothing to decode.
+    if request.payload.body_len() <= decoding::VERY_LONG || service.info().codec == Raw::NAME {
+        return service.call(method, request).await;
+    }
+    // Shares the state of the current context, which is not current in the thread that decodes.
+    let mut context = request.context.given();
+    let request = IncomingCall { context: context.clone(), ..request };
+    let handler = decoding::apart(move || context.enter(|| service.call(method, request))).await;
+    handler.await
 }
 
 /// A `Result` behind any type alias, for generated code that needs its two types.

@@ -18,6 +18,7 @@ use crate::context::{Parent, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Decoder, Payload};
 use crate::proto::wire::{self, decode_status};
+use crate::refusal::undecodable;
 use crate::reply::Sent;
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -507,9 +508,8 @@ fn decode_item<T>(read: ReadItem<T>, input: &mut Decoder) -> Result<T, CodecErro
 
 #[cold]
 fn undecoded<E: From<Status>>(error: &CodecError) -> Box<End<E>> {
-    let message =
-        format!("an item of the stream can't be decoded: {error}; do both sides have the same types?");
-    Box::new(End::failed(EndReason::Status, malformed(message)))
+    let status = undecodable("an item of the stream can't be decoded", error, Executed::Yes);
+    Box::new(End::failed(EndReason::Status, status))
 }
 
 fn malformed(message: String) -> Status {

@@ -12,7 +12,7 @@ use farcall_segments::Segments;
 
 pub(crate) use self::body::Body;
 use self::body::Written;
-pub use self::decoder::{COPY_OUT, Decoder, LONG_BODY};
+pub use self::decoder::{COPY_OUT, Decoder, LONG_BODY, TooLarge};
 pub use self::packed::Packed;
 
 /// A message of a call that is no longer than this is copied rather than sent by reference. Bytes.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use futures_core::Stream;
 
 use super::{CallStreams, Encoded, ItemsBy, Pump, Pumped, Reader};
-use crate::compress::give_way;
 use crate::context::Context;
+use crate::decoding::in_task;
 use crate::payload::Encoder;
 use crate::proto::wire::EndReason;
 use crate::reply::{Reply, Sent};
@@ -38,7 +38,7 @@ impl Streams {
         let choice = context.as_ref().and_then(Context::choice);
         if self.0.table().is_some_and(|table| table.sender.terms().compresses(choice)) {
             // This may take long, and others wait where the request was read.
-            give_way().await;
+            in_task().await;
         }
         let mut pump = Pump::new(self.0, Encoded { stream, encode }, ItemsBy::Answer(context));
         match poll_fn(|cx| pump.poll(cx)).await {

@@ -21,6 +21,7 @@ use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::ResponseKind;
+use crate::refusal::undecodable;
 use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Begun;
@@ -447,7 +448,7 @@ impl InFlightCall {
                 (format!("not connected to {}", self.stub.channel().target()), Executed::No)
             }
             State::Placing(_) => {
-                let when = "no place free among the server's limits.concurrent_calls";
+                let when = "waiting for a place among the server's limits.concurrent_calls";
                 (when.to_owned(), Executed::No)
             }
             _ => ("not sent".to_owned(), Executed::No),
@@ -492,9 +493,7 @@ impl InFlightCall {
     }
 
     fn malformed(&self, what: &str, why: &CodecError) -> Status {
-        let message =
-            format!("{self}: the {what} can't be decoded: {why}; do both sides have the same types?");
-        Status::new(Code::Internal, message).with_executed(Executed::Yes).with_blame(Blame::Peer)
+        undecodable(format_args!("{self}: the {what} can't be decoded"), why, Executed::Yes)
     }
 
     /// Prefixes farcall's own statuses with the call's name. If the message names the fingerprint of this side's

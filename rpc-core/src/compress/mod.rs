@@ -9,7 +9,7 @@ pub use farcall_proto::compress::Compression;
 use farcall_proto::compress::{self, Workspace};
 pub(crate) use farcall_proto::compress::{CantUnpack, LONG, MIN};
 
-pub(crate) use self::unpacking::{Room, Unpacking, give_way};
+pub(crate) use self::unpacking::{Room, Unpacking};
 use crate::payload::Payload;
 
 thread_local! {

@@ -1,12 +1,11 @@
 //! Decompression of the peer's messages within a limit of memory.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
 use tokio::sync::Semaphore;
 
 use super::{CantUnpack, LONG, unpack};
+use crate::decoding::{self, VERY_LONG};
 use crate::payload::{Packed, Payload};
 use crate::proto::wire::WireError;
 use crate::refusal::refusal;
@@ -51,12 +50,16 @@ impl Unpacking {
         let len = payload.as_packed().and_then(|packed| u32::try_from(packed.unpacked_len()).ok());
         let len = len.ok_or(CantUnpack::Malformed)?;
         if len as usize > LONG {
-            give_way().await;
+            decoding::in_task().await;
         }
         // The semaphore is never closed.
         self.room.acquire_many(len).await.map_err(|_| CantUnpack::NoMemory)?.forget();
         let room = Room { of: self, len: len as usize };
-        Ok((unpack(payload)?, room))
+        let unpacked = match len as usize > VERY_LONG {
+            true => decoding::apart(move || unpack(payload)).await,
+            false => unpack(payload),
+        };
+        Ok((unpacked?, room))
     }
 }
 
@@ -80,17 +83,4 @@ impl TooLong {
         );
         refusal(Code::ResourceExhausted, message)
     }
-}
-
-/// Yields once. A handler that is not done at its first poll gets its own task, which continues from here.
-pub(crate) async fn give_way() {
-    let mut has = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut has, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

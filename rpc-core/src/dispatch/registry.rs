@@ -149,6 +149,11 @@ impl Registry {
         }
     }
 
+    /// Returns the service of a method, and the method's index in it.
+    pub(super) fn service(&self, found: FoundMethod) -> (Arc<dyn Service>, usize) {
+        (self.services[found.service as usize].clone(), found.method.into())
+    }
+
     /// Makes a handler. This runs the service's own code, which may panic.
     pub(super) fn call(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
         self.services[found.service as usize].call(found.method.into(), request)

@@ -14,10 +14,11 @@ use super::jobs::{ENOUGH, Job, Jobs};
 use super::registry::FoundMethod;
 use crate::compress::LONG;
 use crate::context::{Context, Current};
+use crate::decoding::in_task;
 use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::FrameType;
 use crate::reply::Reply;
-use crate::service::{HandlerFuture, IncomingCall};
+use crate::service::{self, HandlerFuture, IncomingCall};
 use crate::status::Executed;
 
 /// The call whose handler is being made or first polled, kept here so that it is found after a panic.
@@ -127,25 +128,30 @@ impl Dispatch {
 
     #[inline(always)]
     fn handler(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
-        match request.payload.is_one_piece() {
+        match request.payload.is_one_piece() && request.payload.body_len() <= LONG {
             true => self.registry.call(found, request),
             false => self.handler_of_any(found, request),
         }
     }
 
-    /// Returns the handler of a call whose arguments may be compressed.
+    /// Returns the handler of a call whose arguments may be compressed, or take long to decode.
     #[cold]
     fn handler_of_any(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
-        if request.payload.as_packed().is_none() {
+        let is_packed = request.payload.as_packed().is_some();
+        if !is_packed && request.payload.body_len() <= LONG {
             return self.registry.call(found, request);
         }
-        let (registry, unpacking) = (self.registry.clone(), self.unpacking.clone());
+        let ((service, method), unpacking) = (self.registry.service(found), self.unpacking.clone());
         Box::pin(async move {
+            if !is_packed {
+                in_task().await;
+                return service::call(service, method, request).await;
+            }
             let IncomingCall { context, payload, streams } = request;
             match unpacking.unpack(payload).await {
                 // The room is held until the handler is done with the arguments.
                 Ok((payload, _room)) => {
-                    registry.call(found, IncomingCall { context, payload, streams }).await
+                    service::call(service, method, IncomingCall { context, payload, streams }).await
                 }
                 Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
             }

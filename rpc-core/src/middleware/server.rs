@@ -1,13 +1,13 @@
 //! Middleware of servers, around a single service or all of them.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::sync::Arc;
-use std::task::Poll;
 
 use super::request::Arrived;
 use super::{Dispatch, Next, Request, Response};
 use crate::compress::Compression;
+use crate::decoding::in_task;
 use crate::service::{self, HandlerFuture, Reply, Service, ServiceInfo};
 use crate::status::{Blame, Code, Executed, Result, Status};
 use crate::transport::BoxFuture;
@@ -20,7 +20,7 @@ impl Dispatch for Handlers {
             let Arrived { service, method, request, sooner, outer } = request.into_arrived()?;
             let context = request.context.clone();
             let unfinished = context.unfinished();
-            let handler = context.scope(async move { service.call(method, request).await });
+            let handler = context.scope(service::call(service, method, request));
             let reply = match sooner {
                 None => Ok(handler.await),
                 Some(deadline) => tokio::time::timeout_at(deadline, handler).await,
@@ -168,7 +168,7 @@ impl Service for Spawned {
         let inner = self.inner.clone();
         Box::pin(async move {
             in_task().await;
-            inner.call(method, request).await
+            service::call(inner, method, request).await
         })
     }
 }
@@ -177,21 +177,6 @@ impl fmt::Debug for Spawned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Spawned").field("service", &self.inner.info().name).finish()
     }
-}
-
-/// Waits until the handler that awaits it runs in its own task. A handler gets a task when its first poll leaves it
-/// unfinished.
-pub async fn in_task() {
-    let mut polled = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut polled, true) {
-            return Poll::Ready(());
-        }
-        // Wakes a handler that runs in its own task already.
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// Middleware for a single service, as in `.add(KvServer::new(store).intercept(check))`.

@@ -18,7 +18,7 @@ pub use self::postcard::Postcard;
 pub use self::prost::Prost;
 pub use self::raw::Raw;
 pub use self::shape::Shape;
-pub use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
+pub use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload, TooLarge};
 
 /// A way to turn values into messages: a type without values that implements [`Encode`] and [`Decode`] for what it
 /// can carry.
@@ -58,7 +58,8 @@ pub trait Encode<T>: Codec {
 )]
 pub trait Decode<T>: Codec {
     /// Takes the next value from a message. The message may be anything: it must not panic, nor reserve more memory
-    /// than a small multiple of what the message has left.
+    /// than a small multiple of what the message has left. Where a value takes more memory than its bytes in the message,
+    /// it is counted by [`Decoder::take_memory`].
     fn decode(input: &mut Decoder) -> Result<T, CodecError>;
 
     /// Describes `T` as this codec sees it. Two descriptions must differ if one side would misread what the other
@@ -113,18 +114,36 @@ fn left_over(input: &Decoder) -> CodecError {
 
 /// Why a value could not be encoded or decoded. One word, for results that are returned once for each byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CodecError(Box<Cow<'static, str>>);
+pub struct CodecError(Box<Problem>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Problem {
+    message: Cow<'static, str>,
+    too_large: bool,
+}
 
 impl CodecError {
-    /// An error with a sentence for a person.
+    /// Returns an error with a sentence for a person.
     pub fn new(message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(message.into()))
+        Self(Box::new(Problem { message: message.into(), too_large: false }))
+    }
+
+    /// Whether the values of the message take more memory than they may. The message itself may be well-formed.
+    pub fn is_too_large(&self) -> bool {
+        self.0.too_large
+    }
+}
+
+impl From<TooLarge> for CodecError {
+    #[cold]
+    fn from(too_large: TooLarge) -> Self {
+        Self(Box::new(Problem { message: too_large.to_string().into(), too_large: true }))
     }
 }
 
 impl fmt::Display for CodecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.0.message)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where a message is read from.
 
-use std::mem;
+use std::{fmt, mem};
 
 use bytes::{Buf, Bytes};
 
@@ -12,6 +12,21 @@ pub const LONG_BODY: usize = SHORT_PAYLOAD - 64;
 
 /// A view shorter than this is copied out of a long message, so that a few kept bytes do not pin many kilobytes.
 pub const COPY_OUT: usize = 1024;
+
+/// How much memory the values of one message may take, in bytes, if nothing else is set.
+const DECODED: u32 = 256 << 20;
+
+/// The error of [`Decoder::take_memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge;
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("its values take more memory than those of one message may; send fewer at a time")
+    }
+}
+
+impl std::error::Error for TooLarge {}
 
 /// Where a codec reads a message from.
 #[derive(Debug)]
@@ -25,7 +40,10 @@ pub struct Decoder {
     is_long: bool,
     /// The attachments, in most messages none.
     rest: Option<Box<Rest>>,
-    next: usize,
+    /// The index of the next attachment.
+    next: u32,
+    /// How much memory the values that are read may still take, in bytes.
+    memory: u32,
     /// The copies of a decoder that reads message after message.
     copies: Option<Box<Copies>>,
 }
@@ -38,7 +56,16 @@ impl Decoder {
             // As most arrive.
             Payload { body: Body::Shared(body), rest: None } => {
                 let end = body.len();
-                Self { is_long: end >= LONG_BODY, at: 0, end, body, rest: None, next: 0, copies: None }
+                Self {
+                    is_long: end >= LONG_BODY,
+                    at: 0,
+                    end,
+                    body,
+                    rest: None,
+                    next: 0,
+                    memory: DECODED,
+                    copies: None,
+                }
             }
             payload => Self::of_any(payload),
         }
@@ -83,6 +110,7 @@ impl Decoder {
         let is_there = len <= self.body.len().saturating_sub(at);
         if is_there {
             (self.at, self.end) = (at, at + len);
+            self.memory = DECODED;
         }
         is_there
     }
@@ -102,7 +130,7 @@ impl Decoder {
         };
         let end = body.len();
         let is_long = rest.is_some() || end >= LONG_BODY;
-        Self { body, at: 0, end, is_long, rest, next: 0, copies: None }
+        Self { body, at: 0, end, is_long, rest, next: 0, memory: DECODED, copies: None }
     }
 
     /// Returns the part of the body that has not been read yet.
@@ -170,7 +198,7 @@ impl Decoder {
     /// that names one twice, or out of order, is malformed.
     pub fn attachment(&mut self, index: usize) -> Option<Bytes> {
         let attachments = &mut self.rest.as_mut()?.attachments;
-        if index != self.next {
+        if index != self.next as usize {
             return None;
         }
         let taken = attachments.get_mut(index).map(mem::take)?;
@@ -178,10 +206,35 @@ impl Decoder {
         Some(taken)
     }
 
+    /// Sets how much memory the values that are read from now on may take, in bytes. 256 MiB if it is not called.
+    pub fn limit_memory(&mut self, bytes: u32) {
+        self.memory = bytes;
+    }
+
+    /// Counts memory that a value is about to take.
+    ///
+    /// A few bytes of a message may stand for many of memory: an empty `Vec` takes one byte in a message, and 24 in memory. A
+    /// codec calls this before it makes room for such values, so that a message can't use up the memory of its reader.
+    ///
+    /// # Errors
+    ///
+    /// If the values of this message take more memory than they may.
+    #[inline]
+    pub fn take_memory(&mut self, bytes: usize) -> Result<(), TooLarge> {
+        match u32::try_from(bytes).ok().and_then(|bytes| self.memory.checked_sub(bytes)) {
+            Some(left) => {
+                self.memory = left;
+                Ok(())
+            }
+            None => Err(TooLarge),
+        }
+    }
+
     /// Whether everything, attachments too, has been read.
     #[inline]
     pub fn is_finished(&self) -> bool {
-        self.at == self.end && self.next == self.rest.as_ref().map_or(0, |rest| rest.attachments.len())
+        self.at == self.end
+            && self.next as usize == self.rest.as_ref().map_or(0, |rest| rest.attachments.len())
     }
 }
 

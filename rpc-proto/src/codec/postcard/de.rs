@@ -20,6 +20,9 @@ const DEPTH: usize = 128;
 /// How many elements of a value's sequences may take no bytes (as `()` does): they cost time but the sender nothing.
 const EMPTY_ELEMENTS: usize = 65_536;
 
+/// The memory that an allocator takes for an allocation beyond what was asked for, in bytes, at most.
+const ALLOCATION: usize = 32;
+
 macro_rules! read_varint {
     ($from:expr, $bits:expr, $type:ty) => {{
         let mut value: $type = 0;
@@ -169,7 +172,32 @@ impl<'a> Deserializer<'a> {
     }
 
     fn fields<'de, V: Visitor<'de>>(&mut self, count: usize, visitor: V) -> Result<V::Value> {
+        // It may lie in memory of its own, as in a `Box`, which serde does not show.
+        self.take_memory_of::<V::Value>()?;
         self.inside(|from| visitor.visit_seq(Fields { from, left: count }))
+    }
+
+    /// Counts the memory of a value of this type, without what it refers to.
+    #[inline(always)]
+    pub(super) fn take_memory_of<T>(&mut self) -> Result<()> {
+        // A value of one byte takes no more than its message.
+        if size_of::<T>() > 1 {
+            self.input.take_memory(size_of::<T>())?;
+        }
+        Ok(())
+    }
+
+    /// Reads the length of a string or byte string, and counts the memory of its copy.
+    #[inline]
+    fn length_of_copy(&mut self) -> Result<usize> {
+        let length = self.length()?;
+        if length > self.left() {
+            return Err(ends_early());
+        }
+        if length > 0 {
+            self.input.take_memory(length + ALLOCATION)?;
+        }
+        Ok(length)
     }
 
     /// Counts an element that took no bytes.
@@ -274,7 +302,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let length = self.length()?;
+        let length = self.length_of_copy()?;
         self.bytes(length, |bytes| match str::from_utf8(bytes) {
             Ok(text) => visitor.visit_str(text),
             Err(_) => Err(CodecError::new("a string is not UTF-8")),
@@ -286,7 +314,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
     }
 
     fn deserialize_bytes<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {
-        let length = self.length()?;
+        let length = self.length_of_copy()?;
         self.bytes(length, |bytes| visitor.visit_bytes(bytes))
     }
 
@@ -357,6 +385,7 @@ impl<'de> de::Deserializer<'de> for &mut Deserializer<'_> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value> {
+        self.take_memory_of::<V::Value>()?;
         self.inside(|inner| visitor.visit_enum(inner))
     }
 
@@ -405,6 +434,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
         let Some(left) = self.left.checked_sub(1) else { return Ok(None) };
         self.left = left;
         let before = self.from.left();
+        self.from.take_memory_of::<S::Value>()?;
         let key = seed.deserialize(&mut *self.from)?;
         if self.from.left() == before {
             self.from.count_empty()?;
@@ -413,6 +443,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value> {
+        self.from.take_memory_of::<S::Value>()?;
         seed.deserialize(&mut *self.from)
     }
 

@@ -76,7 +76,8 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
         } else if let Some(many) = value_any.downcast_mut::<Option<Vec<Bytes>>>() {
             let count = from.length()?;
             // Not `with_capacity`: the count is only what the peer says.
-            *many = Some((0..count).map(|_| from.attachment()).collect::<Result<_, _>>()?);
+            let next = |_| from.take_memory_of::<Bytes>().and_then(|()| from.attachment());
+            *many = Some((0..count).map(next).collect::<Result<_, _>>()?);
         } else if let Some(bytes) = value_any.downcast_mut::<Option<Vec<u8>>>() {
             let length = from.length()?;
             *bytes = Some(from.bytes(length, |bytes| Ok(bytes.to_vec()))?);

@@ -227,6 +227,61 @@ fn elements_that_take_no_bytes_are_limited() {
     agrees(vec![(Unit, 1_u8); 100_000]);
 }
 
+/// A few bytes of a message may stand for many of memory.
+#[test]
+fn memory_of_values_is_limited() {
+    /// Takes two bytes of a message and 4 KiB of memory.
+    #[derive(Debug, Serialize, Deserialize)]
+    struct Wide {
+        #[serde(with = "wide")]
+        page: Option<[u64; 512]>,
+        next: Option<Box<Self>>,
+    }
+    mod wide {
+        use super::*;
+        pub(super) fn serialize<S: serde::Serializer>(
+            _: &Option<[u64; 512]>,
+            to: S,
+        ) -> Result<S::Ok, S::Error> {
+            to.serialize_none()
+        }
+        pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+            from: D,
+        ) -> Result<Option<[u64; 512]>, D::Error> {
+            Option::<u8>::deserialize(from).map(|_| None)
+        }
+    }
+    let limited = |limit: u32, message: &[u8], read: fn(&mut Decoder) -> Result<(), CodecError>| {
+        let mut input = Decoder::new(Payload::from_body(Bytes::copy_from_slice(message)));
+        input.limit_memory(limit);
+        read(&mut input).err().map(|error| error.to_string())
+    };
+    fn read<T: DeserializeOwned + 'static>(input: &mut Decoder) -> Result<(), CodecError> {
+        <Postcard as Decode<T>>::decode(input).map(drop)
+    }
+    let many = |count: usize| {
+        let mut message = vec![0; count + 2];
+        message[..2].copy_from_slice(&[count as u8 | 0x80, (count >> 7) as u8]);
+        message
+    };
+    let too_much =
+        Some("its values take more memory than those of one message may; send fewer at a time".to_owned());
+    // An empty vector and an empty string take a byte in the message.
+    for read in [read::<Vec<Vec<u32>>>, read::<Vec<String>>] {
+        assert_eq!(limited(1000 * 24, &many(1000), read), None);
+        assert_eq!(limited(1000 * 24 - 1, &many(1000), read), too_much);
+    }
+    assert_eq!(limited(1000, &many(1000), read::<HashSet<u64>>), too_much);
+    assert_eq!(limited(1000, &many(1000), read::<Vec<Bytes>>), too_much);
+    // A boxed value shows its size only where it is read itself.
+    let chain: Vec<u8> = [0, 1].repeat(50).into_iter().chain([0, 0]).collect();
+    assert_eq!(limited(51 * size_of::<Wide>() as u32, &chain, read::<Wide>), None);
+    assert_eq!(limited(50 * size_of::<Wide>() as u32, &chain, read::<Wide>), too_much);
+    // Strings count with what an allocator adds. Bytes of one's own count once.
+    assert_eq!(limited(100, &[&[100][..], &[b'x'; 100]].concat(), read::<String>), too_much);
+    assert_eq!(limited(100, &[&[100][..], &[b'x'; 100]].concat(), read::<(Vec<u8>,)>), None);
+}
+
 #[test]
 fn nesting_is_limited() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -191,7 +191,7 @@ impl Known {
     }
 }
 
-/// The type did not take what was made up for it. What it says is of no interest.
+/// The type did not take what was made up for it. Its error text does not matter.
 #[derive(Debug)]
 pub(super) struct Refused;
 

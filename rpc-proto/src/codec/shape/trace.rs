@@ -71,7 +71,7 @@ impl<'a> Tracer<'a> {
         if self.is_minimal(name) { 0 } else { LENGTHS[self.known.sample] }
     }
 
-    /// Writes down that a struct or enum is here. Gives its index and whether its inside is to be found out now.
+    /// Writes down that a struct or enum is here. Returns its index, and whether its inside is to be found out now.
     fn named<T>(
         &mut self,
         name: &'static str,

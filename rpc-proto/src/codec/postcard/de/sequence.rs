@@ -74,6 +74,7 @@ impl<'de> de::SeqAccess<'de> for Sequence<'_, '_> {
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>> {
         let next = self.next;
         if next < TOGETHER {
+            self.from.take_memory_of::<S::Value>()?;
             let value = seed.deserialize(Element(self))?;
             if self.next == next {
                 self.skip()?;
@@ -84,6 +85,7 @@ impl<'de> de::SeqAccess<'de> for Sequence<'_, '_> {
             return Ok(None);
         }
         let (left, unread) = (self.left, self.from.left());
+        self.from.take_memory_of::<S::Value>()?;
         let value = seed.deserialize(Element(self))?;
         if self.from.left() == unread {
             self.left = left;

@@ -1,0 +1,49 @@
+//! Decoding of long messages, away from the tasks that read connections.
+
+use std::future::{pending, poll_fn};
+use std::panic::resume_unwind;
+use std::sync::{Arc, LazyLock};
+use std::task::Poll;
+use std::thread;
+
+use tokio::sync::Semaphore;
+
+/// Messages that are longer take milliseconds to decode or decompress. That happens on a thread for blocking work. Bytes.
+pub(crate) const VERY_LONG: usize = 256 << 10;
+
+/// A permit for each job that may run at once. More would not be faster, and would take more memory.
+static JOBS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
+    let jobs = thread::available_parallelism().map_or(1, usize::from);
+    Arc::new(Semaphore::new(jobs))
+});
+
+/// Waits until the handler that awaits it runs in its own task. A handler gets a task when its first poll leaves it
+/// unfinished.
+pub async fn in_task() {
+    let mut polled = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut polled, true) {
+            return Poll::Ready(());
+        }
+        // Wakes a handler that runs in its own task already.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Runs `decode` on a thread for blocking work.
+pub(crate) async fn apart<R: Send + 'static>(decode: impl FnOnce() -> R + Send + 'static) -> R {
+    // A call that is given up while it waits here leaves no job behind. The semaphore is never closed.
+    let permit = JOBS.clone().acquire_owned().await;
+    let job = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        decode()
+    });
+    match job.await.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(decoded) => decoded,
+        Err(Ok(panic)) => resume_unwind(panic),
+        // The runtime shuts down, and drops this future, too.
+        Err(Err(_)) => pending().await,
+    }
+}

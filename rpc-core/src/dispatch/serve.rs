@@ -128,9 +128,9 @@ impl Dispatch {
 
     #[inline(always)]
     fn handler(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
-        match request.payload.is_one_piece() && request.payload.body_len() <= LONG {
-            true => self.registry.call(found, request),
-            false => self.handler_of_any(found, request),
+        match request.payload.short_len() {
+            Some(_) => self.registry.call(found, request),
+            None => self.handler_of_any(found, request),
         }
     }
 

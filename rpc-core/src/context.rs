@@ -207,6 +207,9 @@ impl Context {
     /// If the answer is a stream, metadata set before the end of its first poll are sent before the first item. The
     /// stream itself can set them. Metadata that are set later are sent with the end.
     ///
+    /// A key or value that is no valid metadata is a [`MetadataError`](crate::metadata::MetadataError). A handler whose error type
+    /// is not `From` it returns it by `.map_err(Status::from)?`.
+    ///
     /// Metadata have no effect once the handler is done, or in a context of no call. If they exceed the client's
     /// `limits.max_metadata`, RESOURCE_EXHAUSTED replaces the answer.
     ///

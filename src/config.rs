@@ -320,6 +320,9 @@ mod tests {
     fn limits_that_contradict_each_other_are_errors() {
         let error = Config::from_toml("[limits]\nmax_message = 10000000\nmax_assembly = 1000").unwrap_err();
         assert!(error.to_string().contains("limits.max_assembly"), "{error}");
+        let error = Config::from_toml("[limits]\nmemory = 1_000_000").unwrap_err();
+        assert!(error.to_string().contains("limits.memory must be 0 or at least 16777216 bytes"), "{error}");
+        assert!(Config::from_toml("[limits]\nmemory = 0").is_ok());
     }
 
     #[test]

@@ -284,6 +284,7 @@ pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 #[cfg(feature = "prost")]
 pub use farcall_core::details;
+pub use farcall_core::memory::PeerMemory;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};
@@ -294,7 +295,7 @@ pub use farcall_rdma::RdmaConfig;
 #[cfg(feature = "tcp")]
 pub use farcall_tcp::TcpConfig;
 #[cfg(feature = "tcp")]
-pub use server::{BindError, Handle, Server, ServerBuilder};
+pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats};
 
 #[doc(hidden)]
 pub use farcall_core::__private;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use farcall_core::compress::Compression;
 use farcall_core::connection::Connection;
+use farcall_core::memory::PeerMemory;
 #[cfg(feature = "tower")]
 use farcall_core::middleware::Middleware;
 use farcall_core::middleware::{Next, Request, Response, Stack};
@@ -239,6 +240,11 @@ impl Server {
         self.local_addr
     }
 
+    /// Returns what the server holds for its clients now. See [`Handle::stats`].
+    pub fn stats(&self) -> ServerStats {
+        self.handle.stats()
+    }
+
     /// Returns a handle, which stops the server and looks at it from elsewhere.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
@@ -311,4 +317,33 @@ impl Handle {
     pub fn connections(&self) -> Vec<Arc<Connection>> {
         self.host.connections()
     }
+
+    /// Returns what the server holds for its clients now, and which of them hold most.
+    pub fn stats(&self) -> ServerStats {
+        let memory = self.host.memory();
+        ServerStats {
+            connections: self.host.connections().len(),
+            memory_limit: memory.limit(),
+            memory_used: memory.used(),
+            memory_peak: memory.peak(),
+            peers: memory.peers(),
+        }
+    }
+}
+
+/// What a server holds for its clients. Memory is that of [`Limits::memory`](crate::Limits::memory), in bytes: servers that leave
+/// that setting at 0 share it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerStats {
+    /// The connections that are open.
+    pub connections: usize,
+    /// The limit of memory.
+    pub memory_limit: usize,
+    /// The memory that is used, in steps of 64 KiB for each connection.
+    pub memory_used: usize,
+    /// The most that was ever used.
+    pub memory_peak: usize,
+    /// What is held for each client address, the greediest first.
+    pub peers: Vec<PeerMemory>,
 }

@@ -488,3 +488,39 @@ fn outside_of_a_runtime_there_are_errors_and_no_panics() {
     let error = at_once(Server::builder().bind("127.0.0.1:0")).unwrap_err();
     assert!(error.to_string().contains("within a tokio runtime"), "{error}");
 }
+
+#[tokio::test]
+async fn a_server_tells_what_it_holds_for_whom() {
+    let config = Config::from_toml("limits.memory = 100_000_000").unwrap();
+    let shelf = Shelf::default();
+    let started = shelf.started.clone();
+    let server =
+        Server::builder().add(StoreServer::new(shelf)).config(config).bind("127.0.0.1:0").await.unwrap();
+    let handle = server.handle();
+    let address = format!("tcp://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    assert_eq!((handle.stats().connections, handle.stats().memory_used), (0, 0));
+
+    let store = StoreClient::new(Channel::connect(&address).await.unwrap());
+    let call = tokio::spawn(async move { store.hang().await });
+    started.notified().await;
+    let stats = loop {
+        // The handler is counted when its first poll has left it unfinished.
+        tokio::task::yield_now().await;
+        let stats = handle.stats();
+        if stats.peers[0].arguments > 0 {
+            break stats;
+        }
+    };
+    assert_eq!((stats.connections, stats.peers.len()), (1, 1));
+    let peer = &stats.peers[0];
+    assert_eq!((peer.address, peer.connections), (Some([127, 0, 0, 1].into()), 1));
+    assert!(peer.sessions > 0 && peer.total() <= stats.memory_used, "{stats:?}");
+    assert!(stats.memory_used <= stats.memory_peak && stats.memory_peak < stats.memory_limit, "{stats:?}");
+    assert_eq!(stats.memory_limit, 100_000_000);
+    call.abort();
+    while !handle.stats().peers.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(handle.stats().memory_used, 0);
+}

@@ -47,10 +47,23 @@ pub struct Limits {
     pub stream_window: u64,
     /// By how much the windows of all streams of a connection may grow together, in bytes. Default 64 MiB.
     pub stream_memory: u64,
+    /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
+    /// have arrived in part, arguments of handlers that run, items and answers that were not read, and the connections
+    /// themselves. Default 0: a quarter of what the machine and the control group allow, shared by all servers of the process
+    /// that leave this at 0.
+    ///
+    /// Above five eighths of it, connections that hold more than their share are not read; after a second their calls fail
+    /// RESOURCE_EXHAUSTED, not executed. Above seven eighths, the connection that holds most is closed, and told why. The last
+    /// eighth is for what is under way then. A share is that of one client address among all, and of one connection among those
+    /// from its address.
+    pub memory: u64,
     /// How many connections a server accepts at once. It tells a further client that it is overloaded; that client's
     /// calls fail as not executed. Clients ignore this setting. Default 16,384; at least 1.
     pub connections: u32,
 }
+
+/// The least value of `limits.memory` but 0, in bytes: room for some hundred idle connections.
+const MIN_MEMORY: u64 = 16 << 20;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -61,6 +74,7 @@ impl Default for Limits {
             max_metadata: 16 << 10,
             stream_window: 4 << 20,
             stream_memory: 64 << 20,
+            memory: 0,
             connections: 16 << 10,
         }
     }
@@ -78,6 +92,9 @@ impl Limits {
         }
         if self.max_assembly < self.max_message {
             return Err("limits.max_assembly must be at least limits.max_message".into());
+        }
+        if self.memory != 0 && self.memory < MIN_MEMORY {
+            return Err(format!("limits.memory must be 0 or at least {MIN_MEMORY} bytes"));
         }
         for (name, value) in [("concurrent_calls", self.concurrent_calls), ("connections", self.connections)]
         {

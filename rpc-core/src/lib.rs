@@ -22,6 +22,7 @@ mod dispatch;
 pub mod extensions;
 pub mod in_process;
 mod interface;
+pub mod memory;
 pub mod middleware;
 mod refusal;
 mod reply;

@@ -63,7 +63,7 @@ pub(crate) mod rank {
         /// The queue in front of the outbox.
         Queue = 7 under [Receiving, CallTable, Services, Running, CallStreams, Sending];
         /// A value that is copied or replaced. No lock is taken under it.
-        Leaf = 8 under [Receiving, Sending];
+        Leaf = 8 under [Receiving, Sending, CallStreams];
     }
 }
 

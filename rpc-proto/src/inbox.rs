@@ -18,6 +18,9 @@ const MAX_HELD: usize = 32 << 20;
 /// A message in fragments is given room for so many times as much as has come of it.
 const AHEAD: usize = 4;
 
+/// The memory that a message takes while it is assembled, beside its bytes. Bytes.
+const ASSEMBLY: usize = 128;
+
 /// The next step with a session frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -90,6 +93,17 @@ pub enum Pulled {
     Stale,
 }
 
+/// How much room this side has for messages that arrive in parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Room {
+    /// Memory is taken ahead, so that a message is moved seldom while it grows.
+    Ample,
+    /// Memory is taken for the bytes that arrive.
+    Scarce,
+    /// None is taken. Messages that are not whole are [lost](Taken::Lost).
+    None,
+}
+
 /// Limits this side has told its peer.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct Limits {
@@ -112,10 +126,13 @@ pub struct Inbox {
     held_bytes: usize,
     assembling: BTreeMap<u64, Assembly>,
     assembling_bytes: u64,
+    /// The memory of all that are being assembled, in bytes.
+    assembling_memory: usize,
     /// The calls of described messages that are being read, by the number of the frame.
     pulling: BTreeMap<u32, u64>,
     /// Whether both sides have agreed on described messages.
     describes: bool,
+    room: Room,
     limits: Limits,
 }
 
@@ -125,6 +142,8 @@ struct Assembly {
     total: usize,
     rest: Rest,
     have: usize,
+    /// The memory for the message, in bytes.
+    reserved: usize,
     /// It was cancelled before it was whole.
     unwanted: bool,
 }
@@ -142,11 +161,18 @@ enum Rest {
     Lost,
 }
 
+impl Assembly {
+    /// Returns the memory that is taken for the message, in bytes.
+    fn memory(&self) -> usize {
+        ASSEMBLY + self.reserved
+    }
+}
+
 impl Rest {
     /// The rest of a message of so many bytes, which comes in FRAGMENTs.
-    fn sent(total: usize, begin: &[u8]) -> Self {
+    fn sent(room: Room, total: usize, begin: &[u8]) -> Self {
         let mut buffer = BytesMut::new();
-        if !make_room(&mut buffer, begin.len(), total) {
+        if !make_room(room, &mut buffer, begin.len(), total) {
             return Self::Lost;
         }
         buffer.extend_from_slice(begin);
@@ -156,15 +182,20 @@ impl Rest {
 
 /// Makes room for so many more bytes of a message. The room grows with the bytes that have come: its length is only
 /// what the peer says. False: there is no memory for them.
-fn make_room(buffer: &mut BytesMut, more: usize, total: usize) -> bool {
+fn make_room(room: Room, buffer: &mut BytesMut, more: usize, total: usize) -> bool {
     let needed = buffer.len() + more;
+    let ahead = match room {
+        Room::Ample => AHEAD,
+        Room::Scarce => 1,
+        Room::None => return false,
+    };
     if needed <= buffer.capacity() {
         return true;
     }
     // A `BytesMut` can't be asked to grow if it can, but a `Vec` can, and it is the same memory.
     let mut bytes = Vec::from(std::mem::take(buffer));
-    let room = needed.saturating_mul(AHEAD).min(total) - bytes.len();
-    let has_room = bytes.try_reserve_exact(room).is_ok();
+    let more = needed.saturating_mul(ahead).min(total) - bytes.len();
+    let has_room = bytes.try_reserve_exact(more).is_ok();
     *buffer = Bytes::from(bytes).into();
     has_room
 }
@@ -180,8 +211,10 @@ impl Inbox {
             held_bytes: 0,
             assembling: BTreeMap::new(),
             assembling_bytes: 0,
+            assembling_memory: 0,
             pulling: BTreeMap::new(),
             describes: false,
+            room: Room::Ample,
             limits,
         }
     }
@@ -194,6 +227,23 @@ impl Inbox {
     /// The number of the last session frame that was taken in.
     pub fn rx_seq(&self) -> u32 {
         self.rx_seq
+    }
+
+    /// Returns how many bytes are kept here: of messages that are not whole, and of frames that are held back.
+    #[inline]
+    pub fn memory(&self) -> usize {
+        self.assembling_memory + self.held_bytes
+    }
+
+    /// Drops everything that is kept here: the session is over.
+    pub fn clear(&mut self) {
+        *self = Self { rx_seq: self.rx_seq, ..Self::new(self.limits) };
+    }
+
+    /// Sets how much room there is for messages that arrive in parts, from now on.
+    #[inline]
+    pub fn set_room(&mut self, room: Room) {
+        self.room = room;
     }
 
     /// Whether a message has begun to arrive and is not whole.
@@ -302,7 +352,8 @@ impl Inbox {
         let total = r.u32("fragmented.total")?;
         let begin = r.rest();
         self.make_room(header, total, &begin)?;
-        self.assemble(header, total, begin.len(), Rest::sent(total as usize, &begin));
+        let rest = Rest::sent(self.room, total as usize, &begin);
+        self.assemble(header, total, begin.len(), rest);
         Ok(())
     }
 
@@ -352,7 +403,15 @@ impl Inbox {
     fn assemble(&mut self, header: &Header, total: u32, have: usize, rest: Rest) {
         self.assembling_bytes += u64::from(total);
         let (kind, total) = (header.kind, total as usize);
-        self.assembling.insert(header.call, Assembly { kind, total, rest, have, unwanted: false });
+        let reserved = match &rest {
+            Rest::Sent(buffer) => buffer.capacity(),
+            // The memory that the rest is read to.
+            Rest::Pulled(_) => total,
+            Rest::Lent | Rest::Lost => 0,
+        };
+        let assembly = Assembly { kind, total, rest, have, reserved, unwanted: false };
+        self.assembling_memory += assembly.memory();
+        self.assembling.insert(header.call, assembly);
     }
 
     /// A described message is whole, with these bytes; `None`: it can't be read, and has to be sent.
@@ -362,8 +421,7 @@ impl Inbox {
             self.wait_for_rest(call);
             return Pulled::Nothing;
         };
-        let Some(assembly) = self.assembling.remove(&call) else { return Pulled::Nothing };
-        self.assembling_bytes -= assembly.total as u64;
+        let Some(assembly) = self.end(call) else { return Pulled::Nothing };
         if assembly.unwanted {
             return Pulled::Nothing;
         }
@@ -375,8 +433,19 @@ impl Inbox {
         if let Some(assembly) = self.assembling.get_mut(&call)
             && let Rest::Pulled(begin) = &assembly.rest
         {
-            assembly.rest = Rest::sent(assembly.total, begin);
+            self.assembling_memory -= assembly.memory();
+            assembly.rest = Rest::sent(self.room, assembly.total, begin);
+            assembly.reserved = if let Rest::Sent(buffer) = &assembly.rest { buffer.capacity() } else { 0 };
+            self.assembling_memory += assembly.memory();
         }
+    }
+
+    /// Forgets a message that is whole, or that the peer has given up.
+    fn end(&mut self, call: u64) -> Option<Assembly> {
+        let assembly = self.assembling.remove(&call)?;
+        self.assembling_bytes -= assembly.total as u64;
+        self.assembling_memory -= assembly.memory();
+        Some(assembly)
     }
 
     /// The peer has cancelled a call. If its REQUEST has begun and is not whole, it comes to nothing.
@@ -394,8 +463,7 @@ impl Inbox {
             if matches!(assembly.rest, Rest::Pulled(_)) {
                 return Err(WireError::new("fragment", "gives up a message that is described"));
             }
-            self.assembling_bytes -= assembly.total as u64;
-            self.assembling.remove(&header.call);
+            self.end(header.call);
             return Ok(Taken::Part);
         }
         let buffer = self.buffer(header)?.map(|mut buffer| {
@@ -416,16 +484,18 @@ impl Inbox {
             return Err(WireError::new("fragment", "goes past the end of its message"));
         }
         let buffer = match &mut assembly.rest {
-            Rest::Sent(buffer) => {
-                make_room(buffer, header.len as usize, assembly.total).then(|| std::mem::take(buffer))
-            }
+            Rest::Sent(buffer) => make_room(self.room, buffer, header.len as usize, assembly.total)
+                .then(|| std::mem::take(buffer)),
             Rest::Lost => None,
             Rest::Lent => return Err(WireError::new("fragment", "comes while another is being read")),
             Rest::Pulled(_) => {
                 return Err(WireError::new("fragment", "goes on with a message that is described"));
             }
         };
+        self.assembling_memory -= assembly.memory();
         assembly.rest = if buffer.is_some() { Rest::Lent } else { Rest::Lost };
+        assembly.reserved = buffer.as_ref().map_or(0, BytesMut::capacity);
+        self.assembling_memory += assembly.memory();
         Ok(buffer)
     }
 
@@ -445,8 +515,7 @@ impl Inbox {
             return Ok(Taken::Part);
         }
         let Assembly { kind, total, unwanted, .. } = *assembly;
-        self.assembling_bytes -= total as u64;
-        self.assembling.remove(&header.call);
+        self.end(header.call);
         Ok(match buffer {
             _ if unwanted => Taken::Part,
             Some(buffer) => Taken::Message(Arrived { kind, call: header.call, bytes: buffer.freeze() }),

@@ -214,7 +214,9 @@ impl Outbox {
                     self.small_run = self.small_run.saturating_add(1);
                     return Some(frame);
                 }
-                Message::from_frame(frame)
+                let message = Message::from_frame(frame);
+                self.tally.queue(&message);
+                message
             } else {
                 match self.queue.pop_front() {
                     Some(message) => message,
@@ -390,6 +392,13 @@ impl Outbox {
     /// amid one.
     pub fn waiting(&self) -> usize {
         self.unsent() - self.tally.beside_calls()
+    }
+
+    /// Returns how many bytes are kept here: of messages that have not left, or not wholly, or have not been read, and of
+    /// frames that the peer has not acknowledged.
+    #[inline]
+    pub fn memory(&self) -> usize {
+        self.small_frames.memory() + self.tally.bytes() as usize + self.retained_bytes
     }
 
     /// How many messages have not left, or not wholly, or have not been read.

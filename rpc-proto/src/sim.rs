@@ -311,6 +311,7 @@ impl World {
                     "a message was lost on its way to {side}, or came though given up"
                 );
                 assert!(!me.inbox.is_assembling(), "nothing waits for what does not come");
+                assert_eq!(me.inbox.memory(), 0, "nothing is counted that is not there");
                 assert_eq!(other.outbox.exposed(), 0, "a DONE has come for all that was described");
                 assert_eq!(other.outbox.assembling(), 0, "the peer's budget is given back");
                 assert_eq!(other.outbox.waiting(), 0, "no message counts as one that waits");
@@ -383,6 +384,7 @@ fn walk(seed: u64, rules: Rules) {
         let outbox = &mut world.peers[side].outbox;
         outbox.acknowledged(rx_seq).expect("an honest acknowledgement");
         assert_eq!(outbox.retained(), 0, "what is acknowledged is not kept");
+        assert_eq!(outbox.memory(), 0, "nothing is counted that is not there");
     }
 }
 

@@ -71,6 +71,12 @@ impl SmallFrames {
         self.count
     }
 
+    /// Returns how many bytes they take, at most a chunk less than what is allocated.
+    #[inline]
+    pub fn memory(&self) -> usize {
+        self.full.len() * CHUNK + self.last.len()
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.count == 0

@@ -8,7 +8,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use farcall_core::class::{ByClass, TrafficClass};
-use farcall_core::transport::{BusyPoll, Counters, Description, FrameSource, Link, LinkEnd, LinkHandler};
+use farcall_core::transport::{
+    BoxFuture, BusyPoll, Counters, Description, FrameSource, Link, LinkEnd, LinkHandler,
+};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -159,6 +161,9 @@ impl TcpLink {
     async fn run(self: Arc<Self>, handler: Arc<dyn LinkHandler>, _shutdown: ShutdownOnDrop) {
         let mut attention = pin!(self.attention.notified());
         let end = loop {
+            if let Some(pause) = handler.pause() {
+                self.wait_for_memory(pause, attention.as_mut(), &*handler).await;
+            }
             let more = match self.read(&*handler) {
                 Ok(more) => more,
                 Err(ReadEnd::Eof) => break LinkEnd::orderly(),
@@ -187,11 +192,11 @@ impl TcpLink {
         self.reading().over = true;
         if self.closing.load(Ordering::Acquire) {
             // The side that closed it knows. To it, the end of the link means that all has left.
-            self.finish().await;
+            self.finish(Some(&*handler)).await;
             handler.closed(end);
         } else {
             handler.closed(end);
-            self.finish().await;
+            self.finish(None).await;
         }
     }
 
@@ -208,6 +213,36 @@ impl TcpLink {
             attention.as_mut().poll(cx).map(|()| Event::Attention)
         })
         .await
+    }
+
+    /// Waits until there is memory for what arrives. Goes on writing meanwhile.
+    async fn wait_for_memory<'a>(
+        &'a self,
+        mut pause: BoxFuture<()>,
+        mut attention: Pin<&mut Notified<'a>>,
+        handler: &dyn LinkHandler,
+    ) {
+        loop {
+            let blocked = self.is_stuck() && self.out().blocked;
+            let event = poll_fn(|cx| {
+                if pause.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                if blocked && self.socket.poll_write_ready(cx).is_ready() {
+                    return Poll::Ready(Some(Event::Socket));
+                }
+                attention.as_mut().poll(cx).map(|()| Some(Event::Attention))
+            });
+            match event.await {
+                None => return,
+                Some(Event::Attention) => attention.set(self.attention.notified()),
+                Some(Event::Socket) => {}
+            }
+            self.write_on(handler);
+            if self.closing.load(Ordering::Acquire) {
+                return;
+            }
+        }
     }
 
     fn is_stuck(&self) -> bool {
@@ -277,16 +312,26 @@ impl TcpLink {
         handler.batch_end();
     }
 
-    /// Sends what was taken, says that no more comes, and lets the peer read it.
-    async fn finish(&self) {
+    /// Sends what was taken, says that no more comes, and lets the peer read it. `handler` may have a last frame for which
+    /// there was no room before.
+    async fn finish(&self, mut handler: Option<&dyn LinkHandler>) {
         let flushed = async {
             loop {
-                {
+                let written = {
                     let mut out = self.out();
                     out.blocked = false;
-                    if self.write(&mut out) || out.failed.is_some() {
+                    let written = self.write(&mut out);
+                    if out.failed.is_some() {
                         return;
                     }
+                    written
+                };
+                if written {
+                    match handler.take() {
+                        Some(handler) => handler.writable(),
+                        None => return,
+                    }
+                    continue;
                 }
                 if self.socket.writable().await.is_err() {
                     return;

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farcall_core::buffer_pool;
 use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
-use farcall_core::transport::{LinkHandler, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
+use farcall_core::transport::{LinkHandler, SHARED_BUFFER, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -16,10 +16,13 @@ pub(crate) const MAX_FRAME: usize = 256 * 1024;
 
 /// The size of a receive buffer, and the most that is read to. Views of it go to their readers; it is used again when they
 /// are gone.
-const BUFFER: usize = 64 * 1024;
+const BUFFER: usize = SHARED_BUFFER;
 
-/// How many receive buffers wait for their views to go.
+/// How many receive buffers wait for their views to go,
 const POOL: usize = 16;
+
+/// and how many while nothing arrives.
+const IDLE: usize = 2;
 
 /// The least that is read at once. Reads grow while small frames fill them; they stay short while payloads come
 /// that are read straight to where they belong, because what of those is read with the header must be copied there.
@@ -142,6 +145,8 @@ impl Reader {
         if self.long > 0 && self.buffer.is_empty() {
             buffer_pool::give(std::mem::take(&mut self.buffer), std::mem::take(&mut self.size));
         }
+        // Nor does it need many of those that wait for their views to go.
+        self.retired.truncate(IDLE);
     }
 
     /// Reads past the runtime, without asking it whether there is anything. `Ok(false)`: there is nothing, or what

@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::table::StreamTable;
 use crate::compress::Unpacking;
+use crate::memory::Gauge;
 use crate::metadata::AnswerMetadata;
 use crate::payload::Payload;
 use crate::proto::message::Message;
@@ -60,6 +61,9 @@ struct Incoming {
     first: Window,
     /// ITEMs as they arrived.
     queue: VecDeque<Bytes>,
+    /// The sum of their lengths.
+    queued: usize,
+    gauge: Gauge,
     end: Option<Ended>,
     waker: Option<Waker>,
 }
@@ -104,21 +108,23 @@ impl CallStreams {
         call: u64,
         role: Role,
         granted: Option<Window>,
-        first: Option<Window>,
+        first: Option<(Window, Gauge)>,
         unpacking: Arc<Unpacking>,
     ) -> Self {
         // A client's items must follow its REQUEST.
         let busy = role == Role::Client;
         let out = granted.map(|granted| Out { half: SendHalf::new(granted), busy, waker: None });
-        let incoming = first.map(|first| Incoming {
+        let is_answer = if role == Role::Client { first.is_some() } else { granted.is_some() };
+        let incoming = first.map(|(first, gauge)| Incoming {
             half: RecvHalf::new(first),
             first,
             queue: VecDeque::new(),
+            queued: 0,
+            gauge,
             end: None,
             waker: None,
         });
         let state = State { out, incoming, begun: false, over: false, reply: None, place: None };
-        let is_answer = if role == Role::Client { first.is_some() } else { granted.is_some() };
         Self { table, call, role, is_answer, unpacking, state: Mutex::new(state) }
     }
 
@@ -157,6 +163,8 @@ impl CallStreams {
             FrameType::ITEM => {
                 let incoming = state.incoming.as_mut().ok_or_else(|| none("item"))?;
                 if incoming.half.on_item(ItemHead::count(&bytes)?, bytes.len() as u64)? {
+                    incoming.queued += bytes.len();
+                    incoming.gauge.set(incoming.queued);
                     incoming.queue.push_back(bytes);
                     wakers.extend(incoming.waker.take());
                 }
@@ -366,6 +374,8 @@ impl CallStreams {
         let mut state = self.state();
         let Some(incoming) = &mut state.incoming else { return Poll::Ready(Err(Ended::gave_up())) };
         if let Some(item) = incoming.queue.pop_front() {
+            incoming.queued -= item.len();
+            incoming.gauge.set(incoming.queued);
             return Poll::Ready(Ok(item));
         }
         if let Some(end) = &incoming.end {
@@ -397,6 +407,8 @@ impl CallStreams {
         let over = guard.over;
         let Some(incoming) = &mut guard.incoming else { return false };
         let queue = std::mem::take(&mut incoming.queue);
+        incoming.queued = 0;
+        incoming.gauge.set(0);
         let tells = incoming.half.stop() && !over;
         if tells {
             let mut payload = BytesMut::with_capacity(1);

@@ -11,6 +11,7 @@ use super::call::{CallStreams, Ended};
 use super::{FIRST, MOST_ITEMS};
 use crate::compress::Unpacking;
 use crate::interface::Kind;
+use crate::memory::{Gauge, Use};
 use crate::proto::wire::{FrameType, Hello, Window, WireError, features};
 use crate::reply::Reply;
 use crate::session::{InOrder, Role, Sender};
@@ -84,7 +85,7 @@ impl StreamTable {
             Role::Server => (to_client, to_server),
         };
         let granted = terms.peer().map(first_of).filter(|_| sends);
-        let first = receives.then_some(FIRST);
+        let first = receives.then(|| (FIRST, Gauge::new(self.sender.account(), Use::Items)));
         let (me, unpacking) = (self.me.clone(), self.unpacking.clone());
         let streams = Arc::new(CallStreams::new(me, call, terms.role, granted, first, unpacking));
         let mut calls = self.calls.lock();

@@ -160,6 +160,18 @@ impl Connection {
         self.close_if_drained();
     }
 
+    /// Resolves when the connection must be closed to make room in memory, with the reason.
+    pub(crate) async fn evicted(&self) -> String {
+        self.sender.account().evicted().await
+    }
+
+    /// Server: closes the connection to make room in memory. Returns its status.
+    pub(crate) async fn close_to_make_room(&self, why: String) -> Status {
+        tracing::warn!(peer = ?self.peer(), why, "closing a connection to make room");
+        self.close(CloseCode::Internal, self.status(why, Executed::Maybe, Blame::Peer));
+        self.closed().await
+    }
+
     /// Server: closes the connection without waiting for running handlers.
     pub(crate) fn close_by_server(&self) {
         let status = self.status("the server was closed", Executed::Maybe, Blame::Environment);
@@ -180,7 +192,11 @@ impl Connection {
         if let Some((_, link)) = gone {
             link.close();
         }
-        let attempt = self.receiving.lock().attempt.take();
+        let mut receiving = self.receiving.lock();
+        let attempt = receiving.attempt.take();
+        receiving.inbox.clear();
+        receiving.measure();
+        drop(receiving);
         attempt.inspect(|attempt| attempt.abort());
         if let Some(dispatch) = &self.dispatch {
             dispatch.end();

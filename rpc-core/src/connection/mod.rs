@@ -47,6 +47,7 @@ use crate::class::TrafficClass;
 use crate::compress::Unpacking;
 use crate::config::Limits;
 use crate::dispatch::{Dispatch, Registry};
+use crate::memory::{Account, Gauge, Use};
 use crate::proto::inbox;
 use crate::proto::wire::WireError;
 pub(crate) use crate::session::Role;
@@ -131,6 +132,9 @@ enum Upgrading {
     Upgraded,
 }
 
+/// The memory that a connection takes by itself, in bytes: its state, its tasks, and buffers that are in use most of the time.
+const SESSION: usize = 32 << 10;
+
 /// A session with one peer, which carries calls.
 ///
 /// It is for inspection: calls are made on a channel, which makes connections as it needs them. When a connection ends,
@@ -155,6 +159,8 @@ pub struct Connection {
     retry: retry::Retry,
     /// Whether the stream link has ended.
     gone: watch::Sender<bool>,
+    /// The memory of the connection itself.
+    _gauge: Gauge,
 }
 
 impl fmt::Debug for Connection {
@@ -174,14 +180,18 @@ impl Connection {
         class: TrafficClass,
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
+        account: Arc<Account>,
         registry: Option<Arc<Registry>>,
     ) -> Arc<Self> {
         let Limits { max_message, max_assembly, .. } = settings.limits;
         let runtime = tokio::runtime::Handle::current();
+        let limits = inbox::Limits { max_message, max_assembly };
         let unpacking = Unpacking::new(max_message, max_assembly);
         let terms = Terms::new(role, class, stream.description().peer, settings);
         Arc::new_cyclic(|me: &Weak<Self>| {
-            let sender = Sender::new(terms, stream, runtime.clone(), me.clone());
+            let gauge = Gauge::holding(&account, Use::Session, SESSION);
+            let partial = Gauge::new(&account, Use::Partial);
+            let sender = Sender::new(terms, stream, account, runtime.clone(), me.clone());
             let streams = StreamTable::new(sender.clone(), unpacking.clone());
             let calls = Calls::new(sender.clone(), streams.clone(), unpacking.clone());
             let dispatch = registry.map(|registry| {
@@ -191,7 +201,7 @@ impl Connection {
                 me: me.clone(),
                 runtime,
                 sender,
-                receiving: Mutex::new(receive::Receiving::new(inbox::Limits { max_message, max_assembly })),
+                receiving: Mutex::new(receive::Receiving::new(limits, partial)),
                 heard: AtomicU64::new(0),
                 calls,
                 dispatch,
@@ -201,6 +211,7 @@ impl Connection {
                 upgrading: watch::Sender::new(Upgrading::Undecided),
                 retry: retry::Retry::default(),
                 gone: watch::Sender::new(false),
+                _gauge: gauge,
             }
         })
     }

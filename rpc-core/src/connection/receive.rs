@@ -11,13 +11,14 @@ use tokio::task::AbortHandle;
 use super::batch::{Action, ReceiveBatch};
 use super::{Connection, Role};
 use crate::dispatch::{Dispatch, ENOUGH, RemoteServices};
+use crate::memory::Gauge;
 use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::upgrade_state::UpgradeState;
 use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
 use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
-use crate::transport::{LinkEnd, LinkHandler};
+use crate::transport::{BoxFuture, LinkEnd, LinkHandler};
 
 /// The state of receiving, under one lock under which no user code runs.
 #[derive(Debug)]
@@ -33,10 +34,12 @@ pub(super) struct Receiving {
     pub(super) in_order: InOrder,
     announced: RemoteServices,
     last_call: u64,
+    /// The memory of the inbox.
+    gauge: Gauge,
 }
 
 impl Receiving {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, gauge: Gauge) -> Self {
         Self {
             inbox: Inbox::new(limits),
             upgrade_state: UpgradeState::default(),
@@ -46,7 +49,14 @@ impl Receiving {
             in_order: InOrder::new(),
             announced: RemoteServices::default(),
             last_call: 0,
+            gauge,
         }
+    }
+
+    /// Counts the memory of the inbox.
+    #[inline]
+    pub(super) fn measure(&mut self) {
+        self.gauge.set(self.inbox.memory());
     }
 
     /// Records the number of a REQUEST's call.
@@ -116,8 +126,11 @@ impl LinkHandler for LinkReceiver {
         }
         let result = {
             let mut receiving = self.connection.receiving.lock();
+            receiving.inbox.set_room(self.connection.sender.account().room());
             let order = receiving.inbox.order(self.route, header);
-            order.and_then(|_| receiving.inbox.buffer(header))
+            let buffer = order.and_then(|_| receiving.inbox.buffer(header));
+            receiving.measure();
+            buffer
         };
         if let Err(error) = &result {
             self.connection.protocol_error(error);
@@ -135,10 +148,15 @@ impl LinkHandler for LinkReceiver {
         self.check(self.connection.on_pulled(seq, whole))
     }
 
+    fn pause(&self) -> Option<BoxFuture<()>> {
+        self.connection.sender.account().pause()
+    }
+
     fn batch_end(&self) {
         self.connection.sender.flush();
         if self.route != Route::Stream {
             self.connection.sender.acknowledge_soon();
+            self.connection.sender.account().judge();
         }
     }
 
@@ -248,6 +266,7 @@ impl Connection {
         header: Header,
         payload: Bytes,
     ) -> Result<(), WireError> {
+        receiving.inbox.set_room(self.sender.account().room());
         let taken = receiving.inbox.take(&header, payload)?;
         self.sender.note_received(header.seq);
         self.on_taken(receiving, batch, taken)

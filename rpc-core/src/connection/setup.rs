@@ -10,6 +10,7 @@ use crate::call_streams;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
 use crate::config::Policy;
+use crate::memory::Account;
 use crate::proto::wire::{self, CloseCode, FrameType, Hello, VERSION, WireError};
 use crate::status::{Blame, Executed, Status};
 use crate::transport::{Link, Reason, Unavailable};
@@ -23,7 +24,8 @@ impl Connection {
         settings: Arc<Settings>,
     ) -> Result<Arc<Self>, Status> {
         stream.mark(class);
-        let guard = CloseOnDrop(Some(Self::start(Role::Client, class, stream, settings, None)));
+        let account = Account::unlimited(stream.description().peer);
+        let guard = CloseOnDrop(Some(Self::start(Role::Client, class, stream, settings, account, None)));
         guard.greeted().await?;
         guard.decided().await?;
         Ok(guard.keep())
@@ -33,17 +35,21 @@ impl Connection {
     pub(crate) async fn accept(
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
+        account: Arc<Account>,
         registry: Arc<Registry>,
     ) -> Result<Arc<Self>, Status> {
         let class = TrafficClass::Normal; // Until its HELLO says otherwise.
-        let guard = CloseOnDrop(Some(Self::start(Role::Server, class, stream, settings, Some(registry))));
+        let connection = Self::start(Role::Server, class, stream, settings, account, Some(registry));
+        let guard = CloseOnDrop(Some(connection));
         guard.greeted().await?;
         Ok(guard.keep())
     }
 
     /// Tells a client that it can't be served, without reading what it sends.
     pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
-        let connection = Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), None);
+        let account = Account::unlimited(stream.description().peer);
+        let connection =
+            Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), account, None);
         let handler = receive::LinkReceiver::stream(connection.clone());
         connection.sender.stream().clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
@@ -55,9 +61,10 @@ impl Connection {
         class: TrafficClass,
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
+        account: Arc<Account>,
         registry: Option<Arc<Registry>>,
     ) -> Arc<Self> {
-        let connection = Self::new(role, class, stream, settings, registry);
+        let connection = Self::new(role, class, stream, settings, account, registry);
         connection.runtime.spawn(connection.clone().greet());
         connection.runtime.spawn(keepalive::keep(connection.clone()));
         connection.sender.start();

@@ -162,6 +162,9 @@ impl Dispatch {
             let message = "the server is draining and takes no new calls";
             return Err(refusal(Code::Unavailable, message).with_blame(Blame::Environment));
         }
+        if self.sender.account().refuses() {
+            return Err(no_memory());
+        }
         Ok(())
     }
 }
@@ -172,6 +175,14 @@ fn find(registry: &Registry, announced: &RemoteServices, head: &RequestHead) -> 
         return Err(refusal(Code::Unimplemented, "the call's service was not announced"));
     };
     registry.find(bound, head.method)
+}
+
+/// Returns the refusal of a call of a connection that holds too much memory.
+#[cold]
+pub(super) fn no_memory() -> Status {
+    let message = "the server's memory for its clients (limits.memory) is nearly used up, and this client holds more than \
+                   its share; wait for calls to end, or send less at a time";
+    refusal(Code::ResourceExhausted, message)
 }
 
 /// Returns the refusal of a call above the limit of concurrent calls.

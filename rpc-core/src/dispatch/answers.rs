@@ -20,6 +20,9 @@ use crate::refusal::too_large;
 use crate::reply::Reply;
 use crate::status::{Blame, Code, Executed, Status};
 
+/// An answer that is longer does not wait for others to be sent with. Bytes.
+const LONG_ANSWER: usize = 128 << 10;
+
 impl Dispatch {
     /// Queues the answer of a handler that is done. The answer to a cancelled call is dropped.
     pub(crate) fn complete(&self, call: u64, reply: Reply) {
@@ -55,7 +58,12 @@ impl Dispatch {
             }
             None => {
                 let reply = self.reply(call, reply);
+                let is_long = reply.len() > LONG_ANSWER;
                 self.running.end_with(call, || self.sender.enqueue(reply));
+                if is_long {
+                    // So that its memory counts before the next one is made.
+                    self.sender.flush();
+                }
             }
         }
         self.sender.progress().note();

@@ -8,6 +8,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use super::handler_limit::HandlerPermit;
 use crate::context::Context;
+use crate::memory::Gauge;
 use crate::reply::{self, Reply, Sent};
 use crate::service::HandlerFuture;
 use crate::status::{Blame, Code, Executed, Status};
@@ -19,6 +20,8 @@ pub(super) struct HandlerTask {
     future: Option<HandlerFuture>,
     /// Dropped after the future.
     _alive: Option<HandlerPermit>,
+    /// The memory of the arguments.
+    _gauge: Gauge,
 }
 
 impl HandlerTask {
@@ -26,8 +29,9 @@ impl HandlerTask {
         context: Context,
         future: Option<HandlerFuture>,
         handler_limit: Option<HandlerPermit>,
+        gauge: Gauge,
     ) -> Self {
-        Self { context, future, _alive: handler_limit }
+        Self { context, future, _alive: handler_limit, _gauge: gauge }
     }
 
     /// Returns the handler's answer, or the deadline's if that passes first.

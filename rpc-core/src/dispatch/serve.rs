@@ -7,6 +7,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use tokio::task::AbortHandle;
 
 use super::Dispatch;
+use super::admission::no_memory;
 use super::answers;
 use super::handler::{HandlerTask, panicked, ran};
 use super::handler_limit::{HandlerPermit, Reserved};
@@ -15,11 +16,17 @@ use super::registry::FoundMethod;
 use crate::compress::LONG;
 use crate::context::{Context, Current};
 use crate::decoding::in_task;
+use crate::memory::{Gauge, Use};
+use crate::payload::Payload;
 use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::FrameType;
 use crate::reply::Reply;
 use crate::service::{self, HandlerFuture, IncomingCall};
 use crate::status::Executed;
+use crate::transport::{SHARED_BUFFER, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
+
+/// The memory of a task beside the arguments, in bytes.
+const TASK: usize = 2048;
 
 /// The call whose handler is being made or first polled, kept here so that it is found after a panic.
 #[derive(Default)]
@@ -97,6 +104,12 @@ impl Dispatch {
             Err(status) => return Some(Reply::Status(status)),
         };
         let context = Context::new(deadline, attempt, peer, shared);
+        if self.sender.account().judge().is_some() {
+            // Calls that came together with others may take more than those have left.
+            self.serve_when_modest(call, found, IncomingCall { context, payload, streams });
+            return None;
+        }
+        let size = payload.short_len().map_or_else(|| long_len(&payload), |len| len as usize);
         if !place.has_room() {
             self.serve_later(call, found, IncomingCall { context, payload, streams });
             return None;
@@ -119,7 +132,12 @@ impl Dispatch {
                 let AtWork { future, .. } = std::mem::take(at_work);
                 self.spawn(
                     call,
-                    HandlerTask::new(current.end(), future, Some(HandlerPermit::new(&self.limit))),
+                    HandlerTask::new(
+                        current.end(),
+                        future,
+                        Some(HandlerPermit::new(&self.limit)),
+                        self.gauge(size),
+                    ),
                 );
                 None
             }
@@ -142,6 +160,7 @@ impl Dispatch {
             return self.registry.call(found, request);
         }
         let ((service, method), unpacking) = (self.registry.service(found), self.unpacking.clone());
+        let account = self.sender.account().clone();
         Box::pin(async move {
             if !is_packed {
                 in_task().await;
@@ -151,6 +170,7 @@ impl Dispatch {
             match unpacking.unpack(payload).await {
                 // The room is held until the handler is done with the arguments.
                 Ok((payload, _room)) => {
+                    let _gauge = Gauge::holding(&account, Use::Arguments, payload.len());
                     service::call(service, method, IncomingCall { context, payload, streams }).await
                 }
                 Err(why) => Reply::Status(why.status("the arguments").with_executed(Executed::No)),
@@ -175,11 +195,30 @@ impl Dispatch {
     fn serve_later(&self, call: u64, found: FoundMethod, request: IncomingCall) {
         let Some(this) = self.me.upgrade() else { return };
         let (room, context) = (self.limit.clone().room(), request.context.clone());
+        let gauge = self.gauge(request.payload.len());
         let future = Box::pin(async move {
             let _alive = room.await;
             this.handler(found, request).await
         });
-        self.spawn(call, HandlerTask::new(context, Some(future), None));
+        self.spawn(call, HandlerTask::new(context, Some(future), None, gauge));
+    }
+
+    /// Runs a handler when its connection no longer holds more than its share of memory, or refuses the call.
+    #[cold]
+    fn serve_when_modest(&self, call: u64, found: FoundMethod, request: IncomingCall) {
+        let Some(this) = self.me.upgrade() else { return };
+        let (limit, context) = (self.limit.clone(), request.context.clone());
+        let gauge = self.gauge(request.payload.len());
+        let future = Box::pin(async move {
+            let account = this.sender.account().clone();
+            account.clone().until_modest().await;
+            if account.refuses() {
+                return Reply::Status(no_memory());
+            }
+            let _alive = limit.room().await;
+            this.handler(found, request).await
+        });
+        self.spawn(call, HandlerTask::new(context, Some(future), None, gauge));
     }
 
     /// Completes a call whose handler is done, but whose answer takes long to make.
@@ -188,8 +227,24 @@ impl Dispatch {
         let done = Box::pin(std::future::ready(reply));
         self.spawn(
             call,
-            HandlerTask::new(Context::background(), Some(done), Some(HandlerPermit::new(&self.limit))),
+            HandlerTask::new(
+                Context::background(),
+                Some(done),
+                Some(HandlerPermit::new(&self.limit)),
+                self.gauge(0),
+            ),
         );
+    }
+
+    /// Counts the memory of a handler that has become a task: its arguments, which may be views of a longer buffer, and the
+    /// task.
+    fn gauge(&self, arguments: usize) -> Gauge {
+        let kept = match arguments {
+            0 => 0,
+            1..SHORT_PAYLOAD => SHORT_PAYLOADS_SHARE,
+            len => len.max(SHARED_BUFFER),
+        };
+        Gauge::holding(self.sender.account(), Use::Arguments, kept + TASK)
     }
 
     fn spawn(&self, call: u64, handler: HandlerTask) {
@@ -211,4 +266,9 @@ impl Dispatch {
             self.running.take(call).flatten().inspect(AbortHandle::abort);
         }
     }
+}
+
+#[cold]
+fn long_len(payload: &Payload) -> usize {
+    payload.len()
 }

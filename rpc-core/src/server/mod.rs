@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::connection::Connection;
 use crate::dispatch::Registry;
+use crate::memory::{Account, Budget};
 use crate::middleware::Spawned;
 use crate::service::Service;
 use crate::settings::Settings;
@@ -17,6 +18,7 @@ use crate::transport::Link;
 pub struct ServerCore {
     registry: Arc<Registry>,
     settings: Arc<Settings>,
+    memory: Arc<Budget>,
     /// A permit for each connection that is allowed.
     places: Arc<Semaphore>,
     open: Mutex<Open>,
@@ -62,6 +64,7 @@ impl ServerCore {
         }
         Ok(Arc::new(Self {
             registry: Arc::new(registry),
+            memory: Budget::of(settings.limits.memory),
             places: Arc::new(Semaphore::new(settings.limits.connections as usize)),
             settings: Arc::new(settings),
             open: Mutex::default(),
@@ -77,10 +80,12 @@ impl ServerCore {
             let why = format!("the server has {most} connections already, which is its limits.connections");
             return Connection::refuse(link, &self.settings, &why);
         };
+        let peer = link.description().peer;
+        let account = Account::open(self.memory.clone(), peer.map(|peer| peer.ip()));
         tokio::spawn(async move {
             let _place = place;
-            let peer = link.description().peer;
-            match Connection::accept(link, host.settings.clone(), host.registry.clone()).await {
+            let (settings, registry) = (host.settings.clone(), host.registry.clone());
+            match Connection::accept(link, settings, account, registry).await {
                 Ok(connection) => host.keep(connection).await,
                 Err(status) => tracing::debug!(?peer, %status, "a session was not established"),
             }
@@ -100,12 +105,20 @@ impl ServerCore {
             Some(Ending::Drain) => connection.drain(DRAINING).await,
             Some(Ending::Close) => connection.close_by_server(),
         }
-        let status = connection.closed().await;
+        let status = tokio::select! {
+            status = connection.closed() => status,
+            why = connection.evicted() => connection.close_to_make_room(why).await,
+        };
         tracing::debug!(peer = ?connection.peer(), class = %connection.class(), %status, "a session ended");
         connection.gone().await;
         let mut open = self.open();
         open.connections.retain(|c| !Arc::ptr_eq(c, &connection));
         self.count.send_replace(open.connections.len());
+    }
+
+    /// Returns the memory that is held for clients, and its limit.
+    pub fn memory(&self) -> &Arc<Budget> {
+        &self.memory
     }
 
     /// Returns the sessions that are open now.

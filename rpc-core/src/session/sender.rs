@@ -15,6 +15,7 @@ use super::progress::Progress;
 use super::sent::SentCalls;
 use super::sources::{StreamSource, UpgradedSource};
 use super::terms::Terms;
+use crate::memory::{Account, Gauge, Use};
 use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
 use crate::proto::small_frames::SmallFrames;
@@ -37,16 +38,19 @@ pub(crate) struct Sending {
     pub(crate) retired: Counters,
     /// The longest frame that the peer accepts on the stream link.
     pub(crate) peer_max_frame: usize,
+    /// The memory of the outbox.
+    gauge: Gauge,
 }
 
 impl Sending {
-    fn new() -> Self {
+    fn new(account: &Arc<Account>) -> Self {
         Self {
             outbox: Outbox::new(0, MAX_RETAINED),
             control: VecDeque::new(),
             upgraded: None,
             retired: Counters::default(),
             peer_max_frame: usize::MAX,
+            gauge: Gauge::new(account, Use::Unsent),
         }
     }
 
@@ -121,6 +125,7 @@ pub(crate) struct Sender {
     terms: Terms,
     pub(super) runtime: Handle,
     stream: Arc<dyn Link>,
+    account: Arc<Account>,
     queue: CombiningQueue<Queue, Sending>,
     /// The upgraded link, while it is in use. Written under the sending lock. Its own lock is a leaf.
     pub(super) upgraded: Mutex<rank::Leaf, Option<Arc<dyn Link>>>,
@@ -160,6 +165,7 @@ impl Sender {
     pub(crate) fn new(
         terms: Terms,
         stream: Arc<dyn Link>,
+        account: Arc<Account>,
         runtime: Handle,
         owner: Weak<dyn Owner>,
     ) -> Arc<Self> {
@@ -169,7 +175,8 @@ impl Sender {
             terms,
             runtime,
             stream,
-            queue: CombiningQueue::new(Sending::new()),
+            queue: CombiningQueue::new(Sending::new(&account)),
+            account,
             upgraded: Mutex::default(),
             received: AtomicU32::new(0),
             acknowledged: AtomicU32::new(0),
@@ -207,6 +214,11 @@ impl Sender {
     /// Returns the link that the session began on.
     pub(crate) fn stream(&self) -> &Arc<dyn Link> {
         &self.stream
+    }
+
+    /// Returns the account of the memory that is held for the peer.
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     /// Returns the terms that both sides have agreed on.
@@ -408,6 +420,7 @@ impl Sender {
             link.send(&mut UpgradedSource { outbox, epoch, max_frame, sender: self });
         }
         self.note_backlog(&sending.outbox);
+        sending.gauge.set(sending.outbox.memory());
         if sending.outbox.has_sent() {
             self.sent.note(sending.outbox.take_sent());
         }

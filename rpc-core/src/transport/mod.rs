@@ -181,6 +181,10 @@ pub use farcall_proto::payload::SHORT_PAYLOAD;
 /// The largest allocation that an application may keep alive with a short payload, in bytes.
 pub const SHORT_PAYLOADS_SHARE: usize = 8192;
 
+/// The largest allocation that an application may keep alive with a longer payload, in bytes, if the payload itself is not
+/// longer.
+pub const SHARED_BUFFER: usize = 64 << 10;
+
 /// The receiver of what a link delivers. Calls come one at a time, from the link's own task or from a caller that
 /// [polls](Link::busy_poll). None comes after [`closed`](Self::closed). The link keeps the handler until then, or until
 /// its task is dropped with the runtime.
@@ -226,6 +230,12 @@ pub trait LinkHandler: Send + Sync {
     fn pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
         let _ = (seq, whole);
         Ok(())
+    }
+
+    /// Returns a future to wait for before more is delivered, if this side has no memory for it now. A link asks before it
+    /// takes more from the network.
+    fn pause(&self) -> Option<BoxFuture<()>> {
+        None
     }
 
     /// Called when everything that had arrived has been delivered, so that answers to it can be sent together.

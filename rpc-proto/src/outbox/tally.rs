@@ -11,6 +11,8 @@ pub(super) struct Tally {
     amid_calls: usize,
     given_up: usize,
     assembling: u64,
+    /// The sum of their lengths.
+    bytes: u64,
 }
 
 impl Tally {
@@ -18,12 +20,14 @@ impl Tally {
     pub(super) fn queue(&mut self, message: &Message) {
         self.own += usize::from(message.is_own());
         self.amid_calls += usize::from(message.is_amid_call());
+        self.bytes += message.len() as u64;
     }
 
     /// Counts a queued message out that has left whole, or was taken back.
     pub(super) fn unqueue(&mut self, message: &Message) {
         self.own -= usize::from(message.is_own());
         self.amid_calls -= usize::from(message.is_amid_call());
+        self.bytes -= message.len() as u64;
     }
 
     /// Notes that a queued message is too long for a frame.
@@ -44,6 +48,7 @@ impl Tally {
         self.amid_calls -= usize::from(message.is_amid_call());
         self.given_up -= usize::from(message.is_abandoned() && !message.is_amid_call());
         self.assembling -= message.total();
+        self.bytes -= message.total();
     }
 
     /// Abandons the rest of a message: one more frame tells the peer.
@@ -66,6 +71,12 @@ impl Tally {
     /// calls](Message::is_amid_call), which have their own limits, and those that are given up.
     pub(super) fn beside_calls(&self) -> usize {
         self.own + self.amid_calls + self.given_up
+    }
+
+    /// Returns the sum of the lengths of all messages that are counted, in bytes.
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Returns the bytes of the messages that are under way in fragments.

@@ -1,0 +1,198 @@
+//! The memory that peers make this process hold, and its limit.
+//!
+//! A server has a [`Budget`], of which each connection has an [`Account`]. Parts of a connection count what they hold for
+//! the peer there, each with a [`Gauge`]. When a budget is nearly used up, the connections that hold more than their share
+//! are *greedy*. They are not read for a while, then their calls are refused. When a budget is used up, the greediest
+//! connection is closed. Other connections notice nothing.
+
+mod account;
+mod machine;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+
+use tokio::sync::Notify;
+
+pub(crate) use self::account::{Account, Gauge};
+use crate::sync::{Mutex, rank};
+
+/// The use of memory that is held for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The connection itself.
+    Session,
+    /// Messages that have arrived in part.
+    Partial,
+    /// The arguments of handlers that run.
+    Arguments,
+    /// Items of streams that were not read.
+    Items,
+    /// Messages that the peer has not read.
+    Unsent,
+}
+
+/// How many uses there are.
+const USES: usize = 5;
+
+/// A limit on the memory that peers make this process hold. Clones of its `Arc` share it.
+#[derive(Debug)]
+pub struct Budget {
+    limit: usize,
+    /// The use above which greedy connections are held back, in bytes.
+    high: usize,
+    /// The use above which connections are closed, in bytes. The rest is for what is under way then.
+    full: usize,
+    /// The sum of what accounts have taken, in bytes.
+    used: AtomicUsize,
+    /// The most that was ever used.
+    peak: AtomicUsize,
+    /// The part of it that is being freed, because its connections are being closed.
+    closing: AtomicUsize,
+    peers: Mutex<rank::Leaf, HashMap<Option<IpAddr>, Arc<Peer>>>,
+    /// The number of peers.
+    count: AtomicUsize,
+    /// Notified when memory becomes free again.
+    freed: Notify,
+}
+
+/// The connections from one address.
+#[derive(Debug, Default)]
+struct Peer {
+    used: AtomicUsize,
+    count: AtomicUsize,
+    /// By number.
+    accounts: Mutex<rank::Leaf, HashMap<u64, Weak<Account>>>,
+}
+
+/// The memory that is held for one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerMemory {
+    /// The address. `None` for peers of transports without addresses.
+    pub address: Option<IpAddr>,
+    /// How many connections it has.
+    pub connections: usize,
+    /// The memory of the connections themselves, in bytes.
+    pub sessions: usize,
+    /// Messages that have arrived in part, in bytes.
+    pub partial: usize,
+    /// The arguments of handlers that run, in bytes.
+    pub arguments: usize,
+    /// Items of streams that handlers have not read, in bytes.
+    pub items: usize,
+    /// Answers and items that the peer has not read, in bytes.
+    pub unsent: usize,
+}
+
+impl PeerMemory {
+    /// Returns the sum of all uses, in bytes.
+    pub fn total(&self) -> usize {
+        self.sessions + self.partial + self.arguments + self.items + self.unsent
+    }
+}
+
+impl Budget {
+    /// Returns a budget of so many bytes.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            high: limit / 8 * 5,
+            full: limit / 8 * 7,
+            used: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            closing: AtomicUsize::new(0),
+            peers: Mutex::default(),
+            count: AtomicUsize::new(0),
+            freed: Notify::new(),
+        })
+    }
+
+    /// Returns the budget of `limits.memory` bytes, or, if that is 0, the one of the process: a quarter of the memory that the
+    /// machine and the control group allow.
+    pub fn of(limit: u64) -> Arc<Self> {
+        static PROCESS: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(machine::memory() / 4));
+        match limit {
+            0 => PROCESS.clone(),
+            limit => Self::new(usize::try_from(limit).unwrap_or(usize::MAX)),
+        }
+    }
+
+    /// Returns the limit in bytes.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns how much of it is used, in bytes. Connections take it in steps of 64 KiB.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Returns the most that was ever used, in bytes.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Returns what is held for each address, the greediest first.
+    pub fn peers(&self) -> Vec<PeerMemory> {
+        let peers: Vec<_> =
+            self.peers.lock().iter().map(|(address, peer)| (*address, peer.clone())).collect();
+        let mut peers: Vec<_> = peers.into_iter().map(|(address, peer)| peer.memory(address)).collect();
+        peers.sort_by_key(|peer| std::cmp::Reverse(peer.total()));
+        peers
+    }
+
+    /// Whether greedy connections are held back.
+    #[inline]
+    fn is_high(&self) -> bool {
+        self.used() > self.high
+    }
+
+    /// Whether connections are being closed.
+    fn is_used_up(&self) -> bool {
+        self.used() > self.full
+    }
+
+    /// Closes the greediest connections until what is left fits.
+    #[cold]
+    fn make_room(&self) {
+        while self.used().saturating_sub(self.closing.load(Ordering::Relaxed)) > self.full {
+            let Some(account) = self.greediest() else { return };
+            account.evict();
+        }
+    }
+
+    /// Returns the greediest connection of the greediest peer that is not being closed.
+    fn greediest(&self) -> Option<Arc<Account>> {
+        let peers: Vec<_> = self.peers.lock().values().cloned().collect();
+        let accounts = |peer: &Peer| -> Vec<Arc<Account>> {
+            let accounts: Vec<_> = peer.accounts.lock().values().filter_map(Weak::upgrade).collect();
+            accounts.into_iter().filter(|account| !account.is_evicted()).collect()
+        };
+        let greediest = |accounts: Vec<Arc<Account>>| {
+            let sum: usize = accounts.iter().map(|account| account.taken()).sum();
+            Some((sum, accounts.into_iter().max_by_key(|account| account.taken())?))
+        };
+        let candidates = peers.iter().filter_map(|peer| greediest(accounts(peer)));
+        candidates.max_by_key(|(sum, _)| *sum).map(|(_, account)| account)
+    }
+}
+
+impl Peer {
+    fn memory(&self, address: Option<IpAddr>) -> PeerMemory {
+        let accounts: Vec<_> = self.accounts.lock().values().filter_map(Weak::upgrade).collect();
+        let sum = |of: Use| accounts.iter().map(|account| account.held(of)).sum();
+        PeerMemory {
+            address,
+            connections: accounts.len(),
+            sessions: sum(Use::Session),
+            partial: sum(Use::Partial),
+            arguments: sum(Use::Arguments),
+            items: sum(Use::Items),
+            unsent: sum(Use::Unsent),
+        }
+    }
+}

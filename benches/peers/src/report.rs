@@ -61,7 +61,8 @@ impl Report {
         let seconds = took.as_secs_f64();
         let rps = calls as f64 / seconds;
         let within = |part: f64| round(times.value_at_quantile(part) as f64 / 1e3);
-        let cpu = |from: Usage, to: Usage| round(to.cpu_ns.saturating_sub(from.cpu_ns) as f64 / 1e3 / calls as f64);
+        let cpu =
+            |from: Usage, to: Usage| round(to.cpu_ns.saturating_sub(from.cpu_ns) as f64 / 1e3 / calls as f64);
         // Threads that have ended take their counts with them.
         let csw = |from: Usage, to: Usage| round(to.sleeps.saturating_sub(from.sleeps) as f64 / calls as f64);
         let server = from.server.zip(to.server);

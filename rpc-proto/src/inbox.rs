@@ -414,6 +414,26 @@ impl Inbox {
         self.assembling.insert(header.call, assembly);
     }
 
+    /// A described message is not read yet, and takes no memory until it [is](Self::resume).
+    pub fn defer(&mut self, seq: u32) {
+        self.reserve_for(seq, |_| 0);
+    }
+
+    /// A [deferred](Self::defer) message is about to be read. False: nobody wants it read any more.
+    #[must_use]
+    pub fn resume(&mut self, seq: u32) -> bool {
+        self.reserve_for(seq, |assembly| assembly.total)
+    }
+
+    fn reserve_for(&mut self, seq: u32, reserved: impl FnOnce(&Assembly) -> usize) -> bool {
+        let call = self.pulling.get(&seq);
+        let Some(assembly) = call.and_then(|call| self.assembling.get_mut(call)) else { return false };
+        self.assembling_memory -= assembly.memory();
+        assembly.reserved = reserved(assembly);
+        self.assembling_memory += assembly.memory();
+        true
+    }
+
     /// A described message is whole, with these bytes; `None`: it can't be read, and has to be sent.
     pub fn pulled(&mut self, seq: u32, whole: Option<Bytes>) -> Pulled {
         let Some(call) = self.pulling.remove(&seq) else { return Pulled::Stale };

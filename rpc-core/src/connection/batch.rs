@@ -31,6 +31,8 @@ pub(super) struct ReceiveBatch {
 pub(super) enum Action {
     /// A READ by the link that the message came by. The session may have another link when this is done.
     Pull(Arc<dyn Link>, Box<Described>),
+    /// A READ that waits until this side has memory for the message.
+    PullLater(Arc<dyn Link>, Box<Described>),
     Abort(Option<AbortHandle>),
     Goaway(Goaway),
     /// The session can't continue, for a reason on this side.
@@ -101,6 +103,7 @@ impl Connection {
     fn act_on(&self, action: Action) {
         match action {
             Action::Pull(link, described) => self.pull(&*link, *described),
+            Action::PullLater(link, described) => self.pull_later(link, described),
             Action::StreamOver => self.close_if_drained(),
             Action::Fail(status) => self.close(CloseCode::Internal, *status),
             Action::Abort(task) => {

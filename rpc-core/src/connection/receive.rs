@@ -284,9 +284,14 @@ impl Connection {
             Taken::Lost(lost) => self.on_lost(receiving, batch, lost)?,
             // The upgraded link can't have been replaced yet, because that takes this lock, too.
             Taken::Described(described) => {
-                batch
-                    .actions
-                    .extend(self.sender.upgraded().map(|link| Action::Pull(link, Box::new(described))));
+                let Some(link) = self.sender.upgraded() else { return Ok(()) };
+                let described = Box::new(described);
+                batch.actions.push(if self.sender.account().judge().is_some() {
+                    receiving.inbox.defer(described.seq);
+                    Action::PullLater(link, described)
+                } else {
+                    Action::Pull(link, described)
+                });
             }
         }
         Ok(())

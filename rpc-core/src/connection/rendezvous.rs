@@ -1,6 +1,8 @@
 //! Long messages that the receiver reads instead of being sent them. The sender describes where they are; the
 //! receiver's link reads them and says DONE (WIRE.md section 3.6).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::receive::Receiving;
@@ -17,6 +19,27 @@ impl Connection {
             Role::Server => Direction::Request,
         };
         link.pull(direction, described);
+    }
+
+    /// Makes the link read the rest of a message when the connection no longer holds more than its share of memory. If that
+    /// takes too long, the rest is not read, and the call is refused.
+    #[cold]
+    pub(super) fn pull_later(&self, link: Arc<dyn Link>, described: Box<Described>) {
+        let Some(this) = self.me() else { return };
+        self.runtime.spawn(async move {
+            let account = this.sender.account();
+            account.clone().until_modest().await;
+            let mut receiving = this.receiving.lock();
+            let is_wanted = !account.refuses() && receiving.inbox.resume(described.seq);
+            receiving.measure();
+            drop(receiving);
+            if is_wanted {
+                this.pull(&*link, *described);
+            } else {
+                // There is no memory for the fragments that come now. They are dropped as they arrive.
+                let _ = this.on_pulled(described.seq, None);
+            }
+        });
     }
 
     /// Handles a message that was read whole, or can't be read.

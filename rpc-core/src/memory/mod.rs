@@ -1,7 +1,7 @@
 //! The memory that peers make this process hold, and its limit.
 //!
-//! A server has a [`Budget`], of which each connection has an [`Account`]. Parts of a connection count what they hold for
-//! the peer there, each with a [`Gauge`]. When a budget is nearly used up, the connections that hold more than their share
+//! A server has a [`Budget`], of which each connection has an account. Parts of a connection count what they hold for
+//! the peer there, each with a gauge. When a budget is nearly used up, the connections that hold more than their share
 //! are *greedy*. They are not read for a while, then their calls are refused. When a budget is used up, the greediest
 //! connection is closed. Other connections notice nothing.
 

@@ -16,12 +16,14 @@ use crate::{ConfigError, ConfigErrorKind};
 /// farcall://db1:7400,db2:7400             several servers that are equivalent, tried in order
 /// farcall://[fd00::7]:7400                an IPv6 address
 /// farcall://db1:7400?rdma.device=mlx5_0   a setting of [`Config`](crate::Config) for this channel
+/// farcall+tls://db1:7400                  encrypted; also rdma+tls, tcp+tls. Needs the section `[tls]`, or a channel with TLS
 /// ```
 ///
-/// A scheme that ends in `+tls` is reserved.
+/// With a section `[tls]` every address is encrypted, with `+tls` or without.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     policy: Option<Policy>,
+    tls: bool,
     hosts: Vec<String>,
     settings: Vec<(String, String)>,
 }
@@ -30,6 +32,11 @@ impl Address {
     /// The transport that the scheme chooses; `None` for `farcall://`, which leaves it to the configuration.
     pub fn policy(&self) -> Option<Policy> {
         self.policy
+    }
+
+    /// Whether the scheme asks for encryption.
+    pub fn is_tls(&self) -> bool {
+        self.tls
     }
 
     /// The servers, each as `host:port`; at least one.
@@ -52,13 +59,23 @@ impl FromStr for Address {
         let Some((scheme, rest)) = address.split_once("://") else {
             return Err(wrong("it has no scheme; write `farcall://HOST:PORT`, `rdma://…` or `tcp://…`"));
         };
-        let policy = match scheme {
+        let (transport, tls) = match scheme.strip_suffix("+tls") {
+            Some(transport) => (transport, true),
+            None => (scheme, false),
+        };
+        let policy = match transport {
             "farcall" => None,
             "rdma" => Some(Policy::Rdma),
             "tcp" => Some(Policy::Tcp),
-            tls if tls.ends_with("+tls") => return Err(wrong("TLS is not supported by this version")),
-            _ => return Err(wrong("the scheme is not `farcall`, `rdma` or `tcp`")),
+            _ => {
+                return Err(wrong(
+                    "the scheme is not `farcall`, `rdma` or `tcp`, or one of these with `+tls`",
+                ));
+            }
         };
+        if tls && cfg!(not(feature = "tls")) {
+            return Err(wrong("farcall was built without the feature `tls`"));
+        }
         let (hosts, query) = match rest.split_once('?') {
             Some((hosts, query)) => (hosts, Some(query)),
             None => (rest, None),
@@ -76,7 +93,7 @@ impl FromStr for Address {
             };
             settings.push((key.to_owned(), value.to_owned()));
         }
-        Ok(Self { policy, hosts, settings })
+        Ok(Self { policy, tls, hosts, settings })
     }
 }
 
@@ -118,7 +135,8 @@ impl fmt::Display for Address {
             Some(Policy::Tcp) => "tcp",
             _ => "farcall",
         };
-        write!(f, "{scheme}://{}", self.hosts.join(","))?;
+        let tls = if self.tls { "+tls" } else { "" };
+        write!(f, "{scheme}{tls}://{}", self.hosts.join(","))?;
         for (i, (key, value)) in self.settings.iter().enumerate() {
             write!(f, "{}{key}={value}", if i == 0 { '?' } else { '&' })?;
         }
@@ -139,6 +157,19 @@ mod tests {
         assert_eq!(a.to_string().parse::<Address>().unwrap(), a);
         assert_eq!("rdma://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Rdma));
         assert_eq!("tcp://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Tcp));
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn a_scheme_can_ask_for_encryption() {
+        for (text, policy) in
+            [("farcall+tls", None), ("rdma+tls", Some(Policy::Rdma)), ("tcp+tls", Some(Policy::Tcp))]
+        {
+            let address: Address = format!("{text}://a:1").parse().unwrap();
+            assert!(address.is_tls() && address.policy() == policy);
+            assert_eq!(address.to_string(), format!("{text}://a:1"));
+        }
+        assert!(!"tcp://a:1".parse::<Address>().unwrap().is_tls());
     }
 
     #[cfg(feature = "tcp")]
@@ -166,7 +197,9 @@ mod tests {
         for (address, why) in [
             ("db1:7400", "no scheme"),
             ("http://db1:7400", "not `farcall`"),
-            ("farcall+tls://db1:7400", "TLS"),
+            ("http+tls://db1:7400", "not `farcall`"),
+            #[cfg(not(feature = "tls"))]
+            ("farcall+tls://db1:7400", "feature `tls`"),
             ("farcall://db1", "no port"),
             ("farcall://:7400", "no name"),
             ("farcall://fd00::7:7400", "brackets"),

@@ -66,6 +66,13 @@ pub struct Config {
     /// RDMA devices.
     #[cfg(feature = "rdma")]
     pub rdma: farcall_rdma::RdmaConfig,
+    /// Encryption and authentication. Default: none.
+    #[cfg(feature = "tls")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<farcall_tcp::tls::TlsConfig>,
+    #[cfg(not(feature = "tls"))]
+    #[serde(deserialize_with = "absent::tls", skip_serializing)]
+    tls: absent::Section,
     /// Settings of a transport that this build lacks.
     #[cfg(not(feature = "tcp"))]
     #[serde(deserialize_with = "absent::tcp", skip_serializing)]
@@ -75,10 +82,13 @@ pub struct Config {
     rdma: absent::Section,
 }
 
-/// Sections of transports that this build lacks. One configuration serves builds with and without them: so they are no error.
-#[cfg(not(all(feature = "tcp", feature = "rdma")))]
+/// Sections of what this build lacks. One configuration serves builds with and without a transport: so its section is no error. A
+/// build without TLS must not connect in the clear where encryption is configured.
+#[cfg(not(all(feature = "tcp", feature = "rdma", feature = "tls")))]
 mod absent {
-    use serde::de::{Deserialize, Deserializer, IgnoredAny};
+    use serde::de::Deserializer;
+    #[cfg(not(all(feature = "tcp", feature = "rdma")))]
+    use serde::de::{Deserialize, IgnoredAny};
 
     #[derive(Clone, Debug, Default, PartialEq)]
     pub(super) struct Section;
@@ -93,6 +103,12 @@ mod absent {
         ignore("rdma", section)
     }
 
+    #[cfg(not(feature = "tls"))]
+    pub(super) fn tls<'de, D: Deserializer<'de>>(_: D) -> Result<Section, D::Error> {
+        Err(serde::de::Error::custom("[tls] is set, and farcall was built without the feature `tls`"))
+    }
+
+    #[cfg(not(all(feature = "tcp", feature = "rdma")))]
     fn ignore<'de, D: Deserializer<'de>>(name: &str, section: D) -> Result<Section, D::Error> {
         tracing::warn!(
             "configuration: [{name}] is ignored because farcall was built without the feature `{name}`"
@@ -120,11 +136,18 @@ pub enum ConfigErrorKind {
     Setting,
     /// The environment variable `FARCALL_TRANSPORT`.
     Environment,
+    /// Certificates, keys and names: the section `[tls]` and its files.
+    Tls,
 }
 
 impl ConfigError {
     pub(crate) fn new(kind: ConfigErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn tls(error: farcall_tcp::tls::TlsError) -> Self {
+        Self::new(ConfigErrorKind::Tls, format!("configuration: {error}"))
     }
 
     /// Returns what the error is about.
@@ -218,6 +241,10 @@ impl Config {
             calls: self.calls.clone(),
             policy: self.policy(),
             upgrade: self.upgrade(),
+            #[cfg(feature = "rdma")]
+            plaintext_upgrade: self.rdma.plaintext.is_some(),
+            #[cfg(not(feature = "rdma"))]
+            plaintext_upgrade: false,
         }
     }
 

@@ -244,6 +244,8 @@
 //! - `tcp`, `rdma` (both default): the transports. `rdma` needs nothing at build time and loads libibverbs when it
 //!   runs, if it is there.
 //! - `zstd`, `lz4`: [compression](#compression). To build `zstd` a C compiler is needed; `lz4` is Rust, without `unsafe`.
+//! - `tls`: encryption and authentication ([`tls`]), with the crypto provider that the program installs in rustls. `tls-ring`
+//!   brings one; to build it a C compiler is needed.
 //! - `toml` (default): [`Config::from_toml`], and settings in an [`Address`].
 //! - `prost` (default): the codec [`Prost`], and [`details`] of statuses.
 //! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
@@ -253,6 +255,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
+pub mod auth;
 mod buf;
 mod channel;
 pub mod codec;
@@ -306,10 +309,23 @@ pub mod tcp {
     pub use farcall_tcp::{Completion, TcpConfig};
 }
 
+/// Encryption and authentication by TLS.
+///
+/// The configuration's section `[tls]`, a [`TlsConfig`](tls::TlsConfig), names files for servers and clients.
+/// [`TlsServer`](tls::TlsServer) and [`TlsClient`](tls::TlsClient) are built from such files or from configurations of rustls, and can
+/// be replaced while servers and channels run. [`Context::identity`] says who a caller is.
+#[cfg(feature = "tls")]
+pub mod tls {
+    pub use farcall_core::transport::Identity;
+    pub use farcall_tcp::tls::{ClientAuth, TlsClient, TlsConfig, TlsError, TlsServer, rustls};
+}
+
 /// RDMA on this machine: its devices, and the work that they have done.
 #[cfg(feature = "rdma")]
 pub mod rdma {
-    pub use farcall_rdma::{Completion, DeviceStats, Probe, RdmaConfig, Unavailable, probe, stats};
+    pub use farcall_rdma::{
+        Completion, DeviceStats, Plaintext, Probe, RdmaConfig, Unavailable, probe, stats,
+    };
 }
 
 /// The in-memory transport, the suite that every transport passes, and peers that a test plays frame by frame.

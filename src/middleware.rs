@@ -58,6 +58,6 @@
 #[cfg(feature = "tower")]
 pub use farcall_core::middleware::Middleware;
 pub use farcall_core::middleware::{
-    Compressed, Extensions, Layered, Next, Request, Response, ServiceExt, Spawned, StreamEnd,
+    Compressed, Extensions, Layered, Next, Request, Response, ServiceExt, Spawned, StreamEnd, authorize,
 };
 pub use farcall_core::service::Kind;

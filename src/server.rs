@@ -18,6 +18,8 @@ use farcall_core::service::Service;
 use farcall_core::status::Status;
 use farcall_core::transport::Unavailable;
 use farcall_tcp::Acceptor;
+#[cfg(feature = "tls")]
+use farcall_tcp::tls::TlsServer;
 use tokio::sync::watch;
 
 use crate::address::check_listen;
@@ -47,6 +49,8 @@ pub struct ServerBuilder {
     with_env: bool,
     compress: Option<Compression>,
     spawn_handlers: Option<bool>,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsServer>,
 }
 
 impl fmt::Debug for ServerBuilder {
@@ -179,6 +183,13 @@ impl ServerBuilder {
         self
     }
 
+    /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: TlsServer) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Lets the environment variable `FARCALL_TRANSPORT` override the transport that code or configuration choose. Without
     /// this it counts only where they choose none.
     pub fn with_env(mut self) -> Self {
@@ -222,7 +233,17 @@ impl ServerBuilder {
             None => self.services,
         };
         let host = ServerCore::new(services, settings).map_err(BindError::Services)?;
+        #[cfg(feature = "tls")]
+        let tls = match (self.tls, &config.tls) {
+            (None, Some(files)) => Some(TlsServer::from_files(files).map_err(ConfigError::tls)?),
+            (tls, _) => tls,
+        };
         let acceptor = Acceptor::bind(address, config.tcp).await?;
+        #[cfg(feature = "tls")]
+        let acceptor = match &tls {
+            Some(tls) => acceptor.with_tls(tls.clone()),
+            None => acceptor,
+        };
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);
         Ok(Server { acceptor, local_addr, handle: Handle { host, stop: Arc::new(stop) }, stopped })
@@ -267,6 +288,7 @@ impl Server {
         };
         let told = tokio::select! {
             () = accept => false,
+            () = self.handle.host.watch() => false,
             _ = signal => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };

@@ -115,6 +115,17 @@ fn middleware_checks_and_limits() {
 }
 
 #[test]
+fn tokens_are_signed_and_checked() {
+    let said = run("tokens");
+    let lines = [
+        "with a token: ann",
+        "without one: UNAUTHENTICATED: Desk/whoami needs a token (not executed)",
+        "with a forged one: UNAUTHENTICATED: the token is not one of ours (not executed)",
+    ];
+    assert!(said.lines().eq(lines), "{said}");
+}
+
+#[test]
 fn errors_say_what_to_do_and_what_they_were_caused_by() {
     let said = run("errors");
     let lines = [

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use farcall::middleware::ServiceExt;
 use farcall::{
-    Bytes, Channel, Code, Result, Server, Status, Stream, Traffic, in_process, metrics as counting, stream,
+    Bytes, Channel, Code, Config, Result, Server, Status, Stream, Traffic, in_process, metrics as counting,
+    stream,
 };
 use tokio::sync::Notify;
 
@@ -176,13 +177,35 @@ fn the_documentation_lists_what_is_counted() {
     let source = include_str!("../src/metrics.rs");
     let (table, code) = source.split_once("use std::").unwrap();
     let connections = include_str!("../rpc-core/src/session/meter.rs");
+    let memory = include_str!("../rpc-core/src/memory/meter.rs");
     let drivers = include_str!("../transport-rdma/src/endpoint/meter.rs");
     let mut listed: Vec<_> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();
     listed.retain(|name| name.starts_with("farcall_"));
     let named =
         |text: &'static str| text.split('"').filter(|name| name.starts_with("farcall_")).collect::<Vec<_>>();
-    let mut counted = [code, connections, drivers].map(named).concat();
+    let mut counted = [code, connections, memory, drivers].map(named).concat();
     listed.sort_unstable();
     counted.sort_unstable();
     assert_eq!(listed, counted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_server_holds_is_told() {
+    let counts = Counts::default();
+    let _guard = metrics::set_default_local_recorder(&counts);
+    let waits = Arc::new(Notify::new());
+    let mut config = Config::default();
+    config.limits.memory = 64 << 20;
+    let server = Server::builder().add(NodeServer::new(Hop { waits: waits.clone() })).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr());
+    let serving = tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    let held = || counts.get("farcall_memory_used_bytes ");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!((32_768.0..200_000.0).contains(&held()), "{}", held());
+    drop(channel);
+    serving.abort();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(held(), 0.0);
 }

@@ -17,13 +17,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use farcall::{Bytes, Channel};
+use farcall::{Bytes, Channel, Config};
 use service::KvClient;
 
 const USAGE: &str = "usage: kv-client ADDRESS COMMAND
   get KEY | put KEY VALUE | delete KEY | range FROM LIMIT | statistics
   load DIR...      store every file, read each back, compare by SHA-256, and report
-or: kv-client load DIR...   the same with a server of its own, started and stopped here";
+or: kv-client load DIR...   the same with a server of its own, started and stopped here
+with --config FILE.toml in front, for the client and a server of its own";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -41,15 +42,23 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut out = std::io::stdout();
-    if let ["load", directories @ ..] = &arguments[..] {
-        let server = OwnServer::start()?;
-        return load(&server.address, directories).await;
+    let (file, arguments) = match &arguments[..] {
+        ["--config", file, arguments @ ..] => (Some(*file), arguments),
+        arguments => (None, arguments),
+    };
+    let config = file.map_or_else(|| Ok(Config::default()), configured)?;
+    // An operator's FARCALL_TRANSPORT overrides the file.
+    let builder = Channel::builder().config(config).with_env();
+    if let ["load", directories @ ..] = arguments {
+        let server = OwnServer::start(file)?;
+        return load(builder.connect(&server.address).await?, directories).await;
     }
-    let [address, command @ ..] = &arguments[..] else { return Err(USAGE.into()) };
+    let [address, command @ ..] = arguments else { return Err(USAGE.into()) };
+    let channel = builder.connect(address).await?;
     if let ["load", directories @ ..] = command {
-        return load(address, directories).await;
+        return load(channel, directories).await;
     }
-    let kv = KvClient::new(Channel::connect(address).await?);
+    let kv = KvClient::new(channel);
     match command {
         ["get", key] => match kv.get(*key).await? {
             Some(value) => out.write_all(&value)?,
@@ -74,12 +83,17 @@ async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn load(address: &str, directories: &[&str]) -> Result<(), Box<dyn Error>> {
+fn configured(file: &str) -> Result<Config, Box<dyn Error>> {
+    let text = std::fs::read_to_string(file).map_err(|why| format!("{file}: {why}"))?;
+    Ok(Config::from_toml(&text).map_err(|why| format!("{file}: {why}"))?)
+}
+
+async fn load(channel: Channel, directories: &[&str]) -> Result<(), Box<dyn Error>> {
     if directories.is_empty() {
         return Err(USAGE.into());
     }
     let directories: Vec<PathBuf> = directories.iter().map(PathBuf::from).collect();
-    let report = load::run(address, &directories).await?;
+    let report = load::run(channel, &directories).await?;
     write!(std::io::stdout(), "{report}")?;
     if report.mismatches > 0 {
         return Err("what came back is not what was stored".into());
@@ -94,10 +108,11 @@ struct OwnServer {
 }
 
 impl OwnServer {
-    fn start() -> Result<Self, Box<dyn Error>> {
+    fn start(config: Option<&str>) -> Result<Self, Box<dyn Error>> {
         let program = std::env::current_exe()?.with_file_name("kv-server");
         let mut process = Command::new(&program)
             .arg("127.0.0.1:0")
+            .args(config)
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|e| format!("{}: {e}", program.display()))?;

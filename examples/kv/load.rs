@@ -26,7 +26,7 @@ struct File {
 }
 
 /// Stores every file, reads each back and compares.
-pub async fn run(address: &str, directories: &[PathBuf]) -> Result<Report, Box<dyn Error>> {
+pub async fn run(channel: Channel, directories: &[PathBuf]) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::default();
     let mut paths = Vec::new();
     for directory in directories {
@@ -37,11 +37,14 @@ pub async fn run(address: &str, directories: &[PathBuf]) -> Result<Report, Box<d
     }
     let files: Arc<[File]> = paths.into_iter().map(|path| File { path, hash: Mutex::default() }).collect();
 
-    let channel = Channel::connect(address).await?;
     let kv = KvClient::new(&channel);
     let connection = channel.connection().await?;
     let transport = connection.transport();
     report.transport = transport.to_string();
+    report.encryption = match connection.identity() {
+        Some(server) => format!("TLS, to {}", server.name()),
+        None => "none".to_owned(),
+    };
     let device = transport.device.split(' ').next().unwrap_or("").to_owned();
 
     let (server_before, packets_before) = (kv.statistics().await?.cpu_us, packets(&device));

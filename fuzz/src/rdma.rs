@@ -8,7 +8,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::class::TrafficClass;
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::wire::{FrameType, Header, Probe, Reader, WireError, flags};
-use farcall_core::transport::{Description, Direction, Link, LinkEnd, LinkHandler, Upgrade as _};
+use farcall_core::transport::{
+    Attempt, Cipher, Description, Direction, Link, LinkEnd, LinkHandler, Upgrade as _,
+};
 use farcall_rdma::testing::device::{
     Cq, Device, Gid, Host as _, LocalPath, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, Slab,
     SlabLayout, Work, choose,
@@ -46,7 +48,7 @@ pub fn rdma(data: &[u8]) {
 struct Rig {
     runtime: Runtime,
     server: RdmaUpgrade,
-    stream: Description,
+    attempt: Attempt,
     device: Arc<dyn Device>,
     slab: Arc<Slab>,
     path: LocalPath,
@@ -71,10 +73,13 @@ impl Rig {
             device: String::new(),
             busy_polls: false,
         };
+        // A session that may be sealed, and need not be.
+        let mut attempt = Attempt::plain(stream, TrafficClass::Normal);
+        attempt.secret = farcall_tcp::tls::exported(Cipher::Aes256Gcm, &[7; 32]);
         Self {
             runtime: runtime(),
             server: RdmaUpgrade::with_host(server, config),
-            stream,
+            attempt,
             device,
             slab,
             path,
@@ -82,7 +87,7 @@ impl Rig {
     }
 
     async fn answer(&self, offer: Bytes) -> Option<farcall_core::transport::PreparedUpgrade> {
-        self.server.answer(offer, &self.stream, TrafficClass::Normal).await.ok()
+        self.server.answer(1, offer, &self.attempt).await.ok()
     }
 
     /// A link to the fuzzer's queue pair, by which the script goes.

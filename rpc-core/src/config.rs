@@ -9,7 +9,7 @@ use crate::status::Status;
 
 /// Limits on what one side accepts from the other. Each side announces its limits, and its peer keeps to them. A
 /// message over a limit is not sent: its call fails RESOURCE_EXHAUSTED with a message that names the setting and the
-/// side. Every limit except `connections` applies to each connection. The client's limits apply to results, the
+/// side. Limits apply to each connection, unless they say otherwise. The client's limits apply to results, the
 /// server's to arguments.
 ///
 /// A peer that exceeds a limit loses its connection. `max_assembly` bounds the memory that a peer can fill with partly
@@ -47,6 +47,11 @@ pub struct Limits {
     pub stream_window: u64,
     /// By how much the windows of all streams of a connection may grow together, in bytes. Default 64 MiB.
     pub stream_memory: u64,
+    /// For clients: how many bytes of arguments the calls in progress on one connection may have together. They are kept until the
+    /// call ends, because it may have to be sent again. Further calls wait or, [by choice](Calls::wait_for_room), fail. So a slow
+    /// or absent server does not use up the client's memory. Arguments below 4 KiB are not counted; longer ones than this go
+    /// alone. Default 256 MiB; at least 64 KiB.
+    pub request_memory: u64,
     /// For servers: how much memory all clients together may make the process hold, in bytes. Counted are messages that
     /// have arrived in part, arguments of handlers that run, items and answers that were not read, and the connections
     /// themselves. Default 0: a quarter of what the machine and the control group allow, shared by all servers of the process
@@ -60,10 +65,26 @@ pub struct Limits {
     /// How many connections a server accepts at once. It tells a further client that it is overloaded; that client's
     /// calls fail as not executed. Clients ignore this setting. Default 16,384; at least 1.
     pub connections: u32,
+    /// How many of those may come from one address, or, for IPv6, from one network whose prefix has 64 bits. Further ones are
+    /// refused like those above `connections`. Default 4096; at least 1.
+    pub connections_per_address: u32,
+    /// For servers: how many connections may be there whose HELLO has not arrived. When there are more, the oldest such
+    /// connection of the address that has most of them is closed. Default 1024; at least 1.
+    pub handshakes: u32,
+    /// For servers: how long a client may stop in the middle of a message, in milliseconds. Then its connection is closed.
+    /// Default 30,000; 0: for ever.
+    pub stall_ms: u64,
+    /// For servers: how long a connection may be idle, in milliseconds: without a call, a stream, or a byte of its client. Then
+    /// the server closes it as when it drains, so no call is lost: the client connects again for its next call. Default 0: for
+    /// ever.
+    pub idle_ms: u64,
 }
 
 /// The least value of `limits.memory` but 0, in bytes: room for some hundred idle connections.
 const MIN_MEMORY: u64 = 16 << 20;
+
+/// The least value of `limits.request_memory`, in bytes.
+const MIN_REQUEST_MEMORY: u64 = 64 << 10;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -74,8 +95,13 @@ impl Default for Limits {
             max_metadata: 16 << 10,
             stream_window: 4 << 20,
             stream_memory: 64 << 20,
+            request_memory: 256 << 20,
             memory: 0,
             connections: 16 << 10,
+            connections_per_address: 4096,
+            handshakes: 1024,
+            stall_ms: 30_000,
+            idle_ms: 0,
         }
     }
 }
@@ -93,16 +119,33 @@ impl Limits {
         if self.max_assembly < self.max_message {
             return Err("limits.max_assembly must be at least limits.max_message".into());
         }
+        if self.request_memory < MIN_REQUEST_MEMORY {
+            return Err(format!("limits.request_memory must be at least {MIN_REQUEST_MEMORY} bytes"));
+        }
         if self.memory != 0 && self.memory < MIN_MEMORY {
             return Err(format!("limits.memory must be 0 or at least {MIN_MEMORY} bytes"));
         }
-        for (name, value) in [("concurrent_calls", self.concurrent_calls), ("connections", self.connections)]
-        {
+        for (name, value) in [
+            ("concurrent_calls", self.concurrent_calls),
+            ("connections", self.connections),
+            ("connections_per_address", self.connections_per_address),
+            ("handshakes", self.handshakes),
+        ] {
             if value == 0 {
                 return Err(format!("limits.{name} must be at least 1"));
             }
         }
         Ok(())
+    }
+
+    /// How long a client may stop in the middle of a message. `None`: for ever.
+    pub fn stall(&self) -> Option<Duration> {
+        (self.stall_ms > 0).then(|| Duration::from_millis(self.stall_ms))
+    }
+
+    /// How long a connection may be idle. `None`: for ever.
+    pub fn idle(&self) -> Option<Duration> {
+        (self.idle_ms > 0).then(|| Duration::from_millis(self.idle_ms))
     }
 }
 
@@ -216,6 +259,9 @@ pub struct Calls {
     /// For clients: whether calls [wait](crate::client::Call::wait_for_ready) for a server that can't be reached,
     /// unless the call says otherwise. Default false: they fail.
     pub wait_for_ready: bool,
+    /// For clients: whether calls [wait](crate::client::Call::wait_for_room) while too many are in progress, unless the
+    /// call says otherwise. Default true; otherwise they fail.
+    pub wait_for_room: bool,
     /// For clients: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams
     /// included. A call that needs no limit sets `Duration::MAX`. Default 0: no timeout.
     pub timeout_ms: u64,
@@ -247,6 +293,7 @@ impl Default for Calls {
     fn default() -> Self {
         Self {
             wait_for_ready: false,
+            wait_for_room: true,
             timeout_ms: 0,
             spawn_handlers: false,
             causes: true,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub(crate) use draining::{Drain, Draining};
+pub(crate) use draining::{ConnectionContext, Drain};
 pub(crate) use ended::{Parent, parent_ended};
 
 use self::signal::Signal;
@@ -22,6 +22,7 @@ use crate::compress::{Choice, Compression};
 use crate::extensions::Extensions;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::status::{Blame, Status};
+use crate::transport::Identity;
 
 /// One call, seen from its handler: its deadline, caller, attempt number, metadata and reply metadata.
 ///
@@ -49,9 +50,9 @@ use crate::status::{Blame, Status};
 #[derive(Clone, Debug)]
 pub struct Context {
     call: About,
-    /// The drain state of the server. `None` outside of calls, and until the context is [given](Self::given) to a
-    /// handler.
-    drain: Option<Arc<Draining>>,
+    /// What the calls of the connection share. `None` outside of calls, and until the context is [given](Self::given) to
+    /// a handler.
+    connection: Option<Arc<ConnectionContext>>,
     /// State that clones share. It is allocated when first needed, because most calls never use it.
     shared: Option<Arc<Shared>>,
 }
@@ -118,7 +119,7 @@ pub(crate) struct SetForAnswer {
 
 thread_local! {
     static CURRENT: Cell<Option<About>> = const { Cell::new(None) };
-    static DRAIN: Cell<Option<Arc<Draining>>> = const { Cell::new(None) };
+    static CONNECTION: Cell<Option<Arc<ConnectionContext>>> = const { Cell::new(None) };
     /// The shared state of the current context. It is separate so that `CURRENT` stays `Copy`, and cheap where there is
     /// no state.
     static SHARED: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
@@ -136,7 +137,7 @@ impl Context {
         peer: Option<SocketAddr>,
         shared: Option<Arc<Shared>>,
     ) -> Self {
-        Self { call: About { deadline, attempt, peer, scoped: false }, drain: None, shared }
+        Self { call: About { deadline, attempt, peer, scoped: false }, connection: None, shared }
     }
 
     /// Returns this context with a deadline `timeout` from now, unless it has an earlier one.
@@ -149,7 +150,7 @@ impl Context {
     /// Returns the context of the handler that is being polled on this thread, if one is.
     pub fn current() -> Option<Self> {
         let call = CURRENT.get()?;
-        Some(Self { call, drain: None, shared: None }.given())
+        Some(Self { call, connection: None, shared: None }.given())
     }
 
     /// Returns the deadline of the current context, if any.
@@ -171,7 +172,7 @@ impl Context {
             .unwrap_or_else(|| Shared::new(Metadata::new(), Compression::None));
         SHARED.set(Some(shared.clone()));
         self.shared = Some(shared);
-        self.drain = self.drain.or_else(current_drain);
+        self.connection = self.connection.or_else(current_connection);
         self
     }
 
@@ -193,6 +194,23 @@ impl Context {
     /// Returns the caller's address. `None` in process.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.call.peer
+    }
+
+    /// Returns who the caller is, if the connection is encrypted and the caller has a certificate.
+    ///
+    /// ```
+    /// # use farcall_core::context::Context;
+    /// # use farcall_core::status::{Result, Status};
+    /// fn only_shop(cx: &Context) -> Result<()> {
+    ///     match cx.identity().and_then(|identity| identity.spiffe_id()) {
+    ///         Some("spiffe://example.org/shop") => Ok(()),
+    ///         other => Err(Status::permission_denied(format!("{other:?} is not the shop"))),
+    ///     }
+    /// }
+    /// assert!(only_shop(&Context::background()).is_err());
+    /// ```
+    pub fn identity(&self) -> Option<&Identity> {
+        self.connection.as_ref()?.identity.get().map(|identity| &**identity)
     }
 
     /// Returns the metadata that the caller has sent beside the arguments.
@@ -282,7 +300,7 @@ impl Context {
     pub(crate) fn current_shared() -> Option<Self> {
         let shared = SHARED.take()?;
         SHARED.set(Some(shared.clone()));
-        Some(Self { call: CURRENT.get()?, drain: current_drain(), shared: Some(shared) })
+        Some(Self { call: CURRENT.get()?, connection: current_connection(), shared: Some(shared) })
     }
 
     /// Copies the compression that was chosen in another context, if one was.
@@ -332,8 +350,8 @@ impl Context {
         let (compression, choice) = (self.compression(), Choice::new(self.choice()));
         let ended = Signal::default();
         let shared = Shared { metadata, answer, extensions, compression, choice, ended };
-        let (call, drain) = (About { deadline, ..self.call }, self.drain.clone());
-        Self { call, drain, shared: Some(Arc::new(shared)) }
+        let (call, connection) = (About { deadline, ..self.call }, self.connection.clone());
+        Self { call, connection, shared: Some(Arc::new(shared)) }
     }
 
     /// Takes the reply metadata that were set until now.
@@ -366,7 +384,7 @@ impl Context {
 
     /// Runs `f` with this context current, then restores the previous one, even when `f` panics.
     pub(crate) fn enter<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        let current = Current::begin(self.drain.clone());
+        let current = Current::begin(self.connection.clone());
         current.set(self);
         let result = f();
         *self = current.end();
@@ -377,14 +395,14 @@ impl Context {
 /// Makes one context after the other current. Dropping it restores the context that was current before.
 pub(crate) struct Current {
     call: Option<About>,
-    drain: Option<Arc<Draining>>,
+    connection: Option<Arc<ConnectionContext>>,
     shared: Option<Arc<Shared>>,
 }
 
 impl Current {
-    /// Starts without a current context. Contexts that are [set](Self::set) observe `drain`.
-    pub(crate) fn begin(drain: Option<Arc<Draining>>) -> Self {
-        Self { call: CURRENT.take(), drain: DRAIN.replace(drain), shared: SHARED.take() }
+    /// Starts without a current context. Contexts that are [set](Self::set) belong to `connection`.
+    pub(crate) fn begin(connection: Option<Arc<ConnectionContext>>) -> Self {
+        Self { call: CURRENT.take(), connection: CONNECTION.replace(connection), shared: SHARED.take() }
     }
 
     /// Makes `context` current. The one before must have [ended](Self::end) or been [answered](Self::answered).
@@ -406,7 +424,11 @@ impl Current {
     /// Ends the current context and returns it, with any shared state that it gained meanwhile.
     pub(crate) fn end(&self) -> Context {
         let background = Context::background().call;
-        Context { call: CURRENT.take().unwrap_or(background), drain: current_drain(), shared: SHARED.take() }
+        Context {
+            call: CURRENT.take().unwrap_or(background),
+            connection: current_connection(),
+            shared: SHARED.take(),
+        }
     }
 }
 
@@ -414,15 +436,15 @@ impl Drop for Current {
     fn drop(&mut self) {
         // A thread that is being torn down has no current context to restore.
         let _ = CURRENT.try_with(|current| current.set(self.call));
-        let _ = DRAIN.try_with(|drain| drain.set(self.drain.take()));
+        let _ = CONNECTION.try_with(|connection| connection.set(self.connection.take()));
         let _ = SHARED.try_with(|shared| shared.set(self.shared.take()));
     }
 }
 
-fn current_drain() -> Option<Arc<Draining>> {
-    let drain = DRAIN.take();
-    DRAIN.set(drain.clone());
-    drain
+fn current_connection() -> Option<Arc<ConnectionContext>> {
+    let connection = CONNECTION.take();
+    CONNECTION.set(connection.clone());
+    connection
 }
 
 /// Returns the earlier of two deadlines, or the shorter of two times. `None` is later than any.

@@ -24,6 +24,7 @@ pub mod in_process;
 mod interface;
 pub mod memory;
 pub mod middleware;
+mod origin;
 mod refusal;
 mod reply;
 mod response;

@@ -1,5 +1,6 @@
 //! Middleware between a call and its answer, on either side: interceptors, and layers of `tower`.
 
+mod authorize;
 mod request;
 mod response;
 mod server;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 pub use crate::extensions::Extensions;
 pub use crate::stream::StreamEnd;
+pub use authorize::authorize;
 pub use request::Request;
 pub(crate) use request::{OutgoingCall, Passed};
 pub use response::Response;

@@ -29,12 +29,34 @@ impl Sampler {
     /// otherwise, so it may be called for each message.
     pub fn wake<S: Sampled>(&self, runtime: &Handle, sampled: impl FnOnce() -> Weak<S>) {
         if !self.runs.load(Ordering::Relaxed) && !self.runs.swap(true, Ordering::AcqRel) {
-            runtime.spawn(sample(sampled()));
+            runtime.spawn(sample(Running { sampled: sampled(), is_over: false }));
         }
     }
 }
 
-async fn sample(sampled: Weak<impl Sampled>) {
+/// The right to sample. It is given back when the task is dropped with its runtime.
+struct Running<S: Sampled> {
+    sampled: Weak<S>,
+    /// Whether the task has ended by itself, and another may run.
+    is_over: bool,
+}
+
+impl<S: Sampled> Drop for Running<S> {
+    fn drop(&mut self) {
+        if !self.is_over
+            && let Some(sampled) = self.sampled.upgrade()
+        {
+            sampled.sampler().runs.store(false, Ordering::Release);
+        }
+    }
+}
+
+async fn sample<S: Sampled>(mut running: Running<S>) {
+    sample_until_idle(&running.sampled).await;
+    running.is_over = true;
+}
+
+async fn sample_until_idle(sampled: &Weak<impl Sampled>) {
     loop {
         tokio::time::sleep(EVERY).await;
         let Some(sampled) = sampled.upgrade() else { return };
@@ -93,6 +115,21 @@ mod tests {
         }
         count.wake();
         drop(count);
+    }
+
+    #[test]
+    fn what_counts_is_sampled_on_another_runtime_after_the_first_is_gone() {
+        let runtime = || {
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+        };
+        let count = Arc::new(Count::default());
+        runtime().block_on(async { count.wake() });
+        count.left.store(1, Ordering::Relaxed);
+        runtime().block_on(async {
+            count.wake();
+            tokio::time::sleep(10 * EVERY).await;
+        });
+        assert_eq!(count.left.load(Ordering::Relaxed), 0);
     }
 
     /// A counter changes between the last sample and the task's end.

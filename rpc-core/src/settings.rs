@@ -18,11 +18,15 @@ pub struct Settings {
     pub policy: Policy,
     /// The transport that a session can be upgraded to, or why there is none.
     pub upgrade: Result<Arc<dyn Upgrade>, Unavailable>,
+    /// Whether a session on an encrypted link may be upgraded, although the upgraded link is not encrypted. Both sides must
+    /// allow it.
+    pub plaintext_upgrade: bool,
 }
 
 impl Settings {
     /// Returns settings for a transport without an upgrade; `why` is the reason that is reported.
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
-        Self { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade: Err(why) }
+        let (calls, policy) = (Calls::default(), Policy::Auto);
+        Self { limits, liveness, calls, policy, upgrade: Err(why), plaintext_upgrade: false }
     }
 }

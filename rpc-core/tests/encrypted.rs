@@ -1,19 +1,18 @@
-//! A session on an encrypted link is not moved to a plain one.
+//! A session on an encrypted link is not moved to a plain one, unless both sides allow it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::class::TrafficClass;
 use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::transport::{
-    BoxFuture, Counters, Description, FrameSource, Link, LinkHandler, PreparedUpgrade, Reason, Unavailable,
-    Upgrade, memory,
+    Attempt, BoxFuture, Candidate, Counters, Description, FrameSource, Link, LinkHandler, PreparedUpgrade,
+    Reason, Unavailable, Upgrade, memory,
 };
 
 /// The in-memory link, pretending to be encrypted.
@@ -50,35 +49,47 @@ impl Link for Encrypted {
     }
 }
 
-/// An upgrade that must not be used at all.
-#[derive(Debug)]
-struct Untouched;
+/// An upgrade to plain links, by a transport that does not look at what the session allows.
+#[derive(Debug, Default)]
+struct Heedless {
+    waiting: Mutex<Option<Arc<dyn Link>>>,
+    asked: Mutex<Vec<Attempt>>,
+}
 
-impl Upgrade for Untouched {
+struct Proven(Arc<dyn Link>);
+
+impl Candidate for Proven {
+    fn complete(self: Box<Self>, _: u32, _: Option<Bytes>) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>> {
+        Box::pin(async { Ok(self.0) })
+    }
+}
+
+type Prepared = BoxFuture<Result<PreparedUpgrade, Unavailable>>;
+
+fn prepared(link: Arc<dyn Link>) -> Prepared {
+    let candidate: Box<dyn Candidate> = Box::new(Proven(link));
+    Box::pin(async { Ok((candidate, Bytes::new())) })
+}
+
+impl Upgrade for Heedless {
     fn name(&self) -> &'static str {
         "rdma"
     }
 
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>> {
-        panic!("an encrypted session announces no upgrade")
+        Box::pin(async { Ok(Bytes::new()) })
     }
 
-    fn offer(
-        &self,
-        _: Bytes,
-        _: &Description,
-        _: TrafficClass,
-    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
-        panic!("an encrypted session offers no upgrade")
+    fn offer(&self, _: Bytes, attempt: &Attempt) -> Prepared {
+        let (near, far) = memory::pair();
+        *self.waiting.lock().unwrap() = Some(far);
+        self.asked.lock().unwrap().push(attempt.clone());
+        prepared(near)
     }
 
-    fn answer(
-        &self,
-        _: Bytes,
-        _: &Description,
-        _: TrafficClass,
-    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
-        panic!("an encrypted session answers no offer")
+    fn answer(&self, _: u32, _: Bytes, attempt: &Attempt) -> Prepared {
+        self.asked.lock().unwrap().push(attempt.clone());
+        prepared(self.waiting.lock().unwrap().take().unwrap())
     }
 }
 
@@ -96,27 +107,43 @@ impl Connector for Near {
     }
 }
 
-fn caller(policy: Policy) -> RawChannel {
+fn caller(policy: Policy, plaintext_upgrade: bool) -> (RawChannel, Arc<Heedless>) {
+    let upgrade = Arc::new(Heedless::default());
     let settings = |policy| Settings {
         limits: Limits::default(),
         liveness: Liveness::default(),
         calls: Calls::default(),
         policy,
-        upgrade: Ok(Arc::new(Untouched)),
+        upgrade: Ok(upgrade.clone()),
+        plaintext_upgrade,
     };
     let host = ServerCore::new(Vec::new(), settings(Policy::Auto)).unwrap();
-    RawChannel::new(Near(host), settings(policy))
+    (RawChannel::new(Near(host), settings(policy)), upgrade)
 }
 
 #[tokio::test]
-async fn under_auto_calls_stay_on_it_and_say_so() {
-    let transport = caller(Policy::Auto).connection().await.unwrap().transport();
+async fn a_plain_link_is_given_up_and_calls_stay_on_the_encrypted_one() {
+    let (caller, upgrade) = caller(Policy::Auto, false);
+    let transport = caller.connection().await.unwrap().transport();
     assert_eq!(transport.why_not_rdma.unwrap().reason, Reason::Encrypted);
+    let asked = upgrade.asked.lock().unwrap();
+    assert!(!asked.is_empty());
+    for attempt in &*asked {
+        assert!(!attempt.allows_plaintext);
+        assert_eq!(attempt.secret.as_ref().unwrap_err().reason, Reason::Encrypted);
+    }
+}
+
+#[tokio::test]
+async fn a_plain_link_is_used_where_both_sides_allow_it() {
+    let (caller, upgrade) = caller(Policy::Rdma, true);
+    assert_eq!(caller.connection().await.unwrap().transport().why_not_rdma, None);
+    assert!(upgrade.asked.lock().unwrap().iter().all(|attempt| attempt.allows_plaintext));
 }
 
 #[tokio::test]
 async fn under_rdma_connecting_fails_with_the_reason() {
-    let error = caller(Policy::Rdma).connection().await.unwrap_err();
+    let error = caller(Policy::Rdma, false).0.connection().await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
     assert!(error.message().contains("encrypted"), "{error}");
 }

@@ -11,12 +11,11 @@ use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::class::TrafficClass;
 use farcall_core::config::Policy;
 use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::stream::{Stream, Streaming};
-use farcall_core::transport::{BoxFuture, Description, PreparedUpgrade, Reason, Unavailable, Upgrade};
+use farcall_core::transport::{Attempt, BoxFuture, PreparedUpgrade, Reason, Unavailable, Upgrade};
 use tokio::time::{Instant, sleep};
 
 use support::fabric::{self, Fabric, ToFabric, with_fabric};
@@ -129,23 +128,18 @@ impl Upgrade for Lacking {
         self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, ToFabric::announce)
     }
 
-    fn offer(
-        &self,
-        announced: Bytes,
-        stream: &Description,
-        class: TrafficClass,
-    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
-        let offer = |able: &ToFabric| able.offer(announced, stream, class);
+    fn offer(&self, announced: Bytes, attempt: &Attempt) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
+        let offer = |able: &ToFabric| able.offer(announced, attempt);
         self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, offer)
     }
 
     fn answer(
         &self,
+        epoch: u32,
         offer: Bytes,
-        stream: &Description,
-        class: TrafficClass,
+        attempt: &Attempt,
     ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>> {
-        let answer = |able: &ToFabric| able.answer(offer, stream, class);
+        let answer = |able: &ToFabric| able.answer(epoch, offer, attempt);
         self.able().map_or_else(|why| Box::pin(async { Err(why) }) as _, answer)
     }
 }

@@ -246,6 +246,11 @@ impl Inbox {
         self.room = room;
     }
 
+    /// Whether the peer has to send the rest of a message.
+    pub fn awaits_fragments(&self) -> bool {
+        self.assembling.len() > self.pulling.len()
+    }
+
     /// Whether a message has begun to arrive and is not whole.
     pub fn is_assembling(&self) -> bool {
         !self.assembling.is_empty()

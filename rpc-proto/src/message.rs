@@ -21,9 +21,67 @@ pub struct Message {
     pub head: Head,
     /// Body and attachments.
     pub payload: Payload,
-    /// How it ends, after the payload: bytes that a link may let its peer read, instead of sending them. Mostly empty.
-    pub bulk: Bytes,
+    /// Its end, where a link may let its peer read that, instead of sending it.
+    pub bulk: Bulk,
     precedence: Precedence,
+}
+
+/// The end of a message, as a link may let its peer read it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Bulk {
+    /// There is none: the message is sent.
+    #[default]
+    None,
+    /// These bytes, which come after the payload.
+    Plain(Bytes),
+    /// The last bytes of the payload, in a form that one link has encrypted. Only that link can let its peer read them; any
+    /// other sends the payload.
+    Sealed(Sealed),
+}
+
+/// Bytes that a link has encrypted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sealed {
+    /// How many bytes of the payload they stand for.
+    pub len: usize,
+    /// The encrypted bytes, with all that is needed to decrypt them but the key and the number.
+    pub bytes: Bytes,
+    /// The number, under which nothing else is encrypted.
+    pub number: u64,
+    /// The link, by a number of its own in this process.
+    pub link: u64,
+}
+
+impl Bulk {
+    /// Returns how many bytes of the message it stands for.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Plain(bytes) => bytes.len(),
+            Self::Sealed(sealed) => sealed.len,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the bytes that come after the payload.
+    fn into_piece(self) -> Bytes {
+        match self {
+            Self::Plain(bytes) => bytes,
+            Self::None | Self::Sealed(_) => Bytes::new(),
+        }
+    }
+
+    /// Returns how many bytes come after the payload.
+    fn piece_len(&self) -> usize {
+        match self {
+            Self::Plain(bytes) => bytes.len(),
+            Self::None | Self::Sealed(_) => 0,
+        }
+    }
 }
 
 /// Whether a message has to keep its place before others of its call.
@@ -50,7 +108,7 @@ impl Message {
 
     /// A message that is all sent.
     pub fn with_payload(kind: FrameType, call: u64, head: Head, payload: Payload) -> Self {
-        Self { kind, call, head, payload, bulk: Bytes::new(), precedence: Precedence::Free }
+        Self { kind, call, head, payload, bulk: Bulk::None, precedence: Precedence::Free }
     }
 
     /// The RESPONSE that says that the answer is a stream, whose items come behind it.
@@ -62,7 +120,7 @@ impl Message {
 
     /// Its length in bytes.
     pub fn len(&self) -> usize {
-        self.head.len() + self.payload.len() + self.bulk.len()
+        self.head.len() + self.payload.len() + self.bulk.piece_len()
     }
 
     /// Has it arrive before the messages of its call's streams that come behind it. The message is whole by now: one that some
@@ -116,7 +174,7 @@ impl Message {
             pieces.push(self.payload.body.into_bytes());
         } else {
             self.payload.into_pieces().for_each(|piece| pieces.push(piece));
-            pieces.push(self.bulk);
+            pieces.push(self.bulk.into_piece());
         }
         Frame { header, pieces }
     }
@@ -292,9 +350,9 @@ impl Frame {
 
 /// Lets the peer read memory.
 pub trait Expose {
-    /// Lets it read exactly these bytes, until it says that it has (DONE), the link is given up, or its lease ends.
+    /// Lets it read exactly this, until it says that it has (DONE), the link is given up, or its lease ends.
     /// `seq` is the number of the frame that will tell the peer, which must be the next to be sent.
-    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing;
+    fn expose(&mut self, seq: u32, bulk: &Bulk) -> Exposing;
 }
 
 /// Whether memory was exposed.
@@ -313,7 +371,7 @@ pub enum Exposing {
 pub struct ExposeNothing;
 
 impl Expose for ExposeNothing {
-    fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+    fn expose(&mut self, _: u32, _: &Bulk) -> Exposing {
         Exposing::Never
     }
 }
@@ -333,8 +391,8 @@ pub(crate) struct Fragmenter {
     total: usize,
     left: usize,
     pieces: VecDeque<Bytes>,
-    /// How many bytes of the last piece may be exposed.
-    bulk: usize,
+    /// The last pieces, as a link may expose them.
+    bulk: Bulk,
     abandoned: bool,
     is_amid_call: bool,
     holds_back: bool,
@@ -347,33 +405,21 @@ impl Fragmenter {
         let Message { kind, call, head, payload, bulk, .. } = message;
         let mut pieces = VecDeque::from_iter([head.into_bytes()]);
         pieces.extend(payload.into_pieces());
-        let bulk_len = bulk.len();
-        pieces.push_back(bulk);
-        Self {
-            kind,
-            call,
-            total,
-            left: total,
-            pieces,
-            bulk: bulk_len,
-            abandoned: false,
-            is_amid_call,
-            holds_back,
-        }
+        pieces.push_back(bulk.clone().into_piece());
+        Self { kind, call, total, left: total, pieces, bulk, abandoned: false, is_amid_call, holds_back }
     }
 
     /// Whether one frame of this length can describe where the end of the message is to be read.
     pub(crate) fn can_be_described(&self, max: usize) -> bool {
-        self.bulk > 0 && !self.has_begun() && self.total - self.bulk + 6 + MAX_DESCRIPTOR <= max
+        !self.bulk.is_empty() && !self.has_begun() && self.total - self.bulk.len() + 6 + MAX_DESCRIPTOR <= max
     }
 
     /// The frame that describes where the end of the message is to be read, if it [can be](Self::can_be_described) and
     /// is exposed. Afterwards the message holds the exposed bytes only: should the peer not read it, it is cut like any
     /// other.
     pub(crate) fn describe(&mut self, seq: u32, to: &mut dyn Expose) -> Result<Frame, Exposing> {
-        let begins_with = self.total - self.bulk;
-        let Some(bulk) = self.pieces.back() else { return Err(Exposing::Never) };
-        let descriptor = match to.expose(seq, bulk) {
+        let begins_with = self.total - self.bulk.len();
+        let descriptor = match to.expose(seq, &self.bulk) {
             Exposing::Described(descriptor) => descriptor,
             not => return Err(not),
         };
@@ -384,14 +430,26 @@ impl Fragmenter {
         second.put_u16_le(descriptor.len() as u16);
         second.put_slice(&descriptor);
         header.len = (4 + second.len() + begins_with) as u32;
-        let last = self.pieces.len() - 1;
-        let pieces = Pieces {
-            head: self.total_length(),
-            first: second.freeze(),
-            rest: self.pieces.drain(..last).filter(|piece| !piece.is_empty()).collect(),
-        };
-        self.left = self.bulk;
+        let mut pieces = Pieces { head: self.total_length(), first: second.freeze(), rest: Vec::new() };
+        self.take_front(begins_with, |piece| pieces.rest.push(piece));
+        self.left = self.bulk.len();
         Ok(Frame { header, pieces })
+    }
+
+    /// Takes up to `len` bytes from the front, piece by piece. None of the pieces is empty.
+    fn take_front(&mut self, mut len: usize, mut take: impl FnMut(Bytes)) {
+        while len > 0
+            && let Some(piece) = self.pieces.front_mut()
+        {
+            let cut = piece.split_to(piece.len().min(len));
+            if piece.is_empty() {
+                self.pieces.pop_front();
+            }
+            if !cut.is_empty() {
+                len -= cut.len();
+                take(cut);
+            }
+        }
     }
 
     /// Cuts the next frame, with a payload of at most `max` bytes.
@@ -402,7 +460,9 @@ impl Fragmenter {
             header.flags = flags::ABANDONED;
             return Frame { header, pieces };
         }
-        let mut room = max;
+        // Nothing of it is exposed any more.
+        self.bulk = Bulk::None;
+        let (mut room, mut cut) = (max, 0);
         if self.left == self.total && self.total <= max {
             // It was too long for the link it was to go by; for this one it is not.
             header.kind = self.kind;
@@ -413,19 +473,12 @@ impl Fragmenter {
             header.len = 4;
             room = FIRST_FRAGMENT.min(max - 4);
         }
-        while room > 0 {
-            let Some(piece) = self.pieces.front_mut() else { break };
-            let cut = piece.split_to(piece.len().min(room));
-            if piece.is_empty() {
-                self.pieces.pop_front();
-            }
-            room -= cut.len();
-            self.left -= cut.len();
-            header.len += cut.len() as u32;
-            if !cut.is_empty() {
-                pieces.push(cut);
-            }
-        }
+        self.take_front(room, |piece| {
+            header.len += piece.len() as u32;
+            cut += piece.len();
+            pieces.push(piece);
+        });
+        self.left -= cut;
         Frame { header, pieces }
     }
 

@@ -12,9 +12,10 @@ use bytes::Bytes;
 
 use self::peer::{Memory, OnLink, OnStream, Peer, content};
 use super::inbox::Order;
-use super::message::{ExposeNothing, Frame, MIN_PAYLOAD, Message};
+use super::message::{Bulk, ExposeNothing, Frame, MIN_PAYLOAD, Message, Sealed};
 use super::outbox::{Abandoned, Outbox, Route};
 use super::wire::FrameType;
+use crate::payload::Payload;
 
 /// Two peers; 0 is the client.
 #[derive(Clone, Debug, Hash)]
@@ -84,7 +85,13 @@ impl Rules {
         let begin = if self.begin > 0 && call % 2 == 1 { self.begin.min(len) } else { len };
         let (kind, of) = if self.stream { (FrameType::ITEM, 1) } else { (FrameType::REQUEST, call) };
         let mut message = Message::new(kind, of, whole.slice(..begin));
-        message.bulk = whole.slice(begin..);
+        let (rest, len) = (whole.slice(begin..), len - begin);
+        if call % 4 == 1 && len > 0 {
+            message.payload = Payload::from_body(rest.clone());
+            message.bulk = Bulk::Sealed(Sealed { len, bytes: rest, number: call, link: 1 });
+        } else {
+            message.bulk = Bulk::Plain(rest);
+        }
         if self.stream {
             message.keep_place();
         }

@@ -1,7 +1,8 @@
 //! Connecting a channel over a network.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use farcall_core::client::{Connector, RawChannel};
@@ -9,9 +10,12 @@ use farcall_core::compress::Compression;
 use farcall_core::config::Policy;
 use farcall_core::status::{Blame, Code, Executed, Status};
 use farcall_core::transport::{BoxFuture, Link};
-use farcall_tcp::TcpConfig;
+#[cfg(feature = "tls")]
+use farcall_tcp::tls::TlsClient;
 
 use super::Channel;
+#[cfg(feature = "tls")]
+use crate::ConfigErrorKind;
 use crate::{Address, Config, ConfigError};
 
 impl Channel {
@@ -49,7 +53,10 @@ pub struct ChannelBuilder {
     with_env: bool,
     timeout: Option<Duration>,
     wait_for_ready: Option<bool>,
+    wait_for_room: Option<bool>,
     compress: Option<Compression>,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsClient>,
 }
 
 impl ChannelBuilder {
@@ -87,10 +94,24 @@ impl ChannelBuilder {
         self
     }
 
+    /// Sets whether calls [wait](crate::Call::wait_for_room) while too many are in progress, or fail, if they do not say it
+    /// themselves.
+    pub fn wait_for_room(mut self, wait: bool) -> Self {
+        self.wait_for_room = Some(wait);
+        self
+    }
+
     /// Compresses the arguments of calls and the streams that they take along, unless they [say](crate::Call::compress) something
     /// else. In a build that lacks `by`, connecting fails.
     pub fn compress(mut self, by: Compression) -> Self {
         self.compress = Some(by);
+        self
+    }
+
+    /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: TlsClient) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -114,9 +135,29 @@ impl ChannelBuilder {
     ///
     /// If the address or the configuration is wrong.
     pub fn connect_lazy(self, address: &str) -> Result<Channel, ConfigError> {
+        #[cfg(feature = "tls")]
+        let tls = self.tls.clone();
         let (address, config) = self.resolved(address)?;
+        #[cfg(feature = "tls")]
+        let tls = match (tls, &config.tls) {
+            (None, Some(files)) => Some(TlsClient::from_files(files).map_err(ConfigError::tls)?),
+            (None, None) if address.is_tls() => {
+                let why = format!(
+                    "address `{address}`: TLS needs the section [tls], or a channel that is built with it"
+                );
+                return Err(ConfigError::new(ConfigErrorKind::Tls, why));
+            }
+            (tls, _) => tls,
+        };
         let settings = config.settings();
-        Ok(Channel { raw: RawChannel::new(Dial { address, config }, settings) })
+        let dial = Dial {
+            address,
+            config,
+            hosts: Arc::default(),
+            #[cfg(feature = "tls")]
+            tls,
+        };
+        Ok(Channel { raw: RawChannel::new(dial, settings) })
     }
 
     /// Returns the address, and all settings as they count.
@@ -127,6 +168,7 @@ impl ChannelBuilder {
         let calls = &mut config.calls;
         calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
         calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
+        calls.wait_for_room = self.wait_for_room.unwrap_or(calls.wait_for_room);
         calls.compress = self.compress.unwrap_or(calls.compress);
         let config = config.resolve(Some(&address), self.with_env)?;
         Ok((address, config))
@@ -151,19 +193,52 @@ fn invalid(error: &ConfigError) -> Status {
 struct Dial {
     address: Address,
     config: Config,
+    /// The host of the address that led to a peer.
+    hosts: Arc<Mutex<HashMap<SocketAddr, String>>>,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsClient>,
+}
+
+impl Dial {
+    /// Connects to a target that `host` has led to. A certificate must be for that host.
+    fn dial(&self, target: String, host: String) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let (tcp, patience) = (self.config.tcp.clone(), self.config.liveness.connect());
+        let hosts = self.hosts.clone();
+        #[cfg(feature = "tls")]
+        let tls = self.tls.clone();
+        Box::pin(async move {
+            #[cfg(feature = "tls")]
+            let link = match tls {
+                Some(tls) => farcall_tcp::connect_tls(&target, name(&host), &tcp, &tls, patience).await?,
+                None => farcall_tcp::connect(&target, &tcp, patience).await?,
+            };
+            #[cfg(not(feature = "tls"))]
+            let link = farcall_tcp::connect(&target, &tcp, patience).await?;
+            if let Some(peer) = link.description().peer {
+                hosts.lock().unwrap_or_else(PoisonError::into_inner).insert(peer, host);
+            }
+            Ok(link as _)
+        })
+    }
+}
+
+/// The name in `HOST:PORT`.
+#[cfg(feature = "tls")]
+fn name(host: &str) -> &str {
+    host.rsplit_once(':').map_or(host, |(name, _)| name)
 }
 
 impl Connector for Dial {
     fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let hosts = self.address.hosts();
         let host = hosts[peer % hosts.len()].clone();
-        let (tcp, patience): (TcpConfig, _) = (self.config.tcp.clone(), self.config.liveness.connect());
-        Box::pin(async move { Ok(farcall_tcp::connect(&host, &tcp, patience).await? as _) })
+        self.dial(host.clone(), host)
     }
 
     fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let (tcp, patience) = (self.config.tcp.clone(), self.config.liveness.connect());
-        Box::pin(async move { Ok(farcall_tcp::connect(&peer.to_string(), &tcp, patience).await? as _) })
+        let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned();
+        let target = peer.to_string();
+        self.dial(target.clone(), host.unwrap_or(target))
     }
 
     fn peers(&self) -> usize {

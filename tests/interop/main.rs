@@ -9,7 +9,6 @@ mod limits;
 mod messages;
 #[path = "../over/mod.rs"]
 mod over;
-#[expect(dead_code, reason = "this uses a part of it")]
 #[path = "../process/mod.rs"]
 mod process;
 

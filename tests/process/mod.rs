@@ -1,5 +1,6 @@
 //! Test programs as processes of their own, which can be stopped and killed, and what is left of them.
 
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -21,6 +22,11 @@ impl Process {
             .spawn()
             .unwrap();
         Self(child)
+    }
+
+    /// Returns its number.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
     }
 
     /// Returns the next line that the process [says](say).

@@ -8,7 +8,6 @@ mod crowd;
 #[path = "../flow/mod.rs"]
 mod flow;
 mod killed;
-#[expect(dead_code, reason = "this uses a part of it")]
 #[path = "../process/mod.rs"]
 mod process;
 

@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RdmaConfig {
+    /// Whether sessions that are encrypted by TLS may move to RDMA, which does not encrypt. Default: they stay on TCP. Both sides
+    /// must say `trusted-fabric`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plaintext: Option<Plaintext>,
     /// The kernel's name of the device, as in `/sys/class/infiniband` (`mlx5_0`). Default: the one that has the address
     /// of the TCP connection.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,9 +107,19 @@ impl RdmaConfig {
     }
 }
 
+/// A network on which bytes may go unencrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Plaintext {
+    /// Nobody can read or inject packets on the RDMA network who may not read and change what calls say.
+    TrustedFabric,
+}
+
 impl Default for RdmaConfig {
     fn default() -> Self {
         Self {
+            plaintext: None,
             device: None,
             port: None,
             gid_index: None,

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
-use farcall_core::class::TrafficClass;
-use farcall_core::transport::{self, BoxFuture, Candidate, Description, Upgrade};
+use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Upgrade};
 
 use crate::{DeviceStats, RdmaConfig, Unavailable};
 
@@ -83,11 +82,11 @@ impl Upgrade for RdmaUpgrade {
         Box::pin(async { Err(unsupported()) })
     }
 
-    fn offer(&self, _announced: Bytes, _stream: &Description, _class: TrafficClass) -> BoxFuture<Offered> {
+    fn offer(&self, _announced: Bytes, _attempt: &Attempt) -> BoxFuture<Offered> {
         Box::pin(async { Err(unsupported()) })
     }
 
-    fn answer(&self, _offer: Bytes, _stream: &Description, _class: TrafficClass) -> BoxFuture<Offered> {
+    fn answer(&self, _epoch: u32, _offer: Bytes, _attempt: &Attempt) -> BoxFuture<Offered> {
         Box::pin(async { Err(unsupported()) })
     }
 }

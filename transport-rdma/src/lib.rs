@@ -21,7 +21,7 @@ mod errno;
 mod stats;
 mod unavailable;
 
-pub use config::{Completion, RdmaConfig};
+pub use config::{Completion, Plaintext, RdmaConfig};
 pub use errno::Blame;
 pub use stats::DeviceStats;
 pub use unavailable::{DeviceError, Memlock, Unavailable};

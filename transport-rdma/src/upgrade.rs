@@ -5,14 +5,13 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use farcall_core::class::TrafficClass;
-use farcall_core::transport::{self, BoxFuture, Candidate, Description, Reason, Upgrade};
+use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Reason, Upgrade};
 use tokio::runtime::Handle;
 
 use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath};
-use crate::endpoint::{DeviceRegistry, Endpoint, RdmaCandidate, Side};
-use crate::link::{Bootstrap, announcement};
+use crate::endpoint::{DeviceRegistry, Endpoint, Offer, RdmaCandidate};
+use crate::link::announcement;
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
 
@@ -90,32 +89,25 @@ impl RdmaUpgrade {
     }
 
     /// The endpoint for such a session, and the path of its packets if it is of this class.
-    async fn path(
-        &self,
-        stream: &Description,
-        class: TrafficClass,
-    ) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
-        let local = stream.local.map(|address| address.ip());
+    async fn path(&self, attempt: &Attempt) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
+        let local = attempt.stream.local.map(|address| address.ip());
         let (endpoint, path) = self.clone().endpoint(local).await?;
-        Ok((endpoint, path.for_class(class, &self.0.config)))
+        Ok((endpoint, path.for_class(attempt.class, &self.0.config)))
     }
 
-    async fn make_offer(self, stream: Description, class: TrafficClass) -> Offered {
-        let (endpoint, path) = self.path(&stream, class).await?;
-        let (candidate, data) = RdmaCandidate::prepare(endpoint, path, &stream, Side::Client)
-            .await
-            .map_err(|why| self.log(why))?;
-        Ok((Box::new(candidate), data.encode()))
-    }
-
-    async fn make_answer(self, offer: Bytes, stream: Description, class: TrafficClass) -> Offered {
-        let peer = Bootstrap::decode(offer)
-            .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its offer: {error}")))?;
-        let (endpoint, path) = self.path(&stream, class).await?;
-        let side = Side::Server(peer);
+    async fn make_offer(self, attempt: Attempt) -> Offered {
+        let (endpoint, path) = self.path(&attempt).await?;
         let (candidate, data) =
-            RdmaCandidate::prepare(endpoint, path, &stream, side).await.map_err(|why| self.log(why))?;
-        Ok((Box::new(candidate), data.encode()))
+            RdmaCandidate::offer(endpoint, path, attempt).await.map_err(|why| self.log(why))?;
+        Ok((Box::new(candidate), data))
+    }
+
+    async fn make_answer(self, epoch: u32, offer: Bytes, attempt: Attempt) -> Offered {
+        let (endpoint, path) = self.path(&attempt).await?;
+        let offer = Offer { epoch, data: offer };
+        let (candidate, data) =
+            RdmaCandidate::answer(endpoint, path, attempt, offer).await.map_err(|why| self.log(why))?;
+        Ok((Box::new(candidate), data))
     }
 }
 
@@ -139,11 +131,11 @@ impl Upgrade for RdmaUpgrade {
         Box::pin(async { endpoint.await.map(|_| announcement()) })
     }
 
-    fn offer(&self, _announced: Bytes, stream: &Description, class: TrafficClass) -> BoxFuture<Offered> {
-        Box::pin(self.clone().make_offer(stream.clone(), class))
+    fn offer(&self, _announced: Bytes, attempt: &Attempt) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_offer(attempt.clone()))
     }
 
-    fn answer(&self, offer: Bytes, stream: &Description, class: TrafficClass) -> BoxFuture<Offered> {
-        Box::pin(self.clone().make_answer(offer, stream.clone(), class))
+    fn answer(&self, epoch: u32, offer: Bytes, attempt: &Attempt) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_answer(epoch, offer, attempt.clone()))
     }
 }

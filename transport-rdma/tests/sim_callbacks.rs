@@ -84,14 +84,21 @@ fn processes(seed: u64) -> [(Arc<ServerCore>, RawChannel); 2] {
         config.window = 1;
         let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
         let (limits, liveness) = (Limits::default(), Liveness::default());
-        let settings = Settings { limits, liveness, calls: Calls::default(), policy: Policy::Rdma, upgrade };
+        let settings = Settings {
+            limits,
+            liveness,
+            calls: Calls::default(),
+            policy: Policy::Rdma,
+            upgrade,
+            plaintext_upgrade: false,
+        };
         let other = Arc::<OnceLock<RawChannel>>::default();
         let service = Bounce { info: info(), other: Arc::clone(&other) };
         (ServerCore::new(vec![Arc::new(service)], settings.clone()).unwrap(), settings, other)
     });
     let (to_far, to_near) = (
-        RawChannel::new(Near(Arc::clone(&far.0)), near.1),
-        RawChannel::new(Near(Arc::clone(&near.0)), far.1),
+        RawChannel::new(Near { host: Arc::clone(&far.0), cipher: None }, near.1),
+        RawChannel::new(Near { host: Arc::clone(&near.0), cipher: None }, far.1),
     );
     assert!(near.2.set(to_far.clone()).is_ok() && far.2.set(to_near.clone()).is_ok());
     [(near.0, to_far), (far.0, to_near)]

@@ -66,13 +66,21 @@ impl Client {
             (config.strict_credits, config.completion) = (true, completion);
             let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
             let (limits, liveness) = (Limits::default(), Liveness::default());
-            Settings { limits, liveness, calls: Calls::default(), policy: Policy::Auto, upgrade }
+            Settings {
+                limits,
+                liveness,
+                calls: Calls::default(),
+                policy: Policy::Auto,
+                upgrade,
+                plaintext_upgrade: false,
+            }
         });
         let methods = ["echo", "wait"].map(|name| Method::unary(name, name)).to_vec();
         let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });
         let gate = Arc::default();
         let server = Server { info: Arc::clone(&info), gate: Arc::clone(&gate) };
-        let caller = RawChannel::new(Near(ServerCore::new(vec![Arc::new(server)], far).unwrap()), near);
+        let host = ServerCore::new(vec![Arc::new(server)], far).unwrap();
+        let caller = RawChannel::new(Near { host, cipher: None }, near);
         Self { caller, info, gate }
     }
 

@@ -8,9 +8,8 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farcall_core::class::TrafficClass;
 use farcall_core::proto::wire::FrameType;
-use farcall_core::transport::Upgrade as _;
+use farcall_core::transport::{Cipher, Upgrade as _};
 use farcall_rdma::testing::verbs;
 use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
 use links::{Side, pair, scenarios, start};
@@ -25,7 +24,7 @@ fn side(completion: Completion) -> Side {
     let mut config = RdmaConfig::default();
     config.strict_credits = true;
     config.completion = completion;
-    Side { upgrade: RdmaUpgrade::new(config), address: Ipv4Addr::LOCALHOST.into() }
+    Side { upgrade: RdmaUpgrade::new(config), address: Ipv4Addr::LOCALHOST.into(), cipher: None }
 }
 
 /// More of everything before something is called done.
@@ -34,10 +33,14 @@ fn rounds(few: u32, many: u32) -> u32 {
 }
 
 macro_rules! on_the_device {
-    ($($name:ident: $scenario:ident $completion:ident)*) => { $(
+    (@side $completion:ident) => { side(Completion::$completion) };
+    (@side $completion:ident $cipher:ident) => {
+        Side { cipher: Some(Cipher::$cipher), ..side(Completion::$completion) }
+    };
+    ($($name:ident: $scenario:ident $completion:ident $($cipher:ident)?;)*) => { $(
         #[tokio::test]
         async fn $name() {
-            let side = side(Completion::$completion);
+            let side = on_the_device!(@side $completion $($cipher)?);
             scenarios::$scenario(side.clone(), side).await;
             assert_eq!(verbs::leaks(), 0);
         }
@@ -45,13 +48,17 @@ macro_rules! on_the_device {
 }
 
 on_the_device! {
-    vm_links_conform: conforms Adaptive
-    vm_links_conform_by_events: conforms Event
-    vm_more_than_the_window_arrives_both_ways: more_than_the_window_arrives_both_ways Adaptive
-    vm_one_way_traffic_is_granted_by_credit_frames: one_way_traffic_is_granted_by_credit_frames Adaptive
-    vm_longest_frames_arrive: longest_frames_arrive Event
-    vm_reader_that_keeps_everything_stops_nobody: reader_that_keeps_everything_stops_nobody Adaptive
-    vm_closing_is_seen_as_an_orderly_end: closing_is_seen_as_an_orderly_end Adaptive
+    vm_links_conform: conforms Adaptive;
+    vm_links_conform_by_events: conforms Event;
+    vm_more_than_the_window_arrives_both_ways: more_than_the_window_arrives_both_ways Adaptive;
+    vm_one_way_traffic_is_granted_by_credit_frames: one_way_traffic_is_granted_by_credit_frames Adaptive;
+    vm_longest_frames_arrive: longest_frames_arrive Event;
+    vm_reader_that_keeps_everything_stops_nobody: reader_that_keeps_everything_stops_nobody Adaptive;
+    vm_closing_is_seen_as_an_orderly_end: closing_is_seen_as_an_orderly_end Adaptive;
+    vm_sealed_links_conform: conforms Adaptive Aes256Gcm;
+    vm_sealed_links_conform_by_events: conforms Event ChaCha20Poly1305;
+    vm_more_than_the_window_arrives_sealed: more_than_the_window_arrives_both_ways Adaptive Aes256Gcm;
+    vm_longest_sealed_frames_arrive: longest_frames_arrive Event ChaCha20Poly1305;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,11 +88,9 @@ fn vm_peer_that_vanishes_is_explained() {
     // Each end belongs to the runtime that makes it.
     let (near_end, far_end) = near_runtime.block_on(async {
         let announced = far.upgrade.announce().await.unwrap();
-        let stream = links::stream(near.address);
-        let (client, offer) = near.upgrade.offer(announced, &stream, TrafficClass::Normal).await.unwrap();
-        let upgrade = far.upgrade.clone();
-        let server = far_runtime
-            .spawn(async move { upgrade.answer(offer, &stream, TrafficClass::Normal).await.unwrap() });
+        let (client, offer) = near.upgrade.offer(announced, &near.attempt()).await.unwrap();
+        let (upgrade, attempt) = (far.upgrade.clone(), far.attempt());
+        let server = far_runtime.spawn(async move { upgrade.answer(1, offer, &attempt).await.unwrap() });
         let (server, answer) = server.await.unwrap();
         let server = far_runtime.spawn(server.complete(1, None));
         (client.complete(1, Some(answer)).await.unwrap(), server.await.unwrap().unwrap())

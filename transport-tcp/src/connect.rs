@@ -10,6 +10,9 @@ use farcall_core::status::{Blame, Code, Executed, Status};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::tls::Session;
+#[cfg(feature = "tls")]
+use crate::tls::{TlsClient, TlsServer};
 use crate::{TcpConfig, TcpLink};
 
 /// Connects to `host:port`, trying each address that the name has, for at most `patience` in all: each gets an equal
@@ -19,6 +22,32 @@ use crate::{TcpConfig, TcpLink};
 ///
 /// UNAVAILABLE, not executed, naming every address that was tried and what it said.
 pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Result<Arc<TcpLink>, Status> {
+    dial(target, config, patience, &|| Ok(None)).await
+}
+
+/// Connects like [`connect`], and encrypts what goes by the link. The server's certificate must be for `name`, unless the
+/// configuration has another name. The handshake happens when the link is in use.
+///
+/// # Errors
+///
+/// Those of `connect`. The name must be one that a certificate can have, or an address.
+#[cfg(feature = "tls")]
+pub async fn connect_tls(
+    target: &str,
+    name: &str,
+    config: &TcpConfig,
+    tls: &TlsClient,
+    patience: Duration,
+) -> Result<Arc<TcpLink>, Status> {
+    dial(target, config, patience, &|| tls.session(name).map(Some).map_err(|error| error.to_string())).await
+}
+
+async fn dial(
+    target: &str,
+    config: &TcpConfig,
+    patience: Duration,
+    session: &(dyn Fn() -> Result<Option<Session>, String> + Sync),
+) -> Result<Arc<TcpLink>, Status> {
     let until = Instant::now() + patience;
     let silent = || format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
     let addresses: Vec<SocketAddr> = match timeout_at(until, lookup_host(target)).await {
@@ -30,10 +59,14 @@ pub async fn connect(target: &str, config: &TcpConfig, patience: Duration) -> Re
     for (i, address) in addresses.iter().enumerate() {
         let share = until.saturating_duration_since(Instant::now()) / (addresses.len() - i) as u32;
         let why = match timeout(share, TcpStream::connect(address)).await {
-            Ok(Ok(socket)) => match TcpLink::new(socket, config) {
-                Ok(link) => return Ok(link),
-                Err(error) => error.to_string(),
-            },
+            Ok(Ok(socket)) => {
+                let link = session().map(|session| TcpLink::new(socket, config, session));
+                match link {
+                    Ok(Ok(link)) => return Ok(link),
+                    Ok(Err(error)) => error.to_string(),
+                    Err(why) => why,
+                }
+            }
             Ok(Err(error)) => error.to_string(),
             Err(_) => silent(),
         };
@@ -60,6 +93,8 @@ fn cannot_listen(at: impl Display, why: &io::Error) -> io::Error {
 pub struct Acceptor {
     listener: TcpListener,
     config: TcpConfig,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsServer>,
 }
 
 /// How many connections the kernel keeps for us before they are accepted.
@@ -76,11 +111,35 @@ impl Acceptor {
         let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("`{target}` has no address"));
         for address in lookup_host(target).await.map_err(|e| cannot_listen(target, &e))? {
             match listen(address) {
-                Ok(listener) => return Ok(Self { listener, config }),
+                Ok(listener) => {
+                    return Ok(Self {
+                        listener,
+                        config,
+                        #[cfg(feature = "tls")]
+                        tls: None,
+                    });
+                }
                 Err(e) => last = cannot_listen(address, &e),
             }
         }
         Err(last)
+    }
+
+    /// Encrypts the connections that are accepted from now on.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, tls: TlsServer) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Begins the TLS session of a connection, if there is to be one.
+    fn session(&self) -> io::Result<Option<Session>> {
+        #[cfg(feature = "tls")]
+        if let Some(tls) = &self.tls {
+            return tls.session().map(Some).map_err(io::Error::other);
+        }
+        Ok(None)
     }
 
     /// The address it listens on, with the port that was chosen.
@@ -93,10 +152,15 @@ impl Acceptor {
     pub async fn accept(&self) -> Arc<TcpLink> {
         loop {
             match self.listener.accept().await {
-                Ok((socket, peer)) => match TcpLink::new(socket, &self.config) {
-                    Ok(link) => return link,
-                    Err(error) => tracing::debug!(%peer, %error, "a connection ended before it was set up"),
-                },
+                Ok((socket, peer)) => {
+                    let link = self.session().and_then(|tls| TcpLink::new(socket, &self.config, tls));
+                    match link {
+                        Ok(link) => return link,
+                        Err(error) => {
+                            tracing::debug!(%peer, %error, "a connection ended before it was set up");
+                        }
+                    }
+                }
                 Err(error) if concerns_one(&error) => {
                     tracing::debug!(%error, "a connection ended before it was accepted");
                 }

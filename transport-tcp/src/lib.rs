@@ -9,9 +9,18 @@ mod config;
 mod connect;
 mod link;
 mod read;
+mod read_some;
+mod socket;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
+#[cfg(feature = "tls")]
+pub mod tls;
 mod waits;
 mod write;
 
 pub use config::{Completion, TcpConfig};
+#[cfg(feature = "tls")]
+pub use connect::connect_tls;
 pub use connect::{Acceptor, connect};
 pub use link::TcpLink;

@@ -1,3 +1,5 @@
+mod ending;
+
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::Shutdown;
@@ -9,15 +11,18 @@ use std::time::Duration;
 
 use farcall_core::class::{ByClass, TrafficClass};
 use farcall_core::transport::{
-    BoxFuture, BusyPoll, Counters, Description, FrameSource, Link, LinkEnd, LinkHandler,
+    BoxFuture, BusyPoll, Counters, Description, FrameSource, Identity, Link, LinkEnd, LinkHandler, Reason,
+    Secret, Unavailable,
 };
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-use crate::config::{TcpConfig, mark};
+use crate::config::{Completion, TcpConfig, mark};
 use crate::read::{MAX_FRAME, ReadEnd, Reader};
+use crate::socket::Socket;
+use crate::tls::Session;
 use crate::waits::{self, Delivering, Waits};
 use crate::write::Writer;
 
@@ -30,19 +35,11 @@ const TURN: u64 = 256 * 1024;
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
 
-/// How long a closed link goes on sending what it had taken to a peer that reads slowly.
-const FLUSH: Duration = Duration::from_secs(10);
-
-/// How long a closed link waits for the peer to close too, as it does when it has read everything. Without it the last
-/// frames could be lost: a socket that is closed with unread data resets the connection, and forgets what it had still
-/// to send.
-const LINGER: Duration = Duration::from_secs(5);
-
 /// A connected TCP socket as a link.
 #[derive(Debug)]
 pub struct TcpLink {
     description: Description,
-    socket: TcpStream,
+    socket: Socket,
     dscp: ByClass,
     reading: Mutex<Reading>,
     /// For callers that look.
@@ -53,6 +50,10 @@ pub struct TcpLink {
     /// Wakes the link's task: there is something to wait for that it does not know of.
     attention: Notify,
     closing: AtomicBool,
+    /// The last read has left a frame in part.
+    amid_frame: AtomicBool,
+    /// Nothing that was taken is sent any more.
+    aborted: AtomicBool,
     sent: AtomicU64,
     received: AtomicU64,
     copied: AtomicU64,
@@ -65,7 +66,7 @@ struct ShutdownOnDrop(Arc<TcpLink>);
 impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
         // An error says that it has ended already.
-        let _ = SockRef::from(&self.0.socket).shutdown(Shutdown::Both);
+        let _ = SockRef::from(&self.0.socket.tcp).shutdown(Shutdown::Both);
     }
 }
 
@@ -102,26 +103,30 @@ struct Out {
 }
 
 impl TcpLink {
-    /// Sets a connected socket up. Must be called within a tokio runtime.
-    pub(crate) fn new(socket: TcpStream, config: &TcpConfig) -> io::Result<Arc<Self>> {
+    /// Sets a connected socket up, encrypted if there is a session. Must be called within a tokio runtime.
+    pub(crate) fn new(socket: TcpStream, config: &TcpConfig, tls: Option<Session>) -> io::Result<Arc<Self>> {
         config.apply(&socket)?;
+        // To look is to read past the runtime, and records are read with it.
+        let completion = if tls.is_some() { Completion::Event } else { config.completion };
         let description = Description {
             transport: "tcp",
             local: socket.local_addr().ok(),
             peer: socket.peer_addr().ok(),
             device: String::new(),
-            busy_polls: waits::can_look(config.completion),
+            busy_polls: waits::can_look(completion),
         };
         Ok(Arc::new(Self {
             description,
-            socket,
+            socket: Socket::new(socket, tls),
             dscp: config.dscp.clone(),
-            reading: Mutex::new(Reading::new(Waits::new(config.completion))),
+            reading: Mutex::new(Reading::new(Waits::new(completion))),
             handler: OnceLock::new(),
             out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
             stuck: AtomicBool::new(false),
             attention: Notify::new(),
             closing: AtomicBool::new(false),
+            amid_frame: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             copied: AtomicU64::new(0),
@@ -138,8 +143,12 @@ impl TcpLink {
 
     /// Writes what was taken. `false`: not all of it, for now or for ever.
     fn write(&self, out: &mut Out) -> bool {
-        while !out.writer.is_empty() {
-            match out.writer.write_to(&self.socket) {
+        while !out.writer.is_empty() || self.socket.has_unflushed() {
+            let written = match out.writer.is_empty() {
+                false => out.writer.write_to(&self.socket),
+                true => self.socket.flush().map(|()| 0),
+            };
+            match written {
                 Ok(n) => {
                     self.sent.fetch_add(n as u64, Ordering::Relaxed);
                 }
@@ -171,6 +180,11 @@ impl TcpLink {
                 Err(ReadEnd::Failed(why)) => break LinkEnd::failed(why),
                 Err(ReadEnd::Malformed(why)) => break LinkEnd::malformed(why),
             };
+            if self.socket.has_unflushed() && !self.is_stuck() {
+                // Reading may have made something to be sent: the next message of the handshake.
+                let mut out = self.out();
+                self.write(&mut out);
+            }
             if self.is_stuck()
                 && let Some(failed) = self.out().failed.take()
             {
@@ -182,10 +196,15 @@ impl TcpLink {
             if more {
                 // After the others' turn. A peer that sends without a pause stops neither writing nor closing.
                 tokio::task::yield_now().await;
-            } else if self.wait(attention.as_mut()).await == Event::Attention {
-                attention.set(self.attention.notified());
-            } else if self.description.busy_polls {
-                self.reading().waits.slept();
+            } else {
+                if self.is_amid_frame() {
+                    handler.amid_frame();
+                }
+                if self.wait(attention.as_mut()).await == Event::Attention {
+                    attention.set(self.attention.notified());
+                } else if self.description.busy_polls {
+                    self.reading().waits.slept();
+                }
             }
             self.write_on(&*handler);
         };
@@ -205,8 +224,8 @@ impl TcpLink {
         let blocked = self.is_stuck() && self.out().blocked;
         poll_fn(|cx| {
             // An error is met again by who reads or writes.
-            if self.socket.poll_read_ready(cx).is_ready()
-                || blocked && self.socket.poll_write_ready(cx).is_ready()
+            if self.socket.tcp.poll_read_ready(cx).is_ready()
+                || blocked && self.socket.tcp.poll_write_ready(cx).is_ready()
             {
                 return Poll::Ready(Event::Socket);
             }
@@ -228,7 +247,7 @@ impl TcpLink {
                 if pause.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
-                if blocked && self.socket.poll_write_ready(cx).is_ready() {
+                if blocked && self.socket.tcp.poll_write_ready(cx).is_ready() {
                     return Poll::Ready(Some(Event::Socket));
                 }
                 attention.as_mut().poll(cx).map(|()| Some(Event::Attention))
@@ -285,7 +304,7 @@ impl TcpLink {
             if !looks || self.is_stuck() || self.closing.load(Ordering::Acquire) {
                 return Ok(more);
             }
-            if !waits.look(|room| reader.look(&self.socket, room, handler))? {
+            if !waits.look(|room| reader.look(&self.socket.tcp, room, handler))? {
                 return Ok(false);
             }
             self.end_batch(reader, handler);
@@ -309,49 +328,8 @@ impl TcpLink {
     fn end_batch(&self, reader: &Reader, handler: &dyn LinkHandler) {
         self.received.store(reader.bytes_read, Ordering::Relaxed);
         self.copied.store(reader.bytes_copied, Ordering::Relaxed);
+        self.amid_frame.store(reader.is_amid_frame(), Ordering::Relaxed);
         handler.batch_end();
-    }
-
-    /// Sends what was taken, says that no more comes, and lets the peer read it. `handler` may have a last frame for which
-    /// there was no room before.
-    async fn finish(&self, mut handler: Option<&dyn LinkHandler>) {
-        let flushed = async {
-            loop {
-                let written = {
-                    let mut out = self.out();
-                    out.blocked = false;
-                    let written = self.write(&mut out);
-                    if out.failed.is_some() {
-                        return;
-                    }
-                    written
-                };
-                if written {
-                    match handler.take() {
-                        Some(handler) => handler.writable(),
-                        None => return,
-                    }
-                    continue;
-                }
-                if self.socket.writable().await.is_err() {
-                    return;
-                }
-            }
-        };
-        let _ = tokio::time::timeout(FLUSH, flushed).await;
-        // An error means that the peer is gone: then there is nobody to tell.
-        let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
-        let read_to_end = async {
-            let mut rest = vec![0; 4096];
-            while self.socket.readable().await.is_ok() {
-                match self.socket.try_read(&mut rest) {
-                    Ok(0) => return,
-                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => return,
-                    _ => {}
-                }
-            }
-        };
-        let _ = tokio::time::timeout(LINGER, read_to_end).await;
     }
 }
 
@@ -372,7 +350,7 @@ impl Link for TcpLink {
     }
 
     fn mark(&self, class: TrafficClass) {
-        if let Err(error) = mark(&self.socket, self.dscp.of(class)) {
+        if let Err(error) = mark(&self.socket.tcp, self.dscp.of(class)) {
             let peer = self.description.peer;
             tracing::warn!(?peer, %class, %error, "packets can't be marked with the DSCP of tcp.dscp");
         }
@@ -406,7 +384,7 @@ impl Link for TcpLink {
         if *over || end.is_some() || !waits.asked() {
             return BusyPoll::Sleep;
         }
-        match waits.look(|room| reader.look(&self.socket, room, &*handler)) {
+        match waits.look(|room| reader.look(&self.socket.tcp, room, &*handler)) {
             Ok(true) => self.end_batch(reader, &*handler),
             Ok(false) => return BusyPoll::Sleep,
             Err(error) => {
@@ -420,6 +398,28 @@ impl Link for TcpLink {
     fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.attention.notify_one();
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.socket.tls().is_some()
+    }
+
+    fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
+        let plain = || Err(Unavailable::new(Reason::Other, "the connection is not encrypted"));
+        self.socket.tls().map_or_else(plain, Session::secret)
+    }
+
+    fn identity(&self) -> Option<Arc<Identity>> {
+        self.socket.tls().and_then(Session::identity)
+    }
+
+    fn is_amid_frame(&self) -> bool {
+        self.amid_frame.load(Ordering::Relaxed)
+    }
+
+    fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        self.close();
     }
 
     fn counters(&self) -> Counters {

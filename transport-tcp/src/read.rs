@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::buffer_pool;
 use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
 use farcall_core::transport::{LinkHandler, SHARED_BUFFER, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
 use socket2::SockRef;
-use tokio::io::Interest;
 use tokio::net::TcpStream;
+
+use crate::socket::Socket;
 
 /// The longest payload of a frame. A longer message goes in fragments, between which others can go. Bytes.
 pub(crate) const MAX_FRAME: usize = 256 * 1024;
@@ -89,7 +90,7 @@ impl Reader {
     }
 
     /// Reads once and delivers every frame that is whole. `Ok(false)`: there is nothing more to read now.
-    pub(crate) fn read(&mut self, socket: &TcpStream, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
+    pub(crate) fn read(&mut self, socket: &Socket, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         if self.bulk.is_none() {
             self.make_room();
         }
@@ -103,7 +104,7 @@ impl Reader {
             None => (&mut self.buffer, self.read_size),
         };
         let room = (buffer.capacity() - buffer.len()).clamp(1, most.max(1));
-        let (read, drained) = read_to(socket, &mut buffer.limit(room), room);
+        let (read, drained) = socket.read(buffer, room);
         let n = match read {
             Ok(0) => return Err(self.end()),
             Ok(n) => n,
@@ -111,6 +112,8 @@ impl Reader {
                 self.let_go();
                 return Ok(false);
             }
+            // From TLS, which says what it is about.
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(ReadEnd::Failed(e.to_string())),
             Err(e) => return Err(ReadEnd::Failed(format!("reading failed: {e}"))),
         };
         self.bytes_read += n as u64;
@@ -182,8 +185,13 @@ impl Reader {
         std::mem::take(&mut self.frames)
     }
 
+    /// Whether a frame has arrived in part.
+    pub(crate) fn is_amid_frame(&self) -> bool {
+        self.bulk.is_some() || !self.buffer.is_empty()
+    }
+
     fn end(&self) -> ReadEnd {
-        if self.bulk.is_none() && self.buffer.is_empty() && self.greeted {
+        if !self.is_amid_frame() && self.greeted {
             ReadEnd::Eof
         } else if !self.greeted {
             ReadEnd::Failed("the peer closed the connection before it said HELLO".into())
@@ -357,6 +365,9 @@ impl Reader {
     fn check_preface(&mut self) -> Result<bool, ReadEnd> {
         let n = self.buffer.len().min(PREFACE.len());
         if self.buffer[..n] != PREFACE[..n] {
+            if is_tls(&self.buffer) {
+                return Err(ReadEnd::Failed(SPEAKS_TLS.into()));
+            }
             let seen = self.buffer[..n].escape_ascii();
             return Err(ReadEnd::Failed(format!(
                 "the peer does not speak farcall: its first bytes are `{seen}`; is the port right?"
@@ -371,26 +382,19 @@ impl Reader {
     }
 }
 
+const SPEAKS_TLS: &str = "the peer speaks TLS, and this side does not; a server needs a [tls] section for that, and a client \
+    that or an address with `+tls`";
+
+/// Whether bytes begin with a TLS record: its type and the first byte of its version (RFC 8446, section 5.1).
+fn is_tls(begin: &[u8]) -> bool {
+    matches!(begin, [20..=23, 3, ..])
+}
+
 /// Whole frames that are all short, or all not.
 struct Run {
     frames: usize,
     len: usize,
     short: bool,
-}
-
-/// Reads once, and says whether there is nothing more to read now.
-fn read_to(socket: &TcpStream, buffer: &mut impl BufMut, room: usize) -> (io::Result<usize>, bool) {
-    let mut read = Err(io::ErrorKind::WouldBlock.into());
-    let result = socket.try_io(Interest::READABLE, || {
-        read = socket.try_read_buf(buffer);
-        match read {
-            // Reading on would only say that there is nothing, at the cost of a system call. Said so from in here, it counts
-            // unless the runtime has heard of more since before the read.
-            Ok(n) if n < room => Err(io::ErrorKind::WouldBlock.into()),
-            _ => Ok(()),
-        }
-    });
-    (read, result.is_err())
 }
 
 #[inline]

@@ -9,18 +9,15 @@ use farcall_core::proto::message::Frame;
 use farcall_core::proto::small_frames::CHUNK;
 use farcall_core::proto::wire::PREFACE;
 use farcall_core::transport::FrameSource;
-use tokio::net::TcpStream;
 
 use crate::read::MAX_FRAME;
+use crate::socket::{MAX_PIECES, Socket};
 
 /// Pieces below this are copied together; longer ones are written from where they are.
 const COPY: usize = 4096;
 
 /// How much is taken before it is written.
 const BATCH: usize = 256 * 1024;
-
-/// The most pieces of one write; the system's own limit is 1024 (writev(2)).
-const MAX_PIECES: usize = 64;
 
 /// Bytes that were taken to be sent and are not with the kernel yet.
 #[derive(Debug)]
@@ -99,10 +96,10 @@ impl Writer {
     }
 
     /// Writes what the kernel takes now; how much that was.
-    pub(crate) fn write_to(&mut self, socket: &TcpStream) -> io::Result<usize> {
+    pub(crate) fn write_to(&mut self, socket: &Socket) -> io::Result<usize> {
         if self.pieces.is_empty() {
             // Short messages need no more than this; the buffer is used again at once.
-            let written = socket.try_write(&self.tail)?;
+            let written = socket.write(&self.tail)?;
             self.len -= written;
             if self.len == 0 {
                 self.tail.clear();
@@ -117,7 +114,7 @@ impl Writer {
         for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
             *slice = IoSlice::new(piece);
         }
-        let written = socket.try_write_vectored(&slices[..n])?;
+        let written = socket.write_vectored(&slices[..n])?;
         self.advance(written);
         Ok(written)
     }

@@ -39,6 +39,8 @@ pub(crate) struct CallOptions {
     pub(crate) items: Option<Box<dyn Source>>,
     /// `None`: as the channel is configured.
     pub(crate) waits_for_ready: Option<bool>,
+    /// `None`: as the channel is configured.
+    pub(crate) waits_for_room: Option<bool>,
     /// The status of the last attempt to connect, if the call waits for a connection.
     pub(crate) not_connected: Option<Status>,
     /// The parent of the call, unless that is the handler that polls it.
@@ -64,6 +66,7 @@ impl CallOptions {
             metadata: Metadata::new(),
             items: None,
             waits_for_ready: None,
+            waits_for_room: None,
             not_connected: None,
             parent: None,
             deadline: None,
@@ -83,8 +86,9 @@ impl CallOptions {
 
     /// Returns the options for another attempt of the call, without the stream.
     pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, waits_for_ready, compression, .. } = *self;
-        Self { kind, waits_for_ready, compression, metadata: self.metadata.clone(), ..Self::none() }
+        let Self { kind, waits_for_ready, waits_for_room, compression, .. } = *self;
+        let metadata = self.metadata.clone();
+        Self { kind, waits_for_ready, waits_for_room, compression, metadata, ..Self::none() }
     }
 }
 

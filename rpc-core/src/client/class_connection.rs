@@ -7,7 +7,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::connector::{Shared, gone, no_runtime};
+use super::request_memory::RequestMemory;
 use crate::class::TrafficClass;
+use crate::config::Limits;
 use crate::connection::Connection;
 use crate::status::{Executed, Status};
 
@@ -27,6 +29,7 @@ pub(super) struct ClassConnection {
     /// connection, under the lock of `state`.
     current: RwLock<Option<Arc<Connection>>>,
     state: Mutex<State>,
+    pub(super) memory: RequestMemory,
 }
 
 type Outcome = Option<Result<Arc<Connection>, Status>>;
@@ -59,8 +62,9 @@ pub(super) enum Lookup {
 }
 
 impl ClassConnection {
-    pub(super) fn new(class: TrafficClass) -> Self {
-        Self { class, current: RwLock::default(), state: Mutex::new(State::Idle) }
+    pub(super) fn new(class: TrafficClass, limits: &Limits) -> Self {
+        let memory = RequestMemory::new(limits.request_memory);
+        Self { class, current: RwLock::default(), state: Mutex::new(State::Idle), memory }
     }
 
     /// Returns the connection, if there is one that takes calls.

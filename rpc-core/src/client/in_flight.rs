@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
+use super::request_memory::Room;
 use super::{Parts, Stub};
 use crate::buffer_pool;
 use crate::call_streams::{CallStreams, Source};
@@ -21,7 +22,7 @@ use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
 use crate::proto::wire::ResponseKind;
-use crate::refusal::undecodable;
+use crate::refusal::{refusal, undecodable};
 use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Begun;
@@ -49,6 +50,8 @@ pub(crate) struct InFlightCall {
     /// [`Scope`](crate::context::Scope), the call also ends with the scope's call.
     pub(super) inherits: bool,
     pub(super) state: State,
+    /// The room for long arguments.
+    room: Option<Room>,
     /// The timer until the call is sent. From then on the connection watches its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
 }
@@ -59,6 +62,8 @@ pub(super) enum State {
     New,
     Unsent,
     Connecting(BoxFuture<Result<Arc<Connection>, Status>>),
+    /// The calls in progress have as many arguments as the channel's limit allows.
+    MakingRoom(BoxFuture<Room>),
     /// The peer's limit of concurrent calls is reached.
     Placing(Line),
     /// Sent, and possibly answered.
@@ -97,6 +102,7 @@ impl InFlightCall {
             is_last: false,
             inherits: true,
             state,
+            room: None,
             alarm: None,
         }
     }
@@ -204,6 +210,9 @@ impl InFlightCall {
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
         }
+        if polled.is_ready() {
+            self.room = None;
+        }
         if let Poll::Ready(Err(_)) = polled
             && !matches!(self.state, State::Sent(_) | State::Answered(_))
         {
@@ -296,6 +305,10 @@ impl InFlightCall {
                         self.state = State::Unsent;
                         return Poll::Pending;
                     }
+                    if self.needs_room() {
+                        self.take_room()?;
+                        continue;
+                    }
                     match self.stub.channel().connected() {
                         Some(connection) => self.send(connection, left, None, cx)?,
                         None => {
@@ -304,6 +317,10 @@ impl InFlightCall {
                                 State::Connecting(Box::pin(async move { channel.connection().await }));
                         }
                     }
+                }
+                State::MakingRoom(room) => {
+                    self.room = Some(ready!(room.as_mut().poll(cx)));
+                    self.state = State::Unsent;
                 }
                 State::Connecting(connecting) => match ready!(connecting.as_mut().poll(cx)) {
                     Ok(_) => self.state = State::Unsent,
@@ -357,12 +374,45 @@ impl InFlightCall {
                 self.alarm = None;
                 Ok(())
             }
+            Err(NotSent::Full) if !self.waits_for_room() => {
+                Err(self.no_room("the server's limits.concurrent_calls is reached"))
+            }
             Err(NotSent::Full) => {
                 self.state = State::Placing(Line::new(connection));
                 Ok(())
             }
             Err(NotSent::For(status)) => self.again(status),
         }
+    }
+
+    /// Whether the call has long arguments, and no room for them yet.
+    #[inline]
+    fn needs_room(&self) -> bool {
+        self.room.is_none() && self.arguments.short_len().is_none()
+    }
+
+    /// Takes room for long arguments, or waits for it.
+    #[cold]
+    fn take_room(&mut self) -> Result<(), Status> {
+        let (memory, len) = (self.stub.channel().memory(), self.arguments.len());
+        match memory.try_take(len) {
+            Some(room) => self.room = Some(room),
+            None if self.waits_for_room() => self.state = State::MakingRoom(memory.take(len)),
+            None => return Err(self.no_room("the channel's limits.request_memory is reached")),
+        }
+        Ok(())
+    }
+
+    fn waits_for_room(&self) -> bool {
+        let waits = self.options.as_ref().and_then(|options| options.waits_for_room);
+        waits.unwrap_or_else(|| self.stub.channel().waits_for_room())
+    }
+
+    fn no_room(&self, why: &str) -> Status {
+        let target = self.stub.channel().target();
+        let message =
+            format!("too many calls to {target} are in progress: {why}, and the call does not wait");
+        self.named(refusal(Code::ResourceExhausted, message))
     }
 
     /// Sends a call again that was certainly not executed and may succeed elsewhere.
@@ -446,6 +496,10 @@ impl InFlightCall {
             State::Connecting(_) => {
                 source = self.options.as_mut().and_then(|options| options.not_connected.take());
                 (format!("not connected to {}", self.stub.channel().target()), Executed::No)
+            }
+            State::MakingRoom(_) => {
+                let when = "waiting for room within the channel's limits.request_memory";
+                (when.to_owned(), Executed::No)
             }
             State::Placing(_) => {
                 let when = "waiting for a place among the server's limits.concurrent_calls";

@@ -7,6 +7,7 @@ mod direct;
 mod in_flight;
 mod options;
 mod raw_channel;
+mod request_memory;
 mod setters;
 mod stream_call;
 mod stub;

@@ -54,6 +54,16 @@ macro_rules! options {
                 self
             }
 
+            /// Sets whether to wait for room while too many calls to the server are in progress: for one of the places that
+            /// the server's [`concurrent_calls`](crate::config::Limits::concurrent_calls) allows, and for a part of the
+            /// channel's own [`request_memory`](crate::config::Limits::request_memory). Otherwise the call fails at once with
+            /// RESOURCE_EXHAUSTED, not executed, so that its caller can drop what it would send to a slow or absent server.
+            /// The default is the channel's [`Calls::wait_for_room`](crate::config::Calls::wait_for_room).
+            pub fn wait_for_room(mut self, wait: bool) -> Self {
+                self.call.set_wait_for_room(wait);
+                self
+            }
+
             /// Sets how the arguments are compressed, including all items of a stream, overriding the channel's
             /// settings. See [`Compression`](crate::compress::Compression) for messages that are sent plain
             /// nevertheless. This does not affect the answer; see

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::class_connection::{ClassConnection, Lookup};
 use super::connector::{Connector, Shared, gone};
 use super::direct::SendService;
+use super::request_memory::RequestMemory;
 use crate::class::TrafficClass;
 use crate::connection::Connection;
 #[cfg(feature = "tower")]
@@ -54,7 +55,7 @@ impl RawChannel {
     ///
     /// For authors of transports: the types of both arguments are those of the crate `farcall-core`.
     pub fn new(connector: impl Connector, settings: Settings) -> Self {
-        let classes = TrafficClass::ALL.map(|class| Arc::new(ClassConnection::new(class)));
+        let classes = TrafficClass::ALL.map(|class| Arc::new(ClassConnection::new(class, &settings.limits)));
         let of_class = classes[TrafficClass::default() as usize].clone();
         let shared = Shared {
             connector: Box::new(connector),
@@ -139,6 +140,16 @@ impl RawChannel {
     /// Whether calls wait for a connection by default.
     pub(crate) fn waits_for_ready(&self) -> bool {
         self.shared.settings.calls.wait_for_ready
+    }
+
+    /// Whether calls wait for room by default.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.shared.settings.calls.wait_for_room
+    }
+
+    /// Returns the bound on the arguments of its class's calls in progress.
+    pub(super) fn memory(&self) -> &RequestMemory {
+        &self.of_class.memory
     }
 
     /// Returns the timeout of calls that set none.

@@ -53,6 +53,10 @@ impl InFlightCall {
         CallOptions::of(&mut self.options).waits_for_ready = Some(wait);
     }
 
+    pub(super) fn set_wait_for_room(&mut self, wait: bool) {
+        CallOptions::of(&mut self.options).waits_for_room = Some(wait);
+    }
+
     pub(super) fn set_compression(&mut self, by: Compression) {
         match by.check() {
             Ok(()) => CallOptions::of(&mut self.options).compression = Some(by),

@@ -58,7 +58,9 @@ impl Connection {
         let mut receiving = self.receiving.lock();
         let taken = take(&mut receiving, &mut batch);
         let begun = self.begin(&mut receiving, &mut batch);
-        receiving.measure();
+        if receiving.measure() {
+            self.note_amid_message();
+        }
         drop(receiving);
         // On an error, everything that came before it still counts.
         let done = self.act(&mut batch);

@@ -1,11 +1,32 @@
 //! The end of a connection: draining and closing.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use super::{Connection, Phase, Stage, Upgrading};
+use super::{Connection, Phase, Stage, Traffic, Upgrading};
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
 use crate::status::{Blame, Executed, Status};
 use crate::transport::{Reason, Unavailable};
+
+/// The activity of a server's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// A message has arrived in part, and the rest of it is due.
+    AmidMessage,
+    /// Nothing is called.
+    Idle,
+    /// A message has arrived in part, and this side does not read on for lack of memory.
+    HeldBack,
+    /// Calls are served.
+    Busy,
+}
+
+impl Activity {
+    /// Whether a message has arrived in part.
+    pub(crate) fn is_amid_message(self) -> bool {
+        matches!(self, Self::AmidMessage | Self::HeldBack)
+    }
+}
 
 impl Connection {
     /// Whether the connection accepts new calls.
@@ -112,6 +133,26 @@ impl Connection {
             && self.sender.is_done()
     }
 
+    /// Tells the server that a message has arrived in part.
+    pub(super) fn note_amid_message(&self) {
+        if let Some(dispatch) = &self.dispatch {
+            dispatch.note_amid_message();
+        }
+    }
+
+    /// Returns how many bytes have arrived so far, and what the connection does.
+    pub(crate) fn activity(&self) -> (u64, Activity) {
+        let Traffic { stream, upgraded } = self.sender.traffic();
+        let is_amid = self.receiving.lock().inbox.awaits_fragments() || self.sender.stream().is_amid_frame();
+        let activity = match is_amid {
+            true if self.sender.account().is_held_back() => Activity::HeldBack,
+            true => Activity::AmidMessage,
+            false if self.is_done() && self.streams.is_empty() => Activity::Idle,
+            false => Activity::Busy,
+        };
+        (stream.bytes_received + upgraded.bytes_received, activity)
+    }
+
     /// Handles the server's GOAWAY: starts no more calls, and ends those that the server will not execute.
     pub(super) fn on_goaway(&self, goaway: &Goaway) {
         self.start_draining();
@@ -170,6 +211,12 @@ impl Connection {
         tracing::warn!(peer = ?self.peer(), why, "closing a connection to make room");
         self.close(CloseCode::Internal, self.status(why, Executed::Maybe, Blame::Peer));
         self.closed().await
+    }
+
+    /// Server: closes the connection because its peer stopped in the middle of a message, for longer than `limit`.
+    pub(crate) fn close_stalled(&self, limit: Duration) {
+        let detail = format!("the peer stopped in the middle of a message for {limit:?} (limits.stall_ms)");
+        self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
     }
 
     /// Server: closes the connection without waiting for running handlers.

@@ -40,6 +40,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+pub(crate) use self::ending::Activity;
 pub(crate) use self::pending::{Line, Pending};
 use crate::call_streams::StreamTable;
 use crate::calls::{CallRequest, Calls, NotSent, SentRequest};
@@ -57,7 +58,7 @@ use crate::settings::Settings;
 use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
-use crate::transport::{Link, Reason, Unavailable};
+use crate::transport::{Identity, Link, Reason, Unavailable};
 
 /// The transport of a connection's calls, and the reason why it is not a better one.
 #[derive(Clone, Debug)]
@@ -251,16 +252,18 @@ impl Connection {
         });
     }
 
+    /// Returns the link that calls go by now.
+    fn link(&self) -> Arc<dyn Link> {
+        let is_upgraded = matches!(*self.upgrading.borrow(), Upgrading::Upgraded);
+        let upgraded = self.sender.inspect(|sending| sending.upgraded.as_ref().map(|(_, link)| link.clone()));
+        upgraded.filter(|_| is_upgraded).unwrap_or_else(|| self.sender.stream().clone())
+    }
+
     /// Returns the transport that calls go by now.
     pub fn transport(&self) -> Transport {
-        let upgrading = self.upgrading.borrow().clone();
-        let upgraded = self.sender.inspect(|sending| sending.upgraded.as_ref().map(|(_, link)| link.clone()));
-        let link = match (&upgrading, upgraded) {
-            (Upgrading::Upgraded, Some(link)) => link,
-            _ => self.sender.stream().clone(),
-        };
+        let link = self.link();
         let description = link.description();
-        let (why_not_rdma, why_not_again) = match upgrading {
+        let (why_not_rdma, why_not_again) = match self.upgrading.borrow().clone() {
             Upgrading::Stream { why, again } => (Some(why), again),
             _ => (None, None),
         };
@@ -281,6 +284,16 @@ impl Connection {
     /// Returns the peer's address, where the transport has addresses.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.sender.terms().address()
+    }
+
+    /// Returns who the peer is, if the connection is encrypted and the peer has a certificate.
+    pub fn identity(&self) -> Option<Arc<Identity>> {
+        self.sender.stream().identity()
+    }
+
+    /// Whether calls are encrypted on the link that they go by now.
+    pub fn is_encrypted(&self) -> bool {
+        self.link().is_encrypted()
     }
 
     /// Returns a status that names the connection.

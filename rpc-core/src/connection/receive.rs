@@ -53,10 +53,12 @@ impl Receiving {
         }
     }
 
-    /// Counts the memory of the inbox.
+    /// Counts the memory of the inbox. Returns whether there is any: a message has arrived in part.
     #[inline]
-    pub(super) fn measure(&mut self) {
-        self.gauge.set(self.inbox.memory());
+    pub(super) fn measure(&mut self) -> bool {
+        let memory = self.inbox.memory();
+        self.gauge.set(memory);
+        memory > 0
     }
 
     /// Records the number of a REQUEST's call.
@@ -158,6 +160,10 @@ impl LinkHandler for LinkReceiver {
             self.connection.sender.acknowledge_soon();
             self.connection.sender.account().judge();
         }
+    }
+
+    fn amid_frame(&self) {
+        self.connection.note_amid_message();
     }
 
     fn writable(&self) {

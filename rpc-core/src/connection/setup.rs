@@ -31,22 +31,33 @@ impl Connection {
         Ok(guard.keep())
     }
 
-    /// Begins a session as its server, with calls going to `registry`. Returns when the client's HELLO has arrived.
+    /// Begins a session as its server, with calls going to `registry`. Returns when the client's HELLO has arrived. Closes it,
+    /// if `displaced` ends first.
     pub(crate) async fn accept(
         stream: Arc<dyn Link>,
         settings: Arc<Settings>,
         account: Arc<Account>,
         registry: Arc<Registry>,
+        displaced: impl Future<Output = ()>,
     ) -> Result<Arc<Self>, Status> {
         let class = TrafficClass::Normal; // Until its HELLO says otherwise.
         let connection = Self::start(Role::Server, class, stream, settings, account, Some(registry));
         let guard = CloseOnDrop(Some(connection));
-        guard.greeted().await?;
+        tokio::select! {
+            greeted = guard.greeted() => greeted?,
+            () = displaced => {
+                let why = "the server has too many unfinished handshakes (limits.handshakes)";
+                let status = guard.status(why, Executed::No, Blame::Environment);
+                guard.close(CloseCode::Overloaded, status.clone());
+                guard.sender.stream().abort();
+                return Err(status);
+            }
+        }
         Ok(guard.keep())
     }
 
-    /// Tells a client that it can't be served, without reading what it sends.
-    pub(crate) fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
+    /// Tells a client that it can't be served, without reading what it sends. Returns when it was told, or its link has given up.
+    pub(crate) async fn refuse(stream: Arc<dyn Link>, settings: &Arc<Settings>, why: &str) {
         let account = Account::unlimited(stream.description().peer);
         let connection =
             Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), account, None);
@@ -54,6 +65,7 @@ impl Connection {
         connection.sender.stream().clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
         connection.close(CloseCode::Overloaded, status);
+        connection.gone().await;
     }
 
     fn start(
@@ -109,11 +121,6 @@ impl Connection {
             Ok(upgrade) if self.settings().policy == Policy::Tcp => {
                 (upgrade.name(), Unavailable::new(Reason::Disabled, ""))
             }
-            Ok(upgrade) if self.sender.stream().is_encrypted() => {
-                let detail =
-                    "bytes that go by the device would not be encrypted; calls stay on the encrypted link";
-                (upgrade.name(), Unavailable::new(Reason::Encrypted, detail))
-            }
             Ok(upgrade) => {
                 // The peer's patience ends with ours, so half of it is left for everything else.
                 let announced = tokio::time::timeout(self.patience() / 2, upgrade.announce()).await;
@@ -144,6 +151,7 @@ impl Connection {
                  is it a farcall server?"
             );
             self.close(CloseCode::Silent, self.status(detail, Executed::No, Blame::Peer));
+            self.sender.stream().abort();
         }
         self.not_closed()
     }
@@ -180,6 +188,9 @@ impl Connection {
         let upgrades = hello.upgrades.clone();
         if !self.sender.terms().set_peer(hello) {
             return Err(WireError::new("hello", "comes again"));
+        }
+        if let (Some(dispatch), Some(identity)) = (&self.dispatch, self.sender.stream().identity()) {
+            dispatch.set_identity(identity);
         }
         self.enter(|phase| matches!(phase, Phase::Greeting).then_some(Phase::Open));
         match self.role() {

@@ -16,7 +16,7 @@ use crate::proto::session::{Fallen, Say, Session};
 use crate::proto::wire::{self, Answer, CloseCode, Down, FrameType, Offer, WireError};
 use crate::session::Sending;
 use crate::status::{Blame, Executed};
-use crate::transport::{Link, LinkEnd, Reason, Unavailable, Upgrade};
+use crate::transport::{Attempt, Link, LinkEnd, Reason, Unavailable, Upgrade};
 
 /// How many link frames may wait for a peer that sends offers without reading the answers.
 const MAX_CONTROL: usize = 64;
@@ -92,7 +92,7 @@ impl Connection {
     }
 
     pub(super) async fn offer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, announced: Bytes) {
-        let prepared = upgrade.offer(announced, self.sender.stream().description(), self.class());
+        let prepared = upgrade.offer(announced, &self.attempt_terms());
         let prepared = tokio::time::timeout(self.patience(), prepared).await;
         let (candidate, data) = match prepared.unwrap_or_else(|_| Err(self.too_slow(self.patience()))) {
             Ok(prepared) => prepared,
@@ -149,13 +149,34 @@ impl Connection {
 
     async fn answer(self: Arc<Self>, upgrade: Arc<dyn Upgrade>, epoch: u32, offer: Bytes) {
         let result = tokio::time::timeout(self.patience(), async {
-            let (candidate, data) =
-                upgrade.answer(offer, self.sender.stream().description(), self.class()).await?;
+            let (candidate, data) = upgrade.answer(epoch, offer, &self.attempt_terms()).await?;
             self.sender.send_link(FrameType::ANSWER, |out| Answer { epoch, data }.encode(out));
             candidate.complete(epoch, None).await
         });
         self.settle(epoch, result.await.unwrap_or_else(|_| Err(self.too_slow(self.patience()))));
         self.close_if_required();
+    }
+
+    /// Returns what an upgraded link has to be made for.
+    fn attempt_terms(&self) -> Attempt {
+        let stream = self.sender.stream();
+        let mut terms = Attempt::plain(stream.description().clone(), self.class());
+        if stream.is_encrypted() {
+            terms.allows_plaintext = self.settings().plaintext_upgrade;
+            terms.secret = stream.secret();
+        }
+        terms
+    }
+
+    /// Refuses a link that does not encrypt for a session that does, whatever transport has made it.
+    fn check_protection(&self, link: Arc<dyn Link>) -> Result<Arc<dyn Link>, Unavailable> {
+        let must_encrypt = self.sender.stream().is_encrypted() && !self.settings().plaintext_upgrade;
+        if must_encrypt && !link.is_encrypted() {
+            link.close();
+            let why = "the upgraded link would move bytes in the clear";
+            return Err(Unavailable::new(Reason::Encrypted, why));
+        }
+        Ok(link)
     }
 
     pub(super) fn too_slow(&self, limit: Duration) -> Unavailable {
@@ -182,7 +203,7 @@ impl Connection {
 
     /// Ends the attempt: uses the link, or gives it up.
     fn settle(&self, epoch: u32, result: Result<Arc<dyn Link>, Unavailable>) {
-        let link = match result {
+        let link = match result.and_then(|link| self.check_protection(link)) {
             Ok(link) => link,
             Err(why) => return self.fall(epoch, &why),
         };

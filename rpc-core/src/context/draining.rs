@@ -1,29 +1,41 @@
 //! The signal that a server is draining, for handlers that would otherwise run for ever.
 
 use std::future::{Future, pending};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::Context;
 use super::signal::Signal;
+use crate::transport::Identity;
 
 /// The drain signal, as the server holds it. Dropping it begins draining, since a server that is gone takes no calls
 /// either.
 #[derive(Debug, Default)]
 pub(crate) struct Drain(Arc<Signal>);
 
-/// The drain signal, as the calls of one connection hold it. Each connection has its own `Arc`, because each call
-/// counts a reference. With one for all connections, threads would contend for its count.
+/// What the calls of one connection share. Each connection has its own, because each call counts a reference. With one for
+/// all connections, threads would contend for its count.
 #[derive(Debug)]
-pub(crate) struct Draining(Arc<Signal>);
+pub(crate) struct ConnectionContext {
+    drain: Arc<Signal>,
+    /// Set when the peer's HELLO has arrived, if the peer has one.
+    pub(super) identity: OnceLock<Arc<Identity>>,
+}
+
+impl ConnectionContext {
+    pub(crate) fn set_identity(&self, identity: Arc<Identity>) {
+        // Set once: there is one HELLO.
+        let _ = self.identity.set(identity);
+    }
+}
 
 impl Drain {
     pub(crate) fn begin(&self) {
         self.0.give();
     }
 
-    /// Returns the signal for the calls of one connection.
-    pub(crate) fn of_connection(&self) -> Arc<Draining> {
-        Arc::new(Draining(self.0.clone()))
+    /// Returns the context of one connection.
+    pub(crate) fn of_connection(&self) -> Arc<ConnectionContext> {
+        Arc::new(ConnectionContext { drain: self.0.clone(), identity: OnceLock::new() })
     }
 }
 
@@ -55,10 +67,10 @@ impl Context {
     ///
     /// In a context of no call it never resolves. In process it resolves when the service is gone.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + use<> {
-        let drain = self.drain.clone();
+        let connection = self.connection.clone();
         async move {
-            match drain {
-                Some(drain) => drain.0.wait().await,
+            match connection {
+                Some(connection) => connection.drain.wait().await,
                 None => pending().await,
             }
         }
@@ -66,7 +78,7 @@ impl Context {
 
     /// Whether [`draining`](Self::draining) has resolved, for code that does not wait.
     pub fn is_draining(&self) -> bool {
-        self.drain.as_ref().is_some_and(|drain| drain.0.is_given())
+        self.connection.as_ref().is_some_and(|connection| connection.drain.is_given())
     }
 }
 
@@ -75,7 +87,7 @@ mod tests {
     use super::*;
 
     fn context(drain: &Drain) -> Context {
-        Context { drain: Some(drain.of_connection()), ..Context::background() }
+        Context { connection: Some(drain.of_connection()), ..Context::background() }
     }
 
     #[tokio::test]

@@ -21,14 +21,15 @@ pub(crate) use self::jobs::{ENOUGH, Jobs};
 pub(crate) use self::registry::{Registry, RemoteServices};
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
-use crate::context::Draining;
+use crate::context::ConnectionContext;
 use crate::session::{InOrder, Sender};
+use crate::transport::Identity;
 
 /// The calls of the peer that this side serves.
 pub(crate) struct Dispatch {
     me: Weak<Self>,
     registry: Arc<Registry>,
-    drain: Arc<Draining>,
+    context: Arc<ConnectionContext>,
     sender: Arc<Sender>,
     streams: Arc<StreamTable>,
     unpacking: Arc<Unpacking>,
@@ -51,7 +52,7 @@ impl Dispatch {
         let most = sender.terms().settings.limits.concurrent_calls as usize;
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            drain: registry.drain().of_connection(),
+            context: registry.drain().of_connection(),
             registry,
             sender,
             streams,
@@ -62,6 +63,17 @@ impl Dispatch {
             ended: AtomicBool::new(false),
             runtime,
         })
+    }
+
+    /// Notes who the peer is, for its calls.
+    pub(crate) fn set_identity(&self, identity: Arc<Identity>) {
+        self.context.set_identity(identity);
+    }
+
+    /// Tells the server that a message has arrived in part.
+    #[cold]
+    pub(crate) fn note_amid_message(&self) {
+        self.registry.amid_message().notify_one();
     }
 
     /// Whether no handler runs.

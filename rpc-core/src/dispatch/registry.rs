@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::Notify;
 
 use crate::context::Drain;
 use crate::interface::{Kind, ServiceInfo};
@@ -17,6 +18,8 @@ use crate::status::{Code, Status};
 pub(crate) struct Registry {
     services: Vec<Arc<dyn Service>>,
     drain: Drain,
+    /// Notified when a message has arrived in part.
+    amid_message: Notify,
 }
 
 impl fmt::Debug for Registry {
@@ -113,6 +116,11 @@ impl Registry {
 
     pub(crate) fn drain(&self) -> &Drain {
         &self.drain
+    }
+
+    /// Notified when a message has arrived in part, on any connection.
+    pub(crate) fn amid_message(&self) -> &Notify {
+        &self.amid_message
     }
 
     fn position(&self, name: &str) -> Option<usize> {

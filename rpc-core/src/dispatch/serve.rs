@@ -64,7 +64,7 @@ impl Dispatch {
         at_work: &mut AtWork,
     ) {
         let (current, peer, place) =
-            (Current::begin(Some(self.drain.clone())), self.sender.terms().address(), self.limit.reserve());
+            (Current::begin(Some(self.context.clone())), self.sender.terms().address(), self.limit.reserve());
         for job in jobs {
             let call = job.call;
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Budget, Peer, USES, Use};
+use crate::origin::Origin;
 use crate::proto::inbox::Room;
 use crate::sync::{Mutex, rank};
 use crate::transport::BoxFuture;
@@ -33,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Account {
     number: u64,
     budget: Arc<Budget>,
-    address: Option<IpAddr>,
+    origin: Origin,
     peer: Arc<Peer>,
     /// By [use](Use), in bytes.
     held: [AtomicUsize; USES],
@@ -56,8 +57,9 @@ pub(crate) struct Account {
 impl Account {
     /// Opens an account for a connection from this address.
     pub(crate) fn open(budget: Arc<Budget>, address: Option<IpAddr>) -> Arc<Self> {
+        let origin = Origin::of(address);
         let mut peers = budget.peers.lock();
-        let peer = peers.entry(address).or_default().clone();
+        let peer = peers.entry(origin).or_default().clone();
         peer.count.fetch_add(1, Ordering::Relaxed);
         budget.count.store(peers.len(), Ordering::Relaxed);
         drop(peers);
@@ -65,7 +67,7 @@ impl Account {
         let account = Arc::new(Self {
             number: LAST.fetch_add(1, Ordering::Relaxed),
             budget,
-            address,
+            origin,
             peer,
             held: array::from_fn(|_| AtomicUsize::new(0)),
             total: AtomicUsize::new(0),
@@ -126,6 +128,7 @@ impl Account {
         if self.is_evicted() {
             self.note_closing(needed);
         }
+        self.budget.meter.tell_soon(&self.budget);
         if needed < before {
             return self.budget.freed.notify_waiters();
         }
@@ -182,8 +185,9 @@ impl Account {
     fn bear(&self) -> Option<Instant> {
         let until = *self.borne_until.lock().get_or_insert_with(|| {
             self.is_suspect.store(true, Ordering::Relaxed);
+            self.budget.meter.note_held_back();
             tracing::warn!(
-                peer = ?self.address, held = self.taken(), used = self.budget.used(), limit = self.budget.limit,
+                peer = ?self.origin.address(), held = self.taken(), used = self.budget.used(), limit = self.budget.limit,
                 "memory for peers runs out; this connection holds more than its share, and is not read for now"
             );
             Instant::now() + PATIENCE
@@ -210,6 +214,11 @@ impl Account {
         self.judge().map(|_| Box::pin(self.clone().until_modest()) as BoxFuture<()>)
     }
 
+    /// Whether the connection was found greedy, so that it may not be read.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.is_suspect.load(Ordering::Relaxed)
+    }
+
     /// Waits until the connection is no longer greedy, or its calls are refused.
     pub(crate) async fn until_modest(self: Arc<Self>) {
         loop {
@@ -225,6 +234,7 @@ impl Account {
     /// Has the connection closed, because it holds most where nothing is left.
     pub(super) fn evict(&self) {
         if !self.evicted.swap(true, Ordering::Relaxed) {
+            self.budget.meter.note_closed();
             self.note_closing(self.taken());
             self.eviction.notify_one();
         }
@@ -259,7 +269,7 @@ impl Drop for Account {
         self.peer.accounts.lock().remove(&self.number);
         let mut peers = self.budget.peers.lock();
         if self.peer.count.fetch_sub(1, Ordering::Relaxed) == 1 {
-            peers.remove(&self.address);
+            peers.remove(&self.origin);
         }
         self.budget.count.store(peers.len(), Ordering::Relaxed);
     }

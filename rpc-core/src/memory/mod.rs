@@ -7,6 +7,7 @@
 
 mod account;
 mod machine;
+mod meter;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,8 @@ use std::sync::{Arc, LazyLock, Weak};
 use tokio::sync::Notify;
 
 pub(crate) use self::account::{Account, Gauge};
+use self::meter::Meter;
+use crate::origin::Origin;
 use crate::sync::{Mutex, rank};
 
 /// The use of memory that is held for a peer.
@@ -52,14 +55,15 @@ pub struct Budget {
     peak: AtomicUsize,
     /// The part of it that is being freed, because its connections are being closed.
     closing: AtomicUsize,
-    peers: Mutex<rank::Leaf, HashMap<Option<IpAddr>, Arc<Peer>>>,
+    peers: Mutex<rank::Leaf, HashMap<Origin, Arc<Peer>>>,
     /// The number of peers.
     count: AtomicUsize,
     /// Notified when memory becomes free again.
     freed: Notify,
+    meter: Meter,
 }
 
-/// The connections from one address.
+/// The connections from one origin.
 #[derive(Debug, Default)]
 struct Peer {
     used: AtomicUsize,
@@ -72,7 +76,8 @@ struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerMemory {
-    /// The address. `None` for peers of transports without addresses.
+    /// The address; for IPv6, the lowest one of the network, whose prefix has 64 bits. `None` for peers of transports without
+    /// addresses.
     pub address: Option<IpAddr>,
     /// How many connections it has.
     pub connections: usize,
@@ -108,6 +113,7 @@ impl Budget {
             peers: Mutex::default(),
             count: AtomicUsize::new(0),
             freed: Notify::new(),
+            meter: Meter::new(),
         })
     }
 
@@ -138,9 +144,8 @@ impl Budget {
 
     /// Returns what is held for each address, the greediest first.
     pub fn peers(&self) -> Vec<PeerMemory> {
-        let peers: Vec<_> =
-            self.peers.lock().iter().map(|(address, peer)| (*address, peer.clone())).collect();
-        let mut peers: Vec<_> = peers.into_iter().map(|(address, peer)| peer.memory(address)).collect();
+        let peers: Vec<_> = self.peers.lock().iter().map(|(origin, peer)| (*origin, peer.clone())).collect();
+        let mut peers: Vec<_> = peers.into_iter().map(|(origin, peer)| peer.memory(origin)).collect();
         peers.sort_by_key(|peer| std::cmp::Reverse(peer.total()));
         peers
     }
@@ -181,12 +186,18 @@ impl Budget {
     }
 }
 
+impl Drop for Budget {
+    fn drop(&mut self) {
+        Meter::tell_now(self);
+    }
+}
+
 impl Peer {
-    fn memory(&self, address: Option<IpAddr>) -> PeerMemory {
+    fn memory(&self, origin: Origin) -> PeerMemory {
         let accounts: Vec<_> = self.accounts.lock().values().filter_map(Weak::upgrade).collect();
         let sum = |of: Use| accounts.iter().map(|account| account.held(of)).sum();
         PeerMemory {
-            address,
+            address: origin.address(),
             connections: accounts.len(),
             sessions: sum(Use::Session),
             partial: sum(Use::Partial),

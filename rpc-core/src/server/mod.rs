@@ -1,11 +1,15 @@
 //! The server without a listener: its services, its connections, and its shutdown.
 
+mod arrivals;
+mod watch;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, watch as watched};
 
+use self::arrivals::Arrivals;
 use crate::connection::Connection;
 use crate::dispatch::Registry;
 use crate::memory::{Account, Budget};
@@ -19,11 +23,12 @@ pub struct ServerCore {
     registry: Arc<Registry>,
     settings: Arc<Settings>,
     memory: Arc<Budget>,
-    /// A permit for each connection that is allowed.
-    places: Arc<Semaphore>,
+    arrivals: Arc<Arrivals>,
+    /// A permit for each client that is being told that it is not served.
+    refusals: Arc<Semaphore>,
     open: Mutex<Open>,
     /// The number of connections, for tasks that wait for the last one to end.
-    count: watch::Sender<usize>,
+    count: watched::Sender<usize>,
 }
 
 #[derive(Default)]
@@ -38,6 +43,9 @@ enum Ending {
     Drain,
     Close,
 }
+
+/// How many clients are told at once that they are not served. A further one only sees its connection end.
+const REFUSALS: usize = 64;
 
 /// The message to clients of a server that drains.
 const DRAINING: &str = "the server is shutting down";
@@ -65,30 +73,43 @@ impl ServerCore {
         Ok(Arc::new(Self {
             registry: Arc::new(registry),
             memory: Budget::of(settings.limits.memory),
-            places: Arc::new(Semaphore::new(settings.limits.connections as usize)),
+            refusals: Arc::new(Semaphore::new(REFUSALS)),
+            arrivals: Arrivals::new(settings.limits.clone()),
             settings: Arc::new(settings),
             open: Mutex::default(),
-            count: watch::Sender::new(0),
+            count: watched::Sender::new(0),
         }))
     }
 
     /// Serves one session in its own tasks. Must be called within a tokio runtime.
     pub fn serve(self: &Arc<Self>, link: Arc<dyn Link>) {
-        let host = self.clone();
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            let most = self.settings.limits.connections;
-            let why = format!("the server has {most} connections already, which is its limits.connections");
-            return Connection::refuse(link, &self.settings, &why);
-        };
         let peer = link.description().peer;
-        let account = Account::open(self.memory.clone(), peer.map(|peer| peer.ip()));
+        let address = peer.map(|peer| peer.ip());
+        let arrival = match self.arrivals.admit(address) {
+            Ok(arrival) => arrival,
+            Err(why) => return self.refuse(link, why),
+        };
+        let host = self.clone();
+        let account = Account::open(self.memory.clone(), address);
         tokio::spawn(async move {
-            let _place = place;
             let (settings, registry) = (host.settings.clone(), host.registry.clone());
-            match Connection::accept(link, settings, account, registry).await {
+            let displaced = arrival.displaced();
+            let accepted = Connection::accept(link, settings, account, registry, displaced).await;
+            arrival.greeted();
+            match accepted {
                 Ok(connection) => host.keep(connection).await,
                 Err(status) => tracing::debug!(?peer, %status, "a session was not established"),
             }
+        });
+    }
+
+    /// Tells a client why it is not served, unless too many are being told now.
+    fn refuse(self: &Arc<Self>, link: Arc<dyn Link>, why: String) {
+        let Ok(turn) = self.refusals.clone().try_acquire_owned() else { return };
+        let settings = self.settings.clone();
+        tokio::spawn(async move {
+            Connection::refuse(link, &settings, &why).await;
+            drop(turn);
         });
     }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::Role;
 use super::sender::{Sender, Sending};
 use crate::payload::BY_REFERENCE;
-use crate::proto::message::Message;
+use crate::proto::message::{Bulk, Message};
 use crate::proto::wire::features;
 use crate::transport::{Direction, Link};
 
@@ -25,8 +25,8 @@ impl Sender {
         *self.upgraded.lock() = link;
     }
 
-    /// Copies the end of a long message to where the peer can read it, before the message is queued. If bytes must be
-    /// copied, the sending task does it, and holds up no other task.
+    /// Copies or encrypts the end of a long message to where the peer can read it, before the message is queued. The sending task
+    /// does it, and holds up no other task.
     pub(crate) fn stage(&self, message: &mut Message) {
         // A message that is not staged is never described.
         let may_be_described = self.terms().peer_has(features::DESCRIBED);
@@ -38,19 +38,20 @@ impl Sender {
             Role::Client => Direction::Request,
             Role::Server => Direction::Response,
         };
-        let (len, payload) = (message.len(), &mut message.payload);
-        if let Some(last) = payload.attachments().last()
+        let len = message.len();
+        let attachments = message.payload.attachments();
+        if let Some(last) = attachments.last()
             && len - last.len() <= MAX_BEGIN
         {
-            if let Some(bulk) = link.stage(direction, std::slice::from_ref(last)) {
-                payload.pop_attachment();
-                message.bulk = bulk;
+            message.bulk = link.stage(direction, std::slice::from_ref(last));
+            if matches!(message.bulk, Bulk::Plain(_)) {
+                message.payload.pop_attachment();
             }
         } else if message.head.len() <= MAX_BEGIN {
-            let pieces: Vec<Bytes> = payload.clone().into_pieces().collect();
-            if let Some(bulk) = link.stage(direction, &pieces) {
+            let pieces: Vec<Bytes> = message.payload.clone().into_pieces().collect();
+            message.bulk = link.stage(direction, &pieces);
+            if matches!(message.bulk, Bulk::Plain(_)) {
                 message.payload = Default::default();
-                message.bulk = bulk;
             }
         }
     }

@@ -16,14 +16,18 @@ use bytes::{Bytes, BytesMut};
 
 use crate::class::TrafficClass;
 use crate::proto::inbox::Described;
-use crate::proto::message::{Expose, Frame};
+use crate::proto::message::{Bulk, Expose, Frame};
 use crate::proto::wire::{Frames, Header, WireError};
 
+mod identity;
 pub mod memory;
 mod reason;
+mod seal;
 pub mod spin;
 
+pub use identity::Identity;
 pub use reason::{Reason, Unavailable};
+pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
 
 /// A path that moves frames between two peers, in order, without loss or repetition until it fails.
 pub trait Link: Send + Sync + fmt::Debug + 'static {
@@ -52,15 +56,20 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// calls [`closed`](LinkHandler::closed) when it is done, or has given up because the peer does not read.
     fn close(&self);
 
+    /// Ends the link now. Frames that it has taken may be lost. For peers that keep this side waiting.
+    fn abort(&self) {
+        self.close();
+    }
+
     /// Returns what the link has moved so far.
     fn counters(&self) -> Counters;
 
-    /// Copies the end of a long message into memory that the link can [expose](crate::proto::message::Expose), so that
-    /// the peer can read it there. The memory holds the bytes of `pieces` one after the other. A single piece that lies
-    /// in such memory already is returned as it is. `None`: they are too few to be worth it, or there is no memory, so
-    /// they must be sent. Called from any thread, without a lock.
-    fn stage(&self, _: Direction, _pieces: &[Bytes]) -> Option<Bytes> {
-        None
+    /// Prepares the end of a long message, which is `pieces` one after the other, so that the link can
+    /// [expose](crate::proto::message::Expose) it. A link that does not encrypt copies it, unless it is a single piece that lies
+    /// in memory that can be exposed. A link that encrypts makes an encrypted copy. [`Bulk::None`]: the bytes are too few to be
+    /// worth it, or there is no memory, so they must be sent. Called from any thread, without a lock.
+    fn stage(&self, _: Direction, _pieces: &[Bytes]) -> Bulk {
+        Bulk::None
     }
 
     /// Reads the rest of a message that the peer has described, and reports it to [`LinkHandler::pulled`] unless the
@@ -84,9 +93,28 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         BusyPoll::Sleep
     }
 
-    /// Whether the link is encrypted. A session is never moved from an encrypted link to a plain one.
+    /// Returns who the peer is, if the link has found out: after the handshake of an encrypted link, before it delivers anything.
+    fn identity(&self) -> Option<Arc<Identity>> {
+        None
+    }
+
+    /// Whether a frame has arrived in part, so that the rest of it is due.
+    fn is_amid_frame(&self) -> bool {
+        false
+    }
+
+    /// Whether the link is encrypted. A session is not moved from an encrypted link to a plain one, unless both sides allow it.
     fn is_encrypted(&self) -> bool {
         false
+    }
+
+    /// Returns a secret that only the peer has as well, once the handshake of an encrypted link is over.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is none.
+    fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
+        Err(Unavailable::new(Reason::Encrypted, "the encrypted link shares no secret"))
     }
 }
 
@@ -241,6 +269,9 @@ pub trait LinkHandler: Send + Sync {
     /// Called when everything that had arrived has been delivered, so that answers to it can be sent together.
     fn batch_end(&self) {}
 
+    /// Called when the link waits for the rest of a frame.
+    fn amid_frame(&self) {}
+
     /// Called when there is room to send again.
     fn writable(&self) {}
 
@@ -300,21 +331,15 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
     /// and sessions stay on the stream link.
     fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
 
-    /// Client: prepares a link for a connection of this class, and the data for an OFFER. `announced` is from the
-    /// server's HELLO.
-    fn offer(
-        &self,
-        announced: Bytes,
-        stream: &Description,
-        class: TrafficClass,
-    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
+    /// Client: prepares a link, and the data for an OFFER. `announced` is from the server's HELLO.
+    fn offer(&self, announced: Bytes, attempt: &Attempt) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
 
-    /// Server: prepares a link as the OFFER asks, ready to receive, and the data for the ANSWER.
+    /// Server: prepares a link as the OFFER of this epoch asks, ready to receive, and the data for the ANSWER.
     fn answer(
         &self,
+        epoch: u32,
         offer: Bytes,
-        stream: &Description,
-        class: TrafficClass,
+        attempt: &Attempt,
     ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
 }
 

@@ -27,7 +27,7 @@ pub enum Reason {
     PeerWithout = 9,
     /// The queue pairs were connected, but a test message did not arrive.
     ProbeLost = 10,
-    /// The connection is encrypted, and RDMA would not be.
+    /// The session is encrypted, and RDMA can't be encrypted here.
     Encrypted = 11,
     /// Not 64-bit Linux, or built without RDMA.
     UnsupportedPlatform = 12,
@@ -92,7 +92,7 @@ impl Reason {
             Self::Memlock => "the limit on locked memory is too low",
             Self::PeerWithout => "the peer has no RDMA",
             Self::ProbeLost => "the RDMA probe was lost",
-            Self::Encrypted => "the connection is encrypted",
+            Self::Encrypted => "the session is encrypted, and RDMA can't be",
             Self::UnsupportedPlatform => "unsupported platform",
             Self::NoCredit => "no receive buffers left",
             Self::Device => "the RDMA device refused",

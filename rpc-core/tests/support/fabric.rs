@@ -5,12 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::class::TrafficClass;
 use farcall_core::config::{Calls, Limits, Liveness, Policy};
 use farcall_core::settings::Settings;
-use farcall_core::transport::{
-    BoxFuture, Candidate, Description, Link, Reason, Unavailable, Upgrade, memory,
-};
+use farcall_core::transport::{Attempt, BoxFuture, Candidate, Link, Reason, Unavailable, Upgrade, memory};
 
 use super::tap::Tap;
 use super::{Setup, reading, setup};
@@ -77,7 +74,7 @@ impl Upgrade for ToFabric {
         Box::pin(async { Ok(announced) })
     }
 
-    fn offer(&self, _: Bytes, _: &Description, _: TrafficClass) -> PreparedUpgrade {
+    fn offer(&self, _: Bytes, _: &Attempt) -> PreparedUpgrade {
         let fabric = self.0.clone();
         Box::pin(async move {
             if fabric.refuse_offer.load(Ordering::Relaxed) {
@@ -98,7 +95,7 @@ impl Upgrade for ToFabric {
         })
     }
 
-    fn answer(&self, offer: Bytes, _: &Description, _: TrafficClass) -> PreparedUpgrade {
+    fn answer(&self, _: u32, offer: Bytes, _: &Attempt) -> PreparedUpgrade {
         let fabric = self.0.clone();
         Box::pin(async move {
             if fabric.refuse_answer.load(Ordering::Relaxed) {
@@ -120,6 +117,7 @@ pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
         calls: Calls::default(),
         policy,
         upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
+        plaintext_upgrade: false,
     }
 }
 

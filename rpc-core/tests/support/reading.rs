@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::inbox::Described;
-use farcall_core::proto::message::{Expose, Exposing, Frame};
+use farcall_core::proto::message::{Bulk, Expose, Exposing, Frame};
 use farcall_core::proto::wire::{Header, WireError};
 use farcall_core::transport::{Counters, Description, Direction, FrameSource, Link, LinkEnd, LinkHandler};
 
@@ -65,7 +65,8 @@ impl FrameSource for Source<'_> {
 struct Window<'a>(&'a Reading);
 
 impl Expose for Window<'_> {
-    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
+    fn expose(&mut self, seq: u32, bulk: &Bulk) -> Exposing {
+        let Bulk::Plain(bytes) = bulk else { return Exposing::Never };
         lock(&self.0.shared.exposed).insert((self.0.side, seq), bytes.clone());
         Exposing::Described(Bytes::copy_from_slice(&(self.0.side as u64).to_le_bytes()))
     }
@@ -98,8 +99,8 @@ impl Link for Reading {
         self.inner.counters()
     }
 
-    fn stage(&self, _: Direction, pieces: &[Bytes]) -> Option<Bytes> {
-        Some(pieces.concat().into())
+    fn stage(&self, _: Direction, pieces: &[Bytes]) -> Bulk {
+        Bulk::Plain(pieces.concat().into())
     }
 
     fn pull(&self, _: Direction, described: Described) {

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::message::ExposeNothing;
+use crate::message::{Bulk, ExposeNothing, Sealed};
 use crate::wire::flags;
 
 const MAX_FRAME: usize = 2048;
@@ -77,14 +77,14 @@ fn the_peer_is_told_that_its_memory_is_free_before_anything_else() {
 fn short_messages_do_not_wait_for_one_that_can_not_be_exposed_yet() {
     struct Full;
     impl Expose for Full {
-        fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+        fn expose(&mut self, _: u32, _: &Bulk) -> Exposing {
             Exposing::Later
         }
     }
     let mut outbox = Outbox::new(100_000, 1 << 20);
     outbox.go_up(1);
     let mut long = request(1, 10);
-    long.bulk = vec![7; 9000].into();
+    long.bulk = Bulk::Plain(vec![7; 9000].into());
     outbox.push(long);
     (2..60).for_each(|call| outbox.push(request(call, 10)));
     outbox.push(Message::new(FrameType::DONE, 0, Bytes::from_static(b"x")));
@@ -131,7 +131,7 @@ fn messages_of_a_stream_keep_their_order_and_who_waits_for_one_is_told() {
 fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
     struct All;
     impl Expose for All {
-        fn expose(&mut self, _: u32, _: &Bytes) -> Exposing {
+        fn expose(&mut self, _: u32, _: &Bulk) -> Exposing {
             Exposing::Described(Bytes::from_static(b"here"))
         }
     }
@@ -140,7 +140,7 @@ fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
         outbox.go_up(1);
         let mut long = item(1, 10);
         long.hold_back();
-        long.bulk = vec![7; 5000].into();
+        long.bulk = Bulk::Plain(vec![7; 5000].into());
         outbox.push(long);
         let frame = outbox.next(MAX_FRAME, &mut All).unwrap();
         assert_eq!((frame.header.flags & flags::DESCRIBED, outbox.take_sent()), (flags::DESCRIBED, vec![]));
@@ -151,6 +151,36 @@ fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
         }
         assert_eq!((outbox.take_sent(), outbox.waiting(), outbox.assembling()), (vec![1], 0, 0));
     }
+}
+
+#[test]
+fn sealed_message_that_is_not_read_is_sent_as_it_was() {
+    struct All;
+    impl Expose for All {
+        fn expose(&mut self, _: u32, bulk: &Bulk) -> Exposing {
+            let Bulk::Sealed(sealed) = bulk else { return Exposing::Never };
+            assert_eq!((sealed.len, sealed.bytes.len()), (6000, 6016));
+            Exposing::Described(Bytes::from_static(b"here"))
+        }
+    }
+    let mut outbox = Outbox::new(100_000, 1 << 20);
+    outbox.go_up(1);
+    let mut message = Message::new(FrameType::REQUEST, 1, Bytes::from_static(b"head"));
+    let attachments = vec![vec![2; 2000].into(), vec![3; 4000].into()];
+    message.payload = crate::payload::Payload::new(vec![1; 10].into(), attachments);
+    message.bulk = Bulk::Sealed(Sealed { len: 6000, bytes: vec![0; 6016].into(), number: 5, link: 1 });
+    outbox.push(message);
+    let frame = outbox.next(MAX_FRAME, &mut All).unwrap();
+    let begin = [&6014_u32.to_le_bytes()[..], &[4, 0], b"here", b"head", &[1; 10]].concat();
+    assert_eq!(frame.pieces.slices().collect::<Vec<_>>().concat(), begin);
+    assert_eq!(frame.header.len as usize, begin.len());
+    outbox.done(&Done { seq: frame.header.seq, outcome: Done::SEND }).unwrap();
+    let mut rest = Vec::new();
+    while let Some(frame) = outbox.next(MAX_FRAME, &mut ExposeNothing) {
+        frame.pieces.slices().for_each(|piece| rest.extend_from_slice(piece));
+    }
+    assert!(rest == [vec![2; 2000], vec![3; 4000]].concat());
+    assert_eq!((outbox.waiting(), outbox.assembling()), (0, 0));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::{Bytes, BytesMut};
 
 use super::super::inbox::{Arrived, Described, Inbox, Limits, Order, Pulled, Taken};
-use super::super::message::{Expose, Exposing, Frame, Message};
+use super::super::message::{Bulk, Expose, Exposing, Frame, Message, Sealed};
 use super::super::outbox::{Outbox, Route};
 use super::super::session::{Fallen, Say, Session};
 use super::super::upgrade_state::UpgradeState;
@@ -67,11 +67,15 @@ pub(super) struct Pulling {
 pub(super) struct Memory<'a>(pub(super) &'a mut BTreeMap<u32, Bytes>);
 
 impl Expose for Memory<'_> {
-    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
+    fn expose(&mut self, seq: u32, bulk: &Bulk) -> Exposing {
         if self.0.len() >= MAX_EXPOSED {
             return Exposing::Later;
         }
-        self.0.insert(seq, bytes.clone());
+        let bytes = match bulk {
+            Bulk::None => return Exposing::Never,
+            Bulk::Plain(bytes) | Bulk::Sealed(Sealed { bytes, .. }) => bytes.clone(),
+        };
+        self.0.insert(seq, bytes);
         Exposing::Described(Bytes::copy_from_slice(&seq.to_le_bytes()))
     }
 }

@@ -33,3 +33,8 @@ impl Stream for Local {
 }
 
 fn main() {}
+
+/// Has the name of a trait. So messages name that by its path in builds with TLS, which has such a type, and without.
+pub mod other {
+    pub struct Stream;
+}

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use farcall_core::proto::wire::{HEADER_LEN, Probe};
-use farcall_core::transport::{self, BoxFuture, Candidate, Description, Link, Reason};
+use farcall_core::proto::wire::Probe;
+use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Description, Link, Reason};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{Endpoint, RdmaLink};
+use super::{Endpoint, RdmaLink, protection};
 use crate::device::{DeviceError, Limits, LocalPath, QpTuning};
-use crate::link::{Bootstrap, LinkCore};
+use crate::link::{Bootstrap, End, LinkCore, Seal};
 use crate::resources::{NoRoom, Part, SLOT};
 use crate::unavailable::Unavailable;
 
@@ -22,11 +22,18 @@ const PATIENCE: Duration = Duration::from_millis(2500);
 /// up.
 const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The end of the connection that this is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Side {
-    /// It has made an offer, and probes first.
-    Client,
+/// An OFFER that a server answers.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) epoch: u32,
+    pub(crate) data: Bytes,
+}
+
+/// The end of the connection that a candidate is, with what it needs later.
+#[derive(Debug)]
+enum Side {
+    /// It has made this offer, and probes first.
+    Client { offered: Bytes, accepts: u8, attempt: Attempt },
     /// It has answered this one.
     Server(Bootstrap),
 }
@@ -34,26 +41,99 @@ pub(crate) enum Side {
 /// A link that is not proven yet.
 #[derive(Debug)]
 pub(crate) struct RdmaCandidate {
-    link: Arc<RdmaLink>,
-    endpoint: Arc<Endpoint>,
-    path: LocalPath,
-    psn: u32,
+    made: Made,
     side: Side,
     /// The device sets up so many links at once.
     _turn: Option<OwnedSemaphorePermit>,
 }
 
+/// A link whose queue pair is not connected.
+#[derive(Debug)]
+struct Made {
+    link: Arc<RdmaLink>,
+    endpoint: Arc<Endpoint>,
+    path: LocalPath,
+    psn: u32,
+}
+
 impl RdmaCandidate {
-    /// Prepares an end: for a client ready to receive, for a server ready to send as well. The second result is the
-    /// data for the peer.
-    pub(crate) async fn prepare(
+    /// Prepares a client's end, ready to receive, and the data for the OFFER.
+    pub(crate) async fn offer(
         endpoint: Arc<Endpoint>,
         path: LocalPath,
-        stream: &Description,
-        side: Side,
+        attempt: Attempt,
+    ) -> Result<(Self, Bytes), transport::Unavailable> {
+        let accepts = protection::acceptable(&attempt)?;
+        let turn = endpoint.shard().device.turn(true).await;
+        let (made, own) = Made::new(endpoint, path, &attempt, accepts).await?;
+        let offered = own.encode();
+        let side = Side::Client { offered: offered.clone(), accepts, attempt };
+        Ok((Self { made, side, _turn: turn }, offered))
+    }
+
+    /// Prepares a server's end, ready to receive and to send, and the data for the ANSWER.
+    pub(crate) async fn answer(
+        endpoint: Arc<Endpoint>,
+        path: LocalPath,
+        attempt: Attempt,
+        offer: Offer,
+    ) -> Result<(Self, Bytes), transport::Unavailable> {
+        let peer = Bootstrap::decode(offer.data.clone())
+            .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its offer: {error}")))?;
+        let chosen = protection::choose(&attempt, peer.protection)?;
+        let turn = endpoint.shard().device.turn(false).await;
+        let (made, own) = Made::new(endpoint, path, &attempt, chosen).await?;
+        let answer = own.encode();
+        let data = [offer.data, answer.clone()];
+        let seal = protection::seal(&attempt, chosen, offer.epoch, data, End::Server)?;
+        made.connect(peer, seal).await?;
+        Ok((Self { made, side: Side::Server(peer), _turn: turn }, answer))
+    }
+
+    async fn await_probe(&self, epoch: u32) -> Result<(), transport::Unavailable> {
+        let patience = match self.side {
+            Side::Client { .. } => PATIENCE,
+            Side::Server(_) => CLIENTS_PATIENCE,
+        };
+        self.made.await_probe(epoch, patience).await
+    }
+
+    async fn finish(
+        self,
+        epoch: u32,
+        answer: Option<Bytes>,
+    ) -> Result<Arc<dyn Link>, transport::Unavailable> {
+        match &self.side {
+            Side::Client { offered, accepts, attempt } => {
+                let answer = answer.unwrap_or_default();
+                let peer = Bootstrap::decode(answer.clone()).map_err(|error| {
+                    transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}"))
+                })?;
+                protection::check(*accepts, peer.protection)?;
+                let data = [offered.clone(), answer];
+                let seal = protection::seal(attempt, peer.protection, epoch, data, End::Client)?;
+                self.made.connect(peer, seal).await?;
+                self.made.send_probe(epoch, &peer)?;
+                self.await_probe(epoch).await?;
+            }
+            Side::Server(peer) => {
+                self.await_probe(epoch).await?;
+                self.made.send_probe(epoch, peer)?;
+            }
+        }
+        Ok(self.made.link)
+    }
+}
+
+impl Made {
+    /// Makes a link whose data says this of its protection.
+    async fn new(
+        endpoint: Arc<Endpoint>,
+        path: LocalPath,
+        attempt: &Attempt,
+        protection: u8,
     ) -> Result<(Self, Bootstrap), transport::Unavailable> {
         let shard = Arc::clone(endpoint.shard());
-        let turn = shard.device.turn(matches!(side, Side::Client)).await;
         let created = shard.admit(|| {
             let worker = Arc::clone(&shard);
             let create = move || worker.create_qp(&path);
@@ -72,25 +152,26 @@ impl RdmaCandidate {
         }
         let description = Description {
             transport: "rdma",
-            local: stream.local,
-            peer: stream.peer,
+            local: attempt.stream.local,
+            peer: attempt.stream.peer,
             device,
             busy_polls: false,
         };
         let link = Arc::new(RdmaLink { core, description, endpoint: Arc::clone(&endpoint) });
-        let candidate = Self { link, endpoint, path, psn, side, _turn: turn };
-        if let Side::Server(peer) = side {
-            candidate.connect(peer).await?;
-        }
         let qp = crate::device::RemoteQp { qp_num: number, psn, gid: path.gid, lid: path.status.lid };
         let slot = SLOT as u32;
         let Limits { reads, reads_served, .. } = shard.device.device.limits();
         let mtu = path.status.active_mtu;
-        Ok((candidate, Bootstrap { qp, mtu, slot, grant: window, reads, reads_served }))
+        let own = Bootstrap { qp, mtu, slot, grant: window, reads, reads_served, protection };
+        Ok((Self { link, endpoint, path, psn }, own))
     }
 
     /// Connects the queue pair, on a control thread.
-    async fn connect(&self, peer: Bootstrap) -> Result<(), transport::Unavailable> {
+    async fn connect(&self, peer: Bootstrap, seal: Option<Seal>) -> Result<(), transport::Unavailable> {
+        if let Some(seal) = &seal {
+            tracing::debug!(link = self.link.core.name(), cipher = %seal.cipher(), "the link is sealed");
+        }
+        self.link.core.protect(seal);
         let shard = self.endpoint.shard();
         let mut tuning = QpTuning::new(self.path.status.active_mtu.min(peer.mtu));
         if shard.config().strict_credits {
@@ -121,7 +202,7 @@ impl RdmaCandidate {
     /// Sends this side's PROBE: twice the path's MTU, or as long as a receive if that is less.
     fn send_probe(&self, epoch: u32, peer: &Bootstrap) -> Result<(), transport::Unavailable> {
         let mtu = self.path.status.active_mtu.min(peer.mtu).bytes();
-        let len = (2 * mtu).min(SLOT - HEADER_LEN).min(peer.max_frame()) as u32;
+        let len = (2 * mtu).min(self.link.core.max_frame()) as u32;
         let mut payload = BytesMut::new();
         Probe { epoch, len }.encode(&mut payload);
         if self.link.core.send_probe(&payload) {
@@ -130,14 +211,10 @@ impl RdmaCandidate {
         Err(transport::Unavailable::new(Reason::NoCredit, "all send buffers are in use"))
     }
 
-    async fn await_probe(&self, epoch: u32) -> Result<(), transport::Unavailable> {
+    async fn await_probe(&self, epoch: u32, patience: Duration) -> Result<(), transport::Unavailable> {
         let lost = |detail: String| transport::Unavailable::new(Reason::ProbeLost, detail);
         let probe = self.link.core.probe();
         let name = self.link.core.name();
-        let patience = match self.side {
-            Side::Client => PATIENCE,
-            Side::Server(_) => CLIENTS_PATIENCE,
-        };
         match tokio::time::timeout(patience, probe).await {
             Ok(Ok(Ok(probe))) if probe.epoch == epoch => Ok(()),
             Ok(Ok(Ok(probe))) => Err(lost(format!("{name}: epoch {} came in place of {epoch}", probe.epoch))),
@@ -149,29 +226,6 @@ impl RdmaCandidate {
                 self.path.status.active_mtu.bytes()
             ))),
         }
-    }
-
-    async fn finish(
-        self,
-        epoch: u32,
-        answer: Option<Bytes>,
-    ) -> Result<Arc<dyn Link>, transport::Unavailable> {
-        match self.side {
-            Side::Client => {
-                let data = answer.unwrap_or_default();
-                let peer = Bootstrap::decode(data).map_err(|error| {
-                    transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}"))
-                })?;
-                self.connect(peer).await?;
-                self.send_probe(epoch, &peer)?;
-                self.await_probe(epoch).await?;
-            }
-            Side::Server(peer) => {
-                self.await_probe(epoch).await?;
-                self.send_probe(epoch, &peer)?;
-            }
-        }
-        Ok(self.link)
     }
 }
 

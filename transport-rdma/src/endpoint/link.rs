@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
+use farcall_core::proto::message::Bulk;
 use farcall_core::transport::{BusyPoll, Counters, Description, Direction, FrameSource, Link, LinkHandler};
 
 use super::Endpoint;
@@ -41,7 +42,7 @@ impl Link for RdmaLink {
         }
     }
 
-    fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+    fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Bulk {
         self.core.stage(direction, pieces)
     }
 
@@ -59,6 +60,10 @@ impl Link for RdmaLink {
 
     fn close(&self) {
         self.core.close();
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.core.seal().is_some()
     }
 
     fn counters(&self) -> Counters {

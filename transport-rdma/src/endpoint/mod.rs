@@ -12,6 +12,7 @@ mod events;
 mod intake;
 mod link;
 mod meter;
+mod protection;
 mod teardown;
 mod wait;
 mod watch;
@@ -33,7 +34,7 @@ use crate::device::{CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queu
 use crate::link::LinkCore;
 use crate::resources::{self, DropOnControlThread, Memory, NewQp, NoRoom, Resources, Shares};
 
-pub(crate) use self::candidate::{RdmaCandidate, Side};
+pub(crate) use self::candidate::{Offer, RdmaCandidate};
 pub use self::device_registry::stats;
 pub(crate) use self::device_registry::{DeviceRegistry, OpenDevice};
 pub(crate) use self::link::RdmaLink;

@@ -6,6 +6,7 @@ mod counts;
 mod credits;
 mod events;
 mod hostile;
+mod sealed;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -17,7 +18,7 @@ use farcall_core::class::TrafficClass;
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header};
 use farcall_core::testing;
-use farcall_core::transport::{self, Candidate, Description, Link, LinkEnd, Reason, Upgrade as _};
+use farcall_core::transport::{self, Attempt, Candidate, Description, Link, LinkEnd, Reason, Upgrade as _};
 
 use super::*;
 use crate::RdmaUpgrade;
@@ -31,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Node {
     host: SimHost,
     upgrade: RdmaUpgrade,
-    stream: Description,
+    attempt: Attempt,
 }
 
 fn node(fabric: &Arc<Fabric>, n: u8, config: RdmaConfig) -> Node {
@@ -40,7 +41,7 @@ fn node(fabric: &Arc<Fabric>, n: u8, config: RdmaConfig) -> Node {
         RdmaUpgrade::with_host(Arc::new(host.clone()), RdmaConfig { strict_credits: true, ..config });
     let stream =
         Description { transport: "tcp", local: None, peer: None, device: String::new(), busy_polls: false };
-    Node { host, upgrade, stream }
+    Node { host, upgrade, attempt: Attempt::plain(stream, TrafficClass::Normal) }
 }
 
 fn nodes(seed: u64) -> (Arc<Fabric>, [Node; 2]) {
@@ -59,8 +60,8 @@ impl Node {
 
     async fn candidates(&self, far: &Self) -> Result<Candidates, transport::Unavailable> {
         let announced = far.upgrade.announce().await?;
-        let (client, offer) = self.upgrade.offer(announced, &self.stream, TrafficClass::Normal).await?;
-        let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await?;
+        let (client, offer) = self.upgrade.offer(announced, &self.attempt).await?;
+        let (server, answer) = far.upgrade.answer(1, offer, &far.attempt).await?;
         Ok((client, server, answer))
     }
 
@@ -288,10 +289,10 @@ async fn end_of_the_runtime_takes_the_links_along() {
     let near = node(&fabric, 1, RdmaConfig::default());
     let offer = runtime.spawn({
         let near = near.clone();
-        async move { near.upgrade.offer(Bytes::new(), &near.stream, TrafficClass::Normal).await.unwrap() }
+        async move { near.upgrade.offer(Bytes::new(), &near.attempt).await.unwrap() }
     });
     let (client, offer) = offer.await.unwrap();
-    let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await.unwrap();
+    let (server, answer) = far.upgrade.answer(1, offer, &far.attempt).await.unwrap();
     let near_link = runtime.spawn(client.complete(1, Some(answer)));
     let mut far_end = End::start(server.complete(1, None).await.unwrap());
     let near_link = near_link.await.unwrap().unwrap();

@@ -8,6 +8,7 @@ use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, flags};
 use farcall_core::transport::{LinkEnd, SHORT_PAYLOAD};
 
 use super::LinkCore;
+use super::seal::Unsealable;
 use crate::device::Slot;
 use crate::resources::Pool;
 
@@ -91,7 +92,7 @@ impl Arrival {
     /// long get copies, and never use up the receives.
     pub(crate) fn take(
         link: Arc<LinkCore>,
-        slot: Slot,
+        mut slot: Slot,
         len: usize,
         pool: &Pool,
         slots: &mut Vec<Slot>,
@@ -100,6 +101,13 @@ impl Arrival {
         let heard =
             PeerView { grants: link.told.load(Ordering::Acquire), bytes: link.sent.load(Ordering::Acquire) };
         link.received.fetch_add(len as u64, Ordering::Relaxed);
+        let len = match link.open(&mut slot[..len]) {
+            Ok(len) => len,
+            Err(end) => {
+                slots.push(slot);
+                return Self { link, heard, message: Err(end) };
+            }
+        };
         let headers = match Headers::of(&slot[..len]) {
             Ok(headers) => headers,
             Err(why) => {
@@ -136,6 +144,25 @@ impl Arrival {
             Err(end) => self.link.fail(end),
         };
         is_first.then_some(self.link)
+    }
+}
+
+impl LinkCore {
+    /// Opens a message in place, if the link is sealed. Returns its length.
+    fn open(&self, message: &mut [u8]) -> Result<usize, LinkEnd> {
+        match self.seal.get() {
+            Some(None) => Ok(message.len()),
+            Some(Some(seal)) => seal.open(message).map_err(|Unsealable| self.forged("a message")),
+            None => Err(LinkEnd::failed(format!("{}: a message came before its key was known", self.name))),
+        }
+    }
+
+    /// Returns the end of a link that has brought something that the peer has not sealed.
+    pub(super) fn forged(&self, what: &str) -> LinkEnd {
+        LinkEnd::failed(format!(
+            "{}: {what} is not what the peer has sealed: somebody has changed, inserted or repeated packets on the RDMA              network, or a device or its driver corrupts them; find out which before you trust the network",
+            self.name
+        ))
     }
 }
 

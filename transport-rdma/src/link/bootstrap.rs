@@ -3,13 +3,14 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::proto::message::MIN_PAYLOAD;
 use farcall_core::proto::wire::{HEADER_LEN, Reader, WireError};
+use farcall_core::transport::TAG_LEN;
 
 use crate::device::{Gid, Mtu, RemoteQp};
 
 /// The version of this layout. Later ones append fields; an end that does not know them skips them.
 const VERSION: u8 = 1;
 
-/// The least that a receive must hold, header included.
+/// The least that a receive must hold, header included, and the tag of a sealed message if there is one.
 const MIN_SLOT: u32 = (HEADER_LEN + MIN_PAYLOAD) as u32;
 
 /// Queue pair and packet numbers have 24 bits.
@@ -30,7 +31,12 @@ pub(crate) struct Bootstrap {
     pub(crate) reads: u8,
     /// READs of the peer that it serves at a time; zero if it lets nothing be read.
     pub(crate) reads_served: u8,
+    /// How what is sent may be protected, in OFFER, or is, in ANSWER: [`PLAINTEXT`] or a [`Cipher`]'s bit.
+    pub(crate) protection: u8,
 }
+
+/// The bit of a link that sends bytes as they are. A peer that says nothing knows no other.
+pub(crate) const PLAINTEXT: u8 = 0x01;
 
 impl Bootstrap {
     pub(crate) fn encode(&self) -> Bytes {
@@ -45,6 +51,7 @@ impl Bootstrap {
         out.put_slice(&self.qp.gid.0);
         out.put_u8(self.reads);
         out.put_u8(self.reads_served);
+        out.put_u8(self.protection);
         out.freeze()
     }
 
@@ -56,20 +63,21 @@ impl Bootstrap {
         }
         let mtu =
             Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
-        let Fields { qp_num, psn, slot, grant, reads, reads_served, .. } = fields;
+        let Fields { qp_num, psn, slot, grant, reads, reads_served, protection, .. } = fields;
         if qp_num > MAX_NUMBER || psn > MAX_NUMBER {
             return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));
         }
-        if slot < MIN_SLOT || grant == 0 {
+        let overhead = if protection == PLAINTEXT { 0 } else { TAG_LEN as u32 };
+        if slot < MIN_SLOT + overhead || grant == 0 {
             return Err(format!("it has {grant} receives of {slot} bytes"));
         }
         let qp = RemoteQp { qp_num, psn, gid: Gid(fields.gid), lid: fields.lid };
-        Ok(Self { qp, mtu, slot, grant, reads, reads_served })
+        Ok(Self { qp, mtu, slot, grant, reads, reads_served, protection })
     }
 
-    /// The longest payload of a frame to that end.
-    pub(crate) fn max_frame(&self) -> usize {
-        (self.slot as usize).saturating_sub(HEADER_LEN)
+    /// The longest payload of a frame to that end, if every message carries so many bytes besides.
+    pub(crate) fn max_frame(&self, overhead: usize) -> usize {
+        (self.slot as usize).saturating_sub(HEADER_LEN + overhead)
     }
 }
 
@@ -85,6 +93,7 @@ struct Fields {
     gid: [u8; 16],
     reads: u8,
     reads_served: u8,
+    protection: u8,
 }
 
 impl Fields {
@@ -101,6 +110,7 @@ impl Fields {
             gid: (u128::from(r.u64("rdma.gid")?) | u128::from(r.u64("rdma.gid")?) << 64).to_le_bytes(),
             reads: r.u8("rdma.reads")?,
             reads_served: r.u8("rdma.reads_served")?,
+            protection: if r.remaining() == 0 { PLAINTEXT } else { r.u8("rdma.protection")? },
         })
     }
 }
@@ -117,7 +127,15 @@ mod tests {
     fn example() -> Bootstrap {
         let gid = Gid(*b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x63\0\x01");
         let qp = RemoteQp { qp_num: 0x11, psn: 0xabcdef, gid, lid: 0x203 };
-        Bootstrap { qp, mtu: Mtu::from_code(5).unwrap(), slot: 8192, grant: 64, reads: 16, reads_served: 8 }
+        Bootstrap {
+            qp,
+            mtu: Mtu::from_code(5).unwrap(),
+            slot: 8192,
+            grant: 64,
+            reads: 16,
+            reads_served: 8,
+            protection: 3,
+        }
     }
 
     #[test]
@@ -128,6 +146,7 @@ mod tests {
             0, 0x20, 0, 0, 64, 0, 0, 0, // slot, grant
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 99, 0, 1, // ::ffff:10.99.0.1
             16, 8, // READs asked, served
+            3, // plaintext or AES-256-GCM
         ];
         assert_eq!(example().encode()[..], expected);
         assert_eq!(Bootstrap::decode(Bytes::copy_from_slice(&expected)).unwrap(), example());
@@ -142,9 +161,15 @@ mod tests {
     }
 
     #[test]
+    fn peer_that_says_nothing_of_protection_has_none() {
+        let data = example().encode();
+        assert_eq!(Bootstrap::decode(data.slice(..data.len() - 1)).unwrap().protection, PLAINTEXT);
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         let good = example().encode();
-        for len in 0..good.len() {
+        for len in 0..good.len() - 1 {
             assert!(Bootstrap::decode(good.slice(..len)).is_err(), "{len} bytes");
         }
         // Version 0, no MTU, an MTU of 6, a queue pair of 32 bits, a packet of 32 bits, a slot of 992, no grant.

@@ -9,11 +9,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use farcall_core::proto::message::{Expose, Exposing};
+use farcall_core::proto::message::{Bulk, Expose, Exposing, Sealed};
 use farcall_core::transport::{Direction, LinkEnd};
 use tokio::time::Instant;
 
 use super::LinkCore;
+use super::seal::{Unsealable, sealed_len};
 use super::send::Sending;
 use crate::device::{ExposeError, Exposure, QueuePair, Work};
 
@@ -107,7 +108,15 @@ pub(super) struct Exposer<'a> {
 }
 
 impl Expose for Exposer<'_> {
-    fn expose(&mut self, seq: u32, bytes: &Bytes) -> Exposing {
+    fn expose(&mut self, seq: u32, bulk: &Bulk) -> Exposing {
+        let (bytes, number) = match (bulk, self.core.seal()) {
+            (Bulk::Plain(bytes), None) => (bytes, None),
+            (Bulk::Sealed(sealed), Some(seal)) if sealed.link == seal.id() => {
+                (&sealed.bytes, Some(sealed.number))
+            }
+            // Staged for another link, which has failed since.
+            _ => return Exposing::Never,
+        };
         let Sending { exposures, qp: Some(qp), requests, blocked, shares, .. } = &mut *self.sending else {
             return Exposing::Never;
         };
@@ -137,34 +146,48 @@ impl Expose for Exposer<'_> {
         };
         requests.push_back(Work::Bind(exposure));
         exposures.add(seq, exposure);
-        let mut descriptor = BytesMut::with_capacity(16);
+        let mut descriptor = BytesMut::with_capacity(24);
         descriptor.put_u64_le(exposure.addr());
         descriptor.put_u32_le(exposure.rkey());
-        descriptor.put_u32_le(bytes.len() as u32);
+        descriptor.put_u32_le(bulk.len() as u32);
+        if let Some(number) = number {
+            descriptor.put_u64_le(number);
+        }
         Exposing::Described(descriptor.freeze())
     }
 }
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::stage`].
-    pub(crate) fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Option<Bytes> {
+    pub(crate) fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Bulk {
         let len = pieces.iter().map(Bytes::len).sum();
         if len < LEAST_EXPOSED || !self.sending().exposures.is_possible() {
-            return None;
+            return Bulk::None;
         }
-        if let [only] = pieces
-            && self.resources.rendezvous_pool.contains(only)
+        let pool = &self.resources.rendezvous_pool;
+        if let ([only], None) = (pieces, self.seal())
+            && pool.contains(only)
         {
-            return Some(only.clone());
+            return Bulk::Plain(only.clone());
         }
-        let Some(mut extent) = self.resources.rendezvous_pool.take(direction, len) else {
-            self.resources.rendezvous_pool.grow(direction, len, None);
-            return None;
+        let needed = self.seal().map_or(len, |_| sealed_len(len));
+        let Some(mut extent) = pool.take(direction, needed) else {
+            pool.grow(direction, needed, None);
+            return Bulk::None;
         };
-        let mut rest = &mut extent[..];
-        pieces.iter().for_each(|piece| rest.put_slice(piece));
         self.copied.fetch_add(len as u64, Ordering::Relaxed);
-        Some(extent.freeze(0..len))
+        let Some(seal) = self.seal() else {
+            let mut rest = &mut extent[..];
+            pieces.iter().for_each(|piece| rest.put_slice(piece));
+            return Bulk::Plain(extent.freeze(0..len));
+        };
+        match seal.seal_chunks(pieces, &mut extent[..needed]) {
+            Ok(number) => {
+                let bytes = extent.freeze(0..needed);
+                Bulk::Sealed(Sealed { len, bytes, number, link: seal.id() })
+            }
+            Err(Unsealable) => Bulk::None,
+        }
     }
 
     /// See [`farcall_core::transport::Link::revoke`].

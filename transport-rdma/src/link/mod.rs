@@ -7,20 +7,22 @@ mod expose;
 mod lending;
 mod pull;
 mod receive;
+mod seal;
 mod send;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use farcall_core::proto::wire::Probe;
-use farcall_core::transport::{Counters, LinkEnd, LinkHandler};
+use farcall_core::proto::wire::{HEADER_LEN, Probe};
+use farcall_core::transport::{Counters, LinkEnd, LinkHandler, TAG_LEN};
 use tokio::sync::oneshot;
 
 pub(crate) use arrival::{Arrival, ReceivedSend};
-pub(crate) use bootstrap::{Bootstrap, announcement};
+pub(crate) use bootstrap::{Bootstrap, PLAINTEXT, announcement};
 pub(crate) use expose::{LEAST_EXPOSED, watch as watch_exposed};
 pub(crate) use receive::Delivered;
+pub(crate) use seal::{End, KeyTerms, Seal};
 
 use self::receive::Receiving;
 use self::send::Sending;
@@ -38,6 +40,8 @@ pub(crate) struct LinkCore {
     path: LocalPath,
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
+    /// How what it moves is sealed; nothing is taken in before that is known. `None` within: it is not.
+    seal: OnceLock<Option<Arc<Seal>>>,
     resources: Resources,
     lease: Mutex<Option<CreditLease>>,
     /// Receives granted to the peer since the link began.
@@ -66,6 +70,7 @@ impl LinkCore {
             name,
             path,
             remote: OnceLock::new(),
+            seal: OnceLock::new(),
             resources: resources.clone(),
             lease: Mutex::new(Some(new.lease)),
             granted: AtomicU32::new(window),
@@ -96,11 +101,23 @@ impl LinkCore {
         self.sending().qp()
     }
 
+    /// Says how the link is sealed, before anything can arrive.
+    pub(crate) fn protect(&self, seal: Option<Seal>) {
+        // Set once, by the candidate that makes the link.
+        let _ = self.seal.set(seal.map(Arc::new));
+    }
+
+    /// How the link is sealed, if it is.
+    pub(crate) fn seal(&self) -> Option<&Arc<Seal>> {
+        self.seal.get()?.as_ref()
+    }
+
     /// The peer's end is known, and may be sent to.
     pub(crate) fn connected(&self, peer: &Bootstrap, device: &Limits) {
         // Set once, by the candidate that makes the link.
         let _ = self.remote.set(peer.qp);
-        let max_frame = peer.max_frame().min(SLOT - farcall_core::proto::wire::HEADER_LEN);
+        let overhead = self.seal().map_or(0, |_| TAG_LEN);
+        let max_frame = peer.max_frame(overhead).min(SLOT - HEADER_LEN - overhead);
         self.max_frame.store(max_frame as u32, Ordering::Release);
         let can_expose = device.windows > 0 && device.reads_served > 0 && peer.reads > 0;
         self.sending().open(peer.grant, can_expose, device.reads.min(peer.reads_served));

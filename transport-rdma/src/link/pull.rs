@@ -9,11 +9,15 @@ use farcall_core::proto::inbox::Described;
 use farcall_core::transport::{Direction, LinkEnd};
 
 use super::LinkCore;
+use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
-use crate::device::{ReadTarget, RemoteRange, Work};
+use crate::device::{Extent, ReadTarget, RemoteRange, Work};
 
 /// Bytes of one READ. A SEND that is posted behind it waits for about as long as these take.
 const CHUNK: usize = 64 << 10;
+
+/// How many chunks are opened before other tasks have their turn: some tens of microseconds.
+const CHUNKS_IN_A_ROW: usize = 4;
 
 /// The messages that one link reads.
 #[derive(Default)]
@@ -34,6 +38,8 @@ struct Asked {
     direction: Direction,
     described: Described,
     from: RemoteRange,
+    /// The number of the first chunk, if they are sealed.
+    number: Option<u64>,
 }
 
 struct Pull {
@@ -46,7 +52,20 @@ struct Pull {
     next: usize,
     /// READs that have not completed.
     outstanding: usize,
+    /// The length of what is to be in memory, tags included.
+    end: usize,
+    /// The length of the message.
     total: usize,
+    number: Option<u64>,
+}
+
+/// A message that was read, and is sealed.
+pub(super) struct SealedMessage {
+    seq: u32,
+    extent: Extent,
+    begin: usize,
+    total: usize,
+    number: u64,
 }
 
 impl Pulls {
@@ -71,9 +90,9 @@ impl Pulls {
         if self.room() == 0 {
             return None;
         }
-        let i = self.active.iter().position(|pull| pull.next < pull.total)?;
+        let i = self.active.iter().position(|pull| pull.next < pull.end)?;
         let mut pull = self.active.remove(i)?;
-        let (at, len) = (pull.next, CHUNK.min(pull.total - pull.next));
+        let (at, len) = (pull.next, CHUNK.min(pull.end - pull.next));
         let from = RemoteRange { addr: pull.from.addr.wrapping_add((at - pull.begin) as u64), ..pull.from };
         let read = Work::Read { into: Arc::clone(&pull.read_target), at, len, from, tag: pull.seq.into() };
         pull.next += len;
@@ -83,41 +102,47 @@ impl Pulls {
         Some(read)
     }
 
-    /// A READ of this message has completed.
-    fn completed(&mut self, seq: u32) {
+    /// A READ of this message has completed. `Some`: it was the last, and the message is to be opened.
+    fn completed(&mut self, seq: u32) -> Option<SealedMessage> {
         self.outstanding = self.outstanding.saturating_sub(1);
-        let Some(i) = self.active.iter().position(|pull| pull.seq == seq) else { return };
+        let i = self.active.iter().position(|pull| pull.seq == seq)?;
         let pull = &mut self.active[i];
         pull.outstanding -= 1;
-        if pull.outstanding > 0 || pull.next < pull.total {
-            return;
+        if pull.outstanding > 0 || pull.next < pull.end {
+            return None;
         }
-        let Some(pull) = self.active.remove(i) else { return };
+        let Pull { read_target, begin, total, number, .. } = self.active.remove(i)?;
         // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
-        let whole = ReadTarget::into_extent(pull.read_target).ok().map(|extent| extent.freeze(0..pull.total));
-        self.done.push_back((seq, whole));
+        let extent = ReadTarget::into_extent(read_target).ok();
+        match (extent, number) {
+            (Some(extent), Some(number)) => return Some(SealedMessage { seq, extent, begin, total, number }),
+            (extent, _) => self.done.push_back((seq, extent.map(|extent| extent.freeze(0..total)))),
+        }
+        None
     }
 }
 
 impl Asked {
-    fn new(direction: Direction, described: Described) -> Result<Self, String> {
+    fn new(direction: Direction, described: Described, is_sealed: bool) -> Result<Self, String> {
         let mut descriptor = described.descriptor.clone();
-        if descriptor.len() != 16 {
-            return Err(format!("a descriptor has {} bytes, not 16", descriptor.len()));
+        let expected = if is_sealed { 24 } else { 16 };
+        if descriptor.len() != expected {
+            return Err(format!("a descriptor has {} bytes, not {expected}", descriptor.len()));
         }
         let from = RemoteRange { addr: descriptor.get_u64_le(), rkey: descriptor.get_u32_le() };
         let len = descriptor.get_u32_le() as usize;
         if described.begin.len().checked_add(len) != Some(described.total) {
             return Err(format!("a descriptor of {len} bytes is not what a message lacks"));
         }
-        Ok(Self { direction, described, from })
+        let number = is_sealed.then(|| descriptor.get_u64_le());
+        Ok(Self { direction, described, from, number })
     }
 }
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::pull`].
     pub(crate) fn pull(self: &Arc<Self>, direction: Direction, described: Described) {
-        match Asked::new(direction, described) {
+        match Asked::new(direction, described, self.seal().is_some()) {
             Ok(asked) => {
                 let mut sending = self.sending();
                 if !sending.is_open() {
@@ -156,7 +181,9 @@ impl LinkCore {
             && let Some(asked) = pulls.asked.pop_front()
         {
             let (direction, total) = (asked.direction, asked.described.total);
-            if let Some(mut extent) = self.resources.rendezvous_pool.take(direction, total) {
+            let begins_with = asked.described.begin.len();
+            let end = asked.number.map_or(total, |_| begins_with + sealed_len(total - begins_with));
+            if let Some(mut extent) = self.resources.rendezvous_pool.take(direction, end) {
                 let begin = &asked.described.begin;
                 extent[..begin.len()].copy_from_slice(begin);
                 pulls.active.push_back(Pull {
@@ -166,7 +193,9 @@ impl LinkCore {
                     begin: begin.len(),
                     next: begin.len(),
                     outstanding: 0,
+                    end,
                     total,
+                    number: asked.number,
                 });
                 continue;
             }
@@ -177,7 +206,7 @@ impl LinkCore {
                     link.resources.mailbox.changed(link.number);
                 }
             };
-            if self.resources.rendezvous_pool.grow(direction, total, Some(Box::new(grown))) {
+            if self.resources.rendezvous_pool.grow(direction, end, Some(Box::new(grown))) {
                 pulls.growing = true;
                 pulls.asked.push_front(asked);
             } else {
@@ -192,9 +221,32 @@ impl LinkCore {
     /// A READ has completed.
     pub(crate) fn on_read(self: &Arc<Self>, tag: u64) {
         let mut sending = self.sending();
-        sending.pulls.completed(tag as u32);
+        let whole = sending.pulls.completed(tag as u32);
         self.pump(&mut sending);
         self.post(&mut sending);
+        drop(sending);
+        if let (Some(message), Some(seal)) = (whole, self.seal()) {
+            // Takes as long as copying: the driver has other links to serve.
+            seal.runtime().spawn(Arc::clone(self).open_message(message, Arc::clone(seal)));
+        }
+    }
+
+    /// Opens a message that was read, and has it delivered.
+    async fn open_message(self: Arc<Self>, message: SealedMessage, seal: Arc<Seal>) {
+        let SealedMessage { seq, mut extent, begin, total, number } = message;
+        for index in 0..chunks(total - begin) {
+            if seal.open_chunk(&mut extent[begin..], total - begin, number, index).is_err() {
+                return self.resources.mailbox.failed(self.number, self.forged("a long message"));
+            }
+            if index % CHUNKS_IN_A_ROW == CHUNKS_IN_A_ROW - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let mut sending = self.sending();
+        if sending.is_open() {
+            sending.pulls.done.push_back((seq, Some(extent.freeze(0..total))));
+            self.resources.mailbox.changed(self.number);
+        }
     }
 
     /// Delivers the messages that are whole. `Some`: the handler takes no more from the link.

@@ -9,7 +9,7 @@ use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{
     Close, CloseCode, Credit, CreditOp, FrameType, HEADER_LEN, Header, Ping, flags,
 };
-use farcall_core::transport::{FrameSource, LinkEnd};
+use farcall_core::transport::{FrameSource, LinkEnd, TAG_LEN};
 
 use super::LinkCore;
 use super::credit::{CreditUpdate, Received, SendCredits};
@@ -155,32 +155,9 @@ impl Sending {
         if self.starved && self.credits.available() == 0 { flags::STARVED } else { 0 }
     }
 
-    /// Encodes a frame of `header.len` bytes, into the slot if it is too long for a work request.
-    fn encode<'a>(
-        &self,
-        header: &Header,
-        pieces: impl Iterator<Item = &'a [u8]>,
-        slot: &mut Option<Slot>,
-    ) -> Option<Work> {
-        let len = HEADER_LEN + header.len as usize;
-        let whole = if len <= self.inline {
-            let mut whole = BytesMut::with_capacity(len);
-            whole.put_slice(&header.encode());
-            pieces.for_each(|piece| whole.put_slice(piece));
-            whole.freeze()
-        } else {
-            let mut slot = slot.take().filter(|slot| slot.len() >= len)?;
-            let mut rest = &mut slot[..len];
-            rest.put_slice(&header.encode());
-            pieces.for_each(|piece| rest.put_slice(piece));
-            slot.freeze(0..len)
-        };
-        Some(send(whole))
-    }
-
     /// Whether the link's own short frames fit into a work request, as they do on most devices.
     fn has_inline_controls(&self) -> bool {
-        self.inline >= HEADER_LEN + MAX_CONTROL
+        self.inline >= HEADER_LEN + MAX_CONTROL + TAG_LEN
     }
 }
 
@@ -334,7 +311,8 @@ impl LinkCore {
     }
 
     fn finish(&self, sending: &mut Sending, message: SendBuffer) {
-        let SendBuffer { slot, len, copied } = message;
+        let SendBuffer { mut slot, len, copied } = message;
+        let Some(len) = self.seal_message(sending, &mut slot, len) else { return };
         self.sent.fetch_add(len as u64, Ordering::Release);
         if len > sending.inline {
             self.copied.fetch_add(copied, Ordering::Relaxed);
@@ -356,11 +334,26 @@ impl LinkCore {
         })
     }
 
+    /// Seals the first `len` bytes of a buffer, if the link is sealed. Returns how many are to be sent.
+    fn seal_message(&self, sending: &mut Sending, buffer: &mut [u8], len: usize) -> Option<usize> {
+        let Some(seal) = self.seal() else { return Some(len) };
+        let sealed = buffer.split_at_mut_checked(len).and_then(|(message, behind)| {
+            behind.get_mut(..TAG_LEN)?.copy_from_slice(&seal.seal(message).ok()?);
+            Some(len + TAG_LEN)
+        });
+        if sealed.is_none() {
+            self.fail_to_send(sending, "a message could not be sealed; report this as a bug");
+        }
+        sealed
+    }
+
     fn fail_to_post(&self, sending: &mut Sending, error: &PostError) {
+        self.fail_to_send(sending, &describe(error));
+    }
+
+    fn fail_to_send(&self, sending: &mut Sending, why: &str) {
         sending.end();
-        self.resources
-            .mailbox
-            .failed(self.number, LinkEnd::failed(format!("{}: {}", self.name, describe(error))));
+        self.resources.mailbox.failed(self.number, LinkEnd::failed(format!("{}: {why}", self.name)));
     }
 
     /// Returns the grant for a header that leaves now.
@@ -438,19 +431,47 @@ impl LinkCore {
     }
 
     /// Sends a link frame.
-    fn say(&self, sending: &mut Sending, kind: FrameType, payload: &[u8], mut slot: Option<Slot>) {
+    fn say(&self, sending: &mut Sending, kind: FrameType, payload: &[u8], slot: Option<Slot>) {
         let mut header = Header::new(kind, 0);
         header.len = payload.len() as u32;
         header.flags = sending.hunger();
         header.rx_seq = sending.rx_seq;
         header.grant = self.stamp(sending);
-        let Some(mut request) = sending.encode(&header, std::iter::once(payload), &mut slot) else { return };
+        let Some(message) = self.encode(sending, &header, payload, slot) else { return };
+        self.sent.fetch_add(message.len() as u64, Ordering::Release);
+        let mut request = send(message);
         if let Work::Send { signaled, .. } = &mut request {
             *signaled = kind == FrameType::CLOSE;
         }
-        self.sent.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Release);
         sending.requests.push_back(request);
         self.post(sending);
+    }
+
+    /// Encodes a link frame, into the slot if it is too long for a work request.
+    fn encode(
+        &self,
+        sending: &mut Sending,
+        header: &Header,
+        payload: &[u8],
+        slot: Option<Slot>,
+    ) -> Option<Bytes> {
+        let len = HEADER_LEN + payload.len();
+        let put = |mut to: &mut [u8]| {
+            to.put_slice(&header.encode());
+            to.put_slice(payload);
+        };
+        if len + TAG_LEN <= sending.inline {
+            let mut whole = BytesMut::zeroed(len + TAG_LEN);
+            put(&mut whole);
+            let len = self.seal_message(sending, &mut whole, len)?;
+            whole.truncate(len);
+            Some(whole.freeze())
+        } else {
+            let mut slot = slot.filter(|slot| slot.len() >= len + TAG_LEN)?;
+            put(&mut slot);
+            let len = self.seal_message(sending, &mut slot, len)?;
+            Some(slot.freeze(0..len))
+        }
     }
 
     /// Posts the encoded requests.

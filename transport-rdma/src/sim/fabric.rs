@@ -7,6 +7,7 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use super::windows::{Grant, SimWindow};
+use super::wire::Wire;
 use crate::device::{
     Completion, Cq, DeviceEvent, Gid, LocalPath, PostError, QpTuning, ReadTarget, RemoteQp, RemoteRange,
     Slot, WcStatus,
@@ -29,6 +30,7 @@ pub(super) struct State {
     pub(super) reads: bool,
     /// How the next READ fails.
     pub(super) read_failure: Option<WcStatus>,
+    pub(super) wire: Wire,
     /// To be woken when the lock is free.
     pub(super) wakers: Vec<Waker>,
 }
@@ -125,6 +127,7 @@ impl State {
             windows: BTreeMap::new(),
             reads: true,
             read_failure: None,
+            wire: Wire::default(),
             wakers: Vec::new(),
         }
     }

@@ -23,6 +23,7 @@ mod machine;
 mod queues;
 mod steps;
 mod windows;
+mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric::State;
 pub use machine::SimHost;
+pub use wire::Crossing;
 
 use crate::device::{LocalPath, WcStatus};
 
@@ -76,6 +78,11 @@ impl Fabric {
     /// Lets the next READ fail that arrives at its peer.
     pub fn fail_read(&self, status: WcStatus) {
         self.with(|state| state.read_failure = Some(status));
+    }
+
+    /// Puts somebody on the network who sees all that crosses it, and may change it.
+    pub fn tap(&self, observer: impl FnMut(Crossing, &mut Vec<u8>) + Send + 'static) {
+        self.with(|state| state.wire.tap(Box::new(observer)));
     }
 
     /// How many windows there are on all machines, and how many of them are bound.

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use super::fabric::{Qp, QpState, Request, State, raw};
+use super::wire::Crossing;
 use crate::device::{Cq, Gid, RemoteRange, WcStatus};
 
 #[derive(Debug, Clone, Copy)]
@@ -195,6 +196,8 @@ impl State {
         let shard_id = self.qps.get(&peer).map(|qp| qp.shard).ok_or(WcStatus::RETRY_EXC_ERR)?;
         let shard = self.shards.get_mut(&shard_id).ok_or(WcStatus::RETRY_EXC_ERR)?;
         let wr_id = shard.posted.pop_front().ok_or(WcStatus::RNR_RETRY_EXC_ERR)?;
+        let seen = self.wire.cross(Crossing::Message, &[&parts[0], &parts[1]]);
+        let parts = seen.map_or_else(|| parts.clone(), |seen| [Bytes::from(seen), Bytes::new()]);
         let len = parts.iter().map(Bytes::len).sum::<usize>();
         match shard.in_flight.receives().slot_mut(wr_id) {
             Some(slot) if len <= slot.len() => {
@@ -225,7 +228,10 @@ impl State {
             // The bytes are looked up and copied only now, so that a READ whose grant has ended since gets none.
             let result = self.answerer(qp).and_then(|peer| self.granted(peer, *from, *len));
             match result {
-                Ok(bytes) => into.write(*at, &bytes),
+                Ok(bytes) => match self.wire.cross(Crossing::Read, &[&bytes]) {
+                    Some(seen) => into.write(*at, &seen),
+                    None => into.write(*at, &bytes),
+                },
                 Err(status) => return self.fail_read(num, status),
             }
         }

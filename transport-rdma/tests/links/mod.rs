@@ -12,7 +12,7 @@ use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, Header};
 use farcall_core::testing::conformance::Pair;
 use farcall_core::testing::{self, conformance};
-use farcall_core::transport::{Description, Link, LinkEnd, Unavailable, Upgrade};
+use farcall_core::transport::{Attempt, Cipher, Description, Link, LinkEnd, Unavailable, Upgrade};
 use farcall_rdma::RdmaUpgrade;
 
 /// Against hanging only.
@@ -23,10 +23,24 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Side {
     pub(crate) upgrade: RdmaUpgrade,
     pub(crate) address: IpAddr,
+    /// The cipher of the stream link's TLS session. `None`: it is not encrypted.
+    pub(crate) cipher: Option<Cipher>,
+}
+
+impl Side {
+    /// Returns what an attempt of a session is about.
+    pub(crate) fn attempt(&self) -> Attempt {
+        let mut attempt = Attempt::plain(stream(self.address), TrafficClass::Normal);
+        if let Some(cipher) = self.cipher {
+            attempt.allows_plaintext = false;
+            attempt.secret = farcall_tcp::tls::exported(cipher, &[7; 32]);
+        }
+        attempt
+    }
 }
 
 /// A TCP connection with this local address.
-pub(crate) fn stream(local: IpAddr) -> Description {
+fn stream(local: IpAddr) -> Description {
     let local = Some(SocketAddr::new(local, 7400));
     Description { transport: "tcp", local, peer: None, device: String::new(), busy_polls: false }
 }
@@ -35,8 +49,8 @@ pub(crate) fn stream(local: IpAddr) -> Description {
 pub(crate) async fn try_pair(near: &Side, far: &Side) -> Result<Pair, Unavailable> {
     const EPOCH: u32 = 3;
     let announced = far.upgrade.announce().await?;
-    let (client, offer) = near.upgrade.offer(announced, &stream(near.address), TrafficClass::Normal).await?;
-    let (server, answer) = far.upgrade.answer(offer, &stream(far.address), TrafficClass::Normal).await?;
+    let (client, offer) = near.upgrade.offer(announced, &near.attempt()).await?;
+    let (server, answer) = far.upgrade.answer(EPOCH, offer, &far.attempt()).await?;
     tokio::try_join!(client.complete(EPOCH, Some(answer)), server.complete(EPOCH, None))
 }
 
@@ -99,10 +113,14 @@ pub(crate) mod scenarios {
     }
 
     pub(crate) async fn more_than_the_window_arrives_both_ways(near: Side, far: Side) {
-        for (len, count) in [(0, 500), (64, 1000), (200, 500), (3000, 500), (8160, 300)] {
+        let longest = longest(&near);
+        for (len, count) in [(0, 500), (64, 1000), (200, 500), (3000, 500), (longest, 300)] {
             let mut ends = start(pair(&near, &far).await);
             for end in &ends {
-                assert_eq!(end.link().max_frame(), 8160);
+                assert_eq!(
+                    (end.link().max_frame(), end.link().is_encrypted()),
+                    (longest, near.cipher.is_some())
+                );
                 end.send(1..=count, len, FrameType::ITEM);
             }
             for end in &mut ends {
@@ -117,11 +135,17 @@ pub(crate) mod scenarios {
         far.expect(2000, 500).await;
     }
 
+    /// The longest payload of a frame: a sealed message has its tag in the same buffer.
+    fn longest(side: &Side) -> usize {
+        if side.cipher.is_some() { 8144 } else { 8160 }
+    }
+
     pub(crate) async fn longest_frames_arrive(near: Side, far: Side) {
+        let longest = longest(&near);
         let [near, mut far] = start(pair(&near, &far).await);
-        near.send(1..=50, 8160, FrameType::FRAGMENT);
-        far.expect(50, 8160).await;
-        assert!(near.link().counters().bytes_sent > 50 * 8160);
+        near.send(1..=50, longest, FrameType::FRAGMENT);
+        far.expect(50, longest).await;
+        assert!(near.link().counters().bytes_sent > 50 * longest as u64);
     }
 
     pub(crate) async fn reader_that_keeps_everything_stops_nobody(near: Side, far: Side) {

@@ -5,18 +5,69 @@ use std::sync::Arc;
 use farcall_core::client::Connector;
 use farcall_core::server::ServerCore;
 use farcall_core::status::Result;
-use farcall_core::transport::{BoxFuture, Link, memory};
+use farcall_core::transport::{
+    BoxFuture, Cipher, Counters, Description, FrameSource, Link, LinkHandler, Secret, Unavailable, memory,
+};
 
-pub(crate) struct Near(pub(crate) Arc<ServerCore>);
+pub(crate) struct Near {
+    pub(crate) host: Arc<ServerCore>,
+    /// The cipher that the stream link's TLS session has agreed on. `None`: it is not encrypted.
+    pub(crate) cipher: Option<Cipher>,
+}
 
 impl Connector for Near {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
         let (near, far) = memory::pair();
-        self.0.serve(far);
+        let [near, far] = match self.cipher {
+            None => [near as Arc<dyn Link>, far],
+            Some(cipher) => [near, far].map(|link| Arc::new(Encrypted { link, cipher }) as Arc<dyn Link>),
+        };
+        self.host.serve(far);
         Box::pin(async { Ok(near) })
     }
 
     fn target(&self) -> String {
         "there".into()
+    }
+}
+
+/// The in-memory link as if it were encrypted.
+#[derive(Debug)]
+struct Encrypted {
+    link: Arc<dyn Link>,
+    cipher: Cipher,
+}
+
+impl Link for Encrypted {
+    fn description(&self) -> &Description {
+        self.link.description()
+    }
+
+    fn max_frame(&self) -> usize {
+        self.link.max_frame()
+    }
+
+    fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        self.link.clone().start(handler);
+    }
+
+    fn send(&self, source: &mut dyn FrameSource) {
+        self.link.send(source);
+    }
+
+    fn close(&self) {
+        self.link.close();
+    }
+
+    fn counters(&self) -> Counters {
+        self.link.counters()
+    }
+
+    fn is_encrypted(&self) -> bool {
+        true
+    }
+
+    fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
+        farcall_tcp::tls::exported(self.cipher, &[7; 32])
     }
 }

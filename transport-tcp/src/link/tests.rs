@@ -46,7 +46,7 @@ async fn sockets_have_the_mark_of_their_class() {
             };
             for link in ends {
                 link.mark(class);
-                let socket = SockRef::from(&link.socket);
+                let socket = SockRef::from(&link.socket.tcp);
                 let marked = if v6 { socket.tclass_v6() } else { socket.tos_v4() };
                 assert_eq!(marked.unwrap(), tos, "{class} by {host} at {listen}");
             }

@@ -10,7 +10,7 @@ use super::forms::{End, Form, Item, Request, Response};
 #[cfg(any(feature = "lz4", feature = "zstd"))]
 use crate::compress::{Workspace, unpack};
 use crate::compression::Compression;
-use crate::message::{Expose, Exposing, Fragmenter, Message};
+use crate::message::{Bulk, Expose, Exposing, Fragmenter, Message};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Encoder, Packed, Payload};
 use crate::status::{Code, Status};
@@ -253,11 +253,11 @@ fn fragments(v: &mut Vectors) {
 fn described(v: &mut Vectors) {
     struct Window;
     impl Expose for Window {
-        fn expose(&mut self, _: u32, bytes: &Bytes) -> Exposing {
+        fn expose(&mut self, _: u32, bulk: &Bulk) -> Exposing {
             let mut descriptor = BytesMut::new();
             descriptor.put_u64_le(0x5555_5500_0000);
             descriptor.put_u32_le(0x801);
-            descriptor.put_u32_le(bytes.len() as u32);
+            descriptor.put_u32_le(bulk.len() as u32);
             Exposing::Described(descriptor.freeze())
         }
     }
@@ -266,7 +266,7 @@ fn described(v: &mut Vectors) {
     let mut prefix = BytesMut::new();
     head.encode(&content, &mut prefix).unwrap();
     let mut message = Message::new(FrameType::REQUEST, 7, prefix.freeze());
-    message.bulk = content.payload.body.into_bytes();
+    message.bulk = Bulk::Plain(content.payload.body.into_bytes());
     let frame = Fragmenter::new(message).describe(10, &mut Window).unwrap();
     let payload: Vec<u8> = frame.pieces.slices().flat_map(|piece| piece.to_vec()).collect();
     v.payload("REQUEST, described", Header { seq: 10, rx_seq: 1, ..frame.header }, &payload);

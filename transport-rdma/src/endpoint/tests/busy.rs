@@ -71,11 +71,10 @@ async fn thread_ends_with_the_runtime() {
     let (fabric, [near, far]) = busy_nodes();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let there = near.clone();
-    let offer = runtime.spawn(async move {
-        there.upgrade.offer(Bytes::new(), &there.stream, TrafficClass::Normal).await.unwrap()
-    });
+    let offer =
+        runtime.spawn(async move { there.upgrade.offer(Bytes::new(), &there.attempt).await.unwrap() });
     let (client, offer) = offer.await.unwrap();
-    let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await.unwrap();
+    let (server, answer) = far.upgrade.answer(1, offer, &far.attempt).await.unwrap();
     let near_link = runtime.spawn(client.complete(1, Some(answer)));
     let mut far_end = End::start(server.complete(1, None).await.unwrap());
     let near_end = End::start(near_link.await.unwrap().unwrap());

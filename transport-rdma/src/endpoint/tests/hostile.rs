@@ -8,7 +8,7 @@ use farcall_core::transport::Direction;
 
 use super::*;
 use crate::device::{Completion, Cq, Device, Host, QpTuning, RemoteQp, Slab, SlabLayout, Work, choose};
-use crate::link::Bootstrap;
+use crate::link::{Bootstrap, PLAINTEXT};
 
 /// A peer that speaks to a link as it likes.
 pub(super) struct Hostile {
@@ -36,7 +36,15 @@ impl Hostile {
         qp.to_init(&path).unwrap();
         let local = RemoteQp { qp_num: qp.number(), psn: 7, gid: path.gid, lid: 0 };
         let mtu = path.status.active_mtu;
-        let offer = Bootstrap { qp: local, mtu, slot: 8192, grant: 250, reads, reads_served: reads };
+        let offer = Bootstrap {
+            qp: local,
+            mtu,
+            slot: 8192,
+            grant: 250,
+            reads,
+            reads_served: reads,
+            protection: PLAINTEXT,
+        };
         (Self { device, queues, qp, slab, path }, offer.encode())
     }
 
@@ -56,7 +64,7 @@ impl Hostile {
     /// Connects to a server, and sends it a PROBE if it is to be believed.
     pub(super) async fn connect(fabric: &Arc<Fabric>, far: &Node, prove: bool) -> (Self, Server) {
         let (hostile, offer) = Self::new(fabric, 0);
-        let (server, answer) = far.upgrade.answer(offer, &far.stream, TrafficClass::Normal).await.unwrap();
+        let (server, answer) = far.upgrade.answer(1, offer, &far.attempt).await.unwrap();
         hostile.join(answer, prove);
         let server = tokio::spawn(server.complete(1, None));
         (hostile, server)

@@ -73,6 +73,7 @@ impl Setup {
                 calls: Calls::default(),
                 policy: Policy::Auto,
                 upgrade,
+                plaintext_upgrade: false,
             }
         });
         let methods = vec![Method::unary("echo", "echo")];

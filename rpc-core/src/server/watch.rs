@@ -1,0 +1,71 @@
+//! Connections of peers that have gone quiet: in the middle of a message, or with nothing to do.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::ServerCore;
+use crate::connection::{Activity, Connection};
+
+/// The longest pause between two looks at all connections.
+const TICK: Duration = Duration::from_secs(5);
+
+/// The last change that was seen of a connection.
+struct Seen {
+    received: u64,
+    activity: Activity,
+    since: Instant,
+}
+
+impl ServerCore {
+    /// Closes connections whose peers stop in the middle of a message for longer than `limits.stall_ms`, and drains those
+    /// that are idle for longer than `limits.idle_ms`. Never ends.
+    pub async fn watch(&self) {
+        let (stall, idle) = (self.settings.limits.stall(), self.settings.limits.idle());
+        let Some(shortest) = [stall, idle].into_iter().flatten().min() else {
+            return std::future::pending().await;
+        };
+        let tick = (shortest / 4).clamp(Duration::from_millis(1), TICK);
+        let mut seen = HashMap::new();
+        loop {
+            // A timer that runs costs each wait of the runtime a little, so there is none while nothing can stall.
+            if idle.is_none() && seen.values().all(|seen: &Seen| !seen.activity.is_amid_message()) {
+                self.registry.amid_message().notified().await;
+            }
+            tokio::time::sleep(tick).await;
+            let mut now_seen = HashMap::new();
+            for connection in self.connections() {
+                let key = Arc::as_ptr(&connection).addr();
+                let quiet = Seen::again(&connection, seen.remove(&key));
+                let since = quiet.since.elapsed();
+                match quiet.activity {
+                    Activity::AmidMessage => {
+                        stall
+                            .filter(|stall| since >= *stall)
+                            .inspect(|stall| connection.close_stalled(*stall));
+                    }
+                    Activity::Idle if idle.is_some_and(|idle| since >= idle) && connection.is_open() => {
+                        let reason = format!("nothing was called for {since:.0?} (limits.idle_ms)");
+                        tokio::spawn(async move { connection.drain(&reason).await });
+                    }
+                    _ => {}
+                }
+                now_seen.insert(key, quiet);
+            }
+            seen = now_seen;
+        }
+    }
+}
+
+impl Seen {
+    /// Looks at a connection again.
+    fn again(connection: &Connection, before: Option<Self>) -> Self {
+        let (received, activity) = connection.activity();
+        match before {
+            Some(before) if before.received == received && before.activity == activity => before,
+            _ => Self { received, activity, since: Instant::now() },
+        }
+    }
+}

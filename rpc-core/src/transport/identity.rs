@@ -1,0 +1,62 @@
+//! The identity of an authenticated peer.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+
+/// The identity of a peer, from the certificate that it has proved to be its own. A CA that this side trusts has signed it.
+///
+/// Compare names that a CA gives out with care, such as a URI or a DNS name. `subject` is for people: CAs differ in what they
+/// write there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Identity {
+    /// The subject of the certificate, as in `CN=node7,O=Example` (RFC 4514).
+    pub subject: String,
+    /// The DNS names among its alternative names.
+    pub dns_names: Vec<String>,
+    /// The URIs among its alternative names.
+    pub uris: Vec<String>,
+    /// The addresses among its alternative names.
+    pub ip_addresses: Vec<IpAddr>,
+    /// The certificates that the peer has presented, its own first, in DER.
+    pub certificates: Vec<Bytes>,
+}
+
+impl Identity {
+    /// Returns an identity without names.
+    pub fn new(certificates: Vec<Bytes>) -> Self {
+        Self { certificates, ..Self::default() }
+    }
+
+    /// Returns a name for messages: the SPIFFE ID, else the first DNS name, else the subject.
+    pub fn name(&self) -> &str {
+        self.spiffe_id().or_else(|| self.dns_names.first().map(String::as_str)).unwrap_or(&self.subject)
+    }
+
+    /// Returns the SPIFFE ID, as in `spiffe://example.org/ns/shop/sa/kv`: the only URI, if it is one. A certificate with
+    /// several URIs has none ([X.509-SVID](https://spiffe.io/docs/latest/spiffe-specs/x509-svid/), section 2).
+    pub fn spiffe_id(&self) -> Option<&str> {
+        match &self.uris[..] {
+            [only] if only.starts_with("spiffe://") => Some(only),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_only_uri_is_the_spiffe_id() {
+        let with = |uris: &[&str]| Identity {
+            uris: uris.iter().map(|uri| (*uri).to_owned()).collect(),
+            ..Identity::default()
+        };
+        assert_eq!(with(&["spiffe://a/b"]).spiffe_id(), Some("spiffe://a/b"));
+        assert_eq!(with(&["https://a/b"]).spiffe_id(), None);
+        assert_eq!(with(&["spiffe://a/b", "spiffe://a/c"]).spiffe_id(), None);
+        assert_eq!(with(&[]).spiffe_id(), None);
+    }
+}

@@ -1,0 +1,307 @@
+//! Tokens: credentials that go with each call, in the metadata `authorization: Bearer TOKEN` (RFC 6750).
+//!
+//! A client has [`Tokens`], which are fetched when they are needed and again before they expire. A server [verifies](verify) each
+//! call's token, and handlers see what the verifier has found. Tokens are secrets: use TLS, or a network that nobody else
+//! reads. The example `tokens` signs tokens and checks them.
+//!
+//! ```
+//! use std::time::Duration;
+//! use farcall::auth::{Token, Tokens, verify};
+//! use farcall::{Context, Status};
+//!
+//! #[derive(Clone)]
+//! struct User(String);
+//!
+//! #[farcall::service]
+//! trait Desk {
+//!     async fn whoami(&self, cx: &Context) -> farcall::Result<String>;
+//! }
+//!
+//! struct Office;
+//!
+//! impl Desk for Office {
+//!     async fn whoami(&self, cx: &Context) -> farcall::Result<String> {
+//!         Ok(cx.extension::<User>().map_or("nobody", |user| &user.0).to_owned())
+//!     }
+//! }
+//!
+//! # use farcall::middleware::ServiceExt;
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! // The server: what a token stands for.
+//! let check = verify(|token| async move {
+//!     match &*token {
+//!         "ann's" => Ok(User("ann".into())),
+//!         _ => Err(Status::unauthenticated("nobody has this token")),
+//!     }
+//! });
+//! let channel = farcall::in_process(DeskServer::new(Office).intercept(check));
+//!
+//! // The client: where tokens come from.
+//! let tokens = Tokens::new(|| async { Ok(Token::new("ann's").valid_for(Duration::from_secs(3600))) });
+//! let desk = DeskClient::new(channel.intercept(tokens.interceptor()));
+//! assert_eq!(desk.whoami().await?, "ann");
+//! # Ok::<(), Status>(()) }).unwrap();
+//! ```
+//!
+//! A single call has its own token by `.metadata("authorization", "Bearer ..")`, which goes before the channel's.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall_core::middleware::{Next, Request, Response};
+use farcall_core::status::{Code, Executed, Status};
+use farcall_core::transport::BoxFuture;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// The metadata key of tokens.
+const KEY: &str = "authorization";
+
+/// What stands before a token there.
+const SCHEME: &str = "Bearer ";
+
+/// A token that is used for less than this share of its time is fetched again only when it is over, else ahead of that.
+const FRESH: f64 = 0.8;
+
+/// A credential, and how long it may be used. `Debug` does not show it.
+#[derive(Clone)]
+pub struct Token {
+    text: Arc<str>,
+    valid_for: Option<Duration>,
+}
+
+impl Token {
+    /// Returns a token that does not expire. Its text must be what metadata can have: visible ASCII.
+    pub fn new(text: impl Into<Arc<str>>) -> Self {
+        Self { text: text.into(), valid_for: None }
+    }
+
+    /// Limits the token's time. It counts from when the token was fetched.
+    #[must_use]
+    pub fn valid_for(mut self, time: Duration) -> Self {
+        self.valid_for = Some(time);
+        self
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("valid_for", &self.valid_for).finish_non_exhaustive()
+    }
+}
+
+/// The tokens of a channel. Cheap to clone; clones share them.
+///
+/// The first call fetches a token, and further calls wait for that. When four fifths of its time are over, it is fetched again in
+/// the background. A server that refuses it with UNAUTHENTICATED has it fetched at once, and a call without streams is then made
+/// once more.
+#[derive(Clone)]
+pub struct Tokens(Arc<Shared>);
+
+struct Shared {
+    fetch: Box<dyn Fn() -> BoxFuture<Result<Token, Status>> + Send + Sync>,
+    /// Held while a token is fetched, so that nobody else does.
+    current: Mutex<Option<Fetched>>,
+}
+
+#[derive(Clone)]
+struct Fetched {
+    token: Token,
+    at: Instant,
+    /// It is being fetched again.
+    is_renewed: bool,
+}
+
+impl Fetched {
+    /// Returns which share of its time is over.
+    fn age(&self) -> f64 {
+        let valid_for = self.token.valid_for.map(|time| time.as_secs_f64());
+        valid_for.map_or(0.0, |time| self.at.elapsed().as_secs_f64() / time.max(f64::MIN_POSITIVE))
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokens").finish_non_exhaustive()
+    }
+}
+
+impl Tokens {
+    /// Returns tokens that `fetch` gets. Its error is the error of the calls that wait for the token, not executed.
+    pub fn new<F, R>(fetch: F) -> Self
+    where
+        F: Fn() -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Token, Status>> + Send + 'static,
+    {
+        let fetch = Box::new(move || Box::pin(fetch()) as BoxFuture<_>);
+        Self(Arc::new(Shared { fetch, current: Mutex::const_new(None) }))
+    }
+
+    /// Returns an interceptor for channels, which gives each call the token that counts then.
+    pub fn interceptor(
+        &self,
+    ) -> impl Fn(Request, Next) -> BoxFuture<Result<Response, Status>> + Send + Sync + 'static {
+        let tokens = self.clone();
+        move |request, next| {
+            let tokens = tokens.clone();
+            Box::pin(async move { tokens.run(request, next).await })
+        }
+    }
+
+    async fn run(&self, mut request: Request, next: Next) -> Result<Response, Status> {
+        if request.metadata().get(KEY).is_some() {
+            return next.run(request).await;
+        }
+        let (token, is_new) = self.get().await?;
+        let again = request.try_clone();
+        put(&mut request, &token)?;
+        let refused = match next.run(request).await {
+            Err(status) if status.code() == Code::Unauthenticated => status,
+            answer => return answer,
+        };
+        self.forget(&token).await;
+        match again {
+            Some(mut again) if !is_new && refused.executed() == Executed::No => {
+                put(&mut again, &self.get().await?.0)?;
+                next.run(again).await
+            }
+            _ => Err(refused),
+        }
+    }
+
+    /// Returns a token, and whether it was fetched for this.
+    async fn get(&self) -> Result<(Token, bool), Status> {
+        let mut current = self.0.current.lock().await;
+        if let Some(fetched) = &mut *current
+            && fetched.age() < 1.0
+        {
+            if fetched.age() >= FRESH && !std::mem::replace(&mut fetched.is_renewed, true) {
+                tokio::spawn(self.clone().renew());
+            }
+            return Ok((fetched.token.clone(), false));
+        }
+        let token = (self.0.fetch)().await.map_err(|status| status.with_executed(Executed::No))?;
+        *current = Some(Fetched { token: token.clone(), at: Instant::now(), is_renewed: false });
+        Ok((token, true))
+    }
+
+    /// Fetches a token while calls use the one before.
+    async fn renew(self) {
+        let token = (self.0.fetch)().await;
+        let mut current = self.0.current.lock().await;
+        match token {
+            Ok(token) => *current = Some(Fetched { token, at: Instant::now(), is_renewed: false }),
+            Err(status) => {
+                tracing::warn!(%status, "a token can't be fetched; the one before is used until it expires");
+                if let Some(fetched) = &mut *current {
+                    fetched.is_renewed = false;
+                }
+            }
+        }
+    }
+
+    /// Forgets a token that was refused, unless there is another by now.
+    async fn forget(&self, refused: &Token) {
+        let mut current = self.0.current.lock().await;
+        if current.as_ref().is_some_and(|fetched| Arc::ptr_eq(&fetched.token.text, &refused.text)) {
+            *current = None;
+        }
+    }
+}
+
+fn put(request: &mut Request, token: &Token) -> Result<(), Status> {
+    let value = format!("{SCHEME}{}", token.text);
+    // The error's text might have the token.
+    let unfit =
+        |_| Status::internal("the token can't be sent: it must be visible ASCII").with_executed(Executed::No);
+    request.metadata_mut().insert(KEY, value).map_err(unfit)
+}
+
+/// Returns an interceptor for servers that passes on the calls whose token `verifier` accepts. Handlers find what it returns by
+/// `cx.extension()`; they do not see the token. A call without a token ends UNAUTHENTICATED; another error is the verifier's. No
+/// handler runs in either case.
+pub fn verify<F, R, T>(
+    verifier: F,
+) -> impl Fn(Request, Next) -> BoxFuture<Result<Response, Status>> + Send + Sync + 'static
+where
+    F: Fn(String) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<T, Status>> + Send + 'static,
+    T: Clone + Send + Sync + 'static,
+{
+    let verifier = Arc::new(verifier);
+    move |mut request, next| {
+        let verifier = verifier.clone();
+        Box::pin(async move {
+            let token = request.metadata().get(KEY).and_then(|value| value.strip_prefix(SCHEME));
+            let Some(token) = token.map(str::to_owned) else {
+                let status = Status::unauthenticated(format!("{} needs a token", request.path()));
+                return Err(status.with_executed(Executed::No));
+            };
+            let found = verifier(token).await.map_err(|status| status.with_executed(Executed::No))?;
+            request.metadata_mut().remove(KEY);
+            request.extensions_mut().insert(found);
+            next.run(request).await
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Tokens that are numbered as they are fetched, each for ten seconds, and take a second to fetch.
+    fn numbered() -> (Tokens, Arc<AtomicU32>) {
+        let fetched = Arc::new(AtomicU32::new(0));
+        let count = fetched.clone();
+        let tokens = Tokens::new(move || {
+            let n = count.fetch_add(1, Ordering::Relaxed);
+            async move {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Ok(Token::new(n.to_string()).valid_for(Duration::from_secs(10)))
+            }
+        });
+        (tokens, fetched)
+    }
+
+    async fn text(tokens: &Tokens) -> String {
+        tokens.get().await.unwrap().0.text.to_string()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_fetched_once_for_all_and_renewed_ahead() {
+        let (tokens, fetched) = numbered();
+        let (one, two) = tokio::join!(text(&tokens), text(&tokens));
+        assert_eq!((&*one, &*two, fetched.load(Ordering::Relaxed)), ("0", "0", 1));
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        // Nobody waits for the next one.
+        let before = Instant::now();
+        assert_eq!(text(&tokens).await, "0");
+        assert_eq!(text(&tokens).await, "0");
+        assert_eq!(before.elapsed(), Duration::ZERO);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(text(&tokens).await, "1");
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        assert_eq!((&*text(&tokens).await, fetched.load(Ordering::Relaxed)), ("2", 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_was_refused_is_fetched_again() {
+        let (tokens, _) = numbered();
+        let (old, is_new) = tokens.get().await.unwrap();
+        assert!(is_new);
+        tokens.forget(&old).await;
+        assert_eq!(text(&tokens).await, "1");
+        // A late refusal of the old one does not take the new one away.
+        tokens.forget(&old).await;
+        assert_eq!(text(&tokens).await, "1");
+    }
+
+    #[test]
+    fn a_token_is_not_shown() {
+        assert!(!format!("{:?}", Token::new("secret")).contains("secret"));
+    }
+}

@@ -1,0 +1,111 @@
+//! Tokens of channels and calls, and what servers make of them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use farcall::auth::{Token, Tokens, verify};
+use farcall::middleware::ServiceExt;
+use farcall::{Channel, Code, Context, Executed, Status};
+
+#[derive(Clone)]
+struct User(String);
+
+#[farcall::service]
+trait Desk {
+    async fn whoami(&self, cx: &Context) -> farcall::Result<String>;
+}
+
+#[derive(Clone, Default)]
+struct Office {
+    runs: Arc<AtomicU32>,
+}
+
+impl Desk for Office {
+    async fn whoami(&self, cx: &Context) -> farcall::Result<String> {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(cx.metadata().get("authorization"), None, "a handler sees no token");
+        Ok(cx.extension::<User>().unwrap().0.clone())
+    }
+}
+
+/// A server that takes the tokens from `least` on, and names the user after them.
+fn channel(office: &Office, least: &Arc<AtomicU32>) -> Channel {
+    let least = least.clone();
+    let check = verify(move |token| {
+        let least = least.load(Ordering::Relaxed);
+        async move {
+            match token.parse::<u32>() {
+                Ok(number) if number >= least => Ok(User(token)),
+                Ok(_) => Err(Status::unauthenticated("it is too old")),
+                Err(_) => Err(Status::permission_denied("not this one")),
+            }
+        }
+    });
+    farcall::in_process(DeskServer::new(office.clone()).intercept(check))
+}
+
+/// Tokens with the numbers 0, 1, 2, as they are fetched.
+fn numbered() -> Tokens {
+    let next = AtomicU32::new(0);
+    Tokens::new(move || {
+        let token = Token::new(next.fetch_add(1, Ordering::Relaxed).to_string());
+        async { Ok(token) }
+    })
+}
+
+#[tokio::test]
+async fn calls_have_the_channels_token_or_their_own() {
+    let (office, least) = (Office::default(), Arc::default());
+    let channel = channel(&office, &least);
+    let desk = DeskClient::new(channel.intercept(numbered().interceptor()));
+    assert_eq!(desk.whoami().await.unwrap(), "0");
+    assert_eq!(desk.whoami().await.unwrap(), "0");
+    assert_eq!(desk.whoami().metadata("authorization", "Bearer 77").await.unwrap(), "77");
+    let runs = office.runs.load(Ordering::Relaxed);
+    let nobody = DeskClient::new(&channel);
+    for (value, code) in [
+        (None, Code::Unauthenticated),
+        (Some("Basic 77"), Code::Unauthenticated),
+        (Some("Bearer x"), Code::PermissionDenied),
+    ] {
+        let call = nobody.whoami();
+        let call = value.map_or_else(|| nobody.whoami(), |value| call.metadata("authorization", value));
+        let refused = call.await.unwrap_err();
+        assert_eq!((refused.code(), refused.executed()), (code, Executed::No), "{refused}");
+    }
+    assert_eq!(office.runs.load(Ordering::Relaxed), runs);
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_is_replaced_and_the_call_made_again() {
+    let (office, least) = (Office::default(), Arc::<AtomicU32>::default());
+    let desk = DeskClient::new(channel(&office, &least).intercept(numbered().interceptor()));
+    assert_eq!(desk.whoami().await.unwrap(), "0");
+    least.store(1, Ordering::Relaxed);
+    assert_eq!(desk.whoami().await.unwrap(), "1");
+    // A new token that is refused, too, is not tried again and again.
+    least.store(100, Ordering::Relaxed);
+    let refused = desk.whoami().await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::Unauthenticated, "it is too old"));
+    assert_eq!(office.runs.load(Ordering::Relaxed), 2);
+    least.store(0, Ordering::Relaxed);
+    assert_eq!(desk.whoami().await.unwrap(), "2");
+}
+
+#[tokio::test]
+async fn a_token_that_can_not_be_fetched_fails_the_call_before_it_is_sent() {
+    let (office, least) = (Office::default(), Arc::default());
+    let tokens = Tokens::new(|| async { Err(Status::unavailable("the issuer is away")) });
+    let desk = DeskClient::new(channel(&office, &least).intercept(tokens.interceptor()));
+    let error = desk.whoami().await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+    assert!(error.message().contains("the issuer is away"), "{error}");
+    let unfit = Tokens::new(|| async { Ok(Token::new("two\nlines")) });
+    let desk = DeskClient::new(channel(&office, &least).intercept(unfit.interceptor()));
+    let error = desk.whoami().await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Internal, Executed::No));
+    assert!(!error.to_string().contains("lines"), "{error}");
+    assert_eq!(office.runs.load(Ordering::Relaxed), 0);
+}

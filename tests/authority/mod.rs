@@ -1,0 +1,126 @@
+//! A CA of the test's own, and the files that it makes.
+
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber,
+    date_time_ymd,
+};
+
+use crate::tls::TlsConfig;
+
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    dir: PathBuf,
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// What is written to a certificate, besides its names.
+pub(crate) type Change = fn(&mut CertificateParams);
+
+pub(crate) const SERIAL: u64 = 77;
+
+impl Authority {
+    pub(crate) fn new(name: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("farcall-tls-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut params = CertificateParams::new([]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem, dir }
+    }
+
+    /// Writes a file, and returns its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Returns a configuration that trusts this CA, and has no certificate.
+    pub(crate) fn trusted(&self) -> TlsConfig {
+        let mut files = TlsConfig::default();
+        files.ca = Some(self.write("ca.pem", &self.pem));
+        files
+    }
+
+    /// Returns a configuration that trusts this CA, with a certificate from it.
+    pub(crate) fn issue(&self, name: &str, change: Change) -> TlsConfig {
+        let mut params = CertificateParams::new(["localhost".into(), "127.0.0.1".into()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let uri = format!("spiffe://example.org/{name}");
+        params.subject_alt_names.push(SanType::URI(Ia5String::try_from(uri).unwrap()));
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let mut files = self.trusted();
+        files.cert = Some(self.write(&format!("{name}.pem"), &certificate.pem()));
+        files.key = Some(self.write(&format!("{name}.key"), &key.serialize_pem()));
+        files
+    }
+
+    /// Writes a list on which the certificate with the serial number [`SERIAL`] is.
+    pub(crate) fn revoke(&self) -> PathBuf {
+        let serial = SerialNumber::from(SERIAL);
+        let one = RevokedCertParams {
+            serial_number: serial.clone(),
+            revocation_time: date_time_ymd(2024, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2024, 1, 1),
+            next_update: date_time_ymd(2124, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: vec![one],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        self.write("revoked.pem", &list.signed_by(&self.issuer).unwrap().pem().unwrap())
+    }
+}
+
+pub(crate) fn as_it_is(_: &mut CertificateParams) {}
+
+pub(crate) fn expired(params: &mut CertificateParams) {
+    params.not_after = date_time_ymd(2024, 1, 1);
+}
+
+pub(crate) fn not_yet_valid(params: &mut CertificateParams) {
+    params.not_before = date_time_ymd(2124, 1, 1);
+}
+
+pub(crate) fn for_db1(params: &mut CertificateParams) {
+    params.subject_alt_names = vec![SanType::DnsName(Ia5String::try_from("db1").unwrap())];
+}
+
+pub(crate) fn for_clients(params: &mut CertificateParams) {
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+}
+
+pub(crate) fn for_servers(params: &mut CertificateParams) {
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+}
+
+pub(crate) fn with_serial(params: &mut CertificateParams) {
+    params.serial_number = Some(SerialNumber::from(SERIAL));
+}

@@ -1,0 +1,115 @@
+//! Failures of TLS in words: which side refused what, and what to do.
+
+use rustls::{AlertDescription, CertificateError, Error, PeerIncompatible};
+
+/// The session was established, and cut off without `close_notify`.
+pub(super) const CUT_OFF: &str = "TLS: the connection was cut off";
+
+/// The peer ended the connection during the handshake, without an alert.
+pub(super) const GAVE_UP: &str =
+    "TLS: the peer ended the connection during the handshake, and did not say why";
+
+/// The peer has agreed to another protocol, or to none.
+pub(super) const NOT_FARCALL: &str = "TLS: the peer does not speak farcall: it has not agreed to the ALPN protocol `farcall/1`; is the port right?";
+
+/// Describes a peer whose first bytes are no TLS record. `None` if they may be one (RFC 8446, section 5.1).
+pub(super) fn not_tls(begin: &[u8]) -> Option<String> {
+    let first = *begin.first()?;
+    let is_record = (20..=23).contains(&first);
+    let seen = begin[..begin.len().min(8)].escape_ascii();
+    (!is_record).then(|| {
+        format!(
+            "the peer does not speak TLS: its first bytes are `{seen}`; a farcall peer without TLS needs a [tls] section, \
+             and a client an address with `+tls`"
+        )
+    })
+}
+
+/// Describes a failure of the handshake or of a session.
+pub(super) fn in_words(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(why) => {
+            format!("TLS: this side refused the peer's certificate: {}", certificate(why))
+        }
+        Error::NoCertificatesPresented => {
+            "TLS: this side refused the peer, which has presented no certificate: set tls.cert and tls.key there".into()
+        }
+        Error::AlertReceived(alert) => refused_by_peer(*alert),
+        Error::NoApplicationProtocol => NOT_FARCALL.into(),
+        Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig)
+        | Error::PeerIncompatible(PeerIncompatible::Tls12NotOfferedOrEnabled)
+        | Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic) => {
+            "TLS: both sides have no version in common; farcall speaks TLS 1.3 and 1.2".into()
+        }
+        Error::DecryptError => "TLS: a record was changed on its way, or its peer is broken: it can't be decrypted".into(),
+        other => format!("TLS: {other}"),
+    }
+}
+
+fn certificate(why: &CertificateError) -> String {
+    use CertificateError as E;
+    match why {
+        E::Expired => "it has expired".into(),
+        E::ExpiredContext { time, not_after } => {
+            let days = time.as_secs().saturating_sub(not_after.as_secs()) / 86_400;
+            format!("it expired {days} days ago, or a clock is wrong")
+        }
+        E::NotValidYet | E::NotValidYetContext { .. } => "it is not valid yet, or a clock is wrong".into(),
+        E::UnknownIssuer => "it was not signed by any CA in tls.ca".into(),
+        E::BadSignature => "its signature is wrong: it was changed, or a CA in tls.ca has the signer's name and another key".into(),
+        E::NotValidForName => "it is for another name; set tls.server_name if that is right".into(),
+        E::NotValidForNameContext { expected, presented } => {
+            format!(
+                "it is for {}, and not for {}; connect to that name, or set tls.server_name",
+                if presented.is_empty() { "no name".into() } else { presented.join(", ") },
+                expected.to_str()
+            )
+        }
+        E::Revoked => "it was revoked, says a list in tls.crl".into(),
+        E::InvalidPurpose | E::InvalidPurposeContext { .. } => {
+            "it was not made for this purpose; its extended key usage must allow client or server authentication".into()
+        }
+        E::ApplicationVerificationFailure => "the application's verifier refused it".into(),
+        other => other.to_string(),
+    }
+}
+
+fn refused_by_peer(alert: AlertDescription) -> String {
+    use AlertDescription as A;
+    let why = match alert {
+        A::CertificateRequired => "it wants a certificate: set tls.cert and tls.key on this side",
+        A::UnknownCA => "this side's certificate was not signed by any CA that it trusts (its tls.ca)",
+        A::CertificateExpired => "this side's certificate has expired, or a clock is wrong",
+        A::CertificateRevoked => "this side's certificate was revoked",
+        A::BadCertificate | A::UnsupportedCertificate | A::CertificateUnknown => {
+            "this side's certificate is not what it accepts: a wrong name, purpose or form"
+        }
+        A::AccessDenied => "it denied access",
+        A::NoApplicationProtocol => "it does not speak farcall (ALPN `farcall/1`); is the port right?",
+        A::ProtocolVersion => "both sides have no TLS version in common",
+        A::HandshakeFailure | A::InsufficientSecurity => "both sides have no cipher suite in common",
+        A::UnrecognisedName => "it has no certificate for the name that this side wants",
+        A::DecryptError | A::BadRecordMac => "what it received was changed on its way",
+        _ => return format!("TLS: the peer ended the session with the alert {alert:?}"),
+    };
+    format!("TLS: the peer refused this side: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_side_is_named() {
+        let ours = in_words(&Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        assert!(
+            ours.contains("this side refused the peer's certificate") && ours.contains("tls.ca"),
+            "{ours}"
+        );
+        let theirs = in_words(&Error::AlertReceived(AlertDescription::UnknownCA));
+        assert!(theirs.contains("the peer refused this side") && theirs.contains("tls.ca"), "{theirs}");
+        assert_eq!(not_tls(b"\x16\x03\x01"), None);
+        assert_eq!(not_tls(b""), None);
+        assert!(not_tls(b"GET / HTTP").unwrap().contains("`GET / HT`"));
+    }
+}

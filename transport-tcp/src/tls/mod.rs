@@ -1,0 +1,145 @@
+//! TLS, by rustls: what servers and clients are configured with, and the sessions that they begin.
+//!
+//! TLS goes around the stream before its first byte. Certificates are checked by rustls alone.
+
+mod config;
+mod explain;
+mod identity;
+mod reloading;
+mod secret;
+mod session;
+
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use rustls::server::ServerSessionMemoryCache;
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
+
+pub use rustls;
+
+pub use self::config::{ClientAuth, TlsConfig, TlsError};
+use self::reloading::Reloading;
+#[cfg(feature = "testing")]
+pub use self::secret::exported;
+pub(crate) use self::session::Session;
+
+/// The protocol that both sides must agree on (RFC 7301).
+pub(crate) const ALPN: &[u8] = b"farcall/1";
+
+/// How many sessions a server remembers, which clients may resume without a full handshake.
+const SESSIONS: usize = 4096;
+
+/// The TLS of a server. Clones share it: what is replaced or read again counts for all of them, from the next connection on.
+#[derive(Clone, Debug)]
+pub struct TlsServer(Arc<Reloading<ServerConfig>>);
+
+/// The TLS of a client. Clones share it: what is replaced or read again counts for all of them, from the next connection on.
+#[derive(Clone, Debug)]
+pub struct TlsClient(Arc<Reloading<ClientConfig>>);
+
+impl TlsServer {
+    /// Returns the TLS that a configuration of rustls describes. Its ALPN protocols are farcall's.
+    pub fn new(config: ServerConfig) -> Self {
+        Self(Reloading::fixed(with_alpn_of_server(config)))
+    }
+
+    /// Reads certificate, key and CAs from files.
+    ///
+    /// # Errors
+    ///
+    /// The setting and the file that is wrong.
+    pub fn from_files(files: &TlsConfig) -> Result<Self, TlsError> {
+        let read = |files: &TlsConfig| {
+            let mut config = files.server()?;
+            config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
+            Ok(with_alpn_of_server(config))
+        };
+        Reloading::from_files(files, read).map(Self)
+    }
+
+    /// Uses another configuration for connections from now on.
+    pub fn replace(&self, config: ServerConfig) {
+        self.0.replace(with_alpn_of_server(config));
+    }
+
+    /// Reads the files again, whether they have changed or not. Blocks while it reads.
+    ///
+    /// # Errors
+    ///
+    /// The setting and the file that is wrong. What was read before stays in use.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.0.reload()
+    }
+
+    /// Begins a session of a connection that was accepted.
+    pub(crate) fn session(&self) -> Result<Session, TlsError> {
+        let config = self.0.config();
+        let provider = config.crypto_provider().clone();
+        let connection = ServerConnection::new(config);
+        connection
+            .map(|connection| Session::new(connection, provider))
+            .map_err(|error| TlsError(error.to_string()))
+    }
+}
+
+impl TlsClient {
+    /// Returns the TLS that a configuration of rustls describes. Its ALPN protocols are farcall's.
+    pub fn new(config: ClientConfig) -> Self {
+        Self(Reloading::fixed(with_alpn_of_client(config)))
+    }
+
+    /// Reads certificate, key and CAs from files.
+    ///
+    /// # Errors
+    ///
+    /// The setting and the file that is wrong.
+    pub fn from_files(files: &TlsConfig) -> Result<Self, TlsError> {
+        if let Some(name) = &files.server_name {
+            server_name(name)?;
+        }
+        let read = |files: &TlsConfig| files.client().map(with_alpn_of_client);
+        Reloading::from_files(files, read).map(Self)
+    }
+
+    /// Uses another configuration for connections from now on.
+    pub fn replace(&self, config: ClientConfig) {
+        self.0.replace(with_alpn_of_client(config));
+    }
+
+    /// Reads the files again, whether they have changed or not. Blocks while it reads.
+    ///
+    /// # Errors
+    ///
+    /// The setting and the file that is wrong. What was read before stays in use.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.0.reload()
+    }
+
+    /// Begins a session with the server at this host.
+    pub(crate) fn session(&self, host: &str) -> Result<Session, TlsError> {
+        let wanted = self.0.files().and_then(|files| files.server_name.as_deref());
+        let name = server_name(wanted.unwrap_or(host))?;
+        let config = self.0.config();
+        let provider = config.crypto_provider().clone();
+        let connection = ClientConnection::new(config, name);
+        connection
+            .map(|connection| Session::new(connection, provider))
+            .map_err(|error| TlsError(error.to_string()))
+    }
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, TlsError> {
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    let wrong = |_| TlsError(format!("`{name}` is no name that a certificate can have; set tls.server_name"));
+    ServerName::try_from(name.to_owned()).map_err(wrong)
+}
+
+fn with_alpn_of_server(mut config: ServerConfig) -> ServerConfig {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config
+}
+
+fn with_alpn_of_client(mut config: ClientConfig) -> ClientConfig {
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config
+}

@@ -1,0 +1,321 @@
+//! One end of a TLS session: bytes in the clear on one side, records on the other.
+
+use std::io::{self, BufRead, IoSlice, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::{Buf, BufMut, BytesMut};
+use farcall_core::buffer_pool;
+use farcall_core::transport::{Identity, SHARED_BUFFER, Secret, Unavailable};
+use rustls::Connection;
+use rustls::crypto::CryptoProvider;
+use tokio::net::TcpStream;
+
+use super::identity::identity;
+use super::secret::SessionSecret;
+use super::{ALPN, explain};
+use crate::read_some::read_some;
+
+/// A TLS session over a socket. rustls encrypts and decrypts in memory; this moves the records.
+///
+/// The handshake happens while the link reads and writes. Until it is over, rustls keeps what is written.
+#[derive(Debug)]
+pub(crate) struct Session {
+    state: Mutex<State>,
+    /// Whether rustls has records for the socket. Written under the lock of `state`.
+    unflushed: AtomicBool,
+    /// The peer's identity, once the handshake is over. `None` within: it has presented no certificate.
+    identity: OnceLock<Option<Arc<Identity>>>,
+    provider: Arc<CryptoProvider>,
+    /// The secret for other links, once one has asked for it.
+    secret: OnceLock<Result<Arc<dyn Secret>, Unavailable>>,
+}
+
+#[derive(Debug)]
+struct State {
+    connection: Connection,
+    /// Records that were read from the socket.
+    incoming: BytesMut,
+    /// Whether the socket had nothing more when these were read.
+    is_drained: bool,
+    /// Whether anything was ever read.
+    has_begun: bool,
+    is_established: bool,
+}
+
+impl Session {
+    pub(super) fn new(connection: impl Into<Connection>, provider: Arc<CryptoProvider>) -> Self {
+        let mut connection = connection.into();
+        // The link bounds what is written. Until the handshake is over that is a HELLO.
+        connection.set_buffer_limit(None);
+        Self {
+            unflushed: AtomicBool::new(connection.wants_write()),
+            identity: OnceLock::new(),
+            provider,
+            secret: OnceLock::new(),
+            state: Mutex::new(State {
+                connection,
+                incoming: BytesMut::new(),
+                is_drained: false,
+                has_begun: false,
+                is_established: false,
+            }),
+        }
+    }
+
+    /// Returns the peer's identity, if it has presented a certificate and the handshake is over.
+    pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
+        self.identity.get()?.clone()
+    }
+
+    /// Returns the secret from which keys for other links are derived. The handshake must be over.
+    pub(crate) fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
+        let export = || {
+            let secret = SessionSecret::export(&self.lock().connection, &self.provider)?;
+            Ok(Arc::new(secret) as Arc<dyn Secret>)
+        };
+        self.secret.get_or_init(export).clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads what is there in the clear, and decrypts more if there is nothing. Says whether there is nothing more now.
+    pub(crate) fn read(
+        &self,
+        tcp: &TcpStream,
+        to: &mut impl BufMut,
+        room: usize,
+    ) -> (io::Result<usize>, bool) {
+        let (mut state, mut has_received) = (self.lock(), false);
+        loop {
+            match state.take(to, room) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                taken => return (taken, false),
+            }
+            if state.incoming.is_empty() {
+                // Records may be empty, and come for ever. Other tasks have their turn after one read.
+                let received = if has_received { Err(state.let_go()) } else { state.receive(tcp) };
+                if let Err(error) = received {
+                    return (Err(error), true);
+                }
+                has_received = true;
+            }
+            let decrypted = state.decrypt().and_then(|()| self.note_handshake(&mut state));
+            self.unflushed.store(state.connection.wants_write(), Ordering::Release);
+            if let Err(why) = decrypted {
+                return (Err(io::Error::new(io::ErrorKind::InvalidData, why)), true);
+            }
+        }
+    }
+
+    /// Checks what the handshake has agreed on, when it is over.
+    fn note_handshake(&self, state: &mut State) -> Result<(), String> {
+        if state.is_established || state.connection.is_handshaking() {
+            return Ok(());
+        }
+        state.is_established = true;
+        if state.connection.alpn_protocol() != Some(ALPN) {
+            return Err(explain::NOT_FARCALL.to_owned());
+        }
+        let identity = state.connection.peer_certificates().and_then(identity).map(Arc::new);
+        tracing::debug!(
+            version = ?state.connection.protocol_version(),
+            suite = ?state.connection.negotiated_cipher_suite().map(|suite| suite.suite()),
+            handshake = ?state.connection.handshake_kind(),
+            peer = identity.as_deref().map(Identity::name),
+            "a TLS session was established"
+        );
+        // Set once: there is one handshake.
+        let _ = self.identity.set(identity);
+        Ok(())
+    }
+
+    /// Encrypts these pieces, and writes what the kernel takes. Returns how much was encrypted.
+    pub(crate) fn write(&self, tcp: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut state = self.lock();
+        self.send(&mut state, tcp)?;
+        let written = state.connection.writer().write_vectored(pieces)?;
+        match self.send(&mut state, tcp) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(written),
+        }
+    }
+
+    /// Whether the handshake is going on, so that nothing that was written has left yet.
+    pub(crate) fn is_establishing(&self) -> bool {
+        self.lock().connection.is_handshaking()
+    }
+
+    /// Whether there are records for the socket.
+    pub(crate) fn has_unflushed(&self) -> bool {
+        self.unflushed.load(Ordering::Acquire)
+    }
+
+    /// Writes the records that were made before.
+    pub(crate) fn flush(&self, tcp: &TcpStream) -> io::Result<()> {
+        self.send(&mut self.lock(), tcp)
+    }
+
+    fn send(&self, state: &mut State, tcp: &TcpStream) -> io::Result<()> {
+        let mut sent = Ok(());
+        while sent.is_ok() && state.connection.wants_write() {
+            sent = state.connection.write_tls(&mut Direct(tcp)).map(drop);
+        }
+        self.unflushed.store(state.connection.wants_write(), Ordering::Release);
+        sent
+    }
+
+    /// Queues `close_notify`, without which the peer takes the end for a failure (RFC 8446, section 6.1).
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.connection.send_close_notify();
+        self.unflushed.store(state.connection.wants_write(), Ordering::Release);
+    }
+}
+
+impl State {
+    /// Takes bytes that were decrypted.
+    fn take(&mut self, to: &mut impl BufMut, room: usize) -> io::Result<usize> {
+        let mut reader = self.connection.reader();
+        let chunk = match reader.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                let why = if self.is_established { explain::CUT_OFF } else { explain::GAVE_UP };
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+            chunk => chunk?,
+        };
+        let n = chunk.len().min(room);
+        to.put_slice(&chunk[..n]);
+        reader.consume(n);
+        Ok(n)
+    }
+
+    /// Reads records from the socket. Reads nothing where the socket has ended.
+    fn receive(&mut self, tcp: &TcpStream) -> io::Result<()> {
+        if self.is_drained {
+            return Err(self.let_go());
+        }
+        if !self.incoming.try_reclaim(SHARED_BUFFER) {
+            self.incoming = buffer_pool::take(SHARED_BUFFER);
+        }
+        let mut buffer = (&mut self.incoming).limit(SHARED_BUFFER);
+        let (read, is_drained) = read_some(tcp, &mut buffer, SHARED_BUFFER);
+        match read {
+            Ok(n) => self.is_drained = is_drained && n > 0,
+            Err(error) => {
+                self.let_go();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the buffer back, because there is nothing to read for now: a silent connection keeps none.
+    fn let_go(&mut self) -> io::Error {
+        self.is_drained = false;
+        buffer_pool::give(std::mem::take(&mut self.incoming), SHARED_BUFFER);
+        io::ErrorKind::WouldBlock.into()
+    }
+
+    /// Decrypts some of the records. There may be an alert to be sent after an error.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the session can't go on.
+    fn decrypt(&mut self) -> Result<(), String> {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        let foreign = if is_first { explain::not_tls(&self.incoming) } else { None };
+        // Where the socket has ended there are none, and rustls takes note of the end.
+        let mut records = &self.incoming[..];
+        let read = self.connection.read_tls(&mut records).map_err(|error| error.to_string())?;
+        self.incoming.advance(read);
+        let processed = self.connection.process_new_packets();
+        processed.map(drop).map_err(|error| foreign.unwrap_or_else(|| explain::in_words(&error)))
+    }
+}
+
+/// The socket as a blocking writer would have it.
+struct Direct<'a>(&'a TcpStream);
+
+impl Write for Direct<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(pieces)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "tls-ring"))]
+#[expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+mod tests {
+    use rustls::HandshakeKind;
+    use rustls::pki_types::PrivateKeyDer;
+    use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+    use super::*;
+    use crate::tls::{TlsClient, TlsServer};
+
+    /// Moves records between two sessions until neither has any, and ends their handshakes.
+    fn establish(client: &Session, server: &Session) {
+        loop {
+            let mut moved = 0;
+            for (from, to) in [(client, server), (server, client)] {
+                let mut records = Vec::new();
+                while from.lock().connection.wants_write() {
+                    from.lock().connection.write_tls(&mut records).unwrap();
+                }
+                moved += records.len();
+                let mut state = to.lock();
+                state.incoming.extend_from_slice(&records);
+                while !state.incoming.is_empty() {
+                    state.decrypt().unwrap();
+                    to.note_handshake(&mut state).unwrap();
+                }
+            }
+            if moved == 0 {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_is_resumed_and_the_identities_stay() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(["db1".to_owned()]).unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.der().clone()).unwrap();
+        let roots = Arc::new(roots);
+        let identity =
+            || (vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            rustls::server::WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+                .build();
+        let (chain, private) = identity();
+        let server =
+            ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
+        let server = server.unwrap().with_client_cert_verifier(verifier.unwrap());
+        let server = TlsServer::new(server.with_single_cert(chain, private).unwrap());
+        let (chain, private) = identity();
+        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let client = client.unwrap().with_root_certificates(roots);
+        let client = TlsClient::new(client.with_client_auth_cert(chain, private).unwrap());
+        for kind in [HandshakeKind::Full, HandshakeKind::Resumed, HandshakeKind::Resumed] {
+            let (near, far) = (client.session("db1").unwrap(), server.session().unwrap());
+            establish(&near, &far);
+            for end in [&near, &far] {
+                assert_eq!(end.lock().connection.handshake_kind(), Some(kind));
+                assert_eq!(end.identity().unwrap().dns_names, ["db1"]);
+            }
+        }
+    }
+}

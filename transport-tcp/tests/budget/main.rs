@@ -1,0 +1,232 @@
+//! Attacks on the memory of a server with a small budget, from other addresses than that of an honest client.
+
+#![cfg(target_os = "linux")] // All of 127.0.0.0/8 is this host there.
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod attackers;
+#[path = "../../../tests/process/mod.rs"]
+mod process;
+mod resident;
+mod server;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use farcall_core::client::{Call, RawChannel, Stub};
+use farcall_core::codec::Raw;
+use farcall_core::memory::{Budget, PeerMemory};
+use farcall_core::payload::Payload;
+use farcall_core::proto::wire::{FrameType, Header, PREFACE, ResponseHead, decode_status};
+use farcall_core::server::ServerCore;
+use farcall_core::settings::Settings;
+use farcall_core::status::{Code, Executed, Result};
+use farcall_tcp::{Acceptor, TcpConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Semaphore;
+
+use attackers::{Attacker, half_messages, hanging_calls, unread_answers};
+use server::{ECHO, HANG, HUGE, Test, To, info, settings};
+
+const MIB: usize = 1 << 20;
+
+/// The server's budget.
+const LIMIT: usize = 256 * MIB;
+
+/// A guard against hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server, and an honest client of it.
+struct Setup {
+    server: Arc<ServerCore>,
+    address: SocketAddr,
+    honest: RawChannel,
+    go: Arc<Semaphore>,
+}
+
+/// Makes a call of the honest client, which must succeed.
+async fn call_honestly(honest: &RawChannel) {
+    let argument = Bytes::from(vec![9; 10_000]);
+    let stub = Stub::new(honest.clone(), info());
+    let call: Call<Result<Bytes>, Raw> = stub.call(ECHO, Ok(Payload::from_body(argument.clone())));
+    let answer = tokio::time::timeout(PATIENCE, call).await.expect("an honest call hangs");
+    assert_eq!(answer.expect("an honest call fails"), argument);
+}
+
+impl Setup {
+    async fn new() -> Self {
+        Self::with(settings(LIMIT)).await
+    }
+
+    async fn with(settings_of_server: Settings) -> Self {
+        let go = Arc::new(Semaphore::new(0));
+        let service = Test { info: info(), go: go.clone() };
+        let server = ServerCore::new(vec![Arc::new(service)], settings_of_server).unwrap();
+        let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+        let address = acceptor.local_addr().unwrap();
+        let accepting = server.clone();
+        tokio::spawn(async move {
+            loop {
+                accepting.serve(acceptor.accept().await);
+            }
+        });
+        let honest = RawChannel::new(To(address), settings(0));
+        let setup = Self { server, address, honest, go };
+        setup.honest_call().await;
+        setup
+    }
+
+    fn budget(&self) -> &Budget {
+        self.server.memory()
+    }
+
+    /// Makes a call of the honest client, which must succeed, and checks the budget.
+    async fn honest_call(&self) {
+        call_honestly(&self.honest).await;
+        let peak = self.budget().peak();
+        assert!(peak <= LIMIT + LIMIT / 10, "{peak} bytes were used, {:?}", self.budget().peers());
+    }
+
+    /// Makes honest calls until something is so.
+    async fn until(&self, what: &str, condition: impl Fn() -> bool) {
+        let waiting = async {
+            while !condition() {
+                self.honest_call().await;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{what}"));
+    }
+
+    /// Waits until nothing of the attackers is left.
+    async fn until_free(&self) {
+        self.until("memory is not given back", || {
+            let peers = self.budget().peers();
+            peers.len() == 1 && peers[0].total() <= 64 << 10
+        })
+        .await;
+        assert!(self.budget().used() <= MIB, "{}", self.budget().used());
+    }
+}
+
+async fn attack<F: Future<Output = Attacker> + Send + 'static>(
+    connections: u8,
+    addresses: u8,
+    how: fn(Attacker) -> F,
+) {
+    let setup = Setup::new().await;
+    let mut attackers = Vec::new();
+    for n in 0..connections {
+        let attacker = Attacker::new(setup.address, 2 + n % addresses).await;
+        attackers.push(tokio::spawn(how(attacker)));
+    }
+    setup.until("the attack has no effect", || setup.budget().peak() > LIMIT / 8 * 5).await;
+    for _ in 0..500 {
+        setup.honest_call().await;
+    }
+    attackers.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(attackers);
+    setup.until_free().await;
+}
+
+#[tokio::test]
+async fn half_messages_of_one_connection() {
+    attack(1, 1, half_messages).await;
+}
+
+#[tokio::test]
+async fn half_messages_of_many_connections() {
+    attack(60, 1, half_messages).await;
+}
+
+#[tokio::test]
+async fn half_messages_from_many_addresses() {
+    attack(60, 30, half_messages).await;
+}
+
+#[tokio::test]
+async fn hanging_calls_of_one_connection() {
+    attack(1, 1, hanging_calls).await;
+}
+
+#[tokio::test]
+async fn hanging_calls_from_many_addresses() {
+    attack(60, 30, hanging_calls).await;
+}
+
+#[tokio::test]
+async fn unread_answers_of_one_connection() {
+    attack(1, 1, unread_answers).await;
+}
+
+#[tokio::test]
+async fn unread_answers_from_many_addresses() {
+    attack(60, 30, unread_answers).await;
+}
+
+#[tokio::test]
+async fn half_a_frame_is_not_waited_for_for_ever() {
+    let mut settings = settings(LIMIT);
+    settings.limits.stall_ms = 300;
+    let setup = Setup::with(settings).await;
+    let watched = setup.server.clone();
+    tokio::spawn(async move { watched.watch().await });
+    let mut attacker = Attacker::new(setup.address, 2).await;
+    attacker.socket.write_all(&Header::new(FrameType::REQUEST, 1).encode()[..10]).await.unwrap();
+    let reason = attacker.reason().await.unwrap();
+    assert!(reason.contains("in the middle of a message") && reason.contains("limits.stall_ms"), "{reason}");
+    setup.honest_call().await;
+}
+
+/// A connection that never lets go is refused calls first.
+#[tokio::test]
+async fn calls_beyond_the_share_are_refused_and_not_executed() {
+    let setup = Setup::new().await;
+    let mut attacker = Attacker::new(setup.address, 2).await;
+    let mut preface = [0; PREFACE.len()];
+    attacker.socket.read_exact(&mut preface).await.unwrap();
+    // More than what holds it back, and less than what has it closed.
+    for call in 1..2400 {
+        assert!(attacker.request(call, HANG, &[1; 100_000]).await, "closed before a call was refused");
+    }
+    // It is not read for a second. Then what it has sent is refused.
+    let refusal = loop {
+        let (header, payload) = attacker.read().await.expect("closed before a call was refused");
+        if header.kind == FrameType::RESPONSE {
+            break payload;
+        }
+    };
+    let content = ResponseHead::decode(refusal.into()).unwrap();
+    let status = decode_status(content.1.payload.into_body()).unwrap();
+    assert_eq!((status.code(), status.executed()), (Code::ResourceExhausted, Executed::No), "{status}");
+    assert!(status.message().contains("limits.memory"), "{status}");
+    setup.honest_call().await;
+    drop(attacker);
+    setup.until_free().await;
+}
+
+/// Where nothing is left, the connection that holds most is closed, and told why.
+#[tokio::test]
+async fn the_connection_that_holds_most_is_told_why_it_is_closed() {
+    let setup = Setup::new().await;
+    let (mut attacker, mut other) =
+        (Attacker::new(setup.address, 2).await, Attacker::new(setup.address, 3).await);
+    for call in 1..=4 {
+        assert!(attacker.request(call, HUGE, b"").await);
+    }
+    other.request(1, HANG, b"").await;
+    let runs = |peer: &PeerMemory| {
+        peer.address == Some(Ipv4Addr::new(127, 0, 0, 2).into()) && peer.arguments >= 4 * 4096
+    };
+    setup.until("the calls do not begin", || setup.budget().peers().iter().any(runs)).await;
+    // Handlers that run are not held back.
+    setup.go.add_permits(4);
+    setup.until("the budget is not used up", || setup.budget().peak() > LIMIT / 8 * 7).await;
+    let reason = attacker.reason().await.expect("a CLOSE");
+    assert!(reason.contains("limits.memory is 268435456 bytes"), "{reason}");
+    drop(attacker);
+    setup.until("memory is not given back", || setup.budget().peers().len() == 2).await;
+    drop(other);
+    setup.until_free().await;
+}

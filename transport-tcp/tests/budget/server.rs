@@ -1,0 +1,74 @@
+//! A server to be attacked, and the way to it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use farcall_core::client::Connector;
+use farcall_core::config::{Limits, Liveness};
+use farcall_core::payload::Payload;
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
+use farcall_core::settings::Settings;
+use farcall_core::status::Result;
+use farcall_core::transport::{BoxFuture, Link, Reason, Unavailable};
+use farcall_tcp::{TcpConfig, connect};
+use tokio::sync::Semaphore;
+
+use crate::{MIB, PATIENCE};
+
+pub(crate) const ECHO: usize = 0;
+pub(crate) const HANG: usize = 1;
+/// Answers with 256 KiB.
+pub(crate) const BIG: usize = 2;
+/// Answers with 60 MiB when it may.
+pub(crate) const HUGE: usize = 3;
+
+pub(crate) struct Test {
+    pub(crate) info: Arc<ServiceInfo>,
+    /// A permit for each call of [`HUGE`] that may answer.
+    pub(crate) go: Arc<Semaphore>,
+}
+
+pub(crate) fn info() -> Arc<ServiceInfo> {
+    let methods = ["echo", "hang", "big", "huge"].map(|name| Method::unary(name, name)).to_vec();
+    Arc::new(ServiceInfo { name: "test".into(), codec: "raw", methods })
+}
+
+impl Service for Test {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
+        let go = self.go.clone();
+        Box::pin(async move {
+            match method {
+                ECHO => Reply::Ok(request.payload),
+                BIG => Reply::Ok(Payload::from_body(vec![7; 256 << 10].into())),
+                HUGE => {
+                    go.acquire().await.unwrap().forget();
+                    Reply::Ok(Payload::from_body(vec![7; 60 * MIB].into()))
+                }
+                _ => std::future::pending().await,
+            }
+        })
+    }
+}
+
+pub(crate) fn settings(memory: usize) -> Settings {
+    let mut limits = Limits::default();
+    limits.memory = memory as u64;
+    Settings::plain(limits, Liveness::default(), Unavailable::new(Reason::Disabled, ""))
+}
+
+pub(crate) struct To(pub(crate) SocketAddr);
+
+impl Connector for To {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let target = self.0.to_string();
+        Box::pin(async move { Ok(connect(&target, &TcpConfig::default(), PATIENCE).await? as Arc<dyn Link>) })
+    }
+
+    fn target(&self) -> String {
+        self.0.to_string()
+    }
+}

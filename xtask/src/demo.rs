@@ -16,6 +16,7 @@ type Report = BTreeMap<String, String>;
 /// The rows of the table, in order.
 const ROWS: &[&str] = &[
     "transport",
+    "encryption of TCP",
     "files",
     "files left out",
     "calls",
@@ -37,18 +38,30 @@ const PATIENCE: Duration = Duration::from_secs(1500);
 /// The share of the RDMA run's bytes that TCP may carry: the set-up, and no more.
 const TCP_SHARE_PERCENT: f64 = 1.0;
 
-pub(crate) fn command(mut args: impl Iterator<Item = String>) -> Result<u8> {
-    if let Some(extra) = args.next() {
-        return Err(Failure::usage(format!("demo takes no arguments, not `{extra}`")));
+/// How both programs run.
+struct Setup {
+    client: PathBuf,
+    /// The configurations for TCP and for RDMA, where there are any.
+    configs: Option<[PathBuf; 2]>,
+    data: Vec<PathBuf>,
+}
+
+pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
+    let mut tls = false;
+    for arg in args {
+        match arg.as_str() {
+            "--tls" => tls = true,
+            other => return Err(Failure::usage(format!("demo takes `--tls` or nothing, not `{other}`"))),
+        }
     }
-    let client = build()?;
-    let data = data();
-    let shown: Vec<_> = data.iter().map(|d| d.display().to_string()).collect();
+    let setup =
+        Setup { client: build(tls)?, configs: if tls { Some(certificates()?) } else { None }, data: data() };
+    let shown: Vec<_> = setup.data.iter().map(|d| d.display().to_string()).collect();
     println!("data: every file of {}\n", shown.join(" and "));
 
     println!("over TCP");
-    let tcp = run_here(&client, "tcp", &data)?;
-    let rdma = over_rdma(&client, &data);
+    let tcp = run_here(&setup, "tcp")?;
+    let rdma = over_rdma(&setup);
     let rdma = match rdma {
         Ok(report) => report,
         Err(failure) => {
@@ -59,21 +72,55 @@ pub(crate) fn command(mut args: impl Iterator<Item = String>) -> Result<u8> {
     };
     print_table(&tcp, Some(&rdma));
     println!("Times are no comparison: without a device the RDMA run is in an emulated machine.");
+    if tls {
+        println!("RDMA itself is not encrypted: rdma.plaintext = \"trusted-fabric\" allows that.");
+    }
     check(&tcp, &rdma)?;
     Ok(0)
 }
 
 /// Builds the two programs; the client's path.
-fn build() -> Result<PathBuf> {
-    let status = host::cargo()
-        .args(["build", "--release", "--example", "kv-server", "--example", "kv-client"])
-        .current_dir(host::workspace_dir())
-        .status()
-        .context("cargo build")?;
+fn build(tls: bool) -> Result<PathBuf> {
+    let mut build = host::cargo();
+    build.args(["build", "--release", "--example", "kv-server", "--example", "kv-client"]);
+    if tls {
+        build.args(["--features", "tls-ring"]);
+    }
+    let status = build.current_dir(host::workspace_dir()).status().context("cargo build")?;
     if !status.success() {
         return Err(Failure::failed("the examples do not build"));
     }
     Ok(host::target_dir()?.join("release/examples/kv-client"))
+}
+
+/// Makes a CA, and a certificate of it for both ends. Writes the configurations for TCP and for RDMA.
+fn certificates() -> Result<[PathBuf; 2]> {
+    packages::ensure(packages::TESTING)?;
+    let dir = host::target_dir()?.join("demo-tls");
+    std::fs::create_dir_all(&dir).context(dir.display())?;
+    let names =
+        "subjectAltName=IP:127.0.0.1,URI:spiffe://example.org/kv\nextendedKeyUsage=serverAuth,clientAuth\n";
+    std::fs::write(dir.join("names"), names).context(dir.display())?;
+    for words in [
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.pem -subj /CN=demo-ca -days 30",
+        "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout kv.key -out kv.csr -subj /CN=kv",
+        "x509 -req -in kv.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out kv.pem -days 30 -extfile names",
+    ] {
+        host::output(host::system("openssl").args(words.split(' ')).current_dir(&dir))?;
+    }
+    let path = |name: &str| dir.join(name).display().to_string();
+    let tls = format!(
+        "[tls]\nca = {:?}\ncert = {:?}\nkey = {:?}\n",
+        path("ca.pem"),
+        path("kv.pem"),
+        path("kv.key")
+    );
+    let configs = [("tcp", ""), ("rdma", "[rdma]\nplaintext = \"trusted-fabric\"\n")].map(|(name, more)| {
+        let file = dir.join(format!("{name}.toml"));
+        std::fs::write(&file, format!("{tls}{more}")).context(file.display()).map(|()| file)
+    });
+    let [tcp, rdma] = configs;
+    Ok([tcp?, rdma?])
 }
 
 /// Headers where there are some, else documentation: thousands of files on any Debian. And this repository.
@@ -84,17 +131,17 @@ fn data() -> Vec<PathBuf> {
     system.into_iter().chain([host::workspace_dir()]).map(Path::to_path_buf).collect()
 }
 
-fn over_rdma(client: &Path, data: &[PathBuf]) -> Result<Report> {
+fn over_rdma(setup: &Setup) -> Result<Report> {
     let devices = std::fs::read_dir("/sys/class/infiniband").map_or(0, |entries| entries.count());
     if devices > 0 {
         println!("over RDMA, on this machine's device");
-        return run_here(client, "rdma", data);
+        return run_here(setup, "rdma");
     }
     println!("over RDMA: this machine has no device, so in a virtual machine with Soft-RoCE");
     packages::ensure(packages::VM)?;
     let mut report = Report::new();
     let vm = Vm { timeout: PATIENCE, ..Vm::default() };
-    let words: Vec<_> = words(client, data).iter().map(|w| host::quote(w)).collect();
+    let words: Vec<_> = words(setup, "rdma").iter().map(|w| host::quote(w)).collect();
     let status = vm.run(&format!("FARCALL_TRANSPORT=rdma {}", words.join(" ")), |line| {
         note(&mut report, line.text);
         match line.stream {
@@ -109,16 +156,23 @@ fn over_rdma(client: &Path, data: &[PathBuf]) -> Result<Report> {
     Ok(report)
 }
 
-fn words(client: &Path, data: &[PathBuf]) -> Vec<String> {
-    let mut words = vec![client.display().to_string(), "load".into()];
-    words.extend(data.iter().map(|d| d.display().to_string()));
+/// Returns the client's program and arguments.
+fn words(setup: &Setup, transport: &str) -> Vec<String> {
+    let mut words = vec![setup.client.display().to_string()];
+    if let Some([tcp, rdma]) = &setup.configs {
+        let config = if transport == "tcp" { tcp } else { rdma };
+        words.extend(["--config".into(), config.display().to_string()]);
+    }
+    words.push("load".into());
+    words.extend(setup.data.iter().map(|d| d.display().to_string()));
     words
 }
 
-fn run_here(client: &Path, transport: &str, data: &[PathBuf]) -> Result<Report> {
+fn run_here(setup: &Setup, transport: &str) -> Result<Report> {
     let mut report = Report::new();
-    let mut command = Command::new(client);
-    command.arg("load").args(data).env("FARCALL_TRANSPORT", transport);
+    let words = words(setup, transport);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).env("FARCALL_TRANSPORT", transport);
     let status = host::stream(&mut command, |line| {
         note(&mut report, line);
         show(line);

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use failure::{Failure, Result};
 
 const USAGE: &str = "\
-Usage: cargo xtask demo                               real files through a key-value service, over TCP and RDMA
+Usage: cargo xtask demo [--tls]                       real files through a key-value service, over TCP and RDMA
        cargo xtask vm [OPTIONS] -- COMMAND [ARG...]   run a command in a VM that has an RDMA device
        cargo xtask vm [OPTIONS] --pair A B            run shell commands A and B in two VMs joined by a wire
        cargo xtask test [--long] [STEP...] [-- ARG...]

@@ -19,6 +19,9 @@ pub(crate) const PERFTEST: &[&str] = &["perftest"];
 /// Packages that count instructions, allocations and system calls.
 pub(crate) const COUNTING: &[&str] = &["valgrind", "strace"];
 
+/// Other implementations of TLS, and of the ciphers by which links are sealed.
+pub(crate) const TESTING: &[&str] = &["openssl", "python3-cryptography"];
+
 /// The compiler that libFuzzer is built with.
 pub(crate) const FUZZING: &[&str] = &["g++"];
 

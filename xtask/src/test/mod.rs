@@ -164,6 +164,7 @@ impl Run {
 
     /// All tests, and what a build says of the features that it lacks.
     fn tests(&mut self) -> Result<()> {
+        packages::ensure(packages::TESTING)?;
         self.cargo_tests(&["--workspace", "--all-features"])?;
         self.cargo_tests(&["--package", "farcall", "--test", "compression"])?;
         let without_rdma = ["--no-default-features", "--features", "tcp,toml", "--lib"];

@@ -10,7 +10,7 @@ use crate::host::{self, TempDir, cargo};
 
 /// Features of `farcall` that change what is compiled.
 pub(super) const FEATURES: &[&str] =
-    &["tcp", "rdma", "toml", "prost", "lz4", "zstd", "metrics", "tower", "testing"];
+    &["tcp", "rdma", "tls", "tls-ring", "toml", "prost", "lz4", "zstd", "metrics", "tower", "testing"];
 
 /// Crates that must build, with their tests, where no feature is on.
 const BY_THEMSELVES: &[&str] =
@@ -93,7 +93,8 @@ impl Run {
         }
         for other in others {
             // No C compiler for that target is needed to check what has no C in it.
-            let features = ["--no-default-features", "--features", "tcp,rdma,toml,prost,lz4,metrics,tower"];
+            let features =
+                ["--no-default-features", "--features", "tcp,rdma,tls,toml,prost,lz4,metrics,tower"];
             self.checked(cargo().args(["check", "--package", "farcall", "--target", &other]).args(features))?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 //! ```text
 //! peers NAME server [--listen ADDRESS]       says "listening ADDRESS", serves until its standard input ends
 //! peers NAME client --connect ADDRESS ...    makes calls, then prints what they took as one line of JSON
+//! peers certificates DIRECTORY               writes ca.pem, cert.pem and key.pem, for encrypted calls
 //! ```
 //!
 //! The options are those of [`args`]; `docs/BENCHMARKS.md` says what is measured and how.
@@ -11,6 +12,7 @@ mod args;
 mod farcall;
 mod load;
 mod process;
+mod raw_tls;
 mod raw_tokio;
 mod raw_verbs;
 mod report;
@@ -42,8 +44,17 @@ trait Contestant: 'static {
 }
 
 fn main() -> ExitCode {
-    let outcome = Args::parse(std::env::args().skip(1)).and_then(|args| match args.contestant.as_str() {
+    let mut words = std::env::args().skip(1).peekable();
+    if words.next_if(|word| word == "certificates").is_some() {
+        let written = words
+            .next()
+            .ok_or_else(|| "certificates DIRECTORY".into())
+            .and_then(|to| raw_tls::certificates(&to));
+        return end(written);
+    }
+    end(Args::parse(words).and_then(|args| match args.contestant.as_str() {
         "farcall" => run::<farcall::Farcall>(args),
+        "raw-tls" => run::<raw_tls::RawTls>(args),
         "raw-tokio" => run::<raw_tokio::RawTokio>(args),
         #[cfg(feature = "frameworks")]
         "tarpc" => run::<tarpc::Tarpc>(args),
@@ -51,7 +62,10 @@ fn main() -> ExitCode {
         "tonic" => run::<tonic::Tonic>(args),
         "raw-verbs" => run_raw_verbs(args),
         other => Err(format!("no contestant {other}").into()),
-    });
+    }))
+}
+
+fn end(outcome: Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

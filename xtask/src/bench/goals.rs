@@ -53,6 +53,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
         STREAMED.iter().flat_map(|size| STREAMS.iter().map(|n| Place::streams(Part::Streams, *size, *n)));
     goals.extend(streams.flat_map(|place| against_base(results, &place)));
     goals.extend(beside_stream(results));
+    goals.extend(encrypted(results));
     goals.extend(counts(results));
     goals.extend(rdma::all(results));
     goals.extend(connections(results, Part::Connections, BASE));
@@ -86,6 +87,18 @@ fn beside_stream(results: &Results) -> Option<Goal> {
     let metric = Metric::P99;
     let what = format!("{}, {}: {} to without", with.part.title(), with.title(), metric.title());
     ratio(results, what, metric, (&with, "farcall"), (&without, "farcall"), AtMost(1.5))
+}
+
+/// The goals of encrypted calls: short ones against those in the clear, long ones against rustls on a bare socket.
+fn encrypted(results: &Results) -> Vec<Goal> {
+    let limits = [AtLeast(0.6), AtLeast(0.8)];
+    let goal = |((place, base), limit): ((&Place, &&str), Limit)| {
+        let metric = Metric::CallsPerSecond;
+        let what = format!("{}, {}: {} to {base}", place.part.title(), place.title(), metric.title());
+        ratio(results, what, metric, (place, "farcall tls"), (place, base), limit)
+    };
+    let places = plan::encrypted();
+    places.iter().zip(plan::TLS_BASE).zip(limits).filter_map(goal).collect()
 }
 
 /// The goals of farcall in a place, compared with the base.

@@ -95,6 +95,16 @@ impl Peers {
         Ok(Server { address: address.to_owned(), process, stdin })
     }
 
+    /// Writes certificates for encrypted calls. Returns the options of both ends that name them.
+    pub(super) fn certificates(&self) -> Result<Vec<String>> {
+        let directory = host::target_dir()?.join("bench/tls");
+        let mut command = host::system(&self.program.to_string_lossy());
+        command.arg("certificates").arg(&directory);
+        host::output(&mut command)?;
+        let file = |name: &str| format!("tls.{name}={}", directory.join(format!("{name}.pem")).display());
+        Ok(["ca", "cert", "key"].into_iter().flat_map(|name| ["--set".to_owned(), file(name)]).collect())
+    }
+
     /// Runs a client to its end; what it reports.
     pub(super) fn client(&self, run: &Run<'_>, server: &Server, options: &[String]) -> Result<String> {
         let mut command = self.command(run, "client");

@@ -20,6 +20,8 @@ pub(super) enum Part {
     Streams,
     /// A short call beside long ones, by a connection of its own class.
     Urgent,
+    /// Encrypted calls, both ends on one CPU.
+    Tls,
     /// The software device of a VM, against the device used by hand.
     Rdma,
 }
@@ -32,6 +34,7 @@ impl Part {
         Self::Connections,
         Self::Streams,
         Self::Urgent,
+        Self::Tls,
         Self::Rdma,
     ];
 
@@ -43,6 +46,7 @@ impl Part {
             Self::Connections => "connections",
             Self::Streams => "streams",
             Self::Urgent => "urgent",
+            Self::Tls => "tls",
             Self::Rdma => "rdma",
         }
     }
@@ -55,6 +59,7 @@ impl Part {
             Self::Connections => "TCP, many connections, both ends on one CPU",
             Self::Streams => "TCP, items of streams, both ends on one CPU",
             Self::Urgent => "TCP, short calls beside long ones, on all CPUs",
+            Self::Tls => "TLS, both ends on one CPU",
             Self::Rdma => "RDMA in a VM",
         }
     }
@@ -63,7 +68,9 @@ impl Part {
     pub(super) fn under(self) -> Vec<String> {
         match self {
             Self::Unpinned | Self::Urgent | Self::Rdma => Vec::new(),
-            Self::Counts | Self::Pinned | Self::Connections | Self::Streams => words("taskset -c 0"),
+            Self::Counts | Self::Pinned | Self::Connections | Self::Streams | Self::Tls => {
+                words("taskset -c 0")
+            }
         }
     }
 
@@ -73,7 +80,9 @@ impl Part {
             Self::Unpinned | Self::Urgent => "--set transport=tcp",
             // Counts must not depend on how often an end polls in vain.
             Self::Counts => "--current-thread --set transport=tcp --set tcp.completion=event",
-            Self::Pinned | Self::Connections | Self::Streams => "--current-thread --set transport=tcp",
+            Self::Pinned | Self::Connections | Self::Streams | Self::Tls => {
+                "--current-thread --set transport=tcp"
+            }
             // Setting a link up takes long where the processor is emulated.
             Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
         })
@@ -83,6 +92,7 @@ impl Part {
     pub(super) fn compared(self) -> &'static str {
         match self {
             Self::Urgent => "Ratios are to the same call by a second channel.",
+            Self::Tls => "Ratios of short calls are to those without TLS, of long ones to `raw-tls`.",
             Self::Rdma => {
                 "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put or got. \
                  `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
@@ -150,6 +160,9 @@ impl Place {
     pub(super) fn base(&self, contestant: &str) -> (Self, String) {
         if self.load > 0 {
             return (self.clone(), BESIDE_LOAD[1].to_owned());
+        }
+        if self.part == Part::Tls {
+            return (self.clone(), TLS_BASE[usize::from(self.size > 64)].to_owned());
         }
         if self.stalled > 0 {
             return (Self { stalled: 0, ..self.clone() }, contestant.to_owned());
@@ -229,6 +242,14 @@ pub(super) const LOAD_SIZE: usize = 64 << 20;
 /// By which connection a call goes beside such: that of its class, a second channel's, that of the load.
 pub(super) const BESIDE_LOAD: &[&str] = &["farcall urgent", "farcall second", "farcall same"];
 
+/// The contestants that others are compared with where calls are encrypted: for short calls, and for long ones.
+pub(super) const TLS_BASE: &[&str] = &["farcall", "raw-tls tls"];
+
+/// Returns the places of encrypted calls: of short ones, and of long ones.
+pub(super) fn encrypted() -> [Place; 2] {
+    [Place::echo(Part::Tls, 64, 32, 1), Place::echo(Part::Tls, 1 << 20, 8, 1)]
+}
+
 pub(super) fn native(options: &Options) -> Vec<Group> {
     let mut groups = Vec::new();
     for part in [Part::Pinned, Part::Unpinned] {
@@ -246,6 +267,9 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
     }
     groups.push(Group { place: Place::beside_stream(0), contestants: &[BASE, "farcall"] });
     groups.push(Group { place: Place::beside_stream(1), contestants: &["farcall"] });
+    for place in encrypted() {
+        groups.push(Group { place, contestants: &["raw-tls tls", "farcall tls", "farcall"] });
+    }
     groups.push(Group { place: Place::beside_load(Part::Urgent), contestants: BESIDE_LOAD });
     groups.retain(|group| options.includes(group.place.part));
     groups

@@ -41,8 +41,10 @@ fn measure(peers: &Peers, place: &Place, contestant: &str, seconds: f64) -> Resu
     }
     let under = place.part.under();
     let mut options = [place.part.options(), place.options()].concat();
-    if !mode.is_empty() {
-        options.extend(place.mode(mode));
+    match mode {
+        "" => {}
+        "tls" => options.extend(peers.certificates()?),
+        mode => options.extend(place.mode(mode)),
     }
     let run = Run { contestant: name, under: &under, options: &options };
     let server = peers.server(&run)?;

@@ -4,140 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 mod near;
+mod sessions;
 
-use std::collections::HashMap;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
 use farcall_core::class::TrafficClass;
-use farcall_core::client::{Call, RawChannel, Stub};
-use farcall_core::codec::Raw;
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
-use farcall_core::payload::{Decoder, Encoder};
-use farcall_core::server::ServerCore;
-use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
-use farcall_core::settings::Settings;
-use farcall_core::status::Result;
-use farcall_core::transport::Cipher;
-use farcall_rdma::testing::sim::Fabric;
-use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
+use farcall_rdma::{Completion, RdmaConfig};
 
-use near::Near;
-
-/// echo(x) -> x, counting how often each x was executed.
-struct Echo {
-    info: Arc<ServiceInfo>,
-    executed: Arc<Mutex<HashMap<Bytes, u32>>>,
-}
-
-impl Service for Echo {
-    fn info(&self) -> &ServiceInfo {
-        &self.info
-    }
-
-    fn call(&self, _: usize, request: IncomingCall) -> HandlerFuture {
-        // Whichever thread polls it, a handler can use its runtime.
-        let _runtime = tokio::runtime::Handle::current();
-        let executed = self.executed.clone();
-        Box::pin(async move {
-            let mut whole = Decoder::new(request.payload.clone()).rest().to_vec();
-            request.payload.attachments().iter().for_each(|bytes| whole.extend_from_slice(bytes));
-            *executed.lock().unwrap().entry(whole.into()).or_default() += 1;
-            // Some are answered at once, some by a task of their own.
-            if request.payload.len() % 2 == 1 {
-                tokio::task::yield_now().await;
-            }
-            Reply::Ok(request.payload)
-        })
-    }
-}
-
-struct Setup {
-    fabric: Arc<Fabric>,
-    caller: RawChannel,
-    host: Arc<ServerCore>,
-    info: Arc<ServiceInfo>,
-    executed: Arc<Mutex<HashMap<Bytes, u32>>>,
-}
-
-fn setup(seed: u64) -> Setup {
-    setup_with(seed, 0, |_| {})
-}
-
-/// Fabrics of odd seeds are spiteful. Every other pair of seeds has encrypted sessions. Clients try again after at most `retry_ms`, if that is not 0.
-fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) -> Setup {
-    let fabric = Fabric::new(seed);
-    fabric.set_spite(seed % 2 == 1);
-    let [near, far] = [1, 2].map(|n| {
-        let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
-        let mut config = RdmaConfig::default();
-        config.strict_credits = true;
-        change(&mut config);
-        let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
-        let (limits, mut liveness) = (Limits::default(), Liveness::default());
-        liveness.retry_ms = retry_ms;
-        Settings {
-            limits,
-            liveness,
-            calls: Calls::default(),
-            policy: Policy::Auto,
-            upgrade,
-            plaintext_upgrade: false,
-        }
-    });
-    let info = Arc::new(ServiceInfo {
-        name: "echo".into(),
-        codec: "raw",
-        methods: vec![Method::unary("echo", "echo")],
-    });
-    let executed = Arc::default();
-    let service = Echo { info: Arc::clone(&info), executed: Arc::clone(&executed) };
-    let host = ServerCore::new(vec![Arc::new(service)], far).unwrap();
-    let cipher = sealed_by(seed);
-    let caller = RawChannel::new(Near { host: Arc::clone(&host), cipher }, near);
-    Setup { fabric, caller, host, info, executed }
-}
-
-fn sealed_by(seed: u64) -> Option<Cipher> {
-    [None, None, Some(Cipher::Aes256Gcm), Some(Cipher::ChaCha20Poly1305)][seed as usize % 4]
-}
-
-/// An argument that no other call has.
-fn argument(number: u64, len: usize) -> Bytes {
-    number.to_le_bytes().iter().copied().chain((0..len).map(|i| (i as u64 ^ number) as u8)).collect()
-}
-
-impl Setup {
-    fn call(&self, argument: Bytes) -> Call<Result<Bytes>, Raw> {
-        let mut arguments = Encoder::new();
-        arguments.put_bytes(&argument);
-        Stub::new(self.caller.clone(), self.info.clone()).call(0, Ok(arguments.finish()))
-    }
-
-    /// Makes calls of many sizes at once; each must come back, after one execution.
-    async fn load(&self, numbers: std::ops::Range<u64>) {
-        let calls = numbers.map(|number| {
-            let len = [0, 100, 1500, 5000, 9000, 40_000, 200_000][number as usize % 7];
-            let argument = argument(number, len);
-            let call = self.call(argument.clone());
-            tokio::spawn(async move { assert_eq!(call.await.unwrap(), argument) })
-        });
-        for call in calls.collect::<Vec<_>>() {
-            tokio::time::timeout(Duration::from_secs(60), call)
-                .await
-                .expect("a call has no outcome")
-                .unwrap();
-        }
-        assert!(self.executed.lock().unwrap().values().all(|&times| times == 1), "a call was repeated");
-    }
-
-    fn transport(&self) -> (&'static str, Option<String>) {
-        let transport = self.host.connections()[0].transport();
-        (transport.name, transport.why_not_rdma.map(|why| why.to_string()))
-    }
-}
+use sessions::{Setup, argument, sealed_by, setup, setup_with};
 
 #[tokio::test]
 async fn calls_of_all_sizes_go_by_rdma() {

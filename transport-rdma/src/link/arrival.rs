@@ -160,7 +160,8 @@ impl LinkCore {
     /// Returns the end of a link that has brought something that the peer has not sealed.
     pub(super) fn forged(&self, what: &str) -> LinkEnd {
         LinkEnd::failed(format!(
-            "{}: {what} is not what the peer has sealed: somebody has changed, inserted or repeated packets on the RDMA              network, or a device or its driver corrupts them; find out which before you trust the network",
+            "{}: {what} is not what the peer has sealed: somebody has changed, inserted or repeated packets on the RDMA \
+             network, or a device or its driver corrupts them; find out which before you trust the network",
             self.name
         ))
     }

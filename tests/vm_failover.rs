@@ -1,22 +1,45 @@
-//! Queue pairs of an RDMA device that die under load. One test alone: it kills all that the process has.
+//! Queue pairs of an RDMA device that die under load. One test at a time: it kills all that the process has.
 //!
 //! Runs in the VM, as `cargo xtask test vm` does it.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+#![expect(clippy::print_stdout, reason = "the figures are for TESTING.md")]
+
+mod authority;
 mod flow;
 mod work;
 
 use std::time::Duration;
 
+use farcall::tls::{self, TlsConfig};
 use farcall::{Config, Policy, Server};
+use tokio::sync::Mutex;
 
+use authority::{Authority, as_it_is};
 use flow::{FlowClient, FlowServer};
 use work::{Load, Log, PATIENCE, SIZES, WorkClient, WorkServer, connect};
 
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_no_item_and_repeats_none() {
+    let _guard = ONE_AT_A_TIME.lock().await;
+    outlive_queue_pairs(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nor_does_one_of_a_sealed_link() {
+    let _guard = ONE_AT_A_TIME.lock().await;
+    let authority = Authority::new("ca");
+    outlive_queue_pairs(Some(authority.issue("peer", as_it_is))).await;
+}
+
+async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     let deaths = if std::env::var_os("FARCALL_LONG").is_some() { 100 } else { 8 };
     let log = Log::default();
     let mut config = Config::default();
+    let is_sealed = tls.is_some();
+    config.tls = tls;
     config.transport = Some(Policy::Rdma);
     config.rdma.strict_credits = true;
     config.liveness.connect_ms = 60_000;
@@ -31,6 +54,7 @@ async fn a_queue_pair_that_dies_again_and_again_costs_no_call_and_no_item_and_re
     let load = Load::start(&WorkClient::new(&channel), 0, 8, &SIZES);
     let streams = flow::Load::start(&FlowClient::new(&channel), 8);
     let is_up = || near.transport().name == "rdma" && far.transport().name == "rdma";
+    assert!(near.is_encrypted() == is_sealed && far.is_encrypted() == is_sealed);
     let mut killed = 0;
     let killing = async {
         while killed < deaths {

@@ -42,7 +42,8 @@ pub async fn run(channel: Channel, directories: &[PathBuf]) -> Result<Report, Bo
     let transport = connection.transport();
     report.transport = transport.to_string();
     report.encryption = match connection.identity() {
-        Some(server) => format!("TLS, to {}", server.name()),
+        Some(server) if connection.is_encrypted() => format!("yes, to {}", server.name()),
+        Some(server) => format!("of TCP only, to {}", server.name()),
         None => "none".to_owned(),
     };
     let device = transport.device.split(' ').next().unwrap_or("").to_owned();

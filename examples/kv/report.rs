@@ -27,7 +27,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let per_call = |us: u64| us / self.calls.max(1);
         writeln!(f, "transport: {}", self.transport)?;
-        writeln!(f, "encryption of TCP: {}", self.encryption)?;
+        writeln!(f, "encryption: {}", self.encryption)?;
         writeln!(f, "files: {}", self.files)?;
         writeln!(f, "files left out: {}", self.skipped)?;
         writeln!(f, "calls: {}", self.calls)?;

@@ -34,6 +34,11 @@ pub(crate) const SERIAL: u64 = 77;
 
 impl Authority {
     pub(crate) fn new(name: &str) -> Self {
+        Self::with_key(name, KeyPair::generate().unwrap())
+    }
+
+    /// Returns a CA that is one with all others of this name and key.
+    pub(crate) fn with_key(name: &str, key: KeyPair) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("farcall-tls-{}-{n}", std::process::id()));
@@ -42,7 +47,6 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem();
         Self { issuer: Issuer::new(params, key), pem, dir }
     }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RdmaConfig {
-    /// Whether sessions that are encrypted by TLS may move to RDMA, which does not encrypt. Default: they stay on TCP. Both sides
-    /// must say `trusted-fabric`.
+    /// Whether sessions that TLS encrypts may go by RDMA in the clear. Default: RDMA is encrypted with keys of the TLS session,
+    /// which must be of TLS 1.3. `trusted-fabric` on both sides saves the work of encryption, and the copy of long messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plaintext: Option<Plaintext>,
     /// The kernel's name of the device, as in `/sys/class/infiniband` (`mlx5_0`). Default: the one that has the address

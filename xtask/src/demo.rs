@@ -16,7 +16,7 @@ type Report = BTreeMap<String, String>;
 /// The rows of the table, in order.
 const ROWS: &[&str] = &[
     "transport",
-    "encryption of TCP",
+    "encryption",
     "files",
     "files left out",
     "calls",
@@ -41,8 +41,8 @@ const TCP_SHARE_PERCENT: f64 = 1.0;
 /// How both programs run.
 struct Setup {
     client: PathBuf,
-    /// The configurations for TCP and for RDMA, where there are any.
-    configs: Option<[PathBuf; 2]>,
+    /// The configuration of TLS, if there is one.
+    tls: Option<PathBuf>,
     data: Vec<PathBuf>,
 }
 
@@ -54,8 +54,7 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
             other => return Err(Failure::usage(format!("demo takes `--tls` or nothing, not `{other}`"))),
         }
     }
-    let setup =
-        Setup { client: build(tls)?, configs: if tls { Some(certificates()?) } else { None }, data: data() };
+    let setup = Setup { client: build(tls)?, tls: tls.then(certificates).transpose()?, data: data() };
     let shown: Vec<_> = setup.data.iter().map(|d| d.display().to_string()).collect();
     println!("data: every file of {}\n", shown.join(" and "));
 
@@ -72,10 +71,7 @@ pub(crate) fn command(args: impl Iterator<Item = String>) -> Result<u8> {
     };
     print_table(&tcp, Some(&rdma));
     println!("Times are no comparison: without a device the RDMA run is in an emulated machine.");
-    if tls {
-        println!("RDMA itself is not encrypted: rdma.plaintext = \"trusted-fabric\" allows that.");
-    }
-    check(&tcp, &rdma)?;
+    check(&tcp, &rdma, tls)?;
     Ok(0)
 }
 
@@ -93,8 +89,8 @@ fn build(tls: bool) -> Result<PathBuf> {
     Ok(host::target_dir()?.join("release/examples/kv-client"))
 }
 
-/// Makes a CA, and a certificate of it for both ends. Writes the configurations for TCP and for RDMA.
-fn certificates() -> Result<[PathBuf; 2]> {
+/// Makes a CA, and a certificate of it for both ends. Writes the configuration, and returns its path.
+fn certificates() -> Result<PathBuf> {
     packages::ensure(packages::TESTING)?;
     let dir = host::target_dir()?.join("demo-tls");
     std::fs::create_dir_all(&dir).context(dir.display())?;
@@ -115,12 +111,8 @@ fn certificates() -> Result<[PathBuf; 2]> {
         path("kv.pem"),
         path("kv.key")
     );
-    let configs = [("tcp", ""), ("rdma", "[rdma]\nplaintext = \"trusted-fabric\"\n")].map(|(name, more)| {
-        let file = dir.join(format!("{name}.toml"));
-        std::fs::write(&file, format!("{tls}{more}")).context(file.display()).map(|()| file)
-    });
-    let [tcp, rdma] = configs;
-    Ok([tcp?, rdma?])
+    let file = dir.join("kv.toml");
+    std::fs::write(&file, tls).context(file.display()).map(|()| file)
 }
 
 /// Headers where there are some, else documentation: thousands of files on any Debian. And this repository.
@@ -141,7 +133,7 @@ fn over_rdma(setup: &Setup) -> Result<Report> {
     packages::ensure(packages::VM)?;
     let mut report = Report::new();
     let vm = Vm { timeout: PATIENCE, ..Vm::default() };
-    let words: Vec<_> = words(setup, "rdma").iter().map(|w| host::quote(w)).collect();
+    let words: Vec<_> = words(setup).iter().map(|w| host::quote(w)).collect();
     let status = vm.run(&format!("FARCALL_TRANSPORT=rdma {}", words.join(" ")), |line| {
         note(&mut report, line.text);
         match line.stream {
@@ -157,10 +149,9 @@ fn over_rdma(setup: &Setup) -> Result<Report> {
 }
 
 /// Returns the client's program and arguments.
-fn words(setup: &Setup, transport: &str) -> Vec<String> {
+fn words(setup: &Setup) -> Vec<String> {
     let mut words = vec![setup.client.display().to_string()];
-    if let Some([tcp, rdma]) = &setup.configs {
-        let config = if transport == "tcp" { tcp } else { rdma };
+    if let Some(config) = &setup.tls {
         words.extend(["--config".into(), config.display().to_string()]);
     }
     words.push("load".into());
@@ -170,7 +161,7 @@ fn words(setup: &Setup, transport: &str) -> Vec<String> {
 
 fn run_here(setup: &Setup, transport: &str) -> Result<Report> {
     let mut report = Report::new();
-    let words = words(setup, transport);
+    let words = words(setup);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).env("FARCALL_TRANSPORT", transport);
     let status = host::stream(&mut command, |line| {
@@ -210,8 +201,11 @@ fn print_table(tcp: &Report, rdma: Option<&Report>) {
     println!();
 }
 
-fn check(tcp: &Report, rdma: &Report) -> Result<()> {
+fn check(tcp: &Report, rdma: &Report, tls: bool) -> Result<()> {
     for (name, report) in [("TCP", tcp), ("RDMA", rdma)] {
+        if tls && !report.get("encryption").is_some_and(|how| how.starts_with("yes")) {
+            return Err(Failure::failed(format!("{name} was not encrypted")));
+        }
         if report.get("mismatches").map(String::as_str) != Some("0") {
             return Err(Failure::failed(format!("over {name} not every file came back as it was")));
         }

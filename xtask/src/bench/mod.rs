@@ -53,7 +53,7 @@ fn measure(options: &Options, results: &mut Results) -> Result<()> {
         count::all(&peers, results)?;
     }
     rounds::run(&peers, &plan::native(options), options, results)?;
-    if options.includes(Part::Rdma) {
+    if Part::GUEST.iter().any(|part| options.includes(*part)) {
         vm::run(&peers, options, results)?;
     }
     Ok(())

@@ -24,6 +24,8 @@ pub(super) enum Part {
     Tls,
     /// The software device of a VM, against the device used by hand.
     Rdma,
+    /// Encrypted calls by the software device of a VM.
+    Sealed,
 }
 
 impl Part {
@@ -36,7 +38,11 @@ impl Part {
         Self::Urgent,
         Self::Tls,
         Self::Rdma,
+        Self::Sealed,
     ];
+
+    /// Those that are measured in a VM.
+    pub(super) const GUEST: &[Self] = &[Self::Rdma, Self::Sealed];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -48,6 +54,7 @@ impl Part {
             Self::Urgent => "urgent",
             Self::Tls => "tls",
             Self::Rdma => "rdma",
+            Self::Sealed => "sealed",
         }
     }
 
@@ -61,13 +68,14 @@ impl Part {
             Self::Urgent => "TCP, short calls beside long ones, on all CPUs",
             Self::Tls => "TLS, both ends on one CPU",
             Self::Rdma => "RDMA in a VM",
+            Self::Sealed => "Sealed RDMA in a VM",
         }
     }
 
     /// The command that both ends run under.
     pub(super) fn under(self) -> Vec<String> {
         match self {
-            Self::Unpinned | Self::Urgent | Self::Rdma => Vec::new(),
+            Self::Unpinned | Self::Urgent | Self::Rdma | Self::Sealed => Vec::new(),
             Self::Counts | Self::Pinned | Self::Connections | Self::Streams | Self::Tls => {
                 words("taskset -c 0")
             }
@@ -85,6 +93,9 @@ impl Part {
             }
             // Setting a link up takes long where the processor is emulated.
             Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
+            Self::Sealed => {
+                "--current-thread --set transport=rdma --set liveness.connect_ms=60000 --set rdma.completion=event"
+            }
         })
     }
 
@@ -93,6 +104,7 @@ impl Part {
         match self {
             Self::Urgent => "Ratios are to the same call by a second channel.",
             Self::Tls => "Ratios of short calls are to those without TLS, of long ones to `raw-tls`.",
+            Self::Sealed => "Ratios are to those without TLS.",
             Self::Rdma => {
                 "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put or got. \
                  `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
@@ -163,6 +175,9 @@ impl Place {
         }
         if self.part == Part::Tls {
             return (self.clone(), TLS_BASE[usize::from(self.size > 64)].to_owned());
+        }
+        if self.part == Part::Sealed {
+            return (self.clone(), "farcall".to_owned());
         }
         if self.stalled > 0 {
             return (Self { stalled: 0, ..self.clone() }, contestant.to_owned());
@@ -283,7 +298,18 @@ pub(super) const BULK_SIZES: &[usize] = &[64 << 10, 1 << 20];
 pub(super) const MODES: &[&str] = &["busy", "event"];
 
 /// Returns the groups that are measured inside of the VM.
-pub(super) fn guest() -> Vec<Group> {
+pub(super) fn guest(options: &Options) -> Vec<Group> {
+    let mut groups = by_rdma();
+    let short = [1, 32].map(|in_flight| Place::echo(Part::Sealed, 64, in_flight, 1));
+    let long = BULK_SIZES.iter().map(|size| Place { part: Part::Sealed, ..Place::bulk("put", *size) });
+    for place in short.into_iter().chain(long) {
+        groups.push(Group { place, contestants: &["farcall tls", "farcall"] });
+    }
+    groups.retain(|group| options.includes(group.place.part));
+    groups
+}
+
+fn by_rdma() -> Vec<Group> {
     const ONE: &[&str] = &[
         "perftest busy",
         "raw-verbs busy",
@@ -332,7 +358,7 @@ mod tests {
     #[test]
     fn who_is_compared_with_is_measured_in_the_same_round() {
         let options = Options::default();
-        let groups = [native(&options), guest()].concat();
+        let groups = [native(&options), guest(&options)].concat();
         let is_measured = |place: &Place, name: &str| {
             groups.iter().any(|group| group.place == *place && group.contestants.contains(&name))
         };
@@ -346,7 +372,7 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_twice_in_a_round() {
-        let groups = [native(&Options::default()), guest()].concat();
+        let groups = [native(&Options::default()), guest(&Options::default())].concat();
         let mut places: Vec<_> = groups.iter().map(|group| &group.place).collect();
         places.sort();
         places.dedup();

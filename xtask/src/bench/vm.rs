@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::options::Options;
 use super::peers::Peers;
+use super::plan::Part;
 use super::results::Results;
 use super::{plan, rounds};
 use crate::failure::{Context, Failure, Result};
@@ -22,7 +23,9 @@ pub(super) fn run(peers: &Peers, options: &Options, results: &mut Results) -> Re
     // Little is done in a second there.
     let (rounds, seconds) = (options.rounds, 2.0 * options.seconds);
     let [xtask, peers] = [&xtask, peers.program()].map(|path| host::quote(&path.display().to_string()));
-    let command = format!("{xtask} bench --guest {peers} --rounds {rounds} --seconds {seconds}");
+    let parts = Part::GUEST.iter().filter(|part| options.includes(**part));
+    let only: String = parts.map(|part| format!(" --only {}", part.name())).collect();
+    let command = format!("{xtask} bench --guest {peers} --rounds {rounds} --seconds {seconds}{only}");
     let vm = Vm { timeout: PATIENCE * rounds, ..Vm::default() };
     let mut taken = Ok(());
     let status = vm.run(&command, |line| {
@@ -42,5 +45,5 @@ pub(super) fn run(peers: &Peers, options: &Options, results: &mut Results) -> Re
 /// Inside: prints results.
 pub(super) fn inside(peers: &Path, options: &Options) -> Result<()> {
     let mut results = Results::into(std::io::stdout());
-    rounds::run(&Peers::built(peers), &plan::guest(), options, &mut results)
+    rounds::run(&Peers::built(peers), &plan::guest(options), options, &mut results)
 }

@@ -224,7 +224,8 @@ async fn a_second_implementation_agrees() {
     std::io::Write::write_all(child.stdin.as_mut().unwrap(), lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let needs = "python3 needs its module `cryptography`: `cargo xtask test` installs it";
+    assert!(output.status.success(), "{needs}: {said}");
     assert_eq!(said.trim(), format!("{} agree", lines.lines().count() + 4));
 }
 

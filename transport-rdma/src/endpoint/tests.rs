@@ -22,7 +22,7 @@ use farcall_core::transport::{self, Attempt, Candidate, Description, Link, LinkE
 
 use super::*;
 use crate::RdmaUpgrade;
-use crate::device::DeviceEvent;
+use crate::device::{DeviceEvent, Mtu};
 use crate::sim::{Fabric, SimHost};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -393,6 +393,20 @@ async fn probe_that_is_lost_is_a_reason() {
     let why = near.try_link(&far).await.map(drop).unwrap_err();
     assert!(why.reason == Reason::ProbeLost && why.detail.contains("UDP port 4791"), "{why}");
     drop(fabric);
+}
+
+#[tokio::test]
+async fn links_are_proven_at_every_mtu() {
+    for mtu in (1..=5).filter_map(Mtu::from_code) {
+        for sealed in [false, true] {
+            let (_fabric, [near, far]) = if sealed { sealed::sealed_nodes(1) } else { nodes(1) };
+            near.host.set_mtu(mtu);
+            far.host.set_mtu(mtu);
+            let [a, mut b] = near.link(&far).await;
+            a.send(1, LONE);
+            b.receive(1).await;
+        }
+    }
 }
 
 #[tokio::test]

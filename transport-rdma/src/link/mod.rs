@@ -112,11 +112,16 @@ impl LinkCore {
         self.seal.get()?.as_ref()
     }
 
+    /// How many bytes are sent behind each message.
+    fn overhead(&self) -> usize {
+        self.seal().map_or(0, |_| TAG_LEN)
+    }
+
     /// The peer's end is known, and may be sent to.
     pub(crate) fn connected(&self, peer: &Bootstrap, device: &Limits) {
         // Set once, by the candidate that makes the link.
         let _ = self.remote.set(peer.qp);
-        let overhead = self.seal().map_or(0, |_| TAG_LEN);
+        let overhead = self.overhead();
         let max_frame = peer.max_frame(overhead).min(SLOT - HEADER_LEN - overhead);
         self.max_frame.store(max_frame as u32, Ordering::Release);
         let can_expose = device.windows > 0 && device.reads_served > 0 && peer.reads > 0;

@@ -456,18 +456,23 @@ impl LinkCore {
         slot: Option<Slot>,
     ) -> Option<Bytes> {
         let len = HEADER_LEN + payload.len();
+        let needed = len + self.overhead();
         let put = |mut to: &mut [u8]| {
             to.put_slice(&header.encode());
             to.put_slice(payload);
         };
-        if len + TAG_LEN <= sending.inline {
-            let mut whole = BytesMut::zeroed(len + TAG_LEN);
+        if needed <= sending.inline {
+            let mut whole = BytesMut::zeroed(needed);
             put(&mut whole);
             let len = self.seal_message(sending, &mut whole, len)?;
             whole.truncate(len);
             Some(whole.freeze())
         } else {
-            let mut slot = slot.filter(|slot| slot.len() >= len + TAG_LEN)?;
+            let mut slot = slot?;
+            if slot.len() < needed {
+                self.fail_to_send(sending, "a link frame is longer than its buffer; report this as a bug");
+                return None;
+            }
             put(&mut slot);
             let len = self.seal_message(sending, &mut slot, len)?;
             Some(slot.freeze(0..len))

@@ -39,7 +39,7 @@ impl Node {
 }
 
 /// Two encrypted machines that do not trust the fabric.
-fn sealed_nodes(seed: u64) -> (Arc<Fabric>, [Node; 2]) {
+pub(super) fn sealed_nodes(seed: u64) -> (Arc<Fabric>, [Node; 2]) {
     let (fabric, nodes) = nodes(seed);
     (fabric, nodes.map(|node| node.protected(encrypted(), false)))
 }

@@ -20,6 +20,9 @@ use authority::{Authority, as_it_is};
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The memory for captured packets, in bytes.
+const CAPTURED: usize = 256 << 20;
+
 /// All calls say this.
 const MARK: &[u8] = b"for your eyes only";
 
@@ -62,8 +65,9 @@ impl Capture {
         let socket =
             Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(ETH_P_ALL.to_be()))))
                 .unwrap();
-        // No packet may be missed while calls run.
-        socket.set_recv_buffer_size(64 << 20).unwrap();
+        // Nobody reads while calls run, and no packet may be missed.
+        std::fs::write("/proc/sys/net/core/rmem_max", CAPTURED.to_string()).unwrap();
+        socket.set_recv_buffer_size(CAPTURED).unwrap();
         socket.set_nonblocking(true).unwrap();
         Self(socket)
     }

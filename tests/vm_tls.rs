@@ -63,7 +63,7 @@ async fn connect(
 /// A way to configure both ends.
 struct Terms {
     version: &'static SupportedProtocolVersion,
-    /// The only cipher suite of the client.
+    /// The cipher suite that the client likes best.
     suite: Option<CipherSuite>,
 }
 
@@ -83,9 +83,7 @@ impl Terms {
             roots.add(certificate.unwrap()).unwrap();
         }
         let mut provider: CryptoProvider = ring::default_provider();
-        if let Some(wanted) = self.suite {
-            provider.cipher_suites.retain(|suite| suite.suite() == wanted);
-        }
+        provider.cipher_suites.sort_by_key(|suite| Some(suite.suite()) != self.suite);
         let client = ClientConfig::builder_with_provider(Arc::new(provider))
             .with_protocol_versions(&[self.version])
             .unwrap()

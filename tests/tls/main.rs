@@ -4,6 +4,10 @@
 
 #[path = "../authority/mod.rs"]
 mod authority;
+#[cfg(target_os = "linux")] // All of 127.0.0.0/8 is this host there.
+mod crowd;
+#[path = "../process/mod.rs"]
+mod process;
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farcall_core::class::{ByClass, TrafficClass};
 use farcall_core::transport::{
@@ -31,6 +31,9 @@ const READS: usize = 16;
 
 /// and how many bytes they may bring: who takes these while they are in the processor's cache gives back buffers that are.
 const TURN: u64 = 256 * 1024;
+
+/// A read whose frames take this long to handle ends the turn, and the next ones are shorter.
+const LONG_READ: Duration = Duration::from_millis(1);
 
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
@@ -313,11 +316,16 @@ impl TcpLink {
     }
 
     fn read_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
-        let mut result = Ok(false);
         let enough = reader.bytes_read + TURN;
-        for _ in 0..READS {
-            result = reader.read(&self.socket, handler);
+        let mut result = reader.read(&self.socket, handler);
+        for _ in 1..READS {
             if !matches!(result, Ok(true)) || reader.bytes_read >= enough {
+                break;
+            }
+            let began = Instant::now();
+            result = reader.read(&self.socket, handler);
+            if began.elapsed() > LONG_READ {
+                reader.read_less();
                 break;
             }
         }

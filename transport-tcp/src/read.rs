@@ -29,6 +29,9 @@ const IDLE: usize = 2;
 /// that are read straight to where they belong, because what of those is read with the header must be copied there.
 const SHORT_READ: usize = 4096;
 
+/// The least that is read at once while what comes takes long to handle.
+const SHORTEST_READ: usize = 512;
+
 /// A frame with a payload from this length on gets a buffer of its own, unless it is whole already in one with others.
 const LONG: usize = 16 * 1024;
 
@@ -141,6 +144,12 @@ impl Reader {
             }
         }
         Ok(!drained)
+    }
+
+    /// Makes the next reads shorter, because what the last one brought took long to handle: requests whose handlers work.
+    pub(crate) fn read_less(&mut self) {
+        // That read has doubled it if it was full, so it becomes half as long.
+        self.read_size = (self.read_size / 4).max(SHORTEST_READ);
     }
 
     /// Gives a long buffer back, because there may be nothing to read for long.

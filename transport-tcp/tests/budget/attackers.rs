@@ -65,6 +65,21 @@ impl Attacker {
         self.message(FrameType::REQUEST, call, 0, &request(method, argument)).await
     }
 
+    /// Sends requests without arguments, all at once.
+    pub(crate) async fn requests(&mut self, calls: std::ops::RangeInclusive<u64>, method: usize) {
+        let mut frames = Vec::new();
+        for call in calls {
+            self.seq += 1;
+            let payload = request(method, b"");
+            let len = payload.len() as u32;
+            frames.extend_from_slice(
+                &Header { seq: self.seq, len, ..Header::new(FrameType::REQUEST, call) }.encode(),
+            );
+            frames.extend_from_slice(&payload);
+        }
+        self.socket.write_all(&frames).await.unwrap();
+    }
+
     /// Reads the next frame; `None` at the end.
     pub(crate) async fn read(&mut self) -> Option<(Header, Vec<u8>)> {
         let mut header = [0; HEADER_LEN];

@@ -11,6 +11,7 @@ mod server;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,7 +28,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 
 use attackers::{Attacker, half_messages, hanging_calls, unread_answers};
-use server::{ECHO, HANG, HUGE, Test, To, info, settings};
+use server::{ECHO, HANG, HUGE, SLOW, Test, To, info, settings};
 
 const MIB: usize = 1 << 20;
 
@@ -43,6 +44,7 @@ struct Setup {
     address: SocketAddr,
     honest: RawChannel,
     go: Arc<Semaphore>,
+    slow: Arc<AtomicUsize>,
 }
 
 /// Makes a call of the honest client, which must succeed.
@@ -61,7 +63,8 @@ impl Setup {
 
     async fn with(settings_of_server: Settings) -> Self {
         let go = Arc::new(Semaphore::new(0));
-        let service = Test { info: info(), go: go.clone() };
+        let slow = Arc::default();
+        let service = Test { info: info(), slow: Arc::clone(&slow), go: go.clone() };
         let server = ServerCore::new(vec![Arc::new(service)], settings_of_server).unwrap();
         let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
         let address = acceptor.local_addr().unwrap();
@@ -72,7 +75,7 @@ impl Setup {
             }
         });
         let honest = RawChannel::new(To(address), settings(0));
-        let setup = Self { server, address, honest, go };
+        let setup = Self { server, address, honest, go, slow };
         setup.honest_call().await;
         setup
     }
@@ -163,6 +166,23 @@ async fn unread_answers_of_one_connection() {
 #[tokio::test]
 async fn unread_answers_from_many_addresses() {
     attack(60, 30, unread_answers).await;
+}
+
+/// Handlers run on the thread that reads their requests. A connection that sends many has no more turns than another.
+#[tokio::test]
+async fn requests_that_take_long_do_not_have_one_long_turn() {
+    const REQUESTS: u64 = 4000;
+    let setup = Setup::new().await;
+    let mut attacker = Attacker::new(setup.address, 2).await;
+    attacker.requests(1..=REQUESTS, SLOW).await;
+    let mut most = 0;
+    while setup.slow.load(Ordering::Relaxed) < REQUESTS as usize / 2 {
+        let before = setup.slow.load(Ordering::Relaxed);
+        setup.honest_call().await;
+        most = most.max(setup.slow.load(Ordering::Relaxed) - before);
+    }
+    // A call takes three turns or so, of which the first ones are the longest.
+    assert!(most < 800, "{most} of {REQUESTS} requests were handled during one honest call");
 }
 
 #[tokio::test]

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use farcall_core::client::Connector;
 use farcall_core::config::{Limits, Liveness};
@@ -22,14 +24,19 @@ pub(crate) const BIG: usize = 2;
 /// Answers with 60 MiB when it may.
 pub(crate) const HUGE: usize = 3;
 
+/// Takes its thread for a while, and answers.
+pub(crate) const SLOW: usize = 4;
+
 pub(crate) struct Test {
     pub(crate) info: Arc<ServiceInfo>,
+    /// How many calls of [`SLOW`] were answered.
+    pub(crate) slow: Arc<AtomicUsize>,
     /// A permit for each call of [`HUGE`] that may answer.
     pub(crate) go: Arc<Semaphore>,
 }
 
 pub(crate) fn info() -> Arc<ServiceInfo> {
-    let methods = ["echo", "hang", "big", "huge"].map(|name| Method::unary(name, name)).to_vec();
+    let methods = ["echo", "hang", "big", "huge", "slow"].map(|name| Method::unary(name, name)).to_vec();
     Arc::new(ServiceInfo { name: "test".into(), codec: "raw", methods })
 }
 
@@ -39,7 +46,7 @@ impl Service for Test {
     }
 
     fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
-        let go = self.go.clone();
+        let (go, slow) = (self.go.clone(), self.slow.clone());
         Box::pin(async move {
             match method {
                 ECHO => Reply::Ok(request.payload),
@@ -47,6 +54,11 @@ impl Service for Test {
                 HUGE => {
                     go.acquire().await.unwrap().forget();
                     Reply::Ok(Payload::from_body(vec![7; 60 * MIB].into()))
+                }
+                SLOW => {
+                    std::thread::sleep(Duration::from_micros(100));
+                    slow.fetch_add(1, Ordering::Relaxed);
+                    Reply::Ok(request.payload)
                 }
                 _ => std::future::pending().await,
             }

@@ -148,7 +148,7 @@ impl Reader {
 
     /// Makes the next reads shorter, because what the last one brought took long to handle: requests whose handlers work.
     pub(crate) fn read_less(&mut self) {
-        // That read has doubled it if it was full, so it becomes half as long.
+        // A full read has doubled it, so it becomes half as long.
         self.read_size = (self.read_size / 4).max(SHORTEST_READ);
     }
 

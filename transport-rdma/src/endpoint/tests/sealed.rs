@@ -17,7 +17,7 @@ fn encrypted() -> Result<Arc<dyn Secret>, transport::Unavailable> {
     secret(Cipher::Aes256Gcm, 1)
 }
 
-/// What a session of TLS 1.2 has.
+/// The lack of a secret, as of a session of TLS 1.2.
 fn no_secret() -> Result<Arc<dyn Secret>, transport::Unavailable> {
     Err(transport::Unavailable::new(Reason::Encrypted, "keys need TLS 1.3"))
 }

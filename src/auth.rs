@@ -62,7 +62,7 @@ const KEY: &str = "authorization";
 /// What stands before a token there.
 const SCHEME: &str = "Bearer ";
 
-/// A token that is used for less than this share of its time is fetched again only when it is over, else ahead of that.
+/// The share of a token's time after which it is fetched again, ahead of its end.
 const FRESH: f64 = 0.8;
 
 /// A credential, and how long it may be used. `Debug` does not show it.

@@ -9,22 +9,20 @@
 #[path = "../tests/near/mod.rs"]
 mod near;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use farcall_core::client::{RawChannel, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
+use farcall_core::config::Policy;
 use farcall_core::payload::Encoder;
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
-use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::{Cipher, TAG_LEN};
+use farcall_rdma::RdmaConfig;
 use farcall_rdma::testing::sim::Fabric;
-use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 
 use near::Near;
 
@@ -58,17 +56,7 @@ impl Client {
     /// A client of a server on another simulated host, with or without encryption.
     fn new(cipher: Option<Cipher>) -> Self {
         let fabric = Fabric::new(1);
-        let [near, far] = [1, 2].map(|n| {
-            let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
-            Settings {
-                limits: Limits::default(),
-                liveness: Liveness::default(),
-                calls: Calls::default(),
-                policy: Policy::Rdma,
-                upgrade: Ok(Arc::new(RdmaUpgrade::with_host(host, RdmaConfig::default())) as _),
-                plaintext_upgrade: false,
-            }
-        });
+        let [near, far] = [1, 2].map(|n| near::settings(&fabric, n, Policy::Rdma, RdmaConfig::default()));
         let methods = vec![Method::unary("echo", "echo"), Method::unary("put", "put")];
         let info = Arc::new(ServiceInfo { name: "bench".into(), codec: "raw", methods });
         let host = ServerCore::new(vec![Arc::new(Server(info.clone()))], far).unwrap();

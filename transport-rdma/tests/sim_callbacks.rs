@@ -6,21 +6,19 @@
 
 mod near;
 
-use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
+use farcall_core::config::Policy;
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
-use farcall_core::settings::Settings;
 use farcall_core::status::Result;
+use farcall_rdma::RdmaConfig;
 use farcall_rdma::testing::sim::Fabric;
-use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 
 use near::Near;
 
@@ -78,20 +76,10 @@ fn processes(seed: u64) -> [(Arc<ServerCore>, RawChannel); 2] {
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
     let [near, far] = [1, 2].map(|n| {
-        let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
         let mut config = RdmaConfig::default();
         config.strict_credits = true;
         config.window = 1;
-        let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
-        let (limits, liveness) = (Limits::default(), Liveness::default());
-        let settings = Settings {
-            limits,
-            liveness,
-            calls: Calls::default(),
-            policy: Policy::Rdma,
-            upgrade,
-            plaintext_upgrade: false,
-        };
+        let settings = near::settings(&fabric, n, Policy::Rdma, config);
         let other = Arc::<OnceLock<RawChannel>>::default();
         let service = Bounce { info: info(), other: Arc::clone(&other) };
         (ServerCore::new(vec![Arc::new(service)], settings.clone()).unwrap(), settings, other)

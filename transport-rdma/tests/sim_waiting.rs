@@ -5,7 +5,6 @@
 
 mod near;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -13,14 +12,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
+use farcall_core::config::Policy;
 use farcall_core::payload::Encoder;
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
-use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_rdma::testing::sim::Fabric;
-use farcall_rdma::{Completion, RdmaConfig, RdmaUpgrade};
+use farcall_rdma::{Completion, RdmaConfig};
 use tokio::sync::Notify;
 
 use near::Near;
@@ -61,19 +59,9 @@ impl Client {
     fn new(completion: Completion) -> Self {
         let fabric = Fabric::new(1);
         let [near, far] = [1, 2].map(|n| {
-            let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
             let mut config = RdmaConfig::default();
             (config.strict_credits, config.completion) = (true, completion);
-            let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
-            let (limits, liveness) = (Limits::default(), Liveness::default());
-            Settings {
-                limits,
-                liveness,
-                calls: Calls::default(),
-                policy: Policy::Auto,
-                upgrade,
-                plaintext_upgrade: false,
-            }
+            near::settings(&fabric, n, Policy::Auto, config)
         });
         let methods = ["echo", "wait"].map(|name| Method::unary(name, name)).to_vec();
         let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });

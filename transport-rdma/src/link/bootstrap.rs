@@ -10,7 +10,7 @@ use crate::device::{Gid, Mtu, RemoteQp};
 /// The version of this layout. Later ones append fields; an end that does not know them skips them.
 const VERSION: u8 = 1;
 
-/// The least that a receive must hold, header included, and the tag of a sealed message if there is one.
+/// The least that a receive must hold, header included. The tag of a sealed message comes on top.
 const MIN_SLOT: u32 = (HEADER_LEN + MIN_PAYLOAD) as u32;
 
 /// Queue pair and packet numbers have 24 bits.

@@ -1,13 +1,19 @@
 //! A host in this process, as what a caller connects to.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use farcall_core::client::Connector;
+use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::server::ServerCore;
+use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::{
-    BoxFuture, Cipher, Counters, Description, FrameSource, Link, LinkHandler, Secret, Unavailable, memory,
+    BoxFuture, Cipher, Counters, Description, FrameSource, Link, LinkHandler, Reason, Secret, Unavailable,
+    memory,
 };
+use farcall_rdma::testing::sim::Fabric;
+use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 
 pub(crate) struct Near {
     pub(crate) host: Arc<ServerCore>,
@@ -29,6 +35,18 @@ impl Connector for Near {
     fn target(&self) -> String {
         "there".into()
     }
+}
+
+/// The settings of the simulated host 10.0.0.`n`.
+pub(crate) fn settings(fabric: &Arc<Fabric>, n: u8, policy: Policy, config: RdmaConfig) -> Settings {
+    let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
+    let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
+    let plain = Settings::plain(
+        Limits::default(),
+        Liveness::default(),
+        Unavailable::new(Reason::Disabled, "there is an upgrade"),
+    );
+    Settings { policy, upgrade, ..plain }
 }
 
 /// The in-memory link as if it were encrypted.

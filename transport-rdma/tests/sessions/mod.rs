@@ -1,24 +1,22 @@
 //! Sessions between two simulated hosts that make calls of a service, `echo`.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
+use farcall_core::config::Policy;
 use farcall_core::payload::{Decoder, Encoder};
 use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
-use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::Cipher;
+use farcall_rdma::RdmaConfig;
 use farcall_rdma::testing::sim::Fabric;
-use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 
-use crate::near::Near;
+use crate::near::{self, Near};
 
 /// echo(x) -> x, counting how often each x was executed.
 struct Echo {
@@ -66,21 +64,12 @@ pub(crate) fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) 
     let fabric = Fabric::new(seed);
     fabric.set_spite(seed % 2 == 1);
     let [near, far] = [1, 2].map(|n| {
-        let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
         let mut config = RdmaConfig::default();
         config.strict_credits = true;
         change(&mut config);
-        let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
-        let (limits, mut liveness) = (Limits::default(), Liveness::default());
-        liveness.retry_ms = retry_ms;
-        Settings {
-            limits,
-            liveness,
-            calls: Calls::default(),
-            policy: Policy::Auto,
-            upgrade,
-            plaintext_upgrade: false,
-        }
+        let mut settings = near::settings(&fabric, n, Policy::Auto, config);
+        settings.liveness.retry_ms = retry_ms;
+        settings
     });
     let info = Arc::new(ServiceInfo {
         name: "echo".into(),

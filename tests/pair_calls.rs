@@ -4,39 +4,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+mod pair;
+
 use std::process::Command;
-use std::sync::Arc;
-use std::time::Duration;
 
-use farcall::{Bytes, Channel, Config, Reason, Server, TrafficClass};
-use tokio::sync::Notify;
+use farcall::{Bytes, Channel, Config, Reason, TrafficClass};
 
-/// A guard against hangs only.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-#[farcall::service(package = "test")]
-trait Echo {
-    async fn echo(&self, content: Bytes) -> farcall::Result<Bytes>;
-    /// The other host needs this one no more.
-    async fn finish(&self) -> farcall::Result<()>;
-}
-
-struct Mirror(Arc<Notify>);
-
-impl Echo for Mirror {
-    async fn echo(&self, content: Bytes) -> farcall::Result<Bytes> {
-        Ok(content)
-    }
-
-    async fn finish(&self) -> farcall::Result<()> {
-        self.0.notify_one();
-        Ok(())
-    }
-}
-
-fn is_server() -> bool {
-    std::env::var("FARCALL_HOST").unwrap() == "1"
-}
+use pair::{EchoClient, PATIENCE, is_server, together_with};
 
 fn config() -> Config {
     let mut config = Config::default();
@@ -49,32 +23,6 @@ fn config() -> Config {
 /// Host 1 serves until host 2 has done `client`.
 async fn together(port: u16, client: impl AsyncFnOnce(&Channel)) {
     together_with(port, config(), client).await;
-}
-
-async fn together_with(port: u16, config: Config, client: impl AsyncFnOnce(&Channel)) {
-    if is_server() {
-        let finished = Arc::new(Notify::new());
-        let server = Server::builder().add(EchoServer::new(Mirror(finished.clone()))).config(config);
-        let server = server.bind(&format!("10.99.0.1:{port}")).await.unwrap();
-        let served = tokio::time::timeout(PATIENCE, server.serve_until(finished.notified())).await;
-        return served.expect("the other host must finish");
-    }
-    let connected = async {
-        loop {
-            match Channel::builder()
-                .config(config.clone())
-                .connect(&format!("farcall://10.99.0.1:{port}"))
-                .await
-            {
-                Ok(channel) => return channel,
-                // Host 1 is not as far yet.
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
-    };
-    let channel = tokio::time::timeout(PATIENCE, connected).await.expect("host 1 must listen");
-    client(&channel).await;
-    EchoClient::new(channel).finish().await.unwrap();
 }
 
 #[tokio::test]

@@ -5,20 +5,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod authority;
+mod pair;
 
 use std::io::Read;
-use std::sync::Arc;
-use std::time::Duration;
 
-use farcall::{Bytes, Channel, Config, Policy, Server, rdma, tls};
+use farcall::{Bytes, Config, Policy, rdma, tls};
 use rcgen::KeyPair;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::sync::Notify;
 
 use authority::{Authority, as_it_is};
-
-/// A guard against hangs only.
-const PATIENCE: Duration = Duration::from_secs(120);
+use pair::{EchoClient, is_server, together_with};
 
 /// The memory for captured packets, in bytes.
 const CAPTURED: usize = 256 << 20;
@@ -34,26 +30,6 @@ Xnba9fV3cUgG9oCHm+CJWVk5YhGhRANCAATpg4qTK2WmVAoBc1Rg7g5zLnEmvCcD
 TFtflewt773M1RtruQvRJKeTYhBcujAhu29dVeGNRoSmD+dXPTE7hrQX
 -----END PRIVATE KEY-----
 ";
-
-#[farcall::service(package = "test")]
-trait Echo {
-    async fn echo(&self, content: Bytes) -> farcall::Result<Bytes>;
-    /// The other host needs this one no more.
-    async fn finish(&self) -> farcall::Result<()>;
-}
-
-struct Mirror(Arc<Notify>);
-
-impl Echo for Mirror {
-    async fn echo(&self, content: Bytes) -> farcall::Result<Bytes> {
-        Ok(content)
-    }
-
-    async fn finish(&self) -> farcall::Result<()> {
-        self.0.notify_one();
-        Ok(())
-    }
-}
 
 /// All that the host's interface sends and receives.
 struct Capture(Socket);
@@ -105,41 +81,23 @@ fn config(authority: &Authority, plaintext: Option<rdma::Plaintext>) -> Config {
     config
 }
 
-/// Host 1 serves until host 2 has done its part. Returns what host 2 captured.
+/// Makes calls from host 2. Returns how many RoCE packets it captured, and how many of them had the mark.
 async fn calls_are_overheard(port: u16, plaintext: Option<rdma::Plaintext>) -> Option<[usize; 2]> {
     let authority = Authority::with_key("ca", KeyPair::from_pem(CA_KEY).unwrap());
-    let config = config(&authority, plaintext);
-    if std::env::var("FARCALL_HOST").unwrap() == "1" {
-        let finished = Arc::new(Notify::new());
-        let server = Server::builder().add(EchoServer::new(Mirror(finished.clone()))).config(config);
-        let server = server.bind(&format!("10.99.0.1:{port}")).await.unwrap();
-        let served = tokio::time::timeout(PATIENCE, server.serve_until(finished.notified())).await;
-        served.expect("the other host must finish");
-        return None;
-    }
-    let capture = Capture::begin();
-    let connected = async {
-        loop {
-            let channel = Channel::builder().config(config.clone());
-            match channel.connect(&format!("farcall://10.99.0.1:{port}")).await {
-                Ok(channel) => return channel,
-                // Host 1 is not as far yet.
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+    let capture = (!is_server()).then(Capture::begin);
+    together_with(port, config(&authority, plaintext), async |channel| {
+        let connection = channel.connection().await.unwrap();
+        assert_eq!((connection.transport().name, connection.is_encrypted()), ("rdma", plaintext.is_none()));
+        let echo = EchoClient::new(channel);
+        for len in [100, 5000, 200_000, 1 << 20] {
+            let content = Bytes::from(MARK.repeat(len / MARK.len()));
+            for _ in 0..4 {
+                assert_eq!(echo.echo(content.clone()).await.unwrap(), content);
             }
         }
-    };
-    let channel = tokio::time::timeout(PATIENCE, connected).await.expect("host 1 must listen");
-    let connection = channel.connection().await.unwrap();
-    assert_eq!((connection.transport().name, connection.is_encrypted()), ("rdma", plaintext.is_none()));
-    let echo = EchoClient::new(&channel);
-    for len in [100, 5000, 200_000, 1 << 20] {
-        let content = Bytes::from(MARK.repeat(len / MARK.len()));
-        for _ in 0..4 {
-            assert_eq!(echo.echo(content.clone()).await.unwrap(), content);
-        }
-    }
-    echo.finish().await.unwrap();
-    Some(capture.end())
+    })
+    .await;
+    capture.map(Capture::end)
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Connections of peers that have gone quiet: in the middle of a message, or with nothing to do.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +14,8 @@ const TICK: Duration = Duration::from_secs(5);
 
 /// The last change that was seen of a connection.
 struct Seen {
+    /// Keeps another connection from getting this one's address, by which it is found again.
+    _connection: Weak<Connection>,
     received: u64,
     activity: Activity,
     since: Instant,
@@ -32,6 +34,7 @@ impl ServerCore {
         loop {
             // A timer that runs costs each wait of the runtime a little, so there is none while nothing can stall.
             if idle.is_none() && seen.values().all(|seen: &Seen| !seen.activity.is_amid_message()) {
+                seen.clear();
                 self.registry.amid_message().notified().await;
             }
             tokio::time::sleep(tick).await;
@@ -61,11 +64,14 @@ impl ServerCore {
 
 impl Seen {
     /// Looks at a connection again.
-    fn again(connection: &Connection, before: Option<Self>) -> Self {
+    fn again(connection: &Arc<Connection>, before: Option<Self>) -> Self {
         let (received, activity) = connection.activity();
         match before {
             Some(before) if before.received == received && before.activity == activity => before,
-            _ => Self { received, activity, since: Instant::now() },
+            _ => {
+                let _connection = Arc::downgrade(connection);
+                Self { _connection, received, activity, since: Instant::now() }
+            }
         }
     }
 }

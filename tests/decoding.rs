@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+use std::pin::{Pin, pin};
 use std::sync::{Condvar, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use farcall::{Channel, Code, Server};
+use farcall::{Channel, Code, Config, Executed, Handle, Server, Streaming, stream};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The state of the decoder of [`Slow`].
@@ -51,6 +53,10 @@ trait Store {
     async fn put(&self, value: Slow) -> farcall::Result<usize>;
     async fn count(&self, rows: Vec<Vec<u8>>) -> farcall::Result<usize>;
     async fn ping(&self) -> farcall::Result<()>;
+    /// Holds the rows until the call is cancelled.
+    async fn hold(&self, rows: Vec<Vec<u8>>) -> farcall::Result<()>;
+    /// Holds the last item until the call is cancelled.
+    async fn hold_items(&self, items: Streaming<Vec<Vec<u8>>>) -> farcall::Result<()>;
 }
 
 struct Length;
@@ -65,6 +71,21 @@ impl Store for Length {
     }
 
     async fn ping(&self) -> farcall::Result<()> {
+        Ok(())
+    }
+
+    async fn hold(&self, rows: Vec<Vec<u8>>) -> farcall::Result<()> {
+        std::future::pending::<()>().await;
+        drop(rows);
+        Ok(())
+    }
+
+    async fn hold_items(&self, mut items: Streaming<Vec<Vec<u8>>>) -> farcall::Result<()> {
+        let mut last = None;
+        while let Some(item) = items.message().await? {
+            last = Some(item);
+        }
+        drop(last);
         Ok(())
     }
 }
@@ -101,4 +122,79 @@ async fn an_argument_that_would_fill_the_memory_is_refused() {
     let error = store.count(rows(12 << 20)).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::ResourceExhausted, farcall::Executed::No), "{error}");
     assert!(error.message().contains("take more memory"), "{error}");
+}
+
+const MIB: usize = 1 << 20;
+
+/// A server with a budget, and a client that sends what takes much more memory there than on the wire.
+async fn bounded() -> (Handle, StoreClient) {
+    let config = Config::from_toml("[limits]\nmemory = 67_108_864").unwrap();
+    let server =
+        Server::builder().add(StoreServer::new(Length)).config(config).bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (format!("tcp://{}", server.local_addr()), server.handle());
+    tokio::spawn(server.serve());
+    (handle, StoreClient::new(Channel::connect(&address).await.unwrap()))
+}
+
+/// Returns how much the server holds for arguments of handlers, in bytes.
+fn arguments(server: &Handle) -> usize {
+    server.stats().peers.iter().map(|peer| peer.arguments).sum()
+}
+
+fn poll<F: Future>(call: Pin<&mut F>) -> Poll<F::Output> {
+    call.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap_or_else(|_| panic!("{what}"));
+}
+
+#[tokio::test]
+async fn decoded_arguments_count_as_long_as_their_handlers_hold_them() {
+    let (server, store) = bounded().await;
+    let mut calls = Vec::new();
+    let refusal = loop {
+        assert!(calls.len() < 100, "{:?}", server.stats());
+        let (store, before) = (store.clone(), arguments(&server));
+        // 60 KiB on the wire, 1.5 MiB in memory.
+        let call = tokio::spawn(async move { store.hold(vec![Vec::new(); 60 << 10]).await });
+        until("the call is neither held nor refused", || {
+            call.is_finished() || arguments(&server) > before + MIB
+        })
+        .await;
+        if call.is_finished() {
+            break call.await.unwrap().unwrap_err();
+        }
+        calls.push(call);
+    };
+    assert_eq!((refusal.code(), refusal.executed()), (Code::ResourceExhausted, Executed::No), "{refusal}");
+    assert!(refusal.message().contains("limits.memory"), "{refusal}");
+    assert!(server.stats().memory_peak <= 64 * MIB, "{:?}", server.stats());
+    calls.iter().for_each(tokio::task::JoinHandle::abort);
+    until("memory is not given back", || arguments(&server) == 0).await;
+}
+
+#[tokio::test]
+async fn a_decoded_item_counts_until_the_next_one_is_read() {
+    let (server, store) = bounded().await;
+    let (mut items, rows) = stream::channel(1);
+    let mut call = pin!(store.hold_items(rows));
+    assert!(poll(call.as_mut()).is_pending());
+    for (count, held) in [(1 << 20, 24 * MIB - (64 << 10)..usize::MAX), (1, 0..64 << 10)] {
+        let sent = async {
+            items.send(vec![Vec::new(); count]).await.unwrap();
+            until("the item is not read", || held.contains(&arguments(&server))).await;
+        };
+        tokio::select! {
+            ended = &mut call => panic!("{ended:?}"),
+            () = sent => {}
+        }
+    }
+    drop(items);
+    call.await.unwrap();
 }

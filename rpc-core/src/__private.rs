@@ -30,7 +30,8 @@ pub use streams::{
 use crate::buffer_pool::encoder;
 use crate::client::{Finish, FinishStream};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
-use crate::payload::{Decoder, Encoder};
+use crate::decoding::open_grant;
+use crate::payload::{Decoder, Encoder, MemoryGrant};
 use crate::refusal::undecodable;
 use crate::service::{Failure, Kind};
 use crate::status::{Blame, Code, Executed};
@@ -245,6 +246,9 @@ impl<S> Clone for Served<S> {
     }
 }
 
+/// The account of the memory of a call's arguments, if they take much.
+pub type Held = Option<Box<dyn MemoryGrant>>;
+
 /// The arguments of a call as they arrived. A malformed argument is answered without running the handler.
 #[derive(Debug)]
 pub struct Incoming {
@@ -254,7 +258,7 @@ pub struct Incoming {
 impl Incoming {
     #[inline]
     pub fn new(payload: Payload) -> Self {
-        Self { input: Decoder::new(payload) }
+        Self { input: Decoder::new(payload).counted_at_need(open_grant) }
     }
 
     /// Takes the next argument.
@@ -268,9 +272,13 @@ impl Incoming {
         if self.input.is_finished() { Ok(T::default()) } else { self.next(argument, name) }
     }
 
-    /// Fails if there is more input than arguments.
-    pub fn finish(self) -> Result<(), Reply> {
-        all_read(&self.input).map_err(|e| malformed(format_args!("there is more than the arguments"), &e))
+    /// Fails if there is more input than arguments. Returns the account of their memory, for the handler to hold as long as it
+    /// holds them.
+    pub fn finish(self) -> Result<Held, Reply> {
+        match all_read(&self.input) {
+            Ok(()) => Ok(self.input.into_grant()),
+            Err(e) => Err(malformed(format_args!("there is more than the arguments"), &e)),
+        }
     }
 }
 

@@ -20,6 +20,7 @@ pub(crate) use ended::{Parent, parent_ended};
 use self::signal::Signal;
 use crate::compress::{Choice, Compression};
 use crate::extensions::Extensions;
+use crate::memory::Account;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::status::{Blame, Status};
 use crate::transport::Identity;
@@ -151,6 +152,11 @@ impl Context {
     pub fn current() -> Option<Self> {
         let call = CURRENT.get()?;
         Some(Self { call, connection: None, shared: None }.given())
+    }
+
+    /// Returns the account of the connection that the current call came by, if a call is current.
+    pub(crate) fn current_account() -> Option<Arc<Account>> {
+        current_connection()?.account.upgrade()
     }
 
     /// Returns the deadline of the current context, if any.

@@ -1,5 +1,6 @@
 //! The content of a message: a body and the byte strings that travel beside it.
 
+mod allowance;
 mod body;
 mod decoder;
 mod packed;
@@ -10,9 +11,10 @@ use bytes::{Bytes, BytesMut};
 #[cfg(feature = "prost")]
 use farcall_segments::Segments;
 
+pub use self::allowance::{MemoryGrant, OpenGrant, TooLarge};
 pub(crate) use self::body::Body;
 use self::body::Written;
-pub use self::decoder::{COPY_OUT, Decoder, LONG_BODY, TooLarge};
+pub use self::decoder::{COPY_OUT, Decoder, LONG_BODY};
 pub use self::packed::Packed;
 
 /// A message of a call that is no longer than this is copied rather than sent by reference. Bytes.

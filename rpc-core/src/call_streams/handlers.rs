@@ -8,7 +8,7 @@ use futures_core::Stream;
 
 use super::{CallStreams, Encoded, ItemsBy, Pump, Pumped, Reader};
 use crate::context::Context;
-use crate::decoding::in_task;
+use crate::decoding;
 use crate::payload::Encoder;
 use crate::proto::wire::EndReason;
 use crate::reply::{Reply, Sent};
@@ -24,7 +24,11 @@ impl Streams {
 
     /// Returns a reader of what the client sends.
     pub(crate) fn reader(&self) -> Reader {
-        Reader::new(self.0.clone())
+        let mut reader = Reader::new(self.0.clone());
+        if let Some(table) = self.0.table() {
+            reader.count_in(decoding::grant_of(table.sender.account()));
+        }
+        reader
     }
 
     /// Answers with a stream and returns the handler's reply. `encode` encodes each item; its first `Err` ends the
@@ -38,7 +42,7 @@ impl Streams {
         let choice = context.as_ref().and_then(Context::choice);
         if self.0.table().is_some_and(|table| table.sender.terms().compresses(choice)) {
             // This may take long, and others wait where the request was read.
-            in_task().await;
+            decoding::in_task().await;
         }
         let mut pump = Pump::new(self.0, Encoded { stream, encode }, ItemsBy::Answer(context));
         match poll_fn(|cx| pump.poll(cx)).await {

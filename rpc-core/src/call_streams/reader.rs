@@ -11,7 +11,7 @@ use super::call::{CallStreams, Ended};
 use super::poll_share;
 use super::unpack::Unpack;
 use crate::compress::Compression;
-use crate::payload::Decoder;
+use crate::payload::{Decoder, MemoryGrant};
 use crate::proto::wire::{ItemHead, Items, WireError};
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -38,6 +38,11 @@ pub(crate) struct Reader {
 impl Reader {
     pub(crate) fn new(streams: Arc<CallStreams>) -> Self {
         Self { streams, items: Items::default(), bytes: 0, taken: 0, packed: None }
+    }
+
+    /// Counts the memory of an item's values in this account, until the next item is read or the reader is dropped.
+    pub(crate) fn count_in(&mut self, account: Box<dyn MemoryGrant>) {
+        self.items.count_in(account);
     }
 
     /// Returns the compression of the last item.

@@ -1,10 +1,11 @@
 //! The signal that a server is draining, for handlers that would otherwise run for ever.
 
 use std::future::{Future, pending};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::Context;
 use super::signal::Signal;
+use crate::memory::Account;
 use crate::transport::Identity;
 
 /// The drain signal, as the server holds it. Dropping it begins draining, since a server that is gone takes no calls
@@ -17,6 +18,8 @@ pub(crate) struct Drain(Arc<Signal>);
 #[derive(Debug)]
 pub(crate) struct ConnectionContext {
     drain: Arc<Signal>,
+    /// The account of what the connection makes this process hold. Contexts that outlive the connection do not keep it.
+    pub(super) account: Weak<Account>,
     /// Set when the peer's HELLO has arrived, if the peer has one.
     pub(super) identity: OnceLock<Arc<Identity>>,
 }
@@ -34,8 +37,12 @@ impl Drain {
     }
 
     /// Returns the context of one connection.
-    pub(crate) fn of_connection(&self) -> Arc<ConnectionContext> {
-        Arc::new(ConnectionContext { drain: self.0.clone(), identity: OnceLock::new() })
+    pub(crate) fn of_connection(&self, account: &Arc<Account>) -> Arc<ConnectionContext> {
+        Arc::new(ConnectionContext {
+            drain: self.0.clone(),
+            account: Arc::downgrade(account),
+            identity: OnceLock::new(),
+        })
     }
 }
 
@@ -87,7 +94,7 @@ mod tests {
     use super::*;
 
     fn context(drain: &Drain) -> Context {
-        Context { connection: Some(drain.of_connection()), ..Context::background() }
+        Context { connection: Some(drain.of_connection(&Account::unlimited(None))), ..Context::background() }
     }
 
     #[tokio::test]

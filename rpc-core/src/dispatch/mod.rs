@@ -52,7 +52,7 @@ impl Dispatch {
         let most = sender.terms().settings.limits.concurrent_calls as usize;
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            context: registry.drain().of_connection(),
+            context: registry.drain().of_connection(sender.account()),
             registry,
             sender,
             streams,

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Budget, Peer, USES, Use};
 use crate::origin::Origin;
+use crate::payload::MemoryGrant;
 use crate::proto::inbox::Room;
 use crate::sync::{Mutex, rank};
 use crate::transport::BoxFuture;
@@ -316,6 +317,23 @@ impl Gauge {
             Some(more) => self.account.add(self.of, more),
             None => self.account.subtract(self.of, before - rounded),
         }
+    }
+}
+
+/// Counts the memory of decoded values.
+impl MemoryGrant for Gauge {
+    fn grow(&mut self, bytes: usize) -> bool {
+        // Above the limit for closing connections, too: the room beyond it is for those that are modest.
+        let fits = self.account.budget.used().saturating_add(bytes) <= self.account.budget.limit;
+        let is_granted = fits && !self.account.refuses();
+        if is_granted {
+            self.set(self.bytes + bytes);
+        }
+        is_granted
+    }
+
+    fn reset(&mut self) {
+        self.set(0);
     }
 }
 

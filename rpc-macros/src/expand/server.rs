@@ -226,13 +226,18 @@ impl<'s> Parts<'s> {
                 // Not in the future, which would hold the whole request.
                 let mut incoming = #private::Incoming::new(request.payload);
                 #(#decode)*
-                if let ::core::result::Result::Err(reply) = incoming.finish() {
-                    return #private::at_once(reply);
-                }
+                let held = match incoming.finish() {
+                    ::core::result::Result::Ok(held) => held,
+                    ::core::result::Result::Err(reply) => return #private::at_once(reply),
+                };
                 #take_streams
                 #rows
                 #keep_context
-                ::std::boxed::Box::pin(async move { #spawn #reply })
+                ::std::boxed::Box::pin(async move {
+                    let _held = held;
+                    #spawn
+                    #reply
+                })
             }
         }
     }

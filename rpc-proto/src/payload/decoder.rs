@@ -1,9 +1,10 @@
 //! Where a message is read from.
 
-use std::{fmt, mem};
+use std::mem;
 
 use bytes::{Buf, Bytes};
 
+use super::allowance::{Allowance, MemoryGrant, OpenGrant, TooLarge};
 use super::{Body, Payload, Rest, SHORT_PAYLOAD, flatten};
 
 /// A body of this length or more is not sure to have come in a [short payload](SHORT_PAYLOAD), for the sake of what goes
@@ -12,21 +13,6 @@ pub const LONG_BODY: usize = SHORT_PAYLOAD - 64;
 
 /// A view shorter than this is copied out of a long message, so that a few kept bytes do not pin many kilobytes.
 pub const COPY_OUT: usize = 1024;
-
-/// How much memory the values of one message may take, in bytes, if nothing else is set.
-const DECODED: u32 = 256 << 20;
-
-/// The error of [`Decoder::take_memory`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLarge;
-
-impl fmt::Display for TooLarge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("its values take more memory than those of one message may; send fewer at a time")
-    }
-}
-
-impl std::error::Error for TooLarge {}
 
 /// Where a codec reads a message from.
 #[derive(Debug)]
@@ -42,8 +28,8 @@ pub struct Decoder {
     rest: Option<Box<Rest>>,
     /// The index of the next attachment.
     next: u32,
-    /// How much memory the values that are read may still take, in bytes.
-    memory: u32,
+    /// How much memory the values that are read may still take.
+    memory: Allowance,
     /// The copies of a decoder that reads message after message.
     copies: Option<Box<Copies>>,
 }
@@ -63,7 +49,7 @@ impl Decoder {
                     body,
                     rest: None,
                     next: 0,
-                    memory: DECODED,
+                    memory: Allowance::new(),
                     copies: None,
                 }
             }
@@ -110,7 +96,7 @@ impl Decoder {
         let is_there = len <= self.body.len().saturating_sub(at);
         if is_there {
             (self.at, self.end) = (at, at + len);
-            self.memory = DECODED;
+            self.memory.renew();
         }
         is_there
     }
@@ -130,7 +116,7 @@ impl Decoder {
         };
         let end = body.len();
         let is_long = rest.is_some() || end >= LONG_BODY;
-        Self { body, at: 0, end, is_long, rest, next: 0, memory: DECODED, copies: None }
+        Self { body, at: 0, end, is_long, rest, next: 0, memory: Allowance::new(), copies: None }
     }
 
     /// Returns the part of the body that has not been read yet.
@@ -208,7 +194,7 @@ impl Decoder {
 
     /// Sets how much memory the values that are read from now on may take, in bytes. 256 MiB if it is not called.
     pub fn limit_memory(&mut self, bytes: u32) {
-        self.memory = bytes;
+        self.memory.limit(bytes);
     }
 
     /// Counts memory that a value is about to take.
@@ -221,13 +207,27 @@ impl Decoder {
     /// If the values of this message take more memory than they may.
     #[inline]
     pub fn take_memory(&mut self, bytes: usize) -> Result<(), TooLarge> {
-        match u32::try_from(bytes).ok().and_then(|bytes| self.memory.checked_sub(bytes)) {
-            Some(left) => {
-                self.memory = left;
-                Ok(())
-            }
-            None => Err(TooLarge),
-        }
+        self.memory.take(bytes)
+    }
+
+    /// Counts the memory that values take beyond 64 KiB in an account, which `open` opens when it is needed.
+    #[inline]
+    #[must_use]
+    pub fn counted_at_need(mut self, open: OpenGrant) -> Self {
+        self.memory = Allowance::at_need(open);
+        self
+    }
+
+    /// Counts the memory that the values of each message take beyond 64 KiB in this account.
+    pub(crate) fn count_in(&mut self, account: Box<dyn MemoryGrant>) {
+        self.memory = Allowance::counted(account);
+    }
+
+    /// Returns the account of the memory that values have taken, if one was [opened](Self::counted_at_need). It counts that memory
+    /// until it is dropped.
+    #[inline]
+    pub fn into_grant(self) -> Option<Box<dyn MemoryGrant>> {
+        self.memory.into_grant()
     }
 
     /// Whether everything, attachments too, has been read.

@@ -8,7 +8,7 @@ use super::content::{Content, reserved};
 use super::read::{Reader, WireError};
 use super::write::{TooLong, len16};
 use crate::compression::Compression;
-use crate::payload::{BY_REFERENCE, Decoder, Encoder, Payload};
+use crate::payload::{BY_REFERENCE, Decoder, Encoder, MemoryGrant, Payload};
 
 /// The fields of an ITEM besides its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,6 +213,11 @@ impl Default for Items {
 }
 
 impl Items {
+    /// Counts the memory that the values of an item take in this account, until the next item is read.
+    pub fn count_in(&mut self, account: Box<dyn MemoryGrant>) {
+        self.input.count_in(account);
+    }
+
     /// Goes on with those of a whole ITEM.
     pub fn go_on_in(&mut self, head: ItemHead, content: Content) {
         let (body, attachments) = content.payload.into_parts();

@@ -189,7 +189,7 @@ impl<'a> Deserializer<'a> {
 
     /// Reads the length of a string or byte string, and counts the memory of its copy.
     #[inline]
-    fn length_of_copy(&mut self) -> Result<usize> {
+    pub(super) fn length_of_copy(&mut self) -> Result<usize> {
         let length = self.length()?;
         if length > self.left() {
             return Err(ends_early());

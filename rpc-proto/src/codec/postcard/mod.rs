@@ -79,7 +79,7 @@ impl<T: DeserializeOwned + 'static> Decode<T> for Postcard {
             let next = |_| from.take_memory_of::<Bytes>().and_then(|()| from.attachment());
             *many = Some((0..count).map(next).collect::<Result<_, _>>()?);
         } else if let Some(bytes) = value_any.downcast_mut::<Option<Vec<u8>>>() {
-            let length = from.length()?;
+            let length = from.length_of_copy()?;
             *bytes = Some(from.bytes(length, |bytes| Ok(bytes.to_vec()))?);
         } else {
             value = Some(T::deserialize(&mut from)?);

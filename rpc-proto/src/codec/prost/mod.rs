@@ -1,7 +1,10 @@
 //! Protocol Buffers, by prost.
 
-use prost::Message;
+mod memory;
 
+use prost::{DecodeError, Message};
+
+use self::memory::Counted;
 use super::{Codec, CodecError, Decode, Encode, Postcard, Shape};
 use crate::payload::{Decoder, Encoder};
 use crate::status::Status;
@@ -11,6 +14,10 @@ use crate::status::Status;
 /// `bytes` fields generated as [`Bytes`](bytes::Bytes) are not copied: long ones are sent by reference, and all are
 /// slices of the receive buffer on arrival, so that a kept one keeps that buffer. Messages may change as protobuf
 /// allows, which the signature fingerprint therefore leaves out. Nesting is limited to prost's 100 levels.
+///
+/// The memory of the values is limited, as with [`Postcard`](super::Postcard). farcall counts up to 16 bytes for each number and
+/// 32 for each field, the bytes of strings, and 256 bytes more for each message within the message. A type whose struct is larger
+/// than 256 bytes takes more than is counted.
 #[derive(Debug)]
 pub enum Prost {}
 
@@ -25,9 +32,25 @@ impl<T: Message> Encode<T> for Prost {
     }
 }
 
+/// A message that is no longer than this may take any memory that it can. Bytes.
+const SHORT: usize = 256;
+
+#[cold]
+fn malformed(error: DecodeError) -> CodecError {
+    CodecError::new(error.to_string())
+}
+
 impl<T: Message + Default> Decode<T> for Prost {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
-        T::decode(input.take_rest()).map_err(|e| CodecError::new(e.to_string()))
+        let body = input.take_rest();
+        if body.len() <= SHORT {
+            return T::decode(body).map_err(malformed);
+        }
+        input.take_memory(memory::of_messages(&body))?;
+        let mut body = Counted::new(body, input);
+        let decoded = T::decode(&mut body);
+        body.finish()?;
+        decoded.map_err(malformed)
     }
 
     fn shape(shape: &mut Shape) {

@@ -1,0 +1,196 @@
+//! The memory that protobuf messages take once they are decoded.
+//!
+//! prost says nothing of memory, so farcall counts what it can see. Messages within the message are counted beforehand, because
+//! two bytes are enough for one. Numbers and strings are counted while prost reads them.
+
+use bytes::{Buf, Bytes};
+use prost::encoding::{WireType, decode_key, decode_varint};
+
+use crate::payload::{Decoder, TooLarge};
+
+/// The memory that a message within a message is counted with, in bytes. A type with more or larger fields takes more.
+const MESSAGE: usize = 256;
+
+/// prost refuses messages that are nested deeper.
+const DEPTH: usize = 100;
+
+/// Memory is taken in steps of so many bytes.
+const STEP: usize = 4096;
+
+/// Returns how much memory the messages within a message may take beside numbers and strings. The bytes do not say which fields
+/// are messages, so each that could be one counts as one. What stands before an error counts, too, because prost reads it.
+/// Source: protobuf.dev, "Encoding".
+pub(super) fn of_messages(message: &[u8]) -> usize {
+    fields(message, DEPTH).0
+}
+
+/// Returns the memory of the messages among the fields, and whether the fields make a whole message.
+fn fields(mut message: &[u8], depth: usize) -> (usize, bool) {
+    let mut memory = 0_usize;
+    while !message.is_empty() {
+        let Some(field) = field(&mut message, depth) else { return (memory, false) };
+        memory = memory.saturating_add(field);
+    }
+    (memory, true)
+}
+
+/// Reads a field. Returns the memory of the message that it may be. `None`: it is malformed.
+fn field(message: &mut &[u8], depth: usize) -> Option<usize> {
+    let (_, kind) = decode_key(message).ok()?;
+    match kind {
+        WireType::Varint => decode_varint(message).ok().map(|_| 0),
+        WireType::ThirtyTwoBit => message.split_off(..4).map(|_| 0),
+        WireType::SixtyFourBit => message.split_off(..8).map(|_| 0),
+        WireType::StartGroup => Some(MESSAGE),
+        WireType::EndGroup => Some(0),
+        WireType::LengthDelimited => {
+            let length = usize::try_from(decode_varint(message).ok()?).ok()?;
+            let content = message.split_off(..length)?;
+            Some(match depth.checked_sub(1).map(|depth| fields(content, depth)) {
+                Some((memory, true)) => MESSAGE.saturating_add(memory),
+                Some((memory, false)) => memory,
+                None => 0,
+            })
+        }
+    }
+}
+
+/// The bytes of a message, as prost reads them. It ends early if what was read takes more memory than it may.
+pub(super) struct Counted<'a> {
+    body: Bytes,
+    input: &'a mut Decoder,
+    /// What was read and not yet taken, in bytes of memory.
+    memory: usize,
+    refusal: Option<TooLarge>,
+}
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(body: Bytes, input: &'a mut Decoder) -> Self {
+        Self { body, input, memory: 0, refusal: None }
+    }
+
+    /// Returns the error of memory, if there was one. Then nothing that prost has returned counts.
+    pub(super) fn finish(mut self) -> Result<(), TooLarge> {
+        self.count();
+        self.refusal.map_or(Ok(()), Err)
+    }
+
+    #[cold]
+    fn count(&mut self) {
+        if let Err(refusal) = self.input.take_memory(std::mem::take(&mut self.memory)) {
+            self.refusal = Some(refusal);
+            self.body = Bytes::new();
+        }
+    }
+}
+
+impl Buf for Counted<'_> {
+    #[inline]
+    fn remaining(&self) -> usize {
+        self.body.len()
+    }
+
+    #[inline]
+    fn chunk(&self) -> &[u8] {
+        &self.body
+    }
+
+    #[inline]
+    fn advance(&mut self, bytes: usize) {
+        self.body.advance(bytes);
+        // A number of up to eight bytes, or a string. Lists have room for up to twice what is in them.
+        self.memory += match bytes {
+            4 => 8,
+            ..=10 => 16,
+            bytes => bytes,
+        };
+        if self.memory >= STEP {
+            self.count();
+        }
+    }
+
+    /// Returns a view, which takes no memory. A field of type `Vec<u8>` is copied from it, at most once for each byte.
+    #[inline]
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        self.body.split_to(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+    use crate::codec::{CodecError, Decode, Prost, from_payload};
+    use crate::payload::Payload;
+
+    #[derive(Clone, PartialEq, Message)]
+    struct Tree {
+        #[prost(message, repeated, tag = "1")]
+        children: Vec<Tree>,
+        #[prost(string, repeated, tag = "2")]
+        names: Vec<String>,
+        #[prost(float, repeated, tag = "3")]
+        weights: Vec<f32>,
+        #[prost(uint64, repeated, tag = "4")]
+        counts: Vec<u64>,
+        #[prost(bytes = "bytes", tag = "5")]
+        page: Bytes,
+    }
+
+    const MIB: usize = 1 << 20;
+
+    /// Decodes a message whose values may take 8 MiB.
+    fn received(body: Vec<u8>) -> Result<Tree, CodecError> {
+        let mut input = Decoder::new(Payload::from_body(body.into()));
+        input.limit_memory(8 * MIB as u32);
+        Prost::decode(&mut input)
+    }
+
+    fn nested() -> Tree {
+        Tree { children: vec![Tree::default(); 40_000], ..Tree::default() }
+    }
+
+    #[test]
+    fn ordinary_messages_are_not_in_the_way() {
+        let child = Tree { names: vec!["a name of some length".into(); 5], ..Tree::default() };
+        for tree in [
+            Tree { children: vec![child; 8000], ..Tree::default() },
+            Tree { weights: vec![0.5; MIB - 1000], ..Tree::default() },
+            Tree { counts: (0..MIB as u64 / 2 - 1000).collect(), ..Tree::default() },
+            Tree { names: vec!["x".repeat(7 * MIB)], ..Tree::default() },
+            Tree { page: Bytes::from(vec![b' '; 60 * MIB]), ..Tree::default() },
+        ] {
+            assert!(received(tree.encode_to_vec()).unwrap() == tree);
+        }
+    }
+
+    #[test]
+    fn bytes_that_would_fill_the_memory_are_refused() {
+        for bomb in [
+            Tree { counts: vec![1; MIB], ..Tree::default() },
+            Tree { weights: vec![0.5; 2 * MIB], ..Tree::default() },
+            Tree { names: vec![String::new(); 40_000], ..Tree::default() },
+            Tree { names: vec!["x".repeat(1000); 9000], ..Tree::default() },
+            Tree { children: vec![nested()], ..Tree::default() },
+            nested(),
+        ] {
+            let why = received(bomb.encode_to_vec()).unwrap_err();
+            assert!(why.is_too_large(), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_stands_before_an_error_counts() {
+        let why = received([&nested().encode_to_vec()[..], &[0xff]].concat()).unwrap_err();
+        assert!(why.is_too_large(), "{why}");
+    }
+
+    #[test]
+    fn a_page_stays_a_view() {
+        let tree = Tree { page: Bytes::from(vec![7; 100_000]), ..Tree::default() };
+        let body = Bytes::from(tree.encode_to_vec());
+        let page = from_payload::<Prost, Tree>(Payload::from_body(body.clone())).unwrap().page;
+        assert_eq!(page.as_ptr(), body[body.len() - page.len()..].as_ptr());
+    }
+}

@@ -182,7 +182,7 @@ async fn decoded_arguments_count_as_long_as_their_handlers_hold_them() {
 #[tokio::test]
 async fn a_decoded_item_counts_until_the_next_one_is_read() {
     let (server, store) = bounded().await;
-    let (mut items, rows) = stream::channel(1);
+    let (items, rows) = stream::channel(1);
     let mut call = pin!(store.hold_items(rows));
     assert!(poll(call.as_mut()).is_pending());
     for (count, held) in [(1 << 20, 24 * MIB - (64 << 10)..usize::MAX), (1, 0..64 << 10)] {

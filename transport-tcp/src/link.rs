@@ -102,6 +102,8 @@ struct Out {
     writer: Writer,
     /// The kernel takes no more now; the link's task waits until it does.
     blocked: bool,
+    /// The memory that is kept by what the writer has while `blocked`, in bytes.
+    kept: usize,
     failed: Option<String>,
 }
 
@@ -124,7 +126,7 @@ impl TcpLink {
             dscp: config.dscp.clone(),
             reading: Mutex::new(Reading::new(Waits::new(completion))),
             handler: OnceLock::new(),
-            out: Mutex::new(Out { writer: Writer::new(), blocked: false, failed: None }),
+            out: Mutex::new(Out { writer: Writer::new(), blocked: false, kept: 0, failed: None }),
             stuck: AtomicBool::new(false),
             attention: Notify::new(),
             closing: AtomicBool::new(false),
@@ -370,11 +372,14 @@ impl Link for TcpLink {
             if out.blocked || out.failed.is_some() {
                 return;
             }
+            let held = source.held();
             let more = out.writer.take(source);
             if out.writer.is_empty() {
                 return;
             }
             if !self.write(&mut out) {
+                // The writer was empty before.
+                out.kept = held.saturating_sub(source.held());
                 // The task waits for the right thing only if it is told.
                 self.attention.notify_one();
                 return;
@@ -401,6 +406,13 @@ impl Link for TcpLink {
             }
         }
         BusyPoll::Found
+    }
+
+    fn unsent(&self) -> usize {
+        match self.is_stuck() {
+            false => 0,
+            true => self.out().kept,
+        }
     }
 
     fn close(&self) {

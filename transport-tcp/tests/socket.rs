@@ -124,7 +124,14 @@ impl FrameSource for Endless {
         self.next += 1;
         Some(Frame { header, pieces: self.payload.clone().into() })
     }
+
+    /// As if each frame were the last one of a message of 10 MiB.
+    fn held(&self) -> usize {
+        (1 << 40) - self.taken() as usize * MESSAGE
+    }
 }
+
+const MESSAGE: usize = 10 << 20;
 
 #[tokio::test]
 async fn frames_arrive_whole_however_they_are_cut() {
@@ -306,12 +313,14 @@ async fn a_peer_that_does_not_read_stops_the_sender_and_one_that_reads_lets_it_g
     let mut source = Endless::new(64 << 10);
     pair.link.send(&mut source);
     let taken = source.taken();
+    let unsent = pair.link.unsent();
+    assert!(unsent > 0 && unsent <= 4 * MESSAGE && unsent % MESSAGE == 0, "a batch is 256 KiB: {unsent}");
     // The kernel's buffers of both sides, and a batch. Nothing more is taken, however often it is asked.
     assert!(taken < 512, "{taken} frames of 64 KiB were taken");
     for _ in 0..100 {
         pair.link.send(&mut source);
     }
-    assert_eq!(source.taken(), taken);
+    assert_eq!((source.taken(), pair.link.unsent()), (taken, unsent));
 
     let mut left = PREFACE.len() + taken as usize * (32 + (64 << 10));
     let mut buffer = vec![0; 1 << 20];
@@ -323,6 +332,7 @@ async fn a_peer_that_does_not_read_stops_the_sender_and_one_that_reads_lets_it_g
     if !told {
         assert!(matches!(next(&mut pair.events).await, Event::Writable));
     }
+    assert_eq!(pair.link.unsent(), 0);
     pair.link.send(&mut source);
     assert!(source.taken() > taken, "there is room again");
 }

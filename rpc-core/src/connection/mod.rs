@@ -136,6 +136,9 @@ enum Upgrading {
 /// The memory that a connection takes by itself, in bytes: its state, its tasks, and buffers that are in use most of the time.
 const SESSION: usize = 32 << 10;
 
+/// The memory that encryption of the stream link takes beside that, in bytes: keys and records.
+const ENCRYPTION: usize = 32 << 10;
+
 /// A session with one peer, which carries calls.
 ///
 /// It is for inspection: calls are made on a channel, which makes connections as it needs them. When a connection ends,
@@ -190,7 +193,8 @@ impl Connection {
         let unpacking = Unpacking::new(max_message, max_assembly);
         let terms = Terms::new(role, class, stream.description().peer, settings);
         Arc::new_cyclic(|me: &Weak<Self>| {
-            let gauge = Gauge::holding(&account, Use::Session, SESSION);
+            let encryption = if stream.is_encrypted() { ENCRYPTION } else { 0 };
+            let gauge = Gauge::holding(&account, Use::Session, SESSION + encryption);
             let partial = Gauge::new(&account, Use::Partial);
             let sender = Sender::new(terms, stream, account, runtime.clone(), me.clone());
             let streams = StreamTable::new(sender.clone(), unpacking.clone());

@@ -420,7 +420,7 @@ impl Sender {
             link.send(&mut UpgradedSource { outbox, epoch, max_frame, sender: self });
         }
         self.note_backlog(&sending.outbox);
-        sending.gauge.set(sending.outbox.memory());
+        sending.gauge.set(sending.outbox.memory() + self.stream.unsent());
         if sending.outbox.has_sent() {
             self.sent.note(sending.outbox.take_sent());
         }

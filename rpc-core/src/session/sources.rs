@@ -40,6 +40,10 @@ impl FrameSource for StreamSource<'_> {
         }
         !outbox.is_empty()
     }
+
+    fn held(&self) -> usize {
+        self.sending.outbox.memory()
+    }
 }
 
 /// The session frames of the upgraded link.

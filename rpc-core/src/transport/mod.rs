@@ -52,6 +52,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// The connection calls this from any thread, but never from two at once.
     fn send(&self, source: &mut dyn FrameSource);
 
+    /// Returns how much memory the frames keep that the link has taken and not sent yet, in bytes. A fragment keeps its whole
+    /// message. 0 if the link has no such memory of its own.
+    fn unsent(&self) -> usize {
+        0
+    }
+
     /// Sends the frames that it has taken, then ends the link; the peer sees an orderly end. Returns at once. The link
     /// calls [`closed`](LinkHandler::closed) when it is done, or has given up because the peer does not read.
     fn close(&self);
@@ -201,6 +207,11 @@ pub trait FrameSource {
     fn next_small_frames(&mut self, empty: &mut BytesMut, max_payload: usize) -> bool {
         let _ = (empty, max_payload);
         true
+    }
+
+    /// Returns how much memory the frames take that are still to come, in bytes. 0 if not known.
+    fn held(&self) -> usize {
+        0
     }
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
+use farcall_core::bulk::Lend;
 
 /// A buffer for `capacity` bytes, empty at first, for a long message or a part of one.
 ///
@@ -162,6 +163,12 @@ impl DerefMut for Buf {
 impl From<Buf> for Bytes {
     fn from(buf: Buf) -> Self {
         buf.freeze()
+    }
+}
+
+impl Lend for Buf {
+    fn parts(&mut self) -> Vec<&mut [u8]> {
+        vec![self]
     }
 }
 

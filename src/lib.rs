@@ -275,6 +275,7 @@ pub use bytes::Bytes;
 pub use channel::ChannelBuilder;
 pub use channel::{Channel, in_process};
 pub use config::{Config, ConfigError, ConfigErrorKind};
+pub use farcall_core::bulk;
 pub use farcall_core::call_error::CallError;
 pub use farcall_core::class::{ByClass, TrafficClass};
 pub use farcall_core::client::{Call, Parts, PartsFuture, RawChannel, Response, ResponseFuture, StreamCall};

@@ -2,9 +2,10 @@
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::wire::{
-    Answer, Bind, Cancel, Close, Content, Credit, Done, Down, EndHead, FrameType, Frames, Goaway, Hello,
-    ItemHead, Items, Offer, Ping, Probe, RequestHead, ResponseHead, Stop, Up, Window, decode_answer_metadata,
-    decode_metadata, decode_status, encode_answer_metadata, encode_metadata, encode_status,
+    Access, Accessed, Answer, Bind, Cancel, Close, Content, Credit, Done, Down, EndHead, FrameType, Frames,
+    Goaway, Hello, ItemHead, Items, Offer, Ping, Probe, RequestHead, ResponseHead, Stop, Up, Window,
+    decode_answer_metadata, decode_metadata, decode_status, encode_answer_metadata, encode_metadata,
+    encode_status,
 };
 
 /// Decodes a payload as one type. A payload that decodes must encode to bytes that decode, and these to the same bytes:
@@ -103,6 +104,8 @@ fn decode(kind: FrameType, payload: Bytes) {
         FrameType::WINDOW => there_and_back!(payload, Window),
         FrameType::GOAWAY => there_and_back!(payload, Goaway),
         FrameType::DONE => there_and_back!(payload, Done),
+        FrameType::ACCESS => there_and_back!(payload, Access),
+        FrameType::ACCESSED => there_and_back!(payload, Accessed),
         FrameType::STOP => there_and_back!(payload, Stop),
         FrameType::HELLO => there_and_back!(payload, Hello),
         FrameType::CREDIT => there_and_back!(payload, Credit),

@@ -195,7 +195,7 @@ pub struct ArgumentsEncoder<'a> {
 impl<'a> ArgumentsEncoder<'a> {
     #[inline]
     pub fn new(service: &'a ServiceInfo, method: usize) -> Self {
-        Self { call: CallName { service, method }, arguments: Ok(encoder()) }
+        Self { call: CallName { service, method }, arguments: Ok(encoder().lending()) }
     }
 
     /// Adds an argument.

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ pub(crate) use draining::{ConnectionContext, Drain};
 pub(crate) use ended::{Parent, parent_ended};
 
 use self::signal::Signal;
+use crate::access::Accesses;
 use crate::compress::{Choice, Compression};
 use crate::extensions::Extensions;
 use crate::memory::Account;
@@ -157,6 +158,11 @@ impl Context {
     /// Returns the account of the connection that the current call came by, if a call is current.
     pub(crate) fn current_account() -> Option<Arc<Account>> {
         current_connection()?.account.upgrade()
+    }
+
+    /// Returns the accesses to memory of the client of the current call.
+    pub(crate) fn current_accesses() -> Weak<Accesses> {
+        current_connection().map_or_else(Weak::new, |connection| connection.accesses.clone())
     }
 
     /// Returns the deadline of the current context, if any.

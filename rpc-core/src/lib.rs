@@ -6,8 +6,10 @@
 
 #[doc(hidden)]
 pub mod __private;
+mod access;
 mod backoff;
 pub mod buffer_pool;
+pub mod bulk;
 pub mod call_error;
 mod call_streams;
 mod calls;

@@ -149,9 +149,10 @@ impl Message {
         self.call == 0 || self.kind == FrameType::CANCEL
     }
 
-    /// Whether it is of a call, and is neither its beginning nor its end.
+    /// Whether it is of a call, and is neither its beginning nor its end; or of an access, of which few are under way.
     pub fn is_amid_call(&self) -> bool {
-        let comes_before_end = self.kind.is_of_stream() && self.kind != FrameType::END;
+        let comes_before_end =
+            self.kind.is_of_stream() && self.kind != FrameType::END || self.kind.is_of_access();
         // Something comes behind the RESPONSE that begins a stream.
         comes_before_end || self.kind == FrameType::RESPONSE && !self.is_free()
     }

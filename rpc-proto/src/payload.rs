@@ -3,6 +3,7 @@
 mod allowance;
 mod body;
 mod decoder;
+mod loans;
 mod packed;
 
 use std::mem;
@@ -15,6 +16,8 @@ pub use self::allowance::{MemoryGrant, OpenGrant, TooLarge};
 pub(crate) use self::body::Body;
 use self::body::Written;
 pub use self::decoder::{COPY_OUT, Decoder, LONG_BODY};
+pub use self::loans::Loan;
+use self::loans::Loans;
 pub use self::packed::Packed;
 
 /// A message of a call that is no longer than this is copied rather than sent by reference. Bytes.
@@ -45,6 +48,7 @@ struct Rest {
     more: Vec<Bytes>,
     attachments: Vec<Bytes>,
     packed: Option<Packed>,
+    loans: Loans,
 }
 
 impl Payload {
@@ -141,6 +145,11 @@ impl Payload {
         }
     }
 
+    /// Returns the loans of the call, if these are its arguments.
+    pub fn loans(&self) -> &[Loan] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.loans.0)
+    }
+
     /// Takes the last attachment off.
     pub fn pop_attachment(&mut self) -> Option<Bytes> {
         self.rest.as_mut()?.attachments.pop()
@@ -156,13 +165,15 @@ pub struct Encoder {
     buffer: Written,
     /// The attachments, and all of the body but its end; `None` in most messages.
     rest: Option<Box<Rest>>,
+    /// Whether the message may [lend](Self::lend).
+    lends: bool,
 }
 
 impl Encoder {
     /// An empty message.
     #[inline]
     pub fn new() -> Self {
-        Self { buffer: Written::new(), rest: None }
+        Self { buffer: Written::new(), rest: None, lends: false }
     }
 
     /// Copies bytes to the end of the body.
@@ -188,7 +199,7 @@ impl Encoder {
     /// Returns the end of the body as a buffer that keeps long byte strings [by reference](Self::put_bytes).
     #[cfg(feature = "prost")]
     pub(crate) fn segments(&mut self) -> impl bytes::BufMut {
-        let Self { buffer, rest } = self;
+        let Self { buffer, rest, .. } = self;
         Segments::new(buffer.buffer(), BY_REFERENCE, |buffer, bytes| keep(rest, buffer, bytes))
     }
 
@@ -201,14 +212,30 @@ impl Encoder {
 
     /// Returns an empty message that is written to this buffer, which must be empty.
     pub fn to(buffer: BytesMut) -> Self {
-        Self { buffer: buffer.into(), rest: None }
+        Self { buffer: buffer.into(), rest: None, lends: false }
     }
 
     /// Returns an empty message that is written to a buffer which [a payload](Payload::take_buffer) has left.
     #[inline]
     pub fn reusing(mut buffer: Box<BytesMut>) -> Self {
         buffer.clear();
-        Self { buffer: buffer.into(), rest: None }
+        Self { buffer: buffer.into(), rest: None, lends: false }
+    }
+
+    /// Allows the message to [lend](Self::lend), because it has the arguments of a call.
+    #[inline]
+    #[must_use]
+    pub fn lending(mut self) -> Self {
+        self.lends = true;
+        self
+    }
+
+    /// Lends memory to the server of the call. Returns false if the message [may not](Self::lending).
+    pub(crate) fn lend(&mut self, loan: Loan) -> bool {
+        if self.lends {
+            self.rest.get_or_insert_default().loans.0.push(loan);
+        }
+        self.lends
     }
 
     /// Whether all of it was copied.
@@ -245,7 +272,7 @@ impl Encoder {
     /// The finished message.
     #[inline]
     pub fn finish(self) -> Payload {
-        let Self { buffer, rest } = self;
+        let Self { buffer, rest, .. } = self;
         match rest {
             Some(rest) if !rest.more.is_empty() => in_pieces(*rest, buffer.freeze()),
             rest => Payload { body: buffer.into(), rest },

@@ -189,7 +189,8 @@ impl Message {
     /// Its head and body, if it is so short that it is copied.
     pub fn as_small_frame(&self) -> Option<(&[u8], &[u8])> {
         let Head::Inline(head) = &self.head else { return None };
-        let is_free = !self.is_own() && self.is_free() && !self.kind.is_of_stream();
+        let is_of_call = !self.kind.is_of_stream() && !self.kind.is_of_access();
+        let is_free = !self.is_own() && self.is_free() && is_of_call;
         let plain = is_free && self.payload.is_one_piece() && self.bulk.is_empty();
         (plain && head.as_slice().len() + self.payload.body.len() <= MAX_SHORT)
             .then(|| (head.as_slice(), &self.payload.body[..]))

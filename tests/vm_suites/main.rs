@@ -6,6 +6,8 @@
 
 #[path = "../interop/main.rs"]
 mod interop;
+#[path = "../loans.rs"]
+mod loans;
 #[path = "../metadata.rs"]
 mod metadata;
 #[path = "../middleware.rs"]

@@ -8,6 +8,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use bytes::{Bytes, BytesMut};
 
 use super::table::StreamTable;
+use crate::access::Lending;
 use crate::compress::Unpacking;
 use crate::memory::Gauge;
 use crate::metadata::AnswerMetadata;
@@ -45,6 +46,8 @@ struct State {
     reply: Option<Reply>,
     /// Client: the call's place, from its answer on.
     place: Option<Place>,
+    /// Client: what the call lends, from its answer on.
+    lending: Option<Lending>,
 }
 
 /// The stream that this side sends.
@@ -124,7 +127,8 @@ impl CallStreams {
             end: None,
             waker: None,
         });
-        let state = State { out, incoming, begun: false, over: false, reply: None, place: None };
+        let state =
+            State { out, incoming, begun: false, over: false, reply: None, place: None, lending: None };
         Self { table, call, role, is_answer, unpacking, state: Mutex::new(state) }
     }
 
@@ -184,8 +188,9 @@ impl CallStreams {
                     state.over = true;
                     wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
                     // Free the place now, because the caller may leave received items unread for long.
-                    let place = state.place.take();
+                    let (place, lending) = (state.place.take(), state.lending.take());
                     drop(guard);
+                    drop(lending);
                     wakers.extend(place.and_then(Place::leave));
                     return Ok(true);
                 }
@@ -238,17 +243,17 @@ impl CallStreams {
             wakers.extend(incoming.waker.take());
         }
         wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
-        let (reply, place) = (state.reply.take(), state.place.take());
+        let (reply, place, lending) = (state.reply.take(), state.place.take(), state.lending.take());
         drop(guard);
-        drop((reply, place));
+        drop((reply, place, lending));
         wakers
     }
 
-    /// Keeps the call's place until the call is over.
-    pub(crate) fn keep_place(&self, place: Place) {
+    /// Keeps the call's place and its loans until the call is over.
+    pub(crate) fn keep(&self, place: Place, lending: Option<Lending>) {
         let mut state = self.state();
         if !state.over {
-            state.place = Some(place);
+            (state.place, state.lending) = (Some(place), lending);
         }
     }
 

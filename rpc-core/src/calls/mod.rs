@@ -15,10 +15,11 @@ use tokio::time::Instant;
 use self::announced::AnnouncedServices;
 pub(crate) use self::busy_poll::{BusyPolling, poll_at_once};
 pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
+use crate::access::{Accesses, Lending};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
 use crate::compress::{self, Unpacking};
 use crate::interface::Kind;
-use crate::payload::Payload;
+use crate::payload::{Loan, Payload};
 use crate::proto::message::{Head, Message};
 use crate::proto::wire::{
     Content, FrameType, PLAIN_REQUEST, RequestHead, ResponseHead, ResponseKind, WireError, decode_status,
@@ -34,6 +35,7 @@ pub(crate) struct Calls {
     sender: Arc<Sender>,
     streams: Arc<StreamTable>,
     unpacking: Arc<Unpacking>,
+    accesses: Arc<Accesses>,
     slots: Arc<CallSlots>,
     announced: AnnouncedServices,
     /// Notified when a call begins while there is no other.
@@ -56,6 +58,8 @@ pub(crate) struct SentRequest {
     /// Whether the caller polls the link at once, before it is woken by anything.
     pub(crate) polls_at_once: bool,
     pub(crate) streams: Option<Arc<CallStreams>>,
+    /// What the call lends. The loan ends when this is dropped.
+    pub(crate) lending: Option<Lending>,
 }
 
 /// The reason why a request was not sent. Nothing was executed.
@@ -73,11 +77,17 @@ impl From<Status> for NotSent {
 }
 
 impl Calls {
-    pub(crate) fn new(sender: Arc<Sender>, streams: Arc<StreamTable>, unpacking: Arc<Unpacking>) -> Self {
+    pub(crate) fn new(
+        sender: Arc<Sender>,
+        streams: Arc<StreamTable>,
+        unpacking: Arc<Unpacking>,
+        accesses: Arc<Accesses>,
+    ) -> Self {
         Self {
             sender,
             streams,
             unpacking,
+            accesses,
             slots: Arc::new(Slots::new()),
             announced: AnnouncedServices::default(),
             begun: Notify::new(),
@@ -99,6 +109,11 @@ impl Calls {
         cx: &mut TaskContext<'_>,
     ) -> Result<SentRequest, NotSent> {
         let request = self.request(asked)?;
+        // Before the request is sent, because the server may use it at once.
+        let lending = match asked.arguments.loans() {
+            [] => None,
+            loans => Some(self.lend(loans)?),
+        };
         let (mut queued, mut streams) = (0, None);
         let queue = |id| {
             if let Some(CallOptions { kind, .. }) = asked.options {
@@ -133,7 +148,18 @@ impl Calls {
             // If others were queued, the first of them has asked for a flush already.
             self.sender.flush_soon();
         }
-        Ok(SentRequest { call: opened.call, polls_at_once: polls && opened.alone, streams })
+        Ok(SentRequest { call: opened.call, polls_at_once: polls && opened.alone, streams, lending })
+    }
+
+    /// Lends what the arguments of a call say.
+    #[cold]
+    fn lend(&self, loans: &[Loan]) -> Result<Lending, Status> {
+        if !self.accesses.agreed() {
+            return Err(refusal(Code::Unimplemented, "the server's farcall is too old for loans of memory"));
+        }
+        let taken_back =
+            || refusal(Code::FailedPrecondition, "memory that the call lends was reclaimed before");
+        self.accesses.lend(loans).ok_or_else(taken_back)
     }
 
     /// Returns the request of a call that has no number yet.

@@ -11,7 +11,7 @@ use super::Connection;
 use super::receive::Receiving;
 use crate::dispatch::{ENOUGH, Jobs};
 use crate::proto::inbox::Described;
-use crate::proto::wire::{CloseCode, Goaway, WireError};
+use crate::proto::wire::{Access, CloseCode, Goaway, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
 
@@ -39,6 +39,10 @@ pub(super) enum Action {
     Fail(Box<Status>),
     /// A stream that answers a call of this side has ended.
     StreamOver,
+    /// An access to memory of this side, by its number.
+    Serve(u64, Box<Access>),
+    /// An access to memory of this side, which has no memory for it.
+    Refuse(u64),
     /// More frames came by the link of this epoch before its UP than this side holds back.
     Fall(u32),
 }
@@ -96,14 +100,19 @@ impl Connection {
         {
             dispatch.run(jobs);
         }
+        let mut served = Ok(());
         if !actions.is_empty() {
-            actions.drain(..).for_each(|action| self.act_on(action));
+            for action in actions.drain(..) {
+                served = served.and(self.act_on(action));
+            }
         }
-        answered
+        answered.and(served)
     }
 
-    fn act_on(&self, action: Action) {
+    fn act_on(&self, action: Action) -> Result<(), WireError> {
         match action {
+            Action::Serve(number, access) => return self.accesses.serve(number, *access),
+            Action::Refuse(number) => self.accesses.refuse(number),
             Action::Pull(link, described) => self.pull(&*link, *described),
             Action::PullLater(link, described) => self.pull_later(link, described),
             Action::StreamOver => self.close_if_drained(),
@@ -121,6 +130,7 @@ impl Connection {
                 self.fall(epoch, &why);
             }
         }
+        Ok(())
     }
 }
 

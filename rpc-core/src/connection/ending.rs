@@ -130,6 +130,7 @@ impl Connection {
     fn is_done(&self) -> bool {
         !self.receiving.lock().inbox.is_assembling()
             && self.dispatch.as_ref().is_none_or(|dispatch| dispatch.is_idle())
+            && self.accesses.is_idle()
             && self.sender.is_done()
     }
 
@@ -249,6 +250,7 @@ impl Connection {
             dispatch.end();
         }
         self.sender.end();
+        self.accesses.end(&status);
         self.calls.fail(&status);
         self.upgrading.send_if_modified(|u| {
             let undecided = matches!(u, Upgrading::Undecided);

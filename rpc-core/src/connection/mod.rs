@@ -6,6 +6,7 @@
 //! - `Receiving` puts arriving frames in order.
 //! - `Calls` are this side's calls, and `Dispatch` has the peer's.
 //! - `StreamTable` has the streams of both.
+//! - `Accesses` are to memory that either side lends.
 //!
 //! A connection has no task that moves data. A task that has something to send sends it. The link's task, or a caller
 //! that polls for its answer, receives frames and polls handlers for the first time.
@@ -42,6 +43,7 @@ use tokio::sync::watch;
 
 pub(crate) use self::ending::Activity;
 pub(crate) use self::pending::{Line, Pending};
+use crate::access::Accesses;
 use crate::call_streams::StreamTable;
 use crate::calls::{CallRequest, Calls, NotSent, SentRequest};
 use crate::class::TrafficClass;
@@ -156,6 +158,7 @@ pub struct Connection {
     /// Set on a server.
     dispatch: Option<Arc<Dispatch>>,
     streams: Arc<StreamTable>,
+    accesses: Arc<Accesses>,
     phase: watch::Sender<Phase>,
     /// The [`Stage`] of `phase`, written together with it.
     stage: AtomicU8,
@@ -198,9 +201,11 @@ impl Connection {
             let partial = Gauge::new(&account, Use::Partial);
             let sender = Sender::new(terms, stream, account, runtime.clone(), me.clone());
             let streams = StreamTable::new(sender.clone(), unpacking.clone());
-            let calls = Calls::new(sender.clone(), streams.clone(), unpacking.clone());
+            let accesses = Accesses::new(sender.clone(), runtime.clone());
+            let calls = Calls::new(sender.clone(), streams.clone(), unpacking.clone(), accesses.clone());
             let dispatch = registry.map(|registry| {
-                Dispatch::new(registry, sender.clone(), streams.clone(), unpacking, runtime.clone())
+                let (sender, streams) = (sender.clone(), streams.clone());
+                Dispatch::new(registry, sender, streams, unpacking, &accesses, runtime.clone())
             });
             Self {
                 me: me.clone(),
@@ -211,6 +216,7 @@ impl Connection {
                 calls,
                 dispatch,
                 streams,
+                accesses,
                 phase: watch::Sender::new(Phase::Greeting),
                 stage: AtomicU8::new(Stage::Greeting as u8),
                 upgrading: watch::Sender::new(Upgrading::Undecided),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use super::Connection;
+use crate::access::Lending;
 use crate::call_streams::{CallStreams, Ended};
 use crate::calls::{Answered, BusyPolling, Received, SentRequest, poll_at_once};
 use crate::proto::wire::ResponseKind;
@@ -57,6 +58,8 @@ pub(crate) struct Pending {
 #[derive(Debug, Default)]
 struct Extras {
     streams: Option<Arc<CallStreams>>,
+    /// What the call lends, until it ends.
+    lending: Option<Lending>,
     /// Metadata and compression of the answer.
     received: Received,
 }
@@ -71,9 +74,10 @@ impl Extras {
 impl Pending {
     /// Returns the handle of a call that was just sent by this connection.
     pub(crate) fn new(connection: Arc<Connection>, sent: SentRequest, cx: &mut TaskContext<'_>) -> Self {
-        let SentRequest { call, polls_at_once, streams } = sent;
+        let SentRequest { call, polls_at_once, streams, lending } = sent;
         let polling = BusyPolling::begin(&connection.sender, cx);
-        let extras = streams.map(|streams| Box::new(Extras { streams: Some(streams), ..Extras::default() }));
+        let has_extras = streams.is_some() || lending.is_some();
+        let extras = has_extras.then(|| Box::new(Extras { streams, lending, ..Extras::default() }));
         Self { connection, id: call, done: false, late: false, polls_at_once, polling, extras }
     }
 
@@ -108,8 +112,16 @@ impl Pending {
     /// Abandons the call and tells the peer the reason.
     pub(crate) fn give_up(&mut self, reason: u8) {
         self.done = true;
+        self.end_loans();
         self.connection.calls.forget(self.id, reason);
         self.connection.close_if_drained();
+    }
+
+    /// Ends the loans of the call, before anybody can know that it has ended.
+    fn end_loans(&mut self) {
+        if let Some(extras) = &mut self.extras {
+            extras.lending = None;
+        }
     }
 
     /// Whether the deadline has passed, so that the call must be [given up](Self::give_up).
@@ -159,10 +171,11 @@ impl Pending {
         let Self { connection, id, extras, .. } = self;
         let extras = extras.get_or_insert_default();
         extras.received = received.map_or_else(Received::default, |received| *received);
+        let lending = extras.lending.take();
         let Some(streams) = &extras.streams else { return };
         let place = streams.is_answer().then(|| connection.calls.kept_place());
         match (answered, place) {
-            (Ok((ResponseKind::Ok, _)), Some(place)) => streams.keep_place(place),
+            (Ok((ResponseKind::Ok, _)), Some(place)) => streams.keep(place, lending),
             (_, place) => {
                 drop(place);
                 connection.streams.end(*id, Ended::gave_up);

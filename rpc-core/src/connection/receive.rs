@@ -15,7 +15,9 @@ use crate::memory::Gauge;
 use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::upgrade_state::UpgradeState;
-use crate::proto::wire::{Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError};
+use crate::proto::wire::{
+    Access, Accessed, Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError,
+};
 use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::{BoxFuture, LinkEnd, LinkHandler};
@@ -359,6 +361,8 @@ impl Connection {
                 );
             }
             FrameType::RESPONSE => batch.answers.push((call, Err(status.with_executed(Executed::Maybe)))),
+            FrameType::ACCESS => batch.actions.push(Action::Refuse(call)),
+            FrameType::ACCESSED => self.accesses.on_lost(call, status.with_executed(Executed::Maybe))?,
             _ => batch.actions.push(Action::Fail(Box::new(status.with_executed(Executed::Maybe)))),
         }
         Ok(())
@@ -434,9 +438,27 @@ impl Connection {
                     batch.actions.push(Action::StreamOver);
                 }
             }
+            kind if kind.is_of_access() && self.accesses.agreed() => {
+                self.on_access(&mut batch.actions, kind, call, bytes)?;
+            }
             kind if kind.is_ignorable() => {}
             _ => return Err(WireError::new("header.type", "is not one that was agreed on")),
         }
+        Ok(())
+    }
+
+    #[cold]
+    fn on_access(
+        &self,
+        actions: &mut Vec<Action>,
+        kind: FrameType,
+        number: u64,
+        bytes: Bytes,
+    ) -> Result<(), WireError> {
+        if kind == FrameType::ACCESSED {
+            return self.accesses.on_accessed(number, Accessed::decode(bytes)?);
+        }
+        actions.push(Action::Serve(number, Box::new(Access::decode(bytes)?)));
         Ok(())
     }
 

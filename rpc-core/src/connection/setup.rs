@@ -93,6 +93,7 @@ impl Connection {
             features: wire::features::DESCRIBED
                 | wire::features::STREAMS
                 | wire::features::METADATA
+                | wire::features::ACCESS
                 | Compression::features(),
             max_frame: self.sender.stream().max_frame() as u32,
             max_message: limits.max_message,

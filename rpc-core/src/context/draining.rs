@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use super::Context;
 use super::signal::Signal;
+use crate::access::Accesses;
 use crate::memory::Account;
 use crate::transport::Identity;
 
@@ -20,6 +21,8 @@ pub(crate) struct ConnectionContext {
     drain: Arc<Signal>,
     /// The account of what the connection makes this process hold. Contexts that outlive the connection do not keep it.
     pub(super) account: Weak<Account>,
+    /// The memory that the connection's peer lends.
+    pub(super) accesses: Weak<Accesses>,
     /// Set when the peer's HELLO has arrived, if the peer has one.
     pub(super) identity: OnceLock<Arc<Identity>>,
 }
@@ -37,10 +40,15 @@ impl Drain {
     }
 
     /// Returns the context of one connection.
-    pub(crate) fn of_connection(&self, account: &Arc<Account>) -> Arc<ConnectionContext> {
+    pub(crate) fn of_connection(
+        &self,
+        account: &Arc<Account>,
+        accesses: Weak<Accesses>,
+    ) -> Arc<ConnectionContext> {
         Arc::new(ConnectionContext {
             drain: self.0.clone(),
             account: Arc::downgrade(account),
+            accesses,
             identity: OnceLock::new(),
         })
     }
@@ -94,7 +102,10 @@ mod tests {
     use super::*;
 
     fn context(drain: &Drain) -> Context {
-        Context { connection: Some(drain.of_connection(&Account::unlimited(None))), ..Context::background() }
+        Context {
+            connection: Some(drain.of_connection(&Account::unlimited(None), Weak::new())),
+            ..Context::background()
+        }
     }
 
     #[tokio::test]

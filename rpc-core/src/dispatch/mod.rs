@@ -19,6 +19,7 @@ use tokio::task::AbortHandle;
 
 pub(crate) use self::jobs::{ENOUGH, Jobs};
 pub(crate) use self::registry::{Registry, RemoteServices};
+use crate::access::Accesses;
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
 use crate::context::ConnectionContext;
@@ -47,12 +48,13 @@ impl Dispatch {
         sender: Arc<Sender>,
         streams: Arc<StreamTable>,
         unpacking: Arc<Unpacking>,
+        accesses: &Arc<Accesses>,
         runtime: Handle,
     ) -> Arc<Self> {
         let most = sender.terms().settings.limits.concurrent_calls as usize;
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            context: registry.drain().of_connection(sender.account()),
+            context: registry.drain().of_connection(sender.account(), Arc::downgrade(accesses)),
             registry,
             sender,
             streams,

@@ -4,6 +4,7 @@
 //! another.
 
 pub mod attachment;
+pub mod loan;
 mod postcard;
 #[cfg(feature = "prost")]
 mod prost;

@@ -52,6 +52,10 @@ impl FrameType {
     pub const DONE: Self = Self(0x0a);
     /// Asks for no more of a stream (session).
     pub const STOP: Self = Self(0x0b);
+    /// Reads or writes memory of the receiver (session).
+    pub const ACCESS: Self = Self(0x0c);
+    /// The outcome of an access (session).
+    pub const ACCESSED: Self = Self(0x0d);
 
     /// The first frame on a connection (link).
     pub const HELLO: Self = Self(0x40);
@@ -88,16 +92,22 @@ impl FrameType {
         match self {
             Self::REQUEST | Self::RESPONSE | Self::CANCEL => Some(true),
             Self::ITEM | Self::END | Self::WINDOW | Self::STOP => Some(true),
+            Self::ACCESS | Self::ACCESSED => Some(true),
             Self::BIND | Self::GOAWAY | Self::DONE => Some(false),
             _ if self.is_link() => Some(false),
             _ => None,
         }
     }
 
-    /// Whether messages of this type are of one call, which has one at a time under way.
+    /// Whether messages of this type are of one call or access, which has one at a time under way.
     #[inline]
     pub fn is_message_of_call(self) -> bool {
-        matches!(self, Self::REQUEST | Self::RESPONSE | Self::ITEM | Self::END)
+        matches!(self, Self::REQUEST | Self::RESPONSE | Self::ITEM | Self::END) || self.is_of_access()
+    }
+
+    /// Whether messages of this type are of an access.
+    pub fn is_of_access(self) -> bool {
+        matches!(self, Self::ACCESS | Self::ACCESSED)
     }
 
     /// Whether messages of this type are of a call's streams.
@@ -124,6 +134,8 @@ impl FrameType {
             Self::GOAWAY => "GOAWAY",
             Self::DONE => "DONE",
             Self::STOP => "STOP",
+            Self::ACCESS => "ACCESS",
+            Self::ACCESSED => "ACCESSED",
             Self::HELLO => "HELLO",
             Self::CREDIT => "CREDIT",
             Self::PING => "PING",
@@ -155,7 +167,7 @@ pub struct Header {
     pub flags: u8,
     /// The length of the payload in bytes.
     pub len: u32,
-    /// The call it belongs to; 0 for the session itself.
+    /// The call or access it belongs to; 0 for the session itself.
     pub call: u64,
     /// The number of a session frame, from 1, modulo 2^32; 0 in link frames.
     pub seq: u32,

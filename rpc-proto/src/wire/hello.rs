@@ -32,6 +32,8 @@ pub mod features {
     pub const METADATA: u64 = 1 << 4;
     /// It reads what is compressed by LZ4.
     pub const LZ4: u64 = 1 << 5;
+    /// It lets the peer access memory that it lends or exports.
+    pub const ACCESS: u64 = 1 << 6;
 }
 
 /// Something a session can be moved to.

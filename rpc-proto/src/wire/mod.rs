@@ -6,6 +6,7 @@
 //! buffer then holds a part of it. Where only a program's own code decides on a length, too much of it panics, as
 //! documented there.
 
+mod access;
 mod bind;
 mod content;
 mod control;
@@ -20,6 +21,7 @@ mod switch;
 mod tests;
 mod write;
 
+pub use access::{Access, Accessed, Operation, Outcome, Target};
 pub use bind::{Bind, BindMethod, MAX_BIND_BYTES, bind_has_room};
 pub use content::{
     Content, MAX_ATTACHMENTS, PLAIN_REQUEST, PLAIN_RESPONSE, REQUEST_PREFIX, RequestHead, ResponseHead,

@@ -6,7 +6,7 @@ use serde::ser::{self, Error as _, Serialize};
 
 use self::sequence::Sequence;
 use super::{put_attachment, put_varint};
-use crate::codec::{CodecError, attachment};
+use crate::codec::{CodecError, attachment, loan};
 use crate::payload::Encoder;
 
 type Result<T = (), E = CodecError> = std::result::Result<T, E>;
@@ -154,6 +154,11 @@ impl<'s, 'a> ser::Serializer for &'s mut Serializer<'a> {
         {
             put_attachment(self.out, &bytes);
             return Ok(());
+        }
+        if let Some(loan) = loan::taken(name)
+            && !self.out.lend(loan)
+        {
+            return Err(CodecError::new("memory is lent in arguments of calls only"));
         }
         value.serialize(self)
     }

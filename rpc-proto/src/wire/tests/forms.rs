@@ -41,6 +41,8 @@ macro_rules! all {
         $test::<Stop>();
         $test::<Goaway>();
         $test::<Done>();
+        $test::<Access>();
+        $test::<Accessed>();
         $test::<Credit>();
         $test::<Ping>();
         $test::<Offer>();
@@ -164,6 +166,24 @@ form!(Stop, rng => Stop { reason: rng.u8(..) });
 form!(Window, rng => Window { items: rng.u64(..), bytes: rng.u64(..) });
 form!(Goaway, rng => Goaway { last_call: rng.u64(..), reason: text(rng, 50) });
 form!(Done, rng => Done { seq: rng.u32(..), outcome: rng.u8(..2) });
+form!(Access, rng => Access {
+    target: if rng.bool() {
+        Target::Loan(rng.u64(..))
+    } else {
+        Target::Region { number: rng.u64(..), key: rng.u128(..) }
+    },
+    offset: rng.u64(..),
+    operation: match rng.u8(..4) {
+        0 => Operation::Read(rng.u32(..)),
+        1 => Operation::Write(bytes(rng, 60)),
+        2 => Operation::CompareAndSwap { expected: rng.u64(..), new: rng.u64(..) },
+        _ => Operation::FetchAdd(rng.u64(..)),
+    },
+});
+form!(Accessed, rng => match rng.choice([Outcome::Gone, Outcome::Forbidden, Outcome::OutOfRange, Outcome::NoMemory]) {
+    Some(outcome) if rng.bool() => Accessed { outcome, bytes: Bytes::new() },
+    _ => Accessed { outcome: Outcome::Done, bytes: bytes(rng, 60) },
+});
 form!(Ping, rng => Ping { token: rng.u64(..) });
 form!(Offer, rng => Offer { epoch: rng.u32(..), name: text(rng, 10), data: bytes(rng, 60) });
 form!(Answer, rng => Answer { epoch: rng.u32(..), data: bytes(rng, 60) });

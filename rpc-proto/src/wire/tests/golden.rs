@@ -106,6 +106,7 @@ fn vectors() -> Vectors {
     calls(&mut v);
     fragments(&mut v);
     streams(&mut v);
+    accesses(&mut v);
     link_frames(&mut v);
     switching(&mut v);
     a_session(&mut v);
@@ -299,6 +300,25 @@ fn streams(v: &mut Vectors) {
     v.frame("WINDOW", session(FrameType::WINDOW, 6, 6, 12), &window);
     v.frame("STOP", session(FrameType::STOP, 6, 7, 12), &Stop { reason: 0 });
     v.frame("DONE", session(FrameType::DONE, 0, 7, 12), &Done { seq: 10, outcome: 1 });
+}
+
+fn accesses(v: &mut Vectors) {
+    let mut access = |name, number, seq, rx_seq, access: &Access| {
+        v.frame(name, session(FrameType::ACCESS, number, seq, rx_seq), access);
+    };
+    let read = Access { target: Target::Loan(42), offset: 4096, operation: Operation::Read(512) };
+    access("ACCESS, reading a loan", 3 << 62 | 1, 5, 4, &read);
+    let target = Target::Region { number: 7, key: 0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f };
+    let write = Operation::Write(Bytes::from_static(b"abc"));
+    access("ACCESS, writing a region", 1 << 62 | 2, 6, 5, &Access { target, offset: 16, operation: write });
+    let swap = Operation::CompareAndSwap { expected: 1, new: 2 };
+    access("ACCESS, compare and swap", 1 << 62 | 3, 7, 5, &Access { target, offset: 24, operation: swap });
+    let add = Operation::FetchAdd(5);
+    access("ACCESS, fetch and add", 1 << 62 | 4, 8, 5, &Access { target, offset: 24, operation: add });
+    let accessed = Accessed { outcome: Outcome::Done, bytes: Bytes::from_static(b"abc") };
+    v.frame("ACCESSED", session(FrameType::ACCESSED, 3 << 62 | 1, 5, 5), &accessed);
+    let gone = Accessed { outcome: Outcome::Gone, bytes: Bytes::new() };
+    v.frame("ACCESSED, gone", session(FrameType::ACCESSED, 1 << 62 | 4, 6, 8), &gone);
 }
 
 fn link_frames(v: &mut Vectors) {

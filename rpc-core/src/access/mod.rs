@@ -1,0 +1,276 @@
+//! Accesses to memory of the other side of a connection (WIRE.md section 5.7).
+//!
+//! One side *starts* an access: it sends an ACCESS and waits for the ACCESSED. The other side *owns* the memory: its runtime does
+//! the access. Either side can be either. Memory that a call lends is found by its number, as long as the call is in progress.
+
+mod lending;
+mod owner;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use bytes::{Bytes, BytesMut};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+pub(crate) use self::lending::{Lending, LentMemory};
+pub(crate) use self::owner::{Atomic, Memory};
+use crate::payload::Payload;
+use crate::proto::message::Message;
+use crate::proto::wire::{Access, Accessed, FrameType, Operation, Outcome, Target, WireError, features};
+use crate::session::{Role, Sender};
+use crate::status::{Blame, Code, Executed, Status};
+use crate::sync::{Mutex, rank};
+
+/// How many accesses a side has under way at once. Further ones wait.
+const MOST: usize = 64;
+
+/// Writes are cut into pieces of so many bytes, so that none holds up its receiver for long.
+pub(crate) const PIECE: usize = 1 << 20;
+
+/// What a message of an access has beside its bytes, at most, in bytes.
+const HEAD: u64 = 64;
+
+/// The numbers of accesses have this bit, and those that a server starts have [`OF_SERVER`], too. So none is that of a call.
+const OF_ACCESS: u64 = 1 << 62;
+
+const OF_SERVER: u64 = 1 << 63;
+
+/// The accesses of one connection, of either side.
+#[derive(Debug)]
+pub(crate) struct Accesses {
+    me: Weak<Self>,
+    sender: Arc<Sender>,
+    runtime: Handle,
+    /// Those that this side has started.
+    started: Mutex<rank::Leaf, Started>,
+    /// A permit for each of them.
+    permits: Arc<Semaphore>,
+    /// What this side lends to the peer, by number.
+    lent: Mutex<rank::Leaf, HashMap<u64, lending::Entry>>,
+    /// How many accesses of the peer are being served.
+    serving: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Started {
+    /// The last number that was given.
+    last: u64,
+    /// Those that wait for their outcome, by number.
+    waiting: HashMap<u64, Waiting>,
+    /// The end of the connection, after which none is started.
+    end: Option<Status>,
+}
+
+/// An access that waits for its outcome, although perhaps nobody waits for it any more.
+#[derive(Debug)]
+struct Waiting {
+    /// How many bytes the outcome has.
+    len: usize,
+    outcome: oneshot::Sender<Result<Accessed, Status>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Accesses {
+    pub(crate) fn new(sender: Arc<Sender>, runtime: Handle) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            sender,
+            runtime,
+            started: Mutex::default(),
+            permits: Arc::new(Semaphore::new(MOST)),
+            lent: Mutex::default(),
+            serving: AtomicUsize::new(0),
+        })
+    }
+
+    /// Whether both sides take part.
+    pub(crate) fn agreed(&self) -> bool {
+        self.sender.terms().peer_has(features::ACCESS)
+    }
+
+    /// Returns how many bytes one access can read.
+    fn max_read(&self) -> u64 {
+        self.sender.terms().settings.limits.max_message - HEAD
+    }
+
+    /// Reads from the peer's memory. The caller has checked the range.
+    pub(crate) async fn read(&self, target: Target, offset: u64, len: usize) -> Result<Bytes, Status> {
+        match u32::try_from(len) {
+            Ok(length) if u64::from(length) <= self.max_read() => {
+                self.access(target, offset, Operation::Read(length), len).await
+            }
+            _ => {
+                let message = format!(
+                    "a read of {len} bytes is longer than this side's limits.max_message allows, which is {}; read less at a time",
+                    self.max_read()
+                );
+                Err(Status::new(Code::InvalidArgument, message).with_blame(Blame::Application))
+            }
+        }
+    }
+
+    /// Writes to the peer's memory, in pieces that are under way at once. The caller has checked the range.
+    pub(crate) async fn write(&self, target: Target, offset: u64, mut bytes: Bytes) -> Result<(), Status> {
+        let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
+        let piece = PIECE.min(max as usize);
+        let mut outcomes = Vec::with_capacity(bytes.len().div_ceil(piece));
+        let mut offset = offset;
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(piece.min(bytes.len()));
+            let len = piece.len() as u64;
+            outcomes.push(self.start(target, offset, Operation::Write(piece), 0).await?);
+            offset += len;
+        }
+        for outcome in outcomes {
+            self.outcome(target, outcome).await?;
+        }
+        Ok(())
+    }
+
+    /// Does an operation on eight bytes of the peer's memory. Returns the value before it.
+    pub(crate) async fn atomic(&self, target: Target, offset: u64, atomic: Atomic) -> Result<u64, Status> {
+        let bytes = self.access(target, offset, atomic.into(), size_of::<u64>()).await?;
+        // The length of an outcome is checked when it arrives.
+        Ok(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+    }
+
+    async fn access(
+        &self,
+        target: Target,
+        offset: u64,
+        operation: Operation,
+        len: usize,
+    ) -> Result<Bytes, Status> {
+        let outcome = self.start(target, offset, operation, len).await?;
+        self.outcome(target, outcome).await
+    }
+
+    /// Sends an ACCESS when there is room for it. `len`: how many bytes its outcome has.
+    async fn start(
+        &self,
+        target: Target,
+        offset: u64,
+        operation: Operation,
+        len: usize,
+    ) -> Result<oneshot::Receiver<Result<Accessed, Status>>, Status> {
+        if !self.agreed() {
+            return Err(too_old());
+        }
+        // The semaphore is never closed.
+        let permit = self.permits.clone().acquire_owned().await;
+        let _permit = permit.map_err(|_| too_old())?;
+        let (sender, receiver) = oneshot::channel();
+        let number = self.begin(Waiting { len, outcome: sender, _permit })?;
+        let access = Access { target, offset, operation };
+        let mut head = BytesMut::new();
+        access.encode_head(&mut head);
+        let payload = match access.operation {
+            Operation::Write(bytes) => Payload::from_body(bytes),
+            _ => Payload::default(),
+        };
+        self.send(FrameType::ACCESS, number, head.freeze(), payload);
+        Ok(receiver)
+    }
+
+    /// Gives an access a number, unless the connection has ended.
+    fn begin(&self, waiting: Waiting) -> Result<u64, Status> {
+        let mut started = self.started.lock();
+        if let Some(end) = &started.end {
+            return Err(end.clone().with_executed(Executed::No));
+        }
+        started.last += 1;
+        let of_role = match self.sender.terms().role {
+            Role::Client => OF_ACCESS,
+            Role::Server => OF_ACCESS | OF_SERVER,
+        };
+        let number = started.last | of_role;
+        started.waiting.insert(number, waiting);
+        Ok(number)
+    }
+
+    fn send(&self, kind: FrameType, number: u64, head: Bytes, payload: Payload) {
+        let mut message = Message::with_payload(kind, number, head.into(), payload);
+        self.sender.stage(&mut message);
+        self.sender.enqueue(message);
+        self.sender.flush();
+    }
+
+    async fn outcome(
+        &self,
+        target: Target,
+        outcome: oneshot::Receiver<Result<Accessed, Status>>,
+    ) -> Result<Bytes, Status> {
+        // The sender is dropped after it has sent only.
+        let Accessed { outcome, bytes } = outcome.await.unwrap_or_else(|_| Err(too_old()))?;
+        let (code, why) = match (outcome, target) {
+            (Outcome::Done, _) => return Ok(bytes),
+            (Outcome::Gone, Target::Loan(_)) => {
+                (Code::Cancelled, "the client lends this memory no longer: its call has ended")
+            }
+            (Outcome::Gone, Target::Region { .. }) => {
+                (Code::NotFound, "the peer exports no such region: it was revoked, or has expired")
+            }
+            (Outcome::Forbidden, _) => {
+                (Code::PermissionDenied, "the owner of this memory does not allow it to be used like this")
+            }
+            (Outcome::OutOfRange, _) => {
+                (Code::OutOfRange, "the access is not within the memory, or not at a multiple of 8")
+            }
+            (Outcome::NoMemory, _) => {
+                (Code::ResourceExhausted, "the owner of this memory has no memory for the access")
+            }
+        };
+        Err(Status::new(code, why).with_blame(Blame::Peer).with_executed(Executed::No))
+    }
+
+    /// Handles an ACCESSED.
+    pub(crate) fn on_accessed(&self, number: u64, accessed: Accessed) -> Result<(), WireError> {
+        let waiting = self.take(number)?;
+        if accessed.outcome == Outcome::Done && accessed.bytes.len() != waiting.len {
+            return Err(WireError::new("accessed.bytes", "are not as many as were asked for"));
+        }
+        // Nobody may wait for it any more.
+        let _ = waiting.outcome.send(Ok(accessed));
+        Ok(())
+    }
+
+    /// Handles an ACCESSED for whose bytes this side had no memory.
+    pub(crate) fn on_lost(&self, number: u64, status: Status) -> Result<(), WireError> {
+        let _ = self.take(number)?.outcome.send(Err(status));
+        Ok(())
+    }
+
+    fn take(&self, number: u64) -> Result<Waiting, WireError> {
+        let waiting = self.started.lock().waiting.remove(&number);
+        waiting.ok_or_else(|| WireError::new("accessed.call", "was never an access"))
+    }
+
+    /// Ends all accesses, because the connection has ended.
+    pub(crate) fn end(&self, status: &Status) {
+        let waiting = {
+            let mut started = self.started.lock();
+            started.end = Some(status.clone());
+            std::mem::take(&mut started.waiting)
+        };
+        for waiting in waiting.into_values() {
+            let _ = waiting.outcome.send(Err(status.clone().with_executed(Executed::Maybe)));
+        }
+        self.lent.lock().clear();
+    }
+
+    /// Whether none is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.serving.load(Ordering::Acquire) == 0 && self.started.lock().waiting.is_empty()
+    }
+}
+
+/// Returns the status of accesses that the peer does not know of.
+pub(crate) fn too_old() -> Status {
+    Status::new(Code::Unimplemented, "the peer's farcall is too old for access to memory")
+        .with_executed(Executed::No)
+        .with_blame(Blame::Peer)
+}

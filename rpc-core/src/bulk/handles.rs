@@ -1,0 +1,209 @@
+//! What travels in the arguments.
+
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use serde::de::{Deserialize, Deserializer};
+use serde::ser::{Serialize, Serializer};
+
+use super::loan::{Lend, LendParts, Loan, Readable, Writable};
+use crate::access::{Accesses, LentMemory};
+use crate::codec::loan;
+use crate::context::Context;
+use crate::proto::wire::Target;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// Memory of the client that the server of one call may read, an argument of its method. See [the module](super).
+///
+/// Clones name the same memory, so that several calls may lend it, also to several servers at once.
+#[derive(Clone)]
+pub struct BulkRead {
+    memory: Handle,
+}
+
+/// Memory of the client that the server of one call may write, an argument of its method. See [the module](super).
+///
+/// Clones name the same memory.
+#[derive(Clone)]
+pub struct BulkWrite {
+    memory: Handle,
+}
+
+impl BulkRead {
+    /// Lends memory: `Bytes`, or several.
+    ///
+    /// Bytes of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) go to an RDMA peer without a copy.
+    pub fn lend<M: LendParts + Sync>(memory: M) -> (Self, Loan<M>) {
+        let parts = memory.parts();
+        let len = parts.iter().map(Bytes::len).sum();
+        let (lent, loan) = Loan::new(memory, len, parts);
+        (Self { memory: Handle::Lender(Arc::new(Readable(lent)), len) }, loan)
+    }
+
+    /// Returns the length of the memory, in bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether the memory is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Server: reads a range of the client's memory. Several reads may be under way at once, and are faster so; further ones than
+    /// 64 on a connection wait.
+    ///
+    /// # Errors
+    ///
+    /// - OUT_OF_RANGE, if the range is not within the memory.
+    /// - CANCELLED, if the client's call has ended, and its loan with it.
+    /// - INVALID_ARGUMENT, if the range is longer than this server's `limits.max_message` allows.
+    /// - FAILED_PRECONDITION, if the memory is not lent to this side.
+    /// - UNAVAILABLE, if the connection is lost.
+    pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
+        let (offset, len) = self.memory.range(range)?;
+        let (accesses, target) = self.memory.lender()?;
+        accesses.read(target, offset as u64, len).await
+    }
+}
+
+/// For memory that need not be reclaimed.
+impl From<Bytes> for BulkRead {
+    fn from(memory: Bytes) -> Self {
+        Self::lend(memory).0
+    }
+}
+
+impl BulkWrite {
+    /// Lends memory: a byte vector or buffer, or several. See [`Lend`].
+    pub fn lend<M: Lend>(mut memory: M) -> (Self, Loan<M>) {
+        let len = memory.parts().iter().map(|part| part.len()).sum();
+        let (lent, loan) = Loan::new(memory, len, Vec::new());
+        (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
+    }
+
+    /// Returns the length of the memory, in bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether the memory is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Server: writes to the client's memory, from an offset on. Returns when the bytes are there. Several writes may be under
+    /// way at once; those to one place take effect in any order.
+    ///
+    /// A write that was not awaited to its end may have been done in part.
+    ///
+    /// # Errors
+    ///
+    /// As [`BulkRead::read`], but for INVALID_ARGUMENT: a write has no limit.
+    pub async fn write(&self, offset: usize, bytes: impl Into<Bytes>) -> Result<(), Status> {
+        let bytes = bytes.into();
+        self.memory.range(offset..offset.saturating_add(bytes.len()))?;
+        let (accesses, target) = self.memory.lender()?;
+        accesses.write(target, offset as u64, bytes).await
+    }
+}
+
+/// Lent memory, as one of the two sides has it.
+#[derive(Clone)]
+enum Handle {
+    /// Of the client, with its length.
+    Lender(Arc<dyn LentMemory>, usize),
+    /// Of the server.
+    Borrower { number: u64, len: u64, by: Weak<Accesses> },
+}
+
+impl Handle {
+    fn len(&self) -> usize {
+        match self {
+            Self::Lender(_, len) => *len,
+            Self::Borrower { len, .. } => usize::try_from(*len).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Returns offset and length of a range that is within the memory.
+    fn range(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Status> {
+        let len = self.len();
+        let start = match range.start_bound() {
+            Bound::Included(&start) => Some(start),
+            Bound::Excluded(&before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.checked_add(1),
+            Bound::Excluded(&end) => Some(end),
+            Bound::Unbounded => Some(len),
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
+            _ => {
+                let message = format!(
+                    "the range from {:?} to {:?} is not within the memory, which has {len} bytes",
+                    range.start_bound(),
+                    range.end_bound()
+                );
+                Err(Status::new(Code::OutOfRange, message).with_blame(Blame::Application))
+            }
+        }
+    }
+
+    /// Returns the way to the client that lends the memory.
+    fn lender(&self) -> Result<(Arc<Accesses>, Target), Status> {
+        let Self::Borrower { number, by, .. } = self else {
+            return Err(precondition("this side lends the memory; only the server of the call uses it"));
+        };
+        let gone = || precondition("the memory was not lent to this side, or its connection is gone");
+        Ok((by.upgrade().ok_or_else(gone)?, Target::Loan(*number)))
+    }
+
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Lender(memory, len) => {
+                loan::serialize(&(memory.number(), *len as u64), Arc::new(memory.clone()), serializer)
+            }
+            Self::Borrower { .. } => Err(serde::ser::Error::custom(
+                "memory that was lent can't be passed on; read it, and lend the copy",
+            )),
+        }
+    }
+}
+
+fn precondition(why: &'static str) -> Status {
+    Status::new(Code::FailedPrecondition, why).with_blame(Blame::Application).with_executed(Executed::No)
+}
+
+macro_rules! travels {
+    ($($handle:ident)*) => {$(
+        impl Serialize for $handle {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                self.memory.serialize(serializer)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $handle {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                /// The loan's number and the length of its memory. Its name is part of a method's signature.
+                #[derive(serde::Deserialize)]
+                struct $handle(u64, u64);
+
+                let $handle(number, len) = $handle::deserialize(deserializer)?;
+                let memory = Handle::Borrower { number, len, by: Context::current_accesses() };
+                Ok(Self { memory })
+            }
+        }
+
+        impl fmt::Debug for $handle {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($handle)).field("len", &self.len()).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+travels! { BulkRead BulkWrite }

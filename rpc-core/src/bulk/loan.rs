@@ -1,0 +1,243 @@
+//! The client's side of a loan.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::watch;
+
+use crate::access::{Atomic, LentMemory, Memory};
+use crate::proto::wire::Outcome;
+use crate::sync::{Mutex, rank};
+
+/// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
+/// written to as if they were one behind the other.
+pub trait Lend: Send + 'static {
+    /// Returns the parts of the memory, in order. Each call must return parts of the same lengths.
+    fn parts(&mut self) -> Vec<&mut [u8]>;
+}
+
+impl Lend for Vec<u8> {
+    fn parts(&mut self) -> Vec<&mut [u8]> {
+        vec![self]
+    }
+}
+
+impl Lend for Box<[u8]> {
+    fn parts(&mut self) -> Vec<&mut [u8]> {
+        vec![self]
+    }
+}
+
+impl Lend for BytesMut {
+    fn parts(&mut self) -> Vec<&mut [u8]> {
+        vec![self]
+    }
+}
+
+impl<T: Lend> Lend for Vec<T> {
+    fn parts(&mut self) -> Vec<&mut [u8]> {
+        self.iter_mut().flat_map(Lend::parts).collect()
+    }
+}
+
+/// Memory that a server may read from during a call. Implemented for `Bytes`, and for vectors of these, which are read as if they
+/// were one behind the other.
+pub trait LendParts: Send + 'static {
+    /// Returns the parts of the memory, in order.
+    fn parts(&self) -> Vec<Bytes>;
+}
+
+impl LendParts for Bytes {
+    fn parts(&self) -> Vec<Bytes> {
+        vec![self.clone()]
+    }
+}
+
+impl LendParts for Vec<Bytes> {
+    fn parts(&self) -> Vec<Bytes> {
+        self.clone()
+    }
+}
+
+/// The memory that a [`BulkRead`](super::BulkRead) or [`BulkWrite`](super::BulkWrite) lends, for its owner to take back.
+///
+/// Dropping it gives the memory up. It is freed when no call lends it any more.
+#[must_use = "the memory comes back by `reclaim`"]
+pub struct Loan<M> {
+    memory: Arc<Lent<M>>,
+}
+
+impl<M> Loan<M> {
+    pub(super) fn new(memory: M, len: usize, parts: Vec<Bytes>) -> (Arc<Lent<M>>, Self) {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let memory = Arc::new(Lent {
+            number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
+            len,
+            parts: Mutex::new(parts),
+            memory: Mutex::new(Some(memory)),
+            state: watch::Sender::new(State::default()),
+        });
+        (memory.clone(), Self { memory })
+    }
+
+    /// Takes the memory back as soon as no call lends it. Calls that are made afterwards with the same handle fail
+    /// FAILED_PRECONDITION, not executed.
+    ///
+    /// It returns at once if there is no such call, and otherwise when the last one has ended. Awaiting it before the call is
+    /// therefore no way to wait for the call.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the memory up, like dropping the loan.
+    pub async fn reclaim(self) -> M {
+        let mut state = self.memory.state.subscribe();
+        loop {
+            let taken = self.memory.take();
+            if let Some(memory) = taken {
+                return memory;
+            }
+            // Can't fail, because `self` holds the sender.
+            let _ = state.changed().await;
+        }
+    }
+}
+
+impl<M> fmt::Debug for Loan<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Loan").field(&self.memory).finish()
+    }
+}
+
+/// How memory is used.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    /// How many calls in progress lend it.
+    lent: usize,
+    is_reclaimed: bool,
+}
+
+/// Memory that can be lent.
+pub(super) struct Lent<M> {
+    number: u64,
+    pub(super) len: usize,
+    /// What the peer may read.
+    parts: Mutex<rank::Leaf, Vec<Bytes>>,
+    /// `None` once it is reclaimed.
+    memory: Mutex<rank::Leaf, Option<M>>,
+    state: watch::Sender<State>,
+}
+
+impl<M> Lent<M> {
+    /// Takes the memory, unless a call lends it.
+    fn take(&self) -> Option<M> {
+        let reclaimed = self.state.send_if_modified(|state| {
+            let is_free = state.lent == 0;
+            state.is_reclaimed |= is_free;
+            is_free
+        });
+        if !reclaimed {
+            return None;
+        }
+        self.parts.lock().clear();
+        self.memory.lock().take()
+    }
+}
+
+impl<M> fmt::Debug for Lent<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("number", &self.number).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// Checks a range against the length of memory.
+fn check(offset: usize, len: usize, of: usize) -> Result<(), Outcome> {
+    let fits = offset.checked_add(len).is_some_and(|end| end <= of);
+    if fits { Ok(()) } else { Err(Outcome::OutOfRange) }
+}
+
+/// Memory that a server reads.
+pub(super) struct Readable<M>(pub(super) Arc<Lent<M>>);
+
+/// Memory that a server writes.
+pub(super) struct Writable<M>(pub(super) Arc<Lent<M>>);
+
+impl<M: LendParts> Memory for Readable<M> {
+    fn read(&self, mut offset: usize, mut len: usize) -> Result<Vec<Bytes>, Outcome> {
+        check(offset, len, self.0.len)?;
+        let mut read = Vec::new();
+        for part in &*self.0.parts.lock() {
+            let from = offset.min(part.len());
+            let piece = part.slice(from..part.len().min(from + len));
+            (offset, len) = (offset - from, len - piece.len());
+            if !piece.is_empty() {
+                read.push(piece);
+            }
+        }
+        if len > 0 { Err(Outcome::Gone) } else { Ok(read) }
+    }
+
+    fn write(&self, _: usize, _: &[u8]) -> Result<(), Outcome> {
+        Err(Outcome::Forbidden)
+    }
+
+    fn atomic(&self, _: usize, _: Atomic) -> Result<u64, Outcome> {
+        Err(Outcome::Forbidden)
+    }
+}
+
+impl<M: Lend> Memory for Writable<M> {
+    fn read(&self, _: usize, _: usize) -> Result<Vec<Bytes>, Outcome> {
+        Err(Outcome::Forbidden)
+    }
+
+    fn write(&self, mut offset: usize, mut bytes: &[u8]) -> Result<(), Outcome> {
+        check(offset, bytes.len(), self.0.len)?;
+        let mut memory = self.0.memory.lock();
+        for part in memory.as_mut().ok_or(Outcome::Gone)?.parts() {
+            let from = offset.min(part.len());
+            let count = bytes.len().min(part.len() - from);
+            let (now, later) = bytes.split_at(count);
+            part[from..from + count].copy_from_slice(now);
+            (offset, bytes) = (offset - from, later);
+        }
+        Ok(())
+    }
+
+    fn atomic(&self, _: usize, _: Atomic) -> Result<u64, Outcome> {
+        Err(Outcome::Forbidden)
+    }
+}
+
+macro_rules! lent {
+    ($($of:ident: $bound:ident;)*) => {$(
+        impl<M> fmt::Debug for $of<M> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($of)).field(&self.0).finish()
+            }
+        }
+
+        impl<M: $bound> LentMemory for $of<M> {
+            fn number(&self) -> u64 {
+                self.0.number
+            }
+
+            fn begin(&self) -> bool {
+                self.0.state.send_if_modified(|state| {
+                    state.lent += usize::from(!state.is_reclaimed);
+                    !state.is_reclaimed
+                })
+            }
+
+            fn end(&self) {
+                self.0.state.send_modify(|state| state.lent -= 1);
+            }
+        }
+    )*};
+}
+
+lent! {
+    Readable: LendParts;
+    Writable: Lend;
+}

@@ -1,0 +1,40 @@
+//! Memory that a client lends to the server of one call.
+//!
+//! A method takes a [`BulkRead`] or a [`BulkWrite`] as an argument. The client makes one of memory of its own, and gets a
+//! [`Loan`] beside it. The handler reads or writes any part of that memory, in any order, several parts at once. The loan ends
+//! with the call: when it has returned, failed, timed out or was dropped, the server can no longer touch the memory, and
+//! [`Loan::reclaim`] gives it back.
+//!
+//! ```
+//! # mod farcall { pub use farcall_core::bulk; }
+//! use bytes::Bytes;
+//! use farcall::bulk::{BulkRead, BulkWrite};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! // Memory for the server to read from. It may be in several parts.
+//! let (data, loan) = BulkRead::lend(Bytes::from(vec![7; 1 << 20]));
+//! assert_eq!(data.len(), 1 << 20);
+//! // store.put(5, data).await?;
+//! # drop(data);
+//! let _page: Bytes = loan.reclaim().await;
+//!
+//! // Memory for the server to write to.
+//! let (into, loan) = BulkWrite::lend(vec![0; 1 << 20]);
+//! // store.get(5, into).await?;
+//! # drop(into);
+//! let _page: Vec<u8> = loan.reclaim().await;
+//! # });
+//! ```
+//!
+//! Only the server starts transfers, and it never holds a key to the client's memory beyond the call. The client's runtime does
+//! them: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from the sender's memory.
+//!
+//! Loans travel in arguments only, alone or in types of the application's own, with the codec [`Postcard`](crate::codec::Postcard).
+
+mod handles;
+mod loan;
+#[cfg(test)]
+mod tests;
+
+pub use self::handles::{BulkRead, BulkWrite};
+pub use self::loan::{Lend, LendParts, Loan};

@@ -1,0 +1,393 @@
+//! Memory that a client lends for a call: what the server can do with it, and that it can't after the call.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod over;
+
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Waker};
+use std::time::Duration;
+
+use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::{Bytes, Channel, Code, Executed, Result, Server, Stream, Streaming, stream};
+use tokio::sync::Notify;
+
+/// A type of the application's own that holds a loan.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Page {
+    number: u64,
+    image: Option<BulkRead>,
+}
+
+#[farcall::service(package = "pages.v1")]
+trait Pages {
+    /// Returns the bytes of some ranges, which are read at once.
+    async fn read(&self, from: BulkRead, ranges: Vec<(usize, usize)>) -> Result<Vec<Bytes>>;
+    /// Writes pieces, all at once.
+    async fn write(&self, into: BulkWrite, pieces: Vec<(usize, Bytes)>) -> Result<()>;
+    /// Returns the number and the sum of the bytes of pages.
+    async fn sum(&self, pages: Vec<Page>) -> Result<Vec<(u64, u64)>>;
+    /// Keeps the loans after the call.
+    async fn keep(&self, from: BulkRead, into: BulkWrite) -> Result<()>;
+    /// Keeps the loans, and never returns.
+    async fn hang(&self, from: BulkRead, into: BulkWrite) -> Result<()>;
+    /// Streams the bytes of the memory, one by one.
+    fn bytes(&self, from: BulkRead) -> impl Stream<Item = Result<u8>>;
+    /// Gives the loan back, which is not possible.
+    async fn give_back(&self, from: BulkRead) -> Result<BulkRead>;
+    /// Takes loans in a stream, which is not possible.
+    async fn take(&self, pages: Streaming<Page>) -> Result<()>;
+}
+
+#[derive(Default)]
+struct Disk {
+    kept: Mutex<Option<(BulkRead, BulkWrite)>>,
+    has_kept: Notify,
+}
+
+impl Disk {
+    fn keep_both(&self, from: BulkRead, into: BulkWrite) {
+        *self.kept.lock().unwrap() = Some((from, into));
+        self.has_kept.notify_one();
+    }
+}
+
+impl Pages for Arc<Disk> {
+    async fn read(&self, from: BulkRead, ranges: Vec<(usize, usize)>) -> Result<Vec<Bytes>> {
+        let reads = ranges.into_iter().map(|(start, end)| {
+            let from = from.clone();
+            tokio::spawn(async move { from.read(start..end).await })
+        });
+        let mut bytes = Vec::new();
+        for read in reads.collect::<Vec<_>>() {
+            bytes.push(read.await.unwrap()?);
+        }
+        Ok(bytes)
+    }
+
+    async fn write(&self, into: BulkWrite, pieces: Vec<(usize, Bytes)>) -> Result<()> {
+        let writes = pieces.into_iter().map(|(offset, piece)| {
+            let into = into.clone();
+            tokio::spawn(async move { into.write(offset, piece).await })
+        });
+        for write in writes.collect::<Vec<_>>() {
+            write.await.unwrap()?;
+        }
+        Ok(())
+    }
+
+    async fn sum(&self, pages: Vec<Page>) -> Result<Vec<(u64, u64)>> {
+        let mut sums = Vec::new();
+        for Page { number, image } in pages {
+            let bytes = match image {
+                Some(image) => image.read(..).await?,
+                None => Bytes::new(),
+            };
+            sums.push((number, bytes.iter().map(|&byte| u64::from(byte)).sum()));
+        }
+        Ok(sums)
+    }
+
+    async fn keep(&self, from: BulkRead, into: BulkWrite) -> Result<()> {
+        from.read(..1).await?;
+        into.write(0, Bytes::from_static(b"1")).await?;
+        self.keep_both(from, into);
+        Ok(())
+    }
+
+    async fn hang(&self, from: BulkRead, into: BulkWrite) -> Result<()> {
+        self.keep_both(from, into);
+        pending().await
+    }
+
+    fn bytes(&self, from: BulkRead) -> impl Stream<Item = Result<u8>> {
+        stream::generate(async move |bytes| {
+            for at in 0..from.len() {
+                bytes.send(from.read(at..=at).await?[0]).await;
+            }
+            Ok(())
+        })
+    }
+
+    async fn give_back(&self, from: BulkRead) -> Result<BulkRead> {
+        Ok(from)
+    }
+
+    async fn take(&self, mut pages: Streaming<Page>) -> Result<()> {
+        while pages.message().await?.is_some() {}
+        Ok(())
+    }
+}
+
+async fn served() -> (Arc<Disk>, Channel, PagesClient) {
+    let disk = Arc::<Disk>::default();
+    let server = Server::builder().config(over::config()).add(PagesServer::new(disk.clone()));
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = over::address(server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    (disk, channel.clone(), PagesClient::new(channel))
+}
+
+fn random(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..len).map(|_| random.u8(..)).collect()
+}
+
+async fn soon<F: Future>(what: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(60), what).await.expect("it takes too long")
+}
+
+const MIB: usize = 1 << 20;
+
+#[tokio::test]
+async fn a_server_reads_any_ranges_at_once() {
+    let (.., pages) = served().await;
+    let bytes = Bytes::from(random(3 * MIB + 17, 1));
+    let ranges =
+        vec![(0, 0), (0, 1), (5, 70_000), (MIB, 3 * MIB), (bytes.len() - 1, bytes.len()), (0, bytes.len())];
+    let (from, loan) = BulkRead::lend(bytes.clone());
+    assert_eq!(from.len(), bytes.len());
+    let read = pages.read(from, ranges.clone()).await.unwrap();
+    for ((start, end), read) in ranges.into_iter().zip(read) {
+        assert!(read == bytes[start..end], "{start}..{end}");
+    }
+    assert_eq!(soon(loan.reclaim()).await.as_ptr(), bytes.as_ptr());
+}
+
+#[tokio::test]
+async fn a_server_writes_any_pieces_at_once() {
+    let (.., pages) = served().await;
+    let mut expected = random(5 * MIB, 2);
+    let (into, loan) = BulkWrite::lend(expected.clone());
+    let pieces = [(0, 1), (10, 100_000), (MIB, 2 * MIB + 12_345), (5 * MIB - 1, 1), (7, 0)];
+    let pieces: Vec<_> =
+        pieces.into_iter().map(|(at, len)| (at, Bytes::from(random(len, at as u64)))).collect();
+    for (at, piece) in &pieces {
+        expected[*at..at + piece.len()].copy_from_slice(piece);
+    }
+    pages.write(into, pieces).await.unwrap();
+    assert!(soon(loan.reclaim()).await == expected);
+}
+
+#[tokio::test]
+async fn memory_may_be_in_parts() {
+    let (.., pages) = served().await;
+    let lengths = [0, 10, 1, 0, 200_000, 7];
+    let parts: Vec<_> = lengths.into_iter().enumerate().map(|(i, len)| random(len, i as u64)).collect();
+    let whole = parts.concat();
+    let (from, _loan) = BulkRead::lend(parts.iter().cloned().map(Bytes::from).collect::<Vec<_>>());
+    let ranges = vec![(0, whole.len()), (9, 12), (10, 11), (11, 200_012), (whole.len(), whole.len())];
+    let read = pages.read(from, ranges.clone()).await.unwrap();
+    for ((start, end), read) in ranges.into_iter().zip(read) {
+        assert!(read == whole[start..end], "{start}..{end}");
+    }
+
+    let (into, loan) = BulkWrite::lend(lengths.map(|len| vec![0; len]).to_vec());
+    pages.write(into, vec![(0, whole[..8].to_vec().into()), (8, whole[8..].to_vec().into())]).await.unwrap();
+    assert!(soon(loan.reclaim()).await == parts);
+}
+
+#[tokio::test]
+async fn loans_travel_in_types_of_the_application() {
+    let (.., pages) = served().await;
+    let page = |number: u64| Page { number, image: Some(Bytes::from(vec![1; number as usize]).into()) };
+    let none = Page { number: 9, image: None };
+    let sums = pages.sum(vec![page(0), none, page(5000), page(70_000)]).await.unwrap();
+    assert_eq!(sums, [(0, 0), (9, 0), (5000, 5000), (70_000, 70_000)]);
+}
+
+#[tokio::test]
+async fn several_calls_lend_the_same_memory_and_it_comes_back_after_the_last() {
+    let (disk, _, pages) = served().await;
+    let (from, loan) = BulkRead::lend(Bytes::from(random(100_000, 3)));
+    let (into, _other) = BulkWrite::lend(vec![0; 10]);
+    let hanging = tokio::spawn({
+        let (pages, from) = (pages.clone(), from.clone());
+        async move { pages.hang(from, into).await }
+    });
+    disk.has_kept.notified().await;
+    let calls: Vec<_> = (0..20).map(|_| tokio::spawn(pages.read(from.clone(), vec![(0, 100_000)]))).collect();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    let mut reclaimed = Box::pin(loan.reclaim());
+    assert!(reclaimed.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending());
+    hanging.abort();
+    soon(reclaimed).await;
+}
+
+/// Checks that the server can do nothing with loans that have ended.
+async fn is_over(disk: &Disk) {
+    let (from, into) = disk.kept.lock().unwrap().take().unwrap();
+    let read = from.read(..).await.unwrap_err();
+    let write = into.write(0, Bytes::from_static(b"late")).await.unwrap_err();
+    for status in [read, write] {
+        assert_eq!((status.code(), status.executed()), (Code::Cancelled, Executed::No), "{status}");
+        assert!(status.message().contains("its call has ended"), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_loan_ends_when_its_call_returns() {
+    let (disk, _, pages) = served().await;
+    let (from, _loan) = BulkRead::lend(Bytes::from(vec![1; 100]));
+    let (into, loan) = BulkWrite::lend(vec![0; 100]);
+    pages.keep(from, into).await.unwrap();
+    is_over(&disk).await;
+    let memory = soon(loan.reclaim()).await;
+    assert_eq!((memory[0], &memory[1..]), (b'1', &[0; 99][..]));
+}
+
+#[tokio::test]
+async fn a_loan_ends_when_its_call_is_late_or_dropped() {
+    let (disk, _, pages) = served().await;
+    for timeout in [Some(Duration::from_millis(50)), None] {
+        let (from, _loan) = BulkRead::lend(Bytes::from(vec![1; 100]));
+        let (into, loan) = BulkWrite::lend(vec![0; 100]);
+        match timeout {
+            Some(timeout) => {
+                // The handler may not have begun when the time is over.
+                let calling = async {
+                    while disk.kept.lock().unwrap().is_none() {
+                        let status =
+                            pages.hang(from.clone(), into.clone()).timeout(timeout).await.unwrap_err();
+                        assert_eq!(status.code(), Code::DeadlineExceeded);
+                    }
+                };
+                soon(calling).await;
+            }
+            None => {
+                let call = tokio::spawn(pages.hang(from, into));
+                disk.has_kept.notified().await;
+                call.abort();
+                assert!(call.await.unwrap_err().is_cancelled());
+            }
+        }
+        is_over(&disk).await;
+        disk.has_kept.notify_one();
+        disk.has_kept.notified().await;
+        assert_eq!(soon(loan.reclaim()).await, [0; 100]);
+    }
+}
+
+#[tokio::test]
+async fn a_loan_lasts_as_long_as_a_stream_of_answers() {
+    let (.., pages) = served().await;
+    let (from, loan) = BulkRead::lend(Bytes::from(random(300, 4)));
+    let mut bytes = pages.bytes(from).await.unwrap();
+    let mut read = vec![bytes.message().await.unwrap().unwrap()];
+    while let Some(byte) = bytes.message().await.unwrap() {
+        read.push(byte);
+    }
+    assert_eq!(soon(loan.reclaim()).await, read);
+
+    let (from, loan) = BulkRead::lend(Bytes::from(random(100_000, 4)));
+    let mut bytes = pages.bytes(from).await.unwrap();
+    bytes.message().await.unwrap();
+    let mut reclaimed = Box::pin(loan.reclaim());
+    assert!(reclaimed.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending());
+    drop(bytes);
+    soon(reclaimed).await;
+}
+
+#[tokio::test]
+async fn a_loan_ends_with_its_connection() {
+    let disk = Arc::<Disk>::default();
+    let server = Server::builder().config(over::config()).add(PagesServer::new(disk.clone()));
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (over::address(server.local_addr()), server.handle());
+    tokio::spawn(server.serve());
+    let pages = PagesClient::new(Channel::connect(&address).await.unwrap());
+    let (from, _loan) = BulkRead::lend(Bytes::from(vec![1; 100]));
+    let (into, loan) = BulkWrite::lend(vec![0; 100]);
+    let call = tokio::spawn(async move { pages.hang(from, into).await });
+    disk.has_kept.notified().await;
+    handle.close();
+    assert_eq!(soon(call).await.unwrap().unwrap_err().code(), Code::Unavailable);
+    assert_eq!(soon(loan.reclaim()).await, [0; 100]);
+    let (from, into) = disk.kept.lock().unwrap().take().unwrap();
+    for status in [from.read(..).await.unwrap_err(), into.write(0, vec![1]).await.unwrap_err()] {
+        assert!(matches!(status.code(), Code::Unavailable | Code::FailedPrecondition), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn ranges_are_checked() {
+    let (.., pages) = served().await;
+    let read = |ranges| pages.read(Bytes::from(vec![1; 100]).into(), ranges);
+    for range in [(0, 101), (101, 101), (50, 49), (usize::MAX, usize::MAX)] {
+        let status = read(vec![range]).await.unwrap_err();
+        assert_eq!(
+            (status.code(), status.blame()),
+            (Code::OutOfRange, farcall::Blame::Application),
+            "{status}"
+        );
+        assert!(status.message().contains("which has 100 bytes"), "{status}");
+    }
+    let (into, loan) = BulkWrite::lend(vec![0; 100]);
+    for (at, len) in [(100, 1), (0, 101), (usize::MAX, 1)] {
+        let status = pages.write(into.clone(), vec![(at, vec![1; len].into())]).await.unwrap_err();
+        assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    }
+    assert_eq!(soon(loan.reclaim()).await, [0; 100]);
+}
+
+#[tokio::test]
+async fn a_read_above_the_limit_says_so() {
+    let (.., pages) = served().await;
+    let status = pages.read(Bytes::from(vec![1; 65 * MIB]).into(), vec![(0, 65 * MIB)]).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+    assert!(status.message().contains("limits.max_message"), "{status}");
+}
+
+#[tokio::test]
+async fn memory_that_was_reclaimed_is_not_lent_again() {
+    let (.., pages) = served().await;
+    let (from, loan) = BulkRead::lend(Bytes::from(vec![1; 100]));
+    soon(loan.reclaim()).await;
+    let status = pages.read(from, vec![(0, 1)]).await.unwrap_err();
+    assert_eq!((status.code(), status.executed()), (Code::FailedPrecondition, Executed::No), "{status}");
+    assert!(status.message().contains("reclaimed"), "{status}");
+}
+
+#[tokio::test]
+async fn loans_travel_in_arguments_only() {
+    let (.., pages) = served().await;
+    let status = pages.give_back(Bytes::from(vec![1; 100]).into()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Internal, "{status}");
+    assert!(status.message().contains("can't be passed on"), "{status}");
+    let page = Page { number: 1, image: Some(Bytes::from(vec![1; 10]).into()) };
+    let status = pages.take(stream::iter([page])).await.unwrap_err();
+    assert!(status.message().contains("in arguments of calls only"), "{status}");
+}
+
+#[tokio::test]
+async fn the_lender_can_not_use_the_handle() {
+    let (from, _loan) = BulkRead::lend(Bytes::from(vec![1; 100]));
+    assert_eq!(from.read(..).await.unwrap_err().code(), Code::FailedPrecondition);
+}
+
+#[tokio::test]
+async fn in_process_it_is_the_same() {
+    let disk = Arc::<Disk>::default();
+    let pages = PagesClient::in_process(disk.clone());
+    let bytes = Bytes::from(random(MIB, 5));
+    let read = pages.read(bytes.clone().into(), vec![(0, MIB)]).await.unwrap();
+    assert!(read[0] == bytes);
+    let (into, loan) = BulkWrite::lend(vec![0; MIB]);
+    pages.write(into, vec![(0, bytes.clone())]).await.unwrap();
+    assert!(soon(loan.reclaim()).await == bytes);
+}
+
+#[tokio::test]
+async fn many_transfers_wait_for_each_other() {
+    let (.., pages) = served().await;
+    let bytes = Bytes::from(random(MIB, 6));
+    let ranges: Vec<_> = (0..1000).map(|i| (i * 1000, i * 1000 + 500)).collect();
+    let read = pages.read(bytes.clone().into(), ranges).await.unwrap();
+    for (i, read) in read.iter().enumerate() {
+        assert!(*read == bytes[i * 1000..i * 1000 + 500]);
+    }
+}

@@ -165,6 +165,11 @@ impl Context {
         current_connection().map_or_else(Weak::new, |connection| connection.accesses.clone())
     }
 
+    /// Returns the accesses to memory of the caller.
+    pub(crate) fn accesses(&self) -> Weak<Accesses> {
+        self.connection.as_ref().map_or_else(Weak::new, |connection| connection.accesses.clone())
+    }
+
     /// Returns the deadline of the current context, if any.
     pub(crate) fn current_deadline() -> Option<Instant> {
         CURRENT.get().and_then(|call| call.deadline)

@@ -28,6 +28,7 @@ pub mod memory;
 pub mod middleware;
 mod origin;
 mod refusal;
+pub mod region;
 mod reply;
 mod response;
 #[cfg(feature = "metrics")]

@@ -12,5 +12,7 @@ mod loans;
 mod metadata;
 #[path = "../middleware.rs"]
 mod middleware;
+#[path = "../regions.rs"]
+mod regions;
 #[path = "../trace.rs"]
 mod trace;

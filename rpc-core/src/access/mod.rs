@@ -3,8 +3,10 @@
 //! One side *starts* an access: it sends an ACCESS and waits for the ACCESSED. The other side *owns* the memory: its runtime does
 //! the access. Either side can be either. Memory that a call lends is found by its number, as long as the call is in progress.
 
+mod exports;
 mod lending;
 mod owner;
+mod ranges;
 #[cfg(test)]
 mod tests;
 
@@ -14,10 +16,12 @@ use std::sync::{Arc, Weak};
 
 use bytes::{Bytes, BytesMut};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
+pub(crate) use self::exports::{export, withdraw};
 pub(crate) use self::lending::{Lending, LentMemory};
 pub(crate) use self::owner::{Atomic, Memory};
+pub(crate) use self::ranges::{check_number, check_range, range};
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{Access, Accessed, FrameType, Operation, Outcome, Target, WireError, features};
@@ -49,6 +53,8 @@ pub(crate) struct Accesses {
     started: Mutex<rank::Leaf, Started>,
     /// A permit for each of them.
     permits: Arc<Semaphore>,
+    /// Notified when one is started.
+    pub(crate) begun: Notify,
     /// What this side lends to the peer, by number.
     lent: Mutex<rank::Leaf, HashMap<u64, lending::Entry>>,
     /// How many accesses of the peer are being served.
@@ -82,6 +88,7 @@ impl Accesses {
             runtime,
             started: Mutex::default(),
             permits: Arc::new(Semaphore::new(MOST)),
+            begun: Notify::new(),
             lent: Mutex::default(),
             serving: AtomicUsize::new(0),
         })
@@ -123,7 +130,7 @@ impl Accesses {
             let piece = bytes.split_to(piece.min(bytes.len()));
             let len = piece.len() as u64;
             outcomes.push(self.start(target, offset, Operation::Write(piece), 0).await?);
-            offset += len;
+            offset = offset.saturating_add(len);
         }
         for outcome in outcomes {
             self.outcome(target, outcome).await?;
@@ -189,6 +196,8 @@ impl Accesses {
         };
         let number = started.last | of_role;
         started.waiting.insert(number, waiting);
+        drop(started);
+        self.begun.notify_one();
         Ok(number)
     }
 
@@ -262,9 +271,14 @@ impl Accesses {
         self.lent.lock().clear();
     }
 
-    /// Whether none is under way.
+    /// Whether this side waits for no outcome.
+    pub(crate) fn has_none_started(&self) -> bool {
+        self.started.lock().waiting.is_empty()
+    }
+
+    /// Whether none is under way, of either side.
     pub(crate) fn is_idle(&self) -> bool {
-        self.serving.load(Ordering::Acquire) == 0 && self.started.lock().waiting.is_empty()
+        self.serving.load(Ordering::Acquire) == 0 && self.has_none_started()
     }
 }
 

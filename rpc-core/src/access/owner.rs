@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Accesses, MOST};
+use super::{Accesses, MOST, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
@@ -116,7 +116,7 @@ impl Accesses {
                 let lent = self.lent.lock().get(&number).map(super::lending::Entry::memory);
                 lent.map(|memory| memory as Arc<dyn Memory>).ok_or(Outcome::Gone)
             }
-            Target::Region { .. } => Err(Outcome::Gone),
+            Target::Region { number, key } => exports::find(number, key).ok_or(Outcome::Gone),
         }
     }
 }

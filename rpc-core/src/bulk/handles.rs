@@ -1,7 +1,7 @@
 //! What travels in the arguments.
 
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 
 use super::loan::{Lend, LendParts, Loan, Readable, Writable};
-use crate::access::{Accesses, LentMemory};
+use crate::access::{self, Accesses, LentMemory};
 use crate::codec::loan;
 use crate::context::Context;
 use crate::proto::wire::Target;
@@ -63,7 +63,7 @@ impl BulkRead {
     /// - FAILED_PRECONDITION, if the memory is not lent to this side.
     /// - UNAVAILABLE, if the connection is lost.
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
-        let (offset, len) = self.memory.range(range)?;
+        let (offset, len) = access::range(range, self.len())?;
         let (accesses, target) = self.memory.lender()?;
         accesses.read(target, offset as u64, len).await
     }
@@ -104,7 +104,7 @@ impl BulkWrite {
     /// As [`BulkRead::read`], but for INVALID_ARGUMENT: a write has no limit.
     pub async fn write(&self, offset: usize, bytes: impl Into<Bytes>) -> Result<(), Status> {
         let bytes = bytes.into();
-        self.memory.range(offset..offset.saturating_add(bytes.len()))?;
+        access::range(offset..offset.saturating_add(bytes.len()), self.len())?;
         let (accesses, target) = self.memory.lender()?;
         accesses.write(target, offset as u64, bytes).await
     }
@@ -124,32 +124,6 @@ impl Handle {
         match self {
             Self::Lender(_, len) => *len,
             Self::Borrower { len, .. } => usize::try_from(*len).unwrap_or(usize::MAX),
-        }
-    }
-
-    /// Returns offset and length of a range that is within the memory.
-    fn range(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize), Status> {
-        let len = self.len();
-        let start = match range.start_bound() {
-            Bound::Included(&start) => Some(start),
-            Bound::Excluded(&before) => before.checked_add(1),
-            Bound::Unbounded => Some(0),
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&last) => last.checked_add(1),
-            Bound::Excluded(&end) => Some(end),
-            Bound::Unbounded => Some(len),
-        };
-        match (start, end) {
-            (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
-            _ => {
-                let message = format!(
-                    "the range from {:?} to {:?} is not within the memory, which has {len} bytes",
-                    range.start_bound(),
-                    range.end_bound()
-                );
-                Err(Status::new(Code::OutOfRange, message).with_blame(Blame::Application))
-            }
         }
     }
 

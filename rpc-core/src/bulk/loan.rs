@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::watch;
 
-use crate::access::{Atomic, LentMemory, Memory};
+use crate::access::{Atomic, LentMemory, Memory, check_range};
 use crate::proto::wire::Outcome;
 use crate::sync::{Mutex, rank};
 
@@ -151,12 +151,6 @@ impl<M> fmt::Debug for Lent<M> {
     }
 }
 
-/// Checks a range against the length of memory.
-fn check(offset: usize, len: usize, of: usize) -> Result<(), Outcome> {
-    let fits = offset.checked_add(len).is_some_and(|end| end <= of);
-    if fits { Ok(()) } else { Err(Outcome::OutOfRange) }
-}
-
 /// Memory that a server reads.
 pub(super) struct Readable<M>(pub(super) Arc<Lent<M>>);
 
@@ -165,7 +159,7 @@ pub(super) struct Writable<M>(pub(super) Arc<Lent<M>>);
 
 impl<M: LendParts> Memory for Readable<M> {
     fn read(&self, mut offset: usize, mut len: usize) -> Result<Vec<Bytes>, Outcome> {
-        check(offset, len, self.0.len)?;
+        check_range(offset, len, self.0.len)?;
         let mut read = Vec::new();
         for part in &*self.0.parts.lock() {
             let from = offset.min(part.len());
@@ -193,7 +187,7 @@ impl<M: Lend> Memory for Writable<M> {
     }
 
     fn write(&self, mut offset: usize, mut bytes: &[u8]) -> Result<(), Outcome> {
-        check(offset, bytes.len(), self.0.len)?;
+        check_range(offset, bytes.len(), self.0.len)?;
         let mut memory = self.0.memory.lock();
         for part in memory.as_mut().ok_or(Outcome::Gone)?.parts() {
             let from = offset.min(part.len());

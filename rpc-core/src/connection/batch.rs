@@ -39,6 +39,8 @@ pub(super) enum Action {
     Fail(Box<Status>),
     /// A stream that answers a call of this side has ended.
     StreamOver,
+    /// An access of this side has ended.
+    AccessOver,
     /// An access to memory of this side, by its number.
     Serve(u64, Box<Access>),
     /// An access to memory of this side, which has no memory for it.
@@ -115,7 +117,7 @@ impl Connection {
             Action::Refuse(number) => self.accesses.refuse(number),
             Action::Pull(link, described) => self.pull(&*link, *described),
             Action::PullLater(link, described) => self.pull_later(link, described),
-            Action::StreamOver => self.close_if_drained(),
+            Action::StreamOver | Action::AccessOver => self.close_if_drained(),
             Action::Fail(status) => self.close(CloseCode::Internal, *status),
             Action::Abort(task) => {
                 task.inspect(AbortHandle::abort);

@@ -166,7 +166,8 @@ impl Connection {
     /// Closes a client's connection when the server drains and the last call is done.
     #[inline]
     pub(super) fn close_if_drained(&self) {
-        if self.is_draining() && self.dispatch.is_none() && self.calls.is_idle() {
+        let is_idle = || self.calls.is_idle() && self.accesses.is_idle();
+        if self.is_draining() && self.dispatch.is_none() && is_idle() {
             let status = self.status("the server drained", Executed::No, Blame::Environment);
             self.close(CloseCode::Done, status);
         }

@@ -40,10 +40,13 @@ impl Connection {
     async fn listen(&self) {
         let mut silence = None;
         loop {
-            if self.calls.is_idle() {
+            if self.calls.is_idle() && self.accesses.has_none_started() {
                 silence = None;
-                // Woken by the next call.
-                self.calls.begun.notified().await;
+                // Woken by the next call or access.
+                tokio::select! {
+                    () = self.calls.begun.notified() => {}
+                    () = self.accesses.begun.notified() => {}
+                }
             } else {
                 tokio::time::sleep(self.settings().liveness.ping()).await;
                 self.look(&mut silence);

@@ -245,6 +245,11 @@ impl Connection {
         self.calls.send(asked, place, cx)
     }
 
+    /// Returns the accesses to memory of either side.
+    pub(crate) fn accesses(&self) -> &Arc<Accesses> {
+        &self.accesses
+    }
+
     /// Whether any call has been answered.
     pub(crate) fn was_of_use(&self) -> bool {
         self.calls.was_of_use()

@@ -456,7 +456,9 @@ impl Connection {
         bytes: Bytes,
     ) -> Result<(), WireError> {
         if kind == FrameType::ACCESSED {
-            return self.accesses.on_accessed(number, Accessed::decode(bytes)?);
+            self.accesses.on_accessed(number, Accessed::decode(bytes)?)?;
+            actions.push(Action::AccessOver);
+            return Ok(());
         }
         actions.push(Action::Serve(number, Box::new(Access::decode(bytes)?)));
         Ok(())

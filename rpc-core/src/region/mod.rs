@@ -1,0 +1,85 @@
+//! Memory that one process exports, and that others read, write and count in.
+//!
+//! The owner [exports](Region::export) memory and sends the [`RemoteRegion`] that names it to others, in any message. Whoever has
+//! that handle and a connection to the owner may read, write, and change numbers of eight bytes atomically, as far as the region's
+//! [`Rights`] allow. The owner ends it all by [`revoke`](Region::revoke).
+//!
+//! ```
+//! # mod farcall { pub use farcall_core::region; pub use farcall_core::status::Status; }
+//! use farcall::region::{Region, RemoteRegion, Rights};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! // The owner, for example a server:
+//! let counters = Region::export(vec![0; 4096], Rights::READ | Rights::ATOMICS);
+//! let handle: RemoteRegion = counters.remote(); // the answer to a call
+//!
+//! // A peer that has the handle, and a channel to the owner:
+//! // let ticket = handle.on(&channel).fetch_add(0, 1).await?;
+//!
+//! assert_eq!(counters.fetch_add(0, 1)?, 0);
+//! assert_eq!(counters.read(..8)?, [1, 0, 0, 0, 0, 0, 0, 0]);
+//! # assert_eq!(handle.len(), 4096);
+//! let memory: Vec<u8> = counters.revoke();
+//! # assert_eq!(memory[0], 1);
+//! # Ok::<_, farcall::Status>(())
+//! # }).unwrap();
+//! ```
+//!
+//! # What holds
+//!
+//! - A handle is a capability: it has a random key of 128 bits. Send it by encrypted connections where others may listen.
+//! - Numbers are little-endian, at offsets that are multiples of eight. Operations on them are atomic among each other, by whichever
+//!   peer, and among those of the owner through [`Region`].
+//! - Reads and writes of more than eight bytes may see each other half done. Put a version before and behind what belongs together.
+//! - An access that is started after another has returned takes effect after it. Others take effect in any order.
+//! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe). farcall never repeats one.
+//! - The owner's runtime does each access, by TCP and by RDMA.
+
+mod exported;
+mod remote;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::BitOr;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::exported::Region;
+pub use self::remote::{RemoteMemory, RemoteRegion};
+
+/// The rights of peers to a region.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// Peers may read it.
+    pub const READ: Self = Self(1);
+
+    /// Peers may write it.
+    pub const WRITE: Self = Self(2);
+
+    /// Peers may use `compare_and_swap` and `fetch_add`.
+    pub const ATOMICS: Self = Self(4);
+
+    /// Whether these rights include others.
+    pub fn contains(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
+}
+
+impl BitOr for Rights {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [(Self::READ, "READ"), (Self::WRITE, "WRITE"), (Self::ATOMICS, "ATOMICS")];
+        let names = names.into_iter().filter(|(right, _)| self.contains(*right));
+        f.write_str(&names.map(|(_, name)| name).collect::<Vec<_>>().join(" | "))
+    }
+}

@@ -1,0 +1,171 @@
+//! The handle of a region, and its use by a peer.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::Rights;
+use crate::access::{self, Accesses, Atomic};
+use crate::client::RawChannel;
+use crate::context::Context;
+use crate::proto::wire::Target;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// The handle of a region that another process exports, to be sent in any message. See [the module](super).
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RemoteRegion {
+    number: u64,
+    key: u128,
+    len: u64,
+    rights: Rights,
+}
+
+impl RemoteRegion {
+    pub(super) fn new(number: u64, key: u128, len: usize, rights: Rights) -> Self {
+        Self { number, key, len: len as u64, rights }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the length of the region, in bytes.
+    pub fn len(&self) -> usize {
+        usize::try_from(self.len).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the region is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the rights of peers.
+    pub fn rights(&self) -> Rights {
+        self.rights
+    }
+
+    /// Returns the region as it is reached by a channel to the process that exports it. If the channel is to another process, each
+    /// access fails NOT_FOUND.
+    pub fn on(&self, channel: impl Into<RawChannel>) -> RemoteMemory {
+        RemoteMemory { region: self.clone(), way: Way::Channel(channel.into()) }
+    }
+
+    /// Returns the region as a handler reaches it, if the caller exports it.
+    pub fn of_caller(&self, cx: &Context) -> RemoteMemory {
+        RemoteMemory { region: self.clone(), way: Way::Caller(cx.accesses()) }
+    }
+}
+
+/// Shows no key.
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, len, rights, .. } = self;
+        f.debug_struct("RemoteRegion")
+            .field("number", number)
+            .field("len", len)
+            .field("rights", rights)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A region of another process, and the way to it.
+///
+/// Each method is one access. Several may be under way at once; further ones than 64 on a connection wait.
+///
+/// # Cancel safety
+///
+/// An access whose future is dropped may have been done, or be done later.
+///
+/// # Errors
+///
+/// - OUT_OF_RANGE, if the access is not within the region, or a number is not at a multiple of eight.
+/// - PERMISSION_DENIED, if the region's rights do not allow it.
+/// - NOT_FOUND, if the peer does not export the region: it was revoked, or has expired.
+/// - UNAVAILABLE, if there is no connection. If it says [Maybe](Executed::Maybe), the connection was lost, and the access may have
+///   been done. farcall does not repeat it.
+/// - UNIMPLEMENTED, if the peer's farcall is too old.
+#[derive(Clone, Debug)]
+pub struct RemoteMemory {
+    region: RemoteRegion,
+    way: Way,
+}
+
+#[derive(Clone, Debug)]
+enum Way {
+    Channel(RawChannel),
+    Caller(Weak<Accesses>),
+}
+
+impl RemoteMemory {
+    /// Returns the handle.
+    pub fn region(&self) -> &RemoteRegion {
+        &self.region
+    }
+
+    /// Reads a range. At most this side's `limits.max_message`, else INVALID_ARGUMENT.
+    pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
+        let (offset, len) = access::range(range, self.region.len())?;
+        self.allowed(Rights::READ)?;
+        self.way.accesses().await?.read(self.target(), offset as u64, len).await
+    }
+
+    /// Writes bytes, from an offset on. Long ones are written in pieces of 1 MiB, in any order.
+    pub async fn write(&self, offset: usize, bytes: impl Into<Bytes>) -> Result<(), Status> {
+        let bytes = bytes.into();
+        access::range(offset..offset.saturating_add(bytes.len()), self.region.len())?;
+        self.allowed(Rights::WRITE)?;
+        self.way.accesses().await?.write(self.target(), offset as u64, bytes).await
+    }
+
+    /// Replaces the number at an offset by `new` if it is `expected`. Returns the number before: the swap was done if that is
+    /// `expected`.
+    pub async fn compare_and_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, Status> {
+        self.atomic(offset, Atomic::CompareAndSwap { expected, new }).await
+    }
+
+    /// Adds to the number at an offset, which wraps. Returns the number before.
+    pub async fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, Status> {
+        self.atomic(offset, Atomic::FetchAdd(add)).await
+    }
+
+    async fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Status> {
+        if access::check_number(offset, self.region.len()).is_err() {
+            let message = format!(
+                "there is no number at {offset} in a region of {} bytes: it must be at a multiple of 8 within it",
+                self.region.len
+            );
+            return Err(Status::new(Code::OutOfRange, message).with_blame(Blame::Application));
+        }
+        self.allowed(Rights::ATOMICS)?;
+        self.way.accesses().await?.atomic(self.target(), offset as u64, atomic).await
+    }
+
+    /// Saves a round trip that would be in vain. The owner checks it, too.
+    fn allowed(&self, right: Rights) -> Result<(), Status> {
+        if self.region.rights.contains(right) {
+            return Ok(());
+        }
+        let message = format!("the region's rights are {:?}, and this needs {right:?}", self.region.rights);
+        Err(Status::new(Code::PermissionDenied, message)
+            .with_blame(Blame::Application)
+            .with_executed(Executed::No))
+    }
+
+    fn target(&self) -> Target {
+        Target::Region { number: self.region.number, key: self.region.key }
+    }
+}
+
+impl Way {
+    async fn accesses(&self) -> Result<Arc<Accesses>, Status> {
+        match self {
+            Self::Channel(channel) => Ok(channel.connection().await?.accesses().clone()),
+            Self::Caller(accesses) => accesses.upgrade().ok_or_else(|| {
+                Status::new(Code::Unavailable, "the caller's connection is gone").with_executed(Executed::No)
+            }),
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Memory that one process exports: rights, bounds, atomic operations, and its end.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod over;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farcall::codec::{from_payload, to_payload};
+use farcall::region::{Region, RemoteRegion, Rights};
+use farcall::{Bytes, Channel, Code, Context, Executed, Handle, Postcard, Result, Server, Status};
+
+const MIB: usize = 1 << 20;
+
+fn all() -> Rights {
+    Rights::READ | Rights::WRITE | Rights::ATOMICS
+}
+
+#[farcall::service(package = "regions.v1")]
+trait Regions {
+    /// Exports zeroes in parts of these lengths, until it is revoked.
+    async fn export(&self, parts: Vec<usize>, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion>;
+    /// Adds to a number of the owner's.
+    async fn add(&self, number: usize, add: u64) -> Result<u64>;
+    /// Revokes what was exported, and returns it.
+    async fn revoke(&self) -> Result<Vec<Vec<u8>>>;
+    /// Adds to a number of the caller's, and returns those before.
+    async fn count(&self, cx: &Context, counter: RemoteRegion, times: u64) -> Result<Vec<u64>>;
+    /// Writes to the caller's memory, and reads it.
+    async fn echo(&self, cx: &Context, page: RemoteRegion, bytes: Bytes) -> Result<Bytes>;
+}
+
+#[derive(Default)]
+struct Owner(Mutex<Option<Region<Vec<Vec<u8>>>>>);
+
+impl Regions for Owner {
+    async fn export(&self, parts: Vec<usize>, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion> {
+        let memory: Vec<_> = parts.into_iter().map(|len| vec![0; len]).collect();
+        let region = match for_ms {
+            Some(for_ms) => Region::export_for(Duration::from_millis(for_ms), memory, rights),
+            None => Region::export(memory, rights),
+        };
+        let remote = region.remote();
+        *self.0.lock().unwrap() = Some(region);
+        Ok(remote)
+    }
+
+    async fn add(&self, number: usize, add: u64) -> Result<u64> {
+        self.0.lock().unwrap().as_ref().unwrap().fetch_add(8 * number, add)
+    }
+
+    async fn revoke(&self) -> Result<Vec<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().take().unwrap().revoke())
+    }
+
+    async fn count(&self, cx: &Context, counter: RemoteRegion, times: u64) -> Result<Vec<u64>> {
+        let counter = counter.of_caller(cx);
+        let mut before = Vec::new();
+        for _ in 0..times {
+            before.push(counter.fetch_add(0, 1).await?);
+        }
+        Ok(before)
+    }
+
+    async fn echo(&self, cx: &Context, page: RemoteRegion, bytes: Bytes) -> Result<Bytes> {
+        let page = page.of_caller(cx);
+        page.write(0, bytes).await?;
+        page.read(..).await
+    }
+}
+
+async fn served() -> (Handle, Channel, RegionsClient) {
+    let server = Server::builder().config(over::config()).add(RegionsServer::new(Owner::default()));
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (over::address(server.local_addr()), server.handle());
+    tokio::spawn(server.serve());
+    let channel = Channel::connect(&address).await.unwrap();
+    (handle, channel.clone(), RegionsClient::new(channel))
+}
+
+fn random(len: usize, seed: u64) -> Bytes {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..len).map(|_| random.u8(..)).collect()
+}
+
+/// The content of a handle, as somebody may forge it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Forged {
+    number: u64,
+    key: u128,
+    len: u64,
+    rights: u8,
+}
+
+/// Changes a handle.
+fn forge(remote: &RemoteRegion, change: impl FnOnce(&mut Forged)) -> RemoteRegion {
+    let encoded = to_payload::<Postcard, _>(remote).unwrap();
+    let mut forged: Forged = from_payload::<Postcard, _>(encoded).unwrap();
+    change(&mut forged);
+    from_payload::<Postcard, _>(to_payload::<Postcard, _>(&forged).unwrap()).unwrap()
+}
+
+async fn soon<F: Future>(what: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(60), what).await.expect("it takes too long")
+}
+
+#[tokio::test]
+async fn a_client_reads_and_writes_a_servers_memory() {
+    let (_, channel, owner) = served().await;
+    let remote = owner.export(vec![5, 0, 3 * MIB, 1000], all(), None).await.unwrap();
+    assert_eq!((remote.len(), remote.rights()), (3 * MIB + 1005, all()));
+    let memory = remote.on(&channel);
+    let mut expected = vec![0; remote.len()];
+    for (offset, len) in [(0, 3), (3, 100_000), (MIB, 2 * MIB + 1005), (7, 0)] {
+        let bytes = random(len, len as u64);
+        expected[offset..offset + len].copy_from_slice(&bytes);
+        memory.write(offset, bytes).await.unwrap();
+    }
+    for range in [0..0, 0..5, 4..6, 3..100_004, 0..expected.len()] {
+        assert!(memory.read(range.clone()).await.unwrap() == expected[range.clone()], "{range:?}");
+    }
+    assert!(owner.revoke().await.unwrap().concat() == expected);
+}
+
+#[tokio::test]
+async fn rights_are_kept() {
+    let (_, channel, owner) = served().await;
+    let remote = owner.export(vec![64], Rights::READ, None).await.unwrap();
+    let memory = remote.on(&channel);
+    assert_eq!(memory.read(..).await.unwrap(), [0; 64][..]);
+    let refused = [
+        memory.write(0, vec![1]).await.unwrap_err(),
+        memory.fetch_add(0, 1).await.unwrap_err(),
+        memory.compare_and_swap(0, 0, 1).await.unwrap_err(),
+    ];
+    // A handle that claims more than it has.
+    let forged = forge(&remote, |forged| forged.rights = 7).on(&channel);
+    let found_out = [
+        forged.write(0, vec![1]).await.unwrap_err(),
+        forged.fetch_add(0, 1).await.unwrap_err(),
+        forged.compare_and_swap(0, 0, 1).await.unwrap_err(),
+    ];
+    for status in refused.iter().chain(&found_out) {
+        assert_eq!((status.code(), status.executed()), (Code::PermissionDenied, Executed::No), "{status}");
+    }
+    assert_eq!(memory.read(..).await.unwrap(), [0; 64][..]);
+    let atomics = owner.export(vec![64], Rights::ATOMICS, None).await.unwrap();
+    let memory = atomics.on(&channel);
+    assert_eq!(memory.fetch_add(8, 1).await.unwrap(), 0);
+    assert_eq!(memory.read(..).await.unwrap_err().code(), Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn bounds_and_alignment_are_checked_on_both_sides() {
+    let (_, channel, owner) = served().await;
+    let remote = owner.export(vec![20, 44], all(), None).await.unwrap();
+    let longer = forge(&remote, |forged| forged.len = u64::MAX);
+    for memory in [remote.on(&channel), longer.on(&channel)] {
+        let out = [
+            memory.read(0..65).await.unwrap_err(),
+            memory.read(65..66).await.unwrap_err(),
+            memory.write(64, vec![1]).await.unwrap_err(),
+            memory.write(usize::MAX, vec![1]).await.unwrap_err(),
+            memory.fetch_add(64, 1).await.unwrap_err(),
+            memory.fetch_add(4, 1).await.unwrap_err(),
+            memory.fetch_add(usize::MAX - 7, 1).await.unwrap_err(),
+            // In two parts.
+            memory.fetch_add(16, 1).await.unwrap_err(),
+        ];
+        for status in out {
+            assert_eq!(status.code(), Code::OutOfRange, "{status}");
+        }
+        assert_eq!(memory.fetch_add(8, 1).await.unwrap(), 0);
+        owner.add(1, u64::MAX).await.unwrap();
+    }
+    assert_eq!(owner.revoke().await.unwrap().concat(), [0; 64]);
+}
+
+#[tokio::test]
+async fn numbers_change_atomically_whoever_changes_them() {
+    const EACH: u64 = 100;
+    let (_, channel, owner) = served().await;
+    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let counting = (0..8).map(|i| {
+        let (memory, owner) = (remote.on(&channel), owner.clone());
+        tokio::spawn(async move {
+            let mut before = Vec::new();
+            for _ in 0..EACH {
+                before.push(match i {
+                    0 => owner.add(1, 1).await.unwrap(),
+                    _ => memory.fetch_add(8, 1).await.unwrap(),
+                });
+            }
+            before
+        })
+    });
+    let mut tickets = HashSet::new();
+    for counted in counting.collect::<Vec<_>>() {
+        tickets.extend(counted.await.unwrap());
+    }
+    assert_eq!(tickets, (0..8 * EACH).collect());
+
+    // A lock: of those that swap at once, one has it.
+    let memory = remote.on(&channel);
+    let swaps: Vec<_> = (1..=20)
+        .map(|owner| {
+            let memory = memory.clone();
+            tokio::spawn(async move { memory.compare_and_swap(16, 0, owner).await.unwrap() })
+        })
+        .collect();
+    let mut before = Vec::new();
+    for swap in swaps {
+        before.push(swap.await.unwrap());
+    }
+    let has_it: Vec<_> = before.iter().filter(|before| **before == 0).collect();
+    assert_eq!(has_it.len(), 1, "{before:?}");
+    let holder = memory.read(16..24).await.unwrap();
+    let holder = u64::from_le_bytes(holder[..].try_into().unwrap());
+    assert!(before.iter().all(|before| [0, holder].contains(before)), "{before:?}");
+    assert_eq!(memory.compare_and_swap(16, holder, 0).await.unwrap(), holder);
+}
+
+#[tokio::test]
+async fn a_server_uses_memory_that_its_caller_exports() {
+    let (_, _, owner) = served().await;
+    let counter = Region::export(vec![0; 8], Rights::ATOMICS);
+    assert_eq!(owner.count(counter.remote(), 5).await.unwrap(), [0, 1, 2, 3, 4]);
+    assert_eq!(counter.fetch_add(0, 0).unwrap(), 5);
+    let page = Region::export(vec![0; MIB], Rights::READ | Rights::WRITE);
+    let bytes = random(MIB, 1);
+    assert!(owner.echo(page.remote(), bytes.clone()).await.unwrap() == bytes);
+    assert!(page.read(..).unwrap() == bytes);
+    assert!(page.revoke() == bytes);
+}
+
+fn is_gone(status: &Status) {
+    assert_eq!((status.code(), status.executed()), (Code::NotFound, Executed::No), "{status}");
+}
+
+#[tokio::test]
+async fn nothing_can_be_done_after_a_region_is_revoked_or_has_expired() {
+    let (_, channel, owner) = served().await;
+    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let memory = remote.on(&channel);
+    memory.write(0, vec![7; 64]).await.unwrap();
+    assert_eq!(owner.revoke().await.unwrap(), [[7; 64]]);
+    is_gone(&memory.write(0, vec![1]).await.unwrap_err());
+    is_gone(&memory.read(..).await.unwrap_err());
+    is_gone(&memory.fetch_add(0, 1).await.unwrap_err());
+
+    // The next export has another number, and the one before is dropped.
+    let dropped = owner.export(vec![64], all(), None).await.unwrap();
+    let expired = owner.export(vec![64], all(), Some(0)).await.unwrap();
+    for remote in [dropped, expired] {
+        is_gone(&remote.on(&channel).read(..).await.unwrap_err());
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_guessed_opens_nothing() {
+    let (_, channel, owner) = served().await;
+    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let guessed = forge(&remote, |forged| forged.key ^= 1);
+    is_gone(&guessed.on(&channel).read(..).await.unwrap_err());
+    let shown = format!("{remote:?}");
+    assert!(!shown.contains("key"), "{shown}");
+}
+
+#[tokio::test]
+async fn an_access_that_fails_with_the_connection_says_that_it_may_have_been_done() {
+    let (handle, channel, owner) = served().await;
+    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let memory = remote.on(&channel);
+    memory.fetch_add(0, 1).await.unwrap();
+    let adding = tokio::spawn({
+        let memory = memory.clone();
+        async move {
+            loop {
+                if let Err(status) = memory.fetch_add(0, 1).await {
+                    return status;
+                }
+            }
+        }
+    });
+    tokio::task::yield_now().await;
+    handle.close();
+    let status = soon(adding).await.unwrap();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let status = memory.fetch_add(0, 1).await.unwrap_err();
+    assert_eq!((status.code(), status.executed()), (Code::Unavailable, Executed::No), "{status}");
+}
+
+#[tokio::test]
+async fn owners_are_told_what_they_do_wrong() {
+    let region = Region::export(vec![0; 64], Rights::READ);
+    for status in [
+        region.read(..65).unwrap_err(),
+        region.write(64, &[1]).unwrap_err(),
+        region.fetch_add(60, 1).unwrap_err(),
+        region.compare_and_swap(4, 0, 1).unwrap_err(),
+    ] {
+        assert_eq!(
+            (status.code(), status.blame()),
+            (Code::OutOfRange, farcall::Blame::Application),
+            "{status}"
+        );
+    }
+    region.write(8, &[1; 8]).unwrap();
+    assert_eq!(
+        region.compare_and_swap(8, u64::from_le_bytes([1; 8]), 5).unwrap(),
+        u64::from_le_bytes([1; 8])
+    );
+    assert_eq!(region.read(8..16).unwrap(), 5_u64.to_le_bytes());
+    let shared = Arc::new(region);
+    assert_eq!(shared.len(), 64);
+}

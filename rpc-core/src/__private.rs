@@ -14,6 +14,7 @@ use std::sync::Arc;
 pub use crate::client::{Call, CallFuture, RawChannel, StreamCall, Stub};
 pub use crate::codec::{Codec, Postcard};
 pub use crate::context::Context;
+use crate::context::open_grant;
 pub use crate::decoding::in_task;
 pub use crate::in_process::in_process;
 pub use crate::payload::Payload;
@@ -30,7 +31,6 @@ pub use streams::{
 use crate::buffer_pool::encoder;
 use crate::client::{Finish, FinishStream};
 use crate::codec::{Carry, CodecError, Decode, Encode, Shape, all_read};
-use crate::decoding::open_grant;
 use crate::payload::{Decoder, Encoder, MemoryGrant};
 use crate::refusal::undecodable;
 use crate::service::{Failure, Kind};

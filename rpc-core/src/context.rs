@@ -2,6 +2,7 @@
 
 mod draining;
 mod ended;
+mod grant;
 mod signal;
 
 use std::cell::Cell;
@@ -16,12 +17,12 @@ use tokio::time::Instant;
 
 pub(crate) use draining::{ConnectionContext, Drain};
 pub(crate) use ended::{Parent, parent_ended};
+pub(crate) use grant::open_grant;
 
 use self::signal::Signal;
 use crate::access::Accesses;
 use crate::compress::{Choice, Compression};
 use crate::extensions::Extensions;
-use crate::memory::Account;
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::status::{Blame, Status};
 use crate::transport::Identity;
@@ -153,11 +154,6 @@ impl Context {
     pub fn current() -> Option<Self> {
         let call = CURRENT.get()?;
         Some(Self { call, connection: None, shared: None }.given())
-    }
-
-    /// Returns the account of the connection that the current call came by, if a call is current.
-    pub(crate) fn current_account() -> Option<Arc<Account>> {
-        current_connection()?.account.upgrade()
     }
 
     /// Returns the accesses to memory of the client of the current call.

@@ -1,4 +1,4 @@
-//! Decoding of the peer's messages: what it may take of memory, and long ones away from the tasks that read connections.
+//! Decoding of long messages, away from the tasks that read connections.
 
 use std::future::{pending, poll_fn};
 use std::panic::resume_unwind;
@@ -8,10 +8,6 @@ use std::thread;
 
 use tokio::sync::Semaphore;
 
-use crate::context::Context;
-use crate::memory::{Account, Gauge, Use};
-use crate::payload::MemoryGrant;
-
 /// Messages that are longer take milliseconds to decode or decompress. That happens on a thread for blocking work. Bytes.
 pub(crate) const VERY_LONG: usize = 256 << 10;
 
@@ -20,16 +16,6 @@ static JOBS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| {
     let jobs = thread::available_parallelism().map_or(1, usize::from);
     Arc::new(Semaphore::new(jobs))
 });
-
-/// Opens an account for the values of the current call's arguments, beside the other memory of its connection.
-pub(crate) fn open_grant() -> Option<Box<dyn MemoryGrant>> {
-    Context::current_account().map(|account| grant_of(&account))
-}
-
-/// Returns an account for decoded values that handlers of this connection hold.
-pub(crate) fn grant_of(account: &Arc<Account>) -> Box<dyn MemoryGrant> {
-    Box::new(Gauge::new(account, Use::Arguments))
-}
 
 /// Waits until the handler that awaits it runs in its own task. A handler gets a task when its first poll leaves it
 /// unfinished.

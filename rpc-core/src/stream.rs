@@ -156,7 +156,7 @@ pub struct Streaming<T, E = Status> {
 }
 
 enum Origin<T, E> {
-    Peer(Remote<T, E>),
+    Peer(Box<Remote<T, E>>),
     Local(Pin<Box<dyn Stream<Item = Result<T, E>> + Send>>),
 }
 
@@ -266,7 +266,7 @@ impl<T> Streaming<T> {
         let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
         let (reader, connection) = (streams.reader(), Weak::new());
         let remote = Remote { reader, connection, item, error, is_answer: false, alarm: None, parent: None };
-        Self::from(Origin::Peer(remote), Metadata::new())
+        Self::from(Origin::Peer(Box::new(remote)), Metadata::new())
     }
 }
 
@@ -361,7 +361,7 @@ impl<T, E> Streaming<T, E> {
         let Begun { reader, connection, deadline, parent, metadata, on_end } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
         let remote = Remote { reader, connection, item, error, is_answer: true, alarm, parent };
-        let mut stream = Self::from(Origin::Peer(remote), metadata);
+        let mut stream = Self::from(Origin::Peer(Box::new(remote)), metadata);
         stream.on_end = on_end;
         stream
     }

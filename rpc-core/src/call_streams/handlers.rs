@@ -8,7 +8,8 @@ use futures_core::Stream;
 
 use super::{CallStreams, Encoded, ItemsBy, Pump, Pumped, Reader};
 use crate::context::Context;
-use crate::decoding;
+use crate::decoding::in_task;
+use crate::memory::{Gauge, Use};
 use crate::payload::Encoder;
 use crate::proto::wire::EndReason;
 use crate::reply::{Reply, Sent};
@@ -26,7 +27,7 @@ impl Streams {
     pub(crate) fn reader(&self) -> Reader {
         let mut reader = Reader::new(self.0.clone());
         if let Some(table) = self.0.table() {
-            reader.count_in(decoding::grant_of(table.sender.account()));
+            reader.count_in(Box::new(Gauge::new(table.sender.account(), Use::Arguments)));
         }
         reader
     }
@@ -42,7 +43,7 @@ impl Streams {
         let choice = context.as_ref().and_then(Context::choice);
         if self.0.table().is_some_and(|table| table.sender.terms().compresses(choice)) {
             // This may take long, and others wait where the request was read.
-            decoding::in_task().await;
+            in_task().await;
         }
         let mut pump = Pump::new(self.0, Encoded { stream, encode }, ItemsBy::Answer(context));
         match poll_fn(|cx| pump.poll(cx)).await {

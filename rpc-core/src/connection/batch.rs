@@ -105,7 +105,8 @@ impl Connection {
         let mut served = Ok(());
         if !actions.is_empty() {
             for action in actions.drain(..) {
-                served = served.and(self.act_on(action));
+                let acted = self.act_on(action);
+                served = served.and(acted);
             }
         }
         answered.and(served)

@@ -157,6 +157,7 @@ impl Allowance {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_types, reason = "a function that opens an account has no parameter")]
 mod tests {
     use std::cell::Cell;
 

@@ -127,7 +127,7 @@ mod tests {
     #[derive(Clone, PartialEq, Message)]
     struct Tree {
         #[prost(message, repeated, tag = "1")]
-        children: Vec<Tree>,
+        children: Vec<Self>,
         #[prost(string, repeated, tag = "2")]
         names: Vec<String>,
         #[prost(float, repeated, tag = "3")]

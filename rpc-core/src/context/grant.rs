@@ -1,0 +1,11 @@
+//! The account of the memory that the arguments of a call take.
+
+use super::current_connection;
+use crate::memory::{Gauge, Use};
+use crate::payload::MemoryGrant;
+
+/// Opens an account for the values of the current call's arguments, beside the other memory of its connection.
+pub(crate) fn open_grant() -> Option<Box<dyn MemoryGrant>> {
+    let account = current_connection()?.account.upgrade()?;
+    Some(Box::new(Gauge::new(&account, Use::Arguments)))
+}

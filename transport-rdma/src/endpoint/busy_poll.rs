@@ -129,7 +129,7 @@ impl Shard {
         while polled < BATCH
             && let Some(link) = intake.next_with_answers()
         {
-            if let (_, Some(end)) = intake.deliver(&link, BATCH) {
+            if let Some(end) = intake.deliver(&link, BATCH).over {
                 self.resources.mailbox.failed(link.number(), end);
             }
             looked = Looked::Found;

@@ -36,11 +36,20 @@ pub(super) struct Driver {
     completions: Vec<Completion>,
     /// Since sends were looked at.
     turns: u32,
+    /// What was delivered in the last turn took long.
+    was_long: bool,
 }
 
 impl Driver {
     pub(super) fn new(shard: Arc<Shard>, watch: AbortHandle) -> Self {
-        Self { shard, watch, teardown: Teardown::default(), completions: Vec::with_capacity(BATCH), turns: 0 }
+        Self {
+            shard,
+            watch,
+            teardown: Teardown::default(),
+            completions: Vec::with_capacity(BATCH),
+            turns: 0,
+            was_long: false,
+        }
     }
 
     pub(super) fn shard(&self) -> &Arc<Shard> {
@@ -57,6 +66,11 @@ impl Driver {
     /// When the next turn is due, whether or not anything has come.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.teardown.deadline()
+    }
+
+    /// Whether handlers took long in the last turn, so that timers and sockets may wait, too.
+    pub(super) fn was_long(&self) -> bool {
+        self.was_long
     }
 
     /// Does what [`turn`](Self::turn) does and looks at everything, before the driver sleeps.
@@ -88,21 +102,21 @@ impl Driver {
     fn receive(&mut self, intake: &mut Intake) -> Result<(usize, usize), DeviceError> {
         let polled = self.take_in(intake)?;
         let mut count = 0;
+        self.was_long = false;
+        // A link whose handlers take long ends the turn. The others are before it in the next ones.
         while count < BATCH
+            && !self.was_long
             && let Some(link) = intake.next()
         {
+            let delivered = intake.deliver(&link, BATCH - count);
             // A link that has nothing but a frame of its own counts, too.
-            count += self.deliver(intake, &link, BATCH - count).max(1);
+            count += delivered.messages.max(1);
+            self.was_long = delivered.was_long;
+            if let Some(end) = delivered.over {
+                self.end(&link, end);
+            }
         }
         Ok((polled, count))
-    }
-
-    fn deliver(&mut self, intake: &mut Intake, link: &Arc<LinkCore>, most: usize) -> usize {
-        let (count, over) = intake.deliver(link, most);
-        if let Some(end) = over {
-            self.end(link, end);
-        }
-        count
     }
 
     /// Takes all that has arrived. Returns how many completions the last batch had.
@@ -172,7 +186,7 @@ impl Driver {
             if link.is_closing() {
                 self.end(&link, LinkEnd::orderly());
             } else {
-                self.deliver(intake, &link, BATCH);
+                intake.started(&link);
                 link.read_on();
                 self.go_on(&link);
             }

@@ -55,6 +55,13 @@ impl Intake {
         self.ready.extend(Arrival::failure(link, end).take_in());
     }
 
+    /// The link has been started. Messages may have come before.
+    pub(super) fn started(&mut self, link: &Arc<LinkCore>) {
+        if link.list_rest() {
+            self.ready.push_back(Arc::clone(link));
+        }
+    }
+
     /// Whether a link has something to deliver.
     pub(super) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
@@ -71,16 +78,16 @@ impl Intake {
         self.ready.pop_front()
     }
 
-    /// Delivers up to `most` messages of a link's. Returns how many, and whether the link has ended, and why.
-    pub(super) fn deliver(&mut self, link: &Arc<LinkCore>, most: usize) -> (usize, Option<LinkEnd>) {
+    /// Delivers up to `most` messages of a link's, and lists it again if it has more.
+    pub(super) fn deliver(&mut self, link: &Arc<LinkCore>, most: usize) -> Delivered {
         // Not with this if the handler panics.
         let mut scratch = std::mem::take(&mut self.scratch);
-        let Delivered { messages, unfinished, over } = link.deliver(&mut scratch, most);
+        let delivered = link.deliver(&mut scratch, most);
         self.scratch = scratch;
-        if unfinished {
+        if delivered.unfinished {
             self.ready.push_back(Arc::clone(link));
         }
-        (messages, over)
+        delivered
     }
 
     fn take_receives(&mut self, shard: &Shard) {

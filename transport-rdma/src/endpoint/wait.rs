@@ -62,7 +62,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
             if let Some(since) = idle_since.take() {
                 spin.found(since.elapsed());
             }
-            let_others_run().await;
+            let_others_run(driver).await;
             if quiet < QUIET || !spin.get().is_zero() {
                 continue;
             }
@@ -87,7 +87,7 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
         if arm_and_look(driver, arm, Driver::last_turn)? {
             quiet = 0;
             idle_since = None;
-            let_others_run().await;
+            let_others_run(driver).await;
             continue;
         }
         quiet = QUIET.min(quiet + 1);
@@ -110,8 +110,11 @@ async fn run(driver: &mut Driver, mut channel: Box<dyn Channel>) -> Result<(), D
 }
 
 /// Lets those run who have got something. Unlike [`tokio::task::yield_now`] it does not look at timers and sockets each time,
-/// which takes a system call.
-async fn let_others_run() {
+/// which takes a system call; only after a long turn.
+async fn let_others_run(driver: &Driver) {
+    if driver.was_long() {
+        return tokio::task::yield_now().await;
+    }
     let mut has_yielded = false;
     poll_fn(|cx| {
         if std::mem::replace(&mut has_yielded, true) {

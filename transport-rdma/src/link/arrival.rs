@@ -31,6 +31,8 @@ pub(crate) struct ReceivedSend {
 #[derive(Debug)]
 pub(super) struct Headers {
     pub(super) first: Header,
+    /// How many there are that were not handed over.
+    pub(super) count: usize,
     /// The newest.
     pub(super) grant: u32,
     /// All of it only completes calls.
@@ -44,7 +46,7 @@ impl Headers {
     fn of(message: &[u8]) -> Result<Self, String> {
         let (first, mut rest) = split_frame(message)?;
         let mut headers =
-            Self { first, grant: first.grant, answers: is_answer(&first), short: is_short(&first) };
+            Self { first, count: 1, grant: first.grant, answers: is_answer(&first), short: is_short(&first) };
         if first.kind.is_link() && !rest.is_empty() {
             return Err(SHARES.to_owned());
         }
@@ -53,6 +55,7 @@ impl Headers {
             if header.kind.is_link() {
                 return Err(SHARES.to_owned());
             }
+            headers.count += 1;
             headers.grant = header.grant;
             headers.answers &= is_answer(&header);
             headers.short &= is_short(&header);
@@ -62,7 +65,7 @@ impl Headers {
     }
 }
 
-#[cfg(all(test, farcall_loom))]
+#[cfg(test)]
 impl ReceivedSend {
     pub(super) fn new(bytes: bytes::Bytes) -> Result<Self, String> {
         Ok(Self { headers: Headers::of(&bytes)?, frames: Frames::new(bytes) })

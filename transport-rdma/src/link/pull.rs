@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::{Buf, Bytes};
 use farcall_core::proto::inbox::Described;
 use farcall_core::transport::{Direction, LinkEnd};
 
 use super::LinkCore;
+use super::handover::ENOUGH;
 use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
 use crate::device::{Extent, ReadTarget, RemoteRange, Work};
@@ -249,8 +251,10 @@ impl LinkCore {
         }
     }
 
-    /// Delivers the messages that are whole. `Some`: the handler takes no more from the link.
+    /// Delivers the messages that are whole, as far as there is time; the driver hears of the rest. `Some`: the handler
+    /// takes no more from the link.
     pub(crate) fn deliver_pulled(&self) -> Option<LinkEnd> {
+        let begin = Instant::now();
         loop {
             let (seq, whole) = self.sending().pulls.done.pop_front()?;
             let handler = self.receiving().handler()?;
@@ -259,6 +263,10 @@ impl LinkCore {
             }
             if handler.pulled(seq, whole).is_err() {
                 return Some(LinkEnd::failed("the peer broke the protocol"));
+            }
+            if begin.elapsed() > ENOUGH {
+                self.resources.mailbox.changed(self.number);
+                return None;
             }
         }
     }

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::LinkCore;
 use super::arrival::{Headers, PeerView, ReceivedSend};
 use super::credit::{PollCycle, Received};
+use super::handover::{Pace, hand_over};
 
 /// The state of receiving. The holder of the endpoint's intake delivers; others start the link and ask about it.
 #[derive(Default)]
@@ -26,8 +27,10 @@ pub(super) struct Receiving {
     pings: PollCycle,
     proof: Proof,
     handler: Option<Arc<dyn LinkHandler>>,
-    /// Messages that have arrived and are not delivered: before the link is started, all of them. Credits bound how many.
+    /// Messages that have arrived and are not delivered: before the link is started, all of them. Credits bound how many,
+    /// because the peer gets the credit of a message back when that is delivered.
     inbox: VecDeque<ReceivedSend>,
+    pace: Pace,
     /// All that has arrived since the last delivery only completes calls.
     answers: bool,
     /// The intake knows that there is something to deliver.
@@ -50,6 +53,8 @@ pub(crate) struct Delivered {
     pub(crate) messages: usize,
     /// There are more.
     pub(crate) unfinished: bool,
+    /// It took long: other tasks have to have their turn.
+    pub(crate) was_long: bool,
     /// The link is over.
     pub(crate) over: Option<LinkEnd>,
 }
@@ -102,6 +107,11 @@ impl Receiving {
         !std::mem::replace(&mut self.is_listed, true)
     }
 
+    /// Puts back what was [taken out](Self::take_out) and not handed over.
+    fn put_back(&mut self, from: &mut VecDeque<ReceivedSend>) {
+        from.drain(..).rev().for_each(|message| self.inbox.push_front(message));
+    }
+
     /// Takes up to `most` messages out of the inbox, into `to`, which is empty.
     fn take_out(&mut self, to: &mut VecDeque<ReceivedSend>, most: usize) {
         if self.inbox.len() <= most {
@@ -152,17 +162,6 @@ impl Receiving {
     }
 }
 
-fn hand_over(handler: &dyn LinkHandler, messages: &mut VecDeque<ReceivedSend>) -> Result<(), WireError> {
-    let mut frames = messages.iter_mut().map(|message| &mut message.frames);
-    match (frames.next(), frames.next()) {
-        (None, _) => Ok(()),
-        (Some(only), None) => handler.receive_frames(only),
-        (Some(first), Some(second)) => {
-            handler.receive_all(&mut [first, second].into_iter().chain(frames).flatten())
-        }
-    }
-}
-
 const NOT_PROVEN: &str = "its first frame is not a PROBE";
 
 impl LinkCore {
@@ -192,17 +191,15 @@ impl LinkCore {
         let Headers { first, grant, .. } = message.headers;
         let is_control =
             [FrameType::CREDIT, FrameType::PING, FrameType::PONG, FrameType::CLOSE].contains(&first.kind);
-        if !is_control {
-            if !receiving.count.count(heard.grants) {
-                return Err("it sent a frame without a credit".to_owned());
-            }
-            self.granted.fetch_add(1, Ordering::Release);
+        if !is_control && !receiving.count.count(heard.grants) {
+            return Err("it sent a frame without a credit".to_owned());
         }
         self.sending().on_grant(grant);
         if first.flags & flags::STARVED != 0 || (!is_control && receiving.count.is_all_of(heard.grants)) {
             self.lend(receiving);
         }
         if is_control || first.kind == FrameType::PROBE && !receiving.is_proven() {
+            self.grant(usize::from(!is_control));
             let payload = message.frames.next().map(|(_, payload)| payload);
             return self.take_in_own(receiving, first.kind, payload.unwrap_or_default(), heard);
         }
@@ -212,6 +209,11 @@ impl LinkCore {
         // The session judges frames that this link has no use for.
         receiving.inbox.push_back(message);
         Ok(())
+    }
+
+    /// So many messages need no memory any more. The peer may send others, as the next header tells it.
+    fn grant(&self, messages: usize) {
+        self.granted.fetch_add(messages as u32, Ordering::Release);
     }
 
     /// The link has failed, which the driver learns when what has arrived is delivered. The last message may be the
@@ -280,8 +282,8 @@ impl LinkCore {
         receiving.handler.is_some() && receiving.answers && receiving.over.is_none()
     }
 
-    /// Delivers up to `most` of the messages that have arrived, if the link is started; then lets replies leave, and more
-    /// be sent. `scratch` is empty, and is again.
+    /// Delivers up to `most` of the messages that have arrived, as far as there is [time](super::handover), if the link is
+    /// started; then lets replies leave, and more be sent. `scratch` is empty, and is again.
     pub(crate) fn deliver(&self, scratch: &mut VecDeque<ReceivedSend>, most: usize) -> Delivered {
         let mut receiving = self.receiving();
         if receiving.ended {
@@ -295,22 +297,36 @@ impl LinkCore {
             receiving.take_out(scratch, most);
         }
         receiving.answers = receiving.inbox.is_empty();
-        let unfinished = handler.is_some() && !receiving.answers;
+        let mut unfinished = handler.is_some() && !receiving.answers;
         // The intake lists it again.
         receiving.is_listed = unfinished;
         let mut over = if unfinished { None } else { receiving.over.clone() };
-        let received = receiving.count;
+        let (received, before) = (receiving.count, receiving.pace);
         drop(receiving);
-        let messages = scratch.len();
-        if let Some(handler) = &handler
-            && hand_over(&**handler, scratch).is_err()
-        {
-            // The handler knows, and has closed the connection.
-            over = Some(LinkEnd::failed("the peer broke the protocol"));
+        let (messages, mut pace, mut was_long) = (scratch.len(), before, false);
+        if let Some(handler) = &handler {
+            match pace.hand_over(&**handler, scratch, |count| self.grant(count)) {
+                Ok(long) => was_long = long,
+                Err(_) => {
+                    // The handler knows, and has closed the connection.
+                    over = Some(LinkEnd::failed("the peer broke the protocol"));
+                    scratch.clear();
+                }
+            }
         }
-        scratch.clear();
+        let left = scratch.len();
+        if left > 0 || pace != before {
+            // Only the holder of the intake takes in and delivers, so nothing has come meanwhile.
+            let mut receiving = self.receiving();
+            receiving.pace = pace;
+            if left > 0 {
+                receiving.put_back(scratch);
+                (receiving.answers, receiving.is_listed) = (false, true);
+                (unfinished, over) = (true, None);
+            }
+        }
         self.end_batch(handler.as_deref(), received);
-        Delivered { messages, unfinished, over }
+        Delivered { messages: messages - left, unfinished, was_long, over }
     }
 
     /// All that had arrived is delivered: lets replies leave, and more be sent.
@@ -381,6 +397,12 @@ impl LinkCore {
         while !self.receiving().release() {
             self.deliver_rest();
         }
+    }
+
+    /// Whether the intake has to list the link, which has been started and has something to deliver.
+    pub(crate) fn list_rest(&self) -> bool {
+        let mut receiving = self.receiving();
+        receiving.handler.is_some() && !receiving.inbox.is_empty() && receiving.list()
     }
 
     /// Whether what was taken to be sent has been.

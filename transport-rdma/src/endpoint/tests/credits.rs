@@ -62,6 +62,21 @@ async fn one_call_at_a_time_needs_no_larger_window() {
 }
 
 #[tokio::test]
+async fn messages_that_are_not_delivered_keep_their_credits() {
+    let (fabric, [near, far]) = nodes(1);
+    let (client, server, answer) = near.candidates(&far).await.unwrap();
+    let (a, b) = tokio::try_join!(client.complete(1, Some(answer)), server.complete(1, None)).unwrap();
+    let a = End::start(a);
+    let before = b.counters().bytes_received;
+    a.send(300, LONE);
+    until("the drivers do not sleep", || fabric.queues_armed() == 4).await;
+    let arrived = (b.counters().bytes_received - before) / (LONE + HEADER_LEN) as u64;
+    assert!((4..=64).contains(&arrived), "{arrived} of 300 messages are kept");
+    // They come back with the delivery.
+    End::start(b).receive(300).await;
+}
+
+#[tokio::test]
 async fn short_frames_leave_together() {
     let (fabric, [_near, far]) = nodes(1);
     let (hostile, server) = Hostile::connect(&fabric, &far, true).await;

@@ -7,10 +7,9 @@ mod exports;
 mod lending;
 mod owner;
 mod ranges;
-#[cfg(test)]
-mod tests;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -213,8 +212,9 @@ impl Accesses {
         target: Target,
         outcome: oneshot::Receiver<Result<Accessed, Status>>,
     ) -> Result<Bytes, Status> {
-        // The sender is dropped after it has sent only.
-        let Accessed { outcome, bytes } = outcome.await.unwrap_or_else(|_| Err(too_old()))?;
+        // It is dropped with the connection only.
+        let ended = |_| Err(self.sender.terms().status("it has ended", Executed::Maybe, Blame::Environment));
+        let Accessed { outcome, bytes } = outcome.await.unwrap_or_else(ended)?;
         let (code, why) = match (outcome, target) {
             (Outcome::Done, _) => return Ok(bytes),
             (Outcome::Gone, Target::Loan(_)) => {
@@ -238,10 +238,13 @@ impl Accesses {
 
     /// Handles an ACCESSED.
     pub(crate) fn on_accessed(&self, number: u64, accessed: Accessed) -> Result<(), WireError> {
-        let waiting = self.take(number)?;
-        if accessed.outcome == Outcome::Done && accessed.bytes.len() != waiting.len {
-            return Err(WireError::new("accessed.bytes", "are not as many as were asked for"));
-        }
+        let fits = |waiting: &Waiting| match accessed.outcome {
+            Outcome::Done if accessed.bytes.len() != waiting.len => {
+                Err(WireError::new("accessed.bytes", "are not as many as were asked for"))
+            }
+            _ => Ok(()),
+        };
+        let waiting = self.take(number, fits)?;
         // Nobody may wait for it any more.
         let _ = waiting.outcome.send(Ok(accessed));
         Ok(())
@@ -249,13 +252,21 @@ impl Accesses {
 
     /// Handles an ACCESSED for whose bytes this side had no memory.
     pub(crate) fn on_lost(&self, number: u64, status: Status) -> Result<(), WireError> {
-        let _ = self.take(number)?.outcome.send(Err(status));
+        let _ = self.take(number, |_| Ok(()))?.outcome.send(Err(status));
         Ok(())
     }
 
-    fn take(&self, number: u64) -> Result<Waiting, WireError> {
-        let waiting = self.started.lock().waiting.remove(&number);
-        waiting.ok_or_else(|| WireError::new("accessed.call", "was never an access"))
+    /// Removes an access that has its outcome, if that is as it must be. Else it ends with the connection.
+    fn take(
+        &self,
+        number: u64,
+        check: impl FnOnce(&Waiting) -> Result<(), WireError>,
+    ) -> Result<Waiting, WireError> {
+        let mut started = self.started.lock();
+        match started.waiting.entry(number) {
+            Entry::Occupied(waiting) => check(waiting.get()).map(|()| waiting.remove()),
+            Entry::Vacant(_) => Err(WireError::new("accessed.call", "was never an access")),
+        }
     }
 
     /// Ends all accesses, because the connection has ended.

@@ -33,8 +33,6 @@
 
 mod handles;
 mod loan;
-#[cfg(test)]
-mod tests;
 
 pub use self::handles::{BulkRead, BulkWrite};
 pub use self::loan::{Lend, LendParts, Loan};

@@ -37,8 +37,6 @@
 
 mod exported;
 mod remote;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::ops::BitOr;

@@ -1,0 +1,201 @@
+//! Peers that break the rules of access to memory: each loses its own connection, is told why, and harms nobody else.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod support;
+
+use bytes::{Bytes, BytesMut};
+use farcall_core::bulk::BulkRead;
+use farcall_core::codec::{Postcard, to_payload};
+use farcall_core::config::Limits;
+use farcall_core::payload::Encoder;
+use farcall_core::proto::wire::{
+    Access, Accessed, CloseCode, FrameType, Hello, Operation, Outcome, Target, features,
+};
+use farcall_core::region::{Region, RemoteRegion, Rights};
+use farcall_core::status::{Code, Executed};
+use farcall_core::testing::{Peer, hello};
+use farcall_core::transport::memory;
+
+use support::peer::played;
+use support::{ECHO, Setup, call, default, info, plain, setup};
+
+/// The number of an access that a client starts.
+const NUMBER: u64 = 1 << 62 | 1;
+
+fn encoded(encode: impl FnOnce(&mut BytesMut)) -> BytesMut {
+    let mut out = BytesMut::new();
+    encode(&mut out);
+    out
+}
+
+fn accesses() -> Hello {
+    Hello { features: features::ACCESS, ..hello() }
+}
+
+async fn greeted(t: &Setup, hello: Hello) -> Peer {
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    Peer::greeted(near, hello).await
+}
+
+/// The content of a handle.
+#[derive(serde::Deserialize)]
+struct Handle {
+    number: u64,
+    key: u128,
+}
+
+fn target(of: &RemoteRegion) -> Target {
+    let payload = to_payload::<Postcard, _>(of).unwrap();
+    let mut bytes = farcall_core::payload::Decoder::new(payload);
+    let Handle { number, key } = postcard::from_bytes(bytes.rest()).unwrap();
+    bytes.advance(bytes.rest().len());
+    Target::Region { number, key }
+}
+
+fn access(peer: &mut Peer, number: u64, target: Target, offset: u64, operation: Operation) {
+    let access = Access { target, offset, operation };
+    peer.session_frame(FrameType::ACCESS, number, 0, encoded(|out| access.encode(out)));
+}
+
+async fn accessed(peer: &mut Peer, number: u64) -> Accessed {
+    let (header, payload) = peer.expect(FrameType::ACCESSED).await;
+    assert_eq!(header.call, number);
+    Accessed::decode(payload).unwrap()
+}
+
+#[tokio::test]
+async fn accesses_that_are_not_allowed_do_nothing_and_say_so() {
+    let t = default();
+    let mut peer = greeted(&t, accesses()).await;
+    let region = Region::export(vec![7; 64], Rights::READ | Rights::ATOMICS);
+    let here = target(&region.remote());
+    let Target::Region { number, key } = here else { unreachable!("it is a region's") };
+    let elsewhere = Target::Region { number, key: key ^ 1 };
+    let cases = [
+        (Target::Loan(1), 0, Operation::Read(1), Outcome::Gone),
+        (Target::Loan(number), 0, Operation::Read(1), Outcome::Gone),
+        (elsewhere, 0, Operation::Read(1), Outcome::Gone),
+        (here, 0, Operation::Write(Bytes::from_static(b"x")), Outcome::Forbidden),
+        (here, 64, Operation::Read(1), Outcome::OutOfRange),
+        (here, 0, Operation::Read(u32::MAX), Outcome::OutOfRange),
+        (here, u64::MAX, Operation::Read(1), Outcome::OutOfRange),
+        (here, 4, Operation::FetchAdd(1), Outcome::OutOfRange),
+        (here, 64, Operation::FetchAdd(1), Outcome::OutOfRange),
+        (here, u64::MAX - 7, Operation::CompareAndSwap { expected: 0, new: 1 }, Outcome::OutOfRange),
+    ];
+    for (number, (target, offset, operation, outcome)) in (NUMBER..).zip(cases) {
+        let name = format!("{target:?} {offset} {operation:?}");
+        access(&mut peer, number, target, offset, operation);
+        assert_eq!(accessed(&mut peer, number).await, Accessed { outcome, bytes: Bytes::new() }, "{name}");
+    }
+    access(&mut peer, NUMBER + 100, here, 8, Operation::Read(3));
+    let read = accessed(&mut peer, NUMBER + 100).await;
+    assert_eq!(read, Accessed { outcome: Outcome::Done, bytes: Bytes::from_static(&[7; 3]) });
+    assert_eq!(region.revoke(), [7; 64]);
+}
+
+type Offence = fn(&mut Peer);
+
+/// Offences against either side, with words that its reason must contain.
+const OFFENCES: &[(&str, Offence)] = &[
+    ("accessed.call: was never an access", |p| {
+        p.session_frame(FrameType::ACCESSED, NUMBER, 0, "\0");
+    }),
+    ("accessed.outcome: is unknown", |p| p.session_frame(FrameType::ACCESSED, NUMBER, 0, "\x09")),
+    ("accessed: has bytes after its end", |p| {
+        p.session_frame(FrameType::ACCESSED, NUMBER, 0, "\x01x");
+    }),
+    ("access.target: is unknown", |p| p.session_frame(FrameType::ACCESS, NUMBER, 0, "\x07")),
+    ("access.operation: is unknown", |p| {
+        let payload = [&[0; 17][..], &[9]].concat();
+        p.session_frame(FrameType::ACCESS, NUMBER, 0, payload);
+    }),
+    ("access.key: the frame ends before it", |p| {
+        p.session_frame(FrameType::ACCESS, NUMBER, 0, [&[1][..], &[0; 10]].concat());
+    }),
+    ("one of too many at once", |p| {
+        // Long ones, which are served in tasks. None of these runs meanwhile.
+        for number in 0..65 {
+            access(p, NUMBER + number, Target::Loan(1), 0, Operation::Read(1 << 20));
+        }
+    }),
+];
+
+#[tokio::test]
+async fn a_client_that_breaks_a_rule_of_accesses_is_told_which_and_harms_nobody_else() {
+    let t = setup(plain(Limits::default()), plain(Limits::default()));
+    for (words, offend) in OFFENCES {
+        let mut peer = greeted(&t, accesses()).await;
+        offend(&mut peer);
+        peer.expect_close(CloseCode::Protocol, words).await;
+        assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
+    }
+    for kind in [FrameType::ACCESS, FrameType::ACCESSED] {
+        let mut peer = greeted(&t, hello()).await;
+        peer.session_frame(kind, NUMBER, 0, "\0");
+        peer.expect_close(CloseCode::Protocol, "not one that was agreed on").await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_breaks_a_rule_of_accesses_is_told_which() {
+    for (words, offend) in OFFENCES {
+        let (caller, mut links, _) = played();
+        let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+        let mut peer = Peer::greeted(links.recv().await.unwrap(), accesses()).await;
+        peer.expect(FrameType::REQUEST).await;
+        offend(&mut peer);
+        peer.expect_close(CloseCode::Protocol, words).await;
+        let error = answer.await.unwrap().unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_outcome_of_another_length_ends_the_connection() {
+    let (caller, mut links, _) = played();
+    let region = Region::export(vec![0; 64], Rights::READ);
+    let reading = {
+        let memory = region.remote().on(caller.clone());
+        tokio::spawn(async move { memory.read(..10).await })
+    };
+    let mut peer = Peer::greeted(links.recv().await.unwrap(), accesses()).await;
+    let (header, payload) = peer.expect(FrameType::ACCESS).await;
+    assert_eq!(header.call, NUMBER);
+    let access = Access::decode(payload).unwrap();
+    assert_eq!((access.offset, access.operation), (0, Operation::Read(10)));
+    peer.session_frame(FrameType::ACCESSED, NUMBER, 0, "\0eleven bytes");
+    peer.expect_close(CloseCode::Protocol, "not as many as were asked for").await;
+    let error = reading.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+}
+
+#[tokio::test]
+async fn a_peer_that_is_too_old_is_named_and_gets_nothing() {
+    let (caller, mut links, _) = played();
+    let region = Region::export(vec![0; 64], Rights::READ);
+    let reading = {
+        let memory = region.remote().on(caller.clone());
+        tokio::spawn(async move { memory.read(..10).await })
+    };
+    let mut peer = Peer::greeted(links.recv().await.unwrap(), hello()).await;
+    let error = reading.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unimplemented, Executed::No), "{error}");
+    assert!(error.message().contains("too old"), "{error}");
+
+    let mut arguments = Encoder::new().lending();
+    let (from, loan) = BulkRead::lend(Bytes::from_static(b"page"));
+    <Postcard as farcall_core::codec::Encode<_>>::encode(&from, &mut arguments).unwrap();
+    let stub = farcall_core::client::Stub::new(caller.clone(), info("test"));
+    let call: farcall_core::client::Call<farcall_core::status::Result<Bytes>, farcall_core::codec::Raw> =
+        stub.call(ECHO, Ok(arguments.finish()));
+    let error = call.await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unimplemented, Executed::No), "{error}");
+    assert_eq!(loan.reclaim().await, "page");
+    drop((caller, stub));
+    while let Some((header, _)) = peer.next().await {
+        assert_ne!(header.kind, FrameType::REQUEST);
+    }
+}

@@ -1,7 +1,6 @@
 //! Attacks on a server in a process of its own: what the whole process holds, and what an honest client notices.
 
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::time::Instant;
 
 use farcall_core::client::RawChannel;
@@ -19,8 +18,6 @@ fn terms() -> (Duration, usize) {
 
 /// What else a process holds: code, stacks, buffers for reuse, and what its allocator has not given back.
 const BESIDES: usize = 96 * MIB;
-
-type Attack = fn(SocketAddr, u8) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The server's process: says where it listens, and its budget.
 #[test]
@@ -43,19 +40,27 @@ fn resident(pid: u32) -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// The honest client's process: makes calls one after the other for a time, and says how long the slowest hundredth takes.
+/// The honest client's process: begins a call each millisecond for a time, and says how long the slowest hundredth takes. Calls
+/// do not wait for each other, because a client that waits makes few calls while the server is slow, and hides that.
 #[tokio::test]
 async fn call_honestly_for_a_while() {
     let Some(told) = process::told() else { return };
     let (address, time) = told.split_once(' ').unwrap();
     let (address, time) = (address.parse().unwrap(), Duration::from_millis(time.parse().unwrap()));
     let honest = RawChannel::new(To(address), settings(0));
-    let (began, mut times) = (Instant::now(), Vec::new());
-    while began.elapsed() < time || times.len() < 100 {
-        let at = Instant::now();
-        call_honestly(&honest).await;
-        times.push(at.elapsed());
+    let (mut calls, mut times) = (tokio::task::JoinSet::new(), Vec::new());
+    let began = Instant::now();
+    while began.elapsed() < time || calls.len() + times.len() < 100 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let honest = honest.clone();
+        calls.spawn(async move {
+            let at = Instant::now();
+            call_honestly(&honest).await;
+            at.elapsed()
+        });
+        times.extend(calls.try_join_next().map(Result::unwrap));
     }
+    times.extend(calls.join_all().await);
     times.sort();
     process::say(&times[times.len() * 99 / 100].as_micros().to_string());
 }
@@ -69,15 +74,40 @@ async fn honest_calls(server: SocketAddr, time: Duration) -> Duration {
     Duration::from_micros(said.await.expect("the honest client fails").parse().unwrap())
 }
 
+/// The attackers' process: sixteen of them, from four addresses, until it is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attack_until_killed() {
+    let Some(told) = process::told() else { return };
+    let (address, name) = told.split_once(' ').unwrap();
+    let address = address.parse().unwrap();
+    for n in 0..16 {
+        let from = 2 + n % 4;
+        match name {
+            "half messages" => tokio::spawn(again(address, from, attackers::half_messages)),
+            "hanging calls" => tokio::spawn(again(address, from, attackers::hanging_calls)),
+            "unread answers" => tokio::spawn(again(address, from, attackers::unread_answers)),
+            _ => tokio::spawn(silent_connections(address, from)),
+        };
+    }
+    std::future::pending().await
+}
+
+/// Starts a process that attacks. It has only the time of the processors that others leave: a host that attacks has processors
+/// of its own, and takes none of the server's time but by what it sends.
+fn attackers(server: SocketAddr, name: &str) -> Process {
+    let argument = format!("{server} {name}");
+    Process::start_by(&["chrt", "--idle", "0"], "resident::attack_until_killed", &argument)
+}
+
 #[expect(clippy::print_stdout, reason = "the figures of a long run")]
-async fn withstands(name: &str, attack: Attack) {
+async fn withstands(name: &str) {
     let (time, memory) = terms();
     let mut server = Process::start("resident::serve_for_attackers", &memory.to_string());
     let said = server.said();
     let (address, limit) = said.split_once(' ').unwrap();
     let (address, limit): (SocketAddr, usize) = (address.parse().unwrap(), limit.parse().unwrap());
     let before = honest_calls(address, time / 10).await;
-    let attackers: Vec<_> = (0..16).map(|n| tokio::spawn(attack(address, 2 + n % 4))).collect();
+    let attackers = attackers(address, name);
     let began = Instant::now();
     let mut during = tokio::spawn(honest_calls(address, time));
     let mut most = 0;
@@ -87,7 +117,7 @@ async fn withstands(name: &str, attack: Attack) {
             break during.unwrap();
         }
     };
-    attackers.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(attackers);
     println!(
         "{name}: {} MiB resident at most, the budget is {} MiB; p99 of an honest client {before:?} before, {during:?} during {:?}",
         most / MIB,
@@ -98,50 +128,48 @@ async fn withstands(name: &str, attack: Attack) {
 }
 
 /// Attacks again and again, with a connection each time.
-fn again<F: Future<Output = Attacker> + Send + 'static>(
+async fn again<F: Future<Output = Attacker> + Send + 'static>(
     address: SocketAddr,
     n: u8,
     how: fn(Attacker) -> F,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    Box::pin(async move {
-        loop {
-            if let Some(attacker) = Attacker::try_new(address, n).await {
-                let attacker = how(attacker).await;
-                // As long as the server lets it.
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                drop(attacker);
-            }
+) {
+    loop {
+        if let Some(attacker) = Attacker::try_new(address, n).await {
+            let attacker = how(attacker).await;
+            // As long as the server lets it.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            drop(attacker);
         }
-    })
+    }
+}
+
+/// Connects again and again, and says nothing.
+async fn silent_connections(address: SocketAddr, n: u8) {
+    let mut silent = std::collections::VecDeque::new();
+    loop {
+        silent.extend(attackers::connected(address, n).await);
+        if silent.len() > 1000 {
+            silent.pop_front();
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_messages() {
-    withstands("half messages", |to, n| again(to, n, attackers::half_messages)).await;
+    withstands("half messages").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_calls() {
-    withstands("hanging calls", |to, n| again(to, n, attackers::hanging_calls)).await;
+    withstands("hanging calls").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_answers() {
-    withstands("unread answers", |to, n| again(to, n, attackers::unread_answers)).await;
+    withstands("unread answers").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_without_a_hello() {
-    withstands("connections without a HELLO", |to, n| {
-        Box::pin(async move {
-            let mut silent = std::collections::VecDeque::new();
-            loop {
-                silent.extend(attackers::connected(to, n).await);
-                if silent.len() > 1000 {
-                    silent.pop_front();
-                }
-            }
-        })
-    })
-    .await;
+    withstands("connections without a HELLO").await;
 }

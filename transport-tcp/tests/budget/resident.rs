@@ -19,6 +19,20 @@ fn terms() -> (Duration, usize) {
 /// What else a process holds: code, stacks, buffers for reuse, and what its allocator has not given back.
 const BESIDES: usize = 96 * MIB;
 
+const HALF_MESSAGES: &str = "half messages";
+const HANGING_CALLS: &str = "hanging calls";
+const UNREAD_ANSWERS: &str = "unread answers";
+const RANDOM_FRAMES: &str = "random frames";
+const HALF_FRAMES: &str = "half frames";
+const NO_HELLO: &str = "connections without a HELLO";
+
+/// The attacks,
+const ATTACKS: [&str; 6] =
+    [HALF_MESSAGES, HANGING_CALLS, UNREAD_ANSWERS, RANDOM_FRAMES, HALF_FRAMES, NO_HELLO];
+
+/// and the name of all at once.
+const EVERYTHING: &str = "everything from 200 addresses";
+
 /// The server's process: says where it listens, and its budget.
 #[test]
 fn serve_for_attackers() {
@@ -74,19 +88,25 @@ async fn honest_calls(server: SocketAddr, time: Duration) -> Duration {
     Duration::from_micros(said.await.expect("the honest client fails").parse().unwrap())
 }
 
-/// The attackers' process: sixteen of them, from four addresses, until it is killed.
+/// The attackers' process: attacks of a kind, until it is killed. There are sixteen attackers on four addresses, or one of a
+/// kind on each of 200.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attack_until_killed() {
     let Some(told) = process::told() else { return };
     let (address, name) = told.split_once(' ').unwrap();
     let address = address.parse().unwrap();
-    for n in 0..16 {
-        let from = 2 + n % 4;
-        match name {
-            "half messages" => tokio::spawn(again(address, from, attackers::half_messages)),
-            "hanging calls" => tokio::spawn(again(address, from, attackers::hanging_calls)),
-            "unread answers" => tokio::spawn(again(address, from, attackers::unread_answers)),
-            _ => tokio::spawn(silent_connections(address, from)),
+    let attackers: Vec<(&str, u8)> = match ATTACKS.iter().find(|attack| **attack == name) {
+        Some(attack) => (0..16).map(|n| (*attack, 2 + n % 4)).collect(),
+        None => ATTACKS.into_iter().cycle().zip(2..202).collect(),
+    };
+    for (attack, from) in attackers {
+        match attack {
+            HALF_MESSAGES => tokio::spawn(again(address, from, attackers::half_messages)),
+            HANGING_CALLS => tokio::spawn(again(address, from, attackers::hanging_calls)),
+            UNREAD_ANSWERS => tokio::spawn(again(address, from, attackers::unread_answers)),
+            RANDOM_FRAMES => tokio::spawn(again(address, from, attackers::random_frames)),
+            HALF_FRAMES => tokio::spawn(idle_connections(address, from, &PREFACE[..4])),
+            _ => tokio::spawn(idle_connections(address, from, b"")),
         };
     }
     std::future::pending().await
@@ -143,33 +163,77 @@ async fn again<F: Future<Output = Attacker> + Send + 'static>(
     }
 }
 
-/// Connects again and again, and says nothing.
-async fn silent_connections(address: SocketAddr, n: u8) {
-    let mut silent = std::collections::VecDeque::new();
+/// Connects again and again, and says no more than this.
+async fn idle_connections(address: SocketAddr, n: u8, says: &'static [u8]) {
+    let mut idle = std::collections::VecDeque::new();
     loop {
-        silent.extend(attackers::connected(address, n).await);
-        if silent.len() > 1000 {
-            silent.pop_front();
+        if let Some(mut socket) = attackers::connected(address, n).await {
+            // The server may have closed it.
+            let _ = socket.write_all(says).await;
+            idle.push_back(socket);
+        }
+        if idle.len() > 1000 {
+            idle.pop_front();
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_messages() {
-    withstands("half messages").await;
+    withstands(HALF_MESSAGES).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_calls() {
-    withstands("hanging calls").await;
+    withstands(HANGING_CALLS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_answers() {
-    withstands("unread answers").await;
+    withstands(UNREAD_ANSWERS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_without_a_hello() {
-    withstands("connections without a HELLO").await;
+    withstands(NO_HELLO).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_from_200_addresses() {
+    withstands(EVERYTHING).await;
+}
+
+/// The server's budget is a part of the address space that it may have. It lives within that, whatever it is sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_little_address_space_survives() {
+    let limited = ["sh", "-c", "ulimit -v 786432; exec \"$0\" \"$@\""];
+    let mut server = Process::start_by(&limited, "resident::serve_for_attackers", "0");
+    let said = server.said();
+    let (address, limit) = said.split_once(' ').unwrap();
+    assert_eq!(limit.parse::<usize>().unwrap(), 192 * MIB);
+    let address = address.parse().unwrap();
+    let time = terms().0 / 4;
+    for name in ATTACKS.into_iter().chain([EVERYTHING]) {
+        let attackers = attackers(address, name);
+        honest_calls(address, time).await;
+        drop(attackers);
+    }
+    honest_calls(address, Duration::ZERO).await;
+}
+
+/// All attacks at once, beside which the server's budget is looked at. Afterwards all memory is given back.
+#[tokio::test]
+async fn nothing_is_left_of_everything() {
+    let (time, _) = terms();
+    let setup = Setup::new().await;
+    let attackers = attackers(setup.address, EVERYTHING);
+    setup.until("the attacks have no effect", || setup.budget().peak() > LIMIT / 8 * 5).await;
+    let began = Instant::now();
+    while began.elapsed() < time {
+        for _ in 0..100 {
+            setup.honest_call().await;
+        }
+    }
+    drop(attackers);
+    setup.until_free().await;
 }

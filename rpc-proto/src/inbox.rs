@@ -236,6 +236,7 @@ impl Inbox {
     }
 
     /// Takes everything out that is kept here: the session is over.
+    #[must_use]
     pub fn clear(&mut self) -> Self {
         let empty = Self { rx_seq: self.rx_seq, ..Self::new(self.limits) };
         std::mem::replace(self, empty)

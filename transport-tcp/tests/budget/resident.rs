@@ -109,7 +109,7 @@ async fn attack_until_killed() {
             _ => tokio::spawn(idle_connections(address, from, b"")),
         };
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Starts a process that attacks. It has only the time of the processors that others leave: a host that attacks has processors

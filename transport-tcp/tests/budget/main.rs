@@ -99,7 +99,10 @@ impl Setup {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{what}"));
+        let waited = tokio::time::timeout(PATIENCE, waiting).await;
+        waited.unwrap_or_else(|_| {
+            panic!("{what}: {:?}, {:?}", self.budget().peers(), self.server.connections())
+        });
     }
 
     /// Waits until nothing of the attackers is left.

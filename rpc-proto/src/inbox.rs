@@ -235,9 +235,17 @@ impl Inbox {
         self.assembling_memory + self.held_bytes
     }
 
-    /// Drops everything that is kept here: the session is over.
-    pub fn clear(&mut self) {
-        *self = Self { rx_seq: self.rx_seq, ..Self::new(self.limits) };
+    /// Takes everything out that is kept here: the session is over.
+    #[must_use]
+    pub fn clear(&mut self) -> Self {
+        let empty = Self { rx_seq: self.rx_seq, ..Self::new(self.limits) };
+        std::mem::replace(self, empty)
+    }
+
+    /// Drops one of the messages that have arrived in part, after the session. False: there is none.
+    pub fn drop_one(&mut self) -> bool {
+        let first = self.assembling.keys().next().copied();
+        first.and_then(|call| self.end(call)).is_some()
     }
 
     /// Sets how much room there is for messages that arrive in parts, from now on.

@@ -15,7 +15,15 @@ pub(crate) struct Process(Child);
 
 impl Process {
     pub(crate) fn start(part: &str, argument: &str) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
+        Self::start_by(&[], part, argument)
+    }
+
+    /// Starts it by a command that runs another one, which is given as its last arguments: `nice`, for example.
+    pub(crate) fn start_by(command: &[&str], part: &str, argument: &str) -> Self {
+        let this = std::env::current_exe().unwrap();
+        let mut words = command.iter().map(AsRef::as_ref).chain([this.as_os_str()]);
+        let child = Command::new(words.next().unwrap())
+            .args(words)
             .args(["--exact", part, "--nocapture"])
             .env(PART, argument)
             .stdout(Stdio::piped())

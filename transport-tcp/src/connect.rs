@@ -151,6 +151,8 @@ impl Acceptor {
     /// no more file descriptors it waits for some, and says so in the log.
     pub async fn accept(&self) -> Arc<TcpLink> {
         loop {
+            // After the others' turn. Where many connect, the runtime would let 128 of them in first, which takes 10 ms.
+            tokio::task::yield_now().await;
             match self.listener.accept().await {
                 Ok((socket, peer)) => {
                     let link = self.session().and_then(|tls| TcpLink::new(socket, &self.config, tls));

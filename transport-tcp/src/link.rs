@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{Completion, TcpConfig, mark};
-use crate::read::{MAX_FRAME, ReadEnd, Reader};
+use crate::read::{LONG_TURN, MAX_FRAME, ReadEnd, Reader};
 use crate::socket::Socket;
 use crate::tls::Session;
 use crate::waits::{self, Delivering, Waits};
@@ -31,9 +31,6 @@ const READS: usize = 16;
 
 /// and how many bytes they may bring: who takes these while they are in the processor's cache gives back buffers that are.
 const TURN: u64 = 256 * 1024;
-
-/// A read whose frames take this long to handle ends the turn, and the next ones are shorter.
-const LONG_READ: Duration = Duration::from_millis(1);
 
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
@@ -319,15 +316,15 @@ impl TcpLink {
 
     fn read_batch(&self, reader: &mut Reader, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         let enough = reader.bytes_read + TURN;
+        reader.begin_turn();
         let mut result = reader.read(&self.socket, handler);
         for _ in 1..READS {
-            if !matches!(result, Ok(true)) || reader.bytes_read >= enough {
+            if !matches!(result, Ok(true)) || reader.bytes_read >= enough || reader.has_left_frames() {
                 break;
             }
             let began = Instant::now();
             result = reader.read(&self.socket, handler);
-            if began.elapsed() > LONG_READ {
-                reader.read_less();
+            if began.elapsed() > LONG_TURN {
                 break;
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::buffer_pool;
@@ -29,8 +30,11 @@ const IDLE: usize = 2;
 /// that are read straight to where they belong, because what of those is read with the header must be copied there.
 const SHORT_READ: usize = 4096;
 
-/// The least that is read at once while what comes takes long to handle.
-const SHORTEST_READ: usize = 512;
+/// The most frames that are delivered without a look at the clock.
+const MOST_FRAMES: usize = 64;
+
+/// A turn whose frames take this long to handle ends, with frames left for the next one.
+pub(crate) const LONG_TURN: Duration = Duration::from_micros(250);
 
 /// A frame with a payload from this length on gets a buffer of its own, unless it is whole already in one with others.
 const LONG: usize = 16 * 1024;
@@ -63,6 +67,12 @@ pub(crate) struct Reader {
     greeted: bool,
     bulk: Option<Bulk>,
     frames: usize,
+    /// The most frames to deliver before the next look at the clock. Adapts to how long they take.
+    most_frames: usize,
+    /// The beginning of the turn, or of the first frames of it that could take long.
+    turn: Option<Instant>,
+    /// The turn has ended before all frames in the buffer were delivered.
+    left_frames: bool,
     pub(crate) bytes_read: u64,
     pub(crate) bytes_copied: u64,
 }
@@ -87,13 +97,31 @@ impl Reader {
             greeted: false,
             bulk: None,
             frames: 0,
+            most_frames: MOST_FRAMES / 8,
+            turn: None,
+            left_frames: false,
             bytes_read: 0,
             bytes_copied: 0,
         }
     }
 
-    /// Reads once and delivers every frame that is whole. `Ok(false)`: there is nothing more to read now.
+    /// Begins a turn, in which frames may take [so long](LONG_TURN).
+    pub(crate) fn begin_turn(&mut self) {
+        self.turn = None;
+    }
+
+    /// Whether frames wait for the next turn.
+    pub(crate) fn has_left_frames(&self) -> bool {
+        self.left_frames
+    }
+
+    /// Reads once and delivers the frames that are whole, or delivers those that the last turn has left. `Ok(false)`: there is
+    /// nothing more to read now.
     pub(crate) fn read(&mut self, socket: &Socket, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
+        if std::mem::take(&mut self.left_frames) {
+            self.deliver(handler)?;
+            return Ok(true);
+        }
         if self.bulk.is_none() {
             self.make_room();
         }
@@ -143,13 +171,7 @@ impl Reader {
                 self.deliver(handler)?;
             }
         }
-        Ok(!drained)
-    }
-
-    /// Makes the next reads shorter, because what the last one brought took long to handle: requests whose handlers work.
-    pub(crate) fn read_less(&mut self) {
-        // A full read has doubled it, so it becomes half as long.
-        self.read_size = (self.read_size / 4).max(SHORTEST_READ);
+        Ok(!drained || self.left_frames)
     }
 
     /// Gives a long buffer back, because there may be nothing to read for long.
@@ -182,6 +204,11 @@ impl Reader {
                 self.bytes_read += n as u64;
                 self.bytes_copied += n as u64;
                 self.deliver(handler)?;
+                while std::mem::take(&mut self.left_frames) {
+                    // A caller that looks has nobody to leave them to.
+                    self.begin_turn();
+                    self.deliver(handler)?;
+                }
                 Ok(true)
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
@@ -247,7 +274,9 @@ impl Reader {
         if !self.greeted && !self.check_preface()? {
             return Ok(());
         }
-        self.deliver_whole(handler)?;
+        if !self.deliver_whole(handler)? {
+            return Ok(());
+        }
         // The rest is the beginning of a frame, or a FRAGMENT.
         while let Some(header) = self.buffer.first_chunk::<HEADER_LEN>() {
             let header = decode(header)?;
@@ -266,31 +295,54 @@ impl Reader {
                 }
                 Some(target) => self.begin_bulk(header, target, handler)?,
             }
-            self.deliver_whole(handler)?;
+            if !self.deliver_whole(handler)? {
+                break;
+            }
         }
         Ok(())
     }
 
-    /// Delivers the frames that are whole, up to one that may have a buffer of its own.
-    fn deliver_whole(&mut self, handler: &dyn LinkHandler) -> Result<(), ReadEnd> {
+    /// Delivers the frames that are whole, up to one that may have a buffer of its own. `Ok(false)`: the turn is over before.
+    fn deliver_whole(&mut self, handler: &dyn LinkHandler) -> Result<bool, ReadEnd> {
         loop {
             // Views of one piece, because cutting the buffer for each frame costs more than all the rest.
             let run = self.run();
-            self.frames += run.frames;
+            let frames = run.frames;
+            self.frames += frames;
             let run = match run {
-                Run { len: 0, .. } => return Ok(()),
+                Run { len: 0, .. } => return Ok(true),
                 Run { len, .. } if len == self.long => self.take_long(),
                 Run { len, short, .. } => {
                     self.long = 0;
                     if short { self.copy_out(len) } else { self.cut(len) }
                 }
             };
-            let mut frames = Frames::new(run);
-            handler.receive_frames(&mut frames).map_err(|_| ReadEnd::Refused)?;
-            if let Some(error) = frames.malformed() {
+            // A client that waits for each answer does not pay for the clock.
+            let began = (frames > 1 || self.most_frames == 1).then(Instant::now);
+            let mut run = Frames::new(run);
+            handler.receive_frames(&mut run).map_err(|_| ReadEnd::Refused)?;
+            if let Some(error) = run.malformed() {
                 return Err(ReadEnd::Malformed(error.to_string()));
             }
+            if let Some(began) = began
+                && self.is_turn_over(began, frames)
+            {
+                self.left_frames = !self.buffer.is_empty();
+                return Ok(false);
+            }
         }
+    }
+
+    /// Adapts how many frames are delivered together to how long these have taken. Whether the turn is over.
+    fn is_turn_over(&mut self, began: Instant, frames: usize) -> bool {
+        let now = Instant::now();
+        let took = now - began;
+        if took > LONG_TURN {
+            self.most_frames = (frames / 4).max(1);
+        } else if frames == self.most_frames && took < LONG_TURN / 4 {
+            self.most_frames = (2 * frames).min(MOST_FRAMES);
+        }
+        now - *self.turn.get_or_insert(began) > LONG_TURN
     }
 
     /// The frames at the front of the buffer that can be delivered together.
@@ -301,6 +353,7 @@ impl Reader {
             let (next, short) = (run.len + HEADER_LEN + payload, payload < SHORT_PAYLOAD);
             let most = if short { SHORT_PAYLOADS_SHARE } else { BUFFER };
             let fits = run.len == 0 || short == run.short && next <= most;
+            let fits = fits && run.frames < self.most_frames;
             if !fits || next > self.buffer.len() || FrameType(header[0]) == FrameType::FRAGMENT {
                 break;
             }

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use super::batch::{Action, ReceiveBatch};
 use super::{Connection, Role};
 use crate::dispatch::{Dispatch, ENOUGH, RemoteServices};
-use crate::memory::Gauge;
+use crate::memory::{Account, Gauge, Use};
 use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::upgrade_state::UpgradeState;
@@ -61,6 +61,11 @@ impl Receiving {
         let memory = self.inbox.memory();
         self.gauge.set(memory);
         memory > 0
+    }
+
+    /// Takes out the messages that have arrived in part, and the gauge that counts them.
+    pub(super) fn clear(&mut self, account: &Arc<Account>) -> (Inbox, Gauge) {
+        (self.inbox.clear(), std::mem::replace(&mut self.gauge, Gauge::new(account, Use::Partial)))
     }
 
     /// Records the number of a REQUEST's call.

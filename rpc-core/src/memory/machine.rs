@@ -6,20 +6,30 @@ use std::path::Path;
 /// The memory to assume where the system does not say, in bytes.
 const UNKNOWN: usize = 4 << 30;
 
-/// Returns the memory that the machine has and the control group allows, whichever is less, in bytes.
+/// Returns the least of the memory that the machine has, the memory that the control group allows, and the address space that
+/// the process may have (`ulimit -v`), in bytes.
 pub(super) fn memory() -> usize {
     allowed(Path::new("/")).unwrap_or(UNKNOWN)
 }
 
 /// Returns the memory that the system below this root allows. Sources: proc(5), Linux' cgroup-v2.rst ("memory.max") and
-/// cgroup-v1/memory.rst ("memory.limit_in_bytes").
+/// cgroup-v1/memory.rst ("memory.limit_in_bytes"), getrlimit(2) ("RLIMIT_AS").
 fn allowed(root: &Path) -> Option<usize> {
     let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let total = total.split_whitespace().next()?.parse::<usize>().ok()?.saturating_mul(1024);
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let limits = groups.lines().flat_map(|line| limits(root, line));
-    Some(limits.fold(total, usize::min))
+    Some(limits.chain(address_space(root)).fold(total, usize::min))
+}
+
+/// Returns the limit on the address space of the process, if there is one. The file has a line for each limit: its name, the
+/// limit that counts now, the one that it may be raised to, the unit.
+fn address_space(root: &Path) -> Option<usize> {
+    let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    // A process without a limit has the word `unlimited`.
+    limit.split_whitespace().next()?.parse().ok()
 }
 
 /// Returns the limits of a control group and of those that it is in. `line` is of /proc/self/cgroup: a number, controllers,
@@ -54,10 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_machine_and_groups_counts() {
+    fn the_least_of_machine_groups_and_process_counts() {
         const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal:       8000000 kB\nMemFree: 1 kB\n");
+        const LIMITS: &str = "Limit                     Soft Limit           Hard Limit           Units\n\
+            Max cpu time              unlimited            unlimited            seconds\n\
+            Max address space         1073741824           unlimited            bytes\n";
         type Files = &'static [(&'static str, &'static str)];
-        let cases: [(Files, Option<usize>); 6] = [
+        let cases: [(Files, Option<usize>); 8] = [
             (&[], None),
             (&[MACHINE], Some(8_192_000_000)),
             (
@@ -86,6 +99,17 @@ mod tests {
                     ("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "3000000\n"),
                 ],
                 Some(3_000_000),
+            ),
+            (&[MACHINE, ("proc/self/limits", LIMITS), ("proc/self/cgroup", "0::/\n")], Some(1_073_741_824)),
+            (
+                &[
+                    MACHINE,
+                    (
+                        "proc/self/limits",
+                        "Max address space         unlimited            unlimited            bytes\n",
+                    ),
+                ],
+                Some(8_192_000_000),
             ),
         ];
         for (files, expected) in cases {

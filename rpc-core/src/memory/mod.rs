@@ -118,7 +118,7 @@ impl Budget {
     }
 
     /// Returns the budget of `limits.memory` bytes, or, if that is 0, the one of the process: a quarter of the memory that the
-    /// machine and the control group allow.
+    /// machine, the control group and the limit on address space (`ulimit -v`) allow.
     pub fn of(limit: u64) -> Arc<Self> {
         static PROCESS: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(machine::memory() / 4));
         match limit {

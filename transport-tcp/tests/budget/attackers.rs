@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::PATIENCE;
-use crate::server::{BIG, HANG, info};
+use crate::server::{BIG, ECHO, HANG, info};
 
 /// A client that sends single frames, valid or not, and reads when it is told to.
 pub(crate) struct Attacker {
@@ -138,6 +138,41 @@ pub(crate) async fn hanging_calls(mut attacker: Attacker) -> Attacker {
 pub(crate) async fn unread_answers(mut attacker: Attacker) -> Attacker {
     for call in 1..4000 {
         if !attacker.request(call, BIG, b"").await {
+            break;
+        }
+    }
+    attacker
+}
+
+/// Sends frames of which most are valid, some may not be sent, and some are broken.
+pub(crate) async fn random_frames(mut attacker: Attacker) -> Attacker {
+    let mut rng = fastrand::Rng::new();
+    for _ in 0..2000 {
+        let call = rng.u64(1..20);
+        let (kind, flags) = match rng.u8(..10) {
+            0..5 => (FrameType::REQUEST, 0),
+            5 => (FrameType::REQUEST, flags::FRAGMENTED),
+            6 => (FrameType::FRAGMENT, 0),
+            7 => (FrameType::CANCEL, 0),
+            8 => (FrameType::PING, 0),
+            _ => (FrameType(rng.u8(..)), rng.u8(..)),
+        };
+        let mut payload = match kind {
+            FrameType::REQUEST => {
+                request([ECHO, HANG, BIG][rng.usize(..3)], &vec![1; rng.usize(..50_000)]).to_vec()
+            }
+            FrameType::CANCEL => vec![rng.u8(..3)],
+            FrameType::PING => vec![0; 8],
+            _ => vec![1; rng.usize(..50_000)],
+        };
+        if flags & flags::FRAGMENTED != 0 {
+            payload.splice(..0, rng.u32(..20 << 20).to_le_bytes());
+        }
+        if rng.u8(..20) == 0 && !payload.is_empty() {
+            let at = rng.usize(..payload.len().min(64));
+            payload[at] ^= 1 << rng.u8(..8);
+        }
+        if !attacker.message(kind, call, flags, &payload).await {
             break;
         }
     }

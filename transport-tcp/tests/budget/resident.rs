@@ -1,7 +1,6 @@
 //! Attacks on a server in a process of its own: what the whole process holds, and what an honest client notices.
 
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::time::Instant;
 
 use farcall_core::client::RawChannel;
@@ -20,7 +19,19 @@ fn terms() -> (Duration, usize) {
 /// What else a process holds: code, stacks, buffers for reuse, and what its allocator has not given back.
 const BESIDES: usize = 96 * MIB;
 
-type Attack = fn(SocketAddr, u8) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+const HALF_MESSAGES: &str = "half messages";
+const HANGING_CALLS: &str = "hanging calls";
+const UNREAD_ANSWERS: &str = "unread answers";
+const RANDOM_FRAMES: &str = "random frames";
+const HALF_FRAMES: &str = "half frames";
+const NO_HELLO: &str = "connections without a HELLO";
+
+/// The attacks,
+const ATTACKS: [&str; 6] =
+    [HALF_MESSAGES, HANGING_CALLS, UNREAD_ANSWERS, RANDOM_FRAMES, HALF_FRAMES, NO_HELLO];
+
+/// and the name of all at once.
+const EVERYTHING: &str = "everything from 200 addresses";
 
 /// The server's process: says where it listens, and its budget.
 #[test]
@@ -43,19 +54,27 @@ fn resident(pid: u32) -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// The honest client's process: makes calls one after the other for a time, and says how long the slowest hundredth takes.
+/// The honest client's process: begins a call each millisecond for a time, and says how long the slowest hundredth takes. Calls
+/// do not wait for each other, because a client that waits makes few calls while the server is slow, and hides that.
 #[tokio::test]
 async fn call_honestly_for_a_while() {
     let Some(told) = process::told() else { return };
     let (address, time) = told.split_once(' ').unwrap();
     let (address, time) = (address.parse().unwrap(), Duration::from_millis(time.parse().unwrap()));
     let honest = RawChannel::new(To(address), settings(0));
-    let (began, mut times) = (Instant::now(), Vec::new());
-    while began.elapsed() < time || times.len() < 100 {
-        let at = Instant::now();
-        call_honestly(&honest).await;
-        times.push(at.elapsed());
+    let (mut calls, mut times) = (tokio::task::JoinSet::new(), Vec::new());
+    let began = Instant::now();
+    while began.elapsed() < time || calls.len() + times.len() < 100 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let honest = honest.clone();
+        calls.spawn(async move {
+            let at = Instant::now();
+            call_honestly(&honest).await;
+            at.elapsed()
+        });
+        times.extend(calls.try_join_next().map(Result::unwrap));
     }
+    times.extend(calls.join_all().await);
     times.sort();
     process::say(&times[times.len() * 99 / 100].as_micros().to_string());
 }
@@ -69,15 +88,46 @@ async fn honest_calls(server: SocketAddr, time: Duration) -> Duration {
     Duration::from_micros(said.await.expect("the honest client fails").parse().unwrap())
 }
 
+/// The attackers' process: attacks of a kind, until it is killed. There are sixteen attackers on four addresses, or one of a
+/// kind on each of 200.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attack_until_killed() {
+    let Some(told) = process::told() else { return };
+    let (address, name) = told.split_once(' ').unwrap();
+    let address = address.parse().unwrap();
+    let attackers: Vec<(&str, u8)> = match ATTACKS.iter().find(|attack| **attack == name) {
+        Some(attack) => (0..16).map(|n| (*attack, 2 + n % 4)).collect(),
+        None => ATTACKS.into_iter().cycle().zip(2..202).collect(),
+    };
+    for (attack, from) in attackers {
+        match attack {
+            HALF_MESSAGES => tokio::spawn(again(address, from, attackers::half_messages)),
+            HANGING_CALLS => tokio::spawn(again(address, from, attackers::hanging_calls)),
+            UNREAD_ANSWERS => tokio::spawn(again(address, from, attackers::unread_answers)),
+            RANDOM_FRAMES => tokio::spawn(again(address, from, attackers::random_frames)),
+            HALF_FRAMES => tokio::spawn(idle_connections(address, from, &PREFACE[..4])),
+            _ => tokio::spawn(idle_connections(address, from, b"")),
+        };
+    }
+    std::future::pending::<()>().await;
+}
+
+/// Starts a process that attacks. It has only the time of the processors that others leave: a host that attacks has processors
+/// of its own, and takes none of the server's time but by what it sends.
+fn attackers(server: SocketAddr, name: &str) -> Process {
+    let argument = format!("{server} {name}");
+    Process::start_by(&["chrt", "--idle", "0"], "resident::attack_until_killed", &argument)
+}
+
 #[expect(clippy::print_stdout, reason = "the figures of a long run")]
-async fn withstands(name: &str, attack: Attack) {
+async fn withstands(name: &str) {
     let (time, memory) = terms();
     let mut server = Process::start("resident::serve_for_attackers", &memory.to_string());
     let said = server.said();
     let (address, limit) = said.split_once(' ').unwrap();
     let (address, limit): (SocketAddr, usize) = (address.parse().unwrap(), limit.parse().unwrap());
     let before = honest_calls(address, time / 10).await;
-    let attackers: Vec<_> = (0..16).map(|n| tokio::spawn(attack(address, 2 + n % 4))).collect();
+    let attackers = attackers(address, name);
     let began = Instant::now();
     let mut during = tokio::spawn(honest_calls(address, time));
     let mut most = 0;
@@ -87,7 +137,7 @@ async fn withstands(name: &str, attack: Attack) {
             break during.unwrap();
         }
     };
-    attackers.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(attackers);
     println!(
         "{name}: {} MiB resident at most, the budget is {} MiB; p99 of an honest client {before:?} before, {during:?} during {:?}",
         most / MIB,
@@ -98,50 +148,92 @@ async fn withstands(name: &str, attack: Attack) {
 }
 
 /// Attacks again and again, with a connection each time.
-fn again<F: Future<Output = Attacker> + Send + 'static>(
+async fn again<F: Future<Output = Attacker> + Send + 'static>(
     address: SocketAddr,
     n: u8,
     how: fn(Attacker) -> F,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-    Box::pin(async move {
-        loop {
-            if let Some(attacker) = Attacker::try_new(address, n).await {
-                let attacker = how(attacker).await;
-                // As long as the server lets it.
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                drop(attacker);
-            }
+) {
+    loop {
+        if let Some(attacker) = Attacker::try_new(address, n).await {
+            let attacker = how(attacker).await;
+            // As long as the server lets it.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            drop(attacker);
         }
-    })
+    }
+}
+
+/// Connects again and again, and says no more than this.
+async fn idle_connections(address: SocketAddr, n: u8, says: &'static [u8]) {
+    let mut idle = std::collections::VecDeque::new();
+    loop {
+        if let Some(mut socket) = attackers::connected(address, n).await {
+            // The server may have closed it.
+            let _ = socket.write_all(says).await;
+            idle.push_back(socket);
+        }
+        if idle.len() > 1000 {
+            idle.pop_front();
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_messages() {
-    withstands("half messages", |to, n| again(to, n, attackers::half_messages)).await;
+    withstands(HALF_MESSAGES).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_calls() {
-    withstands("hanging calls", |to, n| again(to, n, attackers::hanging_calls)).await;
+    withstands(HANGING_CALLS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_answers() {
-    withstands("unread answers", |to, n| again(to, n, attackers::unread_answers)).await;
+    withstands(UNREAD_ANSWERS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_without_a_hello() {
-    withstands("connections without a HELLO", |to, n| {
-        Box::pin(async move {
-            let mut silent = std::collections::VecDeque::new();
-            loop {
-                silent.extend(attackers::connected(to, n).await);
-                if silent.len() > 1000 {
-                    silent.pop_front();
-                }
-            }
-        })
-    })
-    .await;
+    withstands(NO_HELLO).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_from_200_addresses() {
+    withstands(EVERYTHING).await;
+}
+
+/// The server's budget is a part of the address space that it may have. It lives within that, whatever it is sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_little_address_space_survives() {
+    let limited = ["sh", "-c", "ulimit -v 786432; exec \"$0\" \"$@\""];
+    let mut server = Process::start_by(&limited, "resident::serve_for_attackers", "0");
+    let said = server.said();
+    let (address, limit) = said.split_once(' ').unwrap();
+    assert_eq!(limit.parse::<usize>().unwrap(), 192 * MIB);
+    let address = address.parse().unwrap();
+    let time = terms().0 / 4;
+    for name in ATTACKS.into_iter().chain([EVERYTHING]) {
+        let attackers = attackers(address, name);
+        honest_calls(address, time).await;
+        drop(attackers);
+    }
+    honest_calls(address, Duration::ZERO).await;
+}
+
+/// All attacks at once, beside which the server's budget is looked at. Afterwards all memory is given back.
+#[tokio::test]
+async fn nothing_is_left_of_everything() {
+    let (time, _) = terms();
+    let setup = Setup::new().await;
+    let attackers = attackers(setup.address, EVERYTHING);
+    setup.until("the attacks have no effect", || setup.budget().peak() > LIMIT / 8 * 5).await;
+    let began = Instant::now();
+    while began.elapsed() < time {
+        for _ in 0..100 {
+            setup.honest_call().await;
+        }
+    }
+    drop(attackers);
+    setup.until_free().await;
 }

@@ -4,6 +4,8 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Bytes, BytesMut};
+use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::region::{Region, Rights};
 use farcall::stream;
 use farcall_core::client::{Connector, RawChannel};
 use farcall_core::proto::wire::FrameType;
@@ -24,9 +26,8 @@ pub fn client(data: &[u8]) {
     RUNTIME.with(|runtime| {
         let _inside = runtime.enter();
         let link = Arc::new(FakeLink::default());
-        let client =
-            FuzzedClient::new(RawChannel::new(Once(Mutex::new(Some(Arc::clone(&link)))), settings()));
-        let mut calls = calls(&client);
+        let channel = RawChannel::new(Once(Mutex::new(Some(Arc::clone(&link)))), settings());
+        let mut calls = calls(&FuzzedClient::new(channel.clone()), channel);
         settle(runtime);
         let mut payload = BytesMut::new();
         hello().encode(&mut payload);
@@ -40,7 +41,7 @@ pub fn client(data: &[u8]) {
 }
 
 /// Calls of every kind, each in a task that ends with it.
-fn calls(client: &FuzzedClient) -> JoinSet<()> {
+fn calls(client: &FuzzedClient, channel: RawChannel) -> JoinSet<()> {
     let mut calls = JoinSet::new();
     let mut spawn = |call: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| drop(calls.spawn(call));
     let (echo, hang, total, count, repeat) =
@@ -58,6 +59,19 @@ fn calls(client: &FuzzedClient) -> JoinSet<()> {
         {
             while let Ok(Some(_)) = items.message().await {}
         }
+    }));
+    let fill = client.clone();
+    spawn(Box::pin(async move {
+        let (from, _loan) = BulkRead::lend(Bytes::from_static(b"from here"));
+        let (into, loan) = BulkWrite::lend(vec![0; 100]);
+        drop(fill.fill(from, into).await);
+        loan.reclaim().await;
+    }));
+    let region = Region::export(vec![0; 64], Rights::READ | Rights::ATOMICS);
+    let memory = region.remote().on(channel);
+    spawn(Box::pin(async move {
+        drop(memory.read(..).await);
+        drop(memory.fetch_add(8, 1).await);
     }));
     calls
 }

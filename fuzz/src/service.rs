@@ -1,6 +1,7 @@
 //! The service that both ends of a session speak of.
 
 use bytes::Bytes;
+use farcall::bulk::{BulkRead, BulkWrite};
 use farcall::{Context, Result, Status, Stream, Streaming, stream};
 
 use crate::values::Value;
@@ -12,6 +13,7 @@ pub(crate) trait Fuzzed {
     async fn total(&self, items: Streaming<u32>) -> Result<u64>;
     fn count(&self, to: u32) -> impl Stream<Item = Result<u32>>;
     fn repeat(&self, items: Streaming<Bytes>) -> impl Stream<Item = Result<Bytes>>;
+    async fn fill(&self, from: BulkRead, into: BulkWrite) -> Result<usize>;
 }
 
 pub(crate) struct Handler;
@@ -42,5 +44,11 @@ impl Fuzzed for Handler {
 
     fn repeat(&self, items: Streaming<Bytes>) -> impl Stream<Item = Result<Bytes>> {
         items
+    }
+
+    async fn fill(&self, from: BulkRead, into: BulkWrite) -> Result<usize> {
+        let bytes = from.read(..from.len().min(100_000)).await?;
+        into.write(into.len().saturating_sub(bytes.len()), bytes).await?;
+        Ok(into.len())
     }
 }

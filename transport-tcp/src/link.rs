@@ -243,7 +243,8 @@ impl TcpLink {
         mut attention: Pin<&mut Notified<'a>>,
         handler: &dyn LinkHandler,
     ) {
-        loop {
+        // Before the first wait, too: the task may have been told of the closing already, and is told once.
+        while !self.closing.load(Ordering::Acquire) {
             let blocked = self.is_stuck() && self.out().blocked;
             let event = poll_fn(|cx| {
                 if pause.as_mut().poll(cx).is_ready() {
@@ -260,9 +261,6 @@ impl TcpLink {
                 Some(Event::Socket) => {}
             }
             self.write_on(handler);
-            if self.closing.load(Ordering::Acquire) {
-                return;
-            }
         }
     }
 

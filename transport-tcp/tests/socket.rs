@@ -2,15 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+use std::future::pending;
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE, WireError};
-use farcall_core::transport::{FrameSource, Link, LinkEnd, LinkHandler};
+use farcall_core::transport::{BoxFuture, FrameSource, Link, LinkEnd, LinkHandler};
 use farcall_tcp::{Acceptor, TcpConfig, TcpLink};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -354,6 +355,49 @@ async fn all_that_was_taken_arrives_before_a_closed_link_says_so() {
     let Pair { socket, mut events, .. } = pair;
     drop(socket);
     assert!(!end(&mut events).await.failed);
+}
+
+/// A handler that has no memory for what arrives, from some time on.
+struct HeldBack {
+    events: Recorder,
+    is_held_back: AtomicBool,
+}
+
+impl LinkHandler for HeldBack {
+    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
+        self.events.receive(header, payload)
+    }
+
+    fn pause(&self) -> Option<BoxFuture<()>> {
+        self.is_held_back.load(Ordering::Relaxed).then(|| Box::pin(pending()) as BoxFuture<()>)
+    }
+
+    fn closed(&self, end: LinkEnd) {
+        self.events.closed(end);
+    }
+}
+
+#[tokio::test]
+async fn a_link_is_closed_although_there_is_no_memory_for_what_arrives() {
+    for yields in 0..10 {
+        let acceptor = Acceptor::bind("127.0.0.1:0", TcpConfig::default()).await.unwrap();
+        let address = acceptor.local_addr().unwrap();
+        let (socket, link) = tokio::join!(TcpStream::connect(address), acceptor.accept());
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let handler = Arc::new(HeldBack { events: Recorder(sender), is_held_back: AtomicBool::new(false) });
+        link.clone().start(handler.clone());
+        let mut socket = socket.unwrap();
+        socket.write_all(&[PREFACE.to_vec(), encoded(FrameType::REQUEST, 1, b"abc")].concat()).await.unwrap();
+        assert!(matches!(next(&mut events).await, Event::Frame(..)));
+        // Its task may wait for bytes by now, or may be about to.
+        for _ in 0..yields {
+            tokio::task::yield_now().await;
+        }
+        handler.is_held_back.store(true, Ordering::Relaxed);
+        link.close();
+        drop(socket);
+        end(&mut events).await;
+    }
 }
 
 /// Closes the link when something arrives, and has more arrive.

@@ -148,6 +148,16 @@ fn prost_messages_travel() {
     assert!(said.lines().eq(lines), "{said}");
 }
 
+#[test]
+fn pages_come_and_go_through_a_cache() {
+    let said = run("pages");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[0].starts_with("1024 pages of 4096 bytes, 256 frames, by "), "{said}");
+    assert!(lines[1].starts_with("6400 pages used, ") && lines[1].contains("hit rate "), "{said}");
+    assert!(lines[2].ends_with(", all as written"), "{said}");
+    assert_eq!(lines[3..], ["the file has every page as it was written"], "{said}");
+}
+
 /// Each span of the two services, and of their customer, has the one before it as its parent.
 #[test]
 fn tracing_exports_one_trace_of_two_services() {

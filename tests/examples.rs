@@ -158,6 +158,15 @@ fn pages_come_and_go_through_a_cache() {
     assert_eq!(lines[3..], ["the file has every page as it was written"], "{said}");
 }
 
+#[test]
+fn tickets_are_distinct_and_locks_lock() {
+    let said = run("sequencer");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[1].starts_with("3600 tickets, all distinct, 0 missing, "), "{said}");
+    assert!(lines[2].starts_with("total 270 after 270 additions; 2 servers closed, "), "{said}");
+    assert!(lines[3].ends_with(": fencing number 3 after 1"), "{said}");
+}
+
 /// Each span of the two services, and of their customer, has the one before it as its parent.
 #[test]
 fn tracing_exports_one_trace_of_two_services() {

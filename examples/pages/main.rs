@@ -79,7 +79,7 @@ async fn run() -> Result<(), Failure> {
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => check_own(options).await,
         ["serve", address] => serve(address, options).await,
-        [address] => report(&address.to_owned(), options.frames).await.map(drop),
+        [address] => report(address, options.frames).await.map(drop),
         _ => Err(USAGE.into()),
     }
 }

@@ -167,6 +167,16 @@ fn tickets_are_distinct_and_locks_lock() {
     assert!(lines[3].ends_with(": fencing number 3 after 1"), "{said}");
 }
 
+#[test]
+fn look_ups_run_no_handler_and_are_never_torn() {
+    let said = run("index");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[0].starts_with("16000 look-ups by "), "{said}");
+    assert!(lines[1].ends_with(": none for a look-up"), "{said}");
+    assert_eq!(lines[2], "every key has the value that was written last", "{said}");
+    assert!(lines[3].ends_with(" torn reads, and found the new value"), "{said}");
+}
+
 /// Each span of the two services, and of their customer, has the one before it as its parent.
 #[test]
 fn tracing_exports_one_trace_of_two_services() {

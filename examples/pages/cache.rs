@@ -26,7 +26,7 @@ pub struct Cache {
     counts: Counts,
 }
 
-/// What a cache has done so far, in pages.
+/// The counts of a cache, in pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub hits: u64,
@@ -38,7 +38,7 @@ pub struct Counts {
 struct Frame {
     id: Option<PageId>,
     data: Vec<u8>,
-    /// Used since the hand was here.
+    /// Whether it was used since the hand was here.
     is_used: bool,
     is_dirty: bool,
 }
@@ -64,7 +64,7 @@ impl Cache {
         Some(&mut frame.data)
     }
 
-    /// Returns what the cache has done so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -75,7 +75,7 @@ impl Cache {
     ///
     /// - RESOURCE_EXHAUSTED, if the cache has fewer frames than that.
     /// - DATA_LOSS, if a page was damaged on its way.
-    /// - Else what the server or the connection says. No change is lost: a page that was not written back is still here.
+    /// - Any error of the server or the connection. No change is lost: a page that was not written back is still here.
     ///
     /// # Cancel safety
     ///

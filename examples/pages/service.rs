@@ -1,4 +1,4 @@
-//! The page service: what the server and the cache share.
+//! The page service, which the server and the cache share.
 
 use farcall::bulk::{BulkRead, BulkWrite};
 use serde::{Deserialize, Serialize};

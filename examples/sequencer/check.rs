@@ -15,8 +15,10 @@ use crate::tickets::Tickets;
 
 const CHANNELS: usize = 3;
 const TASKS: usize = 9;
-/// Of each task.
+/// Tickets that each task draws.
 const TICKETS: usize = 400;
+
+/// Additions of each task.
 const ADDITIONS: u64 = 30;
 
 /// Far longer than anybody holds a lock here, so that nobody loses one.
@@ -99,7 +101,7 @@ async fn draw(clients: &[Numbers], slot: Slot) -> Result<String, Failure> {
     Ok(format!("{} tickets, all distinct, {missing} missing, {per_second:.0} tickets/s", all.len()))
 }
 
-/// What the lock protects: a total, and the fencing number of the holder that wrote it.
+/// The record that the lock protects: a total, and the fencing number of the holder that wrote it.
 struct Record {
     total: u64,
     fence: u64,

@@ -37,7 +37,7 @@ impl Word {
     }
 }
 
-/// A lock in the server's memory, as one owner sees it. Whoever else uses it must use the same lease.
+/// A lock in the server's memory, as one owner sees it. All its owners must use one lease.
 pub struct Lock {
     numbers: Numbers,
     at: usize,
@@ -109,8 +109,8 @@ impl Lock {
 }
 
 impl Held<'_> {
-    /// Returns the fencing number, which is greater than those of all earlier holders. Whatever the lock protects can refuse
-    /// a holder that comes too late.
+    /// Returns the fencing number, which is greater than those of all earlier holders. A service that the
+    /// lock protects can refuse a holder that comes too late.
     pub fn fence(&self) -> u32 {
         self.word.fence()
     }

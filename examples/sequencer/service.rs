@@ -20,7 +20,7 @@ pub struct Slot {
     pub sequence: usize,
     /// The lock word, changed by `compare_and_swap`.
     pub lock: usize,
-    /// What the lock protects, read and written by its holder.
+    /// The record that the lock protects. The holder reads and writes it.
     pub record: usize,
 }
 
@@ -33,7 +33,7 @@ impl Slot {
 
 #[farcall::service(package = "farcall.example.sequencer")]
 pub trait Sequencer {
-    /// Returns the handle of the memory with all numbers. Whoever has it may use them.
+    /// Returns the handle of the memory with all numbers. Every process that has the handle may use them.
     async fn table(&self) -> farcall::Result<RemoteRegion>;
 }
 

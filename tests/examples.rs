@@ -148,6 +148,35 @@ fn prost_messages_travel() {
     assert!(said.lines().eq(lines), "{said}");
 }
 
+#[test]
+fn pages_come_and_go_through_a_cache() {
+    let said = run("pages");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[0].starts_with("1024 pages of 4096 bytes, 256 frames, by "), "{said}");
+    assert!(lines[1].starts_with("6400 pages used, ") && lines[1].contains("hit rate "), "{said}");
+    assert!(lines[2].ends_with(", all as written"), "{said}");
+    assert_eq!(lines[3..], ["the file has every page as it was written"], "{said}");
+}
+
+#[test]
+fn tickets_are_distinct_and_locks_lock() {
+    let said = run("sequencer");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[1].starts_with("3600 tickets, all distinct, 0 missing, "), "{said}");
+    assert!(lines[2].starts_with("total 270 after 270 additions; 2 servers closed, "), "{said}");
+    assert!(lines[3].ends_with(": fencing number 3 after 1"), "{said}");
+}
+
+#[test]
+fn look_ups_run_no_handler_and_are_never_torn() {
+    let said = run("index");
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[0].starts_with("16000 look-ups by "), "{said}");
+    assert!(lines[1].ends_with(": none for a look-up"), "{said}");
+    assert_eq!(lines[2], "every key has the value that was written last", "{said}");
+    assert!(lines[3].ends_with(" torn reads, and found the new value"), "{said}");
+}
+
 /// Each span of the two services, and of their customer, has the one before it as its parent.
 #[test]
 fn tracing_exports_one_trace_of_two_services() {

@@ -52,7 +52,7 @@ impl Regions for Owner {
     }
 
     async fn revoke(&self) -> Result<Vec<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().take().unwrap().revoke())
+        Ok(self.0.lock().unwrap().take().unwrap().revoke().unwrap())
     }
 
     async fn count(&self, cx: &Context, counter: RemoteRegion, times: u64) -> Result<Vec<u64>> {
@@ -166,6 +166,8 @@ async fn bounds_and_alignment_are_checked_on_both_sides() {
             memory.fetch_add(64, 1).await.unwrap_err(),
             memory.fetch_add(4, 1).await.unwrap_err(),
             memory.fetch_add(usize::MAX - 7, 1).await.unwrap_err(),
+            memory.load(4).await.unwrap_err(),
+            memory.store(64, 1).await.unwrap_err(),
             // In two parts.
             memory.fetch_add(16, 1).await.unwrap_err(),
         ];
@@ -220,6 +222,8 @@ async fn numbers_change_atomically_whoever_changes_them() {
     let holder = u64::from_le_bytes(holder[..].try_into().unwrap());
     assert!(before.iter().all(|before| [0, holder].contains(before)), "{before:?}");
     assert_eq!(memory.compare_and_swap(16, holder, 0).await.unwrap(), holder);
+    memory.store(24, 77).await.unwrap();
+    assert_eq!((memory.load(24).await.unwrap(), memory.load(16).await.unwrap()), (77, 0));
 }
 
 #[tokio::test]
@@ -232,7 +236,7 @@ async fn a_server_uses_memory_that_its_caller_exports() {
     let bytes = random(MIB, 1);
     assert!(owner.echo(page.remote(), bytes.clone()).await.unwrap() == bytes);
     assert!(page.read(..).unwrap() == bytes);
-    assert!(page.revoke() == bytes);
+    assert!(page.revoke().unwrap() == bytes);
 }
 
 fn is_gone(status: &Status) {
@@ -313,6 +317,11 @@ async fn owners_are_told_what_they_do_wrong() {
         u64::from_le_bytes([1; 8])
     );
     assert_eq!(region.read(8..16).unwrap(), 5_u64.to_le_bytes());
+    assert_eq!((region.load(8).unwrap(), region.load(4).unwrap_err().code()), (5, Code::OutOfRange));
+    region.store(16, 6).unwrap();
+    assert_eq!((region.load(16).unwrap(), region.store(4, 1).unwrap_err().code()), (6, Code::OutOfRange));
     let shared = Arc::new(region);
-    assert_eq!(shared.len(), 64);
+    assert_eq!(shared.revoke().unwrap()[16], 6);
+    assert!(shared.revoke().is_none());
+    assert_eq!(shared.load(8).unwrap_err().code(), Code::FailedPrecondition);
 }

@@ -7,6 +7,7 @@
 
 mod authority;
 mod flow;
+mod lent;
 mod work;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::sync::Mutex;
 
 use authority::{Authority, as_it_is};
 use flow::{FlowClient, FlowServer};
+use lent::{Lender, LentServer};
 use work::{Load, Log, PATIENCE, SIZES, WorkClient, WorkServer, connect};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -46,6 +48,7 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     config.liveness.retry_ms = 50;
     let flows = flow::Log::default();
     let server = Server::builder().add(WorkServer::new(log.clone())).add(FlowServer::new(flows.clone()));
+    let server = server.add(LentServer::new(Lender::new()));
     let server = server.config(config.clone()).bind("127.0.0.1:0").await.unwrap();
     let (address, handle) = (format!("farcall://{}", server.local_addr()), server.handle());
     tokio::spawn(server.serve());
@@ -53,13 +56,15 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     let (near, far) = (channel.connection().await.unwrap(), handle.connections()[0].clone());
     let load = Load::start(&WorkClient::new(&channel), 0, 8, &SIZES);
     let streams = flow::Load::start(&FlowClient::new(&channel), 8);
+    let accesses = lent::Load::start(&channel).await;
     let is_up = || near.transport().name == "rdma" && far.transport().name == "rdma";
     assert!(near.is_encrypted() == is_sealed && far.is_encrypted() == is_sealed);
     let mut killed = 0;
     let killing = async {
         while killed < deaths {
-            let before = (load.answered(), streams.ended());
-            while !is_up() || load.answered() < before.0 + 10 || streams.ended() < before.1 + 2 {
+            let before = (load.answered(), streams.ended(), accesses.copied());
+            let others = || streams.ended() < before.1 + 2 || accesses.copied() < before.2 + 2;
+            while !is_up() || load.answered() < before.0 + 10 || others() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             let pairs =
@@ -72,6 +77,7 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
         }
     };
     tokio::time::timeout(PATIENCE * 10, killing).await.expect("calls and streams go on, and RDMA comes back");
+    let (copies, additions) = accesses.stop().await;
     let streams = streams.stop(PATIENCE).await;
     for &plan in &streams {
         assert!(flows.was_whole(plan), "{plan:?}: {:?}", flows.went(plan.id));
@@ -81,7 +87,7 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     outcomes.agree_with(&log.times());
     let calls = outcomes.calls.len();
     println!(
-        "{deaths} deaths, {calls} calls, the longest took {} ms, {} streams",
+        "{deaths} deaths, {calls} calls, the longest took {} ms, {} streams, {copies} copies of lent memory, {additions} additions",
         outcomes.longest_ms,
         streams.len()
     );

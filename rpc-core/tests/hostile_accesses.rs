@@ -93,7 +93,7 @@ async fn accesses_that_are_not_allowed_do_nothing_and_say_so() {
     access(&mut peer, NUMBER + 100, here, 8, Operation::Read(3));
     let read = accessed(&mut peer, NUMBER + 100).await;
     assert_eq!(read, Accessed { outcome: Outcome::Done, bytes: Bytes::from_static(&[7; 3]) });
-    assert_eq!(region.revoke(), [7; 64]);
+    assert_eq!(region.revoke().unwrap(), [7; 64]);
 }
 
 type Offence = fn(&mut Peer);
@@ -170,6 +170,31 @@ async fn an_outcome_of_another_length_ends_the_connection() {
     peer.expect_close(CloseCode::Protocol, "not as many as were asked for").await;
     let error = reading.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
+}
+
+#[tokio::test]
+async fn a_write_that_may_have_been_done_in_part_says_so() {
+    let (caller, mut links, _) = played();
+    let region = Region::export(vec![0; 3 << 20], Rights::WRITE);
+    let write = |len: usize| {
+        let memory = region.remote().on(caller.clone());
+        tokio::spawn(async move { memory.write(0, vec![1; len]).await })
+    };
+    let mut writing = write(10);
+    let mut peer = Peer::greeted(links.recv().await.unwrap(), accesses()).await;
+    for (pieces, executed) in [(1, Executed::No), (3, Executed::Maybe)] {
+        let mut numbers = Vec::new();
+        while numbers.len() < pieces {
+            let (header, _) = peer.next().await.unwrap();
+            numbers.extend((header.kind == FrameType::ACCESS).then_some(header.call));
+        }
+        for (i, number) in numbers.into_iter().enumerate() {
+            peer.session_frame(FrameType::ACCESSED, number, 0, if i == 0 { "\x01" } else { "\0" });
+        }
+        let error = writing.await.unwrap().unwrap_err();
+        assert_eq!((error.code(), error.executed()), (Code::NotFound, executed), "{error}");
+        writing = write(5 << 19);
+    }
 }
 
 #[tokio::test]

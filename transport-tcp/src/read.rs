@@ -34,7 +34,7 @@ const SHORT_READ: usize = 4096;
 const MOST_FRAMES: usize = 64;
 
 /// A turn whose frames take this long to handle ends, with frames left for the next one.
-pub(crate) const LONG_TURN: Duration = Duration::from_micros(250);
+pub(crate) const LONG_TURN: Duration = Duration::from_micros(60);
 
 /// A frame with a payload from this length on gets a buffer of its own, unless it is whole already in one with others.
 const LONG: usize = 16 * 1024;

@@ -120,11 +120,23 @@ impl Accesses {
     }
 
     /// Writes to the peer's memory, in pieces that are under way at once. The caller has checked the range.
-    pub(crate) async fn write(&self, target: Target, offset: u64, mut bytes: Bytes) -> Result<(), Status> {
+    pub(crate) async fn write(&self, target: Target, offset: u64, bytes: Bytes) -> Result<(), Status> {
         let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
         let piece = PIECE.min(max as usize);
+        let is_one = bytes.len() <= piece;
+        let written = self.write_pieces(piece, target, offset, bytes).await;
+        // Other pieces than the one that failed may have been written.
+        written.map_err(|status| if is_one { status } else { status.with_executed(Executed::Maybe) })
+    }
+
+    async fn write_pieces(
+        &self,
+        piece: usize,
+        target: Target,
+        mut offset: u64,
+        mut bytes: Bytes,
+    ) -> Result<(), Status> {
         let mut outcomes = Vec::with_capacity(bytes.len().div_ceil(piece));
-        let mut offset = offset;
         while !bytes.is_empty() {
             let piece = bytes.split_to(piece.min(bytes.len()));
             let len = piece.len() as u64;
@@ -168,7 +180,7 @@ impl Accesses {
         }
         // The semaphore is never closed.
         let permit = self.permits.clone().acquire_owned().await;
-        let _permit = permit.map_err(|_| too_old())?;
+        let _permit = permit.map_err(|_| self.ended(Executed::No))?;
         let (sender, receiver) = oneshot::channel();
         let number = self.begin(Waiting { len, outcome: sender, _permit })?;
         let access = Access { target, offset, operation };
@@ -213,7 +225,7 @@ impl Accesses {
         outcome: oneshot::Receiver<Result<Accessed, Status>>,
     ) -> Result<Bytes, Status> {
         // It is dropped with the connection only.
-        let ended = |_| Err(self.sender.terms().status("it has ended", Executed::Maybe, Blame::Environment));
+        let ended = |_| Err(self.ended(Executed::Maybe));
         let Accessed { outcome, bytes } = outcome.await.unwrap_or_else(ended)?;
         let (code, why) = match (outcome, target) {
             (Outcome::Done, _) => return Ok(bytes),
@@ -234,6 +246,10 @@ impl Accesses {
             }
         };
         Err(Status::new(code, why).with_blame(Blame::Peer).with_executed(Executed::No))
+    }
+
+    fn ended(&self, executed: Executed) -> Status {
+        self.sender.terms().status("it has ended", executed, Blame::Environment)
     }
 
     /// Handles an ACCESSED.
@@ -294,7 +310,7 @@ impl Accesses {
 }
 
 /// Returns the status of accesses that the peer does not know of.
-pub(crate) fn too_old() -> Status {
+fn too_old() -> Status {
     Status::new(Code::Unimplemented, "the peer's farcall is too old for access to memory")
         .with_executed(Executed::No)
         .with_blame(Blame::Peer)

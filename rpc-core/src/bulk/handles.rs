@@ -32,7 +32,8 @@ pub struct BulkWrite {
 }
 
 impl BulkRead {
-    /// Lends memory: `Bytes`, or several.
+    /// Lends memory: `Bytes`, or several. A vector becomes `Bytes` and `Vec::from` makes a vector of them again, without a copy once
+    /// nobody else has them.
     ///
     /// Bytes of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) go to an RDMA peer without a copy.
     pub fn lend<M: LendParts + Sync>(memory: M) -> (Self, Loan<M>) {

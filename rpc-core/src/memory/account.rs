@@ -52,6 +52,8 @@ pub(crate) struct Account {
     evicted: AtomicBool,
     /// What is still taken since it was evicted, in bytes.
     closing: AtomicUsize,
+    /// Notified when this connection holds less.
+    freed: Notify,
     eviction: Notify,
 }
 
@@ -78,6 +80,7 @@ impl Account {
             refuses: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             closing: AtomicUsize::new(0),
+            freed: Notify::new(),
             eviction: Notify::new(),
         });
         account.peer.accounts.lock().insert(account.number, Arc::downgrade(&account));
@@ -122,20 +125,30 @@ impl Account {
         let needed = self.total.load(Ordering::Relaxed).next_multiple_of(STEP);
         // If two threads settle at once, the later one may set too little. The next change mends that.
         let before = self.taken.swap(needed, Ordering::Relaxed);
-        for used in [&self.budget.used, &self.peer.used] {
-            // Wraps where it shrinks.
-            used.fetch_add(needed.wrapping_sub(before), Ordering::Relaxed);
-        }
+        // Wraps where it shrinks.
+        let change = needed.wrapping_sub(before);
+        let used_before = self.budget.used.fetch_add(change, Ordering::Relaxed);
+        self.peer.used.fetch_add(change, Ordering::Relaxed);
         if self.is_evicted() {
             self.note_closing(needed);
         }
         self.budget.meter.tell_soon(&self.budget);
         if needed < before {
-            return self.budget.freed.notify_waiters();
+            return self.note_freed(used_before, used_before.wrapping_add(change));
         }
         self.budget.peak.fetch_max(self.budget.used(), Ordering::Relaxed);
         if self.budget.is_used_up() {
             self.budget.make_room();
+        }
+    }
+
+    /// Wakes those who may be modest now: this connection, or all if the budget falls below one of its limits. To wake all for
+    /// each change would cost more than what they wait for.
+    fn note_freed(&self, used_before: usize, used: usize) {
+        self.freed.notify_waiters();
+        let falls_below = |limit| used_before > limit && used <= limit;
+        if falls_below(self.budget.high) || falls_below(self.budget.full) {
+            self.budget.freed.notify_waiters();
         }
     }
 
@@ -224,9 +237,16 @@ impl Account {
     pub(crate) async fn until_modest(self: Arc<Self>) {
         loop {
             // Registered before the check, or a notification between the two would be lost.
-            let mut freed = pin!(self.budget.freed.notified());
-            freed.as_mut().enable();
+            let (mut own, mut all) = (pin!(self.freed.notified()), pin!(self.budget.freed.notified()));
+            own.as_mut().enable();
+            all.as_mut().enable();
             let Some(until) = self.judge() else { return };
+            let freed = async {
+                tokio::select! {
+                    () = own => {}
+                    () = all => {}
+                }
+            };
             // The result does not matter: either may have changed the judgement.
             let _ = timeout_at(until, freed).await;
         }

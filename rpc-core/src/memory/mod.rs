@@ -58,7 +58,7 @@ pub struct Budget {
     peers: Mutex<rank::Leaf, HashMap<Origin, Arc<Peer>>>,
     /// The number of peers.
     count: AtomicUsize,
-    /// Notified when memory becomes free again.
+    /// Notified when the use falls below one of the two limits.
     freed: Notify,
     meter: Meter,
 }

@@ -35,11 +35,19 @@ impl<M: Lend> Region<M> {
     /// Exports memory: a byte vector or buffer, or several, which peers see one behind the other. See [`Lend`].
     ///
     /// A number for atomic operations must lie in one part.
+    ///
+    /// # Panics
+    ///
+    /// If the system has no random numbers for the key.
     pub fn export(memory: M, rights: Rights) -> Self {
         Self::exported(memory, rights, None)
     }
 
     /// Exports memory for some time, after which peers find it gone. The owner keeps it.
+    ///
+    /// # Panics
+    ///
+    /// As [`export`](Self::export).
     pub fn export_for(time: Duration, memory: M, rights: Rights) -> Self {
         Self::exported(memory, rights, Instant::now().checked_add(time))
     }
@@ -108,19 +116,36 @@ impl<M: Lend> Region<M> {
         self.shared.change(offset, Atomic::FetchAdd(add)).map_err(failed)
     }
 
-    /// Ends the export and returns the memory. No access can happen any more when it returns.
-    pub fn revoke(self) -> M {
-        let memory = self.shared.memory.lock().take();
-        // It is taken here only, and this takes the region.
-        memory.expect("a region is revoked once")
+    /// Returns the number at an offset.
+    ///
+    /// # Errors
+    ///
+    /// As [`compare_and_swap`](Self::compare_and_swap).
+    pub fn load(&self, offset: usize) -> Result<u64, Status> {
+        self.fetch_add(offset, 0)
+    }
+
+    /// Sets the number at an offset.
+    ///
+    /// # Errors
+    ///
+    /// As [`compare_and_swap`](Self::compare_and_swap).
+    pub fn store(&self, offset: usize, number: u64) -> Result<(), Status> {
+        check_number(offset, self.len()).map_err(failed)?;
+        self.write(offset, &number.to_le_bytes())
+    }
+
+    /// Ends the export and returns the memory; `None` if it was revoked before. No access can happen any more when it returns,
+    /// and those of the owner fail FAILED_PRECONDITION.
+    pub fn revoke(&self) -> Option<M> {
+        access::withdraw(self.remote.number());
+        self.shared.memory.lock().take()
     }
 }
 
 impl<M: Lend> Drop for Region<M> {
     fn drop(&mut self) {
-        access::withdraw(self.remote.number());
-        let memory = self.shared.memory.lock().take();
-        drop(memory);
+        drop(self.revoke());
     }
 }
 

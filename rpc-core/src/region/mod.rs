@@ -19,8 +19,8 @@
 //! assert_eq!(counters.fetch_add(0, 1)?, 0);
 //! assert_eq!(counters.read(..8)?, [1, 0, 0, 0, 0, 0, 0, 0]);
 //! # assert_eq!(handle.len(), 4096);
-//! let memory: Vec<u8> = counters.revoke();
-//! # assert_eq!(memory[0], 1);
+//! let memory: Option<Vec<u8>> = counters.revoke();
+//! # assert_eq!(memory.unwrap()[0], 1);
 //! # Ok::<_, farcall::Status>(())
 //! # }).unwrap();
 //! ```
@@ -28,11 +28,17 @@
 //! # What holds
 //!
 //! - A handle is a capability: it has a random key of 128 bits. Send it by encrypted connections where others may listen.
+//! - A region belongs to its process, not to one of its servers. A handle works by any connection to the process, also after the
+//!   server has closed that sent it.
 //! - Numbers are little-endian, at offsets that are multiples of eight. Operations on them are atomic among each other, by whichever
-//!   peer, and among those of the owner through [`Region`].
-//! - Reads and writes of more than eight bytes may see each other half done. Put a version before and behind what belongs together.
+//!   peer, and among those of the owner through [`Region`]. `load` and `store` never see, or leave, half a number.
+//! - Other reads and writes may see each other half done, in any order of bytes. Put a checksum with what belongs together. Or put a
+//!   version before and behind it: the writer makes both odd, awaits that, writes, awaits that, and makes both even. A reader takes
+//!   what it has read only if both versions are the same even number, and were so in a read before.
 //! - An access that is started after another has returned takes effect after it. Others take effect in any order.
-//! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe). farcall never repeats one.
+//! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or be done a little later: its
+//!   bytes may still lie at the owner. farcall never repeats one. Use numbers that only grow to find out, as the example `sequencer`
+//!   does with its locks.
 //! - The owner's runtime does each access, by TCP and by RDMA.
 
 mod exported;

@@ -77,7 +77,8 @@ impl fmt::Debug for RemoteRegion {
 ///
 /// # Cancel safety
 ///
-/// An access whose future is dropped may have been done, or be done later.
+/// An access whose future is dropped may have been done, or be done later. So `tokio::time::timeout` bounds how long an access is
+/// waited for, not when it is done. Nothing else bounds it, but that the peer is taken for dead after a while without a sign of life.
 ///
 /// # Errors
 ///
@@ -120,6 +121,20 @@ impl RemoteMemory {
         self.way.accesses().await?.write(self.target(), offset as u64, bytes).await
     }
 
+    /// Returns the number at an offset. It needs the right to read.
+    pub async fn load(&self, offset: usize) -> Result<u64, Status> {
+        self.is_number(offset)?;
+        let bytes = self.read(offset..offset + size_of::<u64>()).await?;
+        // A read returns as many bytes as were asked for.
+        Ok(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+    }
+
+    /// Sets the number at an offset. It needs the right to write.
+    pub async fn store(&self, offset: usize, number: u64) -> Result<(), Status> {
+        self.is_number(offset)?;
+        self.write(offset, number.to_le_bytes().to_vec()).await
+    }
+
     /// Replaces the number at an offset by `new` if it is `expected`. Returns the number before: the swap was done if that is
     /// `expected`.
     pub async fn compare_and_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, Status> {
@@ -132,15 +147,20 @@ impl RemoteMemory {
     }
 
     async fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Status> {
-        if access::check_number(offset, self.region.len()).is_err() {
+        self.is_number(offset)?;
+        self.allowed(Rights::ATOMICS)?;
+        self.way.accesses().await?.atomic(self.target(), offset as u64, atomic).await
+    }
+
+    /// Checks the place of a number.
+    fn is_number(&self, offset: usize) -> Result<(), Status> {
+        access::check_number(offset, self.region.len()).map_err(|_| {
             let message = format!(
                 "there is no number at {offset} in a region of {} bytes: it must be at a multiple of 8 within it",
                 self.region.len
             );
-            return Err(Status::new(Code::OutOfRange, message).with_blame(Blame::Application));
-        }
-        self.allowed(Rights::ATOMICS)?;
-        self.way.accesses().await?.atomic(self.target(), offset as u64, atomic).await
+            Status::new(Code::OutOfRange, message).with_blame(Blame::Application)
+        })
     }
 
     /// Saves a round trip that would be in vain. The owner checks it, too.

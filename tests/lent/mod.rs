@@ -1,0 +1,107 @@
+//! A load of lent and exported memory, each access of which is checked.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::region::{Region, RemoteRegion, Rights};
+use farcall::{Bytes, Channel, Result};
+use tokio::task::JoinHandle;
+
+#[farcall::service(package = "test")]
+pub(crate) trait Lent {
+    /// Copies from the client's memory to its memory, in pieces of so many bytes, the last one first.
+    async fn copy(&self, from: BulkRead, into: BulkWrite, piece: usize) -> Result<()>;
+    /// Returns a region whose first number counts.
+    async fn counter(&self) -> Result<RemoteRegion>;
+}
+
+pub(crate) struct Lender(Region<Vec<u8>>);
+
+impl Lender {
+    pub(crate) fn new() -> Self {
+        Self(Region::export(vec![0; 64], Rights::ATOMICS))
+    }
+}
+
+impl Lent for Lender {
+    async fn copy(&self, from: BulkRead, into: BulkWrite, piece: usize) -> Result<()> {
+        let copies = (0..from.len()).step_by(piece).rev().map(|at| {
+            let (from, into) = (from.clone(), into.clone());
+            tokio::spawn(async move {
+                let bytes = from.read(at..from.len().min(at + piece)).await?;
+                into.write(at, bytes).await
+            })
+        });
+        for copy in copies.collect::<Vec<_>>() {
+            copy.await.expect("no panic")?;
+        }
+        Ok(())
+    }
+
+    async fn counter(&self) -> Result<RemoteRegion> {
+        Ok(self.0.remote())
+    }
+}
+
+/// The load, until it is stopped. It expects that no access fails.
+pub(crate) struct Load {
+    stopped: Arc<AtomicBool>,
+    done: Arc<AtomicUsize>,
+    copying: Vec<JoinHandle<()>>,
+    counting: Vec<JoinHandle<Vec<u64>>>,
+}
+
+impl Load {
+    pub(crate) async fn start(channel: &Channel) -> Self {
+        let (stopped, done) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let lender = LentClient::new(channel);
+        let counter = lender.counter().await.unwrap().on(channel);
+        let copying = (0..4).map(|seed| {
+            let (lender, stopped, done) = (lender.clone(), stopped.clone(), done.clone());
+            tokio::spawn(async move {
+                let mut rng = fastrand::Rng::with_seed(seed);
+                while !stopped.load(Ordering::Relaxed) {
+                    let bytes: Bytes = (0..rng.usize(1..600_000)).map(|i| (i as u64 * seed) as u8).collect();
+                    let (into, loan) = BulkWrite::lend(vec![0; bytes.len()]);
+                    let piece = rng.choice([20_000, 100_000, 600_000]).unwrap();
+                    lender.copy(bytes.clone().into(), into, piece).await.unwrap();
+                    assert!(loan.reclaim().await == bytes);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        });
+        let counting = (0..2).map(|_| {
+            let (counter, stopped) = (counter.clone(), stopped.clone());
+            tokio::spawn(async move {
+                let mut before = Vec::new();
+                while !stopped.load(Ordering::Relaxed) {
+                    before.push(counter.fetch_add(0, 1).await.unwrap());
+                }
+                before
+            })
+        });
+        let (copying, counting) = (copying.collect(), counting.collect());
+        Self { stopped, done, copying, counting }
+    }
+
+    /// Returns how many calls have copied.
+    pub(crate) fn copied(&self) -> usize {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Stops, and checks that each addition was done once. Returns how many copies and additions there were.
+    pub(crate) async fn stop(self) -> (usize, usize) {
+        self.stopped.store(true, Ordering::Relaxed);
+        let mut before = Vec::new();
+        for counting in self.counting {
+            before.extend(counting.await.unwrap());
+        }
+        before.sort_unstable();
+        assert!(before.iter().copied().eq(0..before.len() as u64), "an addition was lost or repeated");
+        for copying in self.copying {
+            copying.await.unwrap();
+        }
+        (self.done.load(Ordering::Relaxed), before.len())
+    }
+}

@@ -241,6 +241,22 @@ async fn a_loan_ends_when_its_call_returns() {
 }
 
 #[tokio::test]
+async fn another_call_that_lends_the_same_memory_revives_no_loan() {
+    let (disk, _, pages) = served().await;
+    let (from, _loan) = BulkRead::lend(Bytes::from(vec![1; 100]));
+    let (into, loan) = BulkWrite::lend(vec![0; 100]);
+    pages.keep(from.clone(), into.clone()).await.unwrap();
+    let (first_from, first_into) = disk.kept.lock().unwrap().take().unwrap();
+    let hanging = tokio::spawn(pages.hang(from, into));
+    disk.has_kept.notified().await;
+    disk.has_kept.notified().await;
+    assert_eq!(first_from.read(..).await.unwrap_err().code(), Code::Cancelled);
+    assert_eq!(first_into.write(1, vec![7]).await.unwrap_err().code(), Code::Cancelled);
+    hanging.abort();
+    assert_eq!(soon(loan.reclaim()).await[1..], [0; 99]);
+}
+
+#[tokio::test]
 async fn a_loan_ends_when_its_call_is_late_or_dropped() {
     let (disk, _, pages) = served().await;
     for timeout in [Some(Duration::from_millis(50)), None] {

@@ -63,6 +63,8 @@ pub struct Context {
 /// The part of a context that every call has.
 #[derive(Clone, Copy, Debug)]
 struct About {
+    /// The number of the call on its connection; 0 outside of calls.
+    number: u64,
     deadline: Option<Instant>,
     attempt: u8,
     peer: Option<SocketAddr>,
@@ -131,16 +133,17 @@ thread_local! {
 impl Context {
     /// Returns a context without deadline and peer, for code outside of handlers.
     pub fn background() -> Self {
-        Self::new(None, 1, None, None)
+        Self::new(0, None, 1, None, None)
     }
 
     pub(crate) fn new(
+        number: u64,
         deadline: Option<Instant>,
         attempt: u8,
         peer: Option<SocketAddr>,
         shared: Option<Arc<Shared>>,
     ) -> Self {
-        Self { call: About { deadline, attempt, peer, scoped: false }, connection: None, shared }
+        Self { call: About { number, deadline, attempt, peer, scoped: false }, connection: None, shared }
     }
 
     /// Returns this context with a deadline `timeout` from now, unless it has an earlier one.
@@ -156,9 +159,10 @@ impl Context {
         Some(Self { call, connection: None, shared: None }.given())
     }
 
-    /// Returns the accesses to memory of the client of the current call.
-    pub(crate) fn current_accesses() -> Weak<Accesses> {
-        current_connection().map_or_else(Weak::new, |connection| connection.accesses.clone())
+    /// Returns the accesses to memory of the client of the current call, and the call's number.
+    pub(crate) fn current_accesses() -> (Weak<Accesses>, u64) {
+        let accesses = current_connection().map_or_else(Weak::new, |connection| connection.accesses.clone());
+        (accesses, CURRENT.get().map_or(0, |call| call.number))
     }
 
     /// Returns the accesses to memory of the caller.

@@ -62,8 +62,10 @@ pub(crate) mod rank {
         Sending = 6 under [Receiving];
         /// The queue in front of the outbox.
         Queue = 7 under [Receiving, CallTable, Services, Running, CallStreams, Sending];
-        /// A value that is copied or replaced. No lock is taken under it.
-        Leaf = 8 under [Receiving, Sending, CallStreams];
+        /// Memory that a call lends, while it is accessed.
+        OnLoan = 8 under [Receiving];
+        /// A value that is copied or replaced, or lent memory. No lock is taken under it.
+        Leaf = 9 under [Receiving, CallTable, Sending, CallStreams, OnLoan];
     }
 }
 

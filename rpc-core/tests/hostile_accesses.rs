@@ -74,8 +74,8 @@ async fn accesses_that_are_not_allowed_do_nothing_and_say_so() {
     let Target::Region { number, key } = here else { unreachable!("it is a region's") };
     let elsewhere = Target::Region { number, key: key ^ 1 };
     let cases = [
-        (Target::Loan(1), 0, Operation::Read(1), Outcome::Gone),
-        (Target::Loan(number), 0, Operation::Read(1), Outcome::Gone),
+        (Target::Loan { call: 1, number: 1 }, 0, Operation::Read(1), Outcome::Gone),
+        (Target::Loan { call: 1, number }, 0, Operation::Read(1), Outcome::Gone),
         (elsewhere, 0, Operation::Read(1), Outcome::Gone),
         (here, 0, Operation::Write(Bytes::from_static(b"x")), Outcome::Forbidden),
         (here, 64, Operation::Read(1), Outcome::OutOfRange),
@@ -96,29 +96,37 @@ async fn accesses_that_are_not_allowed_do_nothing_and_say_so() {
     assert_eq!(region.revoke().unwrap(), [7; 64]);
 }
 
-type Offence = fn(&mut Peer);
+/// An offence by an access of this number.
+type Offence = fn(&mut Peer, u64);
 
 /// Offences against either side, with words that its reason must contain.
 const OFFENCES: &[(&str, Offence)] = &[
-    ("accessed.call: was never an access", |p| {
-        p.session_frame(FrameType::ACCESSED, NUMBER, 0, "\0");
+    ("accessed.call: was never an access", |p, number| {
+        p.session_frame(FrameType::ACCESSED, number, 0, "\0");
     }),
-    ("accessed.outcome: is unknown", |p| p.session_frame(FrameType::ACCESSED, NUMBER, 0, "\x09")),
-    ("accessed: has bytes after its end", |p| {
-        p.session_frame(FrameType::ACCESSED, NUMBER, 0, "\x01x");
+    ("accessed.outcome: is unknown", |p, number| p.session_frame(FrameType::ACCESSED, number, 0, "\x09")),
+    ("accessed: has bytes after its end", |p, number| {
+        p.session_frame(FrameType::ACCESSED, number, 0, "\x01x");
     }),
-    ("access.target: is unknown", |p| p.session_frame(FrameType::ACCESS, NUMBER, 0, "\x07")),
-    ("access.operation: is unknown", |p| {
-        let payload = [&[0; 17][..], &[9]].concat();
-        p.session_frame(FrameType::ACCESS, NUMBER, 0, payload);
+    ("access.call: is not a number", |p, _| {
+        let payload = encoded(|out| {
+            let (target, operation) = (Target::Loan { call: 1, number: 1 }, Operation::Read(1));
+            Access { target, offset: 0, operation }.encode(out);
+        });
+        p.session_frame(FrameType::ACCESS, 1, 0, payload);
     }),
-    ("access.key: the frame ends before it", |p| {
-        p.session_frame(FrameType::ACCESS, NUMBER, 0, [&[1][..], &[0; 10]].concat());
+    ("access.target: is unknown", |p, number| p.session_frame(FrameType::ACCESS, number, 0, "\x07")),
+    ("access.operation: is unknown", |p, number| {
+        let payload = [&[0; 25][..], &[9]].concat();
+        p.session_frame(FrameType::ACCESS, number, 0, payload);
     }),
-    ("one of too many at once", |p| {
+    ("access.key: the frame ends before it", |p, number| {
+        p.session_frame(FrameType::ACCESS, number, 0, [&[1][..], &[0; 10]].concat());
+    }),
+    ("exceeds the limit of 64", |p, first| {
         // Long ones, which are served in tasks. None of these runs meanwhile.
         for number in 0..65 {
-            access(p, NUMBER + number, Target::Loan(1), 0, Operation::Read(1 << 20));
+            access(p, first + number, Target::Loan { call: 1, number: 1 }, 0, Operation::Read(1 << 20));
         }
     }),
 ];
@@ -128,7 +136,7 @@ async fn a_client_that_breaks_a_rule_of_accesses_is_told_which_and_harms_nobody_
     let t = setup(plain(Limits::default()), plain(Limits::default()));
     for (words, offend) in OFFENCES {
         let mut peer = greeted(&t, accesses()).await;
-        offend(&mut peer);
+        offend(&mut peer, NUMBER);
         peer.expect_close(CloseCode::Protocol, words).await;
         assert_eq!(t.call(ECHO, "others go on").await.unwrap(), "others go on");
     }
@@ -139,6 +147,26 @@ async fn a_client_that_breaks_a_rule_of_accesses_is_told_which_and_harms_nobody_
     }
 }
 
+/// Answers that nobody reads do not pile up.
+#[tokio::test]
+async fn a_peer_that_reads_no_outcomes_is_closed() {
+    let t = default();
+    let (near, far) = memory::pair();
+    t.host.serve(far);
+    let mut peer = Peer::new(near);
+    peer.hello(&accesses());
+    let region = Region::export(vec![0; 64 << 10], Rights::READ);
+    let target = target(&region.remote());
+    for number in 0..100_000 {
+        access(&mut peer, NUMBER + number, target, 0, Operation::Read(64 << 10));
+        tokio::task::yield_now().await;
+        if t.host.connections().is_empty() {
+            return;
+        }
+    }
+    panic!("{:?}", t.host.memory().peers());
+}
+
 #[tokio::test]
 async fn a_server_that_breaks_a_rule_of_accesses_is_told_which() {
     for (words, offend) in OFFENCES {
@@ -146,7 +174,7 @@ async fn a_server_that_breaks_a_rule_of_accesses_is_told_which() {
         let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
         let mut peer = Peer::greeted(links.recv().await.unwrap(), accesses()).await;
         peer.expect(FrameType::REQUEST).await;
-        offend(&mut peer);
+        offend(&mut peer, 1 << 63 | NUMBER);
         peer.expect_close(CloseCode::Protocol, words).await;
         let error = answer.await.unwrap().unwrap_err();
         assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
@@ -167,7 +195,7 @@ async fn an_outcome_of_another_length_ends_the_connection() {
     let access = Access::decode(payload).unwrap();
     assert_eq!((access.offset, access.operation), (0, Operation::Read(10)));
     peer.session_frame(FrameType::ACCESSED, NUMBER, 0, "\0eleven bytes");
-    peer.expect_close(CloseCode::Protocol, "not as many as were asked for").await;
+    peer.expect_close(CloseCode::Protocol, "have another length than was asked for").await;
     let error = reading.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::Maybe), "{error}");
 }

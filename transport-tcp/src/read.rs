@@ -317,8 +317,9 @@ impl Reader {
                     if short { self.copy_out(len) } else { self.cut(len) }
                 }
             };
-            // A client that waits for each answer does not pay for the clock.
-            let began = (frames > 1 || self.most_frames == 1).then(Instant::now);
+            // A client that waits for each answer does not pay for the clock: it has one frame in a turn.
+            let is_lone = frames == 1 && self.buffer.is_empty() && self.turn.is_none();
+            let began = (!is_lone || self.most_frames == 1).then(Instant::now);
             let mut run = Frames::new(run);
             handler.receive_frames(&mut run).map_err(|_| ReadEnd::Refused)?;
             if let Some(error) = run.malformed() {

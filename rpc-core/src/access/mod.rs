@@ -10,7 +10,7 @@ mod ranges;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::{Bytes, BytesMut};
@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 pub(crate) use self::exports::{export, withdraw};
+use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory};
 pub(crate) use self::owner::{Atomic, Memory};
 pub(crate) use self::ranges::{check_number, check_range, range};
@@ -54,10 +55,12 @@ pub(crate) struct Accesses {
     permits: Arc<Semaphore>,
     /// Notified when one is started.
     pub(crate) begun: Notify,
-    /// What this side lends to the peer, by number.
-    lent: Mutex<rank::Leaf, HashMap<u64, lending::Entry>>,
-    /// How many accesses of the peer are being served.
+    /// What this side lends to the peer, by call and number.
+    lent: Mutex<rank::Leaf, HashMap<(u64, u64), Arc<OnLoan>>>,
+    /// How many accesses of the peer have no answer that has left.
     serving: AtomicUsize,
+    /// How many bytes those are about that are served in tasks.
+    serving_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +73,7 @@ struct Started {
     end: Option<Status>,
 }
 
-/// An access that waits for its outcome, although perhaps nobody waits for it any more.
+/// A started access. Its future may have been dropped.
 #[derive(Debug)]
 struct Waiting {
     /// How many bytes the outcome has.
@@ -90,6 +93,7 @@ impl Accesses {
             begun: Notify::new(),
             lent: Mutex::default(),
             serving: AtomicUsize::new(0),
+            serving_bytes: AtomicU64::new(0),
         })
     }
 
@@ -120,31 +124,30 @@ impl Accesses {
     }
 
     /// Writes to the peer's memory, in pieces that are under way at once. The caller has checked the range.
-    pub(crate) async fn write(&self, target: Target, offset: u64, bytes: Bytes) -> Result<(), Status> {
-        let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
-        let piece = PIECE.min(max as usize);
-        let is_one = bytes.len() <= piece;
-        let written = self.write_pieces(piece, target, offset, bytes).await;
-        // Other pieces than the one that failed may have been written.
-        written.map_err(|status| if is_one { status } else { status.with_executed(Executed::Maybe) })
-    }
-
-    async fn write_pieces(
+    pub(crate) async fn write(
         &self,
-        piece: usize,
         target: Target,
         mut offset: u64,
         mut bytes: Bytes,
     ) -> Result<(), Status> {
+        let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
+        let piece = PIECE.min(max as usize);
         let mut outcomes = Vec::with_capacity(bytes.len().div_ceil(piece));
+        // Other pieces than the one that failed may have been written.
+        let in_part = |status: Status, others: usize| match others {
+            0 => status,
+            _ => status.with_executed(Executed::Maybe),
+        };
         while !bytes.is_empty() {
             let piece = bytes.split_to(piece.min(bytes.len()));
             let len = piece.len() as u64;
-            outcomes.push(self.start(target, offset, Operation::Write(piece), 0).await?);
+            let started = self.start(target, offset, Operation::Write(piece), 0).await;
+            outcomes.push(started.map_err(|status| in_part(status, outcomes.len()))?);
             offset = offset.saturating_add(len);
         }
+        let others = outcomes.len().saturating_sub(1);
         for outcome in outcomes {
-            self.outcome(target, outcome).await?;
+            self.outcome(target, outcome).await.map_err(|status| in_part(status, others))?;
         }
         Ok(())
     }
@@ -214,6 +217,10 @@ impl Accesses {
 
     fn send(&self, kind: FrameType, number: u64, head: Bytes, payload: Payload) {
         let mut message = Message::with_payload(kind, number, head.into(), payload);
+        if kind == FrameType::ACCESSED {
+            // So that `on_sent` is told. Nothing of an access comes behind it.
+            message.hold_back();
+        }
         self.sender.stage(&mut message);
         self.sender.enqueue(message);
         self.sender.flush();
@@ -229,8 +236,8 @@ impl Accesses {
         let Accessed { outcome, bytes } = outcome.await.unwrap_or_else(ended)?;
         let (code, why) = match (outcome, target) {
             (Outcome::Done, _) => return Ok(bytes),
-            (Outcome::Gone, Target::Loan(_)) => {
-                (Code::Cancelled, "the client lends this memory no longer: its call has ended")
+            (Outcome::Gone, Target::Loan { .. }) => {
+                (Code::Cancelled, "the loan has ended, because its call has ended")
             }
             (Outcome::Gone, Target::Region { .. }) => {
                 (Code::NotFound, "the peer exports no such region: it was revoked, or has expired")
@@ -252,24 +259,43 @@ impl Accesses {
         self.sender.terms().status("it has ended", executed, Blame::Environment)
     }
 
-    /// Handles an ACCESSED.
-    pub(crate) fn on_accessed(&self, number: u64, accessed: Accessed) -> Result<(), WireError> {
-        let fits = |waiting: &Waiting| match accessed.outcome {
-            Outcome::Done if accessed.bytes.len() != waiting.len => {
-                Err(WireError::new("accessed.bytes", "are not as many as were asked for"))
+    /// Handles an ACCESSED, or that this side had no memory for one. The caller holds no lock.
+    pub(crate) fn on_accessed(
+        &self,
+        number: u64,
+        outcome: Result<Accessed, Status>,
+    ) -> Result<(), WireError> {
+        let fits = |waiting: &Waiting| match &outcome {
+            Ok(Accessed { outcome: Outcome::Done, bytes }) if bytes.len() != waiting.len => {
+                Err(WireError::new("accessed.bytes", "have another length than was asked for"))
             }
             _ => Ok(()),
         };
         let waiting = self.take(number, fits)?;
-        // Nobody may wait for it any more.
-        let _ = waiting.outcome.send(Ok(accessed));
+        // Its future may have been dropped.
+        let _ = waiting.outcome.send(outcome);
         Ok(())
     }
 
-    /// Handles an ACCESSED for whose bytes this side had no memory.
-    pub(crate) fn on_lost(&self, number: u64, status: Status) -> Result<(), WireError> {
-        let _ = self.take(number, |_| Ok(()))?.outcome.send(Err(status));
-        Ok(())
+    /// Handles that the answer to an access of the peer has left, if this is the number of one. Returns whether it is.
+    pub(crate) fn on_sent(&self, number: u64) -> bool {
+        let is_access = number & OF_ACCESS != 0;
+        if is_access {
+            self.serving.fetch_sub(1, Ordering::AcqRel);
+        }
+        is_access
+    }
+
+    /// Checks the number of an access that the peer starts.
+    pub(crate) fn check_number(&self, number: u64) -> Result<(), WireError> {
+        let expected = match self.sender.terms().role {
+            Role::Client => OF_ACCESS | OF_SERVER,
+            Role::Server => OF_ACCESS,
+        };
+        if number & (OF_ACCESS | OF_SERVER) == expected {
+            return Ok(());
+        }
+        Err(WireError::new("access.call", "is not a number of the peer's accesses"))
     }
 
     /// Removes an access that has its outcome, if that is as it must be. Else it ends with the connection.

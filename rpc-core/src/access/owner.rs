@@ -1,14 +1,13 @@
 //! The owner's side of accesses.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Accesses, MOST, exports};
+use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
-use crate::payload::{Encoder, Payload};
+use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
 
 /// Accesses to more bytes are done in tasks of their own, because they take long. Bytes.
@@ -57,11 +56,12 @@ pub(crate) trait Memory: fmt::Debug + Send + Sync {
 impl Accesses {
     /// Serves an access of the peer, here or in a task if that may take long.
     pub(crate) fn serve(&self, number: u64, access: Access) -> Result<(), WireError> {
-        if self.serving.fetch_add(1, Ordering::AcqRel) >= MOST {
-            return Err(WireError::new("access", "is one of too many at once"));
-        }
+        self.begin_serving()?;
         let bytes = match &access.operation {
             Operation::Read(len) => *len as usize,
+            Operation::Write(bytes) if bytes.len() > PIECE => {
+                return Err(WireError::new("access.bytes", "are more than 1 MiB"));
+            }
             Operation::Write(bytes) => bytes.len(),
             Operation::CompareAndSwap { .. } | Operation::FetchAdd(_) => 0,
         };
@@ -69,56 +69,80 @@ impl Accesses {
             self.answer(number, access);
             return Ok(());
         };
-        let gauge = Gauge::holding(self.sender.account(), Use::Arguments, bytes);
+        let terms = self.sender.terms();
+        if terms.peer().is_some_and(|peer| bytes as u64 > peer.max_message - HEAD) {
+            self.refuse_with(number, Outcome::OutOfRange);
+            return Ok(());
+        }
+        let mut gauge = Gauge::new(self.sender.account(), Use::Arguments);
+        let together = self.serving_bytes.fetch_add(bytes as u64, Ordering::AcqRel) + bytes as u64;
+        if together > terms.settings.limits.max_assembly || !gauge.grow(bytes) {
+            self.serving_bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
+            self.refuse_with(number, Outcome::NoMemory);
+            return Ok(());
+        }
         self.runtime.spawn(async move {
             this.answer(number, access);
+            this.serving_bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
             drop(gauge);
         });
         Ok(())
     }
 
     /// Refuses a write for whose bytes this side had no memory.
-    pub(crate) fn refuse(&self, number: u64) {
-        self.send(FrameType::ACCESSED, number, head(Outcome::NoMemory), Payload::default());
+    pub(crate) fn refuse(&self, number: u64) -> Result<(), WireError> {
+        self.begin_serving()?;
+        self.refuse_with(number, Outcome::NoMemory);
+        Ok(())
+    }
+
+    fn begin_serving(&self) -> Result<(), WireError> {
+        if self.serving.fetch_add(1, Ordering::AcqRel) >= MOST {
+            return Err(WireError::new("access", "exceeds the limit of 64 accesses at once"));
+        }
+        Ok(())
+    }
+
+    fn refuse_with(&self, number: u64, outcome: Outcome) {
+        self.send(FrameType::ACCESSED, number, head(outcome), Payload::default());
     }
 
     fn answer(&self, number: u64, access: Access) {
-        let (outcome, payload) = match self.done(access) {
-            Ok(payload) => (Outcome::Done, payload),
-            Err(outcome) => (outcome, Payload::default()),
-        };
-        // Before the peer can know that it may start another.
-        self.serving.fetch_sub(1, Ordering::AcqRel);
-        self.send(FrameType::ACCESSED, number, head(outcome), payload);
+        match self.done(access) {
+            Ok(payload) => self.send(FrameType::ACCESSED, number, head(Outcome::Done), payload),
+            Err(outcome) => self.refuse_with(number, outcome),
+        }
     }
 
     fn done(&self, access: Access) -> Result<Payload, Outcome> {
-        let memory = self.find(access.target)?;
-        let offset = usize::try_from(access.offset).map_err(|_| Outcome::OutOfRange)?;
-        let value = match access.operation {
-            Operation::Read(len) => {
-                let mut bytes = Encoder::new();
-                memory.read(offset, len as usize)?.iter().for_each(|piece| bytes.put_bytes(piece));
-                return Ok(bytes.finish());
-            }
-            Operation::Write(bytes) => return memory.write(offset, &bytes).map(|()| Payload::default()),
-            Operation::CompareAndSwap { expected, new } => {
-                memory.atomic(offset, Atomic::CompareAndSwap { expected, new })?
-            }
-            Operation::FetchAdd(add) => memory.atomic(offset, Atomic::FetchAdd(add))?,
-        };
-        Ok(Payload::from_body(Bytes::copy_from_slice(&value.to_le_bytes())))
-    }
-
-    fn find(&self, target: Target) -> Result<Arc<dyn Memory>, Outcome> {
+        let Access { target, offset, operation } = access;
+        let offset = usize::try_from(offset).map_err(|_| Outcome::OutOfRange)?;
         match target {
-            Target::Loan(number) => {
-                let lent = self.lent.lock().get(&number).map(super::lending::Entry::memory);
-                lent.map(|memory| memory as Arc<dyn Memory>).ok_or(Outcome::Gone)
+            Target::Loan { call, number } => {
+                let loan = self.lent.lock().get(&(call, number)).cloned().ok_or(Outcome::Gone)?;
+                loan.access(|memory| operate(memory, offset, operation))
             }
-            Target::Region { number, key } => exports::find(number, key).ok_or(Outcome::Gone),
+            Target::Region { number, key } => {
+                operate(&*exports::find(number, key).ok_or(Outcome::Gone)?, offset, operation)
+            }
         }
     }
+}
+
+fn operate(memory: &dyn Memory, offset: usize, operation: Operation) -> Result<Payload, Outcome> {
+    let value = match operation {
+        Operation::Read(len) => {
+            let mut bytes = Encoder::new();
+            memory.read(offset, len as usize)?.iter().for_each(|piece| bytes.put_bytes(piece));
+            return Ok(bytes.finish());
+        }
+        Operation::Write(bytes) => return memory.write(offset, &bytes).map(|()| Payload::default()),
+        Operation::CompareAndSwap { expected, new } => {
+            memory.atomic(offset, Atomic::CompareAndSwap { expected, new })?
+        }
+        Operation::FetchAdd(add) => memory.atomic(offset, Atomic::FetchAdd(add))?,
+    };
+    Ok(Payload::from_body(Bytes::copy_from_slice(&value.to_le_bytes())))
 }
 
 fn head(outcome: Outcome) -> Bytes {

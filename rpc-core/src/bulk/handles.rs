@@ -32,8 +32,8 @@ pub struct BulkWrite {
 }
 
 impl BulkRead {
-    /// Lends memory: `Bytes`, or several. A vector becomes `Bytes` and `Vec::from` makes a vector of them again, without a copy once
-    /// nobody else has them.
+    /// Lends memory: `Bytes`, or several. `Bytes::from` converts a vector. `Vec::from` converts it back, without a copy if no other
+    /// clone exists.
     ///
     /// Bytes of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) go to an RDMA peer without a copy.
     pub fn lend<M: LendParts + Sync>(memory: M) -> (Self, Loan<M>) {
@@ -43,7 +43,8 @@ impl BulkRead {
         (Self { memory: Handle::Lender(Arc::new(Readable(lent)), len) }, loan)
     }
 
-    /// Returns the length of the memory, in bytes.
+    /// Returns the length of the memory, in bytes. On the server it is what the client says: hold it against a limit before you take
+    /// as much memory.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
@@ -56,11 +57,18 @@ impl BulkRead {
     /// Server: reads a range of the client's memory. Several reads may be under way at once, and are faster so; further ones than
     /// 64 on a connection wait.
     ///
+    /// It waits as long as the call lasts, if the client does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost if the future is dropped.
+    ///
     /// # Errors
     ///
     /// - OUT_OF_RANGE, if the range is not within the memory.
     /// - CANCELLED, if the client's call has ended, and its loan with it.
-    /// - INVALID_ARGUMENT, if the range is longer than this server's `limits.max_message` allows.
+    /// - INVALID_ARGUMENT, if the range is longer than this server's `limits.max_message` allows, which is 64 bytes less.
+    /// - RESOURCE_EXHAUSTED, if this side has no memory for the bytes.
     /// - FAILED_PRECONDITION, if the memory is not lent to this side.
     /// - UNAVAILABLE, if the connection is lost.
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
@@ -85,7 +93,8 @@ impl BulkWrite {
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }
 
-    /// Returns the length of the memory, in bytes.
+    /// Returns the length of the memory, in bytes. On the server it is what the client says: hold it against a limit before you take
+    /// as much memory.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
@@ -98,11 +107,17 @@ impl BulkWrite {
     /// Server: writes to the client's memory, from an offset on. Returns when the bytes are there. Several writes may be under
     /// way at once; those to one place take effect in any order.
     ///
-    /// A write that was not awaited to its end may have been done in part.
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some of the bytes may have been written, or be written later while the call lasts.
     ///
     /// # Errors
     ///
-    /// As [`BulkRead::read`], but for INVALID_ARGUMENT: a write has no limit.
+    /// - OUT_OF_RANGE, if the bytes do not fit.
+    /// - CANCELLED, if the client's call has ended, and its loan with it.
+    /// - RESOURCE_EXHAUSTED, if the client has no memory for what arrives.
+    /// - FAILED_PRECONDITION, if the memory is not lent to this side.
+    /// - UNAVAILABLE, if the connection is lost.
     pub async fn write(&self, offset: usize, bytes: impl Into<Bytes>) -> Result<(), Status> {
         let bytes = bytes.into();
         access::range(offset..offset.saturating_add(bytes.len()), self.len())?;
@@ -116,8 +131,8 @@ impl BulkWrite {
 enum Handle {
     /// Of the client, with its length.
     Lender(Arc<dyn LentMemory>, usize),
-    /// Of the server.
-    Borrower { number: u64, len: u64, by: Weak<Accesses> },
+    /// Of the server, for one call.
+    Borrower { call: u64, number: u64, len: u64, by: Weak<Accesses> },
 }
 
 impl Handle {
@@ -130,11 +145,11 @@ impl Handle {
 
     /// Returns the way to the client that lends the memory.
     fn lender(&self) -> Result<(Arc<Accesses>, Target), Status> {
-        let Self::Borrower { number, by, .. } = self else {
+        let &Self::Borrower { call, number, ref by, .. } = self else {
             return Err(precondition("this side lends the memory; only the server of the call uses it"));
         };
         let gone = || precondition("the memory was not lent to this side, or its connection is gone");
-        Ok((by.upgrade().ok_or_else(gone)?, Target::Loan(*number)))
+        Ok((by.upgrade().ok_or_else(gone)?, Target::Loan { call, number }))
     }
 
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -168,7 +183,8 @@ macro_rules! travels {
                 struct $handle(u64, u64);
 
                 let $handle(number, len) = $handle::deserialize(deserializer)?;
-                let memory = Handle::Borrower { number, len, by: Context::current_accesses() };
+                let (by, call) = Context::current_accesses();
+                let memory = Handle::Borrower { call, number, len, by };
                 Ok(Self { memory })
             }
         }

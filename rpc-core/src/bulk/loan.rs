@@ -14,7 +14,8 @@ use crate::sync::{Mutex, rank};
 /// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
 /// written to as if they were one behind the other.
 pub trait Lend: Send + 'static {
-    /// Returns the parts of the memory, in order. Each call must return parts of the same lengths.
+    /// Returns the parts of the memory, in order. Each call must return parts of the same lengths, and must not block: it is made
+    /// while a lock is held.
     fn parts(&mut self) -> Vec<&mut [u8]>;
 }
 
@@ -63,7 +64,7 @@ impl LendParts for Vec<Bytes> {
 
 /// The memory that a [`BulkRead`](super::BulkRead) or [`BulkWrite`](super::BulkWrite) lends, for its owner to take back.
 ///
-/// Dropping it gives the memory up. It is freed when no call lends it any more.
+/// Dropping it gives the memory up. It is freed when no call lends it and no handle of it is left.
 #[must_use = "the memory comes back by `reclaim`"]
 pub struct Loan<M> {
     memory: Arc<Lent<M>>,
@@ -85,8 +86,8 @@ impl<M> Loan<M> {
     /// Takes the memory back as soon as no call lends it. Calls that are made afterwards with the same handle fail
     /// FAILED_PRECONDITION, not executed.
     ///
-    /// It returns at once if there is no such call, and otherwise when the last one has ended. Awaiting it before the call is
-    /// therefore no way to wait for the call.
+    /// It returns at once if there is no such call, and otherwise when the last one has ended. Do not use it to wait for a call that
+    /// has not been sent yet.
     ///
     /// # Cancel safety
     ///
@@ -196,7 +197,8 @@ impl<M: Lend> Memory for Writable<M> {
             part[from..from + count].copy_from_slice(now);
             (offset, bytes) = (offset - from, later);
         }
-        Ok(())
+        // Unless the parts have become shorter.
+        if bytes.is_empty() { Ok(()) } else { Err(Outcome::OutOfRange) }
     }
 
     fn atomic(&self, _: usize, _: Atomic) -> Result<u64, Outcome> {

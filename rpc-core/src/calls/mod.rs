@@ -110,7 +110,7 @@ impl Calls {
     ) -> Result<SentRequest, NotSent> {
         let request = self.request(asked)?;
         // Before the request is sent, because the server may use it at once.
-        let lending = match asked.arguments.loans() {
+        let mut lending = match asked.arguments.loans() {
             [] => None,
             loans => Some(self.lend(loans)?),
         };
@@ -118,6 +118,9 @@ impl Calls {
         let queue = |id| {
             if let Some(CallOptions { kind, .. }) = asked.options {
                 streams = self.streams.begin(id, *kind);
+            }
+            if let Some(lending) = &mut lending {
+                lending.begin(id);
             }
             queued = match request {
                 Request::Short(head) => {

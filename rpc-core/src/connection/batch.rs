@@ -11,7 +11,7 @@ use super::Connection;
 use super::receive::Receiving;
 use crate::dispatch::{ENOUGH, Jobs};
 use crate::proto::inbox::Described;
-use crate::proto::wire::{Access, CloseCode, Goaway, WireError};
+use crate::proto::wire::{Access, Accessed, CloseCode, Goaway, WireError};
 use crate::status::Status;
 use crate::transport::{Link, Reason, Unavailable};
 
@@ -39,8 +39,8 @@ pub(super) enum Action {
     Fail(Box<Status>),
     /// A stream that answers a call of this side has ended.
     StreamOver,
-    /// An access of this side has ended.
-    AccessOver,
+    /// The outcome of an access of this side, by its number.
+    Accessed(u64, Box<Result<Accessed, Status>>),
     /// An access to memory of this side, by its number.
     Serve(u64, Box<Access>),
     /// An access to memory of this side, which has no memory for it.
@@ -115,10 +115,14 @@ impl Connection {
     fn act_on(&self, action: Action) -> Result<(), WireError> {
         match action {
             Action::Serve(number, access) => return self.accesses.serve(number, *access),
-            Action::Refuse(number) => self.accesses.refuse(number),
+            Action::Refuse(number) => return self.accesses.refuse(number),
+            Action::Accessed(number, outcome) => {
+                self.accesses.on_accessed(number, *outcome)?;
+                self.access_ended();
+            }
             Action::Pull(link, described) => self.pull(&*link, *described),
             Action::PullLater(link, described) => self.pull_later(link, described),
-            Action::StreamOver | Action::AccessOver => self.close_if_drained(),
+            Action::StreamOver => self.close_if_drained(),
             Action::Fail(status) => self.close(CloseCode::Internal, *status),
             Action::Abort(task) => {
                 task.inspect(AbortHandle::abort);

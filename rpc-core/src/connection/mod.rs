@@ -245,6 +245,12 @@ impl Connection {
         self.calls.send(asked, place, cx)
     }
 
+    /// Handles the end of an access: a session that is draining may have waited for it.
+    fn access_ended(&self) {
+        self.sender.progress().note();
+        self.close_if_drained();
+    }
+
     /// Returns the accesses to memory of either side.
     pub(crate) fn accesses(&self) -> &Arc<Accesses> {
         &self.accesses
@@ -327,7 +333,12 @@ impl Connection {
 
 impl Owner for Connection {
     #[cold]
-    fn on_sent(&self, calls: Vec<u64>) {
+    fn on_sent(&self, mut calls: Vec<u64>) {
+        let sent = calls.len();
+        calls.retain(|number| !self.accesses.on_sent(*number));
+        if calls.len() < sent {
+            self.access_ended();
+        }
         let replies = self.streams.on_sent(calls);
         let Some(dispatch) = self.dispatch.as_ref().filter(|_| !replies.is_empty()) else { return };
         for (call, reply) in replies {

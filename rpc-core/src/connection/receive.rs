@@ -367,7 +367,10 @@ impl Connection {
             }
             FrameType::RESPONSE => batch.answers.push((call, Err(status.with_executed(Executed::Maybe)))),
             FrameType::ACCESS => batch.actions.push(Action::Refuse(call)),
-            FrameType::ACCESSED => self.accesses.on_lost(call, status.with_executed(Executed::Maybe))?,
+            FrameType::ACCESSED => {
+                let status = Err(status.with_executed(Executed::Maybe));
+                batch.actions.push(Action::Accessed(call, Box::new(status)));
+            }
             _ => batch.actions.push(Action::Fail(Box::new(status.with_executed(Executed::Maybe)))),
         }
         Ok(())
@@ -460,12 +463,13 @@ impl Connection {
         number: u64,
         bytes: Bytes,
     ) -> Result<(), WireError> {
-        if kind == FrameType::ACCESSED {
-            self.accesses.on_accessed(number, Accessed::decode(bytes)?)?;
-            actions.push(Action::AccessOver);
-            return Ok(());
-        }
-        actions.push(Action::Serve(number, Box::new(Access::decode(bytes)?)));
+        actions.push(match kind {
+            FrameType::ACCESSED => Action::Accessed(number, Box::new(Ok(Accessed::decode(bytes)?))),
+            _ => {
+                self.accesses.check_number(number)?;
+                Action::Serve(number, Box::new(Access::decode(bytes)?))
+            }
+        });
         Ok(())
     }
 

@@ -103,7 +103,7 @@ impl Dispatch {
             Ok(found) => found,
             Err(status) => return Some(Reply::Status(status)),
         };
-        let context = Context::new(deadline, attempt, peer, shared);
+        let context = Context::new(call, deadline, attempt, peer, shared);
         if self.sender.account().judge().is_some() {
             // Calls that came together with others may take more than those have left.
             self.serve_when_modest(call, found, IncomingCall { context, payload, streams });

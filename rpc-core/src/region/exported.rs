@@ -218,7 +218,8 @@ impl<M: Lend> Shared<M> {
                 visit(&mut part[from..from + count]);
             }
         }
-        Ok(())
+        // Unless the parts have become shorter.
+        if len == 0 { Ok(()) } else { Err(Outcome::OutOfRange) }
     }
 }
 

@@ -131,14 +131,18 @@ impl Allowance {
             u32::try_from(bytes - self.left as usize).ok().filter(|lacking| *lacking <= self.beyond);
         let Some(lacking) = lacking else { return Err(TooLarge(Bound::OfMessages)) };
         // As much again as was granted before, so that the account is asked a few times for each message.
-        let step = lacking.max(self.granted).max(FREE).min(self.beyond);
+        let mut step = lacking.max(self.granted).max(FREE).min(self.beyond);
         if let Account::AtNeed(open) = self.account {
             self.account = open().map_or(Account::None, Account::Open);
         }
         if let Account::Open(account) = &mut self.account
             && !account.grow(step as usize)
         {
-            return Err(TooLarge(Bound::OfProcess));
+            // There may be enough for this value.
+            step = lacking;
+            if !account.grow(step as usize) {
+                return Err(TooLarge(Bound::OfProcess));
+            }
         }
         self.granted += step;
         self.beyond -= step;

@@ -7,8 +7,13 @@ use super::read::{Reader, WireError};
 /// The memory that an access is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// What a call lends, by the number that its arguments name.
-    Loan(u64),
+    /// What a call lends.
+    Loan {
+        /// The call.
+        call: u64,
+        /// The number that its arguments name.
+        number: u64,
+    },
     /// What is exported, by number and key.
     Region {
         /// The number of the region in its process.
@@ -58,9 +63,10 @@ impl Access {
     /// Appends the payload, without the bytes of a [write](Operation::Write): these go behind it.
     pub fn encode_head(&self, out: &mut BytesMut) {
         match self.target {
-            Target::Loan(number) => {
+            Target::Loan { call, number } => {
                 out.put_u8(Self::LOAN);
                 out.put_u64_le(number);
+                out.put_u64_le(call);
             }
             Target::Region { number, key } => {
                 out.put_u8(Self::REGION);
@@ -99,7 +105,10 @@ impl Access {
     pub fn decode(payload: Bytes) -> Result<Self, WireError> {
         let mut r = Reader::new(payload);
         let target = match r.u8("access.target")? {
-            Self::LOAN => Target::Loan(r.u64("access.number")?),
+            Self::LOAN => {
+                let number = r.u64("access.number")?;
+                Target::Loan { call: r.u64("access.loan")?, number }
+            }
             Self::REGION => {
                 let number = r.u64("access.number")?;
                 let (low, high) = (r.u64("access.key")?, r.u64("access.key")?);

@@ -39,14 +39,20 @@ impl Pace {
         messages: &mut VecDeque<ReceivedSend>,
         taken: impl Fn(usize),
     ) -> Result<bool, WireError> {
-        // A few frames are not worth a look at the clock.
-        if messages.iter().map(|message| message.headers.count).sum::<usize>() <= self.0 {
+        // A lone frame is not worth a look at the clock.
+        let frames = messages.iter().map(|message| message.headers.count).sum::<usize>();
+        let begin = (frames > 1).then(Instant::now);
+        if frames <= self.0 {
             taken(messages.len());
             let result = hand_over(handler, messages);
             messages.clear();
-            return result.map(|()| false);
+            let took = begin.map_or(Duration::ZERO, |begin| begin.elapsed());
+            if took > ENOUGH {
+                self.0 = (self.0 / 2).max(FEWEST);
+            }
+            return result.map(|()| took > ENOUGH);
         }
-        let begin = Instant::now();
+        let begin = begin.unwrap_or_else(Instant::now);
         let mut before = Duration::ZERO;
         while !messages.is_empty() && before <= ENOUGH {
             let waiting = messages.len();

@@ -20,37 +20,56 @@ const STEP: usize = 4096;
 /// Returns how much memory the messages within a message may take beside numbers and strings. The bytes do not say which fields
 /// are messages, so each that could be one counts as one. What stands before an error counts, too, because prost reads it.
 /// Source: protobuf.dev, "Encoding".
-pub(super) fn of_messages(message: &[u8]) -> usize {
-    fields(message, DEPTH).0
+pub(super) fn of_messages(mut message: &[u8]) -> usize {
+    fields(&mut message, None, DEPTH).0
 }
 
-/// Returns the memory of the messages among the fields, and whether the fields make a whole message.
-fn fields(mut message: &[u8], depth: usize) -> (usize, bool) {
+/// Reads fields, of a group or of a whole message. Returns the memory of the messages among them, and whether they end as they
+/// must: a group by its end, and a message with its last byte.
+fn fields(message: &mut &[u8], group: Option<u32>, depth: usize) -> (usize, bool) {
     let mut memory = 0_usize;
     while !message.is_empty() {
-        let Some(field) = field(&mut message, depth) else { return (memory, false) };
-        memory = memory.saturating_add(field);
+        match field(message, depth) {
+            Field::Of(bytes) => memory = memory.saturating_add(bytes),
+            Field::Broken(bytes) => return (memory.saturating_add(bytes), false),
+            Field::End(tag) => return (memory, group == Some(tag)),
+        }
     }
-    (memory, true)
+    (memory, group.is_none())
 }
 
-/// Reads a field. Returns the memory of the message that it may be. `None`: it is malformed.
-fn field(message: &mut &[u8], depth: usize) -> Option<usize> {
-    let (_, kind) = decode_key(message).ok()?;
+/// A field, as far as it counts.
+enum Field {
+    /// A field with the memory of the message that it may be.
+    Of(usize),
+    /// A field that does not end as it must, with the memory of what stands before the error.
+    Broken(usize),
+    /// The end of the group of this number.
+    End(u32),
+}
+
+fn field(message: &mut &[u8], depth: usize) -> Field {
+    let whole = |read: Option<()>| if read.is_some() { Field::Of(0) } else { Field::Broken(0) };
+    let Ok((tag, kind)) = decode_key(message) else { return Field::Broken(0) };
     match kind {
-        WireType::Varint => decode_varint(message).ok().map(|_| 0),
-        WireType::ThirtyTwoBit => message.split_off(..4).map(|_| 0),
-        WireType::SixtyFourBit => message.split_off(..8).map(|_| 0),
-        WireType::StartGroup => Some(MESSAGE),
-        WireType::EndGroup => Some(0),
+        WireType::Varint => whole(decode_varint(message).ok().map(drop)),
+        WireType::ThirtyTwoBit => whole(message.split_off(..4).map(drop)),
+        WireType::SixtyFourBit => whole(message.split_off(..8).map(drop)),
+        WireType::EndGroup => Field::End(tag),
+        WireType::StartGroup => {
+            let Some(depth) = depth.checked_sub(1) else { return Field::Broken(0) };
+            let (memory, ends) = fields(message, Some(tag), depth);
+            let memory = memory.saturating_add(MESSAGE);
+            if ends { Field::Of(memory) } else { Field::Broken(memory) }
+        }
         WireType::LengthDelimited => {
-            let length = usize::try_from(decode_varint(message).ok()?).ok()?;
-            let content = message.split_off(..length)?;
-            Some(match depth.checked_sub(1).map(|depth| fields(content, depth)) {
-                Some((memory, true)) => MESSAGE.saturating_add(memory),
-                Some((memory, false)) => memory,
-                None => 0,
-            })
+            let length = decode_varint(message).ok().and_then(|length| usize::try_from(length).ok());
+            let Some(mut content) = length.and_then(|length| message.split_off(..length)) else {
+                return Field::Broken(0);
+            };
+            let Some(depth) = depth.checked_sub(1) else { return Field::Of(0) };
+            let (memory, ends) = fields(&mut content, None, depth);
+            Field::Of(if ends { memory.saturating_add(MESSAGE) } else { memory })
         }
     }
 }
@@ -109,7 +128,8 @@ impl Buf for Counted<'_> {
         }
     }
 
-    /// Returns a view, which takes no memory. A field of type `Vec<u8>` is copied from it, at most once for each byte.
+    /// Returns a view, which takes no memory. A field of type `Vec<u8>` is copied from it. That copy is not counted: it is no longer
+    /// than the message, which is.
     #[inline]
     fn copy_to_bytes(&mut self, len: usize) -> Bytes {
         self.body.split_to(len)
@@ -177,6 +197,15 @@ mod tests {
         ] {
             let why = received(bomb.encode_to_vec()).unwrap_err();
             assert!(why.is_too_large(), "{why}");
+        }
+    }
+
+    #[test]
+    fn pages_of_one_byte_are_not_taken_for_messages() {
+        for byte in 0..=u8::MAX {
+            let tree = Tree { page: Bytes::from(vec![byte; MIB]), ..Tree::default() };
+            let decoded = received(tree.encode_to_vec());
+            assert!(decoded.is_ok_and(|decoded| decoded == tree), "{byte:#x}");
         }
     }
 

@@ -168,7 +168,7 @@ form!(Goaway, rng => Goaway { last_call: rng.u64(..), reason: text(rng, 50) });
 form!(Done, rng => Done { seq: rng.u32(..), outcome: rng.u8(..2) });
 form!(Access, rng => Access {
     target: if rng.bool() {
-        Target::Loan(rng.u64(..))
+        Target::Loan { call: rng.u64(..), number: rng.u64(..) }
     } else {
         Target::Region { number: rng.u64(..), key: rng.u128(..) }
     },

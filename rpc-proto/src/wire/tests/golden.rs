@@ -306,7 +306,11 @@ fn accesses(v: &mut Vectors) {
     let mut access = |name, number, seq, rx_seq, access: &Access| {
         v.frame(name, session(FrameType::ACCESS, number, seq, rx_seq), access);
     };
-    let read = Access { target: Target::Loan(42), offset: 4096, operation: Operation::Read(512) };
+    let read = Access {
+        target: Target::Loan { call: 3, number: 42 },
+        offset: 4096,
+        operation: Operation::Read(512),
+    };
     access("ACCESS, reading a loan", 3 << 62 | 1, 5, 4, &read);
     let target = Target::Region { number: 7, key: 0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f };
     let write = Operation::Write(Bytes::from_static(b"abc"));

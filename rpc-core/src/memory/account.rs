@@ -142,8 +142,8 @@ impl Account {
         }
     }
 
-    /// Wakes those who may be modest now: this connection, or all if the budget falls below one of its limits. To wake all for
-    /// each change would cost more than what they wait for.
+    /// Wakes this connection's waiter, and all waiters if the use falls below `high` or `full`. To wake all for each change is too
+    /// expensive.
     fn note_freed(&self, used_before: usize, used: usize) {
         self.freed.notify_waiters();
         let falls_below = |limit| used_before > limit && used <= limit;
@@ -343,7 +343,7 @@ impl Gauge {
 /// Counts the memory of decoded values.
 impl MemoryGrant for Gauge {
     fn grow(&mut self, bytes: usize) -> bool {
-        // Above the limit for closing connections, too: the room beyond it is for those that are modest.
+        // Modest connections may use the budget up to its limit, above the level at which greedy ones are closed.
         let fits = self.account.budget.used().saturating_add(bytes) <= self.account.budget.limit;
         let is_granted = fits && !self.account.refuses();
         if is_granted {

@@ -36,9 +36,9 @@
 //!   version before and behind it: the writer makes both odd, awaits that, writes, awaits that, and makes both even. A reader takes
 //!   what it has read only if both versions are the same even number, and were so in a read before.
 //! - An access that is started after another has returned takes effect after it. Others take effect in any order.
-//! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or be done a little later: its
-//!   bytes may still lie at the owner. farcall never repeats one. Use numbers that only grow to find out, as the example `sequencer`
-//!   does with its locks.
+//! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the
+//!   owner may have received it already. farcall never repeats one. Use numbers that only grow to find out, as the example
+//!   `sequencer` does with its locks.
 //! - The owner's runtime does each access, by TCP and by RDMA.
 
 mod exported;

@@ -32,7 +32,8 @@ impl RemoteRegion {
         self.number
     }
 
-    /// Returns the length of the region, in bytes.
+    /// Returns the length of the region, in bytes. It is what the sender of the handle says: hold it against a limit before you take
+    /// as much memory.
     pub fn len(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
@@ -78,7 +79,7 @@ impl fmt::Debug for RemoteRegion {
 /// # Cancel safety
 ///
 /// An access whose future is dropped may have been done, or be done later. So `tokio::time::timeout` bounds how long an access is
-/// waited for, not when it is done. Nothing else bounds it, but that the peer is taken for dead after a while without a sign of life.
+/// waited for, not when it is done. There is no other limit, except that the connection to a silent peer is closed.
 ///
 /// # Errors
 ///

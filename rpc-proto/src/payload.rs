@@ -222,7 +222,7 @@ impl Encoder {
         Self { buffer: buffer.into(), rest: None, lends: false }
     }
 
-    /// Allows the message to [lend](Self::lend), because it has the arguments of a call.
+    /// Allows the message to lend memory, because it has the arguments of a call.
     #[inline]
     #[must_use]
     pub fn lending(mut self) -> Self {

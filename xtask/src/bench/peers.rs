@@ -13,6 +13,9 @@ use crate::host::{self, Killed};
 pub(super) enum Frameworks {
     With,
     Without,
+    /// Without, for programs whose instructions are counted. The tools slow them down so much that the clock would end each turn
+    /// of a connection, so these heed no clock.
+    Counted,
 }
 
 /// The built program.
@@ -46,11 +49,15 @@ impl Peers {
         let (name, features) = match frameworks {
             Frameworks::With => ("peers", &[][..]),
             Frameworks::Without => ("peers-alone", &["--no-default-features"][..]),
+            Frameworks::Counted => ("peers-counted", &["--no-default-features"][..]),
         };
         let target = host::target_dir()?.join(name);
         let mut build = host::cargo();
         build.args(["build", "--release", "--locked", "--target-dir"]).arg(&target).args(features);
         build.current_dir(host::workspace_dir().join("benches/peers"));
+        if frameworks == Frameworks::Counted {
+            build.env("RUSTFLAGS", "--cfg farcall_counted");
+        }
         let status = build.status().context("cargo build")?;
         host::check_signals()?;
         if !status.success() {

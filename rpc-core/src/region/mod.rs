@@ -1,7 +1,7 @@
 //! Memory that one process exports, and that others read, write and count in.
 //!
-//! The owner [exports](Region::export) memory and sends the [`RemoteRegion`] that names it to others, in any message. Whoever has
-//! that handle and a connection to the owner may read, write, and change numbers of eight bytes atomically, as far as the region's
+//! The owner [exports](Region::export) memory and sends the [`RemoteRegion`] that names it to others, in any message. A peer
+//! with that handle and a connection to the owner may read, write, and change numbers of eight bytes atomically, as far as the region's
 //! [`Rights`] allow. The owner ends it all by [`revoke`](Region::revoke).
 //!
 //! ```

@@ -15,8 +15,11 @@ use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, 
 /// than one sends that waits for acknowledgements.
 const MAX_HELD: usize = 32 << 20;
 
-/// A message in fragments is given room for so many times as much as has come of it.
+/// A message in fragments is given room for so many times as much as has come of it,
 const AHEAD: usize = 4;
+
+/// and, where memory is scarce, for this part more of it than has come. With none ahead each fragment would move all before it.
+const PART_AHEAD: usize = 4;
 
 /// The memory that a message takes while it is assembled, beside its bytes. Bytes.
 const ASSEMBLY: usize = 128;
@@ -184,9 +187,9 @@ impl Rest {
 /// what the peer says. False: there is no memory for them.
 fn make_room(room: Room, buffer: &mut BytesMut, more: usize, total: usize) -> bool {
     let needed = buffer.len() + more;
-    let ahead = match room {
-        Room::Ample => AHEAD,
-        Room::Scarce => 1,
+    let enough = match room {
+        Room::Ample => needed.saturating_mul(AHEAD),
+        Room::Scarce => needed + needed / PART_AHEAD,
         Room::None => return false,
     };
     if needed <= buffer.capacity() {
@@ -194,7 +197,7 @@ fn make_room(room: Room, buffer: &mut BytesMut, more: usize, total: usize) -> bo
     }
     // A `BytesMut` can't be asked to grow if it can, but a `Vec` can, and it is the same memory.
     let mut bytes = Vec::from(std::mem::take(buffer));
-    let more = needed.saturating_mul(ahead).min(total) - bytes.len();
+    let more = enough.min(total) - bytes.len();
     let has_room = bytes.try_reserve_exact(more).is_ok();
     *buffer = Bytes::from(bytes).into();
     has_room

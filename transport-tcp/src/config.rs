@@ -18,6 +18,13 @@ pub struct TcpConfig {
     /// The connection is given up when sent data stays unacknowledged for so long, in milliseconds (Linux's
     /// `TCP_USER_TIMEOUT`, see tcp(7)). Default 20000; 0: the system's own limit, many minutes.
     pub user_timeout_ms: u64,
+    /// The most that the kernel keeps of what has arrived on a connection and was not read yet (`SO_RCVBUF`, see socket(7)),
+    /// in bytes. Default 0: up to what the system allows (`net.ipv4.tcp_rmem`). A sender fills it once each round trip, so it
+    /// bounds the throughput over long ways.
+    pub receive_buffer: u32,
+    /// The most that the kernel keeps of what was sent on a connection and not acknowledged yet (`SO_SNDBUF`), in bytes.
+    /// Default 0: up to what the system allows (`net.ipv4.tcp_wmem`).
+    pub send_buffer: u32,
     /// How what a peer sends is noticed. Default `adaptive`.
     pub completion: Completion,
     /// The DSCP of what this side sends by the connections of each class, 0 to 63; on Linux. It is set when the class is
@@ -25,6 +32,9 @@ pub struct TcpConfig {
     /// well treat a DSCP that they do not expect worse than none, so ask who runs the network.
     pub dscp: ByClass,
 }
+
+/// Sizes that a buffer of the kernel's may be given, in bytes.
+const BUFFERS: std::ops::RangeInclusive<u32> = 4096..=1 << 30;
 
 /// How a wait for the peer ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +55,8 @@ impl Default for TcpConfig {
         Self {
             keepalive_s: 15,
             user_timeout_ms: 20_000,
+            receive_buffer: 0,
+            send_buffer: 0,
             completion: Completion::default(),
             dscp: ByClass::default(),
         }
@@ -61,6 +73,11 @@ impl TcpConfig {
         if self.keepalive_s > 32_767 {
             return Err("tcp.keepalive_s must be at most 32767 seconds".into());
         }
+        for (name, size) in [("receive", self.receive_buffer), ("send", self.send_buffer)] {
+            if size > 0 && !BUFFERS.contains(&size) {
+                return Err(format!("tcp.{name}_buffer must be 0, or 4096 bytes to 1 GiB"));
+            }
+        }
         self.dscp.check("tcp.dscp", 63)
     }
 
@@ -73,6 +90,12 @@ impl TcpConfig {
                 .with_time(Duration::from_secs(self.keepalive_s))
                 .with_interval(Duration::from_secs(5));
             socket.set_tcp_keepalive(&keepalive)?;
+        }
+        if self.receive_buffer > 0 {
+            socket.set_recv_buffer_size(self.receive_buffer as usize)?;
+        }
+        if self.send_buffer > 0 {
+            socket.set_send_buffer_size(self.send_buffer as usize)?;
         }
         #[cfg(target_os = "linux")]
         if self.user_timeout_ms > 0 {

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farcall_core::class::{ByClass, TrafficClass};
 use farcall_core::transport::{
@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{Completion, TcpConfig, mark};
-use crate::read::{LONG_TURN, MAX_FRAME, ReadEnd, Reader};
+use crate::read::{MAX_FRAME, ReadEnd, Reader};
 use crate::socket::Socket;
 use crate::tls::Session;
 use crate::waits::{self, Delivering, Waits};
@@ -31,6 +31,9 @@ const READS: usize = 16;
 
 /// and how many bytes they may bring: who takes these while they are in the processor's cache gives back buffers that are.
 const TURN: u64 = 256 * 1024;
+
+/// How much is written before other tasks get their turn, where the peer reads as fast. Bytes.
+const SEND_TURN: u64 = 1 << 20;
 
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
@@ -99,6 +102,8 @@ struct Out {
     writer: Writer,
     /// The kernel takes no more now; the link's task waits until it does.
     blocked: bool,
+    /// The kernel would take more, but it is the other tasks' turn.
+    turn_is_over: bool,
     /// The memory that is kept by what the writer has while `blocked`, in bytes.
     kept: usize,
     failed: Option<String>,
@@ -123,7 +128,13 @@ impl TcpLink {
             dscp: config.dscp.clone(),
             reading: Mutex::new(Reading::new(Waits::new(completion))),
             handler: OnceLock::new(),
-            out: Mutex::new(Out { writer: Writer::new(), blocked: false, kept: 0, failed: None }),
+            out: Mutex::new(Out {
+                writer: Writer::new(),
+                blocked: false,
+                turn_is_over: false,
+                kept: 0,
+                failed: None,
+            }),
             stuck: AtomicBool::new(false),
             attention: Notify::new(),
             closing: AtomicBool::new(false),
@@ -195,7 +206,7 @@ impl TcpLink {
             if self.closing.load(Ordering::Acquire) {
                 break LinkEnd::orderly();
             }
-            if more {
+            if more || self.is_send_turn_over() {
                 // After the others' turn. A peer that sends without a pause stops neither writing nor closing.
                 tokio::task::yield_now().await;
             } else {
@@ -264,6 +275,11 @@ impl TcpLink {
         }
     }
 
+    /// Whether writing goes on after the other tasks' turn.
+    fn is_send_turn_over(&self) -> bool {
+        self.is_stuck() && std::mem::take(&mut self.out().turn_is_over)
+    }
+
     fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Acquire)
     }
@@ -320,9 +336,8 @@ impl TcpLink {
             if !matches!(result, Ok(true)) || reader.bytes_read >= enough || reader.has_left_frames() {
                 break;
             }
-            let began = Instant::now();
             result = reader.read(&self.socket, handler);
-            if began.elapsed() > LONG_TURN {
+            if reader.is_turn_over() {
                 break;
             }
         }
@@ -363,8 +378,15 @@ impl Link for TcpLink {
 
     fn send(&self, source: &mut dyn FrameSource) {
         let mut out = self.out();
+        let enough = self.sent.load(Ordering::Relaxed) + SEND_TURN;
         loop {
             if out.blocked || out.failed.is_some() {
+                return;
+            }
+            if self.sent.load(Ordering::Relaxed) >= enough {
+                (out.blocked, out.turn_is_over, out.kept) = (true, true, 0);
+                self.stuck.store(true, Ordering::Release);
+                self.attention.notify_one();
                 return;
             }
             let held = source.held();

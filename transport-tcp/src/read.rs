@@ -112,6 +112,12 @@ impl Reader {
         self.turn = None;
     }
 
+    /// Whether a turn of several reads has taken [so long](LONG_TURN) since the second.
+    pub(crate) fn is_turn_over(&mut self) -> bool {
+        let now = Instant::now();
+        now - *self.turn.get_or_insert(now) > LONG_TURN
+    }
+
     /// Whether frames wait for the next turn.
     pub(crate) fn has_left_frames(&self) -> bool {
         self.left_frames
@@ -328,7 +334,7 @@ impl Reader {
                 return Err(ReadEnd::Malformed(error.to_string()));
             }
             if let Some(began) = began
-                && self.is_turn_over(began, frames)
+                && self.have_taken_long(began, frames)
             {
                 self.left_frames = !self.buffer.is_empty();
                 return Ok(false);
@@ -337,7 +343,7 @@ impl Reader {
     }
 
     /// Adapts how many frames are delivered together to how long these have taken. Whether the turn is over.
-    fn is_turn_over(&mut self, began: Instant, frames: usize) -> bool {
+    fn have_taken_long(&mut self, began: Instant, frames: usize) -> bool {
         let now = Instant::now();
         let took = now - began;
         if took > LONG_TURN {

@@ -75,6 +75,18 @@ impl Pair {
         Self { socket, link, events }
     }
 
+    /// Sends until the peer, which does not read, stops it.
+    async fn send_until_stopped(&mut self, source: &mut Endless) {
+        self.link.send(source);
+        while self.link.unsent() == 0 {
+            assert!(
+                matches!(next(&mut self.events).await, Event::Writable),
+                "it was only the other tasks' turn"
+            );
+            self.link.send(source);
+        }
+    }
+
     async fn frame(&mut self) -> (u32, Bytes) {
         match next(&mut self.events).await {
             Event::Frame(header, payload) => (header.seq, payload),
@@ -312,7 +324,7 @@ async fn a_peer_that_does_not_read_stops_the_sender_and_one_that_reads_lets_it_g
     let mut pair = Pair::new().await;
     pair.socket.write_all(PREFACE).await.unwrap();
     let mut source = Endless::new(64 << 10);
-    pair.link.send(&mut source);
+    pair.send_until_stopped(&mut source).await;
     let taken = source.taken();
     let unsent = pair.link.unsent();
     assert!(unsent > 0 && unsent <= 4 * MESSAGE && unsent % MESSAGE == 0, "a batch is 256 KiB: {unsent}");
@@ -343,7 +355,7 @@ async fn all_that_was_taken_arrives_before_a_closed_link_says_so() {
     let mut pair = Pair::new().await;
     pair.socket.write_all(PREFACE).await.unwrap();
     let mut source = Endless::new(64 << 10);
-    pair.link.send(&mut source);
+    pair.send_until_stopped(&mut source).await;
     pair.link.close();
     for _ in 0..100 {
         tokio::task::yield_now().await;

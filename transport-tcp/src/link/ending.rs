@@ -8,6 +8,7 @@ use std::time::Duration;
 use farcall_core::transport::LinkHandler;
 use socket2::SockRef;
 use tokio::io::Interest;
+use tokio::net::TcpStream;
 
 use super::TcpLink;
 use crate::read::MAX_FRAME;
@@ -19,6 +20,13 @@ const FLUSH: Duration = Duration::from_secs(10);
 /// frames could be lost: a socket that is closed with unread data resets the connection, and forgets what it had still
 /// to send.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// The most that a closed link reads of what was on its way when it closed. Both hosts' socket buffers hold less; a peer that
+/// sends more does not heed the end. Bytes.
+const MOST_DISCARDED: usize = 16 << 20;
+
+/// How much of it is read before other tasks have their turn. Bytes.
+const DISCARDED_AT_ONCE: usize = 64 << 10;
 
 impl TcpLink {
     /// Goes on with a handshake until it is over or has failed. Nothing that was taken leaves before that.
@@ -85,16 +93,64 @@ impl TcpLink {
         let _ = tokio::time::timeout(FLUSH, flushed).await;
         // An error means that the peer is gone: then there is nobody to tell.
         let _ = SockRef::from(&self.socket.tcp).shutdown(Shutdown::Write);
-        let read_to_end = async {
-            let mut rest = vec![0; 4096];
-            while self.socket.tcp.readable().await.is_ok() {
-                match self.socket.tcp.try_read(&mut rest) {
-                    Ok(0) => return,
-                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => return,
-                    _ => {}
-                }
+        let _ = tokio::time::timeout(LINGER, discard(&self.socket.tcp)).await;
+    }
+}
+
+/// Reads until the peer closes, or has sent so much that it does not heed the end. Other tasks have their turn in between:
+/// a peer that sends without a pause must not keep the thread.
+async fn discard(socket: &TcpStream) {
+    let mut left = MOST_DISCARDED;
+    while left > 0 && socket.readable().await.is_ok() {
+        match discard_turn(socket) {
+            Ok(n) => left = left.saturating_sub(n),
+            Err(_) => return,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Reads what there is, up to a turn's share. Returns how much that was, in bytes, or an error when nothing more comes.
+fn discard_turn(socket: &TcpStream) -> io::Result<usize> {
+    let mut unread = [0; 16 * 1024];
+    let mut discarded = 0;
+    while discarded < DISCARDED_AT_ONCE {
+        match socket.try_read(&mut unread) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => discarded += n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(discarded)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::Write;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_sends_on_does_not_keep_the_thread_nor_the_link() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (socket, _) = listener.accept().await.unwrap();
+        let mut peer = peer.into_std().unwrap();
+        let mut discard = pin!(discard(&socket));
+        let mut turns = 0;
+        loop {
+            while peer.write(&[0; 64 << 10]).is_ok() {}
+            turns += 1;
+            if poll_fn(|cx| Poll::Ready(discard.as_mut().poll(cx).is_ready())).await {
+                break;
             }
-        };
-        let _ = tokio::time::timeout(LINGER, read_to_end).await;
+            tokio::task::yield_now().await;
+        }
+        // The last read of a turn may bring more than its share.
+        assert!(turns >= MOST_DISCARDED / DISCARDED_AT_ONCE / 2, "it was all read in {turns} turns");
     }
 }

@@ -223,3 +223,65 @@ async fn nobody_delivers_what_comes_when_a_link_is_over() {
     drop(peer);
     assert!(!arrivals.recv().await.unwrap().unwrap_err().failed, "the end, and no frame before it");
 }
+
+/// Frames of a long answer, and how many are left of it.
+struct Long(u32);
+
+impl FrameSource for Long {
+    fn next(&mut self, _: usize) -> Option<Frame> {
+        self.0 = self.0.checked_sub(1)?;
+        let payload = Bytes::from_static(&[7; 200_000]);
+        let header = Header {
+            seq: 1,
+            len: payload.len() as u32,
+            ..Header::new(FrameType::RESPONSE, u64::from(self.0))
+        };
+        Some(Frame { header, pieces: payload.into() })
+    }
+}
+
+/// Sends what is left of a long answer, when it may.
+struct Sends(Arc<TcpLink>, std::sync::Mutex<Long>);
+
+impl LinkHandler for Sends {
+    fn receive(&self, _: Header, _: Bytes) -> Result<(), WireError> {
+        Ok(())
+    }
+
+    fn writable(&self) {
+        self.0.send(&mut *self.1.lock().unwrap());
+    }
+
+    fn closed(&self, _: LinkEnd) {}
+}
+
+#[tokio::test]
+async fn a_long_answer_to_a_peer_that_reads_as_fast_is_sent_in_turns() {
+    const FRAMES: u32 = 200;
+    let Looking { mut peer, link, .. } = looking().await;
+    let reader = thread::spawn(move || {
+        let mut read = vec![0; PREFACE.len() + FRAMES as usize * (HEADER_LEN + 200_000)];
+        peer.read_exact(&mut read).map(|()| read[read.len() - 1])
+    });
+    let handler = Arc::new(Sends(link.clone(), std::sync::Mutex::new(Long(FRAMES))));
+    handler.writable();
+    let left = handler.1.lock().unwrap().0;
+    assert!(left > FRAMES - 10, "{} frames were sent at once", FRAMES - left);
+    link.start(handler);
+    let read = tokio::task::spawn_blocking(|| reader.join().unwrap());
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), read).await.unwrap().unwrap().unwrap(), 7);
+}
+
+#[tokio::test]
+async fn sockets_have_the_buffers_that_are_configured() {
+    let mut config = TcpConfig::default();
+    (config.receive_buffer, config.send_buffer) = (50_000, 60_000);
+    for link in ends("127.0.0.1:0", "127.0.0.1", &config).await.unwrap() {
+        let socket = SockRef::from(&link.socket.tcp);
+        // The kernel doubles it, for what it keeps beside the bytes: socket(7).
+        assert_eq!(socket.recv_buffer_size().unwrap(), 100_000);
+        assert_eq!(socket.send_buffer_size().unwrap(), 120_000);
+    }
+    config.send_buffer = 100;
+    assert!(config.check().unwrap_err().starts_with("tcp.send_buffer must be"));
+}

@@ -26,6 +26,38 @@ pub(crate) enum Method {
     Stream,
     /// It goes there in pieces, and one byte comes back (raw verbs).
     Chain,
+    /// The server reads it from memory that the client lends (Farcall).
+    Lend,
+    /// The server writes it to memory that the client lends (Farcall).
+    Fill,
+    /// It is read from a region of the server's (Farcall).
+    Peek,
+    /// A number in a region of the server's grows (Farcall).
+    Add,
+}
+
+impl Method {
+    const ALL: [(&str, Self); 10] = [
+        ("echo", Self::Echo),
+        ("put", Self::Put),
+        ("get", Self::Get),
+        ("read", Self::Read),
+        ("stream", Self::Stream),
+        ("chain", Self::Chain),
+        ("lend", Self::Lend),
+        ("fill", Self::Fill),
+        ("peek", Self::Peek),
+        ("add", Self::Add),
+    ];
+
+    fn named(name: &str) -> Result<Self> {
+        let found = Self::ALL.iter().find(|(of, _)| *of == name);
+        found.map(|(_, method)| *method).ok_or_else(|| format!("no method {name}").into())
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, method)| *method == self).map_or("", |(name, _)| name)
+    }
 }
 
 /// The connection that calls go by where another load uses the first.
@@ -58,9 +90,10 @@ pub(crate) struct Args {
     pub(crate) connections: usize,
     /// How long each caller waits before it calls again.
     pub(crate) pause: Duration,
-    /// Calls in flight beside them, each of which puts so many bytes (Farcall).
+    /// Calls in flight beside them, each of which moves so many bytes (Farcall).
     pub(crate) load: usize,
     pub(crate) load_size: usize,
+    pub(crate) load_method: Method,
     pub(crate) by: By,
     /// Streams beside them of which nothing is read any more (Farcall).
     pub(crate) stalled: usize,
@@ -92,6 +125,7 @@ impl Args {
             pause: Duration::ZERO,
             load: 0,
             load_size: 64 << 20,
+            load_method: Method::Put,
             by: By::Same,
             stalled: 0,
             warmup: 0.5,
@@ -115,23 +149,14 @@ impl Args {
             "--listen" | "--connect" => self.address = value,
             "--workers" => self.workers = number(option, &value)?,
             "--set" => self.settings += &setting(&value)?,
-            "--method" => {
-                self.method = match value.as_str() {
-                    "echo" => Method::Echo,
-                    "put" => Method::Put,
-                    "get" => Method::Get,
-                    "read" => Method::Read,
-                    "stream" => Method::Stream,
-                    "chain" => Method::Chain,
-                    _ => return Err(format!("no method {value}").into()),
-                }
-            }
+            "--method" => self.method = Method::named(&value)?,
             "--size" => self.size = number(option, &value)?,
             "--concurrency" => self.concurrency = number(option, &value)?,
             "--connections" => self.connections = number(option, &value)?,
             "--pause-ms" => self.pause = Duration::from_millis(number(option, &value)?),
             "--load" => self.load = number(option, &value)?,
             "--load-size" => self.load_size = number(option, &value)?,
+            "--load-method" => self.load_method = Method::named(&value)?,
             "--by" => {
                 self.by = match value.as_str() {
                     "same" => By::Same,

@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall::{Channel, Config, Server, Stream, TrafficClass, stream};
+use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::region::{Region, RemoteMemory, RemoteRegion, Rights};
+use farcall::{Buf, Channel, Config, Server, Stream, TrafficClass, stream};
 
 use crate::args::{Args, By, Method};
 use crate::load::{Caller, pattern};
@@ -22,6 +24,15 @@ pub(crate) trait Echo {
     /// Returns the server's payload, which has the size that was asked for first.
     async fn get(&self, size: u64) -> farcall::Result<Bytes>;
 
+    /// Reads what is lent, and returns its length.
+    async fn lend(&self, data: BulkRead) -> farcall::Result<u64>;
+
+    /// Writes the server's payload to what is lent, and returns its length.
+    async fn fill(&self, into: BulkWrite) -> farcall::Result<u64>;
+
+    /// Returns memory of the server's that may be read and counted in.
+    async fn region(&self) -> farcall::Result<RemoteRegion>;
+
     /// Returns the server's payload `count` times.
     fn stream(&self, count: u64, size: u64) -> impl Stream<Item = farcall::Result<Bytes>>;
 }
@@ -30,6 +41,13 @@ pub(crate) trait Echo {
 struct Service {
     /// Made when it is first asked for: then it is known whether there is RDMA to send it by.
     payload: OnceLock<Bytes>,
+    region: OnceLock<Region<Vec<u8>>>,
+}
+
+impl Service {
+    fn payload(&self, size: usize) -> Bytes {
+        self.payload.get_or_init(|| payload(size)).clone()
+    }
 }
 
 impl Echo for Service {
@@ -42,14 +60,31 @@ impl Echo for Service {
     }
 
     async fn get(&self, size: u64) -> farcall::Result<Bytes> {
-        Ok(self.payload.get_or_init(|| payload(size as usize)).clone())
+        Ok(self.payload(size as usize))
+    }
+
+    async fn lend(&self, data: BulkRead) -> farcall::Result<u64> {
+        Ok(data.read(..).await?.len() as u64)
+    }
+
+    async fn fill(&self, into: BulkWrite) -> farcall::Result<u64> {
+        into.write(0, self.payload(into.len())).await?;
+        Ok(into.len() as u64)
+    }
+
+    async fn region(&self) -> farcall::Result<RemoteRegion> {
+        let export = || Region::export(vec![0; REGION], Rights::READ | Rights::ATOMICS);
+        Ok(self.region.get_or_init(export).remote())
     }
 
     fn stream(&self, count: u64, size: u64) -> impl Stream<Item = farcall::Result<Bytes>> {
-        let payload = self.payload.get_or_init(|| payload(size as usize)).clone();
+        let payload = self.payload(size as usize);
         stream::iter((0..count).map(move |_| Ok(payload.clone())))
     }
 }
+
+/// The length of the server's region, in bytes.
+const REGION: usize = 1 << 20;
 
 /// Far enough never to be reached.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -70,7 +105,7 @@ impl Contestant for Farcall {
     async fn connect(args: Args) -> Result<Client> {
         let first = channel(&args).await?;
         if args.load > 0 {
-            load(&EchoClient::new(&first), &args);
+            load(&Client::new(first.clone(), args.load_method, args.load_size).await?, &args);
         }
         for _ in 0..args.stalled {
             stall(&EchoClient::new(&first)).await?;
@@ -80,7 +115,7 @@ impl Contestant for Farcall {
             By::Second => channel(&args).await?,
             By::Urgent => first.class(TrafficClass::Urgent),
         };
-        Ok(Client { echo: EchoClient::new(channel), method: args.method, size: args.size as u64 })
+        Client::new(channel, args.method, args.size).await
     }
 }
 
@@ -89,14 +124,14 @@ async fn channel(args: &Args) -> Result<Channel> {
     Ok(Channel::builder().config(config).connect(&format!("farcall://{}", args.address)).await?)
 }
 
-/// Keeps calls in flight that put long payloads, for as long as this process lives.
-fn load(client: &EchoClient, args: &Args) {
+/// Keeps calls in flight that move long payloads, for as long as this process lives.
+fn load(client: &Client, args: &Args) {
     let payload = payload(args.load_size);
     for _ in 0..args.load {
-        let (client, payload) = (client.clone(), payload.clone());
+        let (mut client, payload) = (client.clone(), payload.clone());
         tokio::spawn(async move {
             loop {
-                if let Err(error) = client.put(payload.clone()).await {
+                if let Err(error) = client.call(&payload).await {
                     // Without the load this is not the measurement that was asked for.
                     eprintln!("peers: the load: {error}");
                     std::process::exit(1);
@@ -117,11 +152,48 @@ async fn stall(client: &EchoClient) -> Result<()> {
     Ok(())
 }
 
-#[derive(Clone)]
 pub(crate) struct Client {
     echo: EchoClient,
     method: Method,
-    size: u64,
+    size: usize,
+    /// The server's region, if it is used.
+    region: Option<RemoteMemory>,
+    /// What this caller lends to be filled, between two calls.
+    buffer: Option<Buf>,
+}
+
+impl Clone for Client {
+    fn clone(&self) -> Self {
+        let Self { echo, method, size, region, buffer: _ } = self;
+        Self { echo: echo.clone(), method: *method, size: *size, region: region.clone(), buffer: None }
+    }
+}
+
+impl Client {
+    async fn new(channel: Channel, method: Method, size: usize) -> Result<Self> {
+        let echo = EchoClient::new(&channel);
+        let region = match method {
+            Method::Peek | Method::Add => Some(echo.region().await?.on(&channel)),
+            _ => None,
+        };
+        Ok(Self { echo, method, size, region, buffer: None })
+    }
+
+    fn region(&self) -> Result<&RemoteMemory> {
+        self.region.as_ref().ok_or_else(|| "the server's region is not known".into())
+    }
+
+    async fn fill(&mut self) -> Result<usize> {
+        let buffer = self.buffer.take().unwrap_or_else(|| {
+            let mut buffer = farcall::buf(self.size);
+            buffer.resize(self.size);
+            buffer
+        });
+        let (into, loan) = BulkWrite::lend(buffer);
+        let moved = self.echo.fill(into).timeout(DEADLINE).await? as usize;
+        self.buffer = Some(loan.reclaim().await);
+        Ok(moved)
+    }
 }
 
 impl Caller for Client {
@@ -129,7 +201,11 @@ impl Caller for Client {
         let moved = match self.method {
             Method::Echo => self.echo.echo(payload.clone()).timeout(DEADLINE).await?.len(),
             Method::Put => self.echo.put(payload.clone()).timeout(DEADLINE).await.map(|()| payload.len())?,
-            Method::Get => self.echo.get(self.size).timeout(DEADLINE).await?.len(),
+            Method::Get => self.echo.get(self.size as u64).timeout(DEADLINE).await?.len(),
+            Method::Lend => self.echo.lend(payload.clone().into()).timeout(DEADLINE).await? as usize,
+            Method::Fill => self.fill().await?,
+            Method::Peek => self.region()?.read(..self.size).await?.len(),
+            Method::Add => self.region()?.fetch_add(0, 1).await.map(|_| self.size)?,
             other => return Err(format!("there is no method {other:?}").into()),
         };
         Ok(moved)

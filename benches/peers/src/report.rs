@@ -6,7 +6,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::args::{Args, Method};
+use crate::args::Args;
 use crate::process::{Process, Usage};
 
 /// The resources used at some moment, here and at the server.
@@ -67,14 +67,7 @@ impl Report {
         let csw = |from: Usage, to: Usage| round(to.sleeps.saturating_sub(from.sleeps) as f64 / calls as f64);
         let server = from.server.zip(to.server);
         Self {
-            method: match args.method {
-                Method::Echo => "echo",
-                Method::Put => "put",
-                Method::Get => "get",
-                Method::Read => "read",
-                Method::Chain => "chain",
-                Method::Stream => "stream",
-            },
+            method: args.method.name(),
             size: args.size,
             concurrency: args.concurrency,
             connections: args.connections,

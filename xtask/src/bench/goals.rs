@@ -54,6 +54,7 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
     goals.extend(streams.flat_map(|place| against_base(results, &place)));
     goals.extend(beside_stream(results));
     goals.extend(encrypted(results));
+    goals.extend(lent(results));
     goals.extend(counts(results));
     goals.extend(rdma::all(results));
     goals.extend(connections(results, Part::Connections, BASE));
@@ -99,6 +100,19 @@ fn encrypted(results: &Results) -> Vec<Goal> {
     };
     let places = plan::encrypted();
     places.iter().zip(plan::TLS_BASE).zip(limits).filter_map(goal).collect()
+}
+
+/// The goals of memory that is lent, against the same payload in a call.
+fn lent(results: &Results) -> Vec<Goal> {
+    let goal = |(method, size): (&str, usize)| {
+        let place = Place::lent(Part::Memory, method, size);
+        let (unary, contestant) = place.base("farcall");
+        let metric = Metric::CallsPerSecond;
+        let what =
+            format!("{}, {}: {} to {}", place.part.title(), place.title(), metric.title(), unary.method);
+        ratio(results, what, metric, (&place, &contestant), (&unary, &contestant), AtLeast(1.0))
+    };
+    plan::LENT.iter().filter_map(|method| goal((method, 1 << 20))).collect()
 }
 
 /// The goals of farcall in a place, compared with the base.

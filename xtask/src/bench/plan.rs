@@ -20,6 +20,8 @@ pub(super) enum Part {
     Streams,
     /// A short call beside long ones, by a connection of its own class.
     Urgent,
+    /// Memory that is lent, and regions, both ends on one CPU.
+    Memory,
     /// Encrypted calls, both ends on one CPU.
     Tls,
     /// The software device of a VM, against the device used by hand.
@@ -36,6 +38,7 @@ impl Part {
         Self::Connections,
         Self::Streams,
         Self::Urgent,
+        Self::Memory,
         Self::Tls,
         Self::Rdma,
         Self::Sealed,
@@ -52,6 +55,7 @@ impl Part {
             Self::Connections => "connections",
             Self::Streams => "streams",
             Self::Urgent => "urgent",
+            Self::Memory => "memory",
             Self::Tls => "tls",
             Self::Rdma => "rdma",
             Self::Sealed => "sealed",
@@ -66,6 +70,7 @@ impl Part {
             Self::Connections => "TCP, many connections, both ends on one CPU",
             Self::Streams => "TCP, items of streams, both ends on one CPU",
             Self::Urgent => "TCP, short calls beside long ones, on all CPUs",
+            Self::Memory => "TCP, memory that is lent, and regions, both ends on one CPU",
             Self::Tls => "TLS, both ends on one CPU",
             Self::Rdma => "RDMA in a VM",
             Self::Sealed => "Sealed RDMA in a VM",
@@ -76,7 +81,7 @@ impl Part {
     pub(super) fn under(self) -> Vec<String> {
         match self {
             Self::Unpinned | Self::Urgent | Self::Rdma | Self::Sealed => Vec::new(),
-            Self::Counts | Self::Pinned | Self::Connections | Self::Streams | Self::Tls => {
+            Self::Counts | Self::Pinned | Self::Connections | Self::Streams | Self::Memory | Self::Tls => {
                 words("taskset -c 0")
             }
         }
@@ -88,7 +93,7 @@ impl Part {
             Self::Unpinned | Self::Urgent => "--set transport=tcp",
             // Counts must not depend on how often an end polls in vain.
             Self::Counts => "--current-thread --set transport=tcp --set tcp.completion=event",
-            Self::Pinned | Self::Connections | Self::Streams | Self::Tls => {
+            Self::Pinned | Self::Connections | Self::Streams | Self::Memory | Self::Tls => {
                 "--current-thread --set transport=tcp"
             }
             // Setting a link up takes long where the processor is emulated.
@@ -103,11 +108,15 @@ impl Part {
     pub(super) fn compared(self) -> &'static str {
         match self {
             Self::Urgent => "Ratios are to the same call by a second channel.",
+            Self::Memory => {
+                "Ratios of memory that is lent are to the same payload in a call (`lend` to `put`, `fill` to `get`), \
+                 of regions to an `echo`."
+            }
             Self::Tls => "Ratios of short calls are to those without TLS, of long ones to `raw-tls`.",
             Self::Sealed => "Ratios are to those without TLS.",
             Self::Rdma => {
-                "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put or got. \
-                 `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
+                "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put, got, lent or filled, \
+                 and for regions. `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
             }
             _ => "Ratios are to `raw-tokio`.",
         }
@@ -146,6 +155,16 @@ impl Place {
         Self { method: method.to_owned(), ..Self::echo(Part::Rdma, size, BULK_IN_FLIGHT, 1) }
     }
 
+    /// A long payload in memory that the client lends.
+    pub(super) fn lent(part: Part, method: &str, size: usize) -> Self {
+        Self { method: method.to_owned(), ..Self::echo(part, size, LENT_IN_FLIGHT, 1) }
+    }
+
+    /// 64 bytes of a region.
+    pub(super) fn region(part: Part, method: &str) -> Self {
+        Self { method: method.to_owned(), ..Self::echo(part, 64, 1, 1) }
+    }
+
     /// Calls by RDMA that are rare.
     pub(super) fn rare() -> Self {
         Self { pause_ms: 10, ..Self::echo(Part::Rdma, 64, 1, 1) }
@@ -179,6 +198,14 @@ impl Place {
         if self.part == Part::Sealed {
             return (self.clone(), "farcall".to_owned());
         }
+        if self.part == Part::Memory {
+            let method = match self.method.as_str() {
+                "lend" => "put",
+                "fill" => "get",
+                _ => "echo",
+            };
+            return (Self { method: method.to_owned(), ..self.clone() }, contestant.to_owned());
+        }
         if self.stalled > 0 {
             return (Self { stalled: 0, ..self.clone() }, contestant.to_owned());
         }
@@ -191,8 +218,11 @@ impl Place {
         if self.connections > 1 {
             return (Self { connections: 1, ..self.clone() }, contestant.to_owned());
         }
-        let bulk = ["put", "get", "chain", "stream"].contains(&self.method.as_str());
-        let place = if bulk { Self::bulk("read", self.size) } else { self.clone() };
+        let place = match self.method.as_str() {
+            "put" | "get" | "chain" | "stream" => Self::bulk("read", self.size),
+            "lend" | "fill" | "peek" | "add" => Self { method: "read".to_owned(), ..self.clone() },
+            _ => self.clone(),
+        };
         let mode = if mode == "adaptive" { "busy" } else { mode };
         (place, format!("raw-verbs {mode}"))
     }
@@ -286,6 +316,12 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
         groups.push(Group { place, contestants: &["raw-tls tls", "farcall tls", "farcall"] });
     }
     groups.push(Group { place: Place::beside_load(Part::Urgent), contestants: BESIDE_LOAD });
+    let lent = LENT_SIZES.iter().flat_map(|size| LENT.map(|method| Place::lent(Part::Memory, method, *size)));
+    let unary = LENT_SIZES
+        .iter()
+        .flat_map(|size| ["put", "get"].map(|method| Place::lent(Part::Memory, method, *size)));
+    let regions = ["echo", "peek", "add"].map(|method| Place::region(Part::Memory, method));
+    groups.extend(lent.chain(unary).chain(regions).map(|place| Group { place, contestants: &["farcall"] }));
     groups.retain(|group| options.includes(group.place.part));
     groups
 }
@@ -293,6 +329,11 @@ pub(super) fn native(options: &Options) -> Vec<Group> {
 /// How many long payloads are on their way by RDMA, and how long they are.
 const BULK_IN_FLIGHT: usize = 8;
 pub(super) const BULK_SIZES: &[usize] = &[64 << 10, 1 << 20];
+
+/// Methods whose payload lies in memory that the client lends; how many such calls are in flight, and how long payloads are.
+pub(super) const LENT: [&str; 2] = ["lend", "fill"];
+const LENT_IN_FLIGHT: usize = 4;
+pub(super) const LENT_SIZES: &[usize] = BULK_SIZES;
 
 /// Behind the name stands how an end waits for the device.
 pub(super) const MODES: &[&str] = &["busy", "event"];
@@ -334,6 +375,17 @@ fn by_rdma() -> Vec<Group> {
         }
     }
     groups.push(Group { place: Place::streams(Part::Rdma, BULK_SIZES[0], 1), contestants: BULK });
+    const RAW: &[&str] = &["raw-verbs busy", "raw-verbs event"];
+    const OURS: &[&str] = &["farcall busy", "farcall event"];
+    for size in LENT_SIZES {
+        groups.push(Group { place: Place::lent(Part::Rdma, "read", *size), contestants: RAW });
+        groups.extend(
+            LENT.map(|method| Group { place: Place::lent(Part::Rdma, method, *size), contestants: OURS }),
+        );
+    }
+    groups.push(Group { place: Place::region(Part::Rdma, "read"), contestants: RAW });
+    let regions = ["peek", "add"].map(|method| Place::region(Part::Rdma, method));
+    groups.extend(regions.map(|place| Group { place, contestants: OURS }));
     // The worth of READs shows where they begin to be used; longer chains only take longer.
     groups.push(Group { place: Place::bulk("chain", BULK_SIZES[0]), contestants: CHAIN });
     // One over one connection is among the first.

@@ -2,7 +2,7 @@
 
 use super::Limit::{AtLeast, AtMost};
 use super::{Goal, Limit, connections, ratio};
-use crate::bench::plan::{BULK_SIZES, MODES, Part, Place};
+use crate::bench::plan::{BULK_SIZES, LENT, MODES, Part, Place};
 use crate::bench::results::{Metric, Results};
 
 pub(super) fn all(results: &Results) -> Vec<Goal> {
@@ -22,11 +22,19 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
         let [stream, read] =
             [Place::streams(Part::Rdma, BULK_SIZES[0], 1), Place::bulk("read", BULK_SIZES[0])];
         goal(Metric::Bandwidth, (&stream, &farcall), (&read, &raw), AtLeast(0.85));
+        for method in ["peek", "add"] {
+            let [place, read] = [method, "read"].map(|method| Place::region(Part::Rdma, method));
+            goal(Metric::P50, (&place, &farcall), (&read, &raw), AtMost(1.2));
+        }
         for size in BULK_SIZES {
             let [read, put, get, chain] =
                 ["read", "put", "get", "chain"].map(|method| Place::bulk(method, *size));
             goal(Metric::Bandwidth, (&read, &raw), (&read, &perftest), AtLeast(0.95));
             let least = if *size < 1 << 20 { 0.85 } else { 0.95 };
+            let raw_read = Place::lent(Part::Rdma, "read", *size);
+            for place in LENT.map(|method| Place::lent(Part::Rdma, method, *size)) {
+                goal(Metric::Bandwidth, (&place, &farcall), (&raw_read, &raw), AtLeast(least));
+            }
             for place in [&put, &get] {
                 goal(Metric::Bandwidth, (place, &farcall), (&read, &raw), AtLeast(least));
                 if *size < 1 << 20 {

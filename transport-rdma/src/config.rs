@@ -1,6 +1,9 @@
 //! How RDMA is configured.
 
+use std::net::IpAddr;
+
 use farcall_core::class::ByClass;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// The device, port and address that RDMA uses, and how much it may use of them. The default leaves every choice to
@@ -23,6 +26,14 @@ pub struct RdmaConfig {
     /// Index in the port's GID table. Default: the RoCE v2 entry with the TCP connection's local address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid_index: Option<u8>,
+    /// The address of the RDMA device to use, as in the port's GID table: an IP address on RoCE. Default: as for `gid_index`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<IpAddr>,
+    /// The network whose addresses may be used, as in `10.1.0.0/16`, for machines whose RDMA devices are on several networks.
+    /// Default: any. Both ends say in which networks their addresses are, and a link joins two of one network if there are
+    /// such, unless the TCP connection's own addresses are those of devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subnet: Option<String>,
     /// Index in the port's partition key table. Default 0.
     pub pkey_index: u16,
     /// The DSCP of what this side sends by RoCE for the connections of each class, 0 to 63. Default 0: nothing is marked.
@@ -99,6 +110,11 @@ impl RdmaConfig {
                 return Err(format!("rdma.{name} must be at least 1"));
             }
         }
+        if let Some(subnet) = &self.subnet
+            && subnet.parse::<IpNet>().is_err()
+        {
+            return Err(format!("rdma.subnet must be a network, as in \"10.1.0.0/16\", not {subnet:?}"));
+        }
         if self.port == Some(0) {
             return Err("rdma.port is counted from 1".to_owned());
         }
@@ -123,6 +139,8 @@ impl Default for RdmaConfig {
             device: None,
             port: None,
             gid_index: None,
+            gid: None,
+            subnet: None,
             pkey_index: 0,
             dscp: ByClass::default(),
             ecn: false,

@@ -41,6 +41,13 @@ pub enum Unavailable {
         /// The names of the devices that there are.
         present: Vec<String>,
     },
+    /// The device is of a kind that has no reliable connected queue pairs, which farcall needs.
+    NoReliableQueuePairs {
+        /// The device's name.
+        device: String,
+        /// Its driver.
+        driver: &'static str,
+    },
     /// The device's node may not be opened.
     NoPermission {
         /// The node, `/dev/infiniband/uverbsN`.
@@ -129,6 +136,11 @@ impl Unavailable {
             Self::NoSuchDevice { .. } => {
                 "set `rdma.device` to one of these, and `rdma.port` to one of its ports, or leave both out".to_owned()
             }
+            Self::NoReliableQueuePairs { .. } => {
+                "use TCP here: devices like this one are for other libraries (AWS EFA: libfabric); a device that works has a \
+                 driver such as mlx5, bnxt_re, irdma or rxe"
+                    .to_owned()
+            }
             Self::NoPermission { path } => {
                 format!(
                     "give this user read and write access to {} (group or udev rule), or pass it into the container \
@@ -141,8 +153,8 @@ impl Unavailable {
                  (`rdma link show {device}`)"
             ),
             Self::NoGid { .. } => {
-                "give the port's network interface an IP address; set `rdma.gid_index` to an entry that is in use, or leave \
-                 it out"
+                "give the port's network interface an IP address; set `rdma.gid_index`, `rdma.gid` and `rdma.subnet` to what is \
+                 in use, or leave them out"
                     .to_owned()
             },
             Self::Memlock(memlock) => memlock.remedy(),
@@ -164,6 +176,9 @@ impl fmt::Display for Unavailable {
             Self::NoDevice { detail } => write!(f, "no RDMA device: {detail}"),
             Self::NoSuchDevice { configured, present } => {
                 write!(f, "{configured} is configured, the machine has {}", present.join(", "))
+            }
+            Self::NoReliableQueuePairs { device, driver } => {
+                write!(f, "{device} (driver {driver}) has no reliable connected queue pairs (RC)")
             }
             Self::NoPermission { path } => write!(f, "no permission to open {}", path.display()),
             Self::PortDown { device, port, state } => {
@@ -222,7 +237,9 @@ impl From<Unavailable> for transport::Unavailable {
             Unavailable::UnsupportedPlatform => Reason::UnsupportedPlatform,
             Unavailable::LibraryAbsent { .. } => Reason::LibraryAbsent,
             Unavailable::LibraryTooOld { .. } => Reason::LibraryTooOld,
-            Unavailable::NoDevice { .. } | Unavailable::NoSuchDevice { .. } => Reason::NoDevice,
+            Unavailable::NoDevice { .. }
+            | Unavailable::NoSuchDevice { .. }
+            | Unavailable::NoReliableQueuePairs { .. } => Reason::NoDevice,
             Unavailable::NoPermission { .. } => Reason::NoPermission,
             Unavailable::PortDown { .. } => Reason::PortDown,
             Unavailable::NoGid { .. } => Reason::NoGid,

@@ -1,7 +1,7 @@
 //! RDMA as something that a session can be moved to.
 
 use std::collections::HashSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -9,9 +9,10 @@ use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Reason, Upgra
 use tokio::runtime::Handle;
 
 use crate::config::RdmaConfig;
-use crate::device::{Host, LocalPath};
-use crate::endpoint::{DeviceRegistry, Endpoint, Offer, RdmaCandidate};
-use crate::link::announcement;
+use crate::device::{Host, LocalPath, RemoteAddress, StreamEnds};
+use crate::endpoint::{Addresses, DeviceRegistry, Endpoint, Offer, RdmaCandidate};
+use crate::link::{announced, announcement};
+use crate::unavailable::Unavailable;
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
 
@@ -46,7 +47,7 @@ impl RdmaUpgrade {
     }
 
     fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {
-        let (endpoints, logged) = (Mutex::default(), Mutex::default());
+        let (endpoints, logged) = Default::default();
         Self(Arc::new(Shared { machine, config, endpoints, logged }))
     }
 
@@ -61,18 +62,19 @@ impl RdmaUpgrade {
         &self.0.machine
     }
 
-    /// The endpoint for sessions whose stream link has this local address.
-    async fn endpoint(
+    /// Finds the addresses for sessions whose stream link has this local address, and the endpoint of the one that is picked.
+    async fn endpoint<T: Send + 'static>(
         self,
         local: Option<IpAddr>,
-    ) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
+        pick: impl FnOnce(&Addresses) -> (usize, T) + Send + 'static,
+    ) -> Result<(Arc<Endpoint>, LocalPath, T), transport::Unavailable> {
         let (runtime, shared) = (Handle::current(), Arc::clone(&self.0));
         let task = tokio::task::spawn_blocking(move || {
-            let found = shared.machine.endpoint(&shared.config, local, &runtime);
-            if let Ok((endpoint, _)) = &found {
-                shared.keep(endpoint);
-            }
-            found
+            let addresses = shared.machine.addresses(&shared.config, local)?;
+            let (index, picked) = pick(&addresses);
+            let (endpoint, path) = shared.machine.endpoint(&addresses, index, &shared.config, &runtime)?;
+            shared.keep(&endpoint);
+            Ok::<_, Unavailable>((endpoint, path, picked))
         });
         let found =
             task.await.map_err(|error| transport::Unavailable::new(Reason::Other, error.to_string()))?;
@@ -88,25 +90,45 @@ impl RdmaUpgrade {
         why
     }
 
-    /// The endpoint for such a session, and the path of its packets if it is of this class.
-    async fn path(&self, attempt: &Attempt) -> Result<(Arc<Endpoint>, LocalPath), transport::Unavailable> {
-        let local = attempt.stream.local.map(|address| address.ip());
-        let (endpoint, path) = self.clone().endpoint(local).await?;
-        Ok((endpoint, path.for_class(attempt.class, &self.0.config)))
+    async fn make_announcement(self) -> Result<Bytes, transport::Unavailable> {
+        let announce = |addresses: &Addresses| {
+            let list: Vec<_> = addresses.list.iter().map(RemoteAddress::from).collect();
+            (0, announcement(&list))
+        };
+        let (_, _, announcement) = self.endpoint(None, announce).await?;
+        Ok(announcement)
     }
 
-    async fn make_offer(self, attempt: Attempt) -> Offered {
-        let (endpoint, path) = self.path(&attempt).await?;
-        let (candidate, data) =
-            RdmaCandidate::offer(endpoint, path, attempt).await.map_err(|why| self.log(why))?;
+    async fn make_offer(self, announced: Vec<RemoteAddress>, attempt: Attempt) -> Offered {
+        let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
+        let stream = StreamEnds { local: ip(attempt.stream.local), peer: ip(attempt.stream.peer) };
+        let paths = Arc::clone(self.0.machine.paths());
+        let trials = Arc::clone(&paths);
+        let pick = move |addresses: &Addresses| {
+            let chosen = paths.choose(&addresses.list, &announced, stream, addresses.home);
+            // A server that tells none, or none of this side's kinds, chooses by itself.
+            chosen.map_or((0, None), |(index, theirs)| (index, Some(theirs)))
+        };
+        let (endpoint, path, wanted) = self.clone().endpoint(stream.local, pick).await?;
+        let path = path.for_class(attempt.class, &self.0.config);
+        let offered = RdmaCandidate::offer(endpoint, path, attempt, wanted, trials).await;
+        let (candidate, data) = offered.map_err(|why| self.log(why))?;
         Ok((Box::new(candidate), data))
     }
 
     async fn make_answer(self, epoch: u32, offer: Bytes, attempt: Attempt) -> Offered {
-        let (endpoint, path) = self.path(&attempt).await?;
-        let offer = Offer { epoch, data: offer };
-        let (candidate, data) =
-            RdmaCandidate::answer(endpoint, path, attempt, offer).await.map_err(|why| self.log(why))?;
+        let offer = Offer::read(epoch, offer).map_err(|why| self.log(why))?;
+        let wanted = offer.wanted();
+        let pick = move |addresses: &Addresses| {
+            // One that is gone meanwhile is as good as none.
+            let index = addresses.list.iter().position(|own| Some(own.gid.gid) == wanted);
+            (index.unwrap_or(0), ())
+        };
+        let local = attempt.stream.local.map(|address| address.ip());
+        let (endpoint, path, ()) = self.clone().endpoint(local, pick).await?;
+        let path = path.for_class(attempt.class, &self.0.config);
+        let answered = RdmaCandidate::answer(endpoint, path, attempt, offer).await;
+        let (candidate, data) = answered.map_err(|why| self.log(why))?;
         Ok((Box::new(candidate), data))
     }
 }
@@ -127,12 +149,11 @@ impl Upgrade for RdmaUpgrade {
     }
 
     fn announce(&self) -> BoxFuture<Result<Bytes, transport::Unavailable>> {
-        let endpoint = self.clone().endpoint(None);
-        Box::pin(async { endpoint.await.map(|_| announcement()) })
+        Box::pin(self.clone().make_announcement())
     }
 
-    fn offer(&self, _announced: Bytes, attempt: &Attempt) -> BoxFuture<Offered> {
-        Box::pin(self.clone().make_offer(attempt.clone()))
+    fn offer(&self, data: Bytes, attempt: &Attempt) -> BoxFuture<Offered> {
+        Box::pin(self.clone().make_offer(announced(data), attempt.clone()))
     }
 
     fn answer(&self, epoch: u32, offer: Bytes, attempt: &Attempt) -> BoxFuture<Offered> {

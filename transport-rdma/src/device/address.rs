@@ -46,7 +46,7 @@ impl fmt::Debug for Gid {
 }
 
 /// How packets to and from a GID travel, in order of preference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GidKind {
     /// RoCE v2 over IPv4.
     RoceV2Ipv4,
@@ -58,6 +58,26 @@ pub enum GidKind {
     InfiniBand,
     /// RoCE v1: Ethernet frames, one segment only, dropped by many switches.
     RoceV1,
+}
+
+impl GidKind {
+    const CODES: [(u8, Self); 5] = [
+        (1, Self::RoceV2Ipv4),
+        (2, Self::RoceV2Ipv6),
+        (3, Self::RoceV2LinkLocal),
+        (4, Self::InfiniBand),
+        (5, Self::RoceV1),
+    ];
+
+    /// The number by which HELLO names it.
+    pub fn code(self) -> u8 {
+        Self::CODES.iter().find(|(_, kind)| *kind == self).map_or(0, |(code, _)| *code)
+    }
+
+    /// The kind of this number.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::CODES.iter().find(|(of, _)| *of == code).map(|(_, kind)| *kind)
+    }
 }
 
 /// One entry of a port's GID table.

@@ -14,6 +14,7 @@ mod address;
 mod event;
 mod exposure;
 mod memlock;
+mod paths;
 mod queue_pair;
 mod select;
 mod status;
@@ -28,10 +29,11 @@ use std::task::{Context, Poll};
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
 pub(crate) use memlock::{lockable, memlock};
+pub use paths::{PairOnTrial, Paths, RemoteAddress, StreamEnds};
 pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
-pub use select::{Match, Selection, choose};
+pub use select::{Match, Selection, addresses, choose};
 pub use status::{WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};
 
@@ -49,6 +51,11 @@ pub trait Host: Debug + Send + Sync {
     /// The machine's network addresses.
     fn interfaces(&self) -> Vec<Interface>;
 
+    /// The NUMA node of all CPUs that this process may run on, if it is one.
+    fn home_node(&self) -> Option<u32> {
+        None
+    }
+
     /// Opens a device. Blocks for milliseconds.
     fn open(&self, device: &DeviceSummary, config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable>;
 }
@@ -62,6 +69,8 @@ pub struct DeviceSummary {
     pub node: PathBuf,
     /// The NUMA node it is attached to, if the machine has several.
     pub numa_node: Option<u32>,
+    /// The driver, if its devices have no reliable connected queue pairs.
+    pub unsuited: Option<&'static str>,
     /// Its ports in order of number.
     pub ports: Vec<PortSummary>,
 }
@@ -88,6 +97,8 @@ pub struct Interface {
     pub name: String,
     /// One of its addresses.
     pub address: IpAddr,
+    /// How many bits of the address name its network.
+    pub prefix: u8,
 }
 
 /// The limits of a device.

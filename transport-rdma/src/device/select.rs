@@ -1,6 +1,9 @@
 //! Chooses device, port and GID from what the machine has.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use super::{DeviceSummary, GidEntry, GidKind, Interface, PortSummary, RdmaConfig};
 use crate::Unavailable;
@@ -16,36 +19,41 @@ pub enum Match {
     Rank,
 }
 
-/// The device, port and GID that were chosen.
+/// An address that links may leave from: a device, its port and an entry of the port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
     /// The device's name.
     pub device: String,
+    /// The NUMA node that the device is attached to, if the machine has several.
+    pub numa_node: Option<u32>,
     /// The port, counted from 1.
     pub port: u8,
     /// The entry of the port's GID table.
     pub gid: GidEntry,
-    /// The property that made it the best.
+    /// How many of the GID's 128 bits name its network.
+    pub prefix: u8,
+    /// It is the address of an interface that was put upon the port's own. Not all devices receive packets to it.
+    pub is_of_upper: bool,
+    /// The property that decides how well it suits.
     pub matched: Match,
 }
 
-/// Chooses the entry that suits a TCP connection with this local address, within what `config` fixes.
+/// Returns the addresses that links of a session may leave from, within what `config` allows, and the best first for a TCP
+/// connection with this local address. At least one.
 ///
-/// Without an address, and for a loopback one, which no device has, the entries are ranked by kind.
-pub fn choose(
+/// Without an address, and for a loopback one, which no device has, they are ranked by kind.
+pub fn addresses(
     devices: &[DeviceSummary],
     interfaces: &[Interface],
     config: &RdmaConfig,
     local: Option<IpAddr>,
-) -> Result<Selection, Unavailable> {
+) -> Result<Vec<Selection>, Unavailable> {
     let local = local.map(|ip| ip.to_canonical()).filter(|ip| !ip.is_loopback());
     let netdev = local.and_then(|ip| interfaces.iter().find(|i| i.address == ip)).map(|i| i.name.as_str());
-    let allowed = candidates(devices, config)?;
-
     let mut reason = None;
-    let mut best: Option<(Match, GidKind, Selection)> = None;
-    for (device, port) in allowed {
-        let found = match usable(device, port, config) {
+    let mut found = Vec::new();
+    for (device, port) in candidates(devices, config)? {
+        let gids = match usable(device, port, config) {
             Ok(gids) => gids,
             Err(unavailable) => {
                 // A port that is up but lacks an address is nearer to working than one that is down.
@@ -55,7 +63,7 @@ pub fn choose(
                 continue;
             }
         };
-        for gid in found {
+        for gid in gids {
             let matched = if Some(gid.gid.ip()) == local && gid.kind != GidKind::InfiniBand {
                 Match::Address
             } else if netdev.is_some() && gid.netdev.as_deref() == netdev {
@@ -63,18 +71,46 @@ pub fn choose(
             } else {
                 Match::Rank
             };
-            // Strictly better only: among equals the first device, port and index stays.
-            if best.as_ref().is_none_or(|(m, k, _)| (matched, gid.kind) < (*m, *k)) {
-                let selection =
-                    Selection { device: device.name.clone(), port: port.number, gid: gid.clone(), matched };
-                best = Some((matched, gid.kind, selection));
-            }
+            found.push(Selection {
+                device: device.name.clone(),
+                numa_node: device.numa_node,
+                port: port.number,
+                gid: gid.clone(),
+                prefix: prefix(gid, interfaces),
+                is_of_upper: gid.netdev != port.gids.first().and_then(|first| first.netdev.clone()),
+                matched,
+            });
         }
     }
-    match (best, reason) {
-        (Some((.., selection)), _) => Ok(selection),
-        (None, Some(reason)) => Err(reason),
-        (None, None) => Err(no_port()),
+    // Among equals the first device, port and index stays.
+    found.sort_by_key(|selection| (selection.matched, selection.is_of_upper, selection.gid.kind));
+    // Devices below a bridge or a macvlan have its addresses, too. A peer names an address, not a device.
+    let mut seen = HashSet::new();
+    found.retain(|selection| seen.insert((selection.gid.gid, selection.gid.kind)));
+    if found.is_empty() { Err(reason.unwrap_or_else(no_port)) } else { Ok(found) }
+}
+
+/// Chooses the best of the [`addresses`].
+pub fn choose(
+    devices: &[DeviceSummary],
+    interfaces: &[Interface],
+    config: &RdmaConfig,
+    local: Option<IpAddr>,
+) -> Result<Selection, Unavailable> {
+    Ok(addresses(devices, interfaces, config, local)?.swap_remove(0))
+}
+
+/// How many of an address's 128 bits name its network: as its interface says, and all if no interface has it.
+fn prefix(entry: &GidEntry, interfaces: &[Interface]) -> u8 {
+    let ip = entry.gid.ip();
+    match entry.kind {
+        // The subnet prefix, or one network segment.
+        GidKind::InfiniBand | GidKind::RoceV2LinkLocal => 64,
+        _ => {
+            let of_ip = interfaces.iter().find(|i| i.address == ip).map(|i| i.prefix);
+            let before = if ip.is_ipv4() { 96 } else { 0 };
+            of_ip.map_or(128, |bits| before + bits)
+        }
     }
 }
 
@@ -88,13 +124,19 @@ fn candidates<'a>(
     config: &RdmaConfig,
 ) -> Result<Vec<(&'a DeviceSummary, &'a PortSummary)>, Unavailable> {
     let named = |d: &&DeviceSummary| config.device.as_ref().is_none_or(|name| *name == d.name);
+    let suited = |d: &&DeviceSummary| d.unsuited.is_none();
     let numbered = |p: &&PortSummary| config.port.is_none_or(|number| number == p.number);
     let ports: Vec<_> = devices
         .iter()
         .filter(named)
+        .filter(suited)
         .flat_map(|device| device.ports.iter().filter(numbered).map(move |port| (device, port)))
         .collect();
     if ports.is_empty() {
+        let unsuited = devices.iter().filter(named).find_map(|d| Some((d.name.clone(), d.unsuited?)));
+        if let Some((device, driver)) = unsuited {
+            return Err(Unavailable::NoReliableQueuePairs { device, driver });
+        }
         let configured = match (&config.device, config.port) {
             (Some(device), Some(port)) => format!("port {port} of {device}"),
             (Some(device), None) => device.clone(),
@@ -120,19 +162,30 @@ fn usable<'a>(
         let (device, port, state) = (device.name.clone(), port.number, port.state.clone());
         return Err(Unavailable::PortDown { device, port, state });
     }
-    let gids: Vec<_> =
-        port.gids.iter().filter(|g| config.gid_index.is_none_or(|index| index == g.index)).collect();
+    let subnet: Option<IpNet> = config.subnet.as_deref().and_then(|subnet| subnet.parse().ok());
+    let is_allowed = |entry: &&GidEntry| {
+        let ip = entry.gid.ip();
+        config.gid_index.is_none_or(|index| index == entry.index)
+            && config.gid.is_none_or(|gid| gid.to_canonical() == ip)
+            && subnet.is_none_or(|subnet| subnet.contains(&ip))
+    };
+    let gids: Vec<_> = port.gids.iter().filter(is_allowed).collect();
     if gids.is_empty() {
-        let detail = match config.gid_index {
-            Some(index) if !port.gids.is_empty() => {
-                let there: Vec<_> = port.gids.iter().map(|g| g.index.to_string()).collect();
-                format!("entry {index} of its GID table is configured, those in use are {}", there.join(", "))
-            }
-            _ => "its GID table is empty".to_owned(),
-        };
+        let detail =
+            if port.gids.is_empty() { "its GID table is empty".to_owned() } else { not_there(port, config) };
         return Err(Unavailable::NoGid { device: device.name.clone(), port: port.number, detail });
     }
     Ok(gids)
+}
+
+/// Says what is configured of addresses, and what the port has.
+fn not_there(port: &PortSummary, config: &RdmaConfig) -> String {
+    let index = config.gid_index.map(|index| format!("entry {index} of its GID table"));
+    let gid = config.gid.map(|gid| format!("the address {gid}"));
+    let subnet = config.subnet.as_ref().map(|subnet| format!("an address in {subnet}"));
+    let configured: Vec<_> = [index, gid, subnet].into_iter().flatten().collect();
+    let there: Vec<_> = port.gids.iter().map(|g| format!("{} ({})", g.index, g.gid.ip())).collect();
+    format!("{} is configured, the entries in use are {}", configured.join(" with "), there.join(", "))
 }
 
 #[cfg(test)]
@@ -154,6 +207,7 @@ mod tests {
             gids,
         };
         DeviceSummary {
+            unsuited: None,
             name: name.to_owned(),
             node: "/dev/infiniband/uverbs0".into(),
             numa_node: None,
@@ -175,8 +229,11 @@ mod tests {
             gid(1, "2001:db8::2", RoceV2Ipv6, "eth1"),
             gid(2, "10.0.1.2", RoceV2Ipv4, "eth1"),
         ];
-        let interface =
-            |name: &str, ip: &str| Interface { name: name.to_owned(), address: ip.parse().unwrap() };
+        let interface = |name: &str, ip: &str| Interface {
+            name: name.to_owned(),
+            address: ip.parse().unwrap(),
+            prefix: 24,
+        };
         let interfaces = vec![
             interface("lo", "127.0.0.1"),
             interface("eth0", "10.0.0.1"),
@@ -229,6 +286,38 @@ mod tests {
     }
 
     #[test]
+    fn addresses_and_networks_narrow_the_choice() {
+        let gid = RdmaConfig { gid: Some("10.0.1.2".parse().unwrap()), ..RdmaConfig::default() };
+        assert_eq!(chosen(&gid, Some("10.0.0.1")), ("mlx5_1".into(), 2, Match::Rank));
+        let subnet = |subnet: &str| RdmaConfig { subnet: Some(subnet.into()), ..RdmaConfig::default() };
+        assert_eq!(chosen(&subnet("2001:db8::/32"), None), ("mlx5_1".into(), 1, Match::Rank));
+        assert_eq!(chosen(&subnet("10.0.0.0/24"), Some("10.0.1.2")), ("mlx5_0".into(), 3, Match::Rank));
+        let (devices, interfaces) = machine();
+        let error = choose(&devices, &interfaces, &subnet("192.0.2.0/24"), None).unwrap_err();
+        assert!(error.to_string().contains("an address in 192.0.2.0/24 is configured"), "{error}");
+    }
+
+    #[test]
+    fn an_address_knows_its_network() {
+        let (devices, interfaces) = machine();
+        let all = addresses(&devices, &interfaces, &RdmaConfig::default(), None).unwrap();
+        let prefix = |ip: &str| all.iter().find(|s| s.gid.gid.ip().to_string() == ip).unwrap().prefix;
+        assert_eq!(["10.0.0.1", "2001:db8::2", "fe80::2"].map(prefix), [120, 24, 64]);
+        assert!(all.is_sorted_by_key(|s| (s.matched, s.gid.kind)) && all.len() == 7);
+    }
+
+    #[test]
+    fn an_address_of_several_devices_is_that_of_the_device_whose_interface_has_it() {
+        let (mut devices, interfaces) = machine();
+        // As for a macvlan `eth1` upon `eth0`.
+        devices[0].ports[0].gids.push(gid(4, "10.0.1.2", GidKind::RoceV2Ipv4, "eth1"));
+        let all = addresses(&devices, &interfaces, &RdmaConfig::default(), None).unwrap();
+        let shared: Vec<_> = all.iter().filter(|s| s.gid.gid.ip().to_string() == "10.0.1.2").collect();
+        assert_eq!(shared.len(), 1);
+        assert_eq!(shared[0].device, "mlx5_1");
+    }
+
+    #[test]
     fn missing_device_is_named_with_what_there_is() {
         let (devices, interfaces) = machine();
         let config = RdmaConfig { device: Some("rxe0".into()), ..RdmaConfig::default() };
@@ -243,14 +332,25 @@ mod tests {
     }
 
     #[test]
+    fn devices_without_reliable_queue_pairs_are_passed_over_and_named() {
+        let (mut devices, interfaces) = machine();
+        devices[0].unsuited = Some("efa");
+        let other = choose(&devices, &interfaces, &RdmaConfig::default(), None).unwrap();
+        assert_eq!(other.device, "mlx5_1");
+        devices.pop();
+        let error = choose(&devices, &interfaces, &RdmaConfig::default(), None).unwrap_err();
+        assert_eq!(error.to_string(), "mlx5_0 (driver efa) has no reliable connected queue pairs (RC)");
+    }
+
+    #[test]
     fn missing_gid_is_named_with_what_there_is() {
         let (devices, interfaces) = machine();
         let config =
             RdmaConfig { device: Some("mlx5_0".into()), gid_index: Some(9), ..RdmaConfig::default() };
         let error = choose(&devices, &interfaces, &config, None).unwrap_err();
-        let there: Vec<_> = devices[0].ports[0].gids.iter().map(|g| g.index.to_string()).collect();
-        let words = format!("entry 9 of its GID table is configured, those in use are {}", there.join(", "));
-        assert!(error.to_string().ends_with(&words), "{error}");
+        let words = "entry 9 of its GID table is configured, the entries in use are 0 (fe80::1), 1 (fe80::1), 2 (10.0.0.1), \
+                     3 (10.0.0.1)";
+        assert!(error.to_string().ends_with(words), "{error}");
         assert!(error.remedy().contains("`rdma.gid_index`"), "{}", error.remedy());
     }
 

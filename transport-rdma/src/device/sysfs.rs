@@ -43,7 +43,20 @@ impl Roots {
         ports.sort_by_key(|port| port.number);
         let node = self.dev.join("infiniband").join(self.uverbs(&name)?);
         let numa_node = read(&path.join("device/numa_node")).and_then(|node| node.parse().ok());
-        Some(DeviceSummary { name, node, numa_node, ports })
+        Some(DeviceSummary { unsuited: unsuited(path), name, node, numa_node, ports })
+    }
+
+    /// The NUMA node of all these CPUs, which are as in `Cpus_allowed_list` of proc_pid_status(5), if it is one.
+    pub fn node_of(&self, cpus: &str) -> Option<u32> {
+        let allowed = ranges(cpus);
+        let nodes = entries(&self.sys.join("devices/system/node"));
+        let mut nodes = nodes.iter().filter_map(|path| {
+            let number: u32 = path.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
+            let of_node = ranges(&read(&path.join("cpulist"))?);
+            let is_shared = allowed.iter().any(|a| of_node.iter().any(|n| a.0 <= n.1 && n.0 <= a.1));
+            is_shared.then_some(number)
+        });
+        nodes.next().filter(|_| nodes.next().is_none())
     }
 
     /// The name of the device's node: the `uverbs` device that says it belongs to it.
@@ -52,6 +65,31 @@ impl Roots {
         let class = entries(&self.sys.join("class/infiniband_verbs"));
         Some(class.iter().find(belongs)?.file_name()?.into())
     }
+}
+
+/// Returns the driver of a device that has no reliable connected queue pairs. `node_type` is as in the kernel's
+/// `enum rdma_node_type`: 5 and 6 are usNIC, 7 is a device that fits no other type, as AWS' EFA.
+fn unsuited(path: &Path) -> Option<&'static str> {
+    let node_type = read(&path.join("node_type"))?;
+    let (number, _) = node_type.split_once(':')?;
+    match number.trim().parse() {
+        Ok(5 | 6) => Some("usnic_verbs"),
+        Ok(7) if has_driver(path, "efa") => Some("efa"),
+        _ => None,
+    }
+}
+
+fn has_driver(path: &Path, name: &str) -> bool {
+    fs::read_link(path.join("device/driver")).is_ok_and(|driver| driver.ends_with(name))
+}
+
+/// The ranges in a list such as `0-3,8`.
+fn ranges(list: &str) -> Vec<(u32, u32)> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
+    };
+    list.split(',').filter_map(range).collect()
 }
 
 /// Whether the device's node may be opened.

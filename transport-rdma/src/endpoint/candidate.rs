@@ -9,7 +9,7 @@ use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Description, 
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Endpoint, RdmaLink, protection};
-use crate::device::{DeviceError, Limits, LocalPath, QpTuning};
+use crate::device::{DeviceError, Gid, Limits, LocalPath, Paths, QpTuning};
 use crate::link::{Bootstrap, End, LinkCore, Seal};
 use crate::resources::{NoRoom, Part, SLOT};
 use crate::unavailable::Unavailable;
@@ -25,15 +25,30 @@ const CLIENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// An OFFER that a server answers.
 #[derive(Debug)]
 pub(crate) struct Offer {
-    pub(crate) epoch: u32,
-    pub(crate) data: Bytes,
+    epoch: u32,
+    data: Bytes,
+    client: Bootstrap,
+}
+
+impl Offer {
+    /// Reads the client's data.
+    pub(crate) fn read(epoch: u32, data: Bytes) -> Result<Self, transport::Unavailable> {
+        let client = Bootstrap::decode(data.clone())
+            .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its offer: {error}")))?;
+        Ok(Self { epoch, data, client })
+    }
+
+    /// Returns the address of this server's that the client wants the link to leave from.
+    pub(crate) fn wanted(&self) -> Option<Gid> {
+        self.client.wanted
+    }
 }
 
 /// The end of the connection that a candidate is, with what it needs later.
 #[derive(Debug)]
 enum Side {
     /// It has made this offer, and probes first.
-    Client { offered: Bytes, accepts: u8, attempt: Attempt },
+    Client { offered: Bytes, accepts: u8, attempt: Attempt, paths: Arc<Paths> },
     /// It has answered this one.
     Server(Bootstrap),
 }
@@ -57,17 +72,20 @@ struct Made {
 }
 
 impl RdmaCandidate {
-    /// Prepares a client's end, ready to receive, and the data for the OFFER.
+    /// Prepares a client's end, ready to receive, and the data for the OFFER: to join it with the address that is `wanted` of
+    /// the server. What comes of it is noted in `paths`.
     pub(crate) async fn offer(
         endpoint: Arc<Endpoint>,
         path: LocalPath,
         attempt: Attempt,
+        wanted: Option<Gid>,
+        paths: Arc<Paths>,
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let accepts = protection::acceptable(&attempt)?;
         let turn = endpoint.shard().device.turn(true).await;
         let (made, own) = Made::new(endpoint, path, &attempt, accepts).await?;
-        let offered = own.encode();
-        let side = Side::Client { offered: offered.clone(), accepts, attempt };
+        let offered = Bootstrap { wanted, ..own }.encode();
+        let side = Side::Client { offered: offered.clone(), accepts, attempt, paths };
         Ok((Self { made, side, _turn: turn }, offered))
     }
 
@@ -78,8 +96,7 @@ impl RdmaCandidate {
         attempt: Attempt,
         offer: Offer,
     ) -> Result<(Self, Bytes), transport::Unavailable> {
-        let peer = Bootstrap::decode(offer.data.clone())
-            .map_err(|error| transport::Unavailable::at_peer(Reason::Other, format!("its offer: {error}")))?;
+        let peer = offer.client;
         let chosen = protection::choose(&attempt, peer.protection)?;
         let turn = endpoint.shard().device.turn(false).await;
         let (made, own) = Made::new(endpoint, path, &attempt, chosen).await?;
@@ -98,13 +115,25 @@ impl RdmaCandidate {
         self.made.await_probe(epoch, patience).await
     }
 
+    /// Client: connects, and waits for the server's PROBE.
+    async fn try_out(
+        &self,
+        epoch: u32,
+        peer: Bootstrap,
+        seal: Option<Seal>,
+    ) -> Result<(), transport::Unavailable> {
+        self.made.connect(peer, seal).await?;
+        self.made.send_probe(epoch, &peer)?;
+        self.await_probe(epoch).await
+    }
+
     async fn finish(
         self,
         epoch: u32,
         answer: Option<Bytes>,
     ) -> Result<Arc<dyn Link>, transport::Unavailable> {
         match &self.side {
-            Side::Client { offered, accepts, attempt } => {
+            Side::Client { offered, accepts, attempt, paths } => {
                 let answer = answer.unwrap_or_default();
                 let peer = Bootstrap::decode(answer.clone()).map_err(|error| {
                     transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}"))
@@ -112,9 +141,13 @@ impl RdmaCandidate {
                 protection::check(*accepts, peer.protection)?;
                 let data = [offered.clone(), answer];
                 let seal = protection::seal(attempt, peer.protection, epoch, data, End::Client)?;
-                self.made.connect(peer, seal).await?;
-                self.made.send_probe(epoch, &peer)?;
-                self.await_probe(epoch).await?;
+                let pair = paths.trial(self.made.path.gid, peer.qp.gid);
+                if let Err(why) = self.try_out(epoch, peer, seal).await {
+                    pair.failed();
+                    return Err(why);
+                }
+                pair.works();
+                self.made.link.core.joins(pair);
             }
             Side::Server(peer) => {
                 self.await_probe(epoch).await?;
@@ -162,7 +195,7 @@ impl Made {
         let slot = SLOT as u32;
         let Limits { reads, reads_served, .. } = shard.device.device.limits();
         let mtu = path.status.active_mtu;
-        let own = Bootstrap { qp, mtu, slot, grant: window, reads, reads_served, protection };
+        let own = Bootstrap { qp, mtu, slot, grant: window, reads, reads_served, protection, wanted: None };
         Ok((Self { link, endpoint, path, psn }, own))
     }
 

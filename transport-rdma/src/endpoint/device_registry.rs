@@ -11,7 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Endpoint, Shard};
 use crate::config::RdmaConfig;
-use crate::device::{Device, DeviceSummary, Host, Interface, LocalPath, Unavailable, choose};
+use crate::device::{
+    Device, DeviceSummary, Host, Interface, LocalPath, Paths, Selection, Unavailable, addresses,
+};
 use crate::resources::{Control, DeviceCounts, RendezvousPool};
 use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
@@ -27,6 +29,8 @@ pub(crate) struct DeviceRegistry {
     /// The last discovery, and when it began.
     found: Mutex<Option<(Instant, Found)>>,
     open: Mutex<Open>,
+    /// Which addresses reach those of peers.
+    paths: Arc<Paths>,
     /// By device, for the life of the process.
     counts: Mutex<BTreeMap<String, DeviceCounts>>,
 }
@@ -38,6 +42,20 @@ type Found = Arc<(Vec<DeviceSummary>, Vec<Interface>)>;
 struct Open {
     devices: HashMap<String, Weak<OpenDevice>>,
     endpoints: HashMap<(String, Id), Weak<Endpoint>>,
+}
+
+/// The addresses of a machine that links may leave from.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    /// The best first. At least one.
+    pub(crate) list: Vec<Selection>,
+    /// The NUMA node that this process runs on, if it is one.
+    pub(crate) home: Option<u32>,
+    found: Found,
+}
+
+fn absent(what: &str) -> Unavailable {
+    Unavailable::NoDevice { detail: format!("{what} has just vanished") }
 }
 
 /// A device that is in use. Closed on its control thread when the last user is gone.
@@ -59,7 +77,8 @@ pub(crate) struct OpenDevice {
 
 impl DeviceRegistry {
     pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
-        Arc::new(Self { host, found: Mutex::default(), open: Mutex::default(), counts: Mutex::default() })
+        let (found, open, paths, counts) = Default::default();
+        Arc::new(Self { host, found, open, paths, counts })
     }
 
     /// The one that this process runs on.
@@ -68,19 +87,36 @@ impl DeviceRegistry {
         Arc::clone(THIS.get_or_init(|| Self::new(Arc::new(SystemHost::default()))))
     }
 
-    /// The endpoint of this runtime on the device that suits a TCP connection with this local address, and the path from
-    /// there. Blocks for milliseconds.
-    pub(crate) fn endpoint(
+    pub(crate) fn paths(&self) -> &Arc<Paths> {
+        &self.paths
+    }
+
+    /// Returns the addresses that links of a session may leave from whose TCP connection has this local address, the best first.
+    /// Blocks for milliseconds.
+    pub(crate) fn addresses(
         &self,
         config: &RdmaConfig,
         local: Option<IpAddr>,
-        runtime: &Handle,
-    ) -> Result<(Arc<Endpoint>, LocalPath), Unavailable> {
+    ) -> Result<Addresses, Unavailable> {
         let found = self.look()?;
         let (devices, interfaces) = &*found;
-        let chosen = choose(devices, interfaces, config, local)?;
-        let absent = || Unavailable::NoDevice { detail: format!("{} has just vanished", chosen.device) };
-        let summary = devices.iter().find(|device| device.name == chosen.device).ok_or_else(absent)?;
+        let list = addresses(devices, interfaces, config, local)?;
+        Ok(Addresses { list, home: self.host.home_node(), found })
+    }
+
+    /// Returns the endpoint of this runtime on the device of the `index`th of these addresses, and the path from there. Blocks for
+    /// milliseconds.
+    pub(crate) fn endpoint(
+        &self,
+        addresses: &Addresses,
+        index: usize,
+        config: &RdmaConfig,
+        runtime: &Handle,
+    ) -> Result<(Arc<Endpoint>, LocalPath), Unavailable> {
+        let chosen = addresses.list.get(index).ok_or_else(|| absent("the address"))?;
+        let (devices, _) = &*addresses.found;
+        let summary = devices.iter().find(|device| device.name == chosen.device);
+        let summary = summary.ok_or_else(|| absent(&chosen.device))?;
 
         let mut open = self.open();
         open.forget();

@@ -36,7 +36,7 @@ use crate::resources::{self, DropOnControlThread, Memory, NewQp, NoRoom, Resourc
 
 pub(crate) use self::candidate::{Offer, RdmaCandidate};
 pub use self::device_registry::stats;
-pub(crate) use self::device_registry::{DeviceRegistry, OpenDevice};
+pub(crate) use self::device_registry::{Addresses, DeviceRegistry, OpenDevice};
 pub(crate) use self::link::RdmaLink;
 
 /// Requests that each link can have outstanding: fewer only where many links share a small completion queue.

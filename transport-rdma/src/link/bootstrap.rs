@@ -5,7 +5,7 @@ use farcall_core::proto::message::MIN_PAYLOAD;
 use farcall_core::proto::wire::{HEADER_LEN, Reader, WireError};
 use farcall_core::transport::TAG_LEN;
 
-use crate::device::{Gid, Mtu, RemoteQp};
+use crate::device::{Gid, GidKind, Mtu, RemoteAddress, RemoteQp};
 
 /// The version of this layout. Later ones append fields; an end that does not know them skips them.
 const VERSION: u8 = 1;
@@ -33,6 +33,8 @@ pub(crate) struct Bootstrap {
     pub(crate) reads_served: u8,
     /// How what is sent may be protected, in OFFER, or is, in ANSWER: [`PLAINTEXT`] or a [`Cipher`]'s bit.
     pub(crate) protection: u8,
+    /// OFFER: which address of the server's the link is to leave from. `None`: the server chooses.
+    pub(crate) wanted: Option<Gid>,
 }
 
 /// The bit of a link that sends bytes as they are. A peer that says nothing knows no other.
@@ -52,6 +54,9 @@ impl Bootstrap {
         out.put_u8(self.reads);
         out.put_u8(self.reads_served);
         out.put_u8(self.protection);
+        if let Some(wanted) = self.wanted {
+            out.put_slice(&wanted.0);
+        }
         out.freeze()
     }
 
@@ -63,7 +68,7 @@ impl Bootstrap {
         }
         let mtu =
             Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
-        let Fields { qp_num, psn, slot, grant, reads, reads_served, protection, .. } = fields;
+        let Fields { qp_num, psn, slot, grant, reads, reads_served, protection, wanted, .. } = fields;
         if qp_num > MAX_NUMBER || psn > MAX_NUMBER {
             return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));
         }
@@ -72,7 +77,7 @@ impl Bootstrap {
             return Err(format!("it has {grant} receives of {slot} bytes"));
         }
         let qp = RemoteQp { qp_num, psn, gid: Gid(fields.gid), lid: fields.lid };
-        Ok(Self { qp, mtu, slot, grant, reads, reads_served, protection })
+        Ok(Self { qp, mtu, slot, grant, reads, reads_served, protection, wanted })
     }
 
     /// The longest payload of a frame to that end, if every message carries so many bytes besides.
@@ -94,6 +99,7 @@ struct Fields {
     reads: u8,
     reads_served: u8,
     protection: u8,
+    wanted: Option<Gid>,
 }
 
 impl Fields {
@@ -107,17 +113,54 @@ impl Fields {
             psn: r.u32("rdma.psn")?,
             slot: r.u32("rdma.slot")?,
             grant: r.u32("rdma.grant")?,
-            gid: (u128::from(r.u64("rdma.gid")?) | u128::from(r.u64("rdma.gid")?) << 64).to_le_bytes(),
+            gid: gid(&mut r)?.0,
             reads: r.u8("rdma.reads")?,
             reads_served: r.u8("rdma.reads_served")?,
             protection: if r.remaining() == 0 { PLAINTEXT } else { r.u8("rdma.protection")? },
+            wanted: if r.remaining() < size_of::<Gid>() { None } else { Some(gid(&mut r)?) },
         })
     }
 }
 
-/// Returns the data of HELLO. It tells only that an OFFER may follow.
-pub(crate) fn announcement() -> Bytes {
-    Bytes::from_static(&[VERSION])
+fn gid(r: &mut Reader) -> Result<Gid, WireError> {
+    let gid = u128::from(r.u64("rdma.gid")?) | u128::from(r.u64("rdma.gid")?) << 64;
+    Ok(Gid(gid.to_le_bytes()))
+}
+
+/// The most addresses that are announced.
+const MOST_ADDRESSES: usize = 16;
+
+/// Returns the data of HELLO: the addresses that links may leave from, the best first.
+pub(crate) fn announcement(addresses: &[RemoteAddress]) -> Bytes {
+    let addresses = &addresses[..addresses.len().min(MOST_ADDRESSES)];
+    let mut out = BytesMut::from(&[VERSION, addresses.len() as u8][..]);
+    for address in addresses {
+        out.put_u8(address.kind.code());
+        out.put_u8(address.prefix);
+        out.put_slice(&address.gid.0);
+    }
+    out.freeze()
+}
+
+/// Returns the addresses in the data of a peer's HELLO. None if it tells none, as earlier versions do, or nonsense. Kinds of
+/// later versions are left out.
+pub(crate) fn announced(data: Bytes) -> Vec<RemoteAddress> {
+    read_announced(data).unwrap_or_default()
+}
+
+fn read_announced(data: Bytes) -> Result<Vec<RemoteAddress>, WireError> {
+    let mut r = Reader::new(data);
+    let _version = r.u8("rdma.version")?;
+    let count = if r.remaining() == 0 { 0 } else { usize::from(r.u8("rdma.addresses")?) };
+    let mut addresses = Vec::new();
+    for _ in 0..count.min(MOST_ADDRESSES) {
+        let (kind, prefix) = (r.u8("rdma.kind")?, r.u8("rdma.prefix")?);
+        let gid = gid(&mut r)?;
+        if let Some(kind) = GidKind::from_code(kind) {
+            addresses.push(RemoteAddress { gid, kind, prefix: prefix.min(128) });
+        }
+    }
+    Ok(addresses)
 }
 
 #[cfg(test)]
@@ -135,7 +178,31 @@ mod tests {
             reads: 16,
             reads_served: 8,
             protection: 3,
+            wanted: None,
         }
+    }
+
+    #[test]
+    fn a_client_names_the_address_that_it_wants() {
+        let wanted = Bootstrap { wanted: Some(Gid([7; 16])), ..example() };
+        assert_eq!(Bootstrap::decode(wanted.encode()).unwrap(), wanted);
+        assert_eq!(wanted.encode()[..example().encode().len()], example().encode()[..]);
+    }
+
+    #[test]
+    fn addresses_are_announced() {
+        let address = |kind, byte| RemoteAddress { gid: Gid([byte; 16]), kind, prefix: 120 };
+        let all = [address(GidKind::RoceV2Ipv4, 1), address(GidKind::InfiniBand, 2)];
+        let data = announcement(&all);
+        assert_eq!(data[..6], [1, 2, 1, 120, 1, 1]);
+        assert_eq!(announced(data.clone()), all);
+        // Earlier versions say nothing of addresses; nonsense is worth as much.
+        assert!(announced(Bytes::from_static(&[1])).is_empty() && announced(data.slice(..20)).is_empty());
+        // A kind of a later version.
+        let mut later = BytesMut::from(&data[..]);
+        later[2] = 77;
+        assert_eq!(announced(later.freeze()), all[1..]);
+        assert_eq!(announced(announcement(&[all[0]; 40])).len(), MOST_ADDRESSES);
     }
 
     #[test]

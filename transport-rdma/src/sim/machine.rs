@@ -215,11 +215,17 @@ impl Host for SimHost {
             gids: if faults.without_gid { Vec::new() } else { vec![entry] },
         };
         let node = "/dev/infiniband/uverbs0".into();
-        Ok(vec![DeviceSummary { name: DEVICE.to_owned(), node, numa_node: None, ports: vec![port] }])
+        Ok(vec![DeviceSummary {
+            name: DEVICE.to_owned(),
+            node,
+            numa_node: None,
+            unsuited: None,
+            ports: vec![port],
+        }])
     }
 
     fn interfaces(&self) -> Vec<Interface> {
-        vec![Interface { name: "eth0".to_owned(), address: self.gid().ip() }]
+        vec![Interface { name: "eth0".to_owned(), address: self.gid().ip(), prefix: 24 }]
     }
 
     fn open(&self, device: &DeviceSummary, _config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable> {

@@ -42,6 +42,12 @@ impl Host for SystemHost {
         interfaces()
     }
 
+    fn home_node(&self) -> Option<u32> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        self.roots.node_of(cpus)
+    }
+
     fn open(&self, device: &DeviceSummary, config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable> {
         let verbs = self.verbs()?;
         check_access(device)?;
@@ -66,12 +72,23 @@ fn interfaces() -> Vec<Interface> {
         if let Some(address) = unsafe { address(entry.ifa_addr) } {
             // SAFETY: every element has a name, a C string that lives as long as the list.
             let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-            found.push(Interface { name: name.to_string_lossy().into_owned(), address });
+            // SAFETY: the element's mask is null or a socket address of its family's size.
+            let prefix = unsafe { self::address(entry.ifa_netmask) }.map_or(0, ones);
+            found.push(Interface { name: name.to_string_lossy().into_owned(), address, prefix });
         }
     }
     // SAFETY: the list from above, once, with no reference into it left.
     unsafe { libc::freeifaddrs(list) };
     found
+}
+
+/// How many bits of a mask are set, which are its first.
+fn ones(mask: IpAddr) -> u8 {
+    let ones = match mask {
+        IpAddr::V4(mask) => mask.to_bits().count_ones(),
+        IpAddr::V6(mask) => mask.to_bits().count_ones(),
+    };
+    ones as u8
 }
 
 /// Keeps the calling thread on one CPU.
@@ -125,7 +142,7 @@ mod tests {
 
     #[test]
     fn loopback_is_among_the_interfaces() {
-        let loopback = Interface { name: "lo".to_owned(), address: Ipv4Addr::LOCALHOST.into() };
+        let loopback = Interface { name: "lo".to_owned(), address: Ipv4Addr::LOCALHOST.into(), prefix: 8 };
         assert!(interfaces().contains(&loopback), "{:?}", interfaces());
     }
 }

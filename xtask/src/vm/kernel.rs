@@ -19,6 +19,7 @@ const MODULES: &[&str] = &[
     "overlay",
     "virtio_net",
     "dummy",
+    "macvlan",
     "rdma_rxe",
     "ib_uverbs",
     "rdma_ucm",

@@ -44,6 +44,7 @@ impl Hostile {
             reads,
             reads_served: reads,
             protection: PLAINTEXT,
+            wanted: None,
         };
         (Self { device, queues, qp, slab, path }, offer.encode())
     }

@@ -128,3 +128,39 @@ fn device_node_that_is_missing_is_named() {
     let error = check_access(&devices[1]).unwrap_err();
     assert!(matches!(&error, Unavailable::NoDevice { detail } if detail.contains("uverbs1")), "{error}");
 }
+
+#[test]
+fn devices_without_reliable_queue_pairs_are_known_by_type_and_driver() {
+    let tree = Tree::new();
+    let of = |name: &str, node_type: &str, driver: &str| {
+        tree.device(name, &format!("uverbs-{name}"));
+        tree.port(name, 1, "4: ACTIVE", "Ethernet");
+        tree.write(&format!("sys/class/infiniband/{name}/node_type"), &format!("{node_type}\n"));
+        let device = tree.0.join(format!("sys/class/infiniband/{name}/device"));
+        fs::create_dir_all(&device).unwrap();
+        std::os::unix::fs::symlink(format!("../../bus/pci/drivers/{driver}"), device.join("driver")).unwrap();
+    };
+    of("efa_0", "7: unspecified", "efa");
+    of("mlx5_0", "1: CA", "mlx5_core");
+    of("other_0", "7: unspecified", "other");
+    of("usnic_0", "6: usNIC UDP", "enic");
+    let devices = tree.roots().devices().unwrap();
+    let unsuited: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.unsuited)).collect();
+    assert_eq!(
+        unsuited,
+        [("efa_0", Some("efa")), ("mlx5_0", None), ("other_0", None), ("usnic_0", Some("usnic_verbs"))]
+    );
+}
+
+#[test]
+fn the_node_of_the_allowed_cpus_is_known_if_it_is_one() {
+    let tree = Tree::new();
+    tree.write("sys/devices/system/node/node0/cpulist", "0-3,8-11\n");
+    tree.write("sys/devices/system/node/node1/cpulist", "4-7,12-15\n");
+    tree.write("sys/devices/system/node/possible", "0-1\n");
+    let node = |cpus| tree.roots().node_of(cpus);
+    assert_eq!(
+        ["\t0-1\n", "4,13", "8", "3-4", "0-15", "", "x"].map(node),
+        [Some(0), Some(1), Some(0), None, None, None, None]
+    );
+}

@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use farcall_core::client::Stub;
 use farcall_core::config::{Limits, Policy};
 use farcall_core::proto::wire::{CloseCode, FrameType, Goaway, Header, Hello, RequestHead, features};
+use farcall_core::region::{Region, Rights};
 use farcall_core::status::{Code, Executed, Result};
 use farcall_core::stream::{EndReason, Stream};
 use farcall_core::testing::{Peer, hello};
@@ -374,4 +375,35 @@ async fn a_refused_stream_is_made_again_elsewhere_only_if_nothing_of_it_was_take
     assert_eq!(watched.await.unwrap().unwrap().end_reason(), None);
     let error = load.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+}
+
+#[tokio::test]
+async fn accesses_that_had_not_begun_when_the_connection_ended_are_made_by_the_next() {
+    /// As many as a connection has under way.
+    const MOST: usize = 64;
+
+    let (caller, mut links, _) = played();
+    let region = Region::export(vec![0; 64], Rights::READ);
+    let memory = region.remote().on(caller.clone());
+    let read = || {
+        let memory = memory.clone();
+        tokio::spawn(async move { memory.read(..1).await })
+    };
+    let begun: Vec<_> = (0..MOST).map(|_| read()).collect();
+    let hello = Hello { features: features::ACCESS, ..hello() };
+    let mut old = Peer::greeted(links.recv().await.unwrap(), hello.clone()).await;
+    for _ in 0..MOST {
+        old.expect(FrameType::ACCESS).await;
+    }
+    let waits = read();
+    tokio::task::yield_now().await;
+    drop(old);
+    let link = tokio::time::timeout(GRACE, links.recv()).await.expect("it must connect again");
+    let mut new = Peer::greeted(link.unwrap(), hello).await;
+    let (header, _) = new.expect(FrameType::ACCESS).await;
+    new.session_frame(FrameType::ACCESSED, header.call, 0, "\x007");
+    assert_eq!(waits.await.unwrap().unwrap(), "7");
+    for read in begun {
+        assert_eq!(read.await.unwrap().unwrap_err().executed(), Executed::Maybe);
+    }
 }

@@ -111,7 +111,8 @@ impl RemoteMemory {
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
         let (offset, len) = access::range(range, self.region.len())?;
         self.allowed(Rights::READ)?;
-        self.way.accesses().await?.read(self.target(), offset as u64, len).await
+        let target = self.target();
+        self.way.access(move |on| async move { on.read(target, offset as u64, len).await }).await
     }
 
     /// Writes bytes, from an offset on. Long ones are written in pieces of 1 MiB, in any order.
@@ -119,7 +120,12 @@ impl RemoteMemory {
         let bytes = bytes.into();
         access::range(offset..offset.saturating_add(bytes.len()), self.region.len())?;
         self.allowed(Rights::WRITE)?;
-        self.way.accesses().await?.write(self.target(), offset as u64, bytes).await
+        let target = self.target();
+        let write = move |on: Arc<Accesses>| {
+            let bytes = bytes.clone();
+            async move { on.write(target, offset as u64, bytes).await }
+        };
+        self.way.access(write).await
     }
 
     /// Returns the number at an offset. It needs the right to read.
@@ -150,7 +156,8 @@ impl RemoteMemory {
     async fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Status> {
         self.is_number(offset)?;
         self.allowed(Rights::ATOMICS)?;
-        self.way.accesses().await?.atomic(self.target(), offset as u64, atomic).await
+        let target = self.target();
+        self.way.access(move |on| async move { on.atomic(target, offset as u64, atomic).await }).await
     }
 
     /// Checks the place of a number.
@@ -180,7 +187,30 @@ impl RemoteMemory {
     }
 }
 
+/// How often an access is tried at most, each time on another connection. As often as a call.
+const ATTEMPTS: usize = 4;
+
 impl Way {
+    /// Makes an access. If the connection ends before it has begun, the next connection makes it.
+    async fn access<T, F>(&self, access: impl Fn(Arc<Accesses>) -> F) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        for _ in 1..ATTEMPTS {
+            match access(self.accesses().await?).await {
+                Err(status) if self.may_move(&status) => {}
+                done => return done,
+            }
+        }
+        access(self.accesses().await?).await
+    }
+
+    /// Whether an access that has failed like this may be made by another connection.
+    fn may_move(&self, status: &Status) -> bool {
+        let has_not_begun = status.code() == Code::Unavailable && status.executed() == Executed::No;
+        has_not_begun && matches!(self, Self::Channel(_))
+    }
+
     async fn accesses(&self) -> Result<Arc<Accesses>, Status> {
         match self {
             Self::Channel(channel) => Ok(channel.connection().await?.accesses().clone()),

@@ -202,7 +202,8 @@ impl Place {
             let method = match self.method.as_str() {
                 "lend" => "put",
                 "fill" => "get",
-                _ => "echo",
+                "peek" | "add" => "echo",
+                unary => unary,
             };
             return (Self { method: method.to_owned(), ..self.clone() }, contestant.to_owned());
         }

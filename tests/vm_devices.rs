@@ -108,7 +108,11 @@ async fn process() {
         .collect();
     set_link("down");
     for channel in &channels {
-        let moved = async { while device(channel).await != "rxe1" {} };
+        let moved = async {
+            while device(channel).await != "rxe1" {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
         tokio::time::timeout(PATIENCE, moved).await.expect("it must move to the device that is left");
     }
     set_link("up");

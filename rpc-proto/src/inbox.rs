@@ -15,10 +15,11 @@ use super::wire::{Down, FrameType, HEADER_LEN, Header, MIN_LIMIT, Pull, Reader, 
 /// than one sends that waits for acknowledgements.
 const MAX_HELD: usize = 32 << 20;
 
-/// A message in fragments is given room for so many times as much as has come of it,
+/// Factor by which the buffer of a message in fragments exceeds what has come of it.
 const AHEAD: usize = 4;
 
-/// and, where memory is scarce, for this part more of it than has come. With none ahead each fragment would move all before it.
+/// Where memory is scarce, the buffer exceeds what has come by one part in this many. With none ahead each fragment would move all
+/// before it.
 const PART_AHEAD: usize = 4;
 
 /// The memory that a message takes while it is assembled, beside its bytes. Bytes.
@@ -101,7 +102,7 @@ pub enum Pulled {
 pub enum Room {
     /// Memory is taken ahead, so that a message is moved seldom while it grows.
     Ample,
-    /// Memory is taken for the bytes that arrive.
+    /// A quarter more memory is taken than has arrived.
     Scarce,
     /// None is taken. Messages that are not whole are [lost](Taken::Lost).
     None,

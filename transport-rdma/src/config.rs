@@ -16,22 +16,22 @@ pub struct RdmaConfig {
     /// which must be of TLS 1.3. `trusted-fabric` on both sides saves the work of encryption, and the copy of long messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plaintext: Option<Plaintext>,
-    /// The kernel's name of the device, as in `/sys/class/infiniband` (`mlx5_0`). Default: the one that has the address
-    /// of the TCP connection.
+    /// The kernel's name of the device, as in `/sys/class/infiniband` (`mlx5_0`). Default: chosen with the peer, as
+    /// for [`subnet`](Self::subnet).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// The device's port, counted from 1. Default: any that is active.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u8>,
-    /// Index in the port's GID table. Default: the RoCE v2 entry with the TCP connection's local address.
+    /// Index in the port's GID table. Default: chosen with the peer, as for [`subnet`](Self::subnet).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid_index: Option<u8>,
-    /// The address of the RDMA device to use, as in the port's GID table: an IP address on RoCE. Default: as for `gid_index`.
+    /// The address of the RDMA device to use, as in the port's GID table: an IP address on RoCE. Default: chosen with the peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<IpAddr>,
     /// The network whose addresses may be used, as in `10.1.0.0/16`, for machines whose RDMA devices are on several networks.
-    /// Default: any. Both ends say in which networks their addresses are, and a link joins two of one network if there are
-    /// such, unless the TCP connection's own addresses are those of devices.
+    /// Default: any. A link joins the TCP connection's own addresses if both belong to devices. Otherwise it joins two addresses
+    /// of one network, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subnet: Option<String>,
     /// Index in the port's partition key table. Default 0.

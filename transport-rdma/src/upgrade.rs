@@ -103,15 +103,17 @@ impl RdmaUpgrade {
         let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
         let stream = StreamEnds { local: ip(attempt.stream.local), peer: ip(attempt.stream.peer) };
         let paths = Arc::clone(self.0.machine.paths());
-        let trials = Arc::clone(&paths);
         let pick = move |addresses: &Addresses| {
             let chosen = paths.choose(&addresses.list, &announced, stream, addresses.home);
             // A server that tells none, or none of this side's kinds, chooses by itself.
-            chosen.map_or((0, None), |(index, theirs)| (index, Some(theirs)))
+            chosen.map_or((0, None), |(index, theirs)| {
+                (index, Some((theirs, paths.trial(addresses.list[index].gid.gid, theirs))))
+            })
         };
-        let (endpoint, path, wanted) = self.clone().endpoint(stream.local, pick).await?;
+        let (endpoint, path, chosen) = self.clone().endpoint(stream.local, pick).await?;
+        let (wanted, pair) = chosen.unzip();
         let path = path.for_class(attempt.class, &self.0.config);
-        let offered = RdmaCandidate::offer(endpoint, path, attempt, wanted, trials).await;
+        let offered = RdmaCandidate::offer(endpoint, path, attempt, wanted, pair).await;
         let (candidate, data) = offered.map_err(|why| self.log(why))?;
         Ok((Box::new(candidate), data))
     }
@@ -120,7 +122,7 @@ impl RdmaUpgrade {
         let offer = Offer::read(epoch, offer).map_err(|why| self.log(why))?;
         let wanted = offer.wanted();
         let pick = move |addresses: &Addresses| {
-            // One that is gone meanwhile is as good as none.
+            // If it is gone meanwhile, this side chooses.
             let index = addresses.list.iter().position(|own| Some(own.gid.gid) == wanted);
             (index.unwrap_or(0), ())
         };

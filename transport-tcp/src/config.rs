@@ -18,12 +18,11 @@ pub struct TcpConfig {
     /// The connection is given up when sent data stays unacknowledged for so long, in milliseconds (Linux's
     /// `TCP_USER_TIMEOUT`, see tcp(7)). Default 20000; 0: the system's own limit, many minutes.
     pub user_timeout_ms: u64,
-    /// The most that the kernel keeps of what has arrived on a connection and was not read yet (`SO_RCVBUF`, see socket(7)),
-    /// in bytes. Default 0: up to what the system allows (`net.ipv4.tcp_rmem`). A sender fills it once each round trip, so it
-    /// bounds the throughput over long ways.
+    /// Size of the kernel's receive buffer of each connection (`SO_RCVBUF`, see socket(7)), in bytes; at most
+    /// `net.core.rmem_max`. Default 0: up to what the system allows (`net.ipv4.tcp_rmem`). A sender fills it once each round
+    /// trip, so it bounds the throughput over long ways.
     pub receive_buffer: u32,
-    /// The most that the kernel keeps of what was sent on a connection and not acknowledged yet (`SO_SNDBUF`), in bytes.
-    /// Default 0: up to what the system allows (`net.ipv4.tcp_wmem`).
+    /// Size of the kernel's send buffer of each connection (`SO_SNDBUF`), in bytes; at most `net.core.wmem_max`. Default 0: up to what the system allows (`net.ipv4.tcp_wmem`).
     pub send_buffer: u32,
     /// How what a peer sends is noticed. Default `adaptive`.
     pub completion: Completion,
@@ -90,12 +89,6 @@ impl TcpConfig {
                 .with_time(Duration::from_secs(self.keepalive_s))
                 .with_interval(Duration::from_secs(5));
             socket.set_tcp_keepalive(&keepalive)?;
-        }
-        if self.receive_buffer > 0 {
-            socket.set_recv_buffer_size(self.receive_buffer as usize)?;
-        }
-        if self.send_buffer > 0 {
-            socket.set_send_buffer_size(self.send_buffer as usize)?;
         }
         #[cfg(target_os = "linux")]
         if self.user_timeout_ms > 0 {

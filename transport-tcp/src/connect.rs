@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farcall_core::status::{Blame, Code, Executed, Status};
-use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::tls::Session;
@@ -58,7 +58,8 @@ async fn dial(
     let mut tried = Vec::new();
     for (i, address) in addresses.iter().enumerate() {
         let share = until.saturating_duration_since(Instant::now()) / (addresses.len() - i) as u32;
-        let why = match timeout(share, TcpStream::connect(address)).await {
+        let connecting = async { new_socket(*address, config)?.connect(*address).await };
+        let why = match timeout(share, connecting).await {
             Ok(Ok(socket)) => {
                 let link = session().map(|session| TcpLink::new(socket, config, session));
                 match link {
@@ -110,7 +111,7 @@ impl Acceptor {
     pub async fn bind(target: &str, config: TcpConfig) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::InvalidInput, format!("`{target}` has no address"));
         for address in lookup_host(target).await.map_err(|e| cannot_listen(target, &e))? {
-            match listen(address) {
+            match listen(address, &config) {
                 Ok(listener) => {
                     return Ok(Self {
                         listener,
@@ -180,8 +181,21 @@ fn concerns_one(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+/// Makes a socket with the buffers that are configured: the window that TCP agrees on depends on them (tcp(7)). Connections that it
+/// accepts have them, too.
+fn new_socket(address: SocketAddr, config: &TcpConfig) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if config.receive_buffer > 0 {
+        socket.set_recv_buffer_size(config.receive_buffer)?;
+    }
+    if config.send_buffer > 0 {
+        socket.set_send_buffer_size(config.send_buffer)?;
+    }
+    Ok(socket)
+}
+
+fn listen(address: SocketAddr, config: &TcpConfig) -> io::Result<TcpListener> {
+    let socket = new_socket(address, config)?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

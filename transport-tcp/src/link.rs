@@ -33,7 +33,7 @@ const READS: usize = 16;
 const TURN: u64 = 256 * 1024;
 
 /// How much is written before other tasks get their turn, where the peer reads as fast. Bytes.
-const SEND_TURN: u64 = 1 << 20;
+const SEND_TURN: u64 = 2 << 20;
 
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
@@ -271,6 +271,9 @@ impl TcpLink {
                 Some(Event::Attention) => attention.set(self.attention.notified()),
                 Some(Event::Socket) => {}
             }
+            if self.is_send_turn_over() {
+                tokio::task::yield_now().await;
+            }
             self.write_on(handler);
         }
     }
@@ -293,6 +296,7 @@ impl TcpLink {
         if !std::mem::take(&mut out.blocked) {
             return;
         }
+        out.turn_is_over = false;
         self.stuck.store(out.failed.is_some(), Ordering::Release);
         let written = self.write(&mut out);
         drop(out);

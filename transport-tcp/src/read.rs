@@ -112,7 +112,7 @@ impl Reader {
         self.turn = None;
     }
 
-    /// Whether a turn of several reads has taken [so long](LONG_TURN) since the second.
+    /// Whether the reads of this turn have taken longer than [`LONG_TURN`].
     pub(crate) fn is_turn_over(&mut self) -> bool {
         let now = Instant::now();
         now - *self.turn.get_or_insert(now) > LONG_TURN

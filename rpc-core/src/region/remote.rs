@@ -86,8 +86,8 @@ impl fmt::Debug for RemoteRegion {
 /// - OUT_OF_RANGE, if the access is not within the region, or a number is not at a multiple of eight.
 /// - PERMISSION_DENIED, if the region's rights do not allow it.
 /// - NOT_FOUND, if the peer does not export the region: it was revoked, or has expired.
-/// - UNAVAILABLE, if there is no connection. If it says [Maybe](Executed::Maybe), the connection was lost, and the access may have
-///   been done. farcall does not repeat it.
+/// - UNAVAILABLE, if there is no connection. An access that had not begun moves to the next connection, four attempts in all. If it
+///   says [Maybe](Executed::Maybe), the connection was lost, and the access may have been done. farcall does not repeat it.
 /// - UNIMPLEMENTED, if the peer's farcall is too old.
 #[derive(Clone, Debug)]
 pub struct RemoteMemory {
@@ -187,7 +187,7 @@ impl RemoteMemory {
     }
 }
 
-/// How often an access is tried at most, each time on another connection. As often as a call.
+/// Attempts at an access, each on another connection; as many as for a call.
 const ATTEMPTS: usize = 4;
 
 impl Way {

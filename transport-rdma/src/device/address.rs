@@ -69,6 +69,11 @@ impl GidKind {
         (5, Self::RoceV1),
     ];
 
+    /// Whether routers pass its packets on.
+    pub fn is_routable(self) -> bool {
+        matches!(self, Self::RoceV2Ipv4 | Self::RoceV2Ipv6 | Self::InfiniBand)
+    }
+
     /// The number by which HELLO names it.
     pub fn code(self) -> u8 {
         Self::CODES.iter().find(|(_, kind)| *kind == self).map_or(0, |(code, _)| *code)
@@ -134,7 +139,7 @@ pub struct PortStatus {
     pub link_layer: LinkLayer,
 }
 
-/// This end of a connection's path, chosen by [`super::select::choose`] and completed by the device.
+/// This end of a connection's path, one of [`super::select::addresses`] and completed by the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalPath {
     /// The port, counted from 1.

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::{Gid, GidKind, Match, Selection};
 
-/// How long a failure counts.
-const REMEMBERED: Duration = Duration::from_secs(60);
+/// How long a failure counts: longer than the pauses between as many attempts as there are pairs.
+const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// The most failures that are remembered.
 const MOST: usize = 1024;
@@ -39,12 +39,12 @@ impl From<&Selection> for RemoteAddress {
 pub struct StreamEnds {
     /// This side's address.
     pub local: Option<IpAddr>,
-    /// The peer's.
+    /// The peer's address.
     pub peer: Option<IpAddr>,
 }
 
 impl StreamEnds {
-    /// Whether both ends are certainly on this machine.
+    /// Whether both ends are on this machine.
     fn are_here(&self) -> bool {
         self.local.is_none_or(|local| local.is_loopback()) || self.local == self.peer
     }
@@ -116,7 +116,17 @@ impl Paths {
 
     /// Begins a trial of a pair.
     pub fn trial(self: &Arc<Self>, own: Gid, their: Gid) -> PairOnTrial {
-        PairOnTrial { paths: Arc::clone(self), pair: (own, their) }
+        PairOnTrial { paths: Arc::clone(self), pair: (own, their), works: false }
+    }
+
+    fn note_failure(&self, pair: (Gid, Gid)) {
+        let mut failed = self.failed();
+        if failed.len() >= MOST {
+            failed.retain(|_, at| at.elapsed() < REMEMBERED);
+        }
+        if failed.len() < MOST {
+            failed.insert(pair, Instant::now());
+        }
     }
 
     fn failed(&self) -> MutexGuard<'_, HashMap<(Gid, Gid), Instant>> {
@@ -144,28 +154,30 @@ fn in_one_network(one: Gid, other: Gid, prefix: u8) -> bool {
     differ.leading_zeros() >= u32::from(prefix)
 }
 
-/// A pair of addresses of which it is being found out whether they reach each other.
-#[derive(Debug, Clone)]
+/// A pair of addresses of which it is being found out whether they reach each other. It has failed when this is dropped, unless it
+/// [works](Self::works).
+#[derive(Debug)]
 pub struct PairOnTrial {
     paths: Arc<Paths>,
     pair: (Gid, Gid),
+    works: bool,
 }
 
 impl PairOnTrial {
-    /// Notes that a link between them has failed, or could not be made.
-    pub fn failed(&self) {
-        let mut failed = self.paths.failed();
-        if failed.len() >= MOST {
-            failed.retain(|_, at| at.elapsed() < REMEMBERED);
-        }
-        if failed.len() < MOST {
-            failed.insert(self.pair, Instant::now());
+    /// Ends the trial of a link to this address of the peer's, which may be another than was asked for.
+    pub fn works(mut self, their: Gid) {
+        self.works = their == self.pair.1;
+        if self.works {
+            self.paths.failed().remove(&self.pair);
         }
     }
+}
 
-    /// Notes that a link between them works.
-    pub fn works(&self) {
-        self.paths.failed().remove(&self.pair);
+impl Drop for PairOnTrial {
+    fn drop(&mut self) {
+        if !self.works {
+            self.paths.note_failure(self.pair);
+        }
     }
 }
 
@@ -231,17 +243,21 @@ mod tests {
         };
         let mut tried = Vec::new();
         for _ in 0..4 {
-            let trial = choose();
-            trial.failed();
-            tried.push(trial.pair);
+            tried.push(choose().pair);
         }
         let distinct: std::collections::HashSet<_> = tried.iter().collect();
         assert_eq!(distinct.len(), 4, "each pair once");
         let is_in_one_network = |(own, their): &(Gid, Gid)| in_one_network(*own, *their, 120);
         assert!(tried[..2].iter().all(is_in_one_network), "the likelier ones first: {tried:?}");
-        assert_eq!(choose().pair, tried[0], "the one that failed longest ago");
-        paths.trial(tried[2].0, tried[2].1).works();
-        assert_eq!(choose().pair, tried[2]);
+        let longest_ago = choose();
+        assert_eq!(longest_ago.pair, tried[0]);
+        drop(longest_ago);
+        paths.trial(tried[2].0, tried[2].1).works(tried[2].1);
+        let trial = choose();
+        assert_eq!(trial.pair, tried[2]);
+        // The server has answered from another address than the one that was asked for.
+        trial.works(tried[0].1);
+        assert_ne!(choose().pair, tried[2]);
     }
 
     #[test]

@@ -38,8 +38,15 @@ pub struct Selection {
     pub matched: Match,
 }
 
+impl Selection {
+    /// The device and its port.
+    fn at(&self) -> (String, u8) {
+        (self.device.clone(), self.port)
+    }
+}
+
 /// Returns the addresses that links of a session may leave from, within what `config` allows, and the best first for a TCP
-/// connection with this local address. At least one.
+/// connection with this local address. At least one. Addresses of one network segment are left out where the port has others.
 ///
 /// Without an address, and for a loopback one, which no device has, they are ranked by kind.
 pub fn addresses(
@@ -77,16 +84,22 @@ pub fn addresses(
                 port: port.number,
                 gid: gid.clone(),
                 prefix: prefix(gid, interfaces),
-                is_of_upper: gid.netdev != port.gids.first().and_then(|first| first.netdev.clone()),
+                is_of_upper: gid.netdev.as_deref()
+                    != port.gids.first().and_then(|first| first.netdev.as_deref()),
                 matched,
             });
         }
     }
     // Among equals the first device, port and index stays.
     found.sort_by_key(|selection| (selection.matched, selection.is_of_upper, selection.gid.kind));
-    // Devices below a bridge or a macvlan have its addresses, too. A peer names an address, not a device.
+    // A peer names an address, not a device. Devices below a bridge or a macvlan have its addresses, too, and a port has most
+    // addresses as RoCE v1 and as v2.
     let mut seen = HashSet::new();
-    found.retain(|selection| seen.insert((selection.gid.gid, selection.gid.kind)));
+    found.retain(|selection| seen.insert(selection.gid.gid));
+    let has_routable: HashSet<_> =
+        found.iter().filter(|s| s.gid.kind.is_routable()).map(Selection::at).collect();
+    let is_lesser = |s: &Selection| !s.gid.kind.is_routable() && s.matched != Match::Address;
+    found.retain(|selection| !(is_lesser(selection) && has_routable.contains(&selection.at())));
     if found.is_empty() { Err(reason.unwrap_or_else(no_port)) } else { Ok(found) }
 }
 
@@ -134,7 +147,8 @@ fn candidates<'a>(
         .collect();
     if ports.is_empty() {
         let unsuited = devices.iter().filter(named).find_map(|d| Some((d.name.clone(), d.unsuited?)));
-        if let Some((device, driver)) = unsuited {
+        if let Some((device, driver)) = unsuited.filter(|_| !devices.iter().filter(named).any(|d| suited(&d)))
+        {
             return Err(Unavailable::NoReliableQueuePairs { device, driver });
         }
         let configured = match (&config.device, config.port) {
@@ -143,7 +157,7 @@ fn candidates<'a>(
             (None, Some(port)) => format!("port {port}"),
             (None, None) => return Err(no_port()),
         };
-        let present = devices.iter().map(|d| match d.ports.len() {
+        let present = devices.iter().filter(suited).map(|d| match d.ports.len() {
             1 => d.name.clone(),
             n => format!("{} with {n} ports", d.name),
         });
@@ -302,8 +316,16 @@ mod tests {
         let (devices, interfaces) = machine();
         let all = addresses(&devices, &interfaces, &RdmaConfig::default(), None).unwrap();
         let prefix = |ip: &str| all.iter().find(|s| s.gid.gid.ip().to_string() == ip).unwrap().prefix;
-        assert_eq!(["10.0.0.1", "2001:db8::2", "fe80::2"].map(prefix), [120, 24, 64]);
-        assert!(all.is_sorted_by_key(|s| (s.matched, s.gid.kind)) && all.len() == 7);
+        assert_eq!(["10.0.0.1", "2001:db8::2"].map(prefix), [120, 24]);
+        assert!(all.is_sorted_by_key(|s| (s.matched, s.gid.kind)));
+        let ips: Vec<_> = all.iter().map(|s| s.gid.gid.ip().to_string()).collect();
+        assert_eq!(ips, ["10.0.0.1", "10.0.1.2", "2001:db8::2"], "each once, and none of a segment alone");
+        let local = RdmaConfig { gid_index: Some(0), device: Some("mlx5_1".into()), ..RdmaConfig::default() };
+        assert_eq!(
+            addresses(&devices, &interfaces, &local, None).unwrap()[0].prefix,
+            64,
+            "unless it is the only one"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Description, 
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Endpoint, RdmaLink, protection};
-use crate::device::{DeviceError, Gid, Limits, LocalPath, Paths, QpTuning};
+use crate::device::{DeviceError, Gid, Limits, LocalPath, PairOnTrial, QpTuning};
 use crate::link::{Bootstrap, End, LinkCore, Seal};
 use crate::resources::{NoRoom, Part, SLOT};
 use crate::unavailable::Unavailable;
@@ -38,7 +38,7 @@ impl Offer {
         Ok(Self { epoch, data, client })
     }
 
-    /// Returns the address of this server's that the client wants the link to leave from.
+    /// Returns the server's address that the client has chosen.
     pub(crate) fn wanted(&self) -> Option<Gid> {
         self.client.wanted
     }
@@ -48,7 +48,7 @@ impl Offer {
 #[derive(Debug)]
 enum Side {
     /// It has made this offer, and probes first.
-    Client { offered: Bytes, accepts: u8, attempt: Attempt, paths: Arc<Paths> },
+    Client { offered: Bytes, accepts: u8, attempt: Attempt },
     /// It has answered this one.
     Server(Bootstrap),
 }
@@ -58,6 +58,8 @@ enum Side {
 pub(crate) struct RdmaCandidate {
     made: Made,
     side: Side,
+    /// Client: the addresses that the link is to join.
+    pair: Option<PairOnTrial>,
     /// The device sets up so many links at once.
     _turn: Option<OwnedSemaphorePermit>,
 }
@@ -72,21 +74,21 @@ struct Made {
 }
 
 impl RdmaCandidate {
-    /// Prepares a client's end, ready to receive, and the data for the OFFER: to join it with the address that is `wanted` of
-    /// the server. What comes of it is noted in `paths`.
+    /// Prepares a client's end, ready to receive, and the data for the OFFER: to join it with the server's address that is
+    /// `wanted`, which is of the `pair`.
     pub(crate) async fn offer(
         endpoint: Arc<Endpoint>,
         path: LocalPath,
         attempt: Attempt,
         wanted: Option<Gid>,
-        paths: Arc<Paths>,
+        pair: Option<PairOnTrial>,
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let accepts = protection::acceptable(&attempt)?;
         let turn = endpoint.shard().device.turn(true).await;
         let (made, own) = Made::new(endpoint, path, &attempt, accepts).await?;
         let offered = Bootstrap { wanted, ..own }.encode();
-        let side = Side::Client { offered: offered.clone(), accepts, attempt, paths };
-        Ok((Self { made, side, _turn: turn }, offered))
+        let side = Side::Client { offered: offered.clone(), accepts, attempt };
+        Ok((Self { made, side, pair, _turn: turn }, offered))
     }
 
     /// Prepares a server's end, ready to receive and to send, and the data for the ANSWER.
@@ -104,7 +106,7 @@ impl RdmaCandidate {
         let data = [offer.data, answer.clone()];
         let seal = protection::seal(&attempt, chosen, offer.epoch, data, End::Server)?;
         made.connect(peer, seal).await?;
-        Ok((Self { made, side: Side::Server(peer), _turn: turn }, answer))
+        Ok((Self { made, side: Side::Server(peer), pair: None, _turn: turn }, answer))
     }
 
     async fn await_probe(&self, epoch: u32) -> Result<(), transport::Unavailable> {
@@ -115,25 +117,13 @@ impl RdmaCandidate {
         self.made.await_probe(epoch, patience).await
     }
 
-    /// Client: connects, and waits for the server's PROBE.
-    async fn try_out(
-        &self,
-        epoch: u32,
-        peer: Bootstrap,
-        seal: Option<Seal>,
-    ) -> Result<(), transport::Unavailable> {
-        self.made.connect(peer, seal).await?;
-        self.made.send_probe(epoch, &peer)?;
-        self.await_probe(epoch).await
-    }
-
     async fn finish(
         self,
         epoch: u32,
         answer: Option<Bytes>,
     ) -> Result<Arc<dyn Link>, transport::Unavailable> {
         match &self.side {
-            Side::Client { offered, accepts, attempt, paths } => {
+            Side::Client { offered, accepts, attempt } => {
                 let answer = answer.unwrap_or_default();
                 let peer = Bootstrap::decode(answer.clone()).map_err(|error| {
                     transport::Unavailable::at_peer(Reason::Other, format!("its answer: {error}"))
@@ -141,13 +131,12 @@ impl RdmaCandidate {
                 protection::check(*accepts, peer.protection)?;
                 let data = [offered.clone(), answer];
                 let seal = protection::seal(attempt, peer.protection, epoch, data, End::Client)?;
-                let pair = paths.trial(self.made.path.gid, peer.qp.gid);
-                if let Err(why) = self.try_out(epoch, peer, seal).await {
-                    pair.failed();
-                    return Err(why);
+                self.made.connect(peer, seal).await?;
+                self.made.send_probe(epoch, &peer)?;
+                self.await_probe(epoch).await?;
+                if let Some(pair) = self.pair {
+                    pair.works(peer.qp.gid);
                 }
-                pair.works();
-                self.made.link.core.joins(pair);
             }
             Side::Server(peer) => {
                 self.await_probe(epoch).await?;

@@ -91,8 +91,8 @@ impl DeviceRegistry {
         &self.paths
     }
 
-    /// Returns the addresses that links of a session may leave from whose TCP connection has this local address, the best first.
-    /// Blocks for milliseconds.
+    /// Returns the addresses that a session's links may leave from, the best first. `local` is the local address of its TCP
+    /// connection. Blocks for milliseconds.
     pub(crate) fn addresses(
         &self,
         config: &RdmaConfig,

@@ -42,7 +42,7 @@ pub(crate) const PLAINTEXT: u8 = 0x01;
 
 impl Bootstrap {
     pub(crate) fn encode(&self) -> Bytes {
-        let mut out = BytesMut::with_capacity(48);
+        let mut out = BytesMut::with_capacity(64);
         out.put_u8(VERSION);
         out.put_u8(self.mtu.code());
         out.put_u16_le(self.qp.lid);
@@ -54,9 +54,7 @@ impl Bootstrap {
         out.put_u8(self.reads);
         out.put_u8(self.reads_served);
         out.put_u8(self.protection);
-        if let Some(wanted) = self.wanted {
-            out.put_slice(&wanted.0);
-        }
+        out.put_slice(&self.wanted.unwrap_or(NO_ADDRESS).0);
         out.freeze()
     }
 
@@ -117,7 +115,10 @@ impl Fields {
             reads: r.u8("rdma.reads")?,
             reads_served: r.u8("rdma.reads_served")?,
             protection: if r.remaining() == 0 { PLAINTEXT } else { r.u8("rdma.protection")? },
-            wanted: if r.remaining() < size_of::<Gid>() { None } else { Some(gid(&mut r)?) },
+            wanted: match r.remaining() < size_of::<Gid>() {
+                true => None,
+                false => Some(gid(&mut r)?).filter(|wanted| *wanted != NO_ADDRESS),
+            },
         })
     }
 }
@@ -126,6 +127,9 @@ fn gid(r: &mut Reader) -> Result<Gid, WireError> {
     let gid = u128::from(r.u64("rdma.gid")?) | u128::from(r.u64("rdma.gid")?) << 64;
     Ok(Gid(gid.to_le_bytes()))
 }
+
+/// Stands where no address is wanted.
+const NO_ADDRESS: Gid = Gid([0; 16]);
 
 /// The most addresses that are announced.
 const MOST_ADDRESSES: usize = 16;
@@ -142,8 +146,8 @@ pub(crate) fn announcement(addresses: &[RemoteAddress]) -> Bytes {
     out.freeze()
 }
 
-/// Returns the addresses in the data of a peer's HELLO. None if it tells none, as earlier versions do, or nonsense. Kinds of
-/// later versions are left out.
+/// Returns the addresses in a peer's HELLO, without kinds of later versions. Empty if the peer sends none, as earlier versions do, or
+/// they cannot be read.
 pub(crate) fn announced(data: Bytes) -> Vec<RemoteAddress> {
     read_announced(data).unwrap_or_default()
 }
@@ -186,7 +190,7 @@ mod tests {
     fn a_client_names_the_address_that_it_wants() {
         let wanted = Bootstrap { wanted: Some(Gid([7; 16])), ..example() };
         assert_eq!(Bootstrap::decode(wanted.encode()).unwrap(), wanted);
-        assert_eq!(wanted.encode()[..example().encode().len()], example().encode()[..]);
+        assert_eq!(wanted.encode()[..39], example().encode()[..39]);
     }
 
     #[test]
@@ -214,6 +218,7 @@ mod tests {
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 99, 0, 1, // ::ffff:10.99.0.1
             16, 8, // READs asked, served
             3, // plaintext or AES-256-GCM
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // wants no address
         ];
         assert_eq!(example().encode()[..], expected);
         assert_eq!(Bootstrap::decode(Bytes::copy_from_slice(&expected)).unwrap(), example());
@@ -230,13 +235,14 @@ mod tests {
     #[test]
     fn peer_that_says_nothing_of_protection_has_none() {
         let data = example().encode();
-        assert_eq!(Bootstrap::decode(data.slice(..data.len() - 1)).unwrap().protection, PLAINTEXT);
+        assert_eq!(Bootstrap::decode(data.slice(..38)).unwrap().protection, PLAINTEXT);
+        assert_eq!(Bootstrap::decode(data.slice(..39)).unwrap(), example());
     }
 
     #[test]
     fn nonsense_is_refused() {
         let good = example().encode();
-        for len in 0..good.len() - 1 {
+        for len in 0..38 {
             assert!(Bootstrap::decode(good.slice(..len)).is_err(), "{len} bytes");
         }
         // Version 0, no MTU, an MTU of 6, a queue pair of 32 bits, a packet of 32 bits, a slot of 992, no grant.

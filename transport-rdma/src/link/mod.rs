@@ -27,7 +27,7 @@ pub(crate) use seal::{End, KeyTerms, Seal};
 
 use self::receive::Receiving;
 use self::send::Sending;
-use crate::device::{Limits, LocalPath, PairOnTrial, QueuePair, RemoteQp, WcError, WcStatus};
+use crate::device::{Limits, LocalPath, QueuePair, RemoteQp, WcError};
 use crate::resources::{CreditLease, NewQp, Resources, SLOT};
 
 /// The part of a link that its endpoint's driver knows.
@@ -41,8 +41,6 @@ pub(crate) struct LinkCore {
     path: LocalPath,
     /// The peer's queue pair, once it is known.
     remote: OnceLock<RemoteQp>,
-    /// Client: the pair of addresses that it joins, once it has worked.
-    pair: OnceLock<PairOnTrial>,
     /// How what it moves is sealed; nothing is taken in before that is known. `None` within: it is not.
     seal: OnceLock<Option<Arc<Seal>>>,
     resources: Resources,
@@ -73,7 +71,6 @@ impl LinkCore {
             name,
             path,
             remote: OnceLock::new(),
-            pair: OnceLock::new(),
             seal: OnceLock::new(),
             resources: resources.clone(),
             lease: Mutex::new(Some(new.lease)),
@@ -173,17 +170,7 @@ impl LinkCore {
 
     /// Returns the end of the link that follows from a failed send or receive.
     pub(crate) fn explain(&self, error: WcError) -> LinkEnd {
-        if let Some(pair) = self.pair.get().filter(|_| error.status == WcStatus::RETRY_EXC_ERR) {
-            // Another pair may do better, where there is one.
-            pair.failed();
-        }
         LinkEnd::failed(format!("{}: {error}; {}", self.ends(), error.status.remedy()))
-    }
-
-    /// Remembers the pair of addresses that the link joins, for when it fails.
-    pub(crate) fn joins(&self, pair: PairOnTrial) {
-        // Set once, by the candidate that makes the link.
-        let _ = self.pair.set(pair);
     }
 
     /// Both ends, for people.

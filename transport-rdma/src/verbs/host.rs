@@ -73,7 +73,8 @@ fn interfaces() -> Vec<Interface> {
             // SAFETY: every element has a name, a C string that lives as long as the list.
             let name = unsafe { CStr::from_ptr(entry.ifa_name) };
             // SAFETY: the element's mask is null or a socket address of its family's size.
-            let prefix = unsafe { self::address(entry.ifa_netmask) }.map_or(0, ones);
+            let mask = unsafe { self::address(entry.ifa_netmask) };
+            let prefix = mask.map_or_else(|| if address.is_ipv4() { 32 } else { 128 }, ones);
             found.push(Interface { name: name.to_string_lossy().into_owned(), address, prefix });
         }
     }

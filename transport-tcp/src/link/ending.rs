@@ -21,9 +21,9 @@ const FLUSH: Duration = Duration::from_secs(10);
 /// to send.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The most that a closed link reads of what was on its way when it closed. Both hosts' socket buffers hold less; a peer that
-/// sends more does not heed the end. Bytes.
-const MOST_DISCARDED: usize = 16 << 20;
+/// The most that a closed link reads of what was on its way when it closed. A peer that has sent so much since the end is not going
+/// to stop. Bytes.
+const MOST_DISCARDED: usize = 64 << 20;
 
 /// How much of it is read before other tasks have their turn. Bytes.
 const DISCARDED_AT_ONCE: usize = 64 << 10;
@@ -141,13 +141,16 @@ mod tests {
         let (socket, _) = listener.accept().await.unwrap();
         let mut peer = peer.into_std().unwrap();
         let mut discard = pin!(discard(&socket));
-        let mut turns = 0;
+        let (mut turns, mut written) = (0, 0);
         loop {
-            while peer.write(&[0; 64 << 10]).is_ok() {}
+            while let Ok(n) = peer.write(&[0; 64 << 10]) {
+                written += n;
+            }
             turns += 1;
             if poll_fn(|cx| Poll::Ready(discard.as_mut().poll(cx).is_ready())).await {
                 break;
             }
+            assert!(written < 2 * MOST_DISCARDED, "it reads on after {written} bytes");
             tokio::task::yield_now().await;
         }
         // The last read of a turn may bring more than its share.

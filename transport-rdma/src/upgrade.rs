@@ -107,13 +107,12 @@ impl RdmaUpgrade {
             let chosen = paths.choose(&addresses.list, &announced, stream, addresses.home);
             // A server that tells none, or none of this side's kinds, chooses by itself.
             chosen.map_or((0, None), |(index, theirs)| {
-                (index, Some((theirs, paths.trial(addresses.list[index].gid.gid, theirs))))
+                (index, Some(paths.trial(addresses.list[index].gid.gid, theirs)))
             })
         };
-        let (endpoint, path, chosen) = self.clone().endpoint(stream.local, pick).await?;
-        let (wanted, pair) = chosen.unzip();
+        let (endpoint, path, pair) = self.clone().endpoint(stream.local, pick).await?;
         let path = path.for_class(attempt.class, &self.0.config);
-        let offered = RdmaCandidate::offer(endpoint, path, attempt, wanted, pair).await;
+        let offered = RdmaCandidate::offer(endpoint, path, attempt, pair).await;
         let (candidate, data) = offered.map_err(|why| self.log(why))?;
         Ok((Box::new(candidate), data))
     }

@@ -22,7 +22,8 @@ pub struct TcpConfig {
     /// `net.core.rmem_max`. Default 0: up to what the system allows (`net.ipv4.tcp_rmem`). A sender fills it once each round
     /// trip, so it bounds the throughput over long ways.
     pub receive_buffer: u32,
-    /// Size of the kernel's send buffer of each connection (`SO_SNDBUF`), in bytes; at most `net.core.wmem_max`. Default 0: up to what the system allows (`net.ipv4.tcp_wmem`).
+    /// Size of the kernel's send buffer of each connection (`SO_SNDBUF`), in bytes; at most `net.core.wmem_max`. Default 0:
+    /// up to what the system allows (`net.ipv4.tcp_wmem`).
     pub send_buffer: u32,
     /// How what a peer sends is noticed. Default `adaptive`.
     pub completion: Completion,

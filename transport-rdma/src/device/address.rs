@@ -46,7 +46,7 @@ impl fmt::Debug for Gid {
 }
 
 /// How packets to and from a GID travel, in order of preference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GidKind {
     /// RoCE v2 over IPv4.
     RoceV2Ipv4,
@@ -139,7 +139,7 @@ pub struct PortStatus {
     pub link_layer: LinkLayer,
 }
 
-/// This end of a connection's path, one of [`super::select::addresses`] and completed by the device.
+/// This end of a connection's path: one of the [`super::select::addresses`], with what the device says of its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalPath {
     /// The port, counted from 1.

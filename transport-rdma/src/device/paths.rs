@@ -164,6 +164,11 @@ pub struct PairOnTrial {
 }
 
 impl PairOnTrial {
+    /// Returns the peer's address.
+    pub fn theirs(&self) -> Gid {
+        self.pair.1
+    }
+
     /// Ends the trial of a link to this address of the peer's, which may be another than was asked for.
     pub fn works(mut self, their: Gid) {
         self.works = their == self.pair.1;

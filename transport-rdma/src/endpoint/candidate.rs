@@ -74,18 +74,18 @@ struct Made {
 }
 
 impl RdmaCandidate {
-    /// Prepares a client's end, ready to receive, and the data for the OFFER: to join it with the server's address that is
-    /// `wanted`, which is of the `pair`.
+    /// Prepares a client's end, ready to receive, and the data for the OFFER. Without a `pair` of addresses to join, the server
+    /// chooses its own.
     pub(crate) async fn offer(
         endpoint: Arc<Endpoint>,
         path: LocalPath,
         attempt: Attempt,
-        wanted: Option<Gid>,
         pair: Option<PairOnTrial>,
     ) -> Result<(Self, Bytes), transport::Unavailable> {
         let accepts = protection::acceptable(&attempt)?;
         let turn = endpoint.shard().device.turn(true).await;
         let (made, own) = Made::new(endpoint, path, &attempt, accepts).await?;
+        let wanted = pair.as_ref().map(PairOnTrial::theirs);
         let offered = Bootstrap { wanted, ..own }.encode();
         let side = Side::Client { offered: offered.clone(), accepts, attempt };
         Ok((Self { made, side, pair, _turn: turn }, offered))

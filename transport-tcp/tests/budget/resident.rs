@@ -119,27 +119,42 @@ fn attackers(server: SocketAddr, name: &str) -> Process {
     Process::start_by(&["chrt", "--idle", "0"], "resident::attack_until_killed", &argument)
 }
 
+/// Starts a server. Returns its process, where it listens, and its budget in bytes.
+fn server(memory: usize) -> (Process, SocketAddr, usize) {
+    told(Process::start("resident::serve_for_attackers", &memory.to_string()))
+}
+
+/// Returns the process of a server, with what that has said.
+fn told(mut server: Process) -> (Process, SocketAddr, usize) {
+    let said = server.said();
+    let (address, limit) = said.split_once(' ').unwrap();
+    (server, address.parse().unwrap(), limit.parse().unwrap())
+}
+
+/// Beside the attacked server runs another one, with an honest client of its own, which nobody attacks. Its times show how much of
+/// what the attack does is because all of them share the processors.
 #[expect(clippy::print_stdout, reason = "the figures of a long run")]
 async fn withstands(name: &str) {
     let (time, memory) = terms();
-    let mut server = Process::start("resident::serve_for_attackers", &memory.to_string());
-    let said = server.said();
-    let (address, limit) = said.split_once(' ').unwrap();
-    let (address, limit): (SocketAddr, usize) = (address.parse().unwrap(), limit.parse().unwrap());
+    let (attacked, address, limit) = server(memory);
+    let (_spared, spared_address, _) = server(memory);
     let before = honest_calls(address, time / 10).await;
     let attackers = attackers(address, name);
     let began = Instant::now();
     let mut during = tokio::spawn(honest_calls(address, time));
+    let spared = tokio::spawn(honest_calls(spared_address, time));
     let mut most = 0;
     let during = loop {
-        most = most.max(resident(server.id()));
+        most = most.max(resident(attacked.id()));
         if let Ok(during) = tokio::time::timeout(Duration::from_millis(20), &mut during).await {
             break during.unwrap();
         }
     };
+    let spared = spared.await.unwrap();
     drop(attackers);
     println!(
-        "{name}: {} MiB resident at most, the budget is {} MiB; p99 of an honest client {before:?} before, {during:?} during {:?}",
+        "{name}: {} MiB resident at most, the budget is {} MiB; p99 of an honest client {before:?} before, {during:?} during {:?}, \
+         {spared:?} at the server that is spared",
         most / MIB,
         limit / MIB,
         began.elapsed()
@@ -207,11 +222,9 @@ async fn everything_from_200_addresses() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_little_address_space_survives() {
     let limited = ["sh", "-c", "ulimit -v 786432; exec \"$0\" \"$@\""];
-    let mut server = Process::start_by(&limited, "resident::serve_for_attackers", "0");
-    let said = server.said();
-    let (address, limit) = said.split_once(' ').unwrap();
-    assert_eq!(limit.parse::<usize>().unwrap(), 192 * MIB);
-    let address = address.parse().unwrap();
+    let server = Process::start_by(&limited, "resident::serve_for_attackers", "0");
+    let (_server, address, limit) = told(server);
+    assert_eq!(limit, 192 * MIB);
     let time = terms().0 / 4;
     for name in ATTACKS.into_iter().chain([EVERYTHING]) {
         let attackers = attackers(address, name);

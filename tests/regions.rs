@@ -5,6 +5,7 @@
 mod over;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,27 +21,30 @@ fn all() -> Rights {
 
 #[farcall::service(package = "regions.v1")]
 trait Regions {
-    /// Exports zeroes in parts of these lengths, until it is revoked.
-    async fn export(&self, parts: Vec<usize>, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion>;
+    /// Exports zeroes, until it is revoked.
+    async fn export(&self, len: usize, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion>;
     /// Adds to a number of the owner's.
     async fn add(&self, number: usize, add: u64) -> Result<u64>;
-    /// Revokes what was exported, and returns it.
-    async fn revoke(&self) -> Result<Vec<Vec<u8>>>;
+    /// Revokes what was exported, and returns what it held.
+    async fn revoke(&self) -> Result<Bytes>;
     /// Adds to a number of the caller's, and returns those before.
     async fn count(&self, cx: &Context, counter: RemoteRegion, times: u64) -> Result<Vec<u64>>;
     /// Writes to the caller's memory, and reads it.
     async fn echo(&self, cx: &Context, page: RemoteRegion, bytes: Bytes) -> Result<Bytes>;
 }
 
+fn zeroes(len: usize) -> Arc<Vec<AtomicU64>> {
+    Arc::new((0..len / 8).map(|_| AtomicU64::new(0)).collect())
+}
+
 #[derive(Default)]
-struct Owner(Mutex<Option<Region<Vec<Vec<u8>>>>>);
+struct Owner(Mutex<Option<Region>>);
 
 impl Regions for Owner {
-    async fn export(&self, parts: Vec<usize>, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion> {
-        let memory: Vec<_> = parts.into_iter().map(|len| vec![0; len]).collect();
+    async fn export(&self, len: usize, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion> {
         let region = match for_ms {
-            Some(for_ms) => Region::export_for(Duration::from_millis(for_ms), memory, rights),
-            None => Region::export(memory, rights),
+            Some(for_ms) => Region::export_for(Duration::from_millis(for_ms), zeroes(len), rights),
+            None => Region::zeroed(len, rights),
         };
         let remote = region.remote();
         *self.0.lock().unwrap() = Some(region);
@@ -51,8 +55,11 @@ impl Regions for Owner {
         self.0.lock().unwrap().as_ref().unwrap().fetch_add(8 * number, add)
     }
 
-    async fn revoke(&self) -> Result<Vec<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().take().unwrap().revoke().unwrap())
+    async fn revoke(&self) -> Result<Bytes> {
+        let region = self.0.lock().unwrap().take().unwrap();
+        let held = region.read(..)?;
+        region.revoke().await;
+        Ok(held.into())
     }
 
     async fn count(&self, cx: &Context, counter: RemoteRegion, times: u64) -> Result<Vec<u64>> {
@@ -109,7 +116,7 @@ async fn soon<F: Future>(what: F) -> F::Output {
 #[tokio::test]
 async fn a_client_reads_and_writes_a_servers_memory() {
     let (_, channel, owner) = served().await;
-    let remote = owner.export(vec![5, 0, 3 * MIB, 1000], all(), None).await.unwrap();
+    let remote = owner.export(3 * MIB + 1005, all(), None).await.unwrap();
     assert_eq!((remote.len(), remote.rights()), (3 * MIB + 1005, all()));
     let memory = remote.on(&channel);
     let mut expected = vec![0; remote.len()];
@@ -121,13 +128,13 @@ async fn a_client_reads_and_writes_a_servers_memory() {
     for range in [0..0, 0..5, 4..6, 3..100_004, 0..expected.len()] {
         assert!(memory.read(range.clone()).await.unwrap() == expected[range.clone()], "{range:?}");
     }
-    assert!(owner.revoke().await.unwrap().concat() == expected);
+    assert!(owner.revoke().await.unwrap() == expected);
 }
 
 #[tokio::test]
 async fn rights_are_kept() {
     let (_, channel, owner) = served().await;
-    let remote = owner.export(vec![64], Rights::READ, None).await.unwrap();
+    let remote = owner.export(64, Rights::READ, None).await.unwrap();
     let memory = remote.on(&channel);
     assert_eq!(memory.read(..).await.unwrap(), [0; 64][..]);
     let refused = [
@@ -146,7 +153,7 @@ async fn rights_are_kept() {
         assert_eq!((status.code(), status.executed()), (Code::PermissionDenied, Executed::No), "{status}");
     }
     assert_eq!(memory.read(..).await.unwrap(), [0; 64][..]);
-    let atomics = owner.export(vec![64], Rights::ATOMICS, None).await.unwrap();
+    let atomics = owner.export(64, Rights::ATOMICS, None).await.unwrap();
     let memory = atomics.on(&channel);
     assert_eq!(memory.fetch_add(8, 1).await.unwrap(), 0);
     assert_eq!(memory.read(..).await.unwrap_err().code(), Code::PermissionDenied);
@@ -155,7 +162,7 @@ async fn rights_are_kept() {
 #[tokio::test]
 async fn bounds_and_alignment_are_checked_on_both_sides() {
     let (_, channel, owner) = served().await;
-    let remote = owner.export(vec![20, 44], all(), None).await.unwrap();
+    let remote = owner.export(64, all(), None).await.unwrap();
     let longer = forge(&remote, |forged| forged.len = u64::MAX);
     for memory in [remote.on(&channel), longer.on(&channel)] {
         let out = [
@@ -168,8 +175,6 @@ async fn bounds_and_alignment_are_checked_on_both_sides() {
             memory.fetch_add(usize::MAX - 7, 1).await.unwrap_err(),
             memory.load(4).await.unwrap_err(),
             memory.store(64, 1).await.unwrap_err(),
-            // In two parts.
-            memory.fetch_add(16, 1).await.unwrap_err(),
         ];
         for status in out {
             assert_eq!(status.code(), Code::OutOfRange, "{status}");
@@ -177,14 +182,14 @@ async fn bounds_and_alignment_are_checked_on_both_sides() {
         assert_eq!(memory.fetch_add(8, 1).await.unwrap(), 0);
         owner.add(1, u64::MAX).await.unwrap();
     }
-    assert_eq!(owner.revoke().await.unwrap().concat(), [0; 64]);
+    assert_eq!(owner.revoke().await.unwrap(), [0; 64][..]);
 }
 
 #[tokio::test]
 async fn numbers_change_atomically_whoever_changes_them() {
     const EACH: u64 = 100;
     let (_, channel, owner) = served().await;
-    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let remote = owner.export(64, all(), None).await.unwrap();
     let counting = (0..8).map(|i| {
         let (memory, owner) = (remote.on(&channel), owner.clone());
         tokio::spawn(async move {
@@ -229,14 +234,18 @@ async fn numbers_change_atomically_whoever_changes_them() {
 #[tokio::test]
 async fn a_server_uses_memory_that_its_caller_exports() {
     let (_, _, owner) = served().await;
-    let counter = Region::export(vec![0; 8], Rights::ATOMICS);
+    let counter = Region::zeroed(8, Rights::ATOMICS);
     assert_eq!(owner.count(counter.remote(), 5).await.unwrap(), [0, 1, 2, 3, 4]);
     assert_eq!(counter.fetch_add(0, 0).unwrap(), 5);
-    let page = Region::export(vec![0; MIB], Rights::READ | Rights::WRITE);
+    let memory = zeroes(MIB);
+    let page = Region::export(memory.clone(), Rights::READ | Rights::WRITE);
     let bytes = random(MIB, 1);
     assert!(owner.echo(page.remote(), bytes.clone()).await.unwrap() == bytes);
     assert!(page.read(..).unwrap() == bytes);
-    assert!(page.revoke().unwrap() == bytes);
+    page.revoke().await;
+    // Nobody else has it any more.
+    let memory = Arc::into_inner(memory).unwrap();
+    assert_eq!(memory[0].load(Ordering::Relaxed).to_ne_bytes(), bytes[..8]);
 }
 
 fn is_gone(status: &Status) {
@@ -246,17 +255,17 @@ fn is_gone(status: &Status) {
 #[tokio::test]
 async fn nothing_can_be_done_after_a_region_is_revoked_or_has_expired() {
     let (_, channel, owner) = served().await;
-    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let remote = owner.export(64, all(), None).await.unwrap();
     let memory = remote.on(&channel);
     memory.write(0, vec![7; 64]).await.unwrap();
-    assert_eq!(owner.revoke().await.unwrap(), [[7; 64]]);
+    assert_eq!(owner.revoke().await.unwrap(), [7; 64][..]);
     is_gone(&memory.write(0, vec![1]).await.unwrap_err());
     is_gone(&memory.read(..).await.unwrap_err());
     is_gone(&memory.fetch_add(0, 1).await.unwrap_err());
 
     // The next export has another number, and the one before is dropped.
-    let dropped = owner.export(vec![64], all(), None).await.unwrap();
-    let expired = owner.export(vec![64], all(), Some(0)).await.unwrap();
+    let dropped = owner.export(64, all(), None).await.unwrap();
+    let expired = owner.export(64, all(), Some(0)).await.unwrap();
     for remote in [dropped, expired] {
         is_gone(&remote.on(&channel).read(..).await.unwrap_err());
     }
@@ -265,7 +274,7 @@ async fn nothing_can_be_done_after_a_region_is_revoked_or_has_expired() {
 #[tokio::test]
 async fn a_key_that_is_guessed_opens_nothing() {
     let (_, channel, owner) = served().await;
-    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let remote = owner.export(64, all(), None).await.unwrap();
     let guessed = forge(&remote, |forged| forged.key ^= 1);
     is_gone(&guessed.on(&channel).read(..).await.unwrap_err());
     let shown = format!("{remote:?}");
@@ -275,7 +284,7 @@ async fn a_key_that_is_guessed_opens_nothing() {
 #[tokio::test]
 async fn an_access_that_fails_with_the_connection_says_that_it_may_have_been_done() {
     let (handle, channel, owner) = served().await;
-    let remote = owner.export(vec![64], all(), None).await.unwrap();
+    let remote = owner.export(64, all(), None).await.unwrap();
     let memory = remote.on(&channel);
     memory.fetch_add(0, 1).await.unwrap();
     let adding = tokio::spawn({
@@ -298,7 +307,7 @@ async fn an_access_that_fails_with_the_connection_says_that_it_may_have_been_don
 
 #[tokio::test]
 async fn owners_are_told_what_they_do_wrong() {
-    let region = Region::export(vec![0; 64], Rights::READ);
+    let region = Region::zeroed(64, Rights::READ);
     for status in [
         region.read(..65).unwrap_err(),
         region.write(64, &[1]).unwrap_err(),
@@ -320,8 +329,7 @@ async fn owners_are_told_what_they_do_wrong() {
     assert_eq!((region.load(8).unwrap(), region.load(4).unwrap_err().code()), (5, Code::OutOfRange));
     region.store(16, 6).unwrap();
     assert_eq!((region.load(16).unwrap(), region.store(4, 1).unwrap_err().code()), (6, Code::OutOfRange));
-    let shared = Arc::new(region);
-    assert_eq!(shared.revoke().unwrap()[16], 6);
-    assert!(shared.revoke().is_none());
-    assert_eq!(shared.load(8).unwrap_err().code(), Code::FailedPrecondition);
+    region.revoke().await;
+    region.revoke().await;
+    assert_eq!(region.load(8).unwrap_err().code(), Code::FailedPrecondition);
 }

@@ -15,7 +15,7 @@ use crate::service::{
 pub struct Owner(Arc<Inner>);
 
 struct Inner {
-    region: Region<Vec<u8>>,
+    region: Region,
     buckets: usize,
     /// The number of keys. One change happens at a time.
     keys: Mutex<u64>,
@@ -25,7 +25,7 @@ struct Inner {
 impl Owner {
     /// Returns an empty index.
     pub fn new(buckets: usize) -> Self {
-        let region = Region::export(vec![0; buckets * BUCKET], Rights::READ);
+        let region = Region::zeroed(buckets * BUCKET, Rights::READ);
         Self(Arc::new(Inner { region, buckets, keys: Mutex::default(), handlers: AtomicU64::new(0) }))
     }
 
@@ -72,7 +72,7 @@ impl Owner {
 /// A change of one bucket, whose versions are odd until this is dropped.
 #[must_use = "the bucket can't be read meanwhile"]
 pub struct Change<'a> {
-    region: &'a Region<Vec<u8>>,
+    region: &'a Region,
     keys: MutexGuard<'a, u64>,
     start: usize,
     entry: usize,

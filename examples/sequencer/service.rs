@@ -39,12 +39,12 @@ pub trait Sequencer {
 
 /// The memory. Servers of one process can share it: a handle is good by any connection to the process.
 #[derive(Clone)]
-pub struct Table(Arc<Region<Vec<u8>>>);
+pub struct Table(Arc<Region>);
 
 impl Table {
     pub fn new() -> Self {
-        let zeroes = vec![0; 64 * (1 + SLOTS as usize)];
-        Self(Arc::new(Region::export(zeroes, Rights::READ | Rights::WRITE | Rights::ATOMICS)))
+        let len = 64 * (1 + SLOTS as usize);
+        Self(Arc::new(Region::zeroed(len, Rights::READ | Rights::WRITE | Rights::ATOMICS)))
     }
 }
 

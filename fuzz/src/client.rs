@@ -67,7 +67,7 @@ fn calls(client: &FuzzedClient, channel: RawChannel) -> JoinSet<()> {
         drop(fill.fill(from, into).await);
         loan.reclaim().await;
     }));
-    let region = Region::export(vec![0; 64], Rights::READ | Rights::ATOMICS);
+    let region = Region::zeroed(64, Rights::READ | Rights::ATOMICS);
     let memory = region.remote().on(channel);
     spawn(Box::pin(async move {
         drop(memory.read(..).await);

@@ -383,7 +383,7 @@ async fn accesses_that_had_not_begun_when_the_connection_ended_are_made_by_the_n
     const MOST: usize = 64;
 
     let (caller, mut links, _) = played();
-    let region = Region::export(vec![0; 64], Rights::READ);
+    let region = Region::zeroed(64, Rights::READ);
     let memory = region.remote().on(caller.clone());
     let read = || {
         let memory = memory.clone();

@@ -69,7 +69,8 @@ async fn accessed(peer: &mut Peer, number: u64) -> Accessed {
 async fn accesses_that_are_not_allowed_do_nothing_and_say_so() {
     let t = default();
     let mut peer = greeted(&t, accesses()).await;
-    let region = Region::export(vec![7; 64], Rights::READ | Rights::ATOMICS);
+    let region = Region::zeroed(64, Rights::READ | Rights::ATOMICS);
+    region.write(0, &[7; 64]).unwrap();
     let here = target(&region.remote());
     let Target::Region { number, key } = here else { unreachable!("it is a region's") };
     let elsewhere = Target::Region { number, key: key ^ 1 };
@@ -93,7 +94,7 @@ async fn accesses_that_are_not_allowed_do_nothing_and_say_so() {
     access(&mut peer, NUMBER + 100, here, 8, Operation::Read(3));
     let read = accessed(&mut peer, NUMBER + 100).await;
     assert_eq!(read, Accessed { outcome: Outcome::Done, bytes: Bytes::from_static(&[7; 3]) });
-    assert_eq!(region.revoke().unwrap(), [7; 64]);
+    assert_eq!(region.read(..).unwrap(), [7; 64]);
 }
 
 /// An offence by an access of this number.
@@ -155,7 +156,7 @@ async fn a_peer_that_reads_no_outcomes_is_closed() {
     t.host.serve(far);
     let mut peer = Peer::new(near);
     peer.hello(&accesses());
-    let region = Region::export(vec![0; 64 << 10], Rights::READ);
+    let region = Region::zeroed(64 << 10, Rights::READ);
     let target = target(&region.remote());
     for number in 0..100_000 {
         access(&mut peer, NUMBER + number, target, 0, Operation::Read(64 << 10));
@@ -184,7 +185,7 @@ async fn a_server_that_breaks_a_rule_of_accesses_is_told_which() {
 #[tokio::test]
 async fn an_outcome_of_another_length_ends_the_connection() {
     let (caller, mut links, _) = played();
-    let region = Region::export(vec![0; 64], Rights::READ);
+    let region = Region::zeroed(64, Rights::READ);
     let reading = {
         let memory = region.remote().on(caller.clone());
         tokio::spawn(async move { memory.read(..10).await })
@@ -203,7 +204,7 @@ async fn an_outcome_of_another_length_ends_the_connection() {
 #[tokio::test]
 async fn a_write_that_may_have_been_done_in_part_says_so() {
     let (caller, mut links, _) = played();
-    let region = Region::export(vec![0; 3 << 20], Rights::WRITE);
+    let region = Region::zeroed(3 << 20, Rights::WRITE);
     let write = |len: usize| {
         let memory = region.remote().on(caller.clone());
         tokio::spawn(async move { memory.write(0, vec![1; len]).await })
@@ -228,7 +229,7 @@ async fn a_write_that_may_have_been_done_in_part_says_so() {
 #[tokio::test]
 async fn a_peer_that_is_too_old_is_named_and_gets_nothing() {
     let (caller, mut links, _) = played();
-    let region = Region::export(vec![0; 64], Rights::READ);
+    let region = Region::zeroed(64, Rights::READ);
     let reading = {
         let memory = region.remote().on(caller.clone());
         tokio::spawn(async move { memory.read(..10).await })

@@ -16,11 +16,11 @@ pub(crate) trait Lent {
     async fn counter(&self) -> Result<RemoteRegion>;
 }
 
-pub(crate) struct Lender(Region<Vec<u8>>);
+pub(crate) struct Lender(Region);
 
 impl Lender {
     pub(crate) fn new() -> Self {
-        Self(Region::export(vec![0; 64], Rights::ATOMICS))
+        Self(Region::zeroed(64, Rights::ATOMICS))
     }
 }
 

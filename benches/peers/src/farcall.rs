@@ -73,7 +73,7 @@ impl Echo for Service {
     }
 
     async fn region(&self) -> farcall::Result<RemoteRegion> {
-        let export = || Region::export(vec![0; REGION], Rights::READ | Rights::ATOMICS);
+        let export = || Region::zeroed(REGION, Rights::READ | Rights::ATOMICS);
         Ok(self.region.get_or_init(export).remote())
     }
 

@@ -3,59 +3,90 @@
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{RemoteRegion, Rights};
 use crate::access::{self, Atomic, Memory, check_number, check_range};
-use crate::bulk::Lend;
 use crate::proto::wire::Outcome;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
+use crate::transport::{Words, words};
 
-/// Memory that this process exports; see [the module](super). Dropping it revokes it and frees the memory.
+/// Memory that this process exports; see [the module](super). Dropping it revokes it.
 ///
-/// Its owner reaches the memory by copies and by atomic operations, never by reference, because peers may write it at any time.
-pub struct Region<M: Lend> {
-    shared: Arc<Shared<M>>,
+/// Its owner reaches the memory by copies and by operations on numbers. It may also keep a clone of the `Arc` that it exports, and use
+/// the words.
+#[derive(Debug)]
+pub struct Region {
+    shared: Arc<Shared>,
     remote: RemoteRegion,
 }
 
-struct Shared<M> {
+/// The part of a region that peers reach.
+struct Shared {
     rights: Rights,
     len: usize,
     expires: Option<Instant>,
     /// `None` once it is revoked.
-    memory: Mutex<rank::Leaf, Option<M>>,
+    memory: Mutex<rank::Leaf, Option<Arc<InUse>>>,
 }
 
-impl<M: Lend> Region<M> {
-    /// Exports memory: a byte vector or buffer, or several, which peers see one behind the other. See [`Lend`].
+/// The memory of a region. Accesses keep it while they use it.
+struct InUse {
+    words: Words,
+    /// Dropped with this, which tells the task that revokes the region.
+    released: watch::Sender<()>,
+}
+
+impl AsRef<[AtomicU64]> for InUse {
+    fn as_ref(&self) -> &[AtomicU64] {
+        (*self.words).as_ref()
+    }
+}
+
+impl Region {
+    /// Exports memory of so many bytes, all zero.
     ///
-    /// A number for atomic operations must lie in one part.
+    /// # Panics
+    ///
+    /// If there is not so much memory, or the system has no random numbers for the key.
+    pub fn zeroed(len: usize, rights: Rights) -> Self {
+        let words: Vec<_> = (0..len.div_ceil(words::WORD)).map(|_| AtomicU64::new(0)).collect();
+        Self::exported(Arc::new(words), len, rights, None)
+    }
+
+    /// Exports memory of the application: a vector of words, or another type that has the same words at each call.
     ///
     /// # Panics
     ///
     /// If the system has no random numbers for the key.
-    pub fn export(memory: M, rights: Rights) -> Self {
-        Self::exported(memory, rights, None)
+    pub fn export<M: AsRef<[AtomicU64]> + Send + Sync + 'static>(memory: Arc<M>, rights: Rights) -> Self {
+        let len = size_of_val((*memory).as_ref());
+        Self::exported(memory, len, rights, None)
     }
 
     /// Exports memory for some time, after which peers find it gone. The owner keeps it.
     ///
     /// # Panics
     ///
-    /// As [`export`](Self::export).
-    pub fn export_for(time: Duration, memory: M, rights: Rights) -> Self {
-        Self::exported(memory, rights, Instant::now().checked_add(time))
+    /// If the system has no random numbers for the key.
+    pub fn export_for<M: AsRef<[AtomicU64]> + Send + Sync + 'static>(
+        time: Duration,
+        memory: Arc<M>,
+        rights: Rights,
+    ) -> Self {
+        let len = size_of_val((*memory).as_ref());
+        Self::exported(memory, len, rights, Instant::now().checked_add(time))
     }
 
-    fn exported(mut memory: M, rights: Rights, expires: Option<Instant>) -> Self {
-        let len = memory.parts().iter().map(|part| part.len()).sum();
-        let memory = Mutex::new(Some(memory));
-        let shared = Arc::new(Shared { rights, len, expires, memory });
+    fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
+        let memory = Arc::new(InUse { words, released: watch::Sender::new(()) });
+        let shared = Arc::new(Shared { rights, len, expires, memory: Mutex::new(Some(memory)) });
         let mut key = [0; 16];
         // Without random numbers the system can't be used safely, so there is nothing else to do.
         getrandom::fill(&mut key).expect("the system has random numbers");
@@ -83,7 +114,9 @@ impl<M: Lend> Region<M> {
     ///
     /// # Errors
     ///
-    /// OUT_OF_RANGE, if the range is not within the region.
+    /// - OUT_OF_RANGE, if the range is not within the region.
+    /// - RESOURCE_EXHAUSTED, if there is no memory for the copy.
+    /// - FAILED_PRECONDITION, if the region was revoked.
     pub fn read(&self, range: impl RangeBounds<usize>) -> Result<Vec<u8>, Status> {
         let (offset, len) = access::range(range, self.len())?;
         self.shared.copy(offset, len).map_err(failed)
@@ -93,7 +126,8 @@ impl<M: Lend> Region<M> {
     ///
     /// # Errors
     ///
-    /// OUT_OF_RANGE, if the bytes do not fit.
+    /// - OUT_OF_RANGE, if the bytes do not fit.
+    /// - FAILED_PRECONDITION, if the region was revoked.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Status> {
         self.shared.fill(offset, bytes).map_err(failed)
     }
@@ -102,7 +136,8 @@ impl<M: Lend> Region<M> {
     ///
     /// # Errors
     ///
-    /// OUT_OF_RANGE, if the offset is no multiple of eight, or the number is not within one part of the region.
+    /// - OUT_OF_RANGE, if the offset is no multiple of eight, or the number is not within the region.
+    /// - FAILED_PRECONDITION, if the region was revoked.
     pub fn compare_and_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, Status> {
         self.shared.change(offset, Atomic::CompareAndSwap { expected, new }).map_err(failed)
     }
@@ -135,34 +170,41 @@ impl<M: Lend> Region<M> {
         self.write(offset, &number.to_le_bytes())
     }
 
-    /// Ends the export and returns the memory; `None` if it was revoked before. No access can happen any more when it returns,
-    /// and those of the owner fail FAILED_PRECONDITION.
-    pub fn revoke(&self) -> Option<M> {
+    /// Ends the export. When it returns, no peer can reach the memory any more, and farcall keeps no clone of what was exported.
+    /// The owner's accesses fail FAILED_PRECONDITION.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after its first poll, the export ends all the same, some time later.
+    pub async fn revoke(&self) {
+        let Some(memory) = self.withdraw() else { return };
+        let mut released = memory.released.subscribe();
+        drop(memory);
+        // Fails when the last access is done.
+        let _ = released.changed().await;
+    }
+
+    /// Lets no further access begin. Returns the memory, unless that was done before.
+    fn withdraw(&self) -> Option<Arc<InUse>> {
         access::withdraw(self.remote.number());
         self.shared.memory.lock().take()
     }
 }
 
-impl<M: Lend> Drop for Region<M> {
+impl Drop for Region {
     fn drop(&mut self) {
-        drop(self.revoke());
+        drop(self.withdraw());
     }
 }
 
-impl<M: Lend> fmt::Debug for Region<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Region").field(&self.shared).finish()
-    }
-}
-
-impl<M> fmt::Debug for Shared<M> {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rights, len, expires, .. } = self;
         f.debug_struct("Region").field("len", len).field("rights", rights).field("expires", expires).finish()
     }
 }
 
-impl<M: Lend> Shared<M> {
+impl Shared {
     /// Checks that a peer may do something now.
     fn allows(&self, right: Rights) -> Result<(), Outcome> {
         if self.expires.is_some_and(|expires| Instant::now() >= expires) {
@@ -171,60 +213,36 @@ impl<M: Lend> Shared<M> {
         if self.rights.contains(right) { Ok(()) } else { Err(Outcome::Forbidden) }
     }
 
-    fn copy(&self, offset: usize, len: usize) -> Result<Vec<u8>, Outcome> {
-        check_range(offset, len, self.len)?;
-        let mut bytes = Vec::new();
-        // The length is a peer's choice.
-        bytes.try_reserve_exact(len).map_err(|_| Outcome::NoMemory)?;
-        self.walk(offset, len, |part| bytes.extend_from_slice(part))?;
-        Ok(bytes)
+    /// Returns the memory, unless it was revoked.
+    fn memory(&self) -> Result<Arc<InUse>, Outcome> {
+        self.memory.lock().clone().ok_or(Outcome::Gone)
     }
 
-    fn fill(&self, offset: usize, mut bytes: &[u8]) -> Result<(), Outcome> {
+    fn copy(&self, offset: usize, len: usize) -> Result<Vec<u8>, Outcome> {
+        check_range(offset, len, self.len)?;
+        let memory = self.memory()?;
+        words::copy_out((*memory).as_ref(), offset, len).map_err(|_| Outcome::NoMemory)
+    }
+
+    fn fill(&self, offset: usize, bytes: &[u8]) -> Result<(), Outcome> {
         check_range(offset, bytes.len(), self.len)?;
-        self.walk(offset, bytes.len(), |part| {
-            let (now, later) = bytes.split_at(part.len());
-            part.copy_from_slice(now);
-            bytes = later;
-        })
+        words::copy_in((*self.memory()?).as_ref(), offset, bytes);
+        Ok(())
     }
 
     fn change(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome> {
         check_number(offset, self.len)?;
-        let mut before = None;
-        self.walk(offset, size_of::<u64>(), |part| {
-            if let Some(bytes) = part.first_chunk_mut() {
-                let value = u64::from_le_bytes(*bytes);
-                *bytes = atomic.apply(value).to_le_bytes();
-                before = Some(value);
-            }
-        })?;
-        before.ok_or(Outcome::OutOfRange)
-    }
-
-    /// Shows the parts of a range that was checked, under the lock.
-    fn walk(
-        &self,
-        mut offset: usize,
-        mut len: usize,
-        mut visit: impl FnMut(&mut [u8]),
-    ) -> Result<(), Outcome> {
-        let mut memory = self.memory.lock();
-        for part in memory.as_mut().ok_or(Outcome::Gone)?.parts() {
-            let from = offset.min(part.len());
-            let count = len.min(part.len() - from);
-            (offset, len) = (offset - from, len - count);
-            if count > 0 {
-                visit(&mut part[from..from + count]);
-            }
-        }
-        // Unless the parts have become shorter.
-        if len == 0 { Ok(()) } else { Err(Outcome::OutOfRange) }
+        let memory = self.memory()?;
+        let word = (*memory).as_ref().get(offset / words::WORD).ok_or(Outcome::OutOfRange)?;
+        let apply = |before| Some(atomic.apply(u64::from_le(before)).to_le());
+        // Never refuses.
+        let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, apply);
+        Ok(u64::from_le(changed.unwrap_or_else(|before| before)))
     }
 }
 
-/// What peers do.
-impl<M: Lend> Memory for Shared<M> {
+/// The accesses of peers.
+impl Memory for Shared {
     fn read(&self, offset: usize, len: usize) -> Result<Vec<Bytes>, Outcome> {
         self.allows(Rights::READ)?;
         Ok(vec![self.copy(offset, len)?.into()])
@@ -244,10 +262,9 @@ impl<M: Lend> Memory for Shared<M> {
 /// Returns the status of an access of the owner that failed.
 fn failed(outcome: Outcome) -> Status {
     let (code, why) = match outcome {
-        Outcome::OutOfRange => (
-            Code::OutOfRange,
-            "the access is not within the region, or its number is not at a multiple of 8 within one part",
-        ),
+        Outcome::OutOfRange => {
+            (Code::OutOfRange, "the access is not within the region, or its number is not at a multiple of 8")
+        }
         Outcome::NoMemory => (Code::ResourceExhausted, "there is no memory for the copy"),
         _ => (Code::FailedPrecondition, "the region was revoked"),
     };

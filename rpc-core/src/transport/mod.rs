@@ -24,10 +24,12 @@ pub mod memory;
 mod reason;
 mod seal;
 pub mod spin;
+pub mod words;
 
 pub use identity::Identity;
 pub use reason::{Reason, Unavailable};
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
+pub use words::Words;
 
 /// A path that moves frames between two peers, in order, without loss or repetition until it fails.
 pub trait Link: Send + Sync + fmt::Debug + 'static {

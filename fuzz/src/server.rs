@@ -76,7 +76,12 @@ pub(crate) fn hello() -> Hello {
     Hello {
         version_min: VERSION,
         version_max: VERSION,
-        features: features::ZSTD | features::LZ4 | features::STREAMS | features::METADATA | features::ACCESS,
+        features: features::ZSTD
+            | features::LZ4
+            | features::STREAMS
+            | features::METADATA
+            | features::ACCESS
+            | features::GRANTS,
         max_frame: 16 << 10,
         max_message: 1 << 20,
         max_assembly: 4 << 20,

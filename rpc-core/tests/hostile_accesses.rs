@@ -148,6 +148,30 @@ async fn a_client_that_breaks_a_rule_of_accesses_is_told_which_and_harms_nobody_
     }
 }
 
+#[tokio::test]
+async fn grants_are_given_by_links_that_can_and_to_peers_that_know_them() {
+    let t = default();
+    let region = Region::zeroed(64, Rights::READ);
+    let here = target(&region.remote());
+    let mut peer = greeted(&t, Hello { features: features::ACCESS | features::GRANTS, ..hello() }).await;
+    for (number, target, operation, outcome) in [
+        (NUMBER, here, Operation::Grant, Outcome::Forbidden),
+        (NUMBER + 1, Target::Loan { call: 1, number: 1 }, Operation::Grant, Outcome::Forbidden),
+        (NUMBER + 2, Target::Region { number: 0, key: 0 }, Operation::Grant, Outcome::Gone),
+        // It has none, so it does not use any.
+        (NUMBER + 3, here, Operation::Withdraw, Outcome::Done),
+    ] {
+        let name = format!("{target:?} {operation:?}");
+        access(&mut peer, number, target, 0, operation);
+        assert_eq!(accessed(&mut peer, number).await, Accessed { outcome, bytes: Bytes::new() }, "{name}");
+    }
+    for operation in [Operation::Grant, Operation::Withdraw] {
+        let mut peer = greeted(&t, accesses()).await;
+        access(&mut peer, NUMBER, here, 0, operation);
+        peer.expect_close(CloseCode::Protocol, "access.operation: is not one that was agreed on").await;
+    }
+}
+
 /// Answers that nobody reads do not pile up.
 #[tokio::test]
 async fn a_peer_that_reads_no_outcomes_is_closed() {

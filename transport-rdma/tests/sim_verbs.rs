@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Machine, scenarios, windows};
+use common::{Machine, scenarios, windows, words};
 use farcall_rdma::testing::device::RdmaConfig;
 use farcall_rdma::testing::sim::Fabric;
 
@@ -57,6 +57,13 @@ on_the_simulated_device! {
         queue_pairs_with_bound_windows_go_at_once
         extents_outlive_the_device
         device_says_what_it_can_read_and_expose
+    }
+    words {
+        words_are_read_as_they_are_until_the_grant_is_over
+        words_beside_a_grant_are_out_of_reach
+        windows_serve_words_and_messages
+        words_of_queue_pairs_that_are_gone_are_free
+        empty_words_are_not_exposed
     }
 }
 

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{LIMIT, Machine, SLOT, received, scenarios, windows};
+use common::{LIMIT, Machine, SLOT, received, scenarios, windows, words};
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::dma::Pages;
 use farcall_rdma::testing::verbs::SystemHost;
@@ -72,6 +72,11 @@ on_the_device! {
     vm_queue_pairs_with_bound_windows_go_at_once: windows::queue_pairs_with_bound_windows_go_at_once
     vm_extents_outlive_the_device: windows::extents_outlive_the_device
     vm_device_says_what_it_can_read_and_expose: windows::device_says_what_it_can_read_and_expose
+    vm_words_are_read_as_they_are_until_the_grant_is_over: words::words_are_read_as_they_are_until_the_grant_is_over
+    vm_words_beside_a_grant_are_out_of_reach: words::words_beside_a_grant_are_out_of_reach
+    vm_windows_serve_words_and_messages: words::windows_serve_words_and_messages
+    vm_words_of_queue_pairs_that_are_gone_are_free: words::words_of_queue_pairs_that_are_gone_are_free
+    vm_empty_words_are_not_exposed: words::empty_words_are_not_exposed
 }
 
 #[test]

@@ -4,12 +4,15 @@
 //! the access. Either side can be either. Memory that a call lends is found by its number, as long as the call is in progress.
 
 mod exports;
+mod giving;
 mod lending;
 mod owner;
 mod ranges;
+mod taking;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -18,10 +21,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 pub(crate) use self::exports::{export, withdraw};
+pub(crate) use self::giving::GivenGrant;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory};
 pub(crate) use self::owner::{Atomic, Memory};
 pub(crate) use self::ranges::{check_number, check_range, range};
+use self::taking::TakenGrants;
 use crate::payload::Payload;
 use crate::proto::message::Message;
 use crate::proto::wire::{Access, Accessed, FrameType, Operation, Outcome, Target, WireError, features};
@@ -55,6 +60,8 @@ pub(crate) struct Accesses {
     permits: Arc<Semaphore>,
     /// Notified when one is started.
     pub(crate) begun: Notify,
+    /// What the peer lets this side read by itself.
+    taken: Mutex<rank::Leaf, TakenGrants>,
     /// What this side lends to the peer, by call and number.
     lent: Mutex<rank::Leaf, HashMap<(u64, u64), Arc<OnLoan>>>,
     /// How many accesses of the peer have no answer that has left.
@@ -76,8 +83,8 @@ struct Started {
 /// A started access. Its future may have been dropped.
 #[derive(Debug)]
 struct Waiting {
-    /// How many bytes the outcome has.
-    len: usize,
+    /// How many bytes the outcome may have.
+    len: RangeInclusive<usize>,
     outcome: oneshot::Sender<Result<Accessed, Status>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -91,6 +98,7 @@ impl Accesses {
             started: Mutex::default(),
             permits: Arc::new(Semaphore::new(MOST)),
             begun: Notify::new(),
+            taken: Mutex::default(),
             lent: Mutex::default(),
             serving: AtomicUsize::new(0),
             serving_bytes: AtomicU64::new(0),
@@ -102,6 +110,11 @@ impl Accesses {
         self.sender.terms().peer_has(features::ACCESS)
     }
 
+    /// Whether both sides know grants.
+    fn grants(&self) -> bool {
+        self.sender.terms().peer_has(features::GRANTS)
+    }
+
     /// Returns how many bytes one access can read.
     fn max_read(&self) -> u64 {
         self.sender.terms().settings.limits.max_message - HEAD
@@ -111,6 +124,9 @@ impl Accesses {
     pub(crate) async fn read(&self, target: Target, offset: u64, len: usize) -> Result<Bytes, Status> {
         match u32::try_from(len) {
             Ok(length) if u64::from(length) <= self.max_read() => {
+                if let Some(bytes) = self.read_directly(target, offset, len).await {
+                    return Ok(bytes);
+                }
                 self.access(target, offset, Operation::Read(length), len).await
             }
             _ => {
@@ -141,7 +157,7 @@ impl Accesses {
         while !bytes.is_empty() {
             let piece = bytes.split_to(piece.min(bytes.len()));
             let len = piece.len() as u64;
-            let started = self.start(target, offset, Operation::Write(piece), 0).await;
+            let started = self.start(target, offset, Operation::Write(piece), 0..=0).await;
             outcomes.push(started.map_err(|status| in_part(status, outcomes.len()))?);
             offset = offset.saturating_add(len);
         }
@@ -166,7 +182,7 @@ impl Accesses {
         operation: Operation,
         len: usize,
     ) -> Result<Bytes, Status> {
-        let outcome = self.start(target, offset, operation, len).await?;
+        let outcome = self.start(target, offset, operation, len..=len).await?;
         self.outcome(target, outcome).await
     }
 
@@ -176,7 +192,7 @@ impl Accesses {
         target: Target,
         offset: u64,
         operation: Operation,
-        len: usize,
+        len: RangeInclusive<usize>,
     ) -> Result<oneshot::Receiver<Result<Accessed, Status>>, Status> {
         if !self.agreed() {
             return Err(too_old());
@@ -266,7 +282,7 @@ impl Accesses {
         outcome: Result<Accessed, Status>,
     ) -> Result<(), WireError> {
         let fits = |waiting: &Waiting| match &outcome {
-            Ok(Accessed { outcome: Outcome::Done, bytes }) if bytes.len() != waiting.len => {
+            Ok(Accessed { outcome: Outcome::Done, bytes }) if !waiting.len.contains(&bytes.len()) => {
                 Err(WireError::new("accessed.bytes", "have another length than was asked for"))
             }
             _ => Ok(()),

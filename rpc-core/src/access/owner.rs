@@ -1,14 +1,17 @@
 //! The owner's side of accesses.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 
+use super::giving::GivenGrant;
 use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
+use crate::transport::Words;
 
 /// Accesses to more bytes are done in tasks of their own, because they take long. Bytes.
 const LONG: usize = 64 << 10;
@@ -51,6 +54,16 @@ pub(crate) trait Memory: fmt::Debug + Send + Sync {
 
     /// Does an operation on a number. Returns the value before it.
     fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome>;
+
+    /// Returns the memory, for peers to read it by themselves.
+    fn words(&self) -> Result<Words, Outcome> {
+        Err(Outcome::Forbidden)
+    }
+
+    /// Keeps a grant, to end it when the memory is no longer exported. Returns the grant if that is so already.
+    fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {
+        Err(grant)
+    }
 }
 
 impl Accesses {
@@ -64,6 +77,11 @@ impl Accesses {
             }
             Operation::Write(bytes) => bytes.len(),
             Operation::CompareAndSwap { .. } | Operation::FetchAdd(_) => 0,
+            Operation::Grant | Operation::Withdraw if !self.grants() => {
+                return Err(WireError::new("access.operation", "is not one that was agreed on"));
+            }
+            Operation::Grant => return self.serve_grant(number, access.target),
+            Operation::Withdraw => return self.serve_withdrawal(number, access.target),
         };
         let Some(this) = self.me.upgrade().filter(|_| bytes > LONG) else {
             self.answer(number, access);
@@ -103,12 +121,16 @@ impl Accesses {
         Ok(())
     }
 
-    fn refuse_with(&self, number: u64, outcome: Outcome) {
+    pub(super) fn refuse_with(&self, number: u64, outcome: Outcome) {
         self.send(FrameType::ACCESSED, number, head(outcome), Payload::default());
     }
 
     fn answer(&self, number: u64, access: Access) {
-        match self.done(access) {
+        self.answer_with(number, self.done(access));
+    }
+
+    pub(super) fn answer_with(&self, number: u64, done: Result<Payload, Outcome>) {
+        match done {
             Ok(payload) => self.send(FrameType::ACCESSED, number, head(Outcome::Done), payload),
             Err(outcome) => self.refuse_with(number, outcome),
         }
@@ -141,6 +163,7 @@ fn operate(memory: &dyn Memory, offset: usize, operation: Operation) -> Result<P
             memory.atomic(offset, Atomic::CompareAndSwap { expected, new })?
         }
         Operation::FetchAdd(add) => memory.atomic(offset, Atomic::FetchAdd(add))?,
+        Operation::Grant | Operation::Withdraw => return Err(Outcome::Forbidden),
     };
     Ok(Payload::from_body(Bytes::copy_from_slice(&value.to_le_bytes())))
 }

@@ -94,6 +94,7 @@ impl Connection {
                 | wire::features::STREAMS
                 | wire::features::METADATA
                 | wire::features::ACCESS
+                | wire::features::GRANTS
                 | Compression::features(),
             max_frame: self.sender.stream().max_frame() as u32,
             max_message: limits.max_message,

@@ -218,7 +218,7 @@ impl Connection {
                 up.encode(&mut payload);
                 sending.control.push_back(Frame::link(FrameType::UP, payload.freeze()));
                 sending.upgraded = Some((epoch, link.clone()));
-                self.sender.set_upgraded(sending, Some(link.clone()));
+                self.sender.set_upgraded(sending, Some((epoch, link.clone())));
                 self.sender.note_upgraded();
                 // Under the locks, so that a fall of this link, which may come at once, sets its own state after this.
                 self.upgrading.send_replace(Upgrading::Upgraded);

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{RemoteRegion, Rights};
-use crate::access::{self, Atomic, Memory, check_number, check_range};
+use crate::access::{self, Atomic, GivenGrant, Memory, check_number, check_range};
 use crate::proto::wire::Outcome;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
@@ -33,7 +33,14 @@ struct Shared {
     len: usize,
     expires: Option<Instant>,
     /// `None` once it is revoked.
-    memory: Mutex<rank::Leaf, Option<Arc<InUse>>>,
+    exported: Mutex<rank::Leaf, Option<Exported>>,
+}
+
+/// The state of a region that is not revoked.
+struct Exported {
+    memory: Arc<InUse>,
+    /// Peers that read it by themselves.
+    grants: Vec<GivenGrant>,
 }
 
 /// The memory of a region. Accesses keep it while they use it.
@@ -86,7 +93,8 @@ impl Region {
 
     fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
         let memory = Arc::new(InUse { words, released: watch::Sender::new(()) });
-        let shared = Arc::new(Shared { rights, len, expires, memory: Mutex::new(Some(memory)) });
+        let exported = Mutex::new(Some(Exported { memory, grants: Vec::new() }));
+        let shared = Arc::new(Shared { rights, len, expires, exported });
         let mut key = [0; 16];
         // Without random numbers the system can't be used safely, so there is nothing else to do.
         getrandom::fill(&mut key).expect("the system has random numbers");
@@ -173,6 +181,8 @@ impl Region {
     /// Ends the export. When it returns, no peer can reach the memory any more, and farcall keeps no clone of what was exported.
     /// The owner's accesses fail FAILED_PRECONDITION.
     ///
+    /// A peer that reads the memory by itself is asked to stop. One that does not answer within 10 seconds loses its link.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped after its first poll, the export ends all the same, some time later.
@@ -184,10 +194,13 @@ impl Region {
         let _ = released.changed().await;
     }
 
-    /// Lets no further access begin. Returns the memory, unless that was done before.
+    /// Lets no further access begin, and ends the grants. Returns the memory, unless that was done before.
     fn withdraw(&self) -> Option<Arc<InUse>> {
         access::withdraw(self.remote.number());
-        self.shared.memory.lock().take()
+        let exported = self.shared.exported.lock().take();
+        let Exported { memory, grants } = exported?;
+        grants.into_iter().for_each(GivenGrant::end);
+        Some(memory)
     }
 }
 
@@ -215,7 +228,14 @@ impl Shared {
 
     /// Returns the memory, unless it was revoked.
     fn memory(&self) -> Result<Arc<InUse>, Outcome> {
-        self.memory.lock().clone().ok_or(Outcome::Gone)
+        let exported = self.exported.lock();
+        exported.as_ref().map(|exported| exported.memory.clone()).ok_or(Outcome::Gone)
+    }
+
+    /// Ends the grants of a region that has expired.
+    fn end_grants(&self) {
+        let grants = self.exported.lock().as_mut().map(|exported| std::mem::take(&mut exported.grants));
+        grants.into_iter().flatten().for_each(GivenGrant::end);
     }
 
     fn copy(&self, offset: usize, len: usize) -> Result<Vec<u8>, Outcome> {
@@ -256,6 +276,29 @@ impl Memory for Shared {
     fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome> {
         self.allows(Rights::ATOMICS)?;
         self.change(offset, atomic)
+    }
+
+    fn words(&self) -> Result<Words, Outcome> {
+        self.allows(Rights::READ)?;
+        Ok(self.memory()?)
+    }
+
+    fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {
+        let mut exported = self.exported.lock();
+        let Some(Exported { grants, .. }) = &mut *exported else { return Err(grant) };
+        // Those of links that are gone.
+        let over: Vec<_> = grants.extract_if(.., |grant| grant.is_over()).collect();
+        if let Some(expires) = self.expires.filter(|_| grants.is_empty()) {
+            let this = Arc::downgrade(&self);
+            grant.runtime().spawn(async move {
+                tokio::time::sleep_until(expires).await;
+                this.upgrade().inspect(|this| this.end_grants());
+            });
+        }
+        grants.push(grant);
+        drop(exported);
+        drop(over);
+        Ok(())
     }
 }
 

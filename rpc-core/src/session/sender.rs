@@ -33,7 +33,7 @@ pub(crate) struct Sending {
     /// Link frames for the stream link. They go before session frames, because UP and DOWN take effect at their
     /// position.
     pub(crate) control: VecDeque<Frame>,
-    pub(crate) upgraded: Option<(u32, Arc<dyn Link>)>,
+    pub(crate) upgraded: Option<UpgradedLink>,
     /// The bytes that earlier upgraded links have moved.
     pub(crate) retired: Counters,
     /// The longest frame that the peer accepts on the stream link.
@@ -55,12 +55,15 @@ impl Sending {
     }
 
     /// Stops using the upgraded link, and returns it for the caller to close.
-    pub(crate) fn retire(&mut self) -> Option<(u32, Arc<dyn Link>)> {
+    pub(crate) fn retire(&mut self) -> Option<UpgradedLink> {
         let (epoch, link) = self.upgraded.take()?;
         self.retired += link.counters();
         Some((epoch, link))
     }
 }
+
+/// An upgraded link, and its epoch.
+pub(crate) type UpgradedLink = (u32, Arc<dyn Link>);
 
 /// Messages that were queued and are not in the outbox yet.
 #[derive(Debug, Default)]
@@ -128,7 +131,7 @@ pub(crate) struct Sender {
     account: Arc<Account>,
     queue: CombiningQueue<Queue, Sending>,
     /// The upgraded link, while it is in use. Written under the sending lock. Its own lock is a leaf.
-    pub(super) upgraded: Mutex<rank::Leaf, Option<Arc<dyn Link>>>,
+    pub(super) upgraded: Mutex<rank::Leaf, Option<UpgradedLink>>,
     /// The number of the last frame received.
     pub(super) received: AtomicU32,
     /// The number that the last frame sent has acknowledged.

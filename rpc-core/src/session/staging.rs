@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Role;
-use super::sender::{Sender, Sending};
+use super::sender::{Sender, Sending, UpgradedLink};
 use crate::payload::BY_REFERENCE;
 use crate::proto::message::{Bulk, Message};
 use crate::proto::wire::features;
@@ -17,11 +17,16 @@ const MAX_BEGIN: usize = 4096;
 impl Sender {
     /// Returns the link whose peer may read this side's memory, if there is one.
     pub(crate) fn upgraded(&self) -> Option<Arc<dyn Link>> {
+        self.upgraded_in_epoch().map(|(_, link)| link)
+    }
+
+    /// Returns the upgraded link, and its epoch.
+    pub(crate) fn upgraded_in_epoch(&self) -> Option<UpgradedLink> {
         self.upgraded.lock().clone()
     }
 
     /// Sets the link whose peer may read this side's memory. The lock of sending must be held.
-    pub(crate) fn set_upgraded(&self, _: &mut Sending, link: Option<Arc<dyn Link>>) {
+    pub(crate) fn set_upgraded(&self, _: &mut Sending, link: Option<UpgradedLink>) {
         *self.upgraded.lock() = link;
     }
 

@@ -90,6 +90,18 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Ends the exposure for the frame of this number, because the peer has read what it described, or will not.
     fn revoke(&self, _seq: u32, _was_read: bool) {}
 
+    /// Lets the peer read memory by itself, without this side's program. Resolves to `None` if the link can't do that, or has no room
+    /// for another grant.
+    fn grant(self: Arc<Self>, _memory: Words) -> BoxFuture<Option<Grant>> {
+        Box::pin(std::future::ready(None))
+    }
+
+    /// Reads memory that the peer has granted by this link, from an offset on. Resolves to `None` if nothing was read. The link keeps a
+    /// clone of the descriptor until it reads no more, also if the future is dropped.
+    fn read_granted(&self, _descriptor: Bytes, _offset: usize, _len: usize) -> BoxFuture<Option<Bytes>> {
+        Box::pin(std::future::ready(None))
+    }
+
     /// Polls for answers on the thread of a caller that waits for one, for some microseconds at most. Delivers them as
     /// the link's own task would. Never waits for another thread, and leaves to that task everything that would run a
     /// handler.
@@ -124,6 +136,22 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
         Err(Unavailable::new(Reason::Encrypted, "the encrypted link shares no secret"))
     }
+}
+
+/// Memory that the peer may read. Dropping it ends that: the link lets go of the memory as soon as the peer can read it no more.
+#[derive(Debug)]
+pub struct Grant {
+    /// The place of the memory, for the peer's link: [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) less four bytes at
+    /// most.
+    pub descriptor: Bytes,
+    /// The link's own part.
+    pub hold: Box<dyn Hold>,
+}
+
+/// A link's part of a [`Grant`].
+pub trait Hold: fmt::Debug + Send + Sync {
+    /// Whether the grant has ended, with its link.
+    fn is_over(&self) -> bool;
 }
 
 /// The next step of a caller that has [polled](Link::busy_poll) its link.

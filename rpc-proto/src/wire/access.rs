@@ -39,6 +39,10 @@ pub enum Operation {
     },
     /// Adds to the eight bytes, a little-endian number, which wraps.
     FetchAdd(u64),
+    /// Asks for the grant to read a region without its owner's program.
+    Grant,
+    /// Takes back the grant to read a region of the sender's.
+    Withdraw,
 }
 
 /// ACCESS: an access to memory of the receiver. Its number is in the header's `call`.
@@ -59,6 +63,8 @@ impl Access {
     const WRITE: u8 = 1;
     const COMPARE_AND_SWAP: u8 = 2;
     const FETCH_ADD: u8 = 3;
+    const GRANT: u8 = 4;
+    const WITHDRAW: u8 = 5;
 
     /// Appends the payload, without the bytes of a [write](Operation::Write): these go behind it.
     pub fn encode_head(&self, out: &mut BytesMut) {
@@ -90,6 +96,8 @@ impl Access {
                 out.put_u8(Self::FETCH_ADD);
                 out.put_u64_le(add);
             }
+            Operation::Grant => out.put_u8(Self::GRANT),
+            Operation::Withdraw => out.put_u8(Self::WITHDRAW),
         }
     }
 
@@ -124,6 +132,8 @@ impl Access {
                 Operation::CompareAndSwap { expected: r.u64("access.expected")?, new: r.u64("access.new")? }
             }
             Self::FETCH_ADD => Operation::FetchAdd(r.u64("access.add")?),
+            Self::GRANT => Operation::Grant,
+            Self::WITHDRAW => Operation::Withdraw,
             _ => return Err(WireError::new("access.operation", "is unknown")),
         };
         r.finish("access")?;
@@ -152,7 +162,7 @@ pub enum Outcome {
 pub struct Accessed {
     /// The outcome.
     pub outcome: Outcome,
-    /// The bytes that were read, or the old value of a number, little-endian.
+    /// The bytes that were read, the old value of a number, little-endian, or a [`Granted`].
     pub bytes: Bytes,
 }
 
@@ -179,5 +189,31 @@ impl Accessed {
             return Ok(Self { outcome, bytes: Bytes::new() });
         }
         Ok(Self { outcome, bytes: r.rest() })
+    }
+}
+
+/// The bytes of the ACCESSED that grants a region to be read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Granted {
+    /// The link that the grant is good for.
+    pub epoch: u32,
+    /// Where the memory is, in the link's own form.
+    pub descriptor: Bytes,
+}
+
+impl Granted {
+    /// The most bytes that it may have.
+    pub const MAX_LEN: usize = 64;
+
+    /// Appends the bytes.
+    pub fn encode(&self, out: &mut BytesMut) {
+        out.put_u32_le(self.epoch);
+        out.put_slice(&self.descriptor);
+    }
+
+    /// Reads the bytes.
+    pub fn decode(bytes: Bytes) -> Result<Self, WireError> {
+        let mut r = Reader::new(bytes);
+        Ok(Self { epoch: r.u32("granted.epoch")?, descriptor: r.rest() })
     }
 }

@@ -34,6 +34,8 @@ pub mod features {
     pub const LZ4: u64 = 1 << 5;
     /// It lets the peer access memory that it lends or exports.
     pub const ACCESS: u64 = 1 << 6;
+    /// It knows grants of regions.
+    pub const GRANTS: u64 = 1 << 7;
 }
 
 /// Something a session can be moved to.

@@ -21,7 +21,7 @@ mod switch;
 mod tests;
 mod write;
 
-pub use access::{Access, Accessed, Operation, Outcome, Target};
+pub use access::{Access, Accessed, Granted, Operation, Outcome, Target};
 pub use bind::{Bind, BindMethod, MAX_BIND_BYTES, bind_has_room};
 pub use content::{
     Content, MAX_ATTACHMENTS, PLAIN_REQUEST, PLAIN_RESPONSE, REQUEST_PREFIX, RequestHead, ResponseHead,

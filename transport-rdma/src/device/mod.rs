@@ -27,6 +27,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use farcall_core::transport::Words;
+
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
 pub(crate) use memlock::{lockable, memlock};
 pub use paths::{PairOnTrial, Paths, RemoteAddress, StreamEnds};
@@ -39,7 +41,7 @@ pub use sysfs::{Roots, check_access};
 
 pub use self::exposure::Exposure;
 pub use crate::config::RdmaConfig;
-pub use crate::dma::{Arena, Extent, ReadTarget, Slab, SlabLayout, Slot};
+pub use crate::dma::{Arena, Extent, ReadTarget, RegisteredWords, SharesWords, Slab, SlabLayout, Slot};
 pub use crate::errno::Blame;
 pub use crate::unavailable::{DeviceError, Unavailable};
 
@@ -144,6 +146,10 @@ pub trait Device: Debug + Send + Sync {
     /// Ends the registration of an arena of this device, and with it all use of it, if no extent or view of it is there;
     /// says whether that was so.
     fn remove_arena(&self, arena: &Arc<Arena>) -> bool;
+
+    /// Registers words of the application, without any remote access to them: that takes a window. They stay registered until the
+    /// result is dropped, which may take milliseconds.
+    fn add_words(&self, words: Words) -> Result<RegisteredWords, Unavailable>;
 
     /// Creates the queues that one shard's queue pairs share.
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError>;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteQp, Slot, WcError};
+use super::{DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteQp, SharesWords, Slot, WcError};
 
 /// How large a queue pair is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,9 @@ pub trait QueuePair: Debug + Send + Sync {
     ///
     /// The peer can read them from when [`Work::Bind`] has run.
     fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError>;
+
+    /// As [`expose`](Self::expose), for all of these words.
+    fn expose_words(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, ExposeError>;
 
     /// Posts requests from the front of the queue, up to [`MAX_BATCH`] at a time and as many as there is room for, with
     /// one call of the device, and says how many it has taken from the queue; zero means that the send queue is full.
@@ -181,7 +184,7 @@ pub struct RemoteRange {
 pub enum ExposeError {
     /// No window is free: one will be, when an exposure ends.
     NoWindow,
-    /// They do not lie in an arena of this device, or there are none.
+    /// They do not lie in an arena of this device, or are not registered with it, or there are none.
     NotInArena,
     /// The device or the kernel has refused what it takes, memory that may be locked perhaps. The number is the `errno`.
     Refused(i32),

@@ -13,6 +13,7 @@ mod free_list;
 mod mapping;
 mod read_target;
 mod slab;
+mod words;
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,8 @@ pub(crate) use mapping::Mapping;
 pub use mapping::Pages;
 pub use read_target::ReadTarget;
 pub use slab::{Slab, SlabLayout, Slot};
+pub(crate) use words::Exposed;
+pub use words::{RegisteredWords, SharesWords};
 
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 

@@ -14,7 +14,7 @@ use crate::config::RdmaConfig;
 use crate::device::{
     Device, DeviceSummary, Host, Interface, LocalPath, Paths, Selection, Unavailable, addresses,
 };
-use crate::resources::{Control, DeviceCounts, RendezvousPool};
+use crate::resources::{Control, DeviceCounts, Registrations, RendezvousPool};
 use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
 
@@ -66,6 +66,7 @@ pub(crate) struct OpenDevice {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) control: Control,
     pub(crate) rendezvous_pool: Arc<RendezvousPool>,
+    pub(crate) registrations: Arc<Registrations>,
     /// Turns of links that are being set up, as client and as server: those a client holds while it waits for a server's
     /// must not be what that waits for, and both may be in one process.
     setups: [Arc<Semaphore>; 2],
@@ -218,10 +219,21 @@ impl OpenDevice {
         // The thread keeps the device, so that the last reference is not dropped where it must not block.
         let control = Control::start(device.name(), Arc::clone(&device))?;
         let rendezvous_pool = RendezvousPool::new(Arc::clone(&device), control.clone(), config.bulk_memory);
+        let registrations = Registrations::new(Arc::clone(&device), control.clone());
         let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
         let (ports_down, shards) = Default::default();
         let failed = AtomicBool::new(false);
-        Ok(Arc::new(Self { host, device, control, rendezvous_pool, setups, failed, ports_down, shards }))
+        Ok(Arc::new(Self {
+            host,
+            device,
+            control,
+            rendezvous_pool,
+            registrations,
+            setups,
+            failed,
+            ports_down,
+            shards,
+        }))
     }
 
     /// Waits for a turn to set a link up; first come, first served.

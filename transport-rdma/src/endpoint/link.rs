@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::message::Bulk;
-use farcall_core::transport::{BusyPoll, Counters, Description, Direction, FrameSource, Link, LinkHandler};
+use farcall_core::transport::{
+    BoxFuture, BusyPoll, Counters, Description, Direction, FrameSource, Grant, Link, LinkHandler, Words,
+};
 
 use super::Endpoint;
 use crate::link::{LinkCore, watch_exposed};
@@ -52,6 +54,16 @@ impl Link for RdmaLink {
 
     fn revoke(&self, seq: u32, was_read: bool) {
         self.core.revoke(seq, was_read);
+    }
+
+    fn grant(self: Arc<Self>, memory: Words) -> BoxFuture<Option<Grant>> {
+        Box::pin(Arc::clone(&self.core).grant_words(memory))
+    }
+
+    fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> BoxFuture<Option<Bytes>> {
+        let read = self.core.read_granted(descriptor, offset, len);
+        // An error: the link has failed.
+        Box::pin(async move { read?.await.ok() })
     }
 
     fn busy_poll(&self, waited: Duration) -> BusyPoll {

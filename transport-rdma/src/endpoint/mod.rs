@@ -90,6 +90,7 @@ impl Endpoint {
         let resources = Resources {
             memory: Memory::new(config, opened, control, &queues, receives),
             rendezvous_pool: Arc::clone(&device.rendezvous_pool),
+            registrations: Arc::clone(&device.registrations),
             mailbox: Arc::default(),
             counts: Arc::default(),
         };

@@ -4,6 +4,7 @@ mod arrival;
 mod bootstrap;
 mod credit;
 mod expose;
+mod grant;
 mod handover;
 mod lending;
 mod pull;

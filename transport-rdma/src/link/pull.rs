@@ -1,4 +1,4 @@
-//! Long messages on their way in: read from the peer's memory, in chunks, so that short messages go between.
+//! Memory of the peer that this side reads: long messages, and regions. In chunks, so that short messages go between.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,10 @@ use bytes::{Buf, Bytes};
 use farcall_core::proto::inbox::Described;
 use farcall_core::transport::{Direction, LinkEnd};
 
+use tokio::sync::oneshot;
+
 use super::LinkCore;
+use super::grant::GrantedRange;
 use super::handover::ENOUGH;
 use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
@@ -21,7 +24,13 @@ const CHUNK: usize = 64 << 10;
 /// How many chunks are opened before other tasks have their turn: some tens of microseconds.
 const CHUNKS_IN_A_ROW: usize = 4;
 
-/// The messages that one link reads.
+/// A short part of a region is copied, so that whoever keeps it keeps no registered memory.
+const LONG: usize = 8 << 10;
+
+/// The tags of the READs of regions begin here. Those of messages are the numbers of their frames.
+const REGIONS: u64 = 1 << 32;
+
+/// What one link reads.
 #[derive(Default)]
 pub(super) struct Pulls {
     /// READs that may be outstanding: what both devices can do.
@@ -34,6 +43,8 @@ pub(super) struct Pulls {
     active: VecDeque<Pull>,
     /// To be delivered: the number of the frame, and the message unless there is no memory for it.
     done: VecDeque<(u32, Option<Bytes>)>,
+    /// Parts of regions that were asked for.
+    regions: u64,
 }
 
 struct Asked {
@@ -45,7 +56,9 @@ struct Asked {
 }
 
 struct Pull {
-    seq: u32,
+    /// Names it in completions.
+    tag: u64,
+    purpose: Purpose,
     read_target: Arc<ReadTarget>,
     /// Where the peer's memory begins, and where in the message that stands.
     from: RemoteRange,
@@ -58,7 +71,20 @@ struct Pull {
     end: usize,
     /// The length of the message.
     total: usize,
-    number: Option<u64>,
+}
+
+/// What becomes of what was read.
+enum Purpose {
+    /// It is the message of the frame of this number. If it is sealed, that is the number of its first chunk.
+    Message { seq: u32, number: Option<u64> },
+    /// It is a part of a region, for whoever waits for it. The descriptor is kept until no READ needs it.
+    Region { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
+}
+
+/// What is left to do when the last READ has completed, without the lock.
+enum Whole {
+    Sealed(SealedMessage),
+    Region(oneshot::Sender<Bytes>, Bytes),
 }
 
 /// A message that was read, and is sealed.
@@ -96,7 +122,7 @@ impl Pulls {
         let mut pull = self.active.remove(i)?;
         let (at, len) = (pull.next, CHUNK.min(pull.end - pull.next));
         let from = RemoteRange { addr: pull.from.addr.wrapping_add((at - pull.begin) as u64), ..pull.from };
-        let read = Work::Read { into: Arc::clone(&pull.read_target), at, len, from, tag: pull.seq.into() };
+        let read = Work::Read { into: Arc::clone(&pull.read_target), at, len, from, tag: pull.tag };
         pull.next += len;
         pull.outstanding += 1;
         self.outstanding += 1;
@@ -104,21 +130,32 @@ impl Pulls {
         Some(read)
     }
 
-    /// A READ of this message has completed. `Some`: it was the last, and the message is to be opened.
-    fn completed(&mut self, seq: u32) -> Option<SealedMessage> {
+    /// A READ of this tag has completed. `Some`: it was the last.
+    fn completed(&mut self, tag: u64) -> Option<Whole> {
         self.outstanding = self.outstanding.saturating_sub(1);
-        let i = self.active.iter().position(|pull| pull.seq == seq)?;
+        let i = self.active.iter().position(|pull| pull.tag == tag)?;
         let pull = &mut self.active[i];
         pull.outstanding -= 1;
         if pull.outstanding > 0 || pull.next < pull.end {
             return None;
         }
-        let Pull { read_target, begin, total, number, .. } = self.active.remove(i)?;
+        let Pull { read_target, begin, total, purpose, .. } = self.active.remove(i)?;
         // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
         let extent = ReadTarget::into_extent(read_target).ok();
-        match (extent, number) {
-            (Some(extent), Some(number)) => return Some(SealedMessage { seq, extent, begin, total, number }),
-            (extent, _) => self.done.push_back((seq, extent.map(|extent| extent.freeze(0..total)))),
+        match (purpose, extent) {
+            (Purpose::Message { seq, number: Some(number) }, Some(extent)) => {
+                return Some(Whole::Sealed(SealedMessage { seq, extent, begin, total, number }));
+            }
+            (Purpose::Message { seq, .. }, extent) => {
+                self.done.push_back((seq, extent.map(|extent| extent.freeze(0..total))));
+            }
+            (Purpose::Region { reader, .. }, Some(extent)) => {
+                let is_long = total > LONG;
+                let bytes =
+                    if is_long { extent.freeze(0..total) } else { Bytes::copy_from_slice(&extent[..total]) };
+                return Some(Whole::Region(reader, bytes));
+            }
+            (Purpose::Region { .. }, None) => {}
         }
         None
     }
@@ -188,8 +225,10 @@ impl LinkCore {
             if let Some(mut extent) = self.resources.rendezvous_pool.take(direction, end) {
                 let begin = &asked.described.begin;
                 extent[..begin.len()].copy_from_slice(begin);
+                let seq = asked.described.seq;
                 pulls.active.push_back(Pull {
-                    seq: asked.described.seq,
+                    tag: seq.into(),
+                    purpose: Purpose::Message { seq, number: asked.number },
                     read_target: ReadTarget::new(extent),
                     from: asked.from,
                     begin: begin.len(),
@@ -197,7 +236,6 @@ impl LinkCore {
                     outstanding: 0,
                     end,
                     total,
-                    number: asked.number,
                 });
                 continue;
             }
@@ -223,14 +261,61 @@ impl LinkCore {
     /// A READ has completed.
     pub(crate) fn on_read(self: &Arc<Self>, tag: u64) {
         let mut sending = self.sending();
-        let whole = sending.pulls.completed(tag as u32);
+        let whole = sending.pulls.completed(tag);
         self.pump(&mut sending);
         self.post(&mut sending);
         drop(sending);
-        if let (Some(message), Some(seal)) = (whole, self.seal()) {
-            // Takes as long as copying: the driver has other links to serve.
-            seal.runtime().spawn(Arc::clone(self).open_message(message, Arc::clone(seal)));
+        match whole {
+            Some(Whole::Sealed(message)) => {
+                if let Some(seal) = self.seal() {
+                    // Takes as long as copying: the driver has other links to serve.
+                    seal.runtime().spawn(Arc::clone(self).open_message(message, Arc::clone(seal)));
+                }
+            }
+            Some(Whole::Region(reader, bytes)) => {
+                self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                self.resources.counts.read_region();
+                // Its future may have been dropped.
+                let _ = reader.send(bytes);
+            }
+            None => {}
         }
+    }
+
+    /// See [`farcall_core::transport::Link::read_granted`].
+    pub(crate) fn read_granted(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        len: usize,
+    ) -> Option<oneshot::Receiver<Bytes>> {
+        let from = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let pool = &self.resources.rendezvous_pool;
+        let Some(extent) = pool.take(Direction::Response, len) else {
+            pool.grow(Direction::Response, len, None);
+            return None;
+        };
+        let (reader, read) = oneshot::channel();
+        let mut sending = self.sending();
+        if !sending.is_open() || sending.pulls.most == 0 {
+            return None;
+        }
+        let pulls = &mut sending.pulls;
+        pulls.regions += 1;
+        pulls.active.push_back(Pull {
+            tag: REGIONS + pulls.regions,
+            purpose: Purpose::Region { reader, _descriptor: descriptor },
+            read_target: ReadTarget::new(extent),
+            from,
+            begin: 0,
+            next: 0,
+            outstanding: 0,
+            end: len,
+            total: len,
+        });
+        self.pump(&mut sending);
+        self.post(&mut sending);
+        Some(read)
     }
 
     /// Opens a message that was read, and has it delivered.

@@ -14,6 +14,7 @@ use farcall_core::transport::{FrameSource, LinkEnd, TAG_LEN};
 use super::LinkCore;
 use super::credit::{CreditUpdate, Received, SendCredits};
 use super::expose::{Exposer, Exposures};
+use super::grant::Grants;
 use super::pull::Pulls;
 use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
 use crate::resources::DropOnControlThread;
@@ -37,6 +38,7 @@ pub(super) struct Sending {
     /// Frames were left with their source for lack of room.
     pub(super) blocked: bool,
     pub(super) exposures: Exposures,
+    pub(super) grants: Grants,
     pub(super) pulls: Pulls,
     /// The last that blocked them were credits, and they are not known to be gone.
     starved: bool,
@@ -71,6 +73,7 @@ impl Sending {
             requests: VecDeque::with_capacity(MAX_BATCH),
             blocked: false,
             exposures: Exposures::default(),
+            grants: Grants::default(),
             pulls: Pulls::default(),
             starved: false,
             pong: None,

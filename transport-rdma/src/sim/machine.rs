@@ -7,6 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use farcall_core::transport::Words;
+
 use super::Fabric;
 use super::fabric::Port;
 use super::queues::SimQueues;
@@ -15,7 +17,7 @@ use crate::device::{
     Interface, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, PortSummary, QueueSize, Queues, RdmaConfig,
     Slab, SlabLayout, Unavailable,
 };
-use crate::dma::Mapping;
+use crate::dma::{Mapping, RegisteredWords};
 use crate::unavailable::Memlock;
 
 const DEVICE: &str = "sim0";
@@ -280,6 +282,24 @@ impl Hca {
     }
 }
 
+/// Words of the application that are registered.
+pub(super) struct Registration {
+    hca: Arc<Hca>,
+    bytes: u64,
+}
+
+impl Registration {
+    pub(super) fn is_of(&self, hca: &Arc<Hca>) -> bool {
+        Arc::ptr_eq(&self.hca, hca)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.hca.host.faults().registered -= self.bytes;
+    }
+}
+
 impl Region {
     fn has(&self, start: usize, len: usize) -> bool {
         let range = self.mapping.range();
@@ -340,6 +360,15 @@ impl Device for SimDevice {
             self.0.host.faults().registered -= mapping.range().len() as u64;
         }
         retired
+    }
+
+    fn add_words(&self, words: Words) -> Result<RegisteredWords, Unavailable> {
+        self.0.host.call("ibv_reg_mr")?;
+        RegisteredWords::new(words, |range| {
+            let bytes = range.len() as u64;
+            self.0.host.register(bytes)?;
+            Ok(Registration { hca: Arc::clone(&self.0), bytes })
+        })
     }
 
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {

@@ -9,12 +9,14 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use super::fabric::{CompletionQueue, Posted, Qp, QpState, Request, Shard};
-use super::machine::{Hca, error};
+use super::machine::{Hca, Registration, error};
 use super::windows::Grant;
 use crate::device::{
     Channel, Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LocalPath, MAX_BATCH,
-    MAX_READS, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, Slot, WcStatus, Work,
+    MAX_READS, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, SharesWords, Slot,
+    WcStatus, Work,
 };
+use crate::dma::Exposed;
 use crate::verbs::inflight::{InFlight, Kept, SendRing, Step, Ticket};
 
 /// The largest message that fits into a work request itself.
@@ -211,11 +213,11 @@ impl SimQp {
                 (kept, Request::Send { parts: parts.clone(), solicited: *solicited })
             }
             Work::Bind(exposure) => {
-                let Some(bytes) = windows.bytes(exposure) else { return Ok(()) };
+                let Some(exposed) = windows.exposed(exposure) else { return Ok(()) };
                 if windows.bind(exposure) == Step::Skip {
                     return Ok(());
                 }
-                (Kept::Bind(*exposure), Request::Bind(Grant { rkey: exposure.rkey(), bytes }))
+                (Kept::Bind(*exposure), Request::Bind(Grant { rkey: exposure.rkey(), exposed }))
             }
             Work::Invalidate(exposure) => {
                 if windows.invalidate(exposure) == Step::Skip {
@@ -312,7 +314,16 @@ impl QueuePair for SimQp {
         if bytes.is_empty() || !self.queues.hca.is_in_arena(bytes.as_ptr() as usize, bytes.len()) {
             return Err(ExposeError::NotInArena);
         }
-        self.ring.windows().take(bytes).ok_or(ExposeError::NoWindow)
+        self.ring.windows().take(Exposed::Message(bytes.clone())).ok_or(ExposeError::NoWindow)
+    }
+
+    fn expose_words(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, ExposeError> {
+        let is_ours =
+            words.words().registration().is_some_and(|ours: &Registration| ours.is_of(&self.queues.hca));
+        if !is_ours || words.words().range().is_empty() {
+            return Err(ExposeError::NotInArena);
+        }
+        self.ring.windows().take(Exposed::Words(words)).ok_or(ExposeError::NoWindow)
     }
 
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::fabric::State;
 use crate::device::{RemoteRange, WcStatus};
+use crate::dma::Exposed;
 
 /// The device refuses a bind or an invalidation.
 const MW_BIND_ERR: WcStatus = WcStatus(6);
@@ -17,11 +18,11 @@ pub(super) struct SimWindow {
     pub(super) grant: Option<Grant>,
 }
 
-/// The bytes that a window lets the peer read.
+/// The memory that a window lets the peer read.
 #[derive(Debug, Clone)]
 pub(super) struct Grant {
     pub(super) rkey: u32,
-    pub(super) bytes: Bytes,
+    pub(super) exposed: Exposed,
 }
 
 impl State {
@@ -45,7 +46,10 @@ impl State {
     pub(super) fn bind(&mut self, qp: u32, grant: Grant) -> Result<(), WcStatus> {
         let window = self.windows.get_mut(&(grant.rkey >> 8));
         let free = |window: &&mut SimWindow| {
-            window.qp == qp && window.grant.is_none() && window.rkey != grant.rkey && !grant.bytes.is_empty()
+            window.qp == qp
+                && window.grant.is_none()
+                && window.rkey != grant.rkey
+                && !grant.exposed.range().is_empty()
         };
         let window = window.filter(free).ok_or(MW_BIND_ERR)?;
         window.rkey = grant.rkey;
@@ -66,10 +70,8 @@ impl State {
         let window = self.windows.get(&(from.rkey >> 8)).filter(|window| window.qp == qp);
         let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == from.rkey);
         let part = grant.and_then(|grant| {
-            let start = from.addr.checked_sub(grant.bytes.as_ptr() as u64)?;
-            let start = usize::try_from(start).ok()?;
-            let end = start.checked_add(len).filter(|&end| end <= grant.bytes.len())?;
-            Some(grant.bytes.slice(start..end))
+            let offset = from.addr.checked_sub(grant.exposed.range().start as u64)?;
+            grant.exposed.part(usize::try_from(offset).ok()?, len)
         });
         part.ok_or(WcStatus::REM_ACCESS_ERR)
     }

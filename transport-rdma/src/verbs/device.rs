@@ -4,8 +4,10 @@ use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use farcall_core::transport::Words;
 
 use super::events::VerbsDeviceEvents;
 use super::load::Verbs;
@@ -17,7 +19,7 @@ use crate::device::{
     Device, DeviceError, DeviceEvents, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, QueueSize, Queues,
     RdmaConfig, Unavailable, memlock,
 };
-use crate::dma::{Arena, Mapping, Slab, SlabLayout};
+use crate::dma::{Arena, Mapping, RegisteredWords, Slab, SlabLayout};
 
 /// A device through libibverbs.
 #[derive(Debug)]
@@ -102,6 +104,15 @@ impl Device for VerbsDevice {
         retired
     }
 
+    fn add_words(&self, words: Words) -> Result<RegisteredWords, Unavailable> {
+        let keeper = Arc::clone(&words);
+        RegisteredWords::new(words, |range| {
+            let memory = Pinned::Words { range, words: keeper };
+            let region = self.0.region(memory, sys::IBV_ACCESS_MW_BIND)?;
+            Ok(Registration { region, hca: Arc::clone(&self.0) })
+        })
+    }
+
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError> {
         Ok(Arc::new(VerbsQueues::new(Arc::clone(&self.0), size)?))
     }
@@ -158,21 +169,26 @@ impl Hca {
 
     fn register(&self, mapping: &Arc<Mapping>, access: c_int) -> Result<(), Unavailable> {
         mapping.prefault();
-        let range = mapping.range();
-        let region = Region::new(self, mapping, range.clone(), access).map_err(|errno| match errno {
-            libc::ENOMEM => Unavailable::Memlock(memlock(range.len() as u64)),
-            errno => self.error("ibv_reg_mr", errno).into(),
-        })?;
+        let region = self.region(Pinned::Mapping(Arc::clone(mapping)), access)?;
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         let place = regions.partition_point(|other| other.range.start < region.range.start);
         regions.insert(place, region);
         Ok(())
     }
 
+    /// Registers memory as a whole.
+    fn region(&self, memory: Pinned, access: c_int) -> Result<Region, Unavailable> {
+        let range = memory.range();
+        Region::new(self, memory, range.clone(), access).map_err(|errno| match errno {
+            libc::ENOMEM => Unavailable::Memlock(memlock(range.len() as u64)),
+            errno => self.error("ibv_reg_mr", errno).into(),
+        })
+    }
+
     /// Takes out the region of a mapping. Nothing uses the memory, so no request and no window refers to the region.
     fn unregister(&self, mapping: &Arc<Mapping>) -> Option<Region> {
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let place = regions.iter().position(|region| Arc::ptr_eq(&region.mapping, mapping))?;
+        let place = regions.iter().position(|region| region.memory.is(mapping))?;
         Some(regions.remove(place))
     }
 }
@@ -208,14 +224,39 @@ impl Regions<'_> {
 /// Memory that windows may be bound to. It has no remote access of its own: the window gives that.
 const ARENA_ACCESS: c_int = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_MW_BIND;
 
-/// A registered part of a mapping. Deregistered on drop; the mapping may live on.
+/// Memory that is registered, and stays where it is as long as this exists.
+#[derive(Clone)]
+enum Pinned {
+    Mapping(Arc<Mapping>),
+    Words {
+        range: Range<usize>,
+        #[expect(dead_code, reason = "it keeps the memory")]
+        words: Words,
+    },
+}
+
+impl Pinned {
+    /// Its addresses, whose provenance is exposed.
+    fn range(&self) -> Range<usize> {
+        match self {
+            Self::Mapping(mapping) => mapping.range(),
+            Self::Words { range, .. } => range.clone(),
+        }
+    }
+
+    fn is(&self, mapping: &Arc<Mapping>) -> bool {
+        matches!(self, Self::Mapping(this) if Arc::ptr_eq(this, mapping))
+    }
+}
+
+/// A registered part of memory. Deregistered on drop; the memory may live on.
 pub(super) struct Region {
     raw: NonNull<ibv_mr>,
     verbs: &'static Verbs,
     range: Range<usize>,
     access: c_int,
     lkey: u32,
-    mapping: Arc<Mapping>,
+    memory: Pinned,
 }
 
 // SAFETY: the library allows its objects to be used and destroyed on any thread.
@@ -224,15 +265,16 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    fn new(hca: &Hca, mapping: &Arc<Mapping>, range: Range<usize>, access: c_int) -> Result<Self, i32> {
+    fn new(hca: &Hca, memory: Pinned, range: Range<usize>, access: c_int) -> Result<Self, i32> {
         let verbs = hca.verbs();
-        let whole = mapping.range();
-        assert!(whole.start <= range.start && range.end <= whole.end, "{range:?} is not within {mapping:?}");
-        let start = mapping.base().wrapping_add(range.start - whole.start).cast();
+        let whole = memory.range();
+        assert!(whole.start <= range.start && range.end <= whole.end, "{range:?} is not within {whole:?}");
+        let start = ptr::with_exposed_provenance_mut(range.start);
         let raw = match verbs.ibv_reg_mr_iova2 {
             Some(reg_mr_iova2) if hca.relaxed_ordering => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: the range is mapped, and stays so while the region exists, because that keeps the mapping.
+                // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. The device writes
+                // to mappings only: words are registered without that right.
                 unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
             }
             // SAFETY: as above.
@@ -241,12 +283,12 @@ impl Region {
         let raw = NonNull::new(raw).ok_or_else(last_errno)?;
         // SAFETY: a region that the library has just made.
         let lkey = unsafe { raw.as_ref() }.lkey;
-        Ok(Self { raw, verbs, range, access, lkey, mapping: Arc::clone(mapping) })
+        Ok(Self { raw, verbs, range, access, lkey, memory })
     }
 
     /// A region of these bytes of an arena alone. A system call, and the kernel pins the pages once more.
     pub(super) fn of_part(&self, hca: &Hca, range: Range<usize>) -> Result<Self, i32> {
-        Self::new(hca, &self.mapping, range, ARENA_ACCESS)
+        Self::new(hca, self.memory.clone(), range, ARENA_ACCESS)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_mr {
@@ -261,14 +303,30 @@ impl Drop for Region {
         let result = returned_errno(unsafe { (self.verbs.ibv_dereg_mr)(self.raw.as_ptr()) });
         if let Err(errno) = result {
             leaked("ibv_dereg_mr", errno);
-            std::mem::forget(Arc::clone(&self.mapping));
+            std::mem::forget(self.memory.clone());
         }
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("mapping", &self.mapping).finish_non_exhaustive()
+        f.debug_struct("Region").field("bytes", &self.range.len()).finish_non_exhaustive()
+    }
+}
+
+/// The registration of an application's words. The fields are dropped in this order: the region belongs to the device.
+pub(super) struct Registration {
+    region: Region,
+    hca: Arc<Hca>,
+}
+
+impl Registration {
+    pub(super) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(super) fn is_of(&self, hca: &Hca) -> bool {
+        ptr::eq(&raw const *self.hca, hca)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use super::batch::{Batch, MAX_PARTS};
-use super::device::Regions;
+use super::device::{Regions, Registration};
 use super::inflight::{Kept, SendRing, Step};
 use super::queues::Inner;
 use super::sys::{self, Plain as _, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_sge};
@@ -17,8 +17,9 @@ use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
     Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LinkLayer, LocalPath, MAX_BATCH,
-    PostError, QpSize, QpTuning, QueuePair, RemoteQp, Work,
+    PostError, QpSize, QpTuning, QueuePair, RemoteQp, SharesWords, Work,
 };
+use crate::dma::Exposed;
 
 /// See [`QueuePair`].
 pub(super) struct VerbsQp {
@@ -95,14 +96,19 @@ impl VerbsQp {
                 Kept::Message(if inline { Default::default() } else { parts.clone() })
             }
             Work::Bind(exposure) => {
-                let arena = regions.arena(exposure.addr() as usize, exposure.len());
-                let (Some(arena), Some(window)) = (arena, windows.get(exposure.window())) else {
+                let exposed = self.ring.windows().exposed(exposure);
+                let within = match &exposed {
+                    Some(Exposed::Words(words)) => words.words().registration().map(Registration::region),
+                    Some(Exposed::Message(_)) => regions.arena(exposure.addr() as usize, exposure.len()),
+                    None => None,
+                };
+                let (Some(within), Some(window)) = (within, windows.get(exposure.window())) else {
                     return Ok(());
                 };
                 if self.ring.windows().bind(exposure) == Step::Skip {
                     return Ok(());
                 }
-                batch.bind(window.bind(arena, exposure));
+                batch.bind(window.bind(within, exposure));
                 Kept::Bind(*exposure)
             }
             Work::Invalidate(exposure) => {
@@ -296,13 +302,29 @@ impl QueuePair for VerbsQp {
         let hca = self.queues.hca();
         let regions = hca.regions();
         let arena = regions.arena(bytes.as_ptr() as usize, bytes.len()).ok_or(ExposeError::NotInArena)?;
-        let exposure = self.ring.windows().take(bytes).ok_or(ExposeError::NoWindow)?;
+        let exposed = Exposed::Message(bytes.clone());
+        let exposure = self.ring.windows().take(exposed).ok_or(ExposeError::NoWindow)?;
         if hca.has_loose_windows()
             && let Some(window) = windows.get_mut(exposure.window())
             && let Err(errno) = window.enclose(hca, arena, &exposure)
         {
             self.ring.windows().invalidate(&exposure);
             return Err(ExposeError::Refused(errno));
+        }
+        Ok(exposure)
+    }
+
+    fn expose_words(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, ExposeError> {
+        let registration = words.words().registration::<Registration>();
+        if !registration.is_some_and(|ours| ours.is_of(self.queues.hca())) || words.words().range().is_empty()
+        {
+            return Err(ExposeError::NotInArena);
+        }
+        let mut windows = self.posting();
+        let exposure = self.ring.windows().take(Exposed::Words(words)).ok_or(ExposeError::NoWindow)?;
+        // The words have a region of their own.
+        if let Some(window) = windows.get_mut(exposure.window()) {
+            window.disclose();
         }
         Ok(exposure)
     }

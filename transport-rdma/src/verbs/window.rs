@@ -62,13 +62,18 @@ impl Window {
         Ok(())
     }
 
-    /// The request that lets the peer read what is exposed.
-    pub(super) fn bind(&self, arena: &Region, exposure: &Exposure) -> ibv_send_wr_bind_mw {
+    /// Lets go of the region of the exposure before. The window is not bound.
+    pub(super) fn disclose(&mut self) {
+        self.region = None;
+    }
+
+    /// The request that lets the peer read what is exposed, which lies in this region.
+    pub(super) fn bind(&self, within: &Region, exposure: &Exposure) -> ibv_send_wr_bind_mw {
         ibv_send_wr_bind_mw {
             mw: self.raw.as_ptr(),
             rkey: exposure.rkey(),
             bind_info: sys::ibv_mw_bind_info {
-                mr: self.region.as_ref().unwrap_or(arena).as_ptr(),
+                mr: self.region.as_ref().unwrap_or(within).as_ptr(),
                 addr: exposure.addr(),
                 length: exposure.len() as u64,
                 mw_access_flags: sys::IBV_ACCESS_REMOTE_READ as u32,

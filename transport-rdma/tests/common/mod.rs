@@ -4,6 +4,7 @@
 
 pub(crate) mod scenarios;
 pub(crate) mod windows;
+pub(crate) mod words;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

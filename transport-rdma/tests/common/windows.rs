@@ -11,10 +11,10 @@ use farcall_rdma::testing::verbs;
 use super::{End, Machine, SLOT, connect, failure, received, request};
 
 /// In memory that a READ has to fail to get.
-const SECRET: u8 = 0x5a;
+pub(super) const SECRET: u8 = 0x5a;
 
 /// A page of any machine that has RDMA.
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// Destroying a queue pair takes 50 s if a window is still bound to it. Nothing here takes a tenth of this limit.
 pub(crate) const BEFORE_A_HANG: Duration = Duration::from_secs(20);
@@ -39,7 +39,7 @@ impl Victim {
 }
 
 impl End {
-    fn post(&self, work: impl IntoIterator<Item = Work>) {
+    pub(super) fn post(&self, work: impl IntoIterator<Item = Work>) {
         let mut work: VecDeque<_> = work.into_iter().collect();
         let count = work.len();
         assert_eq!(self.qp.post(&mut work).unwrap(), count);
@@ -47,7 +47,11 @@ impl End {
 
     /// Exposes bytes, and waits until the peer can read them.
     fn grant(&self, bytes: &Bytes) -> Exposure {
-        let exposure = self.qp.expose(bytes).unwrap();
+        self.bind(self.qp.expose(bytes).unwrap())
+    }
+
+    /// Binds a window, and waits until the peer can read through it.
+    pub(super) fn bind(&self, exposure: Exposure) -> Exposure {
         let parts = [Bytes::new(), Bytes::new()];
         self.post([Work::Bind(exposure), Work::Send { parts, signaled: true, solicited: false }]);
         let completion = self.poll(Cq::Send, 1).remove(0);
@@ -56,14 +60,19 @@ impl End {
     }
 
     /// Ends an exposure, and waits until the peer can no longer read.
-    fn revoke(&self, exposure: Exposure) {
+    pub(super) fn revoke(&self, exposure: Exposure) {
         self.post([Work::Invalidate(exposure)]);
         let completion = self.poll(Cq::Send, 1).remove(0);
         assert!(matches!(completion, Completion::Sent { .. }), "{completion:?}");
     }
 
     /// Reads into a read_target of just that length; how it ends, and what is there then.
-    fn read(&self, arena: &Arc<Arena>, from: RemoteRange, len: usize) -> (Result<(), WcStatus>, Extent) {
+    pub(super) fn read(
+        &self,
+        arena: &Arc<Arena>,
+        from: RemoteRange,
+        len: usize,
+    ) -> (Result<(), WcStatus>, Extent) {
         let mut extent = arena.take(len).unwrap();
         extent.fill(0);
         let into = ReadTarget::new(extent);
@@ -76,19 +85,19 @@ impl End {
     }
 
     /// A READ that the peer's device has to refuse.
-    fn read_in_vain(&self, arena: &Arc<Arena>, from: RemoteRange, len: usize) {
+    pub(super) fn read_in_vain(&self, arena: &Arc<Arena>, from: RemoteRange, len: usize) {
         let (result, extent) = self.read(arena, from, len);
         assert_eq!(result, Err(WcStatus::REM_ACCESS_ERR));
         assert!(!extent.contains(&SECRET), "something was read");
     }
 }
 
-fn at(exposure: &Exposure) -> RemoteRange {
+pub(super) fn at(exposure: &Exposure) -> RemoteRange {
     RemoteRange { addr: exposure.addr(), rkey: exposure.rkey() }
 }
 
 /// A pair of which the second can expose, with a receive for each announcement.
-fn pair(machine: &Machine) -> (End, End) {
+pub(super) fn pair(machine: &Machine) -> (End, End) {
     let (reader, owner) = machine.pair(16);
     owner.qp.alloc_windows(2).unwrap();
     (reader, owner)

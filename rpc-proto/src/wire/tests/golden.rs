@@ -319,10 +319,23 @@ fn accesses(v: &mut Vectors) {
     access("ACCESS, compare and swap", 1 << 62 | 3, 7, 5, &Access { target, offset: 24, operation: swap });
     let add = Operation::FetchAdd(5);
     access("ACCESS, fetch and add", 1 << 62 | 4, 8, 5, &Access { target, offset: 24, operation: add });
+    access(
+        "ACCESS, asking for a grant",
+        1 << 62 | 5,
+        9,
+        6,
+        &Access { target, offset: 0, operation: Operation::Grant },
+    );
+    let withdraw = Access { target, offset: 0, operation: Operation::Withdraw };
+    access("ACCESS, withdrawing it", 3 << 62 | 2, 8, 9, &withdraw);
     let accessed = Accessed { outcome: Outcome::Done, bytes: Bytes::from_static(b"abc") };
     v.frame("ACCESSED", session(FrameType::ACCESSED, 3 << 62 | 1, 5, 5), &accessed);
     let gone = Accessed { outcome: Outcome::Gone, bytes: Bytes::new() };
     v.frame("ACCESSED, gone", session(FrameType::ACCESSED, 1 << 62 | 4, 6, 8), &gone);
+    let mut bytes = BytesMut::new();
+    Granted { epoch: 3, descriptor: Bytes::from_static(&[0xd0, 0xd1]) }.encode(&mut bytes);
+    let granted = Accessed { outcome: Outcome::Done, bytes: bytes.freeze() };
+    v.frame("ACCESSED, a grant", session(FrameType::ACCESSED, 1 << 62 | 5, 7, 9), &granted);
 }
 
 fn link_frames(v: &mut Vectors) {

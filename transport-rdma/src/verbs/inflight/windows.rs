@@ -4,10 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
-
 use super::lock;
 use crate::device::Exposure;
+use crate::dma::Exposed;
 
 /// The windows of one queue pair. Whatever a window may let the peer read is kept here until the device has said that the
 /// invalidation is done, or the window is gone.
@@ -28,7 +27,7 @@ struct WindowState {
     rkey: u32,
     generation: u64,
     stage: Stage,
-    bytes: Bytes,
+    exposed: Option<Exposed>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,23 +55,24 @@ impl Windows {
         let mut table = lock(&self.0);
         let number = table.windows.len();
         let rkey = next(rkey);
-        table.windows.push(WindowState { rkey, generation: 0, stage: Stage::Free, bytes: Bytes::new() });
+        table.windows.push(WindowState { rkey, generation: 0, stage: Stage::Free, exposed: None });
         table.free.push_back(number);
     }
 
-    /// Takes a free window for these bytes, of which there is one at least.
-    pub(crate) fn take(&self, bytes: &Bytes) -> Option<Exposure> {
+    /// Takes a free window for this memory, of which there is one byte at least.
+    pub(crate) fn take(&self, exposed: Exposed) -> Option<Exposure> {
         static GENERATION: AtomicU64 = AtomicU64::new(1);
         let mut table = lock(&self.0);
         let number = table.free.pop_front()?;
         let window = table.windows.get_mut(number)?;
         window.stage = Stage::Taken;
-        window.bytes = bytes.clone();
+        let range = exposed.range();
+        window.exposed = Some(exposed);
         // A number of the whole process, so that an exposure of another queue pair is recognised, too.
         window.generation = GENERATION.fetch_add(1, Ordering::Relaxed);
         Some(Exposure {
-            addr: bytes.as_ptr() as u64,
-            len: bytes.len(),
+            addr: range.start as u64,
+            len: range.len(),
             rkey: window.rkey,
             window: number,
             generation: window.generation,
@@ -114,11 +114,11 @@ impl Windows {
         }
     }
 
-    /// Returns the exposed bytes, for a device that is software.
-    pub(crate) fn bytes(&self, exposure: &Exposure) -> Option<Bytes> {
+    /// Returns the memory of an exposure that is not over.
+    pub(crate) fn exposed(&self, exposure: &Exposure) -> Option<Exposed> {
         let table = lock(&self.0);
         let window = table.windows.get(exposure.window);
-        Some(window.filter(|window| window.generation == exposure.generation)?.bytes.clone())
+        window.filter(|window| window.generation == exposure.generation)?.exposed.clone()
     }
 
     /// How many may let the peer read something.
@@ -127,7 +127,7 @@ impl Windows {
         table.windows.iter().filter(|window| matches!(window.stage, Stage::Bound | Stage::Ending)).count()
     }
 
-    /// Leaks all bytes, because the peer may still read them.
+    /// Leaks all memory, because the peer may still read them.
     pub(super) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *lock(&self.0)));
     }
@@ -147,7 +147,7 @@ impl Table {
     }
 
     fn free(&mut self, number: usize) {
-        self.windows[number].bytes = Bytes::new();
+        self.windows[number].exposed = None;
         self.free.push_back(number);
     }
 }

@@ -1,0 +1,123 @@
+//! Grants of the peer: regions that this side reads by itself, without the owner's program.
+//!
+//! The first read of a region goes by messages, and asks for a grant beside it. Further reads use the grant, which is good for one
+//! link. What can't be read by a grant is read by messages.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::Accesses;
+use crate::payload::Payload;
+use crate::proto::wire::{Granted, Operation, Target, WireError};
+
+/// The grants of the peer, all for one link.
+#[derive(Debug, Default)]
+pub(super) struct TakenGrants {
+    /// The link's.
+    epoch: u32,
+    by_region: HashMap<Target, TakenGrant>,
+}
+
+#[derive(Debug)]
+enum TakenGrant {
+    /// The question of this number was not answered yet.
+    Asked(u64),
+    Refused,
+    Held {
+        descriptor: Bytes,
+        /// Closed when the descriptor has no clone any more.
+        in_use: watch::Receiver<()>,
+    },
+}
+
+/// The bytes of a descriptor, and what tells that they are used no more.
+struct Descriptor(Bytes, #[expect(dead_code, reason = "for its drop")] watch::Sender<()>);
+
+impl AsRef<[u8]> for Descriptor {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl TakenGrants {
+    /// Forgets the grants for another link than this one.
+    fn keep_to(&mut self, epoch: u32) -> &mut HashMap<Target, TakenGrant> {
+        if self.epoch != epoch {
+            self.epoch = epoch;
+            self.by_region.clear();
+        }
+        &mut self.by_region
+    }
+}
+
+impl Accesses {
+    /// Reads memory by a grant. `None`: there is none, or its link has failed.
+    pub(super) async fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Bytes> {
+        let (Target::Region { .. }, true) = (target, self.grants()) else { return None };
+        let offset = usize::try_from(offset).ok()?;
+        let (epoch, link) = self.sender.upgraded_in_epoch()?;
+        let descriptor = match self.taken.lock().keep_to(epoch).entry(target) {
+            Entry::Occupied(grant) => match grant.get() {
+                TakenGrant::Held { descriptor, .. } => Some(descriptor.clone()),
+                TakenGrant::Asked(_) | TakenGrant::Refused => None,
+            },
+            Entry::Vacant(entry) => {
+                static QUESTIONS: AtomicU64 = AtomicU64::new(0);
+                let question = QUESTIONS.fetch_add(1, Ordering::Relaxed);
+                entry.insert(TakenGrant::Asked(question));
+                let this = self.me.upgrade()?;
+                self.runtime.spawn(async move { this.ask(target, epoch, question).await });
+                None
+            }
+        };
+        link.read_granted(descriptor?, offset, len).await
+    }
+
+    /// Asks for a grant.
+    async fn ask(self: Arc<Self>, target: Target, epoch: u32, question: u64) {
+        let answer = match self.start(target, 0, Operation::Grant, 0..=Granted::MAX_LEN).await {
+            Ok(answer) => self.outcome(target, answer).await,
+            Err(status) => Err(status),
+        };
+        let answer = answer.map(Granted::decode);
+        let mut taken = self.taken.lock();
+        let grants = taken.keep_to(epoch);
+        // It may have been withdrawn before this task has run.
+        let is_asked = |grant: &TakenGrant| matches!(grant, TakenGrant::Asked(asked) if *asked == question);
+        if !grants.get(&target).is_some_and(is_asked) {
+            return;
+        }
+        match answer {
+            Ok(Ok(granted)) if granted.epoch == epoch => {
+                let (sender, in_use) = watch::channel(());
+                let descriptor = Bytes::from_owner(Descriptor(granted.descriptor, sender));
+                grants.insert(target, TakenGrant::Held { descriptor, in_use });
+            }
+            // For another link, which the owner has already. This side is about to get it, and asks again.
+            Ok(Ok(_)) => drop(grants.remove(&target)),
+            Ok(Err(_)) | Err(_) => drop(grants.insert(target, TakenGrant::Refused)),
+        }
+    }
+
+    /// The owner takes a grant back. It is answered when nothing is read by the grant any more.
+    pub(super) fn serve_withdrawal(&self, number: u64, target: Target) -> Result<(), WireError> {
+        let held = self.taken.lock().by_region.remove(&target);
+        let (Some(TakenGrant::Held { descriptor, mut in_use }), Some(this)) = (held, self.me.upgrade())
+        else {
+            self.answer_with(number, Ok(Payload::default()));
+            return Ok(());
+        };
+        drop(descriptor);
+        self.runtime.spawn(async move {
+            // Fails when the last clone of the descriptor is gone.
+            let _ = in_use.changed().await;
+            this.answer_with(number, Ok(Payload::default()));
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Memory of the application that the peer reads by itself, through a memory window of this queue pair.
+//!
+//! A grant begins with a bind, in front of the message that tells the peer of it. It ends with an invalidation, after which the window
+//! lets go of the memory, or with the queue pair.
+
+use std::sync::{Arc, Weak};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use farcall_core::transport::{Grant, Hold, Words};
+use tokio::sync::oneshot;
+
+use super::LinkCore;
+use crate::device::{ExposeError, Exposure, QueuePair, RemoteRange, SharesWords, Unavailable, Work};
+
+/// Grants of a link at most: each takes one of the device's windows.
+const MOST: usize = 16;
+
+/// The grants of one link.
+#[derive(Default)]
+pub(super) struct Grants {
+    given: usize,
+    /// Windows that were allocated for grants.
+    windows: usize,
+}
+
+/// A place among a link's grants.
+#[derive(Debug)]
+struct Place(Weak<LinkCore>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(link) = self.0.upgrade() {
+            link.sending().grants.given -= 1;
+        }
+    }
+}
+
+/// See [`Hold`].
+#[derive(Debug)]
+struct Held {
+    exposure: Exposure,
+    place: Place,
+}
+
+impl Hold for Held {
+    fn is_over(&self) -> bool {
+        self.place.0.upgrade().is_none_or(|link| !link.sending().is_open())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(link) = self.place.0.upgrade() {
+            let mut sending = link.sending();
+            if sending.is_open() {
+                sending.requests.push_back(Work::Invalidate(self.exposure));
+                link.post(&mut sending);
+            }
+        }
+    }
+}
+
+/// Where granted memory is, as the peer is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GrantedRange {
+    pub(super) from: RemoteRange,
+    len: u64,
+}
+
+impl GrantedRange {
+    fn encode(exposure: &Exposure) -> Bytes {
+        let mut out = BytesMut::with_capacity(20);
+        out.put_u64_le(exposure.addr());
+        out.put_u32_le(exposure.rkey());
+        out.put_u64_le(exposure.len() as u64);
+        out.freeze()
+    }
+
+    pub(super) fn decode(mut descriptor: &[u8]) -> Option<Self> {
+        if descriptor.len() != 20 {
+            return None;
+        }
+        let from = RemoteRange { addr: descriptor.get_u64_le(), rkey: descriptor.get_u32_le() };
+        Some(Self { from, len: descriptor.get_u64_le() })
+    }
+
+    /// Returns where a part begins, if it is within the memory.
+    pub(super) fn part(self, offset: usize, len: usize) -> Option<RemoteRange> {
+        let end = offset.checked_add(len).filter(|end| *end as u64 <= self.len);
+        end.map(|_| RemoteRange { addr: self.from.addr.wrapping_add(offset as u64), ..self.from })
+    }
+}
+
+impl LinkCore {
+    /// See [`farcall_core::transport::Link::grant`].
+    pub(crate) async fn grant_words(self: Arc<Self>, words: Words) -> Option<Grant> {
+        let (place, qp, needs_window) = self.begin_grant()?;
+        let (sender, exposed) = oneshot::channel();
+        let registrations = Arc::clone(&self.resources.registrations);
+        self.resources.rendezvous_pool.control().spawn(move || {
+            let words = registrations.register(&words);
+            // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
+            let _ = sender.send(words.and_then(|words| expose(&*qp, words, needs_window)));
+        });
+        let exposure = match exposed.await.ok()? {
+            Ok(exposure) => exposure?,
+            Err(why) => {
+                tracing::warn!(link = self.name, %why, "peers can't read a region by themselves: this process does their reads");
+                return None;
+            }
+        };
+        // From here on it ends when this is dropped.
+        let held = Held { exposure, place };
+        let mut sending = self.sending();
+        if !sending.is_open() {
+            return None;
+        }
+        sending.requests.push_back(Work::Bind(exposure));
+        self.post(&mut sending);
+        drop(sending);
+        Some(Grant { descriptor: GrantedRange::encode(&exposure), hold: Box::new(held) })
+    }
+
+    /// Takes a place for a grant. Returns it, the queue pair, and whether that needs another window.
+    fn begin_grant(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>, bool)> {
+        let mut sending = self.sending();
+        let is_possible = sending.is_open() && sending.exposures.is_possible() && self.seal().is_none();
+        let qp = sending.qp().filter(|_| is_possible && sending.grants.given < MOST)?;
+        let grants = &mut sending.grants;
+        grants.given += 1;
+        let needs_window = grants.given > grants.windows;
+        grants.windows += usize::from(needs_window);
+        Some((Place(Arc::downgrade(self)), qp, needs_window))
+    }
+}
+
+/// Takes a window for words. Each grant adds a window to those of messages, so that it takes none of these.
+fn expose(
+    qp: &dyn QueuePair,
+    words: Arc<dyn SharesWords>,
+    needs_window: bool,
+) -> Result<Option<Exposure>, Unavailable> {
+    qp.alloc_windows(usize::from(needs_window))?;
+    loop {
+        match qp.expose_words(Arc::clone(&words)) {
+            Ok(exposure) => return Ok(Some(exposure)),
+            // A message has taken it.
+            Err(ExposeError::NoWindow) => qp.alloc_windows(1)?,
+            // An empty region, in which there is nothing to read.
+            Err(ExposeError::NotInArena | ExposeError::Refused(_)) => return Ok(None),
+        }
+    }
+}

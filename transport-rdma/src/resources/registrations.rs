@@ -1,0 +1,53 @@
+//! Memory of applications that is registered with a device. One for each open device.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use farcall_core::transport::Words;
+
+use super::control::{Control, DropOnControlThread};
+use crate::device::{Device, RegisteredWords, SharesWords, Unavailable};
+
+/// Registers each region once, however many peers read it, as long as one does.
+pub(crate) struct Registrations {
+    device: Arc<dyn Device>,
+    control: Control,
+    /// By the address of the `Arc`'s value, which is nobody else's as long as the registration keeps it.
+    known: Mutex<HashMap<usize, Weak<Registered>>>,
+}
+
+/// Words that are registered. Deregistering them blocks.
+type Registered = DropOnControlThread<RegisteredWords>;
+
+impl SharesWords for Registered {
+    fn words(&self) -> &RegisteredWords {
+        self
+    }
+}
+
+impl Registrations {
+    pub(crate) fn new(device: Arc<dyn Device>, control: Control) -> Arc<Self> {
+        Arc::new(Self { device, control, known: Mutex::default() })
+    }
+
+    /// Registers words, if they are not. Blocks for as long as it takes the kernel to pin them.
+    pub(crate) fn register(&self, words: &Words) -> Result<Arc<dyn SharesWords>, Unavailable> {
+        let address = Arc::as_ptr(words).cast::<()>() as usize;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(registered) = known.get(&address).and_then(Weak::upgrade) {
+            return Ok(registered);
+        }
+        known.retain(|_, registered| registered.strong_count() > 0);
+        let registered = Arc::new(self.device.add_words(Arc::clone(words))?);
+        let registered = Arc::new(DropOnControlThread::new(registered, self.control.clone()));
+        known.insert(address, Arc::downgrade(&registered));
+        Ok(registered)
+    }
+}
+
+impl fmt::Debug for Registrations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Registrations")
+    }
+}

@@ -1,0 +1,315 @@
+//! Regions that peers read by themselves.
+
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod near;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use farcall_core::client::{Connector, RawChannel};
+use farcall_core::config::Policy;
+use farcall_core::region::{Region, RemoteMemory, Rights};
+use farcall_core::server::ServerCore;
+use farcall_core::status::{Code, Result};
+use farcall_core::transport::{BoxFuture, Cipher, Link, memory};
+use farcall_rdma::RdmaConfig;
+use farcall_rdma::testing::sim::{Crossing, Fabric};
+use tokio::runtime::Handle;
+
+use near::Near;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the server of a connection runs.
+struct Elsewhere {
+    host: Arc<ServerCore>,
+    runtime: Handle,
+}
+
+impl Connector for Elsewhere {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
+        let (near, far) = memory::pair();
+        let host = Arc::clone(&self.host);
+        self.runtime.spawn(async move { host.serve(far) });
+        Box::pin(async { Ok(near as Arc<dyn Link>) })
+    }
+
+    fn target(&self) -> String {
+        "there".into()
+    }
+}
+
+/// A client, and a server that exports.
+struct Setup {
+    fabric: Arc<Fabric>,
+    /// How many READs have crossed the network.
+    reads: Arc<AtomicUsize>,
+    channel: RawChannel,
+    host: Arc<ServerCore>,
+}
+
+impl Setup {
+    fn new(cipher: Option<Cipher>) -> Self {
+        Self::with(|host| Near { host, cipher })
+    }
+
+    fn with<C: Connector>(connector: impl FnOnce(Arc<ServerCore>) -> C) -> Self {
+        let fabric = Fabric::new(1);
+        let settings = |n| near::settings(&fabric, n, Policy::Auto, RdmaConfig::default());
+        let host = ServerCore::new(Vec::new(), settings(1)).unwrap();
+        let channel = RawChannel::new(connector(Arc::clone(&host)), settings(2));
+        let reads = Arc::<AtomicUsize>::default();
+        let seen = Arc::clone(&reads);
+        fabric.tap(move |crossing, _| {
+            seen.fetch_add(usize::from(crossing == Crossing::Read), Ordering::Relaxed);
+        });
+        Self { fabric, reads, channel, host }
+    }
+
+    /// Reads a region until a READ does it.
+    async fn until_direct(&self, memory: &RemoteMemory) {
+        let direct = async {
+            loop {
+                let before = self.reads.load(Ordering::Relaxed);
+                memory.read(..8).await.unwrap();
+                if self.reads.load(Ordering::Relaxed) > before {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
+    }
+
+    async fn until(&self, condition: impl Fn(&Self) -> bool) {
+        let met = async {
+            while !condition(self) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, met).await.expect("it takes too long");
+    }
+
+    /// How many windows are bound.
+    fn bound(&self) -> usize {
+        self.fabric.windows().1
+    }
+}
+
+fn words(len: usize) -> Arc<Vec<AtomicU64>> {
+    Arc::new((0..len as u64 / 8).map(AtomicU64::new).collect())
+}
+
+fn bytes(words: &[AtomicU64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+}
+
+/// A thread with a runtime.
+fn runtime() -> (Handle, JoinHandle<()>, tokio::sync::oneshot::Sender<()>) {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().build().unwrap();
+    let (handle, (stop, stopped)) = (runtime.handle().clone(), tokio::sync::oneshot::channel());
+    let thread = std::thread::spawn(move || drop(runtime.block_on(stopped)));
+    (handle, thread, stop)
+}
+
+/// Blocks the thread of a runtime, until the result is dropped.
+fn block(runtime: &Handle) -> mpsc::Sender<()> {
+    let (release, blocked) = mpsc::channel::<()>();
+    let (begun, has_begun) = mpsc::channel();
+    runtime.spawn(async move {
+        begun.send(()).unwrap();
+        let _ = blocked.recv();
+    });
+    has_begun.recv().unwrap();
+    release
+}
+
+#[tokio::test]
+async fn a_region_is_read_while_its_owner_does_nothing() {
+    let (owner, thread, stop) = runtime();
+    let t = Setup::with(|host| Elsewhere { host, runtime: owner.clone() });
+    let memory = words(1 << 20);
+    let region = Region::export(Arc::clone(&memory), Rights::READ);
+    let remote = region.remote().on(t.channel.clone());
+    t.until_direct(&remote).await;
+    let blocked = block(&owner);
+    for range in [0..1, 3..17, 0..8192, 7..9000, 65_530..200_001, 0..1 << 20] {
+        let read =
+            tokio::time::timeout(PATIENCE, remote.read(range.clone())).await.expect("the owner must act");
+        assert!(read.unwrap() == bytes(&memory)[range.clone()], "{range:?}");
+    }
+    // What the owner changes is seen at once.
+    memory[5].store(77, Ordering::Relaxed);
+    let read = tokio::time::timeout(PATIENCE, remote.read(40..48)).await.expect("the owner must act");
+    assert_eq!(read.unwrap(), 77_u64.to_ne_bytes()[..]);
+    drop((blocked, stop));
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_region_that_is_revoked_is_read_no_more_and_its_link_stays() {
+    let t = Setup::new(None);
+    let memory = words(1 << 20);
+    let region = Region::export(Arc::clone(&memory), Rights::READ);
+    let other = Region::export(words(64), Rights::READ);
+    let (remote, other) = (region.remote().on(t.channel.clone()), other.remote().on(t.channel.clone()));
+    t.until_direct(&remote).await;
+    t.until_direct(&other).await;
+    let links = t.fabric.queue_pairs();
+    // A READ is under way when the owner revokes.
+    t.fabric.set_reads(false);
+    let reading = tokio::spawn({
+        let remote = remote.clone();
+        async move { remote.read(..).await }
+    });
+    let mut revoking = std::pin::pin!(region.revoke());
+    let at_once = tokio::time::timeout(Duration::from_millis(50), &mut revoking).await;
+    assert!(at_once.is_err(), "the memory is being read");
+    t.fabric.set_reads(true);
+    // Nobody polls a simulated device but those that wait for it.
+    other.read(..).await.unwrap();
+    assert!(reading.await.unwrap().unwrap() == bytes(&memory));
+    tokio::time::timeout(PATIENCE, revoking).await.expect("nobody reads any more");
+    Arc::into_inner(memory).expect("nobody else has the memory");
+    assert_eq!(remote.read(..).await.unwrap_err().code(), Code::NotFound);
+    let before = t.reads.load(Ordering::Relaxed);
+    other.read(..).await.unwrap();
+    assert_eq!((t.reads.load(Ordering::Relaxed), t.bound()), (before + 1, 1));
+    assert_eq!(t.fabric.queue_pairs(), links, "no link has failed");
+}
+
+#[tokio::test]
+async fn regions_that_are_dropped_or_have_expired_are_read_no_more() {
+    let t = Setup::new(None);
+    let dropped = Region::zeroed(64, Rights::READ);
+    let memory = words(64);
+    // Long enough for the first read, on any machine: its end is not waited for by the clock.
+    let expiring = Region::export_for(Duration::from_secs(2), Arc::clone(&memory), Rights::READ);
+    let remotes = [&dropped, &expiring].map(|region| region.remote().on(t.channel.clone()));
+    t.until_direct(&remotes[0]).await;
+    drop(dropped);
+    for remote in &remotes {
+        let gone = async {
+            while remote.read(..8).await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, gone).await.expect("it is read for ever");
+        assert_eq!(remote.read(..).await.unwrap_err().code(), Code::NotFound);
+    }
+    t.until(|t| t.bound() == 0).await;
+    assert_eq!(expiring.read(..8).unwrap(), [0; 8], "the owner keeps it");
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_stop_reading_loses_its_link_and_the_owner_gets_the_memory() {
+    let (owner, thread, stop) = runtime();
+    let (client, client_thread, client_stop) = runtime();
+    let t = Setup::with(|host| Elsewhere { host, runtime: owner.clone() });
+    let memory = words(1 << 20);
+    let region = Region::export(Arc::clone(&memory), Rights::READ);
+    let t = client
+        .spawn({
+            let remote = region.remote().on(t.channel.clone());
+            async move {
+                t.until_direct(&remote).await;
+                t
+            }
+        })
+        .await
+        .unwrap();
+    t.fabric.set_reads(false);
+    let reading = client.spawn({
+        let remote = region.remote().on(t.channel.clone());
+        async move { remote.read(..).await }
+    });
+    // When this has run, so has the one before it.
+    client.spawn(async {}).await.unwrap();
+    let blocked = block(&client);
+    // The owner's clock runs ahead when nothing else happens there.
+    owner.spawn(async { tokio::time::pause() }).await.unwrap();
+    tokio::time::timeout(PATIENCE, region.revoke()).await.expect("a peer keeps the memory");
+    Arc::into_inner(memory).expect("nobody else has the memory");
+    t.fabric.set_reads(true);
+    drop(blocked);
+    let status = tokio::time::timeout(PATIENCE, reading).await.unwrap().unwrap().unwrap_err();
+    // The connection may have been closed, too, because the client was silent.
+    assert!([Code::NotFound, Code::Unavailable].contains(&status.code()), "{status}");
+    drop((stop, client_stop, t));
+    thread.join().unwrap();
+    client_thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_read_whose_link_fails_is_done_by_messages() {
+    let t = Setup::new(None);
+    let memory = words(1 << 20);
+    let region = Region::export(Arc::clone(&memory), Rights::READ);
+    let remote = region.remote().on(t.channel.clone());
+    for _ in 0..3 {
+        t.until_direct(&remote).await;
+        t.fabric.set_reads(false);
+        let reading = tokio::spawn({
+            let remote = remote.clone();
+            async move { remote.read(..).await }
+        });
+        tokio::task::yield_now().await;
+        for number in t.fabric.queue_pairs() {
+            t.fabric.kill_qp(number);
+        }
+        t.fabric.set_reads(true);
+        let read = tokio::time::timeout(PATIENCE, reading).await.expect("the read is lost");
+        assert!(read.unwrap().unwrap() == bytes(&memory));
+    }
+    // Grants of links that are gone keep nothing.
+    tokio::time::timeout(PATIENCE, region.revoke()).await.expect("a link that is gone keeps the memory");
+    Arc::into_inner(memory).expect("nobody else has the memory");
+}
+
+#[tokio::test]
+async fn what_can_not_be_granted_is_read_by_messages() {
+    let sealed = Setup::new(Some(Cipher::Aes256Gcm));
+    let none = Setup::new(None);
+    for t in [&sealed, &none] {
+        let odd = Region::zeroed(13, Rights::READ);
+        odd.write(0, b"thirteen byte").unwrap();
+        let writable = Region::zeroed(64, Rights::WRITE);
+        let empty = Region::zeroed(0, Rights::READ);
+        let [odd, writable, empty] =
+            [&odd, &writable, &empty].map(|region| region.remote().on(t.channel.clone()));
+        for _ in 0..20 {
+            assert_eq!(odd.read(..).await.unwrap(), "thirteen byte");
+            assert_eq!(odd.read(..14).await.unwrap_err().code(), Code::OutOfRange);
+            assert_eq!(writable.read(..).await.unwrap_err().code(), Code::PermissionDenied);
+            assert_eq!(empty.read(..).await.unwrap(), Bytes::new());
+        }
+    }
+    assert_eq!(sealed.reads.load(Ordering::Relaxed), 0);
+    assert!(none.reads.load(Ordering::Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn a_link_has_sixteen_grants_and_messages_keep_their_windows() {
+    let t = Setup::new(None);
+    let regions: Vec<_> = (0..20).map(|_| Region::zeroed(64, Rights::READ)).collect();
+    let remotes: Vec<_> = regions.iter().map(|region| region.remote().on(t.channel.clone())).collect();
+    for remote in remotes.iter().cycle().take(200) {
+        assert_eq!(remote.read(..).await.unwrap(), [0; 64][..]);
+    }
+    t.until(|t| t.bound() == 16).await;
+    let windows = t.fabric.windows().0;
+    assert_eq!(windows, 16);
+    // Windows of regions that are gone serve the next ones.
+    drop(regions);
+    t.until(|t| t.bound() == 0).await;
+    let again = Region::zeroed(64, Rights::READ);
+    t.until_direct(&again.remote().on(t.channel.clone())).await;
+    assert_eq!(t.fabric.windows(), (windows, 1));
+    assert_eq!(t.host.connections().len(), 1);
+}

@@ -29,6 +29,12 @@ trait Regions {
     async fn revoke(&self) -> Result<Bytes>;
     /// Adds to a number of the caller's, and returns those before.
     async fn count(&self, cx: &Context, counter: RemoteRegion, times: u64) -> Result<Vec<u64>>;
+    /// Exports zeroes for as long as the process lives.
+    async fn another(&self, len: usize) -> Result<RemoteRegion>;
+    /// Writes to the caller's memory.
+    async fn write_to(&self, cx: &Context, page: RemoteRegion, at: usize, bytes: Bytes) -> Result<()>;
+    /// Reads the caller's memory.
+    async fn read_from(&self, cx: &Context, page: RemoteRegion, at: usize, len: usize) -> Result<Bytes>;
     /// Writes to the caller's memory, and reads it.
     async fn echo(&self, cx: &Context, page: RemoteRegion, bytes: Bytes) -> Result<Bytes>;
 }
@@ -69,6 +75,21 @@ impl Regions for Owner {
             before.push(counter.fetch_add(0, 1).await?);
         }
         Ok(before)
+    }
+
+    async fn another(&self, len: usize) -> Result<RemoteRegion> {
+        let region = Region::zeroed(len, all());
+        let remote = region.remote();
+        std::mem::forget(region);
+        Ok(remote)
+    }
+
+    async fn write_to(&self, cx: &Context, page: RemoteRegion, at: usize, bytes: Bytes) -> Result<()> {
+        page.of_caller(cx).write(at, bytes).await
+    }
+
+    async fn read_from(&self, cx: &Context, page: RemoteRegion, at: usize, len: usize) -> Result<Bytes> {
+        page.of_caller(cx).read(at..at + len).await
     }
 
     async fn echo(&self, cx: &Context, page: RemoteRegion, bytes: Bytes) -> Result<Bytes> {
@@ -246,6 +267,54 @@ async fn a_server_uses_memory_that_its_caller_exports() {
     // Nobody else has it any more.
     let memory = Arc::into_inner(memory).unwrap();
     assert_eq!(memory[0].load(Ordering::Relaxed).to_ne_bytes(), bytes[..8]);
+}
+
+/// Reads and writes at random places, of many regions at once, each of which is held against a copy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_transfers_leave_both_sides_alike() {
+    const TASKS: u64 = 8;
+    let transfers = if std::env::var_os("FARCALL_LONG").is_some() { 100_000 } else { 2_000 };
+    let (_, channel, owner) = served().await;
+    let tasks = (0..TASKS).map(|seed| {
+        let (channel, owner) = (channel.clone(), owner.clone());
+        tokio::spawn(async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let len = random.usize(1..300_000);
+            // Odd ones are the caller's, and the server uses them.
+            let own = (seed % 2 == 1).then(|| Region::zeroed(len, all()));
+            let theirs = match own {
+                Some(_) => None,
+                None => Some(owner.another(len).await.unwrap().on(&channel)),
+            };
+            let mut copy = vec![0; len];
+            for _ in 0..transfers / TASKS {
+                let at = random.usize(..=len);
+                let most = if random.u8(..) < 16 { len } else { 5000 };
+                let count = random.usize(..=most.min(len - at));
+                let range = at..at + count;
+                if random.bool() {
+                    random.fill(&mut copy[range.clone()]);
+                    let bytes = Bytes::copy_from_slice(&copy[range.clone()]);
+                    match (&own, &theirs) {
+                        (Some(own), _) => owner.write_to(own.remote(), at, bytes).await.unwrap(),
+                        (None, theirs) => theirs.as_ref().unwrap().write(at, bytes).await.unwrap(),
+                    }
+                } else {
+                    let bytes = match (&own, &theirs) {
+                        (Some(own), _) => owner.read_from(own.remote(), at, count).await.unwrap(),
+                        (None, theirs) => theirs.as_ref().unwrap().read(range.clone()).await.unwrap(),
+                    };
+                    assert!(bytes == copy[range.clone()], "{seed}: {range:?}");
+                }
+            }
+            if let Some(own) = own {
+                assert!(own.read(..).unwrap() == copy, "{seed}");
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
 }
 
 fn is_gone(status: &Status) {

@@ -1,8 +1,8 @@
 //! A hash index whose look-ups run no handler: readers read the buckets in the memory that the owner exports.
 //!
 //! A bucket has a version before and behind its entries. The owner makes both odd while it changes the bucket, so a reader notices
-//! that it has read half of a change, and reads again. Changes go by methods, to the owner alone. In this version the owner's
-//! runtime does each read, by TCP and by RDMA.
+//! that it has read half of a change, and reads again. Changes go by methods, to the owner alone. By RDMA readers read the
+//! memory by themselves, so look-ups cost the owner no processor time. By TCP its runtime does each read.
 //!
 //! ```text
 //! cargo run --release --example index                            # a server of its own, and a check

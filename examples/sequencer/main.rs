@@ -1,6 +1,6 @@
 //! A sequencer and a table of locks. The server exports memory, and clients count in it: no handler runs for a ticket or a lock.
 //!
-//! In this version the server's runtime does each operation, by TCP and by RDMA.
+//! The server's runtime does each operation on a number, by TCP and by RDMA.
 //!
 //! ```text
 //! cargo run --release --example sequencer                            # servers of its own, and a check

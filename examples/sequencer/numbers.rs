@@ -49,8 +49,13 @@ impl Numbers {
 
     /// Reads one number.
     pub async fn number(&self, at: usize) -> Result<u64, Status> {
-        let bytes = self.read(at, 8).await?;
-        Ok(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+        let mut attempts = Attempts::default();
+        loop {
+            match self.memory.load(at).await {
+                Err(status) => _ = self.outcome(status, &mut attempts).await?,
+                Ok(number) => return Ok(number),
+            }
+        }
     }
 
     /// Writes bytes that nobody else writes now. Writing twice is safe.

@@ -168,11 +168,15 @@ impl Accesses {
         Ok(())
     }
 
+    /// Returns the value of eight bytes of the peer's memory. Its owner reads them, whole: a device need not.
+    pub(crate) async fn load(&self, target: Target, offset: u64) -> Result<u64, Status> {
+        const LEN: usize = size_of::<u64>();
+        Ok(number(&self.access(target, offset, Operation::Read(LEN as u32), LEN).await?))
+    }
+
     /// Does an operation on eight bytes of the peer's memory. Returns the value before it.
     pub(crate) async fn atomic(&self, target: Target, offset: u64, atomic: Atomic) -> Result<u64, Status> {
-        let bytes = self.access(target, offset, atomic.into(), size_of::<u64>()).await?;
-        // The length of an outcome is checked when it arrives.
-        Ok(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
+        Ok(number(&self.access(target, offset, atomic.into(), size_of::<u64>()).await?))
     }
 
     async fn access(
@@ -349,6 +353,11 @@ impl Accesses {
     pub(crate) fn is_idle(&self) -> bool {
         self.serving.load(Ordering::Acquire) == 0 && self.has_none_started()
     }
+}
+
+/// Returns the number that an outcome is, the length of which was checked when it arrived.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// Returns the status of accesses that the peer does not know of.

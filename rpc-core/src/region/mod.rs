@@ -38,7 +38,9 @@
 //! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the
 //!   owner may have received it already. farcall never repeats one. Use numbers that only grow to find out, as the example
 //!   `sequencer` does with its locks.
-//! - The owner's runtime does each access, by TCP and by RDMA.
+//! - By RDMA peers [read](RemoteMemory::read) a region by themselves, and the owner's program has no part in that. The owner's device
+//!   must be able to register the memory: it stays in RAM as long as a peer reads it, and counts against the limit on locked memory.
+//!   The owner's runtime does all other accesses, and those that go by TCP.
 
 mod exported;
 mod remote;

@@ -1,0 +1,92 @@
+//! Regions that are read by RDMA while the owner's process is stopped, and when it is killed.
+//!
+//! Runs in the VM, as `cargo xtask test vm` does it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod process;
+
+use std::future::pending;
+use std::time::Duration;
+
+use farcall::region::{Region, RemoteRegion, Rights};
+use farcall::{Channel, Code, Config, Policy, Result, Server};
+
+use process::{Process, say, told};
+
+const LEN: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[farcall::service(package = "test")]
+trait Owner {
+    async fn region(&self) -> Result<RemoteRegion>;
+}
+
+struct Pages(Region);
+
+impl Owner for Pages {
+    async fn region(&self) -> Result<RemoteRegion> {
+        Ok(self.0.remote())
+    }
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.transport = Some(Policy::Rdma);
+    config.liveness.connect_ms = 30_000;
+    config
+}
+
+/// The byte at a place of the region.
+fn byte(at: usize) -> u8 {
+    (at % 251) as u8
+}
+
+/// Not a test by itself: the owner, in a process of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn part_owner() {
+    if told().is_some() {
+        let region = Region::zeroed(LEN, Rights::READ);
+        region.write(0, &(0..LEN).map(byte).collect::<Vec<_>>()).unwrap();
+        let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
+        let server = server.bind("127.0.0.1:0").await.unwrap();
+        say(&format!("farcall://{}", server.local_addr()));
+        tokio::spawn(server.serve());
+        pending::<()>().await;
+    }
+}
+
+fn region_reads() -> u64 {
+    farcall::rdma::stats().iter().map(|stats| stats.region_reads).sum()
+}
+
+#[tokio::test]
+async fn a_region_is_read_while_its_owner_is_stopped_and_not_when_it_is_killed() {
+    let mut owner = Process::start("part_owner", "");
+    let channel = Channel::builder().config(config()).connect(&owner.said()).await.unwrap();
+    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+    let direct = async {
+        while region_reads() == 0 {
+            region.read(..8).await.unwrap();
+        }
+    };
+    tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
+
+    owner.signal("STOP");
+    let (before, mut random) = (region_reads(), fastrand::Rng::with_seed(1));
+    for i in 0..200 {
+        let at = random.usize(..LEN);
+        let len = random.usize(..=(LEN - at).min(if i % 10 == 0 { LEN } else { 500 }));
+        let read =
+            tokio::time::timeout(PATIENCE, region.read(at..at + len)).await.expect("the owner must run");
+        assert!(read.unwrap().iter().copied().eq((at..at + len).map(byte)), "{len} bytes at {at}");
+    }
+    // A read of no bytes needs no READ.
+    assert!(region_reads() >= before + 190);
+    owner.signal("CONT");
+    assert!(region.read(..).await.unwrap().len() == LEN);
+
+    owner.kill().await;
+    let status = tokio::time::timeout(PATIENCE, region.read(..)).await.expect("it hangs").unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+}

@@ -41,7 +41,7 @@ pub(crate) trait Echo {
 struct Service {
     /// Made when it is first asked for: then it is known whether there is RDMA to send it by.
     payload: OnceLock<Bytes>,
-    region: OnceLock<Region<Vec<u8>>>,
+    region: OnceLock<Region>,
 }
 
 impl Service {

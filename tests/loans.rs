@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
-use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::bulk::{BulkRead, BulkWrite, Lend};
 use farcall::{Bytes, Channel, Code, Executed, Result, Server, Stream, Streaming, stream};
 use tokio::sync::Notify;
 
@@ -405,5 +405,101 @@ async fn many_transfers_wait_for_each_other() {
     let read = pages.read(bytes.clone().into(), ranges).await.unwrap();
     for (i, read) in read.iter().enumerate() {
         assert!(*read == bytes[i * 1000..i * 1000 + 500]);
+    }
+}
+
+/// Memory with canaries around it.
+struct Guarded {
+    whole: Vec<u8>,
+    len: usize,
+}
+
+impl Guarded {
+    const CANARY: usize = 64;
+
+    fn new(len: usize) -> Self {
+        Self { whole: vec![0xc5; len + 2 * Self::CANARY], len }
+    }
+
+    fn lent(&mut self) -> &mut [u8] {
+        &mut self.whole[Self::CANARY..Self::CANARY + self.len]
+    }
+
+    /// Returns the memory, if both canaries are intact.
+    fn intact(&mut self) -> &mut [u8] {
+        let is_intact = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0xc5);
+        let (before, rest) = self.whole.split_at(Self::CANARY);
+        assert!(is_intact(before) && is_intact(&rest[self.len..]), "a canary is dead");
+        self.lent()
+    }
+}
+
+impl Lend for Guarded {
+    fn parts(&mut self) -> Vec<&mut [u8]> {
+        vec![self.lent()]
+    }
+}
+
+/// Random pieces of lent memory are written and read, by many calls at once, some of which are given up. Each byte that is lent is
+/// compared, and canaries lie around it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_transfers_touch_what_is_lent_and_nothing_else() {
+    const TASKS: u64 = 8;
+    /// Of each call.
+    const PIECES: usize = 5;
+    let transfers = if std::env::var_os("FARCALL_LONG").is_some() { 100_000 } else { 2_000 };
+    let (_, _, pages) = served().await;
+    let tasks = (0..TASKS).map(|seed| {
+        let pages = pages.clone();
+        tokio::spawn(async move {
+            let mut random = fastrand::Rng::with_seed(seed);
+            for _ in 0..transfers / TASKS / PIECES as u64 {
+                let most = if random.u8(..) < 16 { 400_000 } else { 6000 };
+                let len = random.usize(1..most);
+                let mut page = Guarded::new(len);
+                let mut expected = page.lent().to_vec();
+                let mut pieces = Vec::new();
+                // One behind the other, because those to one place take effect in any order.
+                let mut at = 0;
+                for _ in 0..random.usize(..=PIECES) {
+                    let start = random.usize(at..=len);
+                    let piece: Vec<u8> =
+                        (0..random.usize(..=(len - start) / 2)).map(|_| random.u8(..)).collect();
+                    at = start + piece.len();
+                    expected[start..at].copy_from_slice(&piece);
+                    pieces.push((start, Bytes::from(piece)));
+                }
+                let (into, loan) = BulkWrite::lend(page);
+                let write = pages.write(into, pieces);
+                let is_given_up = random.u8(..) < 16;
+                if is_given_up {
+                    let _ = tokio::time::timeout(Duration::from_micros(random.u64(..500)), write).await;
+                } else {
+                    soon(write).await.unwrap();
+                }
+                let mut page = soon(loan.reclaim()).await;
+                if is_given_up {
+                    page.intact();
+                    continue;
+                }
+                assert!(page.intact() == expected, "{seed}");
+
+                let bytes = Bytes::from(page.whole);
+                let (from, loan) = BulkRead::lend(bytes.slice(Guarded::CANARY..Guarded::CANARY + len));
+                let mut ranges = Vec::new();
+                for _ in 0..random.usize(..=PIECES) {
+                    let start = random.usize(..=len);
+                    ranges.push((start, random.usize(start..=len)));
+                }
+                let read = soon(pages.read(from, ranges.clone())).await.unwrap();
+                for ((start, end), read) in ranges.into_iter().zip(read) {
+                    assert!(read == expected[start..end], "{seed}: {start} to {end}");
+                }
+                drop(soon(loan.reclaim()).await);
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
     }
 }

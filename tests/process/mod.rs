@@ -50,6 +50,13 @@ impl Process {
         panic!("the process ended and had nothing to say");
     }
 
+    /// Returns the lines that the process [says](say) from now on, until its end.
+    pub(crate) fn words(&mut self) -> impl Iterator<Item = String> + Send + use<> {
+        let stdout = BufReader::new(self.0.stdout.take().unwrap());
+        let said = |line: String| line.split_once("SAYS ").map(|(_, said)| said.trim().to_owned());
+        stdout.lines().map_while(Result::ok).filter_map(said)
+    }
+
     /// Sends it a signal by name.
     pub(crate) fn signal(&self, name: &str) {
         let command = format!("kill -{name} {}", self.0.id());

@@ -1,17 +1,18 @@
-//! Grants of this side: regions that the peer reads by itself, without this side's program.
+//! Grants of this side: regions that the peer uses by itself, without this side's program.
 
 use std::sync::Weak;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::{Accesses, exports};
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Outcome, Target, WireError};
-use crate::transport::{Grant, Hold};
+use crate::transport::{Grant, GrantTerms, Hold};
 
-/// How long a peer may take to say that it reads no more. After that its reads fail, and its link with them.
+/// How long a peer may take to say that it uses a grant no more. After that what it does fails, and its link with it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A grant, as the region keeps it. Dropping it ends it, without a word to the peer.
@@ -33,7 +34,7 @@ impl GivenGrant {
         &self.runtime
     }
 
-    /// Ends the grant in a task, when the peer reads no more by it, or has had the time for that.
+    /// Ends the grant in a task, when the peer uses it no more, or has had the time for that.
     pub(crate) fn end(self) {
         self.runtime.clone().spawn(async move {
             if let Some(accesses) = self.to.upgrade().filter(|_| !self.is_over()) {
@@ -46,8 +47,20 @@ impl GivenGrant {
     }
 }
 
+/// The grants of one connection, as long as the peer can do anything by them.
+#[derive(Debug, Default)]
+pub(super) struct GivenGrants(Vec<InEffect>);
+
+#[derive(Debug)]
+struct InEffect {
+    /// The link that it is good for.
+    epoch: u32,
+    /// Closed when the peer can do nothing any more by it.
+    end: watch::Receiver<()>,
+}
+
 impl Accesses {
-    /// The peer asks to read a region by itself.
+    /// The peer asks to use a region by itself.
     pub(super) fn serve_grant(&self, number: u64, target: Target) -> Result<(), WireError> {
         let Some(this) = self.me.upgrade() else { return Ok(()) };
         self.runtime.spawn(async move {
@@ -60,13 +73,28 @@ impl Accesses {
     async fn granted(&self, target: Target) -> Result<Payload, Outcome> {
         let Target::Region { number, key } = target else { return Err(Outcome::Forbidden) };
         let memory = exports::find(number, key).ok_or(Outcome::Gone)?;
+        let (words, read, write) = memory.words()?;
         let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::Forbidden)?;
-        let grant = link.grant(memory.words()?).await.ok_or(Outcome::Forbidden)?;
-        let Grant { descriptor, hold } = grant;
+        let (in_effect, end) = watch::channel(());
+        self.given.lock().0.push(InEffect { epoch, end });
+        let grant = link.grant(words, GrantTerms { read, write, in_effect }).await;
+        let Grant { descriptor, hold } = grant.ok_or(Outcome::Forbidden)?;
         let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
         memory.keep(given).map_err(|_| Outcome::Gone)?;
         let mut bytes = BytesMut::new();
-        Granted { epoch, descriptor }.encode(&mut bytes);
+        Granted { epoch, rights: u8::from(read) | u8::from(write) << 1, descriptor }.encode(&mut bytes);
         Ok(Payload::from_body(bytes.freeze()))
+    }
+
+    /// Returns the grants for links that the session has left, by which the peer may still do something. A write that the peer
+    /// repeats must not be done before the end of the first attempt.
+    pub(super) fn grants_for_earlier_links(&self) -> Vec<watch::Receiver<()>> {
+        let mut given = self.given.lock();
+        if given.0.is_empty() {
+            return Vec::new();
+        }
+        given.0.retain(|grant| grant.end.has_changed().is_ok());
+        let now = self.sender.upgraded_in_epoch().map(|(epoch, _)| epoch);
+        given.0.iter().filter(|grant| Some(grant.epoch) != now).map(|grant| grant.end.clone()).collect()
     }
 }

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 pub(crate) use self::exports::{export, withdraw};
 pub(crate) use self::giving::GivenGrant;
+use self::giving::GivenGrants;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory};
 pub(crate) use self::owner::{Atomic, Memory};
@@ -60,8 +61,10 @@ pub(crate) struct Accesses {
     permits: Arc<Semaphore>,
     /// Notified when one is started.
     pub(crate) begun: Notify,
-    /// What the peer lets this side read by itself.
+    /// What the peer lets this side use by itself.
     taken: Mutex<rank::Leaf, TakenGrants>,
+    /// What this side lets the peer use by itself.
+    given: Mutex<rank::Leaf, GivenGrants>,
     /// What this side lends to the peer, by call and number.
     lent: Mutex<rank::Leaf, HashMap<(u64, u64), Arc<OnLoan>>>,
     /// How many accesses of the peer have no answer that has left.
@@ -99,6 +102,7 @@ impl Accesses {
             permits: Arc::new(Semaphore::new(MOST)),
             begun: Notify::new(),
             taken: Mutex::default(),
+            given: Mutex::default(),
             lent: Mutex::default(),
             serving: AtomicUsize::new(0),
             serving_bytes: AtomicU64::new(0),
@@ -146,12 +150,17 @@ impl Accesses {
         mut offset: u64,
         mut bytes: Bytes,
     ) -> Result<(), Status> {
+        let in_vain = match self.write_directly(target, offset, &bytes).await {
+            Some(true) => return Ok(()),
+            Some(false) => true,
+            None => false,
+        };
         let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
         let piece = PIECE.min(max as usize);
         let mut outcomes = Vec::with_capacity(bytes.len().div_ceil(piece));
-        // Other pieces than the one that failed may have been written.
+        // Other pieces than the one that failed may have been written, or all of them, by a link that has failed.
         let in_part = |status: Status, others: usize| match others {
-            0 => status,
+            0 if !in_vain => status,
             _ => status.with_executed(Executed::Maybe),
         };
         while !bytes.is_empty() {

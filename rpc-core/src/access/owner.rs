@@ -55,8 +55,8 @@ pub(crate) trait Memory: fmt::Debug + Send + Sync {
     /// Does an operation on a number. Returns the value before it.
     fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome>;
 
-    /// Returns the memory, for peers to read it by themselves.
-    fn words(&self) -> Result<Words, Outcome> {
+    /// Returns the memory for peers to use by themselves, and whether they may read and write.
+    fn words(&self) -> Result<(Words, bool, bool), Outcome> {
         Err(Outcome::Forbidden)
     }
 
@@ -83,7 +83,12 @@ impl Accesses {
             Operation::Grant => return self.serve_grant(number, access.target),
             Operation::Withdraw => return self.serve_withdrawal(number, access.target),
         };
-        let Some(this) = self.me.upgrade().filter(|_| bytes > LONG) else {
+        let earlier = match access.operation {
+            Operation::Write(_) => self.grants_for_earlier_links(),
+            _ => Vec::new(),
+        };
+        let takes_long = bytes > LONG || !earlier.is_empty();
+        let Some(this) = self.me.upgrade().filter(|_| takes_long) else {
             self.answer(number, access);
             return Ok(());
         };
@@ -100,6 +105,10 @@ impl Accesses {
             return Ok(());
         }
         self.runtime.spawn(async move {
+            for mut in_effect in earlier {
+                // Fails when the grant has no effect any more.
+                let _ = in_effect.changed().await;
+            }
             this.answer(number, access);
             this.serving_bytes.fetch_sub(bytes as u64, Ordering::AcqRel);
             drop(gauge);

@@ -1,7 +1,7 @@
-//! Grants of the peer: regions that this side reads by itself, without the owner's program.
+//! Grants of the peer: regions that this side reads and writes by itself, without the owner's program.
 //!
-//! The first read of a region goes by messages, and asks for a grant beside it. Further reads use the grant, which is good for one
-//! link. What can't be read by a grant is read by messages.
+//! The first access to a region goes by messages, and asks for a grant beside it. Further ones use the grant, which is good for one
+//! link. What can't be done by a grant is done by messages.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,6 +14,8 @@ use tokio::sync::watch;
 use super::Accesses;
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Target, WireError};
+use crate::region::Rights;
+use crate::transport::Link;
 
 /// The grants of the peer, all for one link.
 #[derive(Debug, Default)]
@@ -29,6 +31,7 @@ enum TakenGrant {
     Asked(u64),
     Refused,
     Held {
+        rights: Rights,
         descriptor: Bytes,
         /// Closed when the descriptor has no clone any more.
         in_use: watch::Receiver<()>,
@@ -58,13 +61,27 @@ impl TakenGrants {
 impl Accesses {
     /// Reads memory by a grant. `None`: there is none, or its link has failed.
     pub(super) async fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Bytes> {
+        let (link, descriptor) = self.taken_grant(target, Rights::READ)?;
+        link.read_granted(descriptor, usize::try_from(offset).ok()?, len).await
+    }
+
+    /// Writes to memory by a grant. `None`: there is none. False: its link has failed, so the bytes may be there, or may come before the
+    /// owner does anything that it is asked for by another link.
+    pub(super) async fn write_directly(&self, target: Target, offset: u64, bytes: &Bytes) -> Option<bool> {
+        let (link, descriptor) = self.taken_grant(target, Rights::WRITE)?;
+        Some(link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone()).await)
+    }
+
+    /// Returns a grant with a right, and its link. Asks for one if that was not done yet.
+    fn taken_grant(&self, target: Target, right: Rights) -> Option<(Arc<dyn Link>, Bytes)> {
         let (Target::Region { .. }, true) = (target, self.grants()) else { return None };
-        let offset = usize::try_from(offset).ok()?;
         let (epoch, link) = self.sender.upgraded_in_epoch()?;
         let descriptor = match self.taken.lock().keep_to(epoch).entry(target) {
             Entry::Occupied(grant) => match grant.get() {
-                TakenGrant::Held { descriptor, .. } => Some(descriptor.clone()),
-                TakenGrant::Asked(_) | TakenGrant::Refused => None,
+                TakenGrant::Held { rights, descriptor, .. } if rights.contains(right) => {
+                    Some(descriptor.clone())
+                }
+                TakenGrant::Held { .. } | TakenGrant::Asked(_) | TakenGrant::Refused => None,
             },
             Entry::Vacant(entry) => {
                 static QUESTIONS: AtomicU64 = AtomicU64::new(0);
@@ -75,7 +92,7 @@ impl Accesses {
                 None
             }
         };
-        link.read_granted(descriptor?, offset, len).await
+        Some((link, descriptor?))
     }
 
     /// Asks for a grant.
@@ -96,7 +113,8 @@ impl Accesses {
             Ok(Ok(granted)) if granted.epoch == epoch => {
                 let (sender, in_use) = watch::channel(());
                 let descriptor = Bytes::from_owner(Descriptor(granted.descriptor, sender));
-                grants.insert(target, TakenGrant::Held { descriptor, in_use });
+                let rights = Rights::from_bits(granted.rights);
+                grants.insert(target, TakenGrant::Held { rights, descriptor, in_use });
             }
             // For another link, which the owner has already. This side is about to get it, and asks again.
             Ok(Ok(_)) => drop(grants.remove(&target)),
@@ -104,10 +122,10 @@ impl Accesses {
         }
     }
 
-    /// The owner takes a grant back. It is answered when nothing is read by the grant any more.
+    /// The owner takes a grant back. It is answered when nothing is done by the grant any more.
     pub(super) fn serve_withdrawal(&self, number: u64, target: Target) -> Result<(), WireError> {
         let held = self.taken.lock().by_region.remove(&target);
-        let (Some(TakenGrant::Held { descriptor, mut in_use }), Some(this)) = (held, self.me.upgrade())
+        let (Some(TakenGrant::Held { descriptor, mut in_use, .. }), Some(this)) = (held, self.me.upgrade())
         else {
             self.answer_with(number, Ok(Payload::default()));
             return Ok(());

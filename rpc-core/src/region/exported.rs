@@ -278,9 +278,11 @@ impl Memory for Shared {
         self.change(offset, atomic)
     }
 
-    fn words(&self) -> Result<Words, Outcome> {
-        self.allows(Rights::READ)?;
-        Ok(self.memory()?)
+    fn words(&self) -> Result<(Words, bool, bool), Outcome> {
+        let [read, write] = [Rights::READ, Rights::WRITE].map(|right| self.rights.contains(right));
+        self.allows(if read { Rights::READ } else { Rights::WRITE })?;
+        // The padding behind a length that is no multiple of a word is nobody's to write.
+        Ok((self.memory()?, read, write && self.len.is_multiple_of(words::WORD)))
     }
 
     fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {

@@ -67,6 +67,11 @@ impl Rights {
     /// Peers may use `compare_and_swap` and `fetch_add`.
     pub const ATOMICS: Self = Self(4);
 
+    /// Returns the rights to read and write that a grant names by bits.
+    pub(crate) fn from_bits(bits: u8) -> Self {
+        Self(bits & (Self::READ.0 | Self::WRITE.0))
+    }
+
     /// Whether these rights include others.
     pub fn contains(self, others: Self) -> bool {
         self.0 & others.0 == others.0

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use tokio::sync::watch;
 
 use crate::class::TrafficClass;
 use crate::proto::inbox::Described;
@@ -90,9 +91,9 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Ends the exposure for the frame of this number, because the peer has read what it described, or will not.
     fn revoke(&self, _seq: u32, _was_read: bool) {}
 
-    /// Lets the peer read memory by itself, without this side's program. Resolves to `None` if the link can't do that, or has no room
-    /// for another grant.
-    fn grant(self: Arc<Self>, _memory: Words) -> BoxFuture<Option<Grant>> {
+    /// Lets the peer use memory by itself, without this side's program. Resolves to `None` if the link can't do that, or has no room for
+    /// another grant.
+    fn grant(self: Arc<Self>, _memory: Words, _terms: GrantTerms) -> BoxFuture<Option<Grant>> {
         Box::pin(std::future::ready(None))
     }
 
@@ -100,6 +101,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// clone of the descriptor until it reads no more, also if the future is dropped.
     fn read_granted(&self, _descriptor: Bytes, _offset: usize, _len: usize) -> BoxFuture<Option<Bytes>> {
         Box::pin(std::future::ready(None))
+    }
+
+    /// Writes to memory that the peer has granted by this link, from an offset on. Resolves to whether the bytes are there. If they
+    /// are not, some may be, or may come as long as the peer's end of the link exists. The link keeps a clone of the descriptor as for
+    /// a read.
+    fn write_granted(&self, _descriptor: Bytes, _offset: usize, _bytes: Bytes) -> BoxFuture<bool> {
+        Box::pin(std::future::ready(false))
     }
 
     /// Polls for answers on the thread of a caller that waits for one, for some microseconds at most. Delivers them as
@@ -138,7 +146,18 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     }
 }
 
-/// Memory that the peer may read. Dropping it ends that: the link lets go of the memory as soon as the peer can read it no more.
+/// The terms of a [`Grant`].
+#[derive(Debug)]
+pub struct GrantTerms {
+    /// Whether the peer may read.
+    pub read: bool,
+    /// Whether the peer may write.
+    pub write: bool,
+    /// Kept together with the memory, and dropped when the peer can do nothing any more by the grant.
+    pub in_effect: watch::Sender<()>,
+}
+
+/// Memory that the peer may use. Dropping it ends that: the link lets go of the memory as soon as the peer can use it no more.
 #[derive(Debug)]
 pub struct Grant {
     /// The place of the memory, for the peer's link: [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) less four bytes at

@@ -39,9 +39,9 @@ pub enum Operation {
     },
     /// Adds to the eight bytes, a little-endian number, which wraps.
     FetchAdd(u64),
-    /// Asks for the grant to read a region without its owner's program.
+    /// Asks for the grant to use a region without its owner's program.
     Grant,
-    /// Takes back the grant to read a region of the sender's.
+    /// Takes back the grant of a region of the sender's.
     Withdraw,
 }
 
@@ -192,11 +192,13 @@ impl Accessed {
     }
 }
 
-/// The bytes of the ACCESSED that grants a region to be read.
+/// The bytes of the ACCESSED that grants a region.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Granted {
     /// The link that the grant is good for.
     pub epoch: u32,
+    /// What may be done by it: 1 read, 2 write, 3 both.
+    pub rights: u8,
     /// Where the memory is, in the link's own form.
     pub descriptor: Bytes,
 }
@@ -208,12 +210,13 @@ impl Granted {
     /// Appends the bytes.
     pub fn encode(&self, out: &mut BytesMut) {
         out.put_u32_le(self.epoch);
+        out.put_u8(self.rights);
         out.put_slice(&self.descriptor);
     }
 
     /// Reads the bytes.
     pub fn decode(bytes: Bytes) -> Result<Self, WireError> {
         let mut r = Reader::new(bytes);
-        Ok(Self { epoch: r.u32("granted.epoch")?, descriptor: r.rest() })
+        Ok(Self { epoch: r.u32("granted.epoch")?, rights: r.u8("granted.rights")?, descriptor: r.rest() })
     }
 }

@@ -1,7 +1,21 @@
-//! Bytes that a peer may read for a while.
+//! Memory that a peer may use for a while.
 
-/// Bytes for which a window was taken so that the peer can READ them, and what the peer has to be told for that. They can
-/// be read from when the bind was posted until the invalidation has run, through this one queue pair.
+/// What a peer may do with memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteAccess {
+    /// READ it.
+    pub read: bool,
+    /// WRITE to it.
+    pub write: bool,
+}
+
+impl RemoteAccess {
+    /// The peer may READ.
+    pub const READ: Self = Self { read: true, write: false };
+}
+
+/// Memory for which a window was taken so that the peer can use it, and what the peer has to be told for that. It can be
+/// used from when the bind was posted until the invalidation has run, through this one queue pair.
 ///
 /// A name, not an owner: one whose exposure is over does nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +25,7 @@ pub struct Exposure {
     pub(crate) rkey: u32,
     pub(crate) window: usize,
     pub(crate) generation: u64,
+    pub(crate) access: RemoteAccess,
 }
 
 impl Exposure {
@@ -31,6 +46,11 @@ impl Exposure {
     /// The key that the peer has to show.
     pub fn rkey(&self) -> u32 {
         self.rkey
+    }
+
+    /// Returns what the peer may do.
+    pub(crate) fn access(&self) -> RemoteAccess {
+        self.access
     }
 
     /// Returns the index of the queue pair's window, in the order in which windows were added.

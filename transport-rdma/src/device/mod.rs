@@ -4,9 +4,9 @@
 //! Ownership is the point of these traits. Memory that a device may write is a [`Slot`] that was moved into a queue, or a
 //! [`ReadTarget`] that nobody can look into; memory that a device may read, for itself or for a peer, is a
 //! [`Bytes`](bytes::Bytes) of which the queue pair holds a clone. A completion is the only way back, so code above these
-//! traits cannot race with a device.
+//! traits cannot race with a device. Memory that a peer may write to is atomic words of the application.
 //!
-//! Left out: anything by which a peer could write to memory it was not sent to (WRITE, atomics), receive queues of one
+//! Left out: the device's atomic operations, receive queues of one
 //! queue pair (there is the shared one only), and the opcode of completions, which devices leave undefined when they
 //! fail.
 
@@ -39,7 +39,7 @@ pub use select::{Match, Selection, addresses, choose};
 pub use status::{WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};
 
-pub use self::exposure::Exposure;
+pub use self::exposure::{Exposure, RemoteAccess};
 pub use crate::config::RdmaConfig;
 pub use crate::dma::{Arena, Extent, ReadTarget, RegisteredWords, SharesWords, Slab, SlabLayout, Slot};
 pub use crate::errno::Blame;
@@ -147,9 +147,9 @@ pub trait Device: Debug + Send + Sync {
     /// says whether that was so.
     fn remove_arena(&self, arena: &Arc<Arena>) -> bool;
 
-    /// Registers words of the application, without any remote access to them: that takes a window. They stay registered until the
-    /// result is dropped, which may take milliseconds.
-    fn add_words(&self, words: Words) -> Result<RegisteredWords, Unavailable>;
+    /// Registers words of the application, without any remote access to them: that takes a window. Only if they are `writable`, a
+    /// window may let a peer write to them. They stay registered until the result is dropped, which may take milliseconds.
+    fn add_words(&self, words: Words, writable: bool) -> Result<RegisteredWords, Unavailable>;
 
     /// Creates the queues that one shard's queue pairs share.
     fn create_queues(&self, size: QueueSize) -> Result<Arc<dyn Queues>, DeviceError>;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteQp, SharesWords, Slot, WcError};
+use super::{
+    DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Slot, WcError,
+};
 
 /// How large a queue pair is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +65,12 @@ pub trait QueuePair: Debug + Send + Sync {
     /// The peer can read them from when [`Work::Bind`] has run.
     fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError>;
 
-    /// As [`expose`](Self::expose), for all of these words.
-    fn expose_words(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, ExposeError>;
+    /// As [`expose`](Self::expose), for all of these words, which the peer may write only if they were registered for that.
+    fn expose_words(
+        &self,
+        words: Arc<dyn SharesWords>,
+        access: RemoteAccess,
+    ) -> Result<Exposure, ExposeError>;
 
     /// Posts requests from the front of the queue, up to [`MAX_BATCH`] at a time and as many as there is room for, with
     /// one call of the device, and says how many it has taken from the queue; zero means that the send queue is full.
@@ -157,14 +163,24 @@ pub enum Work {
         /// Comes back with the completion.
         tag: u64,
     },
+    /// Write to the peer's memory; always with a completion, which says that the bytes are there.
+    Write {
+        /// The bytes: in registered memory, or so few that they fit into the request itself.
+        bytes: Bytes,
+        /// Where they go.
+        to: RemoteRange,
+        /// Comes back with the completion.
+        tag: u64,
+    },
 }
 
 impl Work {
-    /// The length of a message to send, or of what is read.
+    /// The length of a message to send, or of what is read or written.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Send { parts, .. } => parts.iter().map(Bytes::len).sum(),
             Self::Read { len, .. } => *len,
+            Self::Write { bytes, .. } => bytes.len(),
             Self::Bind(_) | Self::Invalidate(_) => 0,
         }
     }
@@ -234,13 +250,13 @@ pub enum Completion {
         /// How many, counting those for which no completion was asked.
         count: usize,
     },
-    /// A READ has completed: the bytes are there.
-    Read {
+    /// A READ or WRITE has completed: the bytes are there.
+    Moved {
         /// The queue pair it was posted on.
         qp_num: u32,
-        /// How many requests this completes, the READ included.
+        /// How many requests this completes, this one included.
         count: usize,
-        /// The READ's own.
+        /// The request's own.
         tag: u64,
     },
     /// A request has failed, and so has its queue pair. If it was a message, that does not say that the peer has not
@@ -267,7 +283,7 @@ impl Completion {
     pub(crate) fn into_slot(self) -> Option<Slot> {
         match self {
             Self::Received { slot, .. } | Self::ReceiveFailed { slot, .. } => Some(slot),
-            Self::Sent { .. } | Self::Read { .. } | Self::SendFailed { .. } | Self::Drained { .. } => None,
+            Self::Sent { .. } | Self::Moved { .. } | Self::SendFailed { .. } | Self::Drained { .. } => None,
         }
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use farcall_core::transport::Words;
 
-/// Words that a device has registered, so that peers can read them through windows.
+/// Words that a device has registered, so that peers can use them through windows.
 ///
-/// They are atomic, so others may change them while a device reads, and no reference says otherwise. They stay where they are as long
+/// They are atomic, so all parties may read and change them at once, and no reference says otherwise. They stay where they are as long
 /// as this exists: it holds the `Arc` through which it has borrowed them, and hands out nothing by which that could be changed.
 pub struct RegisteredWords {
     /// What the device has of them. It goes before the words.
@@ -43,6 +43,11 @@ impl RegisteredWords {
         self.registration.downcast_ref()
     }
 
+    /// Writes bytes, as a device does, for a device that is software.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        farcall_core::transport::words::copy_in((*self.words).as_ref(), offset, bytes);
+    }
+
     /// Returns a copy of some bytes, for a device that is software.
     pub(crate) fn copy(&self, offset: usize, len: usize) -> Option<Vec<u8>> {
         farcall_core::transport::words::copy_out((*self.words).as_ref(), offset, len).ok()
@@ -67,7 +72,7 @@ impl SharesWords for RegisteredWords {
     }
 }
 
-/// Memory that a peer may read for a while.
+/// Memory that a peer may use for a while.
 #[derive(Clone)]
 pub(crate) enum Exposed {
     /// A message, or the end of one.

@@ -152,9 +152,9 @@ impl Driver {
                         link.on_room();
                     }
                 }
-                Completion::Read { qp_num, tag, .. } => {
+                Completion::Moved { qp_num, tag, .. } => {
                     if let Some(link) = self.link(qp_num) {
-                        link.on_read(tag);
+                        link.on_moved(tag);
                         self.go_on(&link);
                     }
                 }

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::message::Bulk;
 use farcall_core::transport::{
-    BoxFuture, BusyPoll, Counters, Description, Direction, FrameSource, Grant, Link, LinkHandler, Words,
+    BoxFuture, BusyPoll, Counters, Description, Direction, FrameSource, Grant, GrantTerms, Link, LinkHandler,
+    Words,
 };
 
 use super::Endpoint;
@@ -56,14 +57,25 @@ impl Link for RdmaLink {
         self.core.revoke(seq, was_read);
     }
 
-    fn grant(self: Arc<Self>, memory: Words) -> BoxFuture<Option<Grant>> {
-        Box::pin(Arc::clone(&self.core).grant_words(memory))
+    fn grant(self: Arc<Self>, memory: Words, terms: GrantTerms) -> BoxFuture<Option<Grant>> {
+        Box::pin(Arc::clone(&self.core).grant_words(memory, terms))
     }
 
     fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> BoxFuture<Option<Bytes>> {
         let read = self.core.read_granted(descriptor, offset, len);
         // An error: the link has failed.
         Box::pin(async move { read?.await.ok() })
+    }
+
+    fn write_granted(&self, descriptor: Bytes, offset: usize, bytes: Bytes) -> BoxFuture<bool> {
+        let written = self.core.write_granted(descriptor, offset, bytes);
+        // As above.
+        Box::pin(async move {
+            match written {
+                Some(written) => written.await.is_ok(),
+                None => false,
+            }
+        })
     }
 
     fn busy_poll(&self, waited: Duration) -> BusyPoll {

@@ -1,4 +1,4 @@
-//! Memory of the application that the peer reads by itself, through a memory window of this queue pair.
+//! Memory of the application that the peer uses by itself, through a memory window of this queue pair.
 //!
 //! A grant begins with a bind, in front of the message that tells the peer of it. It ends with an invalidation, after which the window
 //! lets go of the memory, or with the queue pair.
@@ -6,11 +6,14 @@
 use std::sync::{Arc, Weak};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::transport::{Grant, Hold, Words};
-use tokio::sync::oneshot;
+use farcall_core::transport::{Grant, GrantTerms, Hold, Words};
+use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
-use crate::device::{ExposeError, Exposure, QueuePair, RemoteRange, SharesWords, Unavailable, Work};
+use crate::device::{
+    ExposeError, Exposure, QueuePair, RegisteredWords, RemoteAccess, RemoteRange, SharesWords, Unavailable,
+    Work,
+};
 
 /// Grants of a link at most: each takes one of the device's windows.
 const MOST: usize = 16;
@@ -60,6 +63,20 @@ impl Drop for Held {
     }
 }
 
+/// Words as a window keeps them: until the peer can use them no more.
+#[derive(Debug)]
+struct Granted {
+    words: Arc<dyn SharesWords>,
+    #[expect(dead_code, reason = "it is dropped with the words")]
+    in_effect: watch::Sender<()>,
+}
+
+impl SharesWords for Granted {
+    fn words(&self) -> &RegisteredWords {
+        self.words.words()
+    }
+}
+
 /// Where granted memory is, as the peer is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GrantedRange {
@@ -93,19 +110,23 @@ impl GrantedRange {
 
 impl LinkCore {
     /// See [`farcall_core::transport::Link::grant`].
-    pub(crate) async fn grant_words(self: Arc<Self>, words: Words) -> Option<Grant> {
+    pub(crate) async fn grant_words(self: Arc<Self>, words: Words, terms: GrantTerms) -> Option<Grant> {
         let (place, qp, needs_window) = self.begin_grant()?;
         let (sender, exposed) = oneshot::channel();
         let registrations = Arc::clone(&self.resources.registrations);
         self.resources.rendezvous_pool.control().spawn(move || {
-            let words = registrations.register(&words);
+            let GrantTerms { read, write, in_effect } = terms;
+            let exposed = registrations.register(&words, write).and_then(|words| {
+                let words = Arc::new(Granted { words, in_effect });
+                expose(&*qp, words, RemoteAccess { read, write }, needs_window)
+            });
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
-            let _ = sender.send(words.and_then(|words| expose(&*qp, words, needs_window)));
+            let _ = sender.send(exposed);
         });
         let exposure = match exposed.await.ok()? {
             Ok(exposure) => exposure?,
             Err(why) => {
-                tracing::warn!(link = self.name, %why, "peers can't read a region by themselves: this process does their reads");
+                tracing::warn!(link = self.name, %why, "peers can't use a region by themselves: this process does it for them");
                 return None;
             }
         };
@@ -137,16 +158,17 @@ impl LinkCore {
 /// Takes a window for words. Each grant adds a window to those of messages, so that it takes none of these.
 fn expose(
     qp: &dyn QueuePair,
-    words: Arc<dyn SharesWords>,
+    words: Arc<Granted>,
+    access: RemoteAccess,
     needs_window: bool,
 ) -> Result<Option<Exposure>, Unavailable> {
     qp.alloc_windows(usize::from(needs_window))?;
     loop {
-        match qp.expose_words(Arc::clone(&words)) {
+        match qp.expose_words(Arc::clone(&words) as _, access) {
             Ok(exposure) => return Ok(Some(exposure)),
             // A message has taken it.
             Err(ExposeError::NoWindow) => qp.alloc_windows(1)?,
-            // An empty region, in which there is nothing to read.
+            // An empty region, in which there is nothing.
             Err(ExposeError::NotInArena | ExposeError::Refused(_)) => return Ok(None),
         }
     }

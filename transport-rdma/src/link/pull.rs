@@ -1,4 +1,4 @@
-//! Memory of the peer that this side reads: long messages, and regions. In chunks, so that short messages go between.
+//! Memory of the peer that this side reads and writes: long messages, and regions. In chunks, so that short messages go between.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
 use crate::device::{Extent, ReadTarget, RemoteRange, Work};
 
-/// Bytes of one READ. A SEND that is posted behind it waits for about as long as these take.
+/// Bytes of one READ or WRITE. A SEND that is posted behind it waits for about as long as these take.
 const CHUNK: usize = 64 << 10;
 
 /// How many chunks are opened before other tasks have their turn: some tens of microseconds.
@@ -27,13 +27,13 @@ const CHUNKS_IN_A_ROW: usize = 4;
 /// A short part of a region is copied, so that whoever keeps it keeps no registered memory.
 const LONG: usize = 8 << 10;
 
-/// The tags of the READs of regions begin here. Those of messages are the numbers of their frames.
+/// The tags of READs and WRITEs of regions begin here. Those of messages are the numbers of their frames.
 const REGIONS: u64 = 1 << 32;
 
-/// What one link reads.
+/// What one link reads and writes.
 #[derive(Default)]
 pub(super) struct Pulls {
-    /// READs that may be outstanding: what both devices can do.
+    /// READs and WRITEs that may be outstanding: what both devices can do of READs.
     most: usize,
     outstanding: usize,
     /// Those that have no memory yet.
@@ -43,7 +43,7 @@ pub(super) struct Pulls {
     active: VecDeque<Pull>,
     /// To be delivered: the number of the frame, and the message unless there is no memory for it.
     done: VecDeque<(u32, Option<Bytes>)>,
-    /// Parts of regions that were asked for.
+    /// How often a part of a region was asked for, or written.
     regions: u64,
 }
 
@@ -59,13 +59,13 @@ struct Pull {
     /// Names it in completions.
     tag: u64,
     purpose: Purpose,
-    read_target: Arc<ReadTarget>,
+    local: Local,
     /// Where the peer's memory begins, and where in the message that stands.
-    from: RemoteRange,
+    remote: RemoteRange,
     begin: usize,
-    /// The end of the part that has been asked for.
+    /// The end of the part that has been posted.
     next: usize,
-    /// READs that have not completed.
+    /// READs or WRITEs that have not completed.
     outstanding: usize,
     /// The length of what is to be in memory, tags included.
     end: usize,
@@ -73,18 +73,27 @@ struct Pull {
     total: usize,
 }
 
-/// What becomes of what was read.
+/// This side's memory.
+enum Local {
+    Into(Arc<ReadTarget>),
+    From(Bytes),
+}
+
+/// What becomes of what was read or written.
 enum Purpose {
     /// It is the message of the frame of this number. If it is sealed, that is the number of its first chunk.
     Message { seq: u32, number: Option<u64> },
     /// It is a part of a region, for whoever waits for it. The descriptor is kept until no READ needs it.
     Region { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
+    /// It is written to a region, for whoever waits for that.
+    Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
 }
 
-/// What is left to do when the last READ has completed, without the lock.
+/// What is left to do when the last READ or WRITE has completed, without the lock.
 enum Whole {
     Sealed(SealedMessage),
     Region(oneshot::Sender<Bytes>, Bytes),
+    Written(oneshot::Sender<()>),
 }
 
 /// A message that was read, and is sealed.
@@ -97,7 +106,7 @@ pub(super) struct SealedMessage {
 }
 
 impl Pulls {
-    /// So many READs may be outstanding.
+    /// So many READs and WRITEs may be outstanding.
     pub(super) fn allow(&mut self, most: usize) {
         self.most = most;
     }
@@ -113,7 +122,7 @@ impl Pulls {
         self.done.clear();
     }
 
-    /// The next READ. Messages take turns, so that a short one does not wait for a long one.
+    /// The next READ or WRITE. Messages take turns, so that a short one does not wait for a long one.
     fn next(&mut self) -> Option<Work> {
         if self.room() == 0 {
             return None;
@@ -121,16 +130,22 @@ impl Pulls {
         let i = self.active.iter().position(|pull| pull.next < pull.end)?;
         let mut pull = self.active.remove(i)?;
         let (at, len) = (pull.next, CHUNK.min(pull.end - pull.next));
-        let from = RemoteRange { addr: pull.from.addr.wrapping_add((at - pull.begin) as u64), ..pull.from };
-        let read = Work::Read { into: Arc::clone(&pull.read_target), at, len, from, tag: pull.tag };
+        let addr = pull.remote.addr.wrapping_add((at - pull.begin) as u64);
+        let (remote, tag) = (RemoteRange { addr, ..pull.remote }, pull.tag);
+        let work = match &pull.local {
+            Local::Into(read_target) => {
+                Work::Read { into: Arc::clone(read_target), at, len, from: remote, tag }
+            }
+            Local::From(bytes) => Work::Write { bytes: bytes.slice(at..at + len), to: remote, tag },
+        };
         pull.next += len;
         pull.outstanding += 1;
         self.outstanding += 1;
         self.active.push_back(pull);
-        Some(read)
+        Some(work)
     }
 
-    /// A READ of this tag has completed. `Some`: it was the last.
+    /// A READ or WRITE of this tag has completed. `Some`: it was the last.
     fn completed(&mut self, tag: u64) -> Option<Whole> {
         self.outstanding = self.outstanding.saturating_sub(1);
         let i = self.active.iter().position(|pull| pull.tag == tag)?;
@@ -139,9 +154,12 @@ impl Pulls {
         if pull.outstanding > 0 || pull.next < pull.end {
             return None;
         }
-        let Pull { read_target, begin, total, purpose, .. } = self.active.remove(i)?;
+        let Pull { local, begin, total, purpose, .. } = self.active.remove(i)?;
         // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
-        let extent = ReadTarget::into_extent(read_target).ok();
+        let extent = match local {
+            Local::Into(read_target) => ReadTarget::into_extent(read_target).ok(),
+            Local::From(_) => None,
+        };
         match (purpose, extent) {
             (Purpose::Message { seq, number: Some(number) }, Some(extent)) => {
                 return Some(Whole::Sealed(SealedMessage { seq, extent, begin, total, number }));
@@ -155,6 +173,7 @@ impl Pulls {
                     if is_long { extent.freeze(0..total) } else { Bytes::copy_from_slice(&extent[..total]) };
                 return Some(Whole::Region(reader, bytes));
             }
+            (Purpose::Write { writer, .. }, _) => return Some(Whole::Written(writer)),
             (Purpose::Region { .. }, None) => {}
         }
         None
@@ -229,8 +248,8 @@ impl LinkCore {
                 pulls.active.push_back(Pull {
                     tag: seq.into(),
                     purpose: Purpose::Message { seq, number: asked.number },
-                    read_target: ReadTarget::new(extent),
-                    from: asked.from,
+                    local: Local::Into(ReadTarget::new(extent)),
+                    remote: asked.from,
                     begin: begin.len(),
                     next: begin.len(),
                     outstanding: 0,
@@ -258,8 +277,8 @@ impl LinkCore {
         }
     }
 
-    /// A READ has completed.
-    pub(crate) fn on_read(self: &Arc<Self>, tag: u64) {
+    /// A READ or WRITE has completed.
+    pub(crate) fn on_moved(self: &Arc<Self>, tag: u64) {
         let mut sending = self.sending();
         let whole = sending.pulls.completed(tag);
         self.pump(&mut sending);
@@ -278,6 +297,8 @@ impl LinkCore {
                 // Its future may have been dropped.
                 let _ = reader.send(bytes);
             }
+            // As above.
+            Some(Whole::Written(writer)) => _ = writer.send(()),
             None => {}
         }
     }
@@ -289,33 +310,59 @@ impl LinkCore {
         offset: usize,
         len: usize,
     ) -> Option<oneshot::Receiver<Bytes>> {
-        let from = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
         let pool = &self.resources.rendezvous_pool;
         let Some(extent) = pool.take(Direction::Response, len) else {
             pool.grow(Direction::Response, len, None);
             return None;
         };
         let (reader, read) = oneshot::channel();
+        let purpose = Purpose::Region { reader, _descriptor: descriptor };
+        self.use_region(purpose, Local::Into(ReadTarget::new(extent)), remote, len).then_some(read)
+    }
+
+    /// See [`farcall_core::transport::Link::write_granted`].
+    pub(crate) fn write_granted(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        bytes: Bytes,
+    ) -> Option<oneshot::Receiver<()>> {
+        let len = bytes.len();
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let pool = &self.resources.rendezvous_pool;
+        let is_inline = self.qp().is_some_and(|qp| len <= qp.inline() as usize);
+        let bytes = if is_inline || pool.contains(&bytes) {
+            bytes
+        } else if let Some(mut extent) = pool.take(Direction::Request, len) {
+            extent[..len].copy_from_slice(&bytes);
+            self.copied.fetch_add(len as u64, Ordering::Relaxed);
+            extent.freeze(0..len)
+        } else {
+            pool.grow(Direction::Request, len, None);
+            return None;
+        };
+        let (writer, written) = oneshot::channel();
+        self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        let purpose = Purpose::Write { writer, _descriptor: descriptor };
+        self.use_region(purpose, Local::From(bytes), remote, len).then_some(written)
+    }
+
+    /// Reads or writes a part of a region. False if the link can't.
+    fn use_region(self: &Arc<Self>, purpose: Purpose, local: Local, remote: RemoteRange, len: usize) -> bool {
         let mut sending = self.sending();
         if !sending.is_open() || sending.pulls.most == 0 {
-            return None;
+            return false;
         }
         let pulls = &mut sending.pulls;
         pulls.regions += 1;
-        pulls.active.push_back(Pull {
-            tag: REGIONS + pulls.regions,
-            purpose: Purpose::Region { reader, _descriptor: descriptor },
-            read_target: ReadTarget::new(extent),
-            from,
-            begin: 0,
-            next: 0,
-            outstanding: 0,
-            end: len,
-            total: len,
-        });
+        let tag = REGIONS + pulls.regions;
+        let pull =
+            Pull { tag, purpose, local, remote, begin: 0, next: 0, outstanding: 0, end: len, total: len };
+        pulls.active.push_back(pull);
         self.pump(&mut sending);
         self.post(&mut sending);
-        Some(read)
+        true
     }
 
     /// Opens a message that was read, and has it delivered.

@@ -9,7 +9,7 @@ use farcall_core::transport::Words;
 use super::control::{Control, DropOnControlThread};
 use crate::device::{Device, RegisteredWords, SharesWords, Unavailable};
 
-/// Registers each region once, however many peers read it, as long as one does.
+/// Registers each region once, however many peers use it, as long as one does.
 pub(crate) struct Registrations {
     device: Arc<dyn Device>,
     control: Control,
@@ -31,15 +31,20 @@ impl Registrations {
         Arc::new(Self { device, control, known: Mutex::default() })
     }
 
-    /// Registers words, if they are not. Blocks for as long as it takes the kernel to pin them.
-    pub(crate) fn register(&self, words: &Words) -> Result<Arc<dyn SharesWords>, Unavailable> {
+    /// Registers words, if they are not, always with one value of `writable`. Blocks for as long as it takes the kernel to pin
+    /// them.
+    pub(crate) fn register(
+        &self,
+        words: &Words,
+        writable: bool,
+    ) -> Result<Arc<dyn SharesWords>, Unavailable> {
         let address = Arc::as_ptr(words).cast::<()>() as usize;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(registered) = known.get(&address).and_then(Weak::upgrade) {
             return Ok(registered);
         }
         known.retain(|_, registered| registered.strong_count() > 0);
-        let registered = Arc::new(self.device.add_words(Arc::clone(words))?);
+        let registered = Arc::new(self.device.add_words(Arc::clone(words), writable)?);
         let registered = Arc::new(DropOnControlThread::new(registered, self.control.clone()));
         known.insert(address, Arc::downgrade(&registered));
         Ok(registered)

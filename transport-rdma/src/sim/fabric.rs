@@ -101,6 +101,7 @@ pub(super) enum Request {
     Bind(Grant),
     Invalidate(u32),
     Read { into: Arc<ReadTarget>, at: usize, len: usize, from: RemoteRange },
+    Write { bytes: Bytes, to: RemoteRange },
 }
 
 impl Request {

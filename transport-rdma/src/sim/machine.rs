@@ -15,7 +15,7 @@ use super::queues::SimQueues;
 use crate::device::{
     Arena, Device, DeviceError, DeviceEvent, DeviceEvents, DeviceSummary, Gid, GidEntry, GidKind, Host,
     Interface, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, PortSummary, QueueSize, Queues, RdmaConfig,
-    Slab, SlabLayout, Unavailable,
+    RemoteAccess, Slab, SlabLayout, Unavailable,
 };
 use crate::dma::{Mapping, RegisteredWords};
 use crate::unavailable::Memlock;
@@ -286,11 +286,13 @@ impl Hca {
 pub(super) struct Registration {
     hca: Arc<Hca>,
     bytes: u64,
+    writable: bool,
 }
 
 impl Registration {
-    pub(super) fn is_of(&self, hca: &Arc<Hca>) -> bool {
-        Arc::ptr_eq(&self.hca, hca)
+    /// Whether windows of this device may allow this.
+    pub(super) fn allows(&self, hca: &Arc<Hca>, access: RemoteAccess) -> bool {
+        Arc::ptr_eq(&self.hca, hca) && (self.writable || !access.write)
     }
 }
 
@@ -362,12 +364,12 @@ impl Device for SimDevice {
         retired
     }
 
-    fn add_words(&self, words: Words) -> Result<RegisteredWords, Unavailable> {
+    fn add_words(&self, words: Words, writable: bool) -> Result<RegisteredWords, Unavailable> {
         self.0.host.call("ibv_reg_mr")?;
         RegisteredWords::new(words, |range| {
             let bytes = range.len() as u64;
             self.0.host.register(bytes)?;
-            Ok(Registration { hca: Arc::clone(&self.0), bytes })
+            Ok(Registration { hca: Arc::clone(&self.0), bytes, writable })
         })
     }
 

@@ -13,8 +13,8 @@ use super::machine::{Hca, Registration, error};
 use super::windows::Grant;
 use crate::device::{
     Channel, Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LocalPath, MAX_BATCH,
-    MAX_READS, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteQp, SharesWords, Slot,
-    WcStatus, Work,
+    MAX_READS, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteAccess, RemoteQp,
+    SharesWords, Slot, WcStatus, Work,
 };
 use crate::dma::Exposed;
 use crate::verbs::inflight::{InFlight, Kept, SendRing, Step, Ticket};
@@ -217,7 +217,10 @@ impl SimQp {
                 if windows.bind(exposure) == Step::Skip {
                     return Ok(());
                 }
-                (Kept::Bind(*exposure), Request::Bind(Grant { rkey: exposure.rkey(), exposed }))
+                (
+                    Kept::Bind(*exposure),
+                    Request::Bind(Grant { rkey: exposure.rkey(), exposed, access: exposure.access() }),
+                )
             }
             Work::Invalidate(exposure) => {
                 if windows.invalidate(exposure) == Step::Skip {
@@ -233,6 +236,14 @@ impl SimQp {
                 into.write(*at, &vec![0xdd; *len]);
                 let request = Request::Read { into: Arc::clone(into), at: *at, len: *len, from: *from };
                 (Kept::ReadTarget(Arc::clone(into), *tag), request)
+            }
+            Work::Write { bytes, to, tag } => {
+                let inline = bytes.len() <= self.inline() as usize;
+                if !inline && !hca.is_registered(bytes.as_ptr() as usize, bytes.len()) {
+                    return Err(PostError::NotRegistered);
+                }
+                let kept = Kept::Source(if inline { Bytes::new() } else { bytes.clone() }, *tag);
+                (kept, Request::Write { bytes: bytes.clone(), to: *to })
             }
         };
         self.give(self.ring.push(kept, asked), request)
@@ -314,16 +325,25 @@ impl QueuePair for SimQp {
         if bytes.is_empty() || !self.queues.hca.is_in_arena(bytes.as_ptr() as usize, bytes.len()) {
             return Err(ExposeError::NotInArena);
         }
-        self.ring.windows().take(Exposed::Message(bytes.clone())).ok_or(ExposeError::NoWindow)
+        self.ring
+            .windows()
+            .take(Exposed::Message(bytes.clone()), RemoteAccess::READ)
+            .ok_or(ExposeError::NoWindow)
     }
 
-    fn expose_words(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, ExposeError> {
-        let is_ours =
-            words.words().registration().is_some_and(|ours: &Registration| ours.is_of(&self.queues.hca));
+    fn expose_words(
+        &self,
+        words: Arc<dyn SharesWords>,
+        access: RemoteAccess,
+    ) -> Result<Exposure, ExposeError> {
+        let is_ours = words
+            .words()
+            .registration()
+            .is_some_and(|ours: &Registration| ours.allows(&self.queues.hca, access));
         if !is_ours || words.words().range().is_empty() {
             return Err(ExposeError::NotInArena);
         }
-        self.ring.windows().take(Exposed::Words(words)).ok_or(ExposeError::NoWindow)
+        self.ring.windows().take(Exposed::Words(words), access).ok_or(ExposeError::NoWindow)
     }
 
     fn post(&self, works: &mut VecDeque<Work>) -> Result<usize, PostError> {

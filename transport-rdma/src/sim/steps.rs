@@ -95,7 +95,7 @@ impl State {
         let first = qp.and_then(|qp| Some((qp, &qp.delivered.front()?.request)));
         let acknowledged = first.is_some_and(|(qp, request)| match request {
             Request::Bind(_) | Request::Invalidate(_) => true,
-            Request::Send { .. } => self.acknowledgements && self.path(qp),
+            Request::Send { .. } | Request::Write { .. } => self.acknowledgements && self.path(qp),
             Request::Read { .. } => self.acknowledgements && self.reads && self.path(qp),
         });
         deliver.into_iter().chain(acknowledged.then_some(Step::Acknowledge(num)))
@@ -142,6 +142,9 @@ impl State {
                 Outlook::Fails(REM_INV_REQ_ERR)
             });
         }
+        if matches!(first, Request::Write { .. }) {
+            return Some(Outlook::Arrives(remote.qp_num));
+        }
         let empty = self.shards.get(&peer.shard).is_none_or(|shard| shard.posted.is_empty());
         Some(match (empty, tuning.rnr_retry) {
             (false, _) => Outlook::Arrives(remote.qp_num),
@@ -162,6 +165,9 @@ impl State {
         let (done, solicited) = match (&posted.request, peer) {
             (Request::Send { parts, solicited }, Some(peer)) => (self.land(peer, parts), *solicited),
             (Request::Read { len, from, .. }, Some(peer)) => (self.ask(peer, *from, *len), false),
+            (Request::Write { bytes, to }, Some(peer)) => {
+                (self.write(peer, *to, bytes).map(|()| Arrival::Nothing), false)
+            }
             (Request::Bind(grant), _) => (self.bind(num, grant.clone()).map(|()| Arrival::Nothing), false),
             (Request::Invalidate(rkey), _) => (self.invalidate(num, *rkey).map(|()| Arrival::Nothing), false),
             (_, None) => return,

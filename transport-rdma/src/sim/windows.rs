@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::fabric::State;
-use crate::device::{RemoteRange, WcStatus};
+use crate::device::{RemoteAccess, RemoteRange, WcStatus};
 use crate::dma::Exposed;
 
 /// The device refuses a bind or an invalidation.
@@ -23,6 +23,7 @@ pub(super) struct SimWindow {
 pub(super) struct Grant {
     pub(super) rkey: u32,
     pub(super) exposed: Exposed,
+    pub(super) access: RemoteAccess,
 }
 
 impl State {
@@ -69,10 +70,26 @@ impl State {
     pub(super) fn granted(&self, qp: u32, from: RemoteRange, len: usize) -> Result<Bytes, WcStatus> {
         let window = self.windows.get(&(from.rkey >> 8)).filter(|window| window.qp == qp);
         let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == from.rkey);
-        let part = grant.and_then(|grant| {
+        let part = grant.filter(|grant| grant.access.read).and_then(|grant| {
             let offset = from.addr.checked_sub(grant.exposed.range().start as u64)?;
             grant.exposed.part(usize::try_from(offset).ok()?, len)
         });
         part.ok_or(WcStatus::REM_ACCESS_ERR)
+    }
+
+    /// Writes to memory that a queue pair grants its peer.
+    pub(super) fn write(&self, qp: u32, to: RemoteRange, bytes: &[u8]) -> Result<(), WcStatus> {
+        let window = self.windows.get(&(to.rkey >> 8)).filter(|window| window.qp == qp);
+        let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == to.rkey);
+        let written = grant.filter(|grant| grant.access.write).and_then(|grant| {
+            let range = grant.exposed.range();
+            let offset = usize::try_from(to.addr.checked_sub(range.start as u64)?).ok()?;
+            offset.checked_add(bytes.len()).filter(|end| *end <= range.len())?;
+            match &grant.exposed {
+                Exposed::Words(words) => Some(words.words().write(offset, bytes)),
+                Exposed::Message(_) => None,
+            }
+        });
+        written.ok_or(WcStatus::REM_ACCESS_ERR)
     }
 }

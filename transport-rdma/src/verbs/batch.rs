@@ -8,7 +8,7 @@ use super::device::{Hca, Regions};
 use super::returned_errno;
 use super::srq::index_of;
 use super::sys::{self, Plain as _, ibv_qp, ibv_send_wr, ibv_sge};
-use crate::device::PostError;
+use crate::device::{PostError, RemoteRange};
 
 /// Parts of a message.
 pub(super) const MAX_PARTS: usize = 2;
@@ -74,6 +74,26 @@ impl<const N: usize> Batch<N> {
         wr.rdma.remote_addr = remote_addr;
         wr.rdma.rkey = rkey;
         self.sges[self.len][0] = into;
+    }
+
+    /// Adds a WRITE, to be signed.
+    pub(super) fn write(
+        &mut self,
+        bytes: &Bytes,
+        inline: bool,
+        to: RemoteRange,
+        regions: &Regions<'_>,
+    ) -> Result<(), PostError> {
+        // Inline data needs no key.
+        let lkey = if inline { 0 } else { regions.lkey(bytes).ok_or(PostError::NotRegistered)? };
+        self.sges[self.len][0] = ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey };
+        let wr = &mut self.wrs[self.len];
+        wr.opcode = sys::IBV_WR_RDMA_WRITE;
+        wr.num_sge = i32::from(!bytes.is_empty());
+        wr.send_flags = if inline && !bytes.is_empty() { sys::IBV_SEND_INLINE } else { 0 };
+        wr.rdma.remote_addr = to.addr;
+        wr.rdma.rkey = to.rkey;
+        Ok(())
     }
 
     /// Adds a bind, to be signed.

@@ -17,7 +17,7 @@ use super::window::Window;
 use super::{device_error, last_errno, leaked, returned_errno};
 use crate::device::{
     Device, DeviceError, DeviceEvents, Limits, LinkLayer, MAX_READS, Mtu, PortStatus, QueueSize, Queues,
-    RdmaConfig, Unavailable, memlock,
+    RdmaConfig, RemoteAccess, Unavailable, memlock,
 };
 use crate::dma::{Arena, Mapping, RegisteredWords, Slab, SlabLayout};
 
@@ -104,11 +104,13 @@ impl Device for VerbsDevice {
         retired
     }
 
-    fn add_words(&self, words: Words) -> Result<RegisteredWords, Unavailable> {
+    fn add_words(&self, words: Words, writable: bool) -> Result<RegisteredWords, Unavailable> {
         let keeper = Arc::clone(&words);
         RegisteredWords::new(words, |range| {
             let memory = Pinned::Words { range, words: keeper };
-            let region = self.0.region(memory, sys::IBV_ACCESS_MW_BIND)?;
+            // A window can't let a peer write where the device itself may not.
+            let access = if writable { ARENA_ACCESS } else { sys::IBV_ACCESS_MW_BIND };
+            let region = self.0.region(memory, access)?;
             Ok(Registration { region, hca: Arc::clone(&self.0) })
         })
     }
@@ -273,8 +275,8 @@ impl Region {
         let raw = match verbs.ibv_reg_mr_iova2 {
             Some(reg_mr_iova2) if hca.relaxed_ordering => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. The device writes
-                // to mappings only: words are registered without that right.
+                // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. What a device may
+                // write to is a mapping, of which the requests and windows of this module decide, or words, which are atomic.
                 unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
             }
             // SAFETY: as above.
@@ -323,6 +325,11 @@ pub(super) struct Registration {
 impl Registration {
     pub(super) fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Whether windows on it may allow this.
+    pub(super) fn allows(&self, access: RemoteAccess) -> bool {
+        !access.write || self.region.access & sys::IBV_ACCESS_LOCAL_WRITE != 0
     }
 
     pub(super) fn is_of(&self, hca: &Hca) -> bool {

@@ -17,7 +17,7 @@ use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
     Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LinkLayer, LocalPath, MAX_BATCH,
-    PostError, QpSize, QpTuning, QueuePair, RemoteQp, SharesWords, Work,
+    PostError, QpSize, QpTuning, QueuePair, RemoteAccess, RemoteQp, SharesWords, Work,
 };
 use crate::dma::Exposed;
 
@@ -123,6 +123,11 @@ impl VerbsQp {
                 let lkey = regions.lkey_at(start, *len).ok_or(PostError::NotRegistered)?;
                 batch.read(ibv_sge { addr: start as u64, length: *len as u32, lkey }, from.addr, from.rkey);
                 Kept::ReadTarget(Arc::clone(into), *tag)
+            }
+            Work::Write { bytes, to, tag } => {
+                let inline = bytes.len() <= self.inline as usize;
+                batch.write(bytes, inline, *to, regions)?;
+                Kept::Source(if inline { Bytes::new() } else { bytes.clone() }, *tag)
             }
         };
         let ticket = self.ring.push(kept, asked);
@@ -238,7 +243,7 @@ impl QueuePair for VerbsQp {
         attr.pkey_index = local.pkey_index;
         attr.port_num = local.port;
         // The access that windows may give. Without a window, a peer can only send.
-        attr.qp_access_flags = sys::IBV_ACCESS_REMOTE_READ as u32;
+        attr.qp_access_flags = (sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE) as u32;
         self.modify(&mut attr, sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS)
     }
 
@@ -303,7 +308,7 @@ impl QueuePair for VerbsQp {
         let regions = hca.regions();
         let arena = regions.arena(bytes.as_ptr() as usize, bytes.len()).ok_or(ExposeError::NotInArena)?;
         let exposed = Exposed::Message(bytes.clone());
-        let exposure = self.ring.windows().take(exposed).ok_or(ExposeError::NoWindow)?;
+        let exposure = self.ring.windows().take(exposed, RemoteAccess::READ).ok_or(ExposeError::NoWindow)?;
         if hca.has_loose_windows()
             && let Some(window) = windows.get_mut(exposure.window())
             && let Err(errno) = window.enclose(hca, arena, &exposure)
@@ -314,14 +319,19 @@ impl QueuePair for VerbsQp {
         Ok(exposure)
     }
 
-    fn expose_words(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, ExposeError> {
+    fn expose_words(
+        &self,
+        words: Arc<dyn SharesWords>,
+        access: RemoteAccess,
+    ) -> Result<Exposure, ExposeError> {
         let registration = words.words().registration::<Registration>();
-        if !registration.is_some_and(|ours| ours.is_of(self.queues.hca())) || words.words().range().is_empty()
-        {
+        let is_ours = registration.is_some_and(|ours| ours.is_of(self.queues.hca()) && ours.allows(access));
+        if !is_ours || words.words().range().is_empty() {
             return Err(ExposeError::NotInArena);
         }
         let mut windows = self.posting();
-        let exposure = self.ring.windows().take(Exposed::Words(words)).ok_or(ExposeError::NoWindow)?;
+        let exposure =
+            self.ring.windows().take(Exposed::Words(words), access).ok_or(ExposeError::NoWindow)?;
         // The words have a region of their own.
         if let Some(window) = windows.get_mut(exposure.window()) {
             window.disclose();

@@ -431,6 +431,7 @@ pub(super) const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
 pub(super) const IBV_MW_TYPE_2: c_uint = 2;
 
 pub(super) const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
+pub(super) const IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
 pub(super) const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
 pub(super) const IBV_ACCESS_MW_BIND: c_int = 1 << 4;
 /// The first of the flags that a library or kernel may ignore; only `ibv_reg_mr_iova2` takes it.
@@ -459,6 +460,7 @@ pub(super) const IBV_QP_SQ_PSN: c_int = 1 << 16;
 pub(super) const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 pub(super) const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
+pub(super) const IBV_WR_RDMA_WRITE: c_uint = 0;
 pub(super) const IBV_WR_SEND: c_uint = 2;
 pub(super) const IBV_WR_RDMA_READ: c_uint = 4;
 pub(super) const IBV_WR_LOCAL_INV: c_uint = 7;

@@ -67,8 +67,12 @@ impl Window {
         self.region = None;
     }
 
-    /// The request that lets the peer read what is exposed, which lies in this region.
+    /// The request that lets the peer use what is exposed, which lies in this region.
     pub(super) fn bind(&self, within: &Region, exposure: &Exposure) -> ibv_send_wr_bind_mw {
+        let access = exposure.access();
+        let flag = |may: bool, flag| if may { flag } else { 0 };
+        let flags =
+            flag(access.read, sys::IBV_ACCESS_REMOTE_READ) | flag(access.write, sys::IBV_ACCESS_REMOTE_WRITE);
         ibv_send_wr_bind_mw {
             mw: self.raw.as_ptr(),
             rkey: exposure.rkey(),
@@ -76,7 +80,7 @@ impl Window {
                 mr: self.region.as_ref().unwrap_or(within).as_ptr(),
                 addr: exposure.addr(),
                 length: exposure.len() as u64,
-                mw_access_flags: sys::IBV_ACCESS_REMOTE_READ as u32,
+                mw_access_flags: flags as u32,
             },
         }
     }

@@ -78,7 +78,7 @@ impl End {
         let into = ReadTarget::new(extent);
         self.post([Work::Read { into: Arc::clone(&into), at: 0, len, from, tag: 7 }]);
         let result = match self.poll(Cq::Send, 1).remove(0) {
-            Completion::Read { tag: 7, .. } => Ok(()),
+            Completion::Moved { tag: 7, .. } => Ok(()),
             other => Err(failure(other)),
         };
         (result, ReadTarget::into_extent(into).expect("the queue still holds it"))
@@ -142,7 +142,7 @@ pub(crate) fn exposed_bytes_are_read_whole_and_in_parts(machine: Machine) {
 
 fn read_tag(completion: Completion) -> u64 {
     match completion {
-        Completion::Read { tag, count: 1, .. } => tag,
+        Completion::Moved { tag, count: 1, .. } => tag,
         other => panic!("{other:?}"),
     }
 }

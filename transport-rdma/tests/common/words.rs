@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use farcall_core::transport::Words;
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::verbs;
 
 use super::windows::{PAGE, SECRET, at, pair};
-use super::{End, Machine};
+use super::{End, Machine, failure};
 
 /// Three pages of secrets, words that may be read, and three pages of secrets.
 struct Part(Vec<AtomicU64>);
@@ -30,6 +31,17 @@ impl Part {
         Arc::new(this)
     }
 
+    /// Checks that nothing was written beside the words.
+    fn is_alone(&self) {
+        let (before, rest) = self.0.split_at(3 * WORDS);
+        let beside = before.iter().chain(&rest[rest.len() - 3 * WORDS..]);
+        assert!(
+            beside
+                .map(|word| word.load(Ordering::Relaxed))
+                .all(|word| word == u64::from_ne_bytes([SECRET; 8]))
+        );
+    }
+
     fn words(&self) -> &[AtomicU64] {
         &self.0[3 * WORDS..self.0.len() - 3 * WORDS]
     }
@@ -39,11 +51,110 @@ impl Part {
     }
 }
 
+const WRITE: RemoteAccess = RemoteAccess { read: false, write: true };
+const BOTH: RemoteAccess = RemoteAccess { read: true, write: true };
+
 impl End {
     fn grant_words(&self, machine: &Machine, words: Words) -> Exposure {
-        let words = machine.device.add_words(words).unwrap();
-        self.bind(self.qp.expose_words(Arc::new(words)).unwrap())
+        self.grant_words_for(machine, words, RemoteAccess::READ)
     }
+
+    fn grant_words_for(&self, machine: &Machine, words: Words, access: RemoteAccess) -> Exposure {
+        let words = machine.device.add_words(words, access.write).unwrap();
+        self.bind(self.qp.expose_words(Arc::new(words), access).unwrap())
+    }
+
+    /// Writes to the peer's memory; how it ends.
+    fn write(&self, bytes: Bytes, to: RemoteRange) -> Result<(), WcStatus> {
+        self.post([Work::Write { bytes, to, tag: 9 }]);
+        match self.poll(Cq::Send, 1).remove(0) {
+            Completion::Moved { tag: 9, .. } => Ok(()),
+            other => Err(failure(other)),
+        }
+    }
+}
+
+/// A value of this length in registered memory.
+fn value(arena: &Arc<Arena>, len: usize, byte: u8) -> Bytes {
+    let mut extent = arena.take(len).unwrap();
+    extent.fill(byte);
+    extent.freeze(0..len)
+}
+
+pub(crate) fn words_are_written_until_the_grant_is_over(machine: Machine) {
+    let (part, arena) = (Part::new(3000), machine.device.add_arena(1 << 20).unwrap());
+    let (writer, owner) = pair(&machine);
+    let exposure = owner.grant_words_for(&machine, Arc::clone(&part) as Words, BOTH);
+    let mut expected = part.bytes();
+    // The first fit into the request, and need not lie in registered memory.
+    for (start, bytes) in [
+        (0, Bytes::from_static(b"whole wo")),
+        (13, Bytes::from_static(b"part")),
+        (5, value(&arena, 20_001, 7)),
+        (23_999, value(&arena, 1, 9)),
+        (0, value(&arena, 24_000, 11)),
+        (24_000, Bytes::new()),
+    ] {
+        expected[start..start + bytes.len()].copy_from_slice(&bytes);
+        let to = RemoteRange { addr: exposure.addr() + start as u64, rkey: exposure.rkey() };
+        let len = bytes.len();
+        assert_eq!(writer.write(bytes, to), Ok(()), "{len} bytes at {start}");
+        assert!(part.bytes() == expected, "{len} bytes at {start}");
+        let (result, read) = writer.read(&arena, at(&exposure), 24_000);
+        assert!(result == Ok(()) && read[..] == expected[..], "{len} bytes at {start}");
+    }
+    part.is_alone();
+    owner.revoke(exposure);
+    assert_eq!(writer.write(value(&arena, 100, 13), at(&exposure)), Err(WcStatus::REM_ACCESS_ERR));
+    assert!(part.bytes() == expected, "it was written to after its grant");
+}
+
+pub(crate) fn words_beside_a_grant_are_not_written(machine: Machine) {
+    let (part, arena) = (Part::new(WORDS + 5), machine.device.add_arena(1 << 20).unwrap());
+    let (expected, len) = (part.bytes(), 8 * (WORDS + 5));
+    let (before, after) = (-(PAGE as i64), len as i64);
+    for (offset, count) in [
+        (before, PAGE),
+        (after, PAGE),
+        (-1, 1),
+        (after, 1),
+        (-1, len),
+        (1, len),
+        (i64::MIN / 2, 8),
+        (after, 8),
+    ] {
+        let (writer, owner) = pair(&machine);
+        let exposure = owner.grant_words_for(&machine, Arc::clone(&part) as Words, BOTH);
+        let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
+        let written = writer.write(value(&arena, count, 0xee), to);
+        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
+        part.is_alone();
+        // A write that goes past the end may have been done up to there, by devices that check each packet.
+        if offset < 0 || offset >= after {
+            assert!(part.bytes() == expected, "{count} bytes at {offset}");
+        }
+    }
+}
+
+pub(crate) fn a_grant_gives_the_rights_that_it_names(machine: Machine) {
+    let (part, arena) = (Part::new(WORDS), machine.device.add_arena(1 << 20).unwrap());
+    let expected = part.bytes();
+    let (peer, owner) = pair(&machine);
+    let exposure = owner.grant_words_for(&machine, Arc::clone(&part) as Words, RemoteAccess::READ);
+    assert_eq!(peer.write(value(&arena, 8, 0xee), at(&exposure)), Err(WcStatus::REM_ACCESS_ERR));
+    let (peer, owner) = pair(&machine);
+    let exposure = owner.grant_words_for(&machine, Arc::clone(&part) as Words, WRITE);
+    let (result, read) = peer.read(&arena, at(&exposure), PAGE);
+    assert!(result == Err(WcStatus::REM_ACCESS_ERR) && read[..] != expected[..]);
+    // Nobody may write to a message.
+    let (peer, owner) = pair(&machine);
+    let message = value(&arena, PAGE, 1);
+    let exposure = owner.bind(owner.qp.expose(&message).unwrap());
+    assert_eq!(peer.write(value(&arena, 8, 0xee), at(&exposure)), Err(WcStatus::REM_ACCESS_ERR));
+    assert!(part.bytes() == expected && message[..] == [1; PAGE]);
+    // Nor to words that were registered to be read.
+    let words = machine.device.add_words(part as Words, false).unwrap();
+    assert_eq!(owner.qp.expose_words(Arc::new(words), WRITE), Err(ExposeError::NotInArena));
 }
 
 pub(crate) fn words_are_read_as_they_are_until_the_grant_is_over(machine: Machine) {
@@ -111,7 +222,7 @@ pub(crate) fn words_of_queue_pairs_that_are_gone_are_free(machine: Machine) {
 pub(crate) fn empty_words_are_not_exposed(machine: Machine) {
     let (_, owner) = pair(&machine);
     let none: Words = Arc::new(Vec::new());
-    if let Ok(none) = machine.device.add_words(none) {
-        assert_eq!(owner.qp.expose_words(Arc::new(none)), Err(ExposeError::NotInArena));
+    if let Ok(none) = machine.device.add_words(none, false) {
+        assert_eq!(owner.qp.expose_words(Arc::new(none), RemoteAccess::READ), Err(ExposeError::NotInArena));
     }
 }

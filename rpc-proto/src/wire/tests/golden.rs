@@ -333,7 +333,7 @@ fn accesses(v: &mut Vectors) {
     let gone = Accessed { outcome: Outcome::Gone, bytes: Bytes::new() };
     v.frame("ACCESSED, gone", session(FrameType::ACCESSED, 1 << 62 | 4, 6, 8), &gone);
     let mut bytes = BytesMut::new();
-    Granted { epoch: 3, descriptor: Bytes::from_static(&[0xd0, 0xd1]) }.encode(&mut bytes);
+    Granted { epoch: 3, rights: 1, descriptor: Bytes::from_static(&[0xd0, 0xd1]) }.encode(&mut bytes);
     let granted = Accessed { outcome: Outcome::Done, bytes: bytes.freeze() };
     v.frame("ACCESSED, a grant", session(FrameType::ACCESSED, 1 << 62 | 5, 7, 9), &granted);
 }

@@ -51,7 +51,7 @@ fn read_that_is_held_back_comes_late_or_fails() {
             fabric.set_reads(true);
             let completions = a.poll(Cq::Send);
             assert!(
-                matches!(completions[..], [Completion::Read { tag: 3, .. }, Completion::Sent { .. }]),
+                matches!(completions[..], [Completion::Moved { tag: 3, .. }, Completion::Sent { .. }]),
                 "{completions:?}"
             );
             assert_eq!(exposed.landed()[..], [8; 1000]);
@@ -171,9 +171,9 @@ fn more_reads_than_the_peer_serves_are_refused_and_more_than_allowed_wait() {
             matches!(
                 tags[..],
                 [
-                    Completion::Read { tag: 0, .. },
-                    Completion::Read { tag: 1, .. },
-                    Completion::Read { tag: 2, .. },
+                    Completion::Moved { tag: 0, .. },
+                    Completion::Moved { tag: 1, .. },
+                    Completion::Moved { tag: 2, .. },
                     Completion::Sent { .. }
                 ]
             ),

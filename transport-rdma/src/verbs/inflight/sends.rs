@@ -48,6 +48,8 @@ pub(crate) enum Kept {
     Invalidate(Exposure),
     /// Where a READ writes.
     ReadTarget(Arc<ReadTarget>, u64),
+    /// What is written to the peer; empty if the device copied it when it was posted.
+    Source(Bytes, u64),
     Marker,
 }
 
@@ -63,6 +65,7 @@ impl fmt::Debug for Kept {
             Self::ReadTarget(read_target, offset) => {
                 f.debug_tuple("ReadTarget").field(read_target).field(offset).finish()
             }
+            Self::Source(bytes, tag) => f.debug_tuple("Source").field(&bytes.len()).field(tag).finish(),
             Self::Marker => f.write_str("Marker"),
         }
     }
@@ -71,7 +74,7 @@ impl fmt::Debug for Kept {
 impl Kept {
     /// Whether a completion is asked for in any case: somebody waits for just this request.
     fn is_awaited(&self) -> bool {
-        matches!(self, Self::Invalidate(_) | Self::ReadTarget(..) | Self::Marker)
+        matches!(self, Self::Invalidate(_) | Self::ReadTarget(..) | Self::Source(..) | Self::Marker)
     }
 }
 
@@ -163,7 +166,7 @@ impl SendRing {
                 Some(Kept::Marker) => sends.marked = false,
                 Some(Kept::Bind(exposure)) => self.windows.withdraw_bind(&exposure),
                 Some(Kept::Invalidate(exposure)) => self.windows.withdraw_invalidate(&exposure),
-                Some(Kept::Message(_) | Kept::ReadTarget(..)) | None => {}
+                Some(Kept::Message(_) | Kept::ReadTarget(..) | Kept::Source(..)) | None => {}
             }
         }
         let silent = sends.queue.iter().rev().take_while(|sent| !sent.signaled).count();
@@ -194,7 +197,7 @@ impl SendRing {
                 let error = WcError { status: raw.status, vendor: raw.vendor };
                 Completion::SendFailed { qp_num, count, error }
             }
-            Kept::ReadTarget(_, tag) => Completion::Read { qp_num, count, tag: *tag },
+            Kept::ReadTarget(_, tag) | Kept::Source(_, tag) => Completion::Moved { qp_num, count, tag: *tag },
             Kept::Invalidate(exposure) => {
                 // Its own completion, and a successful one: anything less does not say that the peer is locked out.
                 self.windows.release(exposure);

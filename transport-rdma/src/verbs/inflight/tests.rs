@@ -2,7 +2,7 @@ use bytes::Bytes;
 
 use super::windows::Step;
 use super::*;
-use crate::device::Exposure;
+use crate::device::{Exposure, RemoteAccess};
 use crate::dma::{Arena, Exposed, ReadTarget, Slab, SlabLayout};
 
 const SIZE: QpSize = QpSize { sends: 8, signal_every: 4, inline: 0 };
@@ -218,7 +218,7 @@ fn read_keeps_its_target_until_its_own_completion() {
     assert!(!silent.signaled && read.signaled);
     let read_target = ReadTarget::into_extent(read_target).unwrap_err();
     let completion = in_flight.resolve(&done(read.wr_id));
-    assert!(matches!(completion, Some(Completion::Read { qp_num: 5, count: 2, tag: 77 })));
+    assert!(matches!(completion, Some(Completion::Moved { qp_num: 5, count: 2, tag: 77 })));
     assert!(in_flight.resolve(&done(read.wr_id)).is_none(), "twice");
     let read_target = ReadTarget::new(ReadTarget::into_extent(read_target).unwrap());
     let failed = ring.push(Kept::ReadTarget(Arc::clone(&read_target), 78), false);
@@ -233,10 +233,13 @@ fn exposure(in_flight: &InFlight) -> (Arc<SendRing>, Arc<Arena>, Exposure) {
     ring.windows().add(0x1234_56ff);
     let arena = Arena::map(1, None).unwrap();
     let bytes = arena.take(100).unwrap().freeze(10..60);
-    let exposure = ring.windows().take(Exposed::Message(bytes.clone())).unwrap();
+    let exposure = ring.windows().take(Exposed::Message(bytes.clone()), RemoteAccess::READ).unwrap();
     assert_eq!((exposure.addr(), exposure.len()), (bytes.as_ptr() as u64, 50));
     assert_eq!(exposure.rkey(), 0x1234_5600);
-    assert_eq!((ring.windows().take(Exposed::Message(bytes.clone())), arena.free()), (None, 0));
+    assert_eq!(
+        (ring.windows().take(Exposed::Message(bytes.clone()), RemoteAccess::READ), arena.free()),
+        (None, 0)
+    );
     (ring, arena, exposure)
 }
 
@@ -255,7 +258,10 @@ fn exposure_ends_with_the_completion_of_its_invalidation() {
     let completion = in_flight.resolve(&done(invalidation.wr_id));
     assert!(matches!(completion, Some(Completion::Sent { count: 2, .. })));
     assert_eq!((arena.free(), ring.windows().bound()), (arena.bytes(), 0));
-    let again = ring.windows().take(Exposed::Message(arena.take(9).unwrap().freeze(0..9))).unwrap();
+    let again = ring
+        .windows()
+        .take(Exposed::Message(arena.take(9).unwrap().freeze(0..9)), RemoteAccess::READ)
+        .unwrap();
     assert_eq!(again.rkey(), 0x1234_5601);
     assert_eq!(ring.windows().bind(&exposure), Step::Skip, "stale");
     assert_eq!(ring.windows().invalidate(&exposure), Step::Skip, "stale");
@@ -289,7 +295,10 @@ fn exposure_that_was_not_bound_ends_without_a_request() {
     let (ring, arena, first) = exposure(&in_flight);
     assert_eq!(ring.windows().invalidate(&first), Step::Skip);
     assert_eq!(arena.free(), arena.bytes());
-    let second = ring.windows().take(Exposed::Message(arena.take(5).unwrap().freeze(0..5))).unwrap();
+    let second = ring
+        .windows()
+        .take(Exposed::Message(arena.take(5).unwrap().freeze(0..5)), RemoteAccess::READ)
+        .unwrap();
     // The device has not seen the key, so it is the next one still.
     assert_eq!(second.rkey(), first.rkey());
     assert_eq!(ring.windows().bind(&first), Step::Skip);

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::lock;
-use crate::device::Exposure;
+use crate::device::{Exposure, RemoteAccess};
 use crate::dma::Exposed;
 
 /// The windows of one queue pair. Whatever a window may let the peer read is kept here until the device has said that the
@@ -60,7 +60,7 @@ impl Windows {
     }
 
     /// Takes a free window for this memory, of which there is one byte at least.
-    pub(crate) fn take(&self, exposed: Exposed) -> Option<Exposure> {
+    pub(crate) fn take(&self, exposed: Exposed, access: RemoteAccess) -> Option<Exposure> {
         static GENERATION: AtomicU64 = AtomicU64::new(1);
         let mut table = lock(&self.0);
         let number = table.free.pop_front()?;
@@ -76,6 +76,7 @@ impl Windows {
             rkey: window.rkey,
             window: number,
             generation: window.generation,
+            access,
         })
     }
 

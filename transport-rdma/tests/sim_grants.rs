@@ -1,4 +1,4 @@
-//! Regions that peers read by themselves.
+//! Regions that peers read and write by themselves.
 
 #![cfg(all(target_os = "linux", target_pointer_width = "64"))]
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
@@ -18,7 +18,7 @@ use farcall_core::server::ServerCore;
 use farcall_core::status::{Code, Result};
 use farcall_core::transport::{BoxFuture, Cipher, Link, memory};
 use farcall_rdma::RdmaConfig;
-use farcall_rdma::testing::sim::{Crossing, Fabric};
+use farcall_rdma::testing::sim::{Crossing, Fabric, SimHost};
 use tokio::runtime::Handle;
 
 use near::Near;
@@ -60,9 +60,20 @@ impl Setup {
 
     fn with<C: Connector>(connector: impl FnOnce(Arc<ServerCore>) -> C) -> Self {
         let fabric = Fabric::new(1);
-        let settings = |n| near::settings(&fabric, n, Policy::Auto, RdmaConfig::default());
-        let host = ServerCore::new(Vec::new(), settings(1)).unwrap();
-        let channel = RawChannel::new(connector(Arc::clone(&host)), settings(2));
+        let owners_host = fabric.host([10, 0, 0, 1].into());
+        Self::on(fabric, owners_host, connector)
+    }
+
+    fn on<C: Connector>(
+        fabric: Arc<Fabric>,
+        owners_host: SimHost,
+        connector: impl FnOnce(Arc<ServerCore>) -> C,
+    ) -> Self {
+        let config = RdmaConfig::default;
+        let host =
+            ServerCore::new(Vec::new(), near::settings_of(owners_host, Policy::Auto, config())).unwrap();
+        let settings = near::settings(&fabric, 2, Policy::Auto, config());
+        let channel = RawChannel::new(connector(Arc::clone(&host)), settings);
         let reads = Arc::<AtomicUsize>::default();
         let seen = Arc::clone(&reads);
         fabric.tap(move |crossing, _| {
@@ -150,6 +161,66 @@ async fn a_region_is_read_while_its_owner_does_nothing() {
     assert_eq!(read.unwrap(), 77_u64.to_ne_bytes()[..]);
     drop((blocked, stop));
     thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn a_region_is_written_while_its_owner_does_nothing() {
+    let (owner, thread, stop) = runtime();
+    let t = Setup::with(|host| Elsewhere { host, runtime: owner.clone() });
+    let memory = words(1 << 20);
+    let region = Region::export(Arc::clone(&memory), Rights::READ | Rights::WRITE);
+    let remote = region.remote().on(t.channel.clone());
+    t.until_direct(&remote).await;
+    let blocked = block(&owner);
+    let mut expected = bytes(&memory);
+    for (i, range) in (1..).zip([0..1, 3..17, 0..8192, 7..9000, 65_530..200_001, 0..1 << 20]) {
+        let value = vec![i; range.len()];
+        expected[range.clone()].copy_from_slice(&value);
+        let written = tokio::time::timeout(PATIENCE, remote.write(range.start, value)).await;
+        written.expect("the owner must act").unwrap();
+        assert!(bytes(&memory) == expected, "{range:?}");
+    }
+    drop((blocked, stop));
+    thread.join().unwrap();
+}
+
+/// A write whose link fails is repeated by messages. The owner does that only when the first attempt can have no effect any more.
+#[tokio::test]
+async fn a_write_whose_link_fails_is_repeated_after_the_end_of_the_first_attempt() {
+    let fabric = Fabric::new(1);
+    let owners_host = fabric.host([10, 0, 0, 1].into());
+    let t = Setup::on(fabric, owners_host.clone(), |host| Near { host, cipher: None });
+    let memory = words(1 << 20);
+    let region = Region::export(Arc::clone(&memory), Rights::READ | Rights::WRITE);
+    let remote = region.remote().on(t.channel.clone());
+    t.until_direct(&remote).await;
+
+    // The bytes arrive, and the writer does not learn it.
+    t.fabric.set_acknowledgements(false);
+    let writing = tokio::spawn({
+        let remote = remote.clone();
+        async move { remote.write(8, vec![7; 100_000]).await }
+    });
+    t.until(|_| memory[2].load(Ordering::Relaxed) == u64::from_ne_bytes([7; 8])).await;
+    // The owner's end of the link can't be taken down yet.
+    let release = owners_host.stall("ibv_modify_qp");
+    let paths = t.fabric.queue_pairs();
+    // The writer's was made first.
+    t.fabric.kill_qp(paths[0]);
+    t.fabric.set_acknowledgements(true);
+    t.until(|_| !owners_host.is_stall_to_come()).await;
+    // Meanwhile somebody else has seen the bytes, and changes them. That is not undone later.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!writing.is_finished(), "the first attempt may still have an effect");
+    drop(release);
+    let written = tokio::time::timeout(PATIENCE, writing).await.expect("the write is lost");
+    written.unwrap().unwrap();
+    assert_eq!(region.read(8..100_008).unwrap(), [7; 100_000]);
+    // Others go on by whichever link there is.
+    remote.write(0, vec![9; 16]).await.unwrap();
+    assert_eq!(remote.read(..16).await.unwrap(), [9; 16][..]);
 }
 
 #[tokio::test]

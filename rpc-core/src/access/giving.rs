@@ -89,12 +89,9 @@ impl Accesses {
     /// Returns the grants for links that the session has left, by which the peer may still do something. A write that the peer
     /// repeats must not be done before the end of the first attempt.
     pub(super) fn grants_for_earlier_links(&self) -> Vec<watch::Receiver<()>> {
-        let mut given = self.given.lock();
-        if given.0.is_empty() {
-            return Vec::new();
-        }
-        given.0.retain(|grant| grant.end.has_changed().is_ok());
         let now = self.sender.upgraded_in_epoch().map(|(epoch, _)| epoch);
+        let mut given = self.given.lock();
+        given.0.retain(|grant| grant.end.has_changed().is_ok());
         given.0.iter().filter(|grant| Some(grant.epoch) != now).map(|grant| grant.end.clone()).collect()
     }
 }

@@ -12,7 +12,7 @@ use farcall_core::transport::{
     BoxFuture, Cipher, Counters, Description, FrameSource, Link, LinkHandler, Reason, Secret, Unavailable,
     memory,
 };
-use farcall_rdma::testing::sim::Fabric;
+use farcall_rdma::testing::sim::{Fabric, SimHost};
 use farcall_rdma::{RdmaConfig, RdmaUpgrade};
 
 pub(crate) struct Near {
@@ -39,8 +39,12 @@ impl Connector for Near {
 
 /// The settings of the simulated host 10.0.0.`n`.
 pub(crate) fn settings(fabric: &Arc<Fabric>, n: u8, policy: Policy, config: RdmaConfig) -> Settings {
-    let host = Arc::new(fabric.host(IpAddr::from([10, 0, 0, n])));
-    let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(host, config)) as _);
+    settings_of(fabric.host(IpAddr::from([10, 0, 0, n])), policy, config)
+}
+
+/// The settings of a simulated host.
+pub(crate) fn settings_of(host: SimHost, policy: Policy, config: RdmaConfig) -> Settings {
+    let upgrade = Ok(Arc::new(RdmaUpgrade::with_host(Arc::new(host), config)) as _);
     let plain = Settings::plain(
         Limits::default(),
         Liveness::default(),

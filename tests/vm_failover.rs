@@ -77,7 +77,7 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
         }
     };
     tokio::time::timeout(PATIENCE * 10, killing).await.expect("calls and streams go on, and RDMA comes back");
-    let (copies, additions) = accesses.stop().await;
+    let (copies, additions, transfers) = accesses.stop().await;
     let streams = streams.stop(PATIENCE).await;
     for &plan in &streams {
         assert!(flows.was_whole(plan), "{plan:?}: {:?}", flows.went(plan.id));
@@ -87,8 +87,10 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     outcomes.agree_with(&log.times());
     let calls = outcomes.calls.len();
     println!(
-        "{deaths} deaths, {calls} calls, the longest took {} ms, {} streams, {copies} copies of lent memory, {additions} additions",
+        "{deaths} deaths, {calls} calls, the longest took {} ms, {} streams, {copies} copies of lent memory, {additions} additions, \
+         {transfers} reads and writes of regions, {} READs of them",
         outcomes.longest_ms,
-        streams.len()
+        streams.len(),
+        farcall::rdma::stats().iter().map(|stats| stats.region_accesses).sum::<u64>()
     );
 }

@@ -1,4 +1,4 @@
-//! Regions that are read by RDMA while the owner's process is stopped, and when it is killed.
+//! Regions that are read and written by RDMA while the owner's process is stopped, and when it is killed.
 //!
 //! Runs in the VM, as `cargo xtask test vm` does it.
 
@@ -46,7 +46,7 @@ fn byte(at: usize) -> u8 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn part_owner() {
     if told().is_some() {
-        let region = Region::zeroed(LEN, Rights::READ);
+        let region = Region::zeroed(LEN, Rights::READ | Rights::WRITE);
         region.write(0, &(0..LEN).map(byte).collect::<Vec<_>>()).unwrap();
         let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
         let server = server.bind("127.0.0.1:0").await.unwrap();
@@ -56,24 +56,24 @@ async fn part_owner() {
     }
 }
 
-fn region_reads() -> u64 {
-    farcall::rdma::stats().iter().map(|stats| stats.region_reads).sum()
+fn region_accesses() -> u64 {
+    farcall::rdma::stats().iter().map(|stats| stats.region_accesses).sum()
 }
 
 #[tokio::test]
-async fn a_region_is_read_while_its_owner_is_stopped_and_not_when_it_is_killed() {
+async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed() {
     let mut owner = Process::start("part_owner", "");
     let channel = Channel::builder().config(config()).connect(&owner.said()).await.unwrap();
     let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
     let direct = async {
-        while region_reads() == 0 {
+        while region_accesses() == 0 {
             region.read(..8).await.unwrap();
         }
     };
     tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
 
     owner.signal("STOP");
-    let (before, mut random) = (region_reads(), fastrand::Rng::with_seed(1));
+    let (before, mut random) = (region_accesses(), fastrand::Rng::with_seed(1));
     for i in 0..200 {
         let at = random.usize(..LEN);
         let len = random.usize(..=(LEN - at).min(if i % 10 == 0 { LEN } else { 500 }));
@@ -82,9 +82,18 @@ async fn a_region_is_read_while_its_owner_is_stopped_and_not_when_it_is_killed()
         assert!(read.unwrap().iter().copied().eq((at..at + len).map(byte)), "{len} bytes at {at}");
     }
     // A read of no bytes needs no READ.
-    assert!(region_reads() >= before + 190);
+    assert!(region_accesses() >= before + 190);
+    let mut expected = region.read(..).await.unwrap().to_vec();
+    for i in 0..200 {
+        let at = random.usize(..LEN);
+        let len = random.usize(..=(LEN - at).min(if i % 10 == 0 { LEN } else { 500 }));
+        random.fill(&mut expected[at..at + len]);
+        let written = tokio::time::timeout(PATIENCE, region.write(at, expected[at..at + len].to_vec())).await;
+        written.expect("the owner must run").unwrap();
+    }
+    assert!(region.read(..).await.unwrap() == expected);
     owner.signal("CONT");
-    assert!(region.read(..).await.unwrap().len() == LEN);
+    assert!(region.read(..).await.unwrap() == expected);
 
     owner.kill().await;
     let status = tokio::time::timeout(PATIENCE, region.read(..)).await.expect("it hangs").unwrap_err();

@@ -1,12 +1,15 @@
 //! A load of lent and exported memory, each access of which is checked.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use farcall::bulk::{BulkRead, BulkWrite};
 use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Bytes, Channel, Result};
 use tokio::task::JoinHandle;
+
+/// The length of a region that is read and written.
+const PAGES: usize = 1 << 20;
 
 #[farcall::service(package = "test")]
 pub(crate) trait Lent {
@@ -14,13 +17,18 @@ pub(crate) trait Lent {
     async fn copy(&self, from: BulkRead, into: BulkWrite, piece: usize) -> Result<()>;
     /// Returns a region whose first number counts.
     async fn counter(&self) -> Result<RemoteRegion>;
+    /// Returns a region of so many zeroes, which is there as long as the server.
+    async fn pages(&self, len: usize) -> Result<RemoteRegion>;
 }
 
-pub(crate) struct Lender(Region);
+pub(crate) struct Lender {
+    counter: Region,
+    pages: Mutex<Vec<Region>>,
+}
 
 impl Lender {
     pub(crate) fn new() -> Self {
-        Self(Region::zeroed(64, Rights::ATOMICS))
+        Self { counter: Region::zeroed(64, Rights::ATOMICS), pages: Mutex::default() }
     }
 }
 
@@ -40,7 +48,14 @@ impl Lent for Lender {
     }
 
     async fn counter(&self) -> Result<RemoteRegion> {
-        Ok(self.0.remote())
+        Ok(self.counter.remote())
+    }
+
+    async fn pages(&self, len: usize) -> Result<RemoteRegion> {
+        let region = Region::zeroed(len, Rights::READ | Rights::WRITE);
+        let remote = region.remote();
+        self.pages.lock().unwrap().push(region);
+        Ok(remote)
     }
 }
 
@@ -50,6 +65,7 @@ pub(crate) struct Load {
     done: Arc<AtomicUsize>,
     copying: Vec<JoinHandle<()>>,
     counting: Vec<JoinHandle<Vec<u64>>>,
+    paging: Vec<JoinHandle<usize>>,
 }
 
 impl Load {
@@ -82,7 +98,31 @@ impl Load {
             })
         });
         let (copying, counting) = (copying.collect(), counting.collect());
-        Self { stopped, done, copying, counting }
+        let mut paging = Vec::new();
+        for seed in 0..2 {
+            let pages = lender.pages(PAGES).await.unwrap().on(channel);
+            let stopped = stopped.clone();
+            paging.push(tokio::spawn(async move {
+                let (mut rng, mut copy) = (fastrand::Rng::with_seed(seed), vec![0; PAGES]);
+                let mut transfers = 0;
+                while !stopped.load(Ordering::Relaxed) {
+                    let at = rng.usize(..PAGES);
+                    let range = at..at + rng.usize(..=(PAGES - at).min(300_000));
+                    rng.fill(&mut copy[range.clone()]);
+                    pages.write(at, Bytes::copy_from_slice(&copy[range])).await.unwrap();
+                    let at = rng.usize(..PAGES);
+                    let range = at..at + rng.usize(..=(PAGES - at).min(300_000));
+                    assert!(
+                        pages.read(range.clone()).await.unwrap() == copy[range.clone()],
+                        "{seed}: {range:?}"
+                    );
+                    transfers += 2;
+                }
+                assert!(pages.read(..).await.unwrap() == copy, "{seed}");
+                transfers
+            }));
+        }
+        Self { stopped, done, copying, counting, paging }
     }
 
     /// Returns how many calls have copied.
@@ -90,8 +130,9 @@ impl Load {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Stops, and checks that each addition was done once. Returns how many copies and additions there were.
-    pub(crate) async fn stop(self) -> (usize, usize) {
+    /// Stops, and checks that each addition was done once. Returns how many copies, additions, and reads and writes of regions there
+    /// were.
+    pub(crate) async fn stop(self) -> (usize, usize, usize) {
         self.stopped.store(true, Ordering::Relaxed);
         let mut before = Vec::new();
         for counting in self.counting {
@@ -102,6 +143,10 @@ impl Load {
         for copying in self.copying {
             copying.await.unwrap();
         }
-        (self.done.load(Ordering::Relaxed), before.len())
+        let mut transfers = 0;
+        for paging in self.paging {
+            transfers += paging.await.unwrap();
+        }
+        (self.done.load(Ordering::Relaxed), before.len(), transfers)
     }
 }

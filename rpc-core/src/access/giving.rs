@@ -82,7 +82,9 @@ impl Accesses {
         let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
         memory.keep(given).map_err(|_| Outcome::Gone)?;
         let mut bytes = BytesMut::new();
-        Granted { epoch, rights: u8::from(read) | u8::from(write) << 1, descriptor }.encode(&mut bytes);
+        let right = |has: bool, right| if has { right } else { 0 };
+        let rights = right(read, Granted::READ) | right(write, Granted::WRITE);
+        Granted { epoch, rights, descriptor }.encode(&mut bytes);
         Ok(Payload::from_body(bytes.freeze()))
     }
 

@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use super::Accesses;
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Target, WireError};
-use crate::region::Rights;
 use crate::transport::Link;
 
 /// The grants of the peer, all for one link.
@@ -31,7 +30,7 @@ enum TakenGrant {
     Asked(u64),
     Refused,
     Held {
-        rights: Rights,
+        rights: u8,
         descriptor: Bytes,
         /// Closed when the descriptor has no clone any more.
         in_use: watch::Receiver<()>,
@@ -61,24 +60,24 @@ impl TakenGrants {
 impl Accesses {
     /// Reads memory by a grant. `None`: there is none, or its link has failed.
     pub(super) async fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Bytes> {
-        let (link, descriptor) = self.taken_grant(target, Rights::READ)?;
+        let (link, descriptor) = self.taken_grant(target, Granted::READ)?;
         link.read_granted(descriptor, usize::try_from(offset).ok()?, len).await
     }
 
     /// Writes to memory by a grant. `None`: there is none. False: its link has failed, so the bytes may be there, or may come before the
     /// owner does anything that it is asked for by another link.
     pub(super) async fn write_directly(&self, target: Target, offset: u64, bytes: &Bytes) -> Option<bool> {
-        let (link, descriptor) = self.taken_grant(target, Rights::WRITE)?;
+        let (link, descriptor) = self.taken_grant(target, Granted::WRITE)?;
         Some(link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone()).await)
     }
 
     /// Returns a grant with a right, and its link. Asks for one if that was not done yet.
-    fn taken_grant(&self, target: Target, right: Rights) -> Option<(Arc<dyn Link>, Bytes)> {
+    fn taken_grant(&self, target: Target, right: u8) -> Option<(Arc<dyn Link>, Bytes)> {
         let (Target::Region { .. }, true) = (target, self.grants()) else { return None };
         let (epoch, link) = self.sender.upgraded_in_epoch()?;
         let descriptor = match self.taken.lock().keep_to(epoch).entry(target) {
             Entry::Occupied(grant) => match grant.get() {
-                TakenGrant::Held { rights, descriptor, .. } if rights.contains(right) => {
+                TakenGrant::Held { rights, descriptor, .. } if rights & right != 0 => {
                     Some(descriptor.clone())
                 }
                 TakenGrant::Held { .. } | TakenGrant::Asked(_) | TakenGrant::Refused => None,
@@ -113,8 +112,7 @@ impl Accesses {
             Ok(Ok(granted)) if granted.epoch == epoch => {
                 let (sender, in_use) = watch::channel(());
                 let descriptor = Bytes::from_owner(Descriptor(granted.descriptor, sender));
-                let rights = Rights::from_bits(granted.rights);
-                grants.insert(target, TakenGrant::Held { rights, descriptor, in_use });
+                grants.insert(target, TakenGrant::Held { rights: granted.rights, descriptor, in_use });
             }
             // For another link, which the owner has already. This side is about to get it, and asks again.
             Ok(Ok(_)) => drop(grants.remove(&target)),

@@ -38,9 +38,11 @@
 //! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the
 //!   owner may have received it already. farcall never repeats one. Use numbers that only grow to find out, as the example
 //!   `sequencer` does with its locks.
-//! - By RDMA peers [read](RemoteMemory::read) a region by themselves, and the owner's program has no part in that. The owner's device
-//!   must be able to register the memory: it stays in RAM as long as a peer reads it, and counts against the limit on locked memory.
-//!   The owner's runtime does all other accesses, and those that go by TCP.
+//! - By RDMA peers [read](RemoteMemory::read) and [write](RemoteMemory::write) a region by themselves, and the owner's program has no
+//!   part in that. The owner's device must be able to register the memory: it stays in RAM as long as a peer uses it, and counts
+//!   against the limit on locked memory. The owner's runtime does all other accesses, and those that go by TCP.
+//! - If the RDMA link fails and the connection does not, accesses go on by TCP. A write that was under way may take effect twice then,
+//!   both times before it returns.
 
 mod exported;
 mod remote;
@@ -66,11 +68,6 @@ impl Rights {
 
     /// Peers may use `compare_and_swap` and `fetch_add`.
     pub const ATOMICS: Self = Self(4);
-
-    /// Returns the rights to read and write that a grant names by bits.
-    pub(crate) fn from_bits(bits: u8) -> Self {
-        Self(bits & (Self::READ.0 | Self::WRITE.0))
-    }
 
     /// Whether these rights include others.
     pub fn contains(self, others: Self) -> bool {

@@ -76,6 +76,10 @@ impl fmt::Debug for RemoteRegion {
 ///
 /// Each method is one access. Several may be under way at once; further ones than 64 on a connection wait.
 ///
+/// By RDMA all but the first `read` and `write` of a region need nothing of the owner's program: this process reads and writes the memory
+/// by itself. Only an encrypted link, a device without memory windows of type 2B, or more than 16 regions on a connection leave it to
+/// the owner. The owner also does what is done to numbers.
+///
 /// # Cancel safety
 ///
 /// An access whose future is dropped may have been done, or be done later. So `tokio::time::timeout` bounds how long an access is
@@ -109,8 +113,6 @@ impl RemoteMemory {
 
     /// Reads a range. At most this side's `limits.max_message`, else INVALID_ARGUMENT.
     ///
-    /// By RDMA all but the first reads of a region need nothing of the owner's program: this process reads the memory by itself. Only an
-    /// encrypted link, a device without memory windows of type 2B, or more than 16 regions on a connection leave it to the owner.
     pub async fn read(&self, range: impl RangeBounds<usize>) -> Result<Bytes, Status> {
         let (offset, len) = access::range(range, self.region.len())?;
         self.allowed(Rights::READ)?;

@@ -197,13 +197,19 @@ impl Accessed {
 pub struct Granted {
     /// The link that the grant is good for.
     pub epoch: u32,
-    /// What may be done by it: 1 read, 2 write, 3 both.
+    /// What may be done by it: [`READ`](Self::READ), [`WRITE`](Self::WRITE), or both.
     pub rights: u8,
     /// Where the memory is, in the link's own form.
     pub descriptor: Bytes,
 }
 
 impl Granted {
+    /// It is to be read.
+    pub const READ: u8 = 1;
+
+    /// It is to be written.
+    pub const WRITE: u8 = 2;
+
     /// The most bytes that it may have.
     pub const MAX_LEN: usize = 64;
 

@@ -293,12 +293,15 @@ impl LinkCore {
             }
             Some(Whole::Region(reader, bytes)) => {
                 self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                self.resources.counts.read_region();
+                self.resources.counts.used_region();
                 // Its future may have been dropped.
                 let _ = reader.send(bytes);
             }
-            // As above.
-            Some(Whole::Written(writer)) => _ = writer.send(()),
+            Some(Whole::Written(writer)) => {
+                self.resources.counts.used_region();
+                // Its future may have been dropped.
+                let _ = writer.send(());
+            }
             None => {}
         }
     }

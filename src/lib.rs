@@ -326,7 +326,7 @@ pub mod tls {
 #[cfg(feature = "rdma")]
 pub mod rdma {
     pub use farcall_rdma::{
-        Completion, DeviceStats, Plaintext, Probe, RdmaConfig, Unavailable, probe, stats,
+        Completion, DeviceStats, MappedWords, Plaintext, Probe, RdmaConfig, Unavailable, probe, stats,
     };
 }
 

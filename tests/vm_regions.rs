@@ -7,8 +7,10 @@
 mod process;
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
+use farcall::rdma::MappedWords;
 use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Channel, Code, Config, Policy, Result, Server};
 
@@ -46,7 +48,8 @@ fn byte(at: usize) -> u8 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn part_owner() {
     if told().is_some() {
-        let region = Region::zeroed(LEN, Rights::READ | Rights::WRITE);
+        let memory = Arc::new(MappedWords::zeroed(LEN).unwrap());
+        let region = Region::export(memory, Rights::READ | Rights::WRITE);
         region.write(0, &(0..LEN).map(byte).collect::<Vec<_>>()).unwrap();
         let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
         let server = server.bind("127.0.0.1:0").await.unwrap();
@@ -98,4 +101,31 @@ async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed()
     owner.kill().await;
     let status = tokio::time::timeout(PATIENCE, region.read(..)).await.expect("it hangs").unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
+}
+
+#[tokio::test]
+async fn a_region_in_a_file_is_used_and_the_file_has_what_was_written() {
+    let path = std::env::temp_dir().join("farcall-region");
+    std::fs::write(&path, vec![3; LEN]).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let memory = Arc::new(MappedWords::of_file(&file).unwrap());
+    let region = Region::export(memory.clone(), Rights::READ | Rights::WRITE);
+    let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("farcall://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::builder().config(config()).connect(&address).await.unwrap();
+    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+    let mut expected = vec![3; LEN];
+    let mut random = fastrand::Rng::with_seed(2);
+    for _ in 0..100 {
+        let at = random.usize(..LEN);
+        let len = random.usize(..=(LEN - at).min(20_000));
+        random.fill(&mut expected[at..at + len]);
+        region.write(at, expected[at..at + len].to_vec()).await.unwrap();
+    }
+    assert!(region.read(..).await.unwrap() == expected);
+    memory.sync().unwrap();
+    assert!(std::fs::read(&path).unwrap() == expected);
+    std::fs::remove_file(&path).unwrap();
 }

@@ -1,8 +1,11 @@
 //! The stand-in for RDMA on platforms without verbs: there is no device, and everything says so.
 
 use std::convert::Infallible;
+use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Upgrade};
@@ -35,6 +38,33 @@ impl Deref for Registered {
 
 impl DerefMut for Registered {
     fn deref_mut(&mut self) -> &mut [u8] {
+        match self.0 {}
+    }
+}
+
+/// Words in huge pages, or in a file. There are none on this platform.
+#[derive(Debug)]
+pub struct MappedWords(Infallible);
+
+impl MappedWords {
+    /// Returns the error that this platform has none.
+    pub fn zeroed(_: usize) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Returns the error that this platform has none.
+    pub fn of_file(_: &File) -> io::Result<Self> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Does nothing.
+    pub fn sync(&self) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+impl AsRef<[AtomicU64]> for MappedWords {
+    fn as_ref(&self) -> &[AtomicU64] {
         match self.0 {}
     }
 }

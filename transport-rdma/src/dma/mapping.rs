@@ -1,8 +1,10 @@
-//! Mappings of private memory, for devices to read and write.
+//! Mappings of memory, for devices to read and write.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -18,10 +20,12 @@ pub enum Pages {
     Transparent,
     /// The machine's base pages.
     Base,
+    /// Those of a file.
+    File,
 }
 
-/// Private anonymous memory, zeroed, unmapped on drop. It is divided into slots or extents, each with one owner. These
-/// decide who may touch it.
+/// Memory that is unmapped on drop: private, anonymous and zeroed, or that of a file. What is divided into slots or extents is private,
+/// and their owners decide who may touch it.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -72,6 +76,21 @@ impl Mapping {
         // SAFETY: advice about pages that this function has just mapped.
         let advised = unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) } == 0;
         Ok(Self { base, len, pages: if advised { Pages::Transparent } else { Pages::Base }, node: None })
+    }
+
+    /// Maps the first bytes of a file, which others may map, too. The file is at least so long.
+    pub(super) fn of_file(file: &File, len: usize) -> io::Result<Self> {
+        if len == 0 || len > isize::MAX as usize {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { base: mmap(len, libc::MAP_SHARED, file.as_raw_fd())?, len, pages: Pages::File, node: None })
+    }
+
+    /// Writes what was changed to the file, and waits for that.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        // SAFETY: pages of this mapping.
+        let result = unsafe { libc::msync(self.base.as_ptr().cast(), self.len, libc::MS_SYNC) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Maps memory on this NUMA node, if the kernel agrees.
@@ -139,10 +158,13 @@ impl Drop for Mapping {
 }
 
 fn map(len: usize, flags: i32) -> io::Result<NonNull<u8>> {
+    mmap(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags, -1)
+}
+
+fn mmap(len: usize, flags: i32, file: i32) -> io::Result<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
-    let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, file, 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }

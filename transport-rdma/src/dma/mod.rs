@@ -10,6 +10,7 @@
 mod arena;
 mod bitmap;
 mod free_list;
+mod mapped_words;
 mod mapping;
 mod read_target;
 mod slab;
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 
 pub use arena::{Arena, Extent};
+pub use mapped_words::MappedWords;
 pub(crate) use mapping::Mapping;
 pub use mapping::Pages;
 pub use read_target::ReadTarget;

@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::sync::{Arc, mpsc};
 
 use super::arena::PAGE;
@@ -277,4 +278,28 @@ fn numa_node_that_there_is_not_changes_nothing() {
     }
     let text = format!("{:?}", Arena::map(PAGE, Some(u32::MAX)).unwrap());
     assert!(text.contains("node: None"), "{text}");
+}
+
+#[test]
+fn words_are_mapped_in_memory_and_in_files() {
+    let memory = MappedWords::zeroed((1 << 20) + 3).unwrap();
+    let words = memory.as_ref();
+    assert_eq!(words.len(), (1 << 17) + 1);
+    assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    words[1 << 17].store(7, Ordering::Relaxed);
+    assert!(MappedWords::zeroed(0).is_err() && MappedWords::zeroed(usize::MAX).is_err());
+
+    let path = std::env::temp_dir().join(format!("farcall-words-{}", std::process::id()));
+    let open = || std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    assert!(MappedWords::of_file(&open().unwrap()).is_err(), "an empty file has no words");
+    std::fs::write(&path, [1; 8201]).unwrap();
+    let of_file = MappedWords::of_file(&open().unwrap()).unwrap();
+    assert_eq!(of_file.as_ref().len(), 1025);
+    assert_eq!(of_file.as_ref()[1024].load(Ordering::Relaxed).to_ne_bytes(), [1; 8]);
+    of_file.as_ref()[1].store(u64::from_ne_bytes([2; 8]), Ordering::Relaxed);
+    of_file.sync().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[..24], [[1; 8], [2; 8], [1; 8]].concat());
+    let read_only = File::open(&path).unwrap();
+    assert!(MappedWords::of_file(&read_only).is_err(), "it can't be written");
+    std::fs::remove_file(&path).unwrap();
 }

@@ -86,9 +86,10 @@ impl State {
             let offset = usize::try_from(to.addr.checked_sub(range.start as u64)?).ok()?;
             offset.checked_add(bytes.len()).filter(|end| *end <= range.len())?;
             match &grant.exposed {
-                Exposed::Words(words) => Some(words.words().write(offset, bytes)),
-                Exposed::Message(_) => None,
+                Exposed::Words(words) => words.words().write(offset, bytes),
+                Exposed::Message(_) => return None,
             }
+            Some(())
         });
         written.ok_or(WcStatus::REM_ACCESS_ERR)
     }

@@ -7,10 +7,10 @@ mod expose;
 mod grant;
 mod handover;
 mod lending;
-mod pull;
 mod receive;
 mod seal;
 mod send;
+mod transfers;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

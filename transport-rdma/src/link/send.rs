@@ -15,7 +15,7 @@ use super::LinkCore;
 use super::credit::{CreditUpdate, Received, SendCredits};
 use super::expose::{Exposer, Exposures};
 use super::grant::Grants;
-use super::pull::Pulls;
+use super::transfers::Transfers;
 use crate::device::{MAX_BATCH, PostError, QueuePair, Slot, Work};
 use crate::resources::DropOnControlThread;
 use crate::resources::Shares;
@@ -39,7 +39,7 @@ pub(super) struct Sending {
     pub(super) blocked: bool,
     pub(super) exposures: Exposures,
     pub(super) grants: Grants,
-    pub(super) pulls: Pulls,
+    pub(super) transfers: Transfers,
     /// The last that blocked them were credits, and they are not known to be gone.
     starved: bool,
     /// Control frames to be sent.
@@ -74,7 +74,7 @@ impl Sending {
             blocked: false,
             exposures: Exposures::default(),
             grants: Grants::default(),
-            pulls: Pulls::default(),
+            transfers: Transfers::default(),
             starved: false,
             pong: None,
             forfeit: None,
@@ -89,7 +89,7 @@ impl Sending {
         if !can_expose {
             self.exposures.forbid();
         }
-        self.pulls.allow(usize::from(reads).min(self.shares.reads));
+        self.transfers.allow(usize::from(reads).min(self.shares.reads));
         self.credits = SendCredits::new(grant);
         if self.state == State::Unconnected {
             self.state = State::Open;
@@ -103,7 +103,7 @@ impl Sending {
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
         self.requests.clear();
-        self.pulls.clear();
+        self.transfers.clear();
     }
 
     pub(super) fn release(&mut self) {

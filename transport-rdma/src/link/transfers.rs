@@ -8,7 +8,6 @@ use std::time::Instant;
 use bytes::{Buf, Bytes};
 use farcall_core::proto::inbox::Described;
 use farcall_core::transport::{Direction, LinkEnd};
-
 use tokio::sync::oneshot;
 
 use super::LinkCore;
@@ -32,7 +31,7 @@ const REGIONS: u64 = 1 << 32;
 
 /// What one link reads and writes.
 #[derive(Default)]
-pub(super) struct Pulls {
+pub(super) struct Transfers {
     /// READs and WRITEs that may be outstanding: what both devices can do of READs.
     most: usize,
     outstanding: usize,
@@ -40,7 +39,7 @@ pub(super) struct Pulls {
     asked: VecDeque<Asked>,
     /// More memory is being registered.
     growing: bool,
-    active: VecDeque<Pull>,
+    active: VecDeque<Transfer>,
     /// To be delivered: the number of the frame, and the message unless there is no memory for it.
     done: VecDeque<(u32, Option<Bytes>)>,
     /// How often a part of a region was asked for, or written.
@@ -55,7 +54,7 @@ struct Asked {
     number: Option<u64>,
 }
 
-struct Pull {
+struct Transfer {
     /// Names it in completions.
     tag: u64,
     purpose: Purpose,
@@ -84,7 +83,7 @@ enum Purpose {
     /// It is the message of the frame of this number. If it is sealed, that is the number of its first chunk.
     Message { seq: u32, number: Option<u64> },
     /// It is a part of a region, for whoever waits for it. The descriptor is kept until no READ needs it.
-    Region { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
+    Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
     /// It is written to a region, for whoever waits for that.
     Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
 }
@@ -92,7 +91,7 @@ enum Purpose {
 /// What is left to do when the last READ or WRITE has completed, without the lock.
 enum Whole {
     Sealed(SealedMessage),
-    Region(oneshot::Sender<Bytes>, Bytes),
+    Read(oneshot::Sender<Bytes>, Bytes),
     Written(oneshot::Sender<()>),
 }
 
@@ -105,7 +104,7 @@ pub(super) struct SealedMessage {
     number: u64,
 }
 
-impl Pulls {
+impl Transfers {
     /// So many READs and WRITEs may be outstanding.
     pub(super) fn allow(&mut self, most: usize) {
         self.most = most;
@@ -127,34 +126,34 @@ impl Pulls {
         if self.room() == 0 {
             return None;
         }
-        let i = self.active.iter().position(|pull| pull.next < pull.end)?;
-        let mut pull = self.active.remove(i)?;
-        let (at, len) = (pull.next, CHUNK.min(pull.end - pull.next));
-        let addr = pull.remote.addr.wrapping_add((at - pull.begin) as u64);
-        let (remote, tag) = (RemoteRange { addr, ..pull.remote }, pull.tag);
-        let work = match &pull.local {
+        let i = self.active.iter().position(|transfer| transfer.next < transfer.end)?;
+        let mut transfer = self.active.remove(i)?;
+        let (at, len) = (transfer.next, CHUNK.min(transfer.end - transfer.next));
+        let addr = transfer.remote.addr.wrapping_add((at - transfer.begin) as u64);
+        let (remote, tag) = (RemoteRange { addr, ..transfer.remote }, transfer.tag);
+        let work = match &transfer.local {
             Local::Into(read_target) => {
                 Work::Read { into: Arc::clone(read_target), at, len, from: remote, tag }
             }
             Local::From(bytes) => Work::Write { bytes: bytes.slice(at..at + len), to: remote, tag },
         };
-        pull.next += len;
-        pull.outstanding += 1;
+        transfer.next += len;
+        transfer.outstanding += 1;
         self.outstanding += 1;
-        self.active.push_back(pull);
+        self.active.push_back(transfer);
         Some(work)
     }
 
     /// A READ or WRITE of this tag has completed. `Some`: it was the last.
     fn completed(&mut self, tag: u64) -> Option<Whole> {
         self.outstanding = self.outstanding.saturating_sub(1);
-        let i = self.active.iter().position(|pull| pull.tag == tag)?;
-        let pull = &mut self.active[i];
-        pull.outstanding -= 1;
-        if pull.outstanding > 0 || pull.next < pull.end {
+        let i = self.active.iter().position(|transfer| transfer.tag == tag)?;
+        let transfer = &mut self.active[i];
+        transfer.outstanding -= 1;
+        if transfer.outstanding > 0 || transfer.next < transfer.end {
             return None;
         }
-        let Pull { local, begin, total, purpose, .. } = self.active.remove(i)?;
+        let Transfer { local, begin, total, purpose, .. } = self.active.remove(i)?;
         // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
         let extent = match local {
             Local::Into(read_target) => ReadTarget::into_extent(read_target).ok(),
@@ -167,14 +166,14 @@ impl Pulls {
             (Purpose::Message { seq, .. }, extent) => {
                 self.done.push_back((seq, extent.map(|extent| extent.freeze(0..total))));
             }
-            (Purpose::Region { reader, .. }, Some(extent)) => {
+            (Purpose::Read { reader, .. }, Some(extent)) => {
                 let is_long = total > LONG;
                 let bytes =
                     if is_long { extent.freeze(0..total) } else { Bytes::copy_from_slice(&extent[..total]) };
-                return Some(Whole::Region(reader, bytes));
+                return Some(Whole::Read(reader, bytes));
             }
             (Purpose::Write { writer, .. }, _) => return Some(Whole::Written(writer)),
-            (Purpose::Region { .. }, None) => {}
+            (Purpose::Read { .. }, None) => {}
         }
         None
     }
@@ -206,15 +205,15 @@ impl LinkCore {
                 if !sending.is_open() {
                     return;
                 }
-                if sending.pulls.most == 0 {
+                if sending.transfers.most == 0 {
                     // The peer lets nothing be read, and describes all the same: nothing is kept for that.
-                    sending.pulls.done.push_back((asked.described.seq, None));
+                    sending.transfers.done.push_back((asked.described.seq, None));
                 } else {
-                    sending.pulls.asked.push_back(asked);
+                    sending.transfers.asked.push_back(asked);
                 }
                 self.pump(&mut sending);
                 self.post(&mut sending);
-                if !sending.pulls.done.is_empty() {
+                if !sending.transfers.done.is_empty() {
                     self.resources.mailbox.changed(self.number);
                 }
             }
@@ -234,9 +233,9 @@ impl LinkCore {
 
     /// Gets memory for what is to be read, and reads.
     fn pump(self: &Arc<Self>, sending: &mut Sending) {
-        let Sending { pulls, requests, .. } = sending;
-        while !pulls.growing
-            && let Some(asked) = pulls.asked.pop_front()
+        let Sending { transfers, requests, .. } = sending;
+        while !transfers.growing
+            && let Some(asked) = transfers.asked.pop_front()
         {
             let (direction, total) = (asked.direction, asked.described.total);
             let begins_with = asked.described.begin.len();
@@ -245,7 +244,7 @@ impl LinkCore {
                 let begin = &asked.described.begin;
                 extent[..begin.len()].copy_from_slice(begin);
                 let seq = asked.described.seq;
-                pulls.active.push_back(Pull {
+                transfers.active.push_back(Transfer {
                     tag: seq.into(),
                     purpose: Purpose::Message { seq, number: asked.number },
                     local: Local::Into(ReadTarget::new(extent)),
@@ -261,18 +260,18 @@ impl LinkCore {
             let link = Arc::downgrade(self);
             let grown = move || {
                 if let Some(link) = link.upgrade() {
-                    link.sending().pulls.growing = false;
+                    link.sending().transfers.growing = false;
                     link.resources.mailbox.changed(link.number);
                 }
             };
             if self.resources.rendezvous_pool.grow(direction, end, Some(Box::new(grown))) {
-                pulls.growing = true;
-                pulls.asked.push_front(asked);
+                transfers.growing = true;
+                transfers.asked.push_front(asked);
             } else {
-                pulls.done.push_back((asked.described.seq, None));
+                transfers.done.push_back((asked.described.seq, None));
             }
         }
-        while let Some(read) = pulls.next() {
+        while let Some(read) = transfers.next() {
             requests.push_back(read);
         }
     }
@@ -280,7 +279,7 @@ impl LinkCore {
     /// A READ or WRITE has completed.
     pub(crate) fn on_moved(self: &Arc<Self>, tag: u64) {
         let mut sending = self.sending();
-        let whole = sending.pulls.completed(tag);
+        let whole = sending.transfers.completed(tag);
         self.pump(&mut sending);
         self.post(&mut sending);
         drop(sending);
@@ -291,7 +290,7 @@ impl LinkCore {
                     seal.runtime().spawn(Arc::clone(self).open_message(message, Arc::clone(seal)));
                 }
             }
-            Some(Whole::Region(reader, bytes)) => {
+            Some(Whole::Read(reader, bytes)) => {
                 self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 self.resources.counts.used_region();
                 // Its future may have been dropped.
@@ -320,7 +319,7 @@ impl LinkCore {
             return None;
         };
         let (reader, read) = oneshot::channel();
-        let purpose = Purpose::Region { reader, _descriptor: descriptor };
+        let purpose = Purpose::Read { reader, _descriptor: descriptor };
         self.use_region(purpose, Local::Into(ReadTarget::new(extent)), remote, len).then_some(read)
     }
 
@@ -354,15 +353,15 @@ impl LinkCore {
     /// Reads or writes a part of a region. False if the link can't.
     fn use_region(self: &Arc<Self>, purpose: Purpose, local: Local, remote: RemoteRange, len: usize) -> bool {
         let mut sending = self.sending();
-        if !sending.is_open() || sending.pulls.most == 0 {
+        if !sending.is_open() || sending.transfers.most == 0 {
             return false;
         }
-        let pulls = &mut sending.pulls;
-        pulls.regions += 1;
-        let tag = REGIONS + pulls.regions;
-        let pull =
-            Pull { tag, purpose, local, remote, begin: 0, next: 0, outstanding: 0, end: len, total: len };
-        pulls.active.push_back(pull);
+        let transfers = &mut sending.transfers;
+        transfers.regions += 1;
+        let tag = REGIONS + transfers.regions;
+        let transfer =
+            Transfer { tag, purpose, local, remote, begin: 0, next: 0, outstanding: 0, end: len, total: len };
+        transfers.active.push_back(transfer);
         self.pump(&mut sending);
         self.post(&mut sending);
         true
@@ -381,7 +380,7 @@ impl LinkCore {
         }
         let mut sending = self.sending();
         if sending.is_open() {
-            sending.pulls.done.push_back((seq, Some(extent.freeze(0..total))));
+            sending.transfers.done.push_back((seq, Some(extent.freeze(0..total))));
             self.resources.mailbox.changed(self.number);
         }
     }
@@ -391,7 +390,7 @@ impl LinkCore {
     pub(crate) fn deliver_pulled(&self) -> Option<LinkEnd> {
         let begin = Instant::now();
         loop {
-            let (seq, whole) = self.sending().pulls.done.pop_front()?;
+            let (seq, whole) = self.sending().transfers.done.pop_front()?;
             let handler = self.receiving().handler()?;
             if let Some(whole) = &whole {
                 self.received.fetch_add(whole.len() as u64, Ordering::Relaxed);

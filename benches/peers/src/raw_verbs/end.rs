@@ -126,7 +126,7 @@ impl End {
         for completion in self.done.drain(..) {
             match completion {
                 Completion::Received { slot, .. } => self.slots.push(slot),
-                Completion::Sent { .. } | Completion::Read { .. } => {}
+                Completion::Sent { .. } | Completion::Moved { .. } => {}
                 failed => return Err(format!("{failed:?}").into()),
             }
         }

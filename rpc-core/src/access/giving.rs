@@ -59,6 +59,18 @@ struct InEffect {
     end: watch::Receiver<()>,
 }
 
+impl GivenGrants {
+    fn add(&mut self, grant: InEffect) {
+        self.forget();
+        self.0.push(grant);
+    }
+
+    /// Forgets those that have no effect any more.
+    fn forget(&mut self) {
+        self.0.retain(|grant| grant.end.has_changed().is_ok());
+    }
+}
+
 impl Accesses {
     /// The peer asks to use a region by itself.
     pub(super) fn serve_grant(&self, number: u64, target: Target) -> Result<(), WireError> {
@@ -76,7 +88,7 @@ impl Accesses {
         let (words, read, write) = memory.words()?;
         let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::Forbidden)?;
         let (in_effect, end) = watch::channel(());
-        self.given.lock().0.push(InEffect { epoch, end });
+        self.given.lock().add(InEffect { epoch, end });
         let grant = link.grant(words, GrantTerms { read, write, in_effect }).await;
         let Grant { descriptor, hold } = grant.ok_or(Outcome::Forbidden)?;
         let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
@@ -93,7 +105,7 @@ impl Accesses {
     pub(super) fn grants_for_earlier_links(&self) -> Vec<watch::Receiver<()>> {
         let now = self.sender.upgraded_in_epoch().map(|(epoch, _)| epoch);
         let mut given = self.given.lock();
-        given.0.retain(|grant| grant.end.has_changed().is_ok());
+        given.forget();
         given.0.iter().filter(|grant| Some(grant.epoch) != now).map(|grant| grant.end.clone()).collect()
     }
 }

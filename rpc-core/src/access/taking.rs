@@ -46,6 +46,9 @@ impl AsRef<[u8]> for Descriptor {
     }
 }
 
+/// How many regions are remembered of which the owner gives no grant. After that it may be asked again.
+const MOST_REFUSED: usize = 256;
+
 impl TakenGrants {
     /// Forgets the grants for another link than this one.
     fn keep_to(&mut self, epoch: u32) -> &mut HashMap<Target, TakenGrant> {
@@ -116,7 +119,12 @@ impl Accesses {
             }
             // For another link, which the owner has already. This side is about to get it, and asks again.
             Ok(Ok(_)) => drop(grants.remove(&target)),
-            Ok(Err(_)) | Err(_) => drop(grants.insert(target, TakenGrant::Refused)),
+            Ok(Err(_)) | Err(_) => {
+                if grants.len() >= MOST_REFUSED {
+                    grants.retain(|_, grant| !matches!(grant, TakenGrant::Refused));
+                }
+                drop(grants.insert(target, TakenGrant::Refused));
+            }
         }
     }
 

@@ -39,7 +39,7 @@ struct Shared {
 /// The state of a region that is not revoked.
 struct Exported {
     memory: Arc<InUse>,
-    /// Peers that read it by themselves.
+    /// Peers that use it by themselves.
     grants: Vec<GivenGrant>,
 }
 
@@ -181,7 +181,7 @@ impl Region {
     /// Ends the export. When it returns, no peer can reach the memory any more, and farcall keeps no clone of what was exported.
     /// The owner's accesses fail FAILED_PRECONDITION.
     ///
-    /// A peer that reads the memory by itself is asked to stop. One that does not answer within 10 seconds loses its link.
+    /// A peer that uses the memory by itself is asked to stop. One that does not answer within 10 seconds loses its link.
     ///
     /// # Cancel safety
     ///

@@ -160,8 +160,8 @@ pub struct GrantTerms {
 /// Memory that the peer may use. Dropping it ends that: the link lets go of the memory as soon as the peer can use it no more.
 #[derive(Debug)]
 pub struct Grant {
-    /// The place of the memory, for the peer's link: [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) less four bytes at
-    /// most.
+    /// The place of the memory, for the peer's link. Five bytes less than
+    /// [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) at most.
     pub descriptor: Bytes,
     /// The link's own part.
     pub hold: Box<dyn Hold>,

@@ -13,8 +13,12 @@ use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Channel, Code, Config, Policy, Result, Server};
 
 use process::{Process, say, told};
+use tokio::sync::Mutex;
 
 const LEN: usize = 1 << 20;
+/// One after the other: accesses are counted for the whole process.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[farcall::service(package = "test")]
@@ -63,11 +67,13 @@ fn region_accesses() -> u64 {
 
 #[tokio::test]
 async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed() {
+    let _alone = ALONE.lock().await;
+    let begin = region_accesses();
     let mut owner = Process::start("part_owner", "");
     let channel = Channel::builder().config(config()).connect(&owner.said()).await.unwrap();
     let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
     let direct = async {
-        while region_accesses() == 0 {
+        while region_accesses() == begin {
             region.read(..8).await.unwrap();
         }
     };
@@ -103,6 +109,7 @@ async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed()
 
 #[tokio::test]
 async fn a_region_in_a_file_is_used_and_the_file_has_what_was_written() {
+    let _alone = ALONE.lock().await;
     let path = std::env::temp_dir().join("farcall-region");
     std::fs::write(&path, vec![3; LEN]).unwrap();
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();

@@ -11,9 +11,9 @@ use std::time::Duration;
 use farcall::rdma::MappedWords;
 use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Channel, Code, Config, Policy, Result, Server};
+use tokio::sync::Mutex;
 
 use process::{Process, say, told};
-use tokio::sync::Mutex;
 
 const LEN: usize = 1 << 20;
 /// One after the other: accesses are counted for the whole process.

@@ -155,7 +155,7 @@ async fn grants_are_given_by_links_that_can_and_to_peers_that_know_them() {
     let here = target(&region.remote());
     let mut peer = greeted(&t, Hello { features: features::ACCESS | features::GRANTS, ..hello() }).await;
     for (number, target, operation, outcome) in [
-        (NUMBER, here, Operation::Grant, Outcome::Forbidden),
+        (NUMBER, here, Operation::Grant, Outcome::NoMemory),
         (NUMBER + 1, Target::Loan { call: 1, number: 1 }, Operation::Grant, Outcome::Forbidden),
         (NUMBER + 2, Target::Region { number: 0, key: 0 }, Operation::Grant, Outcome::Gone),
         // It has none, so it does not use any.

@@ -86,7 +86,8 @@ impl Accesses {
         let Target::Region { number, key } = target else { return Err(Outcome::Forbidden) };
         let memory = exports::find(number, key).ok_or(Outcome::Gone)?;
         let (words, read, write) = memory.words()?;
-        let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::Forbidden)?;
+        // The peer may have a link that this side is about to use. It may ask again.
+        let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::NoMemory)?;
         let (in_effect, end) = watch::channel(());
         self.given.lock().add(InEffect { epoch, end });
         let grant = link.grant(words, GrantTerms { read, write, in_effect }).await;

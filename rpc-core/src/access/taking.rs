@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::Accesses;
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Target, WireError};
+use crate::status::Code;
 use crate::transport::Link;
 
 /// The grants of the peer, all for one link.
@@ -105,7 +106,11 @@ impl Accesses {
         };
         let answer = answer.map(Granted::decode);
         let mut taken = self.taken.lock();
-        let grants = taken.keep_to(epoch);
+        if taken.epoch != epoch {
+            // Another link has come meanwhile, for which there may be grants already.
+            return;
+        }
+        let grants = &mut taken.by_region;
         // It may have been withdrawn before this task has run.
         let is_asked = |grant: &TakenGrant| matches!(grant, TakenGrant::Asked(asked) if *asked == question);
         if !grants.get(&target).is_some_and(is_asked) {
@@ -117,8 +122,9 @@ impl Accesses {
                 let descriptor = Bytes::from_owner(Descriptor(granted.descriptor, sender));
                 grants.insert(target, TakenGrant::Held { rights: granted.rights, descriptor, in_use });
             }
-            // For another link, which the owner has already. This side is about to get it, and asks again.
+            // One of the sides has the link, and the other does not have it yet, or has it no more. The next access asks again.
             Ok(Ok(_)) => drop(grants.remove(&target)),
+            Err(status) if status.code() == Code::ResourceExhausted => drop(grants.remove(&target)),
             Ok(Err(_)) | Err(_) => {
                 if grants.len() >= MOST_REFUSED {
                     grants.retain(|_, grant| !matches!(grant, TakenGrant::Refused));

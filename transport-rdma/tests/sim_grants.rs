@@ -384,3 +384,23 @@ async fn a_link_has_sixteen_grants_and_messages_keep_their_windows() {
     assert_eq!(t.fabric.windows(), (windows, 1));
     assert_eq!(t.host.connections().len(), 1);
 }
+
+#[tokio::test]
+async fn a_region_that_the_owner_can_not_register_is_used_by_messages() {
+    let fabric = Fabric::new(1);
+    let owners_host = fabric.host([10, 0, 0, 1].into());
+    let t = Setup::on(fabric, owners_host.clone(), |host| Near { host, cipher: None });
+    let first = Region::zeroed(64, Rights::READ);
+    t.until_direct(&first.remote().on(t.channel.clone())).await;
+    // No more memory may be locked.
+    owners_host.limit_memory(Some(1));
+    let region = Region::zeroed(4096, Rights::READ | Rights::WRITE);
+    let remote = region.remote().on(t.channel.clone());
+    let before = t.reads.load(Ordering::Relaxed);
+    for byte in 0..50 {
+        remote.write(8, vec![byte; 100]).await.unwrap();
+        assert_eq!(remote.read(8..108).await.unwrap(), [byte; 100][..]);
+    }
+    assert_eq!((t.reads.load(Ordering::Relaxed), t.bound()), (before, 1));
+    region.revoke().await;
+}

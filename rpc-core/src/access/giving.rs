@@ -104,6 +104,10 @@ impl Accesses {
     /// Returns the grants for links that the session has left, by which the peer may still do something. A write that the peer
     /// repeats must not be done before the end of the first attempt.
     pub(super) fn grants_for_earlier_links(&self) -> Vec<watch::Receiver<()>> {
+        let has_given = !self.given.lock().0.is_empty();
+        if !has_given {
+            return Vec::new();
+        }
         let now = self.sender.upgraded_in_epoch().map(|(epoch, _)| epoch);
         let mut given = self.given.lock();
         given.forget();

@@ -130,7 +130,7 @@ impl Accesses {
         Ok(())
     }
 
-    pub(super) fn refuse_with(&self, number: u64, outcome: Outcome) {
+    fn refuse_with(&self, number: u64, outcome: Outcome) {
         self.send(FrameType::ACCESSED, number, head(outcome), Payload::default());
     }
 

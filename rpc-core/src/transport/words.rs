@@ -4,8 +4,8 @@ use std::collections::TryReserveError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Memory that this process and its peers use at the same time: by copies, and by operations on numbers. The slice must be the same
-/// one at each call.
+/// Memory that this process and its peers use at once: by copies, and by operations on numbers. Each call must return one and the
+/// same slice.
 pub type Words = Arc<dyn AsRef<[AtomicU64]> + Send + Sync>;
 
 /// Bytes of a word.
@@ -22,13 +22,13 @@ pub fn copy_out(words: &[AtomicU64], offset: usize, len: usize) -> Result<Vec<u8
     bytes.try_reserve_exact(len)?;
     bytes.resize(len, 0);
     let load = |word: usize| words[word].load(Ordering::Relaxed).to_ne_bytes();
-    let (head, middle, tail) = parts(offset, len);
-    bytes[..head].copy_from_slice(&load_part(&load, offset, head));
+    let (head, middle) = parts(offset, len);
+    load_part(&load, offset, &mut bytes[..head]);
     let begin = (offset + head) / WORD;
     for (i, word) in bytes[head..head + middle].chunks_exact_mut(WORD).enumerate() {
         word.copy_from_slice(&load(begin + i));
     }
-    bytes[head + middle..].copy_from_slice(&load_part(&load, offset + head + middle, tail));
+    load_part(&load, offset + head + middle, &mut bytes[head + middle..]);
     // What is read later is as new as this.
     fence(Ordering::Acquire);
     Ok(bytes)
@@ -36,10 +36,10 @@ pub fn copy_out(words: &[AtomicU64], offset: usize, len: usize) -> Result<Vec<u8
 
 /// Copies bytes to memory. Others may see some of them before others, word by word. Bytes that do not fit are left out.
 pub fn copy_in(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
-    // Whoever sees a part of this sees all that was written before.
+    // A reader that sees a part of these bytes sees everything that was written before them.
     fence(Ordering::Release);
     let bytes = &bytes[..bytes.len().min((words.len() * WORD).saturating_sub(offset))];
-    let (head, middle, _) = parts(offset, bytes.len());
+    let (head, middle) = parts(offset, bytes.len());
     store_part(words, offset, &bytes[..head]);
     let begin = (offset + head) / WORD;
     for (i, word) in bytes[head..head + middle].chunks_exact(WORD).enumerate() {
@@ -51,17 +51,18 @@ pub fn copy_in(words: &[AtomicU64], offset: usize, bytes: &[u8]) {
     fence(Ordering::SeqCst);
 }
 
-/// Returns how many bytes of a range lie in its first word, in whole words, and in its last word.
-fn parts(offset: usize, len: usize) -> (usize, usize, usize) {
+/// Returns how many bytes of a range lie before its first whole word, and how many in whole words.
+fn parts(offset: usize, len: usize) -> (usize, usize) {
     let head = len.min(offset.wrapping_neg() % WORD);
-    let tail = (len - head) % WORD;
-    (head, len - head - tail, tail)
+    (head, (len - head) / WORD * WORD)
 }
 
-/// Returns bytes of one word.
-fn load_part(load: &impl Fn(usize) -> [u8; WORD], offset: usize, len: usize) -> Vec<u8> {
-    let within = offset % WORD;
-    if len == 0 { Vec::new() } else { load(offset / WORD)[within..within + len].to_vec() }
+/// Copies bytes of one word.
+fn load_part(load: &impl Fn(usize) -> [u8; WORD], offset: usize, bytes: &mut [u8]) {
+    if !bytes.is_empty() {
+        let len = bytes.len();
+        bytes.copy_from_slice(&load(offset / WORD)[offset % WORD..][..len]);
+    }
 }
 
 /// Replaces bytes of one word, and leaves the others to whoever changes those.

@@ -69,7 +69,7 @@ impl Link for RdmaLink {
 
     fn write_granted(&self, descriptor: Bytes, offset: usize, bytes: Bytes) -> BoxFuture<bool> {
         let written = self.core.write_granted(descriptor, offset, bytes);
-        // As above.
+        // A `written` that ends without a word: the link has failed.
         Box::pin(async move {
             match written {
                 Some(written) => written.await.is_ok(),

@@ -80,7 +80,7 @@ impl SharesWords for Granted {
 /// Where granted memory is, as the peer is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GrantedRange {
-    pub(super) from: RemoteRange,
+    from: RemoteRange,
     len: u64,
 }
 

@@ -273,7 +273,8 @@ impl Region {
         assert!(whole.start <= range.start && range.end <= whole.end, "{range:?} is not within {whole:?}");
         let start = ptr::with_exposed_provenance_mut(range.start);
         let raw = match verbs.ibv_reg_mr_iova2 {
-            Some(reg_mr_iova2) if hca.relaxed_ordering => {
+            // What peers write to words is seen in the order in which they wrote it.
+            Some(reg_mr_iova2) if hca.relaxed_ordering && matches!(memory, Pinned::Mapping(_)) => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
                 // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. What a device may
                 // write to is a mapping, of which the requests and windows of this module decide, or words, which are atomic.

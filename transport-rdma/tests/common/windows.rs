@@ -197,13 +197,10 @@ pub(crate) fn grant_that_is_over_grants_nothing(machine: Machine) {
     }
 }
 
-pub(crate) fn bytes_beside_a_grant_are_out_of_reach(machine: Machine) {
-    // Neither on pages of its own, nor a multiple of one.
-    let victim = Victim::new(&machine, 2 * PAGE);
-    let exposed = victim.exposed.slice(100..PAGE + 200);
-    let len = exposed.len();
+/// Offsets and lengths that are not within memory of this length.
+pub(super) fn beside(len: usize) -> [(i64, usize); 8] {
     let (before, after) = (-(PAGE as i64), len as i64);
-    for (offset, count) in [
+    [
         (before, PAGE),
         (after, PAGE),
         (-1, 1),
@@ -212,7 +209,15 @@ pub(crate) fn bytes_beside_a_grant_are_out_of_reach(machine: Machine) {
         (1, len),
         (before, 3 * PAGE + len),
         (i64::MIN / 2, PAGE),
-    ] {
+    ]
+}
+
+pub(crate) fn bytes_beside_a_grant_are_out_of_reach(machine: Machine) {
+    // Neither on pages of its own, nor a multiple of one.
+    let victim = Victim::new(&machine, 2 * PAGE);
+    let exposed = victim.exposed.slice(100..PAGE + 200);
+    let len = exposed.len();
+    for (offset, count) in beside(len) {
         let (reader, owner) = pair(&machine);
         let exposure = owner.grant(&exposed);
         let addr = exposure.addr().wrapping_add_signed(offset);

@@ -8,7 +8,7 @@ use farcall_core::transport::Words;
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::verbs;
 
-use super::windows::{PAGE, SECRET, at, pair};
+use super::windows::{PAGE, SECRET, at, beside, pair};
 use super::{End, Machine, failure};
 
 /// Three pages of secrets, words that may be read, and three pages of secrets.
@@ -112,17 +112,7 @@ pub(crate) fn words_are_written_until_the_grant_is_over(machine: Machine) {
 pub(crate) fn words_beside_a_grant_are_not_written(machine: Machine) {
     let (part, arena) = (Part::new(WORDS + 5), machine.device.add_arena(1 << 20).unwrap());
     let (expected, len) = (part.bytes(), 8 * (WORDS + 5));
-    let (before, after) = (-(PAGE as i64), len as i64);
-    for (offset, count) in [
-        (before, PAGE),
-        (after, PAGE),
-        (-1, 1),
-        (after, 1),
-        (-1, len),
-        (1, len),
-        (i64::MIN / 2, 8),
-        (after, 8),
-    ] {
+    for (offset, count) in beside(len) {
         let (writer, owner) = pair(&machine);
         let exposure = owner.grant_words_for(&machine, Arc::clone(&part) as Words, BOTH);
         let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
@@ -130,7 +120,7 @@ pub(crate) fn words_beside_a_grant_are_not_written(machine: Machine) {
         assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
         part.is_alone();
         // A write that goes past the end may have been done up to there, by devices that check each packet.
-        if offset < 0 || offset >= after {
+        if offset < 0 || offset >= len as i64 {
             assert!(part.bytes() == expected, "{count} bytes at {offset}");
         }
     }
@@ -179,10 +169,7 @@ pub(crate) fn words_are_read_as_they_are_until_the_grant_is_over(machine: Machin
 pub(crate) fn words_beside_a_grant_are_out_of_reach(machine: Machine) {
     let (part, arena) = (Part::new(WORDS + 5), machine.device.add_arena(1 << 20).unwrap());
     let len = 8 * (WORDS + 5);
-    let (before, after) = (-(PAGE as i64), len as i64);
-    for (offset, count) in
-        [(before, PAGE), (after, PAGE), (-1, 1), (after, 1), (-1, len), (1, len), (i64::MIN / 2, 8)]
-    {
+    for (offset, count) in beside(len) {
         let (reader, owner) = pair(&machine);
         let exposure = owner.grant_words(&machine, Arc::clone(&part) as Words);
         let addr = exposure.addr().wrapping_add_signed(offset);

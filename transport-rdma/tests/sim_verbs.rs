@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Machine, scenarios, windows, words};
+use common::{Machine, atomics, scenarios, windows, words};
 use farcall_rdma::testing::device::RdmaConfig;
 use farcall_rdma::testing::sim::Fabric;
 
@@ -67,6 +67,12 @@ on_the_simulated_device! {
         words_are_written_until_the_grant_is_over
         words_beside_a_grant_are_not_written
         a_grant_gives_the_rights_that_it_names
+    }
+    atomics {
+        numbers_are_changed_until_the_grant_is_over
+        no_addition_is_lost
+        numbers_beside_a_grant_are_not_changed
+        numbers_are_changed_by_right
     }
 }
 

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{LIMIT, Machine, SLOT, received, scenarios, windows, words};
+use common::{LIMIT, Machine, SLOT, atomics, received, scenarios, windows, words};
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::dma::Pages;
 use farcall_rdma::testing::verbs::SystemHost;
@@ -80,6 +80,10 @@ on_the_device! {
     vm_words_are_written_until_the_grant_is_over: words::words_are_written_until_the_grant_is_over
     vm_words_beside_a_grant_are_not_written: words::words_beside_a_grant_are_not_written
     vm_a_grant_gives_the_rights_that_it_names: words::a_grant_gives_the_rights_that_it_names
+    vm_numbers_are_changed_until_the_grant_is_over: atomics::numbers_are_changed_until_the_grant_is_over
+    vm_no_addition_is_lost: atomics::no_addition_is_lost
+    vm_numbers_beside_a_grant_are_not_changed: atomics::numbers_beside_a_grant_are_not_changed
+    vm_numbers_are_changed_by_right: atomics::numbers_are_changed_by_right
 }
 
 #[test]

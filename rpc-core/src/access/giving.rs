@@ -90,7 +90,7 @@ impl Accesses {
         let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::NoMemory)?;
         let (in_effect, end) = watch::channel(());
         self.given.lock().add(InEffect { epoch, end });
-        let grant = link.grant(words, GrantTerms { read, write, in_effect }).await;
+        let grant = link.grant(words, GrantTerms { read, write, atomics: false, in_effect }).await;
         let Grant { descriptor, hold } = grant.ok_or(Outcome::Forbidden)?;
         let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
         memory.keep(given).map_err(|_| Outcome::Gone)?;

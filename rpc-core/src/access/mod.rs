@@ -25,7 +25,7 @@ pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory};
-pub(crate) use self::owner::{Atomic, Memory};
+pub(crate) use self::owner::Memory;
 pub(crate) use self::ranges::{check_number, check_range, range};
 use self::taking::TakenGrants;
 use crate::payload::Payload;
@@ -34,6 +34,7 @@ use crate::proto::wire::{Access, Accessed, FrameType, Operation, Outcome, Target
 use crate::session::{Role, Sender};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
+use crate::transport::Atomic;
 
 /// How many accesses a side has under way at once. Further ones wait.
 const MOST: usize = 64;

@@ -11,28 +11,10 @@ use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
-use crate::transport::Words;
+use crate::transport::{Atomic, Words};
 
 /// Accesses to more bytes are done in tasks of their own, because they take long. Bytes.
 const LONG: usize = 64 << 10;
-
-/// An operation on a number of eight bytes, little-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Atomic {
-    CompareAndSwap { expected: u64, new: u64 },
-    FetchAdd(u64),
-}
-
-impl Atomic {
-    /// Returns what the operation makes of a value.
-    pub(crate) fn apply(self, value: u64) -> u64 {
-        match self {
-            Self::CompareAndSwap { expected, new } if value == expected => new,
-            Self::CompareAndSwap { .. } => value,
-            Self::FetchAdd(add) => value.wrapping_add(add),
-        }
-    }
-}
 
 impl From<Atomic> for Operation {
     fn from(atomic: Atomic) -> Self {

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::watch;
 
-use crate::access::{Atomic, LentMemory, Memory, check_range};
+use crate::access::{LentMemory, Memory, check_range};
 use crate::proto::wire::Outcome;
 use crate::sync::{Mutex, rank};
+use crate::transport::Atomic;
 
 /// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
 /// written to as if they were one behind the other.

@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{RemoteRegion, Rights};
-use crate::access::{self, Atomic, GivenGrant, Memory, check_number, check_range};
+use crate::access::{self, GivenGrant, Memory, check_number, check_range};
 use crate::proto::wire::Outcome;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
-use crate::transport::{Words, words};
+use crate::transport::{Atomic, Words, words};
 
 /// Memory that this process exports; see [the module](super). Dropping it revokes it.
 ///

@@ -8,11 +8,12 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::Rights;
-use crate::access::{self, Accesses, Atomic};
+use crate::access::{self, Accesses};
 use crate::client::RawChannel;
 use crate::context::Context;
 use crate::proto::wire::Target;
 use crate::status::{Blame, Code, Executed, Status};
+use crate::transport::Atomic;
 
 /// The handle of a region that another process exports, to be sent in any message. See [the module](super).
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

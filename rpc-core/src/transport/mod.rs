@@ -20,6 +20,7 @@ use crate::proto::inbox::Described;
 use crate::proto::message::{Bulk, Expose, Frame};
 use crate::proto::wire::{Frames, Header, WireError};
 
+mod atomics;
 mod identity;
 pub mod memory;
 mod reason;
@@ -27,6 +28,7 @@ mod seal;
 pub mod spin;
 pub mod words;
 
+pub use atomics::{Atomic, DeviceAtomics, DeviceId};
 pub use identity::Identity;
 pub use reason::{Reason, Unavailable};
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
@@ -153,6 +155,8 @@ pub struct GrantTerms {
     pub read: bool,
     /// Whether the peer may write.
     pub write: bool,
+    /// Whether the peer may have the device change numbers.
+    pub atomics: bool,
     /// Kept together with the memory, and dropped when the peer can do nothing any more by the grant.
     pub in_effect: watch::Sender<()>,
 }

@@ -7,11 +7,18 @@ pub struct RemoteAccess {
     pub read: bool,
     /// WRITE to it.
     pub write: bool,
+    /// Have the device change numbers in it.
+    pub atomics: bool,
 }
 
 impl RemoteAccess {
     /// The peer may READ.
-    pub const READ: Self = Self { read: true, write: false };
+    pub const READ: Self = Self { read: true, write: false, atomics: false };
+
+    /// Whether the device must be able to write to the memory for that.
+    pub(crate) fn changes(self) -> bool {
+        self.write || self.atomics
+    }
 }
 
 /// Memory for which a window was taken so that the peer can use it, and what the peer has to be told for that. It can be

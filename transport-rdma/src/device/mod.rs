@@ -6,9 +6,8 @@
 //! [`Bytes`](bytes::Bytes) of which the queue pair holds a clone. A completion is the only way back, so code above these
 //! traits cannot race with a device. Memory that a peer may write to is atomic words of the application.
 //!
-//! Left out: the device's atomic operations, receive queues of one
-//! queue pair (there is the shared one only), and the opcode of completions, which devices leave undefined when they
-//! fail.
+//! Left out: receive queues of one queue pair (there is the shared one only), and the opcode of completions, which devices leave
+//! undefined when they fail.
 
 mod address;
 mod event;
@@ -32,6 +31,7 @@ use farcall_core::transport::Words;
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
 pub(crate) use memlock::{lockable, memlock};
 pub use paths::{PairOnTrial, Paths, RemoteAddress, StreamEnds};
+pub(crate) use queue_pair::NUMBER;
 pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
@@ -120,6 +120,8 @@ pub struct Limits {
     pub reads: u8,
     /// READs of the peer that a queue pair can serve at a time, at most 16.
     pub reads_served: u8,
+    /// Whether it does [atomic operations](Work::Atomic). They count as READs.
+    pub atomics: bool,
 }
 
 /// An open device: one context, one protection domain, and the memory that is registered with it.

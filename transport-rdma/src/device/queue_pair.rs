@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use farcall_core::transport::Atomic;
 
 use super::{
     DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Slot, WcError,
@@ -172,19 +173,42 @@ pub enum Work {
         /// Comes back with the completion.
         tag: u64,
     },
+    /// Change a number of eight bytes in the peer's memory; always with a completion. It is atomic with other such operations of the
+    /// peer's device, and with nothing else.
+    Atomic {
+        /// The operation.
+        atomic: Atomic,
+        /// Where the number is, at a multiple of eight.
+        on: RemoteRange,
+        /// The first eight bytes become the number before the operation.
+        into: Arc<ReadTarget>,
+        /// Comes back with the completion.
+        tag: u64,
+    },
 }
 
 impl Work {
-    /// The length of a message to send, or of what is read or written.
+    /// The length of a message to send, or of what is read, written or changed.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Send { parts, .. } => parts.iter().map(Bytes::len).sum(),
             Self::Read { len, .. } => *len,
             Self::Write { bytes, .. } => bytes.len(),
+            Self::Atomic { .. } => NUMBER,
             Self::Bind(_) | Self::Invalidate(_) => 0,
         }
     }
 }
+
+impl RemoteRange {
+    /// Checks that a number can be here.
+    pub(crate) fn check_number(self) -> Result<(), PostError> {
+        if self.addr.is_multiple_of(NUMBER as u64) { Ok(()) } else { Err(PostError::Misaligned) }
+    }
+}
+
+/// Bytes of a number that is changed.
+pub(crate) const NUMBER: usize = size_of::<u64>();
 
 /// Where memory of the peer begins, as the peer tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,6 +239,8 @@ pub enum PostError {
     TooLong,
     /// A READ beyond the end of its read_target.
     OutOfBounds,
+    /// An atomic operation on a number that is at no multiple of eight.
+    Misaligned,
     /// A marker for a queue pair that was not set to ERR, or has one already.
     Misplaced,
     /// The device refused, as it does in states that do not allow it.
@@ -250,7 +276,7 @@ pub enum Completion {
         /// How many, counting those for which no completion was asked.
         count: usize,
     },
-    /// A READ or WRITE has completed: the bytes are there.
+    /// A READ, a WRITE or an atomic operation has completed: the bytes are there.
     Moved {
         /// The queue pair it was posted on.
         qp_num: u32,

@@ -115,10 +115,11 @@ impl LinkCore {
         let (sender, exposed) = oneshot::channel();
         let registrations = Arc::clone(&self.resources.registrations);
         self.resources.rendezvous_pool.control().spawn(move || {
-            let GrantTerms { read, write, in_effect } = terms;
-            let exposed = registrations.register(&words, write).and_then(|words| {
+            let GrantTerms { read, write, atomics, in_effect } = terms;
+            let access = RemoteAccess { read, write, atomics };
+            let exposed = registrations.register(&words, access.changes()).and_then(|words| {
                 let words = Arc::new(Granted { words, in_effect });
-                expose(&*qp, words, RemoteAccess { read, write }, needs_window)
+                expose(&*qp, words, access, needs_window)
             });
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
             let _ = sender.send(exposed);

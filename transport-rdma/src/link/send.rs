@@ -507,7 +507,11 @@ impl LinkCore {
 fn describe(error: &PostError) -> String {
     match error {
         PostError::Device(error) => error.to_string(),
-        PostError::NotRegistered | PostError::TooLong | PostError::OutOfBounds | PostError::Misplaced => {
+        PostError::NotRegistered
+        | PostError::TooLong
+        | PostError::OutOfBounds
+        | PostError::Misaligned
+        | PostError::Misplaced => {
             format!("a send was refused ({error:?}); report this as a bug")
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
+use farcall_core::transport::Atomic;
 
 use super::windows::{Grant, SimWindow};
 use super::wire::Wire;
@@ -102,6 +103,7 @@ pub(super) enum Request {
     Invalidate(u32),
     Read { into: Arc<ReadTarget>, at: usize, len: usize, from: RemoteRange },
     Write { bytes: Bytes, to: RemoteRange },
+    Atomic { atomic: Atomic, on: RemoteRange, into: Arc<ReadTarget> },
 }
 
 impl Request {
@@ -110,8 +112,9 @@ impl Request {
         matches!(self, Self::Bind(_) | Self::Invalidate(_))
     }
 
+    /// Whether the peer answers with bytes.
     pub(super) fn is_read(&self) -> bool {
-        matches!(self, Self::Read { .. })
+        matches!(self, Self::Read { .. } | Self::Atomic { .. })
     }
 }
 

@@ -43,6 +43,7 @@ struct Faults {
     registered: u64,
     cqe: u32,
     windows: u32,
+    atomics: bool,
     calls_until_failure: Option<u32>,
     stalled: Option<(&'static str, Receiver<()>)>,
 }
@@ -61,6 +62,7 @@ impl SimHost {
             registered: 0,
             cqe: u32::MAX,
             windows: 4096,
+            atomics: true,
             calls_until_failure: None,
             stalled: None,
         };
@@ -119,6 +121,11 @@ impl SimHost {
     /// Limits the windows of a device; zero makes it one without.
     pub fn limit_windows(&self, windows: u32) {
         self.faults().windows = windows;
+    }
+
+    /// Makes the device one that does no atomic operations.
+    pub fn without_atomics(&self) {
+        self.faults().atomics = false;
     }
 
     pub(super) fn windows(&self) -> usize {
@@ -292,7 +299,7 @@ pub(super) struct Registration {
 impl Registration {
     /// Whether windows of this device may allow this.
     pub(super) fn allows(&self, hca: &Arc<Hca>, access: RemoteAccess) -> bool {
-        Arc::ptr_eq(&self.hca, hca) && (self.writable || !access.write)
+        Arc::ptr_eq(&self.hca, hca) && (self.writable || !access.changes())
     }
 }
 
@@ -322,14 +329,16 @@ impl Device for SimDevice {
     }
 
     fn limits(&self) -> Limits {
+        let faults = self.0.host.faults();
         Limits {
             max_cqe: 32767,
             max_srq_wr: 32767,
             max_qp_wr: 16384,
             max_qp: 4096,
-            windows: self.0.host.faults().windows,
+            windows: faults.windows,
             reads: MAX_READS,
             reads_served: MAX_READS,
+            atomics: faults.atomics,
         }
     }
 

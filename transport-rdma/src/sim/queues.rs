@@ -13,7 +13,7 @@ use super::machine::{Hca, Registration, error};
 use super::windows::Grant;
 use crate::device::{
     Channel, Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LocalPath, MAX_BATCH,
-    MAX_READS, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteAccess, RemoteQp,
+    MAX_READS, NUMBER, PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, RemoteAccess, RemoteQp,
     SharesWords, Slot, WcStatus, Work,
 };
 use crate::dma::Exposed;
@@ -244,6 +244,15 @@ impl SimQp {
                 }
                 let kept = Kept::Source(if inline { Bytes::new() } else { bytes.clone() }, *tag);
                 (kept, Request::Write { bytes: bytes.clone(), to: *to })
+            }
+            Work::Atomic { atomic, on, into, tag } => {
+                on.check_number()?;
+                let start = into.address(0, NUMBER).ok_or(PostError::OutOfBounds)?;
+                if !hca.is_registered(start, NUMBER) {
+                    return Err(PostError::NotRegistered);
+                }
+                let request = Request::Atomic { atomic: *atomic, on: *on, into: Arc::clone(into) };
+                (Kept::ReadTarget(Arc::clone(into), *tag), request)
             }
         };
         self.give(self.ring.push(kept, asked), request)

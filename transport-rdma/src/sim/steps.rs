@@ -32,7 +32,7 @@ enum Arrival {
 }
 
 /// The peer's device refuses a request, as it does when there are too many.
-const REM_INV_REQ_ERR: WcStatus = WcStatus(9);
+pub(super) const REM_INV_REQ_ERR: WcStatus = WcStatus(9);
 
 impl State {
     /// Runs everything that can happen now, in an order that the seed decides. Out of spite only what goes to queues that
@@ -96,7 +96,9 @@ impl State {
         let acknowledged = first.is_some_and(|(qp, request)| match request {
             Request::Bind(_) | Request::Invalidate(_) => true,
             Request::Send { .. } | Request::Write { .. } => self.acknowledgements && self.path(qp),
-            Request::Read { .. } => self.acknowledgements && self.reads && self.path(qp),
+            Request::Read { .. } | Request::Atomic { .. } => {
+                self.acknowledgements && self.reads && self.path(qp)
+            }
         });
         deliver.into_iter().chain(acknowledged.then_some(Step::Acknowledge(num)))
     }
@@ -167,6 +169,13 @@ impl State {
             (Request::Read { len, from, .. }, Some(peer)) => (self.ask(peer, *from, *len), false),
             (Request::Write { bytes, to }, Some(peer)) => {
                 (self.write(peer, *to, bytes).map(|()| Arrival::Nothing), false)
+            }
+            (Request::Atomic { atomic, on, into }, Some(peer)) => {
+                let changed = self.change(peer, *on, *atomic).map(|before| {
+                    into.write(0, &before.to_ne_bytes());
+                    Arrival::Nothing
+                });
+                (changed, false)
             }
             (Request::Bind(grant), _) => (self.bind(num, grant.clone()).map(|()| Arrival::Nothing), false),
             (Request::Invalidate(rkey), _) => (self.invalidate(num, *rkey).map(|()| Arrival::Nothing), false),

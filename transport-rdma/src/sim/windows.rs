@@ -1,9 +1,11 @@
 //! Simulated memory windows: bound to one queue pair, exact to the byte, with keys that do not come again soon.
 
 use bytes::Bytes;
+use farcall_core::transport::Atomic;
 
 use super::fabric::State;
-use crate::device::{RemoteAccess, RemoteRange, WcStatus};
+use super::steps::REM_INV_REQ_ERR;
+use crate::device::{NUMBER, RegisteredWords, RemoteAccess, RemoteRange, WcStatus};
 use crate::dma::Exposed;
 
 /// The device refuses a bind or an invalidation.
@@ -66,31 +68,58 @@ impl State {
         Ok(())
     }
 
-    /// Returns the bytes of this range that a queue pair grants its peer.
-    pub(super) fn granted(&self, qp: u32, from: RemoteRange, len: usize) -> Result<Bytes, WcStatus> {
-        let window = self.windows.get(&(from.rkey >> 8)).filter(|window| window.qp == qp);
-        let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == from.rkey);
-        let part = grant.filter(|grant| grant.access.read).and_then(|grant| {
-            let offset = from.addr.checked_sub(grant.exposed.range().start as u64)?;
-            grant.exposed.part(usize::try_from(offset).ok()?, len)
+    /// Returns the memory that a queue pair grants its peer by this key, and where in it a range begins that the peer may use.
+    fn within(
+        &self,
+        qp: u32,
+        range: RemoteRange,
+        len: usize,
+        may: impl Fn(&RemoteAccess) -> bool,
+    ) -> Result<(&Exposed, usize), WcStatus> {
+        let window = self.windows.get(&(range.rkey >> 8)).filter(|window| window.qp == qp);
+        let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == range.rkey);
+        let part = grant.filter(|grant| may(&grant.access)).and_then(|grant| {
+            let memory = grant.exposed.range();
+            let offset = usize::try_from(range.addr.checked_sub(memory.start as u64)?).ok()?;
+            offset.checked_add(len).filter(|end| *end <= memory.len())?;
+            Some((&grant.exposed, offset))
         });
         part.ok_or(WcStatus::REM_ACCESS_ERR)
     }
 
+    /// Returns the bytes of this range that a queue pair grants its peer.
+    pub(super) fn granted(&self, qp: u32, from: RemoteRange, len: usize) -> Result<Bytes, WcStatus> {
+        let (exposed, offset) = self.within(qp, from, len, |access| access.read)?;
+        exposed.part(offset, len).ok_or(WcStatus::REM_ACCESS_ERR)
+    }
+
     /// Writes to memory that a queue pair grants its peer.
     pub(super) fn write(&self, qp: u32, to: RemoteRange, bytes: &[u8]) -> Result<(), WcStatus> {
-        let window = self.windows.get(&(to.rkey >> 8)).filter(|window| window.qp == qp);
-        let grant = window.and_then(|window| window.grant.as_ref()).filter(|grant| grant.rkey == to.rkey);
-        let written = grant.filter(|grant| grant.access.write).and_then(|grant| {
-            let range = grant.exposed.range();
-            let offset = usize::try_from(to.addr.checked_sub(range.start as u64)?).ok()?;
-            offset.checked_add(bytes.len()).filter(|end| *end <= range.len())?;
-            match &grant.exposed {
-                Exposed::Words(words) => words.words().write(offset, bytes),
-                Exposed::Message(_) => return None,
-            }
-            Some(())
-        });
-        written.ok_or(WcStatus::REM_ACCESS_ERR)
+        let (exposed, offset) = self.within(qp, to, bytes.len(), |access| access.write)?;
+        words_of(exposed)?.write(offset, bytes);
+        Ok(())
+    }
+
+    /// Changes a number in memory that a queue pair grants its peer, and returns the one before. As on real devices, that is not atomic
+    /// with what the processor does.
+    pub(super) fn change(&self, qp: u32, on: RemoteRange, atomic: Atomic) -> Result<u64, WcStatus> {
+        if !on.addr.is_multiple_of(NUMBER as u64) {
+            return Err(REM_INV_REQ_ERR);
+        }
+        let (exposed, offset) = self.within(qp, on, NUMBER, |access| access.atomics)?;
+        let words = words_of(exposed)?;
+        let before = words.copy(offset, NUMBER).and_then(|bytes| bytes.try_into().ok());
+        let before = u64::from_ne_bytes(before.ok_or(WcStatus::REM_OP_ERR)?);
+        std::thread::yield_now();
+        words.write(offset, &atomic.apply(before).to_ne_bytes());
+        Ok(before)
+    }
+}
+
+/// Messages are nobody's to write.
+fn words_of(exposed: &Exposed) -> Result<&RegisteredWords, WcStatus> {
+    match exposed {
+        Exposed::Words(words) => Ok(words.words()),
+        Exposed::Message(_) => Err(WcStatus::REM_ACCESS_ERR),
     }
 }

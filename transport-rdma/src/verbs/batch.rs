@@ -3,6 +3,7 @@
 use std::ptr;
 
 use bytes::Bytes;
+use farcall_core::transport::Atomic;
 
 use super::device::{Hca, Regions};
 use super::returned_errno;
@@ -67,12 +68,25 @@ impl<const N: usize> Batch<N> {
     }
 
     /// Adds a READ, to be signed.
-    pub(super) fn read(&mut self, into: ibv_sge, remote_addr: u64, rkey: u32) {
+    pub(super) fn read(&mut self, into: ibv_sge, from: RemoteRange) {
         let wr = &mut self.wrs[self.len];
         wr.opcode = sys::IBV_WR_RDMA_READ;
         wr.num_sge = i32::from(into.length > 0);
-        wr.rdma.remote_addr = remote_addr;
-        wr.rdma.rkey = rkey;
+        wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: from.addr, rkey: from.rkey };
+        self.sges[self.len][0] = into;
+    }
+
+    /// Adds an atomic operation, to be signed.
+    pub(super) fn atomic(&mut self, atomic: Atomic, on: RemoteRange, into: ibv_sge) {
+        // ibv_post_send(3): the operands are in the host's order, and so is the number in memory.
+        let (opcode, compare_add, swap) = match atomic {
+            Atomic::CompareAndSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
+            Atomic::FetchAdd(add) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, add, 0),
+        };
+        let wr = &mut self.wrs[self.len];
+        wr.opcode = opcode;
+        wr.num_sge = 1;
+        wr.wr.atomic = sys::ibv_send_wr_atomic { remote_addr: on.addr, compare_add, swap, rkey: on.rkey };
         self.sges[self.len][0] = into;
     }
 
@@ -91,8 +105,7 @@ impl<const N: usize> Batch<N> {
         wr.opcode = sys::IBV_WR_RDMA_WRITE;
         wr.num_sge = i32::from(!bytes.is_empty());
         wr.send_flags = if inline && !bytes.is_empty() { sys::IBV_SEND_INLINE } else { 0 };
-        wr.rdma.remote_addr = to.addr;
-        wr.rdma.rkey = to.rkey;
+        wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: to.addr, rkey: to.rkey };
         Ok(())
     }
 

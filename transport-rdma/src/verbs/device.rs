@@ -56,6 +56,8 @@ impl VerbsDevice {
             windows,
             reads: reads(attr.max_qp_init_rd_atom),
             reads_served: reads(attr.max_qp_rd_atom),
+            // Numbers are little-endian, and devices take them to be in the order of the host.
+            atomics: attr.atomic_cap != sys::IBV_ATOMIC_NONE && cfg!(target_endian = "little"),
         };
         let relaxed_ordering = config.relaxed_ordering;
         let loose_windows = attr.vendor_id == SOFT_ROCE;
@@ -330,7 +332,7 @@ impl Registration {
 
     /// Whether windows on it may allow this.
     pub(super) fn allows(&self, access: RemoteAccess) -> bool {
-        !access.write || self.region.access & sys::IBV_ACCESS_LOCAL_WRITE != 0
+        !access.changes() || self.region.access & sys::IBV_ACCESS_LOCAL_WRITE != 0
     }
 
     pub(super) fn is_of(&self, hca: &Hca) -> bool {

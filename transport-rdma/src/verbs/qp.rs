@@ -17,7 +17,7 @@ use super::window::Window;
 use super::{last_errno, leaked, returned_errno};
 use crate::device::{
     Completion, Cq, CreateQpError, DeviceError, ExposeError, Exposure, LinkLayer, LocalPath, MAX_BATCH,
-    PostError, QpSize, QpTuning, QueuePair, RemoteAccess, RemoteQp, SharesWords, Work,
+    NUMBER, PostError, QpSize, QpTuning, QueuePair, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Work,
 };
 use crate::dma::Exposed;
 
@@ -119,9 +119,12 @@ impl VerbsQp {
                 Kept::Invalidate(*exposure)
             }
             Work::Read { into, at, len, from, tag } => {
-                let start = into.address(*at, *len).ok_or(PostError::OutOfBounds)?;
-                let lkey = regions.lkey_at(start, *len).ok_or(PostError::NotRegistered)?;
-                batch.read(ibv_sge { addr: start as u64, length: *len as u32, lkey }, from.addr, from.rkey);
+                batch.read(place(regions, into, *at, *len)?, *from);
+                Kept::ReadTarget(Arc::clone(into), *tag)
+            }
+            Work::Atomic { atomic, on, into, tag } => {
+                on.check_number()?;
+                batch.atomic(*atomic, *on, place(regions, into, 0, NUMBER)?);
                 Kept::ReadTarget(Arc::clone(into), *tag)
             }
             Work::Write { bytes, to, tag } => {
@@ -200,6 +203,13 @@ impl VerbsQp {
     }
 }
 
+/// Returns the part of a target that the device writes to.
+fn place(regions: &Regions<'_>, into: &ReadTarget, at: usize, len: usize) -> Result<ibv_sge, PostError> {
+    let start = into.address(at, len).ok_or(PostError::OutOfBounds)?;
+    let lkey = regions.lkey_at(start, len).ok_or(PostError::NotRegistered)?;
+    Ok(ibv_sge { addr: start as u64, length: len as u32, lkey })
+}
+
 /// Creates a queue pair with as much inline room as the device gives.
 fn create(queues: &Inner, size: QpSize) -> Result<(NonNull<ibv_qp>, u32), i32> {
     let hca = queues.hca();
@@ -243,7 +253,8 @@ impl QueuePair for VerbsQp {
         attr.pkey_index = local.pkey_index;
         attr.port_num = local.port;
         // The access that windows may give. Without a window, a peer can only send.
-        attr.qp_access_flags = (sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE) as u32;
+        let atomics = if self.queues.hca().limits().atomics { sys::IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
+        attr.qp_access_flags = (sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_WRITE | atomics) as u32;
         self.modify(&mut attr, sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS)
     }
 

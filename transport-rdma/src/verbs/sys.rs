@@ -262,13 +262,30 @@ pub(super) struct ibv_sge {
     pub(super) lkey: u32,
 }
 
-/// C's union `wr`, as a READ uses it.
+/// C's union `wr`, which has no name there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) union ibv_send_wr_one_sided {
+    pub(super) rdma: ibv_send_wr_rdma,
+    pub(super) atomic: ibv_send_wr_atomic,
+}
+
+/// As READs and WRITEs use the union.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ibv_send_wr_rdma {
     pub(super) remote_addr: u64,
     pub(super) rkey: u32,
-    _rest: [u64; 2],
+}
+
+/// As atomic operations use the union.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ibv_send_wr_atomic {
+    pub(super) remote_addr: u64,
+    pub(super) compare_add: u64,
+    pub(super) swap: u64,
+    pub(super) rkey: u32,
 }
 
 /// C's last union, as a bind uses it.
@@ -299,7 +316,7 @@ pub(super) struct ibv_mw {
     pub(super) kind: c_uint,
 }
 
-/// `rdma`, `qp_type` and `bind_mw` are unions: for one-sided operations, XRC and memory windows. A SEND uses none.
+/// `wr`, `qp_type` and `bind_mw` are unions: for one-sided operations, XRC and memory windows. A SEND uses none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct ibv_send_wr {
@@ -310,7 +327,7 @@ pub(super) struct ibv_send_wr {
     pub(super) opcode: c_uint,
     pub(super) send_flags: c_uint,
     pub(super) invalidate_rkey: u32,
-    pub(super) rdma: ibv_send_wr_rdma,
+    pub(super) wr: ibv_send_wr_one_sided,
     pub(super) qp_type: u32,
     pub(super) bind_mw: ibv_send_wr_bind_mw,
 }
@@ -430,9 +447,12 @@ pub(super) const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;
 
 pub(super) const IBV_MW_TYPE_2: c_uint = 2;
 
+pub(super) const IBV_ATOMIC_NONE: c_uint = 0;
+
 pub(super) const IBV_ACCESS_LOCAL_WRITE: c_int = 1;
 pub(super) const IBV_ACCESS_REMOTE_WRITE: c_int = 1 << 1;
 pub(super) const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
+pub(super) const IBV_ACCESS_REMOTE_ATOMIC: c_int = 1 << 3;
 pub(super) const IBV_ACCESS_MW_BIND: c_int = 1 << 4;
 /// The first of the flags that a library or kernel may ignore; only `ibv_reg_mr_iova2` takes it.
 pub(super) const IBV_ACCESS_RELAXED_ORDERING: c_int = 1 << 20;
@@ -463,6 +483,8 @@ pub(super) const IBV_QP_DEST_QPN: c_int = 1 << 20;
 pub(super) const IBV_WR_RDMA_WRITE: c_uint = 0;
 pub(super) const IBV_WR_SEND: c_uint = 2;
 pub(super) const IBV_WR_RDMA_READ: c_uint = 4;
+pub(super) const IBV_WR_ATOMIC_CMP_AND_SWP: c_uint = 5;
+pub(super) const IBV_WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
 pub(super) const IBV_WR_LOCAL_INV: c_uint = 7;
 pub(super) const IBV_WR_BIND_MW: c_uint = 8;
 

@@ -71,8 +71,9 @@ impl Window {
     pub(super) fn bind(&self, within: &Region, exposure: &Exposure) -> ibv_send_wr_bind_mw {
         let access = exposure.access();
         let flag = |may: bool, flag| if may { flag } else { 0 };
-        let flags =
-            flag(access.read, sys::IBV_ACCESS_REMOTE_READ) | flag(access.write, sys::IBV_ACCESS_REMOTE_WRITE);
+        let flags = flag(access.read, sys::IBV_ACCESS_REMOTE_READ)
+            | flag(access.write, sys::IBV_ACCESS_REMOTE_WRITE)
+            | flag(access.atomics, sys::IBV_ACCESS_REMOTE_ATOMIC);
         ibv_send_wr_bind_mw {
             mw: self.raw.as_ptr(),
             rkey: exposure.rkey(),

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+pub(crate) mod atomics;
 pub(crate) mod scenarios;
 pub(crate) mod windows;
 pub(crate) mod words;

@@ -12,9 +12,9 @@ use super::windows::{PAGE, SECRET, at, beside, pair};
 use super::{End, Machine, failure};
 
 /// Three pages of secrets, words that may be read, and three pages of secrets.
-struct Part(Vec<AtomicU64>);
+pub(super) struct Part(Vec<AtomicU64>);
 
-const WORDS: usize = PAGE / 8;
+pub(super) const WORDS: usize = PAGE / 8;
 
 impl AsRef<[AtomicU64]> for Part {
     fn as_ref(&self) -> &[AtomicU64] {
@@ -23,7 +23,7 @@ impl AsRef<[AtomicU64]> for Part {
 }
 
 impl Part {
-    fn new(words: usize) -> Arc<Self> {
+    pub(super) fn new(words: usize) -> Arc<Self> {
         let all: Vec<_> =
             (0..words + 6 * WORDS).map(|_| AtomicU64::new(u64::from_ne_bytes([SECRET; 8]))).collect();
         let this = Self(all);
@@ -32,7 +32,7 @@ impl Part {
     }
 
     /// Checks that nothing was written beside the words.
-    fn is_alone(&self) {
+    pub(super) fn is_alone(&self) {
         let (before, rest) = self.0.split_at(3 * WORDS);
         let beside = before.iter().chain(&rest[rest.len() - 3 * WORDS..]);
         assert!(
@@ -42,30 +42,30 @@ impl Part {
         );
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    pub(super) fn words(&self) -> &[AtomicU64] {
         &self.0[3 * WORDS..self.0.len() - 3 * WORDS]
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         self.words().iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
     }
 }
 
-const WRITE: RemoteAccess = RemoteAccess { read: false, write: true };
-const BOTH: RemoteAccess = RemoteAccess { read: true, write: true };
+const WRITE: RemoteAccess = RemoteAccess { read: false, write: true, atomics: false };
+pub(super) const BOTH: RemoteAccess = RemoteAccess { read: true, write: true, atomics: false };
 
 impl End {
     fn grant_words(&self, machine: &Machine, words: Words) -> Exposure {
         self.grant_words_for(machine, words, RemoteAccess::READ)
     }
 
-    fn grant_words_for(&self, machine: &Machine, words: Words, access: RemoteAccess) -> Exposure {
-        let words = machine.device.add_words(words, access.write).unwrap();
+    pub(super) fn grant_words_for(&self, machine: &Machine, words: Words, access: RemoteAccess) -> Exposure {
+        let words = machine.device.add_words(words, access.write || access.atomics).unwrap();
         self.bind(self.qp.expose_words(Arc::new(words), access).unwrap())
     }
 
     /// Writes to the peer's memory; how it ends.
-    fn write(&self, bytes: Bytes, to: RemoteRange) -> Result<(), WcStatus> {
+    pub(super) fn write(&self, bytes: Bytes, to: RemoteRange) -> Result<(), WcStatus> {
         self.post([Work::Write { bytes, to, tag: 9 }]);
         match self.poll(Cq::Send, 1).remove(0) {
             Completion::Moved { tag: 9, .. } => Ok(()),

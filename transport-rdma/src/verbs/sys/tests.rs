@@ -70,7 +70,7 @@ fn claims() -> Claims {
         }
         ibv_sge { addr, length, lkey }
         ibv_send_wr {
-            wr_id, next, sg_list, num_sge, opcode, send_flags, invalidate_rkey, rdma = "wr", qp_type, bind_mw
+            wr_id, next, sg_list, num_sge, opcode, send_flags, invalidate_rkey, wr, qp_type, bind_mw
         }
         ibv_mw_bind_info { mr, addr, length, mw_access_flags }
         ibv_mw { context, pd, rkey, handle, kind = "type" }
@@ -93,8 +93,12 @@ fn claims() -> Claims {
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
     }
     for (field, offset) in [
-        ("wr.rdma.remote_addr", offset_of!(ibv_send_wr, rdma.remote_addr)),
-        ("wr.rdma.rkey", offset_of!(ibv_send_wr, rdma.rkey)),
+        ("wr.rdma.remote_addr", offset_of!(ibv_send_wr, wr.rdma.remote_addr)),
+        ("wr.rdma.rkey", offset_of!(ibv_send_wr, wr.rdma.rkey)),
+        ("wr.atomic.remote_addr", offset_of!(ibv_send_wr, wr.atomic.remote_addr)),
+        ("wr.atomic.compare_add", offset_of!(ibv_send_wr, wr.atomic.compare_add)),
+        ("wr.atomic.swap", offset_of!(ibv_send_wr, wr.atomic.swap)),
+        ("wr.atomic.rkey", offset_of!(ibv_send_wr, wr.atomic.rkey)),
         ("bind_mw.mw", offset_of!(ibv_send_wr, bind_mw.mw)),
         ("bind_mw.rkey", offset_of!(ibv_send_wr, bind_mw.rkey)),
         ("bind_mw.bind_info", offset_of!(ibv_send_wr, bind_mw.bind_info)),
@@ -106,13 +110,15 @@ fn claims() -> Claims {
         IBV_EVENT_CQ_ERR IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_DEVICE_FATAL
         IBV_EVENT_PORT_ACTIVE IBV_EVENT_PORT_ERR IBV_EVENT_LID_CHANGE IBV_EVENT_PKEY_CHANGE IBV_EVENT_SM_CHANGE
         IBV_EVENT_SRQ_ERR IBV_EVENT_CLIENT_REREGISTER IBV_EVENT_GID_CHANGE
-        IBV_DEVICE_MEM_WINDOW_TYPE_2B IBV_MW_TYPE_2
-        IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ IBV_ACCESS_MW_BIND IBV_ACCESS_RELAXED_ORDERING
+        IBV_DEVICE_MEM_WINDOW_TYPE_2B IBV_MW_TYPE_2 IBV_ATOMIC_NONE
+        IBV_ACCESS_LOCAL_WRITE IBV_ACCESS_REMOTE_WRITE IBV_ACCESS_REMOTE_READ IBV_ACCESS_REMOTE_ATOMIC
+        IBV_ACCESS_MW_BIND IBV_ACCESS_RELAXED_ORDERING
         IBV_QPT_RC IBV_QPS_INIT IBV_QPS_RTR IBV_QPS_RTS IBV_QPS_ERR
         IBV_QP_STATE IBV_QP_ACCESS_FLAGS IBV_QP_PKEY_INDEX IBV_QP_PORT IBV_QP_AV IBV_QP_PATH_MTU IBV_QP_TIMEOUT
         IBV_QP_RETRY_CNT IBV_QP_RNR_RETRY IBV_QP_RQ_PSN IBV_QP_MAX_QP_RD_ATOMIC IBV_QP_MIN_RNR_TIMER IBV_QP_SQ_PSN
         IBV_QP_MAX_DEST_RD_ATOMIC IBV_QP_DEST_QPN
-        IBV_WR_RDMA_WRITE IBV_WR_SEND IBV_WR_RDMA_READ IBV_WR_LOCAL_INV IBV_WR_BIND_MW IBV_SEND_SIGNALED IBV_SEND_SOLICITED IBV_SEND_INLINE
+        IBV_WR_RDMA_WRITE IBV_WR_SEND IBV_WR_RDMA_READ IBV_WR_ATOMIC_CMP_AND_SWP IBV_WR_ATOMIC_FETCH_AND_ADD
+        IBV_WR_LOCAL_INV IBV_WR_BIND_MW IBV_SEND_SIGNALED IBV_SEND_SOLICITED IBV_SEND_INLINE
     }
     for (name, status) in [
         ("LOC_LEN_ERR", WcStatus::LOC_LEN_ERR),

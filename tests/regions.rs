@@ -44,7 +44,7 @@ fn zeroes(len: usize) -> Arc<Vec<AtomicU64>> {
 }
 
 #[derive(Default)]
-struct Owner(Mutex<Option<Region>>);
+struct Owner(Mutex<Option<Arc<Region>>>);
 
 impl Regions for Owner {
     async fn export(&self, len: usize, rights: Rights, for_ms: Option<u64>) -> Result<RemoteRegion> {
@@ -53,12 +53,13 @@ impl Regions for Owner {
             None => Region::zeroed(len, rights),
         };
         let remote = region.remote();
-        *self.0.lock().unwrap() = Some(region);
+        *self.0.lock().unwrap() = Some(Arc::new(region));
         Ok(remote)
     }
 
     async fn add(&self, number: usize, add: u64) -> Result<u64> {
-        self.0.lock().unwrap().as_ref().unwrap().fetch_add(8 * number, add)
+        let region = self.0.lock().unwrap().clone().unwrap();
+        region.fetch_add(8 * number, add).await
     }
 
     async fn revoke(&self) -> Result<Bytes> {
@@ -257,7 +258,7 @@ async fn a_server_uses_memory_that_its_caller_exports() {
     let (_, _, owner) = served().await;
     let counter = Region::zeroed(8, Rights::ATOMICS);
     assert_eq!(owner.count(counter.remote(), 5).await.unwrap(), [0, 1, 2, 3, 4]);
-    assert_eq!(counter.fetch_add(0, 0).unwrap(), 5);
+    assert_eq!(counter.load(0).unwrap(), 5);
     let memory = zeroes(MIB);
     let page = Region::export(memory.clone(), Rights::READ | Rights::WRITE);
     let bytes = random(MIB, 1);
@@ -380,8 +381,8 @@ async fn owners_are_told_what_they_do_wrong() {
     for status in [
         region.read(..65).unwrap_err(),
         region.write(64, &[1]).unwrap_err(),
-        region.fetch_add(60, 1).unwrap_err(),
-        region.compare_and_swap(4, 0, 1).unwrap_err(),
+        region.fetch_add(60, 1).await.unwrap_err(),
+        region.compare_and_swap(4, 0, 1).await.unwrap_err(),
     ] {
         assert_eq!(
             (status.code(), status.blame()),
@@ -391,13 +392,16 @@ async fn owners_are_told_what_they_do_wrong() {
     }
     region.write(8, &[1; 8]).unwrap();
     assert_eq!(
-        region.compare_and_swap(8, u64::from_le_bytes([1; 8]), 5).unwrap(),
+        region.compare_and_swap(8, u64::from_le_bytes([1; 8]), 5).await.unwrap(),
         u64::from_le_bytes([1; 8])
     );
     assert_eq!(region.read(8..16).unwrap(), 5_u64.to_le_bytes());
     assert_eq!((region.load(8).unwrap(), region.load(4).unwrap_err().code()), (5, Code::OutOfRange));
-    region.store(16, 6).unwrap();
-    assert_eq!((region.load(16).unwrap(), region.store(4, 1).unwrap_err().code()), (6, Code::OutOfRange));
+    region.store(16, 6).await.unwrap();
+    assert_eq!(
+        (region.load(16).unwrap(), region.store(4, 1).await.unwrap_err().code()),
+        (6, Code::OutOfRange)
+    );
     region.revoke().await;
     region.revoke().await;
     assert_eq!(region.load(8).unwrap_err().code(), Code::FailedPrecondition);

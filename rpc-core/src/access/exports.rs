@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
-use super::owner::Memory;
+use super::owner::ExportedMemory;
 use crate::sync::{Mutex, rank};
 
 /// What is exported, by number. It belongs to the process, because peers may use it by any connection.
@@ -12,11 +12,11 @@ static EXPORTS: LazyLock<Mutex<rank::Leaf, Exports>> = LazyLock::new(Mutex::defa
 #[derive(Default)]
 struct Exports {
     last: u64,
-    memory: HashMap<u64, (u128, Arc<dyn Memory>)>,
+    memory: HashMap<u64, (u128, Arc<dyn ExportedMemory>)>,
 }
 
 /// Exports memory to peers that know the key. Returns its number.
-pub(crate) fn export(key: u128, memory: Arc<dyn Memory>) -> u64 {
+pub(crate) fn export(key: u128, memory: Arc<dyn ExportedMemory>) -> u64 {
     let mut exports = EXPORTS.lock();
     exports.last += 1;
     let number = exports.last;
@@ -32,7 +32,7 @@ pub(crate) fn withdraw(number: u64) {
 }
 
 /// Returns the memory of this number and key.
-pub(super) fn find(number: u64, key: u128) -> Option<Arc<dyn Memory>> {
+pub(super) fn find(number: u64, key: u128) -> Option<Arc<dyn ExportedMemory>> {
     let exports = EXPORTS.lock();
     exports.memory.get(&number).filter(|(of, _)| *of == key).map(|(_, memory)| memory.clone())
 }

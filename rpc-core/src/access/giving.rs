@@ -7,10 +7,11 @@ use bytes::BytesMut;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::owner::{ExportedMemory, Offered};
 use super::{Accesses, exports};
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Outcome, Target, WireError};
-use crate::transport::{Grant, GrantTerms, Hold};
+use crate::transport::{Grant, GrantTerms, Hold, Link, Words};
 
 /// How long a peer may take to say that it uses a grant no more. After that what it does fails, and its link with it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -85,18 +86,20 @@ impl Accesses {
     async fn granted(&self, target: Target) -> Result<Payload, Outcome> {
         let Target::Region { number, key } = target else { return Err(Outcome::Forbidden) };
         let memory = exports::find(number, key).ok_or(Outcome::Gone)?;
-        let (words, read, write) = memory.words()?;
+        let Offered { words, read, write, atomics } = memory.offered()?;
         // The peer may have a link that this side is about to use. It may ask again.
         let (epoch, link) = self.sender.upgraded_in_epoch().ok_or(Outcome::NoMemory)?;
         let (in_effect, end) = watch::channel(());
-        self.given.lock().add(InEffect { epoch, end });
-        let grant = link.grant(words, GrantTerms { read, write, atomics: false, in_effect }).await;
+        self.given.lock().add(InEffect { epoch, end: end.clone() });
+        let atomics = atomics && changes_numbers(&*link, &*memory, &words, end).await;
+        let grant = link.grant(words, GrantTerms { read, write, atomics, in_effect }).await;
         let Grant { descriptor, hold } = grant.ok_or(Outcome::Forbidden)?;
         let given = GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold };
         memory.keep(given).map_err(|_| Outcome::Gone)?;
         let mut bytes = BytesMut::new();
         let right = |has: bool, right| if has { right } else { 0 };
-        let rights = right(read, Granted::READ) | right(write, Granted::WRITE);
+        let rights =
+            right(read, Granted::READ) | right(write, Granted::WRITE) | right(atomics, Granted::ATOMICS);
         Granted { epoch, rights, descriptor }.encode(&mut bytes);
         Ok(Payload::from_body(bytes.freeze()))
     }
@@ -113,4 +116,19 @@ impl Accesses {
         given.forget();
         given.0.iter().filter(|grant| Some(grant.epoch) != now).map(|grant| grant.end.clone()).collect()
     }
+}
+
+/// Whether the link's device may change the memory's numbers for the peer, until that end. If so, it changes them for everybody.
+async fn changes_numbers(
+    link: &dyn Link,
+    memory: &dyn ExportedMemory,
+    words: &Words,
+    end: watch::Receiver<()>,
+) -> bool {
+    let Some(device) = link.changes_numbers() else { return false };
+    let atomics = match memory.device() {
+        Some(atomics) => Some(atomics),
+        None => link.own_atomics(words.clone()).await,
+    };
+    atomics.filter(|atomics| atomics.device() == device).is_some_and(|atomics| memory.entrust(atomics, end))
 }

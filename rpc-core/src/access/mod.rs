@@ -25,7 +25,7 @@ pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
 use self::lending::OnLoan;
 pub(crate) use self::lending::{Lending, LentMemory};
-pub(crate) use self::owner::Memory;
+pub(crate) use self::owner::{ExportedMemory, Memory, Offered, Progress};
 pub(crate) use self::ranges::{check_number, check_range, range};
 use self::taking::TakenGrants;
 use crate::payload::Payload;
@@ -178,15 +178,33 @@ impl Accesses {
         Ok(())
     }
 
-    /// Returns the value of eight bytes of the peer's memory. Its owner reads them, whole: a device need not.
+    /// Sets eight bytes of the peer's memory. Their owner does it, whole: a device need not.
+    pub(crate) async fn store(&self, target: Target, offset: u64, value: u64) -> Result<(), Status> {
+        let bytes = Bytes::copy_from_slice(&value.to_le_bytes());
+        let outcome = self.start(target, offset, Operation::Write(bytes), 0..=0).await?;
+        self.outcome(target, outcome).await.map(drop)
+    }
+
+    /// Returns the value of eight bytes of the peer's memory, read whole.
     pub(crate) async fn load(&self, target: Target, offset: u64) -> Result<u64, Status> {
+        if let Some(value) = self.load_directly(target, offset).await {
+            return Ok(value);
+        }
         const LEN: usize = size_of::<u64>();
         Ok(number(&self.access(target, offset, Operation::Read(LEN as u32), LEN).await?))
     }
 
     /// Does an operation on eight bytes of the peer's memory. Returns the value before it.
     pub(crate) async fn atomic(&self, target: Target, offset: u64, atomic: Atomic) -> Result<u64, Status> {
-        Ok(number(&self.access(target, offset, atomic.into(), size_of::<u64>()).await?))
+        match self.change_directly(target, offset, atomic).await {
+            Ok(before) => Ok(before),
+            Err(Executed::No) => {
+                Ok(number(&self.access(target, offset, atomic.into(), size_of::<u64>()).await?))
+            }
+            Err(executed) => {
+                Err(unknown("the RDMA link has failed while the owner's device changed a number", executed))
+            }
+        }
     }
 
     async fn access(
@@ -278,6 +296,12 @@ impl Accesses {
             (Outcome::OutOfRange, _) => {
                 (Code::OutOfRange, "the access is not within the memory, or not at a multiple of 8")
             }
+            (Outcome::Unknown, _) => {
+                return Err(unknown(
+                    "the device of this memory's owner has failed while it changed a number",
+                    Executed::Maybe,
+                ));
+            }
             (Outcome::NoMemory, _) => {
                 (Code::ResourceExhausted, "the owner of this memory has no memory for the access")
             }
@@ -368,6 +392,12 @@ impl Accesses {
 /// Returns the number that an outcome is, the length of which was checked when it arrived.
 fn number(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Returns the status of an operation on a number, which may have been done or not.
+fn unknown(why: &str, executed: Executed) -> Status {
+    let message = format!("{why}; farcall does not repeat the operation, which may have been done");
+    Status::new(Code::Unavailable, message).with_blame(Blame::Environment).with_executed(executed)
 }
 
 /// Returns the status of accesses that the peer does not know of.

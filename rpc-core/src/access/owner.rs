@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use tokio::sync::watch;
 
 use super::giving::GivenGrant;
 use super::{Accesses, HEAD, MOST, PIECE, exports};
 use crate::memory::{Gauge, Use};
 use crate::payload::{Encoder, MemoryGrant, Payload};
 use crate::proto::wire::{Access, FrameType, Operation, Outcome, Target, WireError};
-use crate::transport::{Atomic, Words};
+use crate::transport::words::WORD;
+use crate::transport::{Atomic, BoxFuture, DeviceAtomics, Words};
 
 /// Accesses to more bytes are done in tasks of their own, because they take long. Bytes.
 const LONG: usize = 64 << 10;
@@ -33,18 +35,51 @@ pub(crate) trait Memory: fmt::Debug + Send + Sync {
 
     /// Writes to a range.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Outcome>;
+}
 
+/// Memory that is exported, with its numbers.
+pub(crate) trait ExportedMemory: Memory {
     /// Does an operation on a number. Returns the value before it.
-    fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome>;
+    fn atomic(self: Arc<Self>, offset: usize, atomic: Atomic) -> Result<Progress<u64>, Outcome>;
 
-    /// Returns the memory for peers to use by themselves, and whether they may read and write.
-    fn words(&self) -> Result<(Words, bool, bool), Outcome> {
-        Err(Outcome::Forbidden)
-    }
+    /// Writes a number, whole.
+    fn store(self: Arc<Self>, offset: usize, number: u64) -> Result<Progress<()>, Outcome>;
+
+    /// Returns the memory for peers to use by themselves.
+    fn offered(&self) -> Result<Offered, Outcome>;
+
+    /// Returns the device that changes the memory's numbers, if one does.
+    fn device(&self) -> Option<Arc<dyn DeviceAtomics>>;
+
+    /// Has a device change the memory's numbers from now on, at least until `end`, when a peer can do so no more. Returns whether it does:
+    /// not if another does, or it has failed.
+    fn entrust(&self, device: Arc<dyn DeviceAtomics>, end: watch::Receiver<()>) -> bool;
 
     /// Keeps a grant, to end it when the memory is no longer exported. Returns the grant if that is so already.
-    fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {
-        Err(grant)
+    fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant>;
+}
+
+/// Memory that peers may use by themselves, and what they may do.
+pub(crate) struct Offered {
+    pub(crate) words: Words,
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) atomics: bool,
+}
+
+/// An access, which has been done, or which a device does.
+pub(crate) enum Progress<T> {
+    Done(T),
+    ByDevice(BoxFuture<Result<T, Outcome>>),
+}
+
+impl<T: Send + 'static> Progress<T> {
+    /// Does something with the result.
+    fn then<U>(self, next: impl FnOnce(T) -> U + Send + 'static) -> Progress<U> {
+        match self {
+            Self::Done(result) => Progress::Done(next(result)),
+            Self::ByDevice(result) => Progress::ByDevice(Box::pin(async move { result.await.map(next) })),
+        }
     }
 }
 
@@ -117,7 +152,14 @@ impl Accesses {
     }
 
     fn answer(&self, number: u64, access: Access) {
-        self.answer_with(number, self.done(access));
+        match self.done(access) {
+            Ok(Progress::Done(payload)) => self.answer_with(number, Ok(payload)),
+            Ok(Progress::ByDevice(payload)) => {
+                let Some(this) = self.me.upgrade() else { return };
+                self.runtime.spawn(async move { this.answer_with(number, payload.await) });
+            }
+            Err(outcome) => self.refuse_with(number, outcome),
+        }
     }
 
     pub(super) fn answer_with(&self, number: u64, done: Result<Payload, Outcome>) {
@@ -127,36 +169,50 @@ impl Accesses {
         }
     }
 
-    fn done(&self, access: Access) -> Result<Payload, Outcome> {
+    fn done(&self, access: Access) -> Result<Progress<Payload>, Outcome> {
         let Access { target, offset, operation } = access;
         let offset = usize::try_from(offset).map_err(|_| Outcome::OutOfRange)?;
         match target {
             Target::Loan { call, number } => {
                 let loan = self.lent.lock().get(&(call, number)).cloned().ok_or(Outcome::Gone)?;
-                loan.access(|memory| operate(memory, offset, operation))
+                loan.access(|memory| operate(memory, offset, operation)).map(Progress::Done)
             }
             Target::Region { number, key } => {
-                operate(&*exports::find(number, key).ok_or(Outcome::Gone)?, offset, operation)
+                operate_exported(exports::find(number, key).ok_or(Outcome::Gone)?, offset, operation)
             }
         }
     }
 }
 
+/// Does an access to any memory.
 fn operate(memory: &dyn Memory, offset: usize, operation: Operation) -> Result<Payload, Outcome> {
-    let value = match operation {
+    match operation {
         Operation::Read(len) => {
             let mut bytes = Encoder::new();
             memory.read(offset, len as usize)?.iter().for_each(|piece| bytes.put_bytes(piece));
-            return Ok(bytes.finish());
+            Ok(bytes.finish())
         }
-        Operation::Write(bytes) => return memory.write(offset, &bytes).map(|()| Payload::default()),
-        Operation::CompareAndSwap { expected, new } => {
-            memory.atomic(offset, Atomic::CompareAndSwap { expected, new })?
+        Operation::Write(bytes) => memory.write(offset, &bytes).map(|()| Payload::default()),
+        _ => Err(Outcome::Forbidden),
+    }
+}
+
+/// Does an access to exported memory.
+fn operate_exported(
+    memory: Arc<dyn ExportedMemory>,
+    offset: usize,
+    operation: Operation,
+) -> Result<Progress<Payload>, Outcome> {
+    let atomic = match operation {
+        Operation::CompareAndSwap { expected, new } => Atomic::CompareAndSwap { expected, new },
+        Operation::FetchAdd(add) => Atomic::FetchAdd(add),
+        Operation::Write(bytes) if bytes.len() == WORD && offset.is_multiple_of(WORD) => {
+            return Ok(memory.store(offset, super::number(&bytes))?.then(|()| Payload::default()));
         }
-        Operation::FetchAdd(add) => memory.atomic(offset, Atomic::FetchAdd(add))?,
-        Operation::Grant | Operation::Withdraw => return Err(Outcome::Forbidden),
+        other => return operate(&*memory, offset, other).map(Progress::Done),
     };
-    Ok(Payload::from_body(Bytes::copy_from_slice(&value.to_le_bytes())))
+    let payload = |before: u64| Payload::from_body(Bytes::copy_from_slice(&before.to_le_bytes()));
+    Ok(memory.atomic(offset, atomic)?.then(payload))
 }
 
 fn head(outcome: Outcome) -> Bytes {

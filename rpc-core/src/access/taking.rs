@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use super::Accesses;
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Target, WireError};
-use crate::status::Code;
-use crate::transport::Link;
+use crate::status::{Code, Executed};
+use crate::transport::{Atomic, Link};
 
 /// The grants of the peer, all for one link.
 #[derive(Debug, Default)]
@@ -75,13 +75,41 @@ impl Accesses {
         Some(link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone()).await)
     }
 
-    /// Returns a grant with a right, and its link. Asks for one if that was not done yet.
-    fn taken_grant(&self, target: Target, right: u8) -> Option<(Arc<dyn Link>, Bytes)> {
+    /// Has the owner's device change a number by a grant. Returns the number before, or whether it may have been changed.
+    pub(super) async fn change_directly(
+        &self,
+        target: Target,
+        offset: u64,
+        atomic: Atomic,
+    ) -> Result<u64, Executed> {
+        self.change_by_right(target, offset, atomic, Granted::ATOMICS).await
+    }
+
+    /// Reads a number by a grant, whole: a device that only reads need not. `None`: there is no grant for that, or its link has failed.
+    pub(super) async fn load_directly(&self, target: Target, offset: u64) -> Option<u64> {
+        let rights = Granted::READ | Granted::ATOMICS;
+        self.change_by_right(target, offset, Atomic::FetchAdd(0), rights).await.ok()
+    }
+
+    async fn change_by_right(
+        &self,
+        target: Target,
+        offset: u64,
+        atomic: Atomic,
+        rights: u8,
+    ) -> Result<u64, Executed> {
+        let (link, descriptor) = self.taken_grant(target, rights).ok_or(Executed::No)?;
+        let offset = usize::try_from(offset).map_err(|_| Executed::No)?;
+        link.change_granted(descriptor, offset, atomic).await
+    }
+
+    /// Returns a grant with these rights, and its link. Asks for one if that was not done yet.
+    fn taken_grant(&self, target: Target, needed: u8) -> Option<(Arc<dyn Link>, Bytes)> {
         let (Target::Region { .. }, true) = (target, self.grants()) else { return None };
         let (epoch, link) = self.sender.upgraded_in_epoch()?;
         let descriptor = match self.taken.lock().keep_to(epoch).entry(target) {
             Entry::Occupied(grant) => match grant.get() {
-                TakenGrant::Held { rights, descriptor, .. } if rights & right != 0 => {
+                TakenGrant::Held { rights, descriptor, .. } if rights & needed == needed => {
                     Some(descriptor.clone())
                 }
                 TakenGrant::Held { .. } | TakenGrant::Asked(_) | TakenGrant::Refused => None,

@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use crate::access::{LentMemory, Memory, check_range};
 use crate::proto::wire::Outcome;
 use crate::sync::{Mutex, rank};
-use crate::transport::Atomic;
 
 /// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
 /// written to as if they were one behind the other.
@@ -177,10 +176,6 @@ impl<M: LendParts> Memory for Readable<M> {
     fn write(&self, _: usize, _: &[u8]) -> Result<(), Outcome> {
         Err(Outcome::Forbidden)
     }
-
-    fn atomic(&self, _: usize, _: Atomic) -> Result<u64, Outcome> {
-        Err(Outcome::Forbidden)
-    }
 }
 
 impl<M: Lend> Memory for Writable<M> {
@@ -200,10 +195,6 @@ impl<M: Lend> Memory for Writable<M> {
         }
         // Unless the parts have become shorter.
         if bytes.is_empty() { Ok(()) } else { Err(Outcome::OutOfRange) }
-    }
-
-    fn atomic(&self, _: usize, _: Atomic) -> Result<u64, Outcome> {
-        Err(Outcome::Forbidden)
     }
 }
 

@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{RemoteRegion, Rights};
-use crate::access::{self, GivenGrant, Memory, check_number, check_range};
+use crate::access::{self, ExportedMemory, GivenGrant, Memory, Offered, Progress, check_number, check_range};
 use crate::proto::wire::Outcome;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
-use crate::transport::{Atomic, Words, words};
+use crate::transport::{Atomic, DeviceAtomics, Words, words};
 
 /// Memory that this process exports; see [the module](super). Dropping it revokes it.
 ///
@@ -41,6 +41,10 @@ struct Exported {
     memory: Arc<InUse>,
     /// Peers that use it by themselves.
     grants: Vec<GivenGrant>,
+    /// The device that changes the numbers. `None`: the processor does, under the lock of this.
+    device: Option<Arc<dyn DeviceAtomics>>,
+    /// Each ends when a peer can have the device change numbers no more.
+    changing: Vec<watch::Receiver<()>>,
 }
 
 /// The memory of a region. Accesses keep it while they use it.
@@ -93,7 +97,8 @@ impl Region {
 
     fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
         let memory = Arc::new(InUse { words, released: watch::Sender::new(()) });
-        let exported = Mutex::new(Some(Exported { memory, grants: Vec::new() }));
+        let exported =
+            Mutex::new(Some(Exported { memory, grants: Vec::new(), device: None, changing: Vec::new() }));
         let shared = Arc::new(Shared { rights, len, expires, exported });
         let mut key = [0; 16];
         // Without random numbers the system can't be used safely, so there is nothing else to do.
@@ -142,40 +147,52 @@ impl Region {
 
     /// Replaces the number at an offset by `new` if it is `expected`. Returns the number before.
     ///
+    /// If peers have this process's RDMA device change numbers, so does this, and waits for it.
+    ///
     /// # Errors
     ///
     /// - OUT_OF_RANGE, if the offset is no multiple of eight, or the number is not within the region.
     /// - FAILED_PRECONDITION, if the region was revoked.
-    pub fn compare_and_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, Status> {
-        self.shared.change(offset, Atomic::CompareAndSwap { expected, new }).map_err(failed)
+    /// - UNAVAILABLE, if the RDMA device has failed meanwhile. The operation [may have been done](Executed::Maybe).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after its first poll, the operation may have been done, or be done later.
+    pub async fn compare_and_swap(&self, offset: usize, expected: u64, new: u64) -> Result<u64, Status> {
+        self.atomic(offset, Atomic::CompareAndSwap { expected, new }).await
     }
 
     /// Adds to the number at an offset, which wraps. Returns the number before.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`compare_and_swap`](Self::compare_and_swap).
-    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, Status> {
-        self.shared.change(offset, Atomic::FetchAdd(add)).map_err(failed)
+    pub async fn fetch_add(&self, offset: usize, add: u64) -> Result<u64, Status> {
+        self.atomic(offset, Atomic::FetchAdd(add)).await
+    }
+
+    async fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Status> {
+        self.shared.clone().atomic_to_end(offset, atomic).await.map_err(failed)
     }
 
     /// Returns the number at an offset.
     ///
     /// # Errors
     ///
-    /// As [`compare_and_swap`](Self::compare_and_swap).
+    /// - OUT_OF_RANGE, if the offset is no multiple of eight, or the number is not within the region.
+    /// - FAILED_PRECONDITION, if the region was revoked.
     pub fn load(&self, offset: usize) -> Result<u64, Status> {
-        self.fetch_add(offset, 0)
+        check_number(offset, self.len()).map_err(failed)?;
+        Ok(self.shared.memory().map_err(failed)?.load(offset))
     }
 
     /// Sets the number at an offset.
     ///
-    /// # Errors
+    /// # Errors and cancel safety
     ///
     /// As [`compare_and_swap`](Self::compare_and_swap).
-    pub fn store(&self, offset: usize, number: u64) -> Result<(), Status> {
-        check_number(offset, self.len()).map_err(failed)?;
-        self.write(offset, &number.to_le_bytes())
+    pub async fn store(&self, offset: usize, number: u64) -> Result<(), Status> {
+        self.shared.clone().store_to_end(offset, number).await.map_err(failed)
     }
 
     /// Ends the export. When it returns, no peer can reach the memory any more, and farcall keeps no clone of what was exported.
@@ -198,7 +215,7 @@ impl Region {
     fn withdraw(&self) -> Option<Arc<InUse>> {
         access::withdraw(self.remote.number());
         let exported = self.shared.exported.lock().take();
-        let Exported { memory, grants } = exported?;
+        let Exported { memory, grants, .. } = exported?;
         grants.into_iter().for_each(GivenGrant::end);
         Some(memory)
     }
@@ -250,14 +267,94 @@ impl Shared {
         Ok(())
     }
 
-    fn change(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome> {
+    /// Does an operation on a number, or has the device do it that changes the numbers.
+    fn change(self: Arc<Self>, offset: usize, atomic: Atomic) -> Result<Progress<u64>, Outcome> {
         check_number(offset, self.len)?;
-        let memory = self.memory()?;
-        let word = (*memory).as_ref().get(offset / words::WORD).ok_or(Outcome::OutOfRange)?;
+        let exported = self.exported.lock();
+        let Exported { memory, device, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
+        let Some(device) = device.clone() else {
+            return Ok(Progress::Done(memory.change(offset, atomic)));
+        };
+        drop(exported);
+        Ok(Progress::ByDevice(Box::pin(self.change_by_device(device, offset, atomic))))
+    }
+
+    async fn change_by_device(
+        self: Arc<Self>,
+        mut device: Arc<dyn DeviceAtomics>,
+        offset: usize,
+        atomic: Atomic,
+    ) -> Result<u64, Outcome> {
+        loop {
+            match device.change(offset, atomic).await {
+                Ok(before) => return Ok(before),
+                Err(Executed::No) => self.leave(&device).await,
+                Err(_) => return Err(Outcome::Unknown),
+            }
+            let exported = self.exported.lock();
+            let Exported { memory, device: now, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
+            match now {
+                Some(now) => device = now.clone(),
+                None => return Ok(memory.change(offset, atomic)),
+            }
+        }
+    }
+
+    async fn atomic_to_end(self: Arc<Self>, offset: usize, atomic: Atomic) -> Result<u64, Outcome> {
+        match self.change(offset, atomic)? {
+            Progress::Done(before) => Ok(before),
+            Progress::ByDevice(before) => before.await,
+        }
+    }
+
+    /// Sets a number, by operations of whoever changes numbers: else one of another could be lost.
+    async fn store_to_end(self: Arc<Self>, offset: usize, number: u64) -> Result<(), Outcome> {
+        check_number(offset, self.len)?;
+        loop {
+            let expected = self.memory()?.load(offset);
+            let swap = Atomic::CompareAndSwap { expected, new: number };
+            if self.clone().atomic_to_end(offset, swap).await? == expected {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has the processor change numbers again, because the device has failed: as soon as no peer can have a device do so.
+    async fn leave(&self, device: &Arc<dyn DeviceAtomics>) {
+        let is_left =
+            |exported: &Exported| exported.device.as_ref().is_none_or(|now| !Arc::ptr_eq(now, device));
+        let (grants, changing) = match &mut *self.exported.lock() {
+            Some(exported) if !is_left(exported) => {
+                (std::mem::take(&mut exported.grants), exported.changing.clone())
+            }
+            _ => return,
+        };
+        grants.into_iter().for_each(GivenGrant::end);
+        for mut end in changing {
+            // Fails when the grant has no effect any more.
+            let _ = end.changed().await;
+        }
+        let left = match &mut *self.exported.lock() {
+            Some(exported) if !is_left(exported) => exported.device.take(),
+            _ => None,
+        };
+        // Outside of the lock.
+        drop(left);
+    }
+}
+
+impl InUse {
+    fn load(&self, offset: usize) -> u64 {
+        self.as_ref().get(offset / words::WORD).map_or(0, |word| u64::from_le(word.load(Ordering::SeqCst)))
+    }
+
+    /// Does an operation on the number at an offset, which is within the memory. Returns the number before.
+    fn change(&self, offset: usize, atomic: Atomic) -> u64 {
+        let Some(word) = self.as_ref().get(offset / words::WORD) else { return 0 };
         let apply = |before| Some(atomic.apply(u64::from_le(before)).to_le());
         // Never refuses.
         let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, apply);
-        Ok(u64::from_le(changed.unwrap_or_else(|before| before)))
+        u64::from_le(changed.unwrap_or_else(|before| before))
     }
 }
 
@@ -272,17 +369,52 @@ impl Memory for Shared {
         self.allows(Rights::WRITE)?;
         self.fill(offset, bytes)
     }
+}
 
-    fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Outcome> {
+impl ExportedMemory for Shared {
+    fn atomic(self: Arc<Self>, offset: usize, atomic: Atomic) -> Result<Progress<u64>, Outcome> {
         self.allows(Rights::ATOMICS)?;
         self.change(offset, atomic)
     }
 
-    fn words(&self) -> Result<(Words, bool, bool), Outcome> {
-        let [read, write] = [Rights::READ, Rights::WRITE].map(|right| self.rights.contains(right));
-        self.allows(if read { Rights::READ } else { Rights::WRITE })?;
+    fn store(self: Arc<Self>, offset: usize, number: u64) -> Result<Progress<()>, Outcome> {
+        self.allows(Rights::WRITE)?;
+        check_number(offset, self.len)?;
+        let exported = self.exported.lock();
+        let Exported { memory, device, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
+        if device.is_none() {
+            words::copy_in((**memory).as_ref(), offset, &number.to_le_bytes());
+            return Ok(Progress::Done(()));
+        }
+        drop(exported);
+        Ok(Progress::ByDevice(Box::pin(self.store_to_end(offset, number))))
+    }
+
+    fn offered(&self) -> Result<Offered, Outcome> {
+        let of = |right| self.allows(right).is_ok();
+        let [read, write, atomics] = [Rights::READ, Rights::WRITE, Rights::ATOMICS].map(of);
+        if !(read || write || atomics) {
+            return Err(self.allows(Rights::READ).err().unwrap_or(Outcome::Forbidden));
+        }
         // The padding behind a length that is no multiple of a word is nobody's to write.
-        Ok((self.memory()?, read, write && self.len.is_multiple_of(words::WORD)))
+        let is_whole = self.len.is_multiple_of(words::WORD);
+        Ok(Offered { words: self.memory()?, read, write: write && is_whole, atomics: atomics && is_whole })
+    }
+
+    fn device(&self) -> Option<Arc<dyn DeviceAtomics>> {
+        self.exported.lock().as_ref().and_then(|exported| exported.device.clone())
+    }
+
+    fn entrust(&self, device: Arc<dyn DeviceAtomics>, end: watch::Receiver<()>) -> bool {
+        let mut exported = self.exported.lock();
+        let Some(exported) = &mut *exported else { return false };
+        let now = exported.device.get_or_insert_with(|| device.clone());
+        let is_entrusted = now.device() == device.device() && now.is_open();
+        if is_entrusted {
+            exported.changing.retain(|end| end.has_changed().is_ok());
+            exported.changing.push(end);
+        }
+        is_entrusted
     }
 
     fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {
@@ -311,6 +443,11 @@ fn failed(outcome: Outcome) -> Status {
             (Code::OutOfRange, "the access is not within the region, or its number is not at a multiple of 8")
         }
         Outcome::NoMemory => (Code::ResourceExhausted, "there is no memory for the copy"),
+        Outcome::Unknown => {
+            let why = "the RDMA device that changes this region's numbers has failed meanwhile; the operation may have been done";
+            let status = Status::new(Code::Unavailable, why).with_blame(Blame::Environment);
+            return status.with_executed(Executed::Maybe);
+        }
         _ => (Code::FailedPrecondition, "the region was revoked"),
     };
     Status::new(code, why).with_blame(Blame::Application).with_executed(Executed::No)

@@ -16,7 +16,7 @@
 //! // A peer that has the handle, and a channel to the owner:
 //! // let ticket = handle.on(&channel).fetch_add(0, 1).await?;
 //!
-//! assert_eq!(counters.fetch_add(0, 1)?, 0);
+//! assert_eq!(counters.fetch_add(0, 1).await?, 0);
 //! assert_eq!(counters.read(..8)?, [1, 0, 0, 0, 0, 0, 0, 0]);
 //! # assert_eq!(handle.len(), 4096);
 //! counters.revoke().await;

@@ -145,7 +145,9 @@ impl RemoteMemory {
     /// Sets the number at an offset. It needs the right to write.
     pub async fn store(&self, offset: usize, number: u64) -> Result<(), Status> {
         self.is_number(offset)?;
-        self.write(offset, number.to_le_bytes().to_vec()).await
+        self.allowed(Rights::WRITE)?;
+        let target = self.target();
+        self.way.access(move |on| async move { on.store(target, offset as u64, number).await }).await
     }
 
     /// Replaces the number at an offset by `new` if it is `expected`. Returns the number before: the swap was done if that is

@@ -19,6 +19,7 @@ use crate::class::TrafficClass;
 use crate::proto::inbox::Described;
 use crate::proto::message::{Bulk, Expose, Frame};
 use crate::proto::wire::{Frames, Header, WireError};
+use crate::status::Executed;
 
 mod atomics;
 mod identity;
@@ -110,6 +111,28 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// a read.
     fn write_granted(&self, _descriptor: Bytes, _offset: usize, _bytes: Bytes) -> BoxFuture<bool> {
         Box::pin(std::future::ready(false))
+    }
+
+    /// Has the peer's device change a number in memory that the peer has granted by this link. Resolves to the number before, or to whether
+    /// it may have been changed, or may be as long as the peer's end of the link exists. The link keeps a clone of the descriptor as for
+    /// a read.
+    fn change_granted(
+        &self,
+        _descriptor: Bytes,
+        _offset: usize,
+        _: Atomic,
+    ) -> BoxFuture<Result<u64, Executed>> {
+        Box::pin(std::future::ready(Err(Executed::No)))
+    }
+
+    /// Returns the device that would change numbers in memory that this side grants by this link, if one would.
+    fn changes_numbers(&self) -> Option<DeviceId> {
+        None
+    }
+
+    /// Has that device change numbers in memory for this process, too.
+    fn own_atomics(&self, _memory: Words) -> BoxFuture<Option<Arc<dyn DeviceAtomics>>> {
+        Box::pin(std::future::ready(None))
     }
 
     /// Polls for answers on the thread of a caller that waits for one, for some microseconds at most. Delivers them as

@@ -155,6 +155,8 @@ pub enum Outcome {
     OutOfRange = 3,
     /// The owner had no memory for the operation. Nothing was done.
     NoMemory = 4,
+    /// A number may have been changed or not: the owner's device has failed meanwhile.
+    Unknown = 5,
 }
 
 /// ACCESSED: the outcome of the access whose number is in the header's `call`.
@@ -182,6 +184,7 @@ impl Accessed {
             2 => Outcome::Forbidden,
             3 => Outcome::OutOfRange,
             4 => Outcome::NoMemory,
+            5 => Outcome::Unknown,
             _ => return Err(WireError::new("accessed.outcome", "is unknown")),
         };
         if outcome != Outcome::Done {
@@ -197,7 +200,7 @@ impl Accessed {
 pub struct Granted {
     /// The link that the grant is good for.
     pub epoch: u32,
-    /// What may be done by it: [`READ`](Self::READ), [`WRITE`](Self::WRITE), or both.
+    /// What may be done by it: [`READ`](Self::READ), [`WRITE`](Self::WRITE), [`ATOMICS`](Self::ATOMICS).
     pub rights: u8,
     /// Where the memory is, in the link's own form.
     pub descriptor: Bytes,
@@ -209,6 +212,9 @@ impl Granted {
 
     /// It is to be written.
     pub const WRITE: u8 = 2;
+
+    /// The device changes numbers in it.
+    pub const ATOMICS: u8 = 4;
 
     /// The most bytes that it may have.
     pub const MAX_LEN: usize = 64;

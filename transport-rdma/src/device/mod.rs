@@ -31,10 +31,10 @@ use farcall_core::transport::Words;
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
 pub(crate) use memlock::{lockable, memlock};
 pub use paths::{PairOnTrial, Paths, RemoteAddress, StreamEnds};
-pub(crate) use queue_pair::NUMBER;
 pub use queue_pair::{
     Completion, ExposeError, MAX_BATCH, MAX_READS, PostError, QpSize, QpTuning, QueuePair, RemoteRange, Work,
 };
+pub(crate) use queue_pair::{NUMBER, random_psn};
 pub use select::{Match, Selection, addresses, choose};
 pub use status::{WcClass, WcError, WcStatus};
 pub use sysfs::{Roots, check_access};

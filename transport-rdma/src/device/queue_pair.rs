@@ -130,6 +130,12 @@ impl QpTuning {
     }
 }
 
+/// Returns the number of a queue pair's first packet. Random, so that packets of an earlier queue pair with its number, or a stranger's,
+/// are not taken for ours.
+pub(crate) fn random_psn() -> Result<u32, getrandom::Error> {
+    Ok(getrandom::u32()? & 0xff_ffff)
+}
+
 /// The largest number of READs that are outstanding on a queue pair, each way. More keep no device busier.
 pub const MAX_READS: u8 = 16;
 

@@ -9,7 +9,7 @@ use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Description, 
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Endpoint, RdmaLink, protection};
-use crate::device::{DeviceError, Gid, Limits, LocalPath, PairOnTrial, QpTuning};
+use crate::device::{DeviceError, Gid, Limits, LocalPath, PairOnTrial, QpTuning, random_psn};
 use crate::link::{Bootstrap, End, LinkCore, Seal};
 use crate::resources::{NoRoom, Part, SLOT};
 use crate::unavailable::Unavailable;
@@ -164,7 +164,10 @@ impl Made {
             async { Ok::<_, transport::Unavailable>(create.await??) }
         });
         let new = created.await?.map_err(no_room)?;
-        let psn = random_psn()?;
+        let psn = random_psn().map_err(|error| {
+            let detail = format!("the operating system gave no random numbers: {error}");
+            transport::Unavailable::new(Reason::Other, detail)
+        })?;
         let device = format!("{} port {} gid {}", shard.device.device.name(), path.port, path.gid_index);
         let name = format!("queue pair {} on {device} ({})", new.qp.number(), path.gid.ip());
         let (window, number) = (new.lease.window(), new.qp.number());
@@ -259,18 +262,6 @@ impl Candidate for RdmaCandidate {
     ) -> BoxFuture<Result<Arc<dyn Link>, transport::Unavailable>> {
         Box::pin(self.finish(epoch, answer))
     }
-}
-
-/// The number of the first packet. Random, so that packets of an earlier queue pair with this number, or a stranger's, are
-/// not taken for ours.
-fn random_psn() -> Result<u32, transport::Unavailable> {
-    let number = getrandom::u32().map_err(|error| {
-        transport::Unavailable::new(
-            Reason::Other,
-            format!("the operating system gave no random numbers: {error}"),
-        )
-    })?;
-    Ok(number & 0xff_ffff)
 }
 
 fn no_room(what: NoRoom) -> transport::Unavailable {

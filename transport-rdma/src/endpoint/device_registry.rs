@@ -14,7 +14,7 @@ use crate::config::RdmaConfig;
 use crate::device::{
     Device, DeviceSummary, Host, Interface, LocalPath, Paths, Selection, Unavailable, addresses,
 };
-use crate::resources::{Control, DeviceCounts, Registrations, RendezvousPool};
+use crate::resources::{Control, DeviceCounts, OwnAtomics, Registrations, RendezvousPool};
 use crate::stats::DeviceStats;
 use crate::verbs::SystemHost;
 
@@ -67,6 +67,7 @@ pub(crate) struct OpenDevice {
     pub(crate) control: Control,
     pub(crate) rendezvous_pool: Arc<RendezvousPool>,
     pub(crate) registrations: Arc<Registrations>,
+    pub(crate) own_atomics: Arc<OwnAtomics>,
     /// Turns of links that are being set up, as client and as server: those a client holds while it waits for a server's
     /// must not be what that waits for, and both may be in one process.
     setups: [Arc<Semaphore>; 2],
@@ -220,6 +221,7 @@ impl OpenDevice {
         let control = Control::start(device.name(), Arc::clone(&device))?;
         let rendezvous_pool = RendezvousPool::new(Arc::clone(&device), control.clone(), config.bulk_memory);
         let registrations = Registrations::new(Arc::clone(&device), control.clone());
+        let own_atomics = OwnAtomics::new(Arc::clone(&device), control.clone(), Arc::clone(&registrations));
         let setups = [(); 2].map(|()| Arc::new(Semaphore::new(SETUPS)));
         let (ports_down, shards) = Default::default();
         let failed = AtomicBool::new(false);
@@ -229,6 +231,7 @@ impl OpenDevice {
             control,
             rendezvous_pool,
             registrations,
+            own_atomics,
             setups,
             failed,
             ports_down,

@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::message::Bulk;
+use farcall_core::status::Executed;
 use farcall_core::transport::{
-    BoxFuture, BusyPoll, Counters, Description, Direction, FrameSource, Grant, GrantTerms, Link, LinkHandler,
-    Words,
+    Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, Direction, FrameSource,
+    Grant, GrantTerms, Link, LinkHandler, Words,
 };
 
 use super::Endpoint;
@@ -76,6 +77,28 @@ impl Link for RdmaLink {
                 None => false,
             }
         })
+    }
+
+    fn change_granted(
+        &self,
+        descriptor: Bytes,
+        offset: usize,
+        atomic: Atomic,
+    ) -> BoxFuture<Result<u64, Executed>> {
+        let changed = self.core.change_granted(descriptor, offset, atomic);
+        Box::pin(async move {
+            // An error: the link has failed.
+            let before = changed.ok_or(Executed::No)?.await.map_err(|_| Executed::Maybe)?;
+            before.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or(Executed::Maybe)
+        })
+    }
+
+    fn changes_numbers(&self) -> Option<DeviceId> {
+        self.core.changes_numbers()
+    }
+
+    fn own_atomics(&self, memory: Words) -> BoxFuture<Option<Arc<dyn DeviceAtomics>>> {
+        Box::pin(self.core.own_atomics(memory))
     }
 
     fn busy_poll(&self, waited: Duration) -> BusyPoll {

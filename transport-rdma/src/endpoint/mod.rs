@@ -91,6 +91,7 @@ impl Endpoint {
             memory: Memory::new(config, opened, control, &queues, receives),
             rendezvous_pool: Arc::clone(&device.rendezvous_pool),
             registrations: Arc::clone(&device.registrations),
+            own_atomics: Arc::clone(&device.own_atomics),
             mailbox: Arc::default(),
             counts: Arc::default(),
         };

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Weak};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::transport::{Grant, GrantTerms, Hold, Words};
+use farcall_core::transport::{DeviceAtomics, DeviceId, Grant, GrantTerms, Hold, Words};
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
@@ -141,6 +141,20 @@ impl LinkCore {
         self.post(&mut sending);
         drop(sending);
         Some(Grant { descriptor: GrantedRange::encode(&exposure), hold: Box::new(held) })
+    }
+
+    /// See [`farcall_core::transport::Link::changes_numbers`].
+    pub(crate) fn changes_numbers(&self) -> Option<DeviceId> {
+        let may_grant = self.sending().exposures.is_possible() && self.seal().is_none();
+        self.resources.own_atomics.device().filter(|_| may_grant)
+    }
+
+    /// See [`farcall_core::transport::Link::own_atomics`].
+    pub(crate) fn own_atomics(
+        &self,
+        words: Words,
+    ) -> impl Future<Output = Option<Arc<dyn DeviceAtomics>>> + use<> {
+        Arc::clone(&self.resources.own_atomics).of(words, self.path)
     }
 
     /// Takes a place for a grant. Returns it, the queue pair, and whether that needs another window.

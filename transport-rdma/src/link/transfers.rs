@@ -1,4 +1,4 @@
-//! Memory of the peer that this side reads and writes: long messages, and regions. In chunks, so that short messages go between.
+//! Memory of the peer that this side reads, writes and counts in: long messages, and regions. In chunks, so that short messages go between.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytes::{Buf, Bytes};
 use farcall_core::proto::inbox::Described;
-use farcall_core::transport::{Direction, LinkEnd};
+use farcall_core::transport::{Atomic, Direction, LinkEnd};
 use tokio::sync::oneshot;
 
 use super::LinkCore;
@@ -15,7 +15,7 @@ use super::grant::GrantedRange;
 use super::handover::ENOUGH;
 use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
-use crate::device::{Extent, ReadTarget, RemoteRange, Work};
+use crate::device::{Extent, NUMBER, ReadTarget, RemoteRange, Work};
 
 /// Bytes of one READ or WRITE. A SEND that is posted behind it waits for about as long as these take.
 const CHUNK: usize = 64 << 10;
@@ -72,17 +72,19 @@ struct Transfer {
     total: usize,
 }
 
-/// This side's memory.
+/// This side's memory, and what moves.
 enum Local {
     Into(Arc<ReadTarget>),
     From(Bytes),
+    /// A number that is changed goes here.
+    Changed(Arc<ReadTarget>, Atomic),
 }
 
 /// What becomes of what was read or written.
 enum Purpose {
     /// It is the message of the frame of this number. If it is sealed, that is the number of its first chunk.
     Message { seq: u32, number: Option<u64> },
-    /// It is a part of a region, for whoever waits for it. The descriptor is kept until no READ needs it.
+    /// It is a part of a region, or a number of it, for whoever waits for it. The descriptor is kept until no request needs it.
     Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
     /// It is written to a region, for whoever waits for that.
     Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
@@ -136,6 +138,9 @@ impl Transfers {
                 Work::Read { into: Arc::clone(read_target), at, len, from: remote, tag }
             }
             Local::From(bytes) => Work::Write { bytes: bytes.slice(at..at + len), to: remote, tag },
+            Local::Changed(into, atomic) => {
+                Work::Atomic { atomic: *atomic, on: remote, into: Arc::clone(into), tag }
+            }
         };
         transfer.next += len;
         transfer.outstanding += 1;
@@ -156,7 +161,9 @@ impl Transfers {
         let Transfer { local, begin, total, purpose, .. } = self.active.remove(i)?;
         // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
         let extent = match local {
-            Local::Into(read_target) => ReadTarget::into_extent(read_target).ok(),
+            Local::Into(read_target) | Local::Changed(read_target, _) => {
+                ReadTarget::into_extent(read_target).ok()
+            }
             Local::From(_) => None,
         };
         match (purpose, extent) {
@@ -312,6 +319,29 @@ impl LinkCore {
         offset: usize,
         len: usize,
     ) -> Option<oneshot::Receiver<Bytes>> {
+        self.ask_region(descriptor, offset, len, Local::Into)
+    }
+
+    /// See [`farcall_core::transport::Link::change_granted`]. The answer is the number before.
+    pub(crate) fn change_granted(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        atomic: Atomic,
+    ) -> Option<oneshot::Receiver<Bytes>> {
+        if !offset.is_multiple_of(NUMBER) || self.resources.own_atomics.device().is_none() {
+            return None;
+        }
+        self.ask_region(descriptor, offset, NUMBER, |target| Local::Changed(target, atomic))
+    }
+
+    fn ask_region(
+        self: &Arc<Self>,
+        descriptor: Bytes,
+        offset: usize,
+        len: usize,
+        local: impl FnOnce(Arc<ReadTarget>) -> Local,
+    ) -> Option<oneshot::Receiver<Bytes>> {
         let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
         let pool = &self.resources.rendezvous_pool;
         let Some(extent) = pool.take(Direction::Response, len) else {
@@ -320,7 +350,7 @@ impl LinkCore {
         };
         let (reader, read) = oneshot::channel();
         let purpose = Purpose::Read { reader, _descriptor: descriptor };
-        self.use_region(purpose, Local::Into(ReadTarget::new(extent)), remote, len).then_some(read)
+        self.use_region(purpose, local(ReadTarget::new(extent)), remote, len).then_some(read)
     }
 
     /// See [`farcall_core::transport::Link::write_granted`].

@@ -4,6 +4,7 @@ mod control;
 mod counts;
 mod mailbox;
 mod memory;
+mod own_atomics;
 mod registrations;
 mod rendezvous_pool;
 mod shares;
@@ -14,6 +15,7 @@ pub(crate) use self::control::{Control, DropOnControlThread, Part, no_thread};
 pub(crate) use self::counts::{Counts, DeviceCounts};
 pub(crate) use self::mailbox::Mailbox;
 pub(crate) use self::memory::{BASE, CreditLease, Memory, Pool, SLOT};
+pub(crate) use self::own_atomics::OwnAtomics;
 pub(crate) use self::registrations::Registrations;
 pub(crate) use self::rendezvous_pool::{RendezvousPool, in_use_anywhere, take_anywhere};
 pub(crate) use self::shares::{NewQp, NoRoom, Shares};
@@ -24,6 +26,7 @@ pub(crate) struct Resources {
     pub(crate) memory: Arc<Memory>,
     pub(crate) rendezvous_pool: Arc<RendezvousPool>,
     pub(crate) registrations: Arc<Registrations>,
+    pub(crate) own_atomics: Arc<OwnAtomics>,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) counts: Arc<Counts>,
 }

@@ -1,10 +1,11 @@
 //! The steps by which requests move from queue pair to queue pair.
 
 use bytes::Bytes;
+use farcall_core::transport::Atomic;
 
 use super::fabric::{Qp, QpState, Request, State, raw};
 use super::wire::Crossing;
-use crate::device::{Cq, Gid, RemoteRange, WcStatus};
+use crate::device::{Cq, Gid, ReadTarget, RemoteRange, WcStatus};
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
@@ -171,11 +172,7 @@ impl State {
                 (self.write(peer, *to, bytes).map(|()| Arrival::Nothing), false)
             }
             (Request::Atomic { atomic, on, into }, Some(peer)) => {
-                let changed = self.change(peer, *on, *atomic).map(|before| {
-                    into.write(0, &before.to_ne_bytes());
-                    Arrival::Nothing
-                });
-                (changed, false)
+                (self.count(num, peer, *on, *atomic, into), false)
             }
             (Request::Bind(grant), _) => (self.bind(num, grant.clone()).map(|()| Arrival::Nothing), false),
             (Request::Invalidate(rkey), _) => (self.invalidate(num, *rkey).map(|()| Arrival::Nothing), false),
@@ -233,6 +230,22 @@ impl State {
             return Err(status);
         }
         self.granted(peer, from, len).map(|_| Arrival::Nothing)
+    }
+
+    /// Changes a number of the peer's. The answer comes later, but nobody looks at its place before.
+    fn count(
+        &mut self,
+        num: u32,
+        peer: u32,
+        on: RemoteRange,
+        atomic: Atomic,
+        into: &ReadTarget,
+    ) -> Result<Arrival, WcStatus> {
+        let before = self.change(peer, on, atomic)?.to_ne_bytes();
+        let stays_within = self.port_of(num) == self.port_of(peer);
+        let seen = if stays_within { None } else { self.wire.cross(Crossing::Atomic, &[&before]) };
+        into.write(0, seen.as_deref().unwrap_or(&before));
+        Ok(Arrival::Nothing)
     }
 
     /// Completes the oldest request that was begun.

@@ -9,6 +9,8 @@ pub enum Crossing {
     Message,
     /// The answer to a READ.
     Read,
+    /// The answer to an atomic operation: the number before it.
+    Atomic,
 }
 
 /// Sees everything that crosses, and may change it.

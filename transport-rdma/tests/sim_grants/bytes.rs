@@ -1,145 +1,17 @@
-//! Regions that peers read and write by themselves.
+//! Bytes that peers read and write.
 
-#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
-#![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
-
-mod near;
-
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use farcall_core::client::{Connector, RawChannel};
-use farcall_core::config::Policy;
-use farcall_core::region::{Region, RemoteMemory, Rights};
-use farcall_core::server::ServerCore;
-use farcall_core::status::{Code, Result};
-use farcall_core::transport::{BoxFuture, Cipher, Link, memory};
-use farcall_rdma::RdmaConfig;
-use farcall_rdma::testing::sim::{Crossing, Fabric, SimHost};
-use tokio::runtime::Handle;
+use farcall_core::region::{Region, Rights};
+use farcall_core::status::Code;
+use farcall_core::transport::Cipher;
+use farcall_rdma::testing::sim::Fabric;
 
-use near::Near;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Where the server of a connection runs.
-struct Elsewhere {
-    host: Arc<ServerCore>,
-    runtime: Handle,
-}
-
-impl Connector for Elsewhere {
-    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let (near, far) = memory::pair();
-        let host = Arc::clone(&self.host);
-        self.runtime.spawn(async move { host.serve(far) });
-        Box::pin(async { Ok(near as Arc<dyn Link>) })
-    }
-
-    fn target(&self) -> String {
-        "there".into()
-    }
-}
-
-/// A client, and a server that exports.
-struct Setup {
-    fabric: Arc<Fabric>,
-    /// How many READs have crossed the network.
-    reads: Arc<AtomicUsize>,
-    channel: RawChannel,
-    host: Arc<ServerCore>,
-}
-
-impl Setup {
-    fn new(cipher: Option<Cipher>) -> Self {
-        Self::with(|host| Near { host, cipher })
-    }
-
-    fn with<C: Connector>(connector: impl FnOnce(Arc<ServerCore>) -> C) -> Self {
-        let fabric = Fabric::new(1);
-        let owners_host = fabric.host([10, 0, 0, 1].into());
-        Self::on(fabric, owners_host, connector)
-    }
-
-    fn on<C: Connector>(
-        fabric: Arc<Fabric>,
-        owners_host: SimHost,
-        connector: impl FnOnce(Arc<ServerCore>) -> C,
-    ) -> Self {
-        let config = RdmaConfig::default;
-        let host =
-            ServerCore::new(Vec::new(), near::settings_of(owners_host, Policy::Auto, config())).unwrap();
-        let settings = near::settings(&fabric, 2, Policy::Auto, config());
-        let channel = RawChannel::new(connector(Arc::clone(&host)), settings);
-        let reads = Arc::<AtomicUsize>::default();
-        let seen = Arc::clone(&reads);
-        fabric.tap(move |crossing, _| {
-            seen.fetch_add(usize::from(crossing == Crossing::Read), Ordering::Relaxed);
-        });
-        Self { fabric, reads, channel, host }
-    }
-
-    /// Reads a region until a READ does it.
-    async fn until_direct(&self, memory: &RemoteMemory) {
-        let direct = async {
-            loop {
-                let before = self.reads.load(Ordering::Relaxed);
-                memory.read(..8).await.unwrap();
-                if self.reads.load(Ordering::Relaxed) > before {
-                    return;
-                }
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
-    }
-
-    async fn until(&self, condition: impl Fn(&Self) -> bool) {
-        let met = async {
-            while !condition(self) {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, met).await.expect("it takes too long");
-    }
-
-    /// How many windows are bound.
-    fn bound(&self) -> usize {
-        self.fabric.windows().1
-    }
-}
-
-fn words(len: usize) -> Arc<Vec<AtomicU64>> {
-    Arc::new((0..len as u64 / 8).map(AtomicU64::new).collect())
-}
-
-fn bytes(words: &[AtomicU64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
-}
-
-/// A thread with a runtime.
-fn runtime() -> (Handle, JoinHandle<()>, tokio::sync::oneshot::Sender<()>) {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_all().build().unwrap();
-    let (handle, (stop, stopped)) = (runtime.handle().clone(), tokio::sync::oneshot::channel());
-    let thread = std::thread::spawn(move || drop(runtime.block_on(stopped)));
-    (handle, thread, stop)
-}
-
-/// Blocks the thread of a runtime, until the result is dropped.
-fn block(runtime: &Handle) -> mpsc::Sender<()> {
-    let (release, blocked) = mpsc::channel::<()>();
-    let (begun, has_begun) = mpsc::channel();
-    runtime.spawn(async move {
-        begun.send(()).unwrap();
-        let _ = blocked.recv();
-    });
-    has_begun.recv().unwrap();
-    release
-}
+use crate::near::Near;
+use crate::setup::{Elsewhere, PATIENCE, Setup, block, bytes, runtime, words};
 
 #[tokio::test]
 async fn a_region_is_read_while_its_owner_does_nothing() {

@@ -34,6 +34,14 @@ impl Owner for Pages {
     }
 }
 
+struct Shared(Arc<Region>);
+
+impl Owner for Shared {
+    async fn region(&self) -> Result<RemoteRegion> {
+        Ok(self.0.remote())
+    }
+}
+
 fn config() -> Config {
     let mut config = Config::default();
     config.transport = Some(Policy::Rdma);
@@ -51,7 +59,7 @@ fn byte(at: usize) -> u8 {
 async fn part_owner() {
     if told().is_some() {
         let memory = Arc::new(MappedWords::zeroed(LEN).unwrap());
-        let region = Region::export(memory, Rights::READ | Rights::WRITE);
+        let region = Region::export(memory, Rights::READ | Rights::WRITE | Rights::ATOMICS);
         region.write(0, &(0..LEN).map(byte).collect::<Vec<_>>()).unwrap();
         let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
         let server = server.bind("127.0.0.1:0").await.unwrap();
@@ -99,6 +107,22 @@ async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed()
         written.expect("the owner must run").unwrap();
     }
     assert!(region.read(..).await.unwrap() == expected);
+    for _ in 0..200 {
+        let at = random.usize(..LEN / 8) * 8;
+        let place = at..at + 8;
+        let before = u64::from_le_bytes(expected[place.clone()].try_into().unwrap());
+        let (add, new) = (random.u64(..), random.u64(..));
+        let changed = async {
+            assert_eq!(region.fetch_add(at, add).await.unwrap(), before);
+            let before = before.wrapping_add(add);
+            assert_eq!(region.compare_and_swap(at, !before, new).await.unwrap(), before);
+            assert_eq!(region.compare_and_swap(at, before, new).await.unwrap(), before);
+            assert_eq!(region.load(at).await.unwrap(), new);
+        };
+        tokio::time::timeout(PATIENCE, changed).await.expect("the owner must run");
+        expected[place].copy_from_slice(&new.to_le_bytes());
+    }
+    assert!(region.read(..).await.unwrap() == expected);
     owner.signal("CONT");
     assert!(region.read(..).await.unwrap() == expected);
 
@@ -133,4 +157,47 @@ async fn a_region_in_a_file_is_used_and_the_file_has_what_was_written() {
     memory.sync().unwrap();
     assert!(std::fs::read(&path).unwrap() == expected);
     std::fs::remove_file(&path).unwrap();
+}
+
+/// Soft-RoCE's operations are not atomic with the processor's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn peers_by_rdma_and_by_tcp_and_the_owner_count_together() {
+    const ROUNDS: usize = 500;
+    let _alone = ALONE.lock().await;
+    let region = Arc::new(Region::zeroed(64, Rights::READ | Rights::WRITE | Rights::ATOMICS));
+    let server = Server::builder().add(OwnerServer::new(Shared(region.clone()))).config(Config::default());
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("farcall://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let mut tcp = Config::default();
+    tcp.transport = Some(Policy::Tcp);
+    let mut counting = tokio::task::JoinSet::new();
+    for config in [config(), tcp] {
+        let channel = Channel::builder().config(config).connect(&address).await.unwrap();
+        let remote = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+        for _ in 0..2 {
+            let remote = remote.clone();
+            counting.spawn(async move {
+                let mut seen = Vec::new();
+                for _ in 0..ROUNDS {
+                    seen.push(remote.fetch_add(8, 1).await.unwrap());
+                }
+                seen
+            });
+        }
+    }
+    let (begin, own) = (region_accesses(), region.clone());
+    counting.spawn(async move {
+        let mut seen = Vec::new();
+        for _ in 0..ROUNDS {
+            seen.push(own.fetch_add(8, 1).await.unwrap());
+        }
+        seen
+    });
+    let mut seen = tokio::time::timeout(PATIENCE, counting.join_all()).await.unwrap().concat();
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..5 * ROUNDS as u64), "two have seen one number");
+    assert_eq!(region.load(8).unwrap(), 5 * ROUNDS as u64);
+    assert!(region_accesses() > begin, "none was done by a device");
+    tokio::time::timeout(PATIENCE, region.revoke()).await.expect("a device keeps the memory");
 }

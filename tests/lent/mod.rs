@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use farcall::bulk::{BulkRead, BulkWrite};
-use farcall::region::{Region, RemoteRegion, Rights};
-use farcall::{Bytes, Channel, Result};
+use farcall::region::{Region, RemoteMemory, RemoteRegion, Rights};
+use farcall::{Bytes, Channel, Code, Executed, Result};
 use tokio::task::JoinHandle;
 
 /// The length of a region that is read and written.
@@ -28,7 +28,7 @@ pub(crate) struct Lender {
 
 impl Lender {
     pub(crate) fn new() -> Self {
-        Self { counter: Region::zeroed(64, Rights::ATOMICS), pages: Mutex::default() }
+        Self { counter: Region::zeroed(64, Rights::READ | Rights::ATOMICS), pages: Mutex::default() }
     }
 }
 
@@ -59,12 +59,22 @@ impl Lent for Lender {
     }
 }
 
-/// The load, until it is stopped. It expects that no access fails.
+/// What was counted by one task.
+#[derive(Default)]
+struct Counted {
+    /// The numbers before its additions.
+    before: Vec<u64>,
+    /// Additions under way at a failure, which were done or not.
+    unknown: usize,
+}
+
+/// The load, until it is stopped. It expects that no access fails, but additions under way by RDMA at a failure.
 pub(crate) struct Load {
     stopped: Arc<AtomicBool>,
     done: Arc<AtomicUsize>,
     copying: Vec<JoinHandle<()>>,
-    counting: Vec<JoinHandle<Vec<u64>>>,
+    counter: RemoteMemory,
+    counting: Vec<JoinHandle<Counted>>,
     paging: Vec<JoinHandle<usize>>,
 }
 
@@ -90,11 +100,21 @@ impl Load {
         let counting = (0..2).map(|_| {
             let (counter, stopped) = (counter.clone(), stopped.clone());
             tokio::spawn(async move {
-                let mut before = Vec::new();
+                let mut counted = Counted::default();
                 while !stopped.load(Ordering::Relaxed) {
-                    before.push(counter.fetch_add(0, 1).await.unwrap());
+                    match counter.fetch_add(0, 1).await {
+                        Ok(before) => counted.before.push(before),
+                        Err(status) => {
+                            assert_eq!(
+                                (status.code(), status.executed()),
+                                (Code::Unavailable, Executed::Maybe),
+                                "{status}"
+                            );
+                            counted.unknown += 1;
+                        }
+                    }
                 }
-                before
+                counted
             })
         });
         let (copying, counting) = (copying.collect(), counting.collect());
@@ -122,7 +142,7 @@ impl Load {
                 transfers
             }));
         }
-        Self { stopped, done, copying, counting, paging }
+        Self { stopped, done, copying, counter, counting, paging }
     }
 
     /// Returns how many calls have copied.
@@ -130,16 +150,21 @@ impl Load {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Stops, and checks that each addition was done once. Returns how many copies, additions, and reads and writes of regions there
+    /// Stops, and checks that no addition was lost or repeated. Returns how many copies, additions, and reads and writes of regions there
     /// were.
     pub(crate) async fn stop(self) -> (usize, usize, usize) {
         self.stopped.store(true, Ordering::Relaxed);
-        let mut before = Vec::new();
+        let mut all = Counted::default();
         for counting in self.counting {
-            before.extend(counting.await.unwrap());
+            let counted = counting.await.unwrap();
+            all.before.extend(counted.before);
+            all.unknown += counted.unknown;
         }
+        let Counted { mut before, unknown } = all;
         before.sort_unstable();
-        assert!(before.iter().copied().eq(0..before.len() as u64), "an addition was lost or repeated");
+        let last = self.counter.load(0).await.unwrap() as usize;
+        assert!(before.is_sorted_by(|one, next| one < next), "an addition was lost");
+        assert!((before.len()..=before.len() + unknown).contains(&last), "an addition was repeated");
         for copying in self.copying {
             copying.await.unwrap();
         }

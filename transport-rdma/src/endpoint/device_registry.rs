@@ -188,7 +188,10 @@ impl DeviceRegistry {
     /// Makes every queue pair fail, and says how many there were. Returns when they have.
     pub(crate) fn fail_queue_pairs(&self) -> usize {
         let endpoints: Vec<_> = self.open().endpoints.values().filter_map(Weak::upgrade).collect();
-        let pairs: Vec<_> = endpoints.iter().flat_map(|endpoint| endpoint.shard().queue_pairs()).collect();
+        let devices: Vec<_> = self.open().devices.values().filter_map(Weak::upgrade).collect();
+        let pairs = endpoints.iter().flat_map(|endpoint| endpoint.shard().queue_pairs());
+        let own = devices.iter().flat_map(|device| device.own_atomics.queue_pairs());
+        let pairs: Vec<_> = pairs.chain(own).collect();
         // One that has failed already is as good.
         pairs.iter().for_each(|pair| drop(pair.to_err()));
         pairs.len()

@@ -74,6 +74,14 @@ impl OwnAtomics {
         None
     }
 
+    /// Returns the queue pairs by which this process asks. Blocks for as long as one operation.
+    pub(crate) fn queue_pairs(&self) -> Vec<Arc<dyn QueuePair>> {
+        let loopback = self.loopback.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let ends = loopback.as_ref().map(|loopback| loopback.ends.blocking_lock());
+        let ends = ends.as_ref().and_then(|ends| ends.as_ref());
+        ends.map_or(Vec::new(), |ends| [&ends.asking, &ends.owning].map(|end| Arc::clone(&end.qp)).into())
+    }
+
     /// Returns the connection of the device with itself. Blocks.
     fn loopback(&self, path: &LocalPath) -> Result<Arc<Loopback>, Unavailable> {
         let mut loopback = self.loopback.lock().unwrap_or_else(PoisonError::into_inner);

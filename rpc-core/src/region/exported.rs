@@ -3,13 +3,14 @@
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::numbers::Numbers;
 use super::{RemoteRegion, Rights};
 use crate::access::{self, ExportedMemory, GivenGrant, Memory, Offered, Progress, check_number, check_range};
 use crate::proto::wire::Outcome;
@@ -28,27 +29,24 @@ pub struct Region {
 }
 
 /// The part of a region that peers reach.
-struct Shared {
+pub(super) struct Shared {
     rights: Rights,
-    len: usize,
+    pub(super) len: usize,
     expires: Option<Instant>,
     /// `None` once it is revoked.
-    exported: Mutex<rank::Leaf, Option<Exported>>,
+    pub(super) exported: Mutex<rank::Leaf, Option<Exported>>,
 }
 
 /// The state of a region that is not revoked.
-struct Exported {
-    memory: Arc<InUse>,
+pub(super) struct Exported {
+    pub(super) memory: Arc<InUse>,
     /// Peers that use it by themselves.
-    grants: Vec<GivenGrant>,
-    /// The device that changes the numbers. `None`: the processor does, under the lock of this.
-    device: Option<Arc<dyn DeviceAtomics>>,
-    /// Each ends when a peer can have the device change numbers no more.
-    changing: Vec<watch::Receiver<()>>,
+    pub(super) grants: Vec<GivenGrant>,
+    pub(super) numbers: Numbers,
 }
 
 /// The memory of a region. Accesses keep it while they use it.
-struct InUse {
+pub(super) struct InUse {
     words: Words,
     /// Dropped with this, which tells the task that revokes the region.
     released: watch::Sender<()>,
@@ -97,8 +95,7 @@ impl Region {
 
     fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
         let memory = Arc::new(InUse { words, released: watch::Sender::new(()) });
-        let exported =
-            Mutex::new(Some(Exported { memory, grants: Vec::new(), device: None, changing: Vec::new() }));
+        let exported = Mutex::new(Some(Exported { memory, grants: Vec::new(), numbers: Numbers::default() }));
         let shared = Arc::new(Shared { rights, len, expires, exported });
         let mut key = [0; 16];
         // Without random numbers the system can't be used safely, so there is nothing else to do.
@@ -172,7 +169,7 @@ impl Region {
     }
 
     async fn atomic(&self, offset: usize, atomic: Atomic) -> Result<u64, Status> {
-        self.shared.clone().atomic_to_end(offset, atomic).await.map_err(failed)
+        self.shared.clone().change_and_wait(offset, atomic).await.map_err(failed)
     }
 
     /// Returns the number at an offset.
@@ -192,7 +189,7 @@ impl Region {
     ///
     /// As [`compare_and_swap`](Self::compare_and_swap).
     pub async fn store(&self, offset: usize, number: u64) -> Result<(), Status> {
-        self.shared.clone().store_to_end(offset, number).await.map_err(failed)
+        self.shared.clone().set_and_wait(offset, number).await.map_err(failed)
     }
 
     /// Ends the export. When it returns, no peer can reach the memory any more, and farcall keeps no clone of what was exported.
@@ -244,7 +241,7 @@ impl Shared {
     }
 
     /// Returns the memory, unless it was revoked.
-    fn memory(&self) -> Result<Arc<InUse>, Outcome> {
+    pub(super) fn memory(&self) -> Result<Arc<InUse>, Outcome> {
         let exported = self.exported.lock();
         exported.as_ref().map(|exported| exported.memory.clone()).ok_or(Outcome::Gone)
     }
@@ -265,96 +262,6 @@ impl Shared {
         check_range(offset, bytes.len(), self.len)?;
         words::copy_in((*self.memory()?).as_ref(), offset, bytes);
         Ok(())
-    }
-
-    /// Does an operation on a number, or has the device do it that changes the numbers.
-    fn change(self: Arc<Self>, offset: usize, atomic: Atomic) -> Result<Progress<u64>, Outcome> {
-        check_number(offset, self.len)?;
-        let exported = self.exported.lock();
-        let Exported { memory, device, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
-        let Some(device) = device.clone() else {
-            return Ok(Progress::Done(memory.change(offset, atomic)));
-        };
-        drop(exported);
-        Ok(Progress::ByDevice(Box::pin(self.change_by_device(device, offset, atomic))))
-    }
-
-    async fn change_by_device(
-        self: Arc<Self>,
-        mut device: Arc<dyn DeviceAtomics>,
-        offset: usize,
-        atomic: Atomic,
-    ) -> Result<u64, Outcome> {
-        loop {
-            match device.change(offset, atomic).await {
-                Ok(before) => return Ok(before),
-                Err(Executed::No) => self.leave(&device).await,
-                Err(_) => return Err(Outcome::Unknown),
-            }
-            let exported = self.exported.lock();
-            let Exported { memory, device: now, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
-            match now {
-                Some(now) => device = now.clone(),
-                None => return Ok(memory.change(offset, atomic)),
-            }
-        }
-    }
-
-    async fn atomic_to_end(self: Arc<Self>, offset: usize, atomic: Atomic) -> Result<u64, Outcome> {
-        match self.change(offset, atomic)? {
-            Progress::Done(before) => Ok(before),
-            Progress::ByDevice(before) => before.await,
-        }
-    }
-
-    /// Sets a number, by operations of whoever changes numbers: else one of another could be lost.
-    async fn store_to_end(self: Arc<Self>, offset: usize, number: u64) -> Result<(), Outcome> {
-        check_number(offset, self.len)?;
-        loop {
-            let expected = self.memory()?.load(offset);
-            let swap = Atomic::CompareAndSwap { expected, new: number };
-            if self.clone().atomic_to_end(offset, swap).await? == expected {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Has the processor change numbers again, because the device has failed: as soon as no peer can have a device do so.
-    async fn leave(&self, device: &Arc<dyn DeviceAtomics>) {
-        let is_left =
-            |exported: &Exported| exported.device.as_ref().is_none_or(|now| !Arc::ptr_eq(now, device));
-        let (grants, changing) = match &mut *self.exported.lock() {
-            Some(exported) if !is_left(exported) => {
-                (std::mem::take(&mut exported.grants), exported.changing.clone())
-            }
-            _ => return,
-        };
-        grants.into_iter().for_each(GivenGrant::end);
-        for mut end in changing {
-            // Fails when the grant has no effect any more.
-            let _ = end.changed().await;
-        }
-        let left = match &mut *self.exported.lock() {
-            Some(exported) if !is_left(exported) => exported.device.take(),
-            _ => None,
-        };
-        // Outside of the lock.
-        drop(left);
-    }
-}
-
-impl InUse {
-    fn load(&self, offset: usize) -> u64 {
-        self.as_ref().get(offset / words::WORD).map_or(0, |word| u64::from_le(word.load(Ordering::SeqCst)))
-    }
-
-    /// Does an operation on the number at an offset, which is within the memory. Returns the number before.
-    fn change(&self, offset: usize, atomic: Atomic) -> u64 {
-        let Some(word) = self.as_ref().get(offset / words::WORD) else { return 0 };
-        let apply = |before| Some(atomic.apply(u64::from_le(before)).to_le());
-        // Never refuses.
-        let changed = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, apply);
-        u64::from_le(changed.unwrap_or_else(|before| before))
     }
 }
 
@@ -379,15 +286,7 @@ impl ExportedMemory for Shared {
 
     fn store(self: Arc<Self>, offset: usize, number: u64) -> Result<Progress<()>, Outcome> {
         self.allows(Rights::WRITE)?;
-        check_number(offset, self.len)?;
-        let exported = self.exported.lock();
-        let Exported { memory, device, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
-        if device.is_none() {
-            words::copy_in((**memory).as_ref(), offset, &number.to_le_bytes());
-            return Ok(Progress::Done(()));
-        }
-        drop(exported);
-        Ok(Progress::ByDevice(Box::pin(self.store_to_end(offset, number))))
+        self.set(offset, number)
     }
 
     fn offered(&self) -> Result<Offered, Outcome> {
@@ -402,19 +301,12 @@ impl ExportedMemory for Shared {
     }
 
     fn device(&self) -> Option<Arc<dyn DeviceAtomics>> {
-        self.exported.lock().as_ref().and_then(|exported| exported.device.clone())
+        self.exported.lock().as_ref().and_then(|exported| exported.numbers.device())
     }
 
     fn entrust(&self, device: Arc<dyn DeviceAtomics>, end: watch::Receiver<()>) -> bool {
         let mut exported = self.exported.lock();
-        let Some(exported) = &mut *exported else { return false };
-        let now = exported.device.get_or_insert_with(|| device.clone());
-        let is_entrusted = now.device() == device.device() && now.is_open();
-        if is_entrusted {
-            exported.changing.retain(|end| end.has_changed().is_ok());
-            exported.changing.push(end);
-        }
-        is_entrusted
+        exported.as_mut().is_some_and(|exported| exported.numbers.entrust(device, end))
     }
 
     fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {

@@ -45,6 +45,7 @@
 //!   both times before it returns.
 
 mod exported;
+mod numbers;
 mod remote;
 
 use std::fmt;

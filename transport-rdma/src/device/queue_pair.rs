@@ -5,10 +5,10 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use farcall_core::transport::Atomic;
 
 use super::{
-    DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Slot, WcError,
+    Atomic, DeviceError, Exposure, LocalPath, Mtu, ReadTarget, RemoteAccess, RemoteQp, SharesWords, Slot,
+    WcError,
 };
 
 /// How large a queue pair is.

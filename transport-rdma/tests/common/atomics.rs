@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farcall_core::transport::{Atomic, Words};
+use farcall_core::transport::Words;
 use farcall_rdma::testing::device::*;
 
 use super::windows::{PAGE, at, pair};

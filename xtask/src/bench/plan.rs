@@ -221,7 +221,7 @@ impl Place {
         }
         let place = match self.method.as_str() {
             "put" | "get" | "chain" | "stream" => Self::bulk("read", self.size),
-            "lend" | "fill" | "peek" | "add" => Self { method: "read".to_owned(), ..self.clone() },
+            "lend" | "fill" | "peek" => Self { method: "read".to_owned(), ..self.clone() },
             _ => self.clone(),
         };
         let mode = if mode == "adaptive" { "busy" } else { mode };
@@ -384,9 +384,10 @@ fn by_rdma() -> Vec<Group> {
             LENT.map(|method| Group { place: Place::lent(Part::Rdma, method, *size), contestants: OURS }),
         );
     }
-    groups.push(Group { place: Place::region(Part::Rdma, "read"), contestants: RAW });
-    let regions = ["peek", "add"].map(|method| Place::region(Part::Rdma, method));
-    groups.extend(regions.map(|place| Group { place, contestants: OURS }));
+    const BOTH: &[&str] = &["raw-verbs busy", "farcall busy", "farcall event", "raw-verbs event"];
+    for (method, contestants) in [("read", RAW), ("peek", OURS), ("add", BOTH)] {
+        groups.push(Group { place: Place::region(Part::Rdma, method), contestants });
+    }
     // The worth of READs shows where they begin to be used; longer chains only take longer.
     groups.push(Group { place: Place::bulk("chain", BULK_SIZES[0]), contestants: CHAIN });
     // One over one connection is among the first.

@@ -5,11 +5,12 @@ use std::future::poll_fn;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv6Addr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use farcall_rdma::testing::device::{
-    Channel, Completion, Cq, Device, Gid, Host, LocalPath, QpSize, QpTuning, QueuePair, QueueSize, Queues,
-    ReadTarget, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
+    Channel, Completion, Cq, Device, Exposure, Gid, Host, LocalPath, QpSize, QpTuning, QueuePair, QueueSize,
+    Queues, ReadTarget, RemoteAccess, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
 };
 use farcall_rdma::testing::verbs::SystemHost;
 use farcall_rdma::{Completion as Waiting, RdmaConfig};
@@ -139,14 +140,27 @@ impl End {
         let bytes = arena.take(len).ok_or("the arena is too small")?.freeze(0..len);
         self.qp.alloc_windows(1).map_err(shown)?;
         let exposure = self.qp.expose(&bytes).map_err(shown)?;
-        // It can be read when something posted later has completed.
+        self.bind(exposure).await
+    }
+
+    /// Lets the other end have this device count in a number, and tells it where.
+    pub(super) async fn expose_number(&mut self) -> Result<()> {
+        let words = self.device.add_words(Arc::new(vec![AtomicU64::new(0)]), true).map_err(shown)?;
+        self.qp.alloc_windows(1).map_err(shown)?;
+        let access = RemoteAccess { read: false, write: false, atomics: true };
+        let exposure = self.qp.expose_words(Arc::new(words), access).map_err(shown)?;
+        self.bind(exposure).await
+    }
+
+    async fn bind(&mut self, exposure: Exposure) -> Result<()> {
+        // It can be used when something posted later has completed.
         let marker = Work::Send { parts: [Bytes::new(), Bytes::new()], signaled: true, solicited: false };
         self.post([Work::Bind(exposure), marker])?;
         self.completed(Cq::Send).await?;
         exchange(&mut self.socket, &format!("{} {}", exposure.addr(), exposure.rkey())).map(drop)
     }
 
-    /// Where the other end lets this one read.
+    /// Where the other end lets this one read, or count.
     pub(super) fn exposed(&mut self) -> Result<RemoteRange> {
         let told = exchange(&mut self.socket, "where?")?;
         let (addr, rkey) = told.trim_end().split_once(' ').ok_or_else(|| format!("no range: {told}"))?;

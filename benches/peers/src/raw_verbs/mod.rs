@@ -2,6 +2,7 @@
 //!
 //! - `echo`: each message is answered by one as long.
 //! - `read`: READs of the server's memory.
+//! - `add`: the server's device counts.
 //! - `chain`: each payload goes in SENDs of 8 KiB, answered by one byte: what long messages would be without READs.
 
 mod end;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use farcall_rdma::testing::device::{Cq, ReadTarget, RemoteRange, Work};
+use farcall_rdma::testing::device::{Atomic, Cq, ReadTarget, RemoteRange, Work};
 use hdrhistogram::Histogram;
 
 use crate::Result;
@@ -36,8 +37,11 @@ async fn serve(args: &Args) -> Result<()> {
     let listener = TcpListener::bind(&args.address)?;
     crate::listening(listener.local_addr()?)?;
     let mut end = End::connect(args, listener.accept()?.0)?;
-    if args.method == Method::Read {
-        end.expose(args.size).await?;
+    if matches!(args.method, Method::Read | Method::Add) {
+        match args.method {
+            Method::Read => end.expose(args.size).await?,
+            _ => end.expose_number().await?,
+        }
         // The device does the rest by itself.
         std::future::pending::<()>().await;
     }
@@ -72,15 +76,21 @@ struct Client {
 enum Kind {
     Messages { part: Bytes, parts: usize },
     Reads { targets: Vec<Arc<ReadTarget>>, from: RemoteRange },
+    Adds { targets: Vec<Arc<ReadTarget>>, on: RemoteRange },
 }
 
 impl Client {
     fn new(args: Args, mut end: End) -> Result<Self> {
-        let kind = if args.method == Method::Read {
-            let from = end.exposed()?;
-            Kind::Reads { targets: end.targets(args.concurrency, args.size)?, from }
-        } else {
-            Kind::Messages { part: end.message(args.size.min(SLOT))?, parts: parts(&args) }
+        let kind = match args.method {
+            Method::Read => {
+                let from = end.exposed()?;
+                Kind::Reads { targets: end.targets(args.concurrency, args.size)?, from }
+            }
+            Method::Add => {
+                let on = end.exposed()?;
+                Kind::Adds { targets: end.targets(args.concurrency, size_of::<u64>())?, on }
+            }
+            _ => Kind::Messages { part: end.message(args.size.min(SLOT))?, parts: parts(&args) },
         };
         Ok(Self { args, end, kind, began: VecDeque::new(), begun: 0 })
     }
@@ -100,7 +110,7 @@ impl Client {
 
     /// Goes on for so long; how many have ended.
     async fn until(&mut self, time: Duration, times: &mut Histogram<u64>) -> Result<u64> {
-        let cq = if matches!(self.kind, Kind::Reads { .. }) { Cq::Send } else { Cq::Receive };
+        let cq = if matches!(self.kind, Kind::Messages { .. }) { Cq::Receive } else { Cq::Send };
         let (start, mut done) = (Instant::now(), 0);
         while start.elapsed() < time {
             for _ in 0..self.end.completed(cq).await? {
@@ -123,6 +133,11 @@ impl Client {
             Kind::Reads { targets, from } => {
                 let into = targets[self.begun as usize % targets.len()].clone();
                 self.end.post([Work::Read { at: 0, len: into.len(), into, from: *from, tag: self.begun }])
+            }
+            Kind::Adds { targets, on } => {
+                let into = targets[self.begun as usize % targets.len()].clone();
+                let atomic = Atomic::FetchAdd(1);
+                self.end.post([Work::Atomic { atomic, on: *on, into, tag: self.begun }])
             }
         }
     }

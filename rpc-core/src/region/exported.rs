@@ -71,6 +71,8 @@ impl Region {
 
     /// Exports memory of the application: a vector of words, or another type that has the same words at each call.
     ///
+    /// If the application changes the words by atomic operations of its own, see [`by_processor`](Self::by_processor).
+    ///
     /// # Panics
     ///
     /// If the system has no random numbers for the key.
@@ -91,6 +93,19 @@ impl Region {
     ) -> Self {
         let len = size_of_val((*memory).as_ref());
         Self::exported(memory, len, rights, Instant::now().checked_add(time))
+    }
+
+    /// Has the processor change the region's numbers, always: this process's runtime does it for peers. So the application may change the
+    /// words that it has exported by atomic operations of its own. To be called before the handle is sent.
+    ///
+    /// Otherwise peers have the RDMA device change numbers where they can, and the device's operations are not atomic with those of the
+    /// processor: then only peers and the methods of this may change them.
+    #[must_use]
+    pub fn by_processor(self) -> Self {
+        if let Some(exported) = &mut *self.shared.exported.lock() {
+            exported.numbers.by_processor = true;
+        }
+        self
     }
 
     fn exported(words: Words, len: usize, rights: Rights, expires: Option<Instant>) -> Self {
@@ -295,9 +310,16 @@ impl ExportedMemory for Shared {
         if !(read || write || atomics) {
             return Err(self.allows(Rights::READ).err().unwrap_or(Outcome::Forbidden));
         }
+        let exported = self.exported.lock();
+        let Exported { memory, numbers, .. } = exported.as_ref().ok_or(Outcome::Gone)?;
         // The padding behind a length that is no multiple of a word is nobody's to write.
         let is_whole = self.len.is_multiple_of(words::WORD);
-        Ok(Offered { words: self.memory()?, read, write: write && is_whole, atomics: atomics && is_whole })
+        Ok(Offered {
+            words: memory.clone(),
+            read,
+            write: write && is_whole,
+            atomics: atomics && is_whole && !numbers.by_processor,
+        })
     }
 
     fn device(&self) -> Option<Arc<dyn DeviceAtomics>> {

@@ -30,7 +30,8 @@
 //! - A region belongs to its process, not to one of its servers. A handle works by any connection to the process, also after the
 //!   server has closed that sent it.
 //! - Numbers are little-endian, at offsets that are multiples of eight. Operations on them are atomic among each other, by whichever
-//!   peer, and among those of the owner through [`Region`]. `load` and `store` never see, or leave, half a number.
+//!   peer, and among those of the owner through [`Region`]. `load` and `store` never see, or leave, half a number. An owner that
+//!   changes the words it has exported by other means says so by [`by_processor`](Region::by_processor).
 //! - Other reads and writes may see each other half done, in any order of bytes. Put a checksum with what belongs together. Or put a
 //!   version before and behind it: the writer makes both odd, awaits that, writes, awaits that, and makes both even. A reader takes
 //!   what it has read only if both versions are the same even number, and were so in a read before.
@@ -38,11 +39,14 @@
 //! - An access that fails with the connection [may have been done](crate::status::Executed::Maybe), or may still be done, because the
 //!   owner may have received it already. farcall never repeats one. Use numbers that only grow to find out, as the example
 //!   `sequencer` does with its locks.
-//! - By RDMA peers [read](RemoteMemory::read) and [write](RemoteMemory::write) a region by themselves, and the owner's program has no
-//!   part in that. The owner's device must be able to register the memory: it stays in RAM as long as a peer uses it, and counts
-//!   against the limit on locked memory. The owner's runtime does all other accesses, and those that go by TCP.
+//! - A number that peers count in is changed by operations on numbers only. A `write` to it may undo one of these.
+//! - By RDMA peers [read](RemoteMemory::read) and [write](RemoteMemory::write) a region by themselves, and have the owner's device change
+//!   numbers. The owner's program has no part in that. The device then changes the numbers for everybody, the owner included. It must
+//!   be able to register the memory, which stays in RAM as long as a peer uses it, and counts against the limit on locked memory.
+//!   A region whose numbers peers have changed by RDMA stays there until it is revoked. The owner's runtime does all other accesses, and
+//!   those that go by TCP.
 //! - If the RDMA link fails and the connection does not, accesses go on by TCP. A write that was under way may take effect twice then,
-//!   both times before it returns.
+//!   both times before it returns. An operation on a number that was under way fails with UNAVAILABLE, and may have been done.
 
 mod exported;
 mod numbers;

@@ -21,6 +21,8 @@ pub(super) struct Numbers {
     device: Option<Arc<dyn DeviceAtomics>>,
     /// Each ends when a peer can have the device change numbers no more.
     changing: Vec<watch::Receiver<()>>,
+    /// The processor does, always, because the application does, too.
+    pub(super) by_processor: bool,
 }
 
 impl Numbers {

@@ -77,9 +77,9 @@ impl fmt::Debug for RemoteRegion {
 ///
 /// Each method is one access. Several may be under way at once; further ones than 64 on a connection wait.
 ///
-/// By RDMA all but the first `read` and `write` of a region need nothing of the owner's program: this process reads and writes the memory
-/// by itself. Only an encrypted link, a device without memory windows of type 2B, or more than 16 regions on a connection leave it to
-/// the owner. The owner also does what is done to numbers.
+/// By RDMA all but the first accesses to a region need nothing of the owner's program: this process reads and writes the memory
+/// by itself, and the owner's device changes numbers. Only an encrypted link, a device without memory windows of type 2B or without
+/// atomic operations, or more than 16 regions on a connection leave it to the owner. So does [`store`](Self::store).
 ///
 /// # Cancel safety
 ///
@@ -92,7 +92,8 @@ impl fmt::Debug for RemoteRegion {
 /// - PERMISSION_DENIED, if the region's rights do not allow it.
 /// - NOT_FOUND, if the peer does not export the region: it was revoked, or has expired.
 /// - UNAVAILABLE, if there is no connection. An access that had not begun moves to the next connection, four attempts in all. If it
-///   says [Maybe](Executed::Maybe), the connection was lost, and the access may have been done. farcall does not repeat it.
+///   says [Maybe](Executed::Maybe), the connection was lost, and the access may have been done. farcall does not repeat it. So it is with
+///   an operation on a number that an RDMA device was doing when it, or the link, failed.
 /// - UNIMPLEMENTED, if the peer's farcall is too old.
 #[derive(Clone, Debug)]
 pub struct RemoteMemory {
@@ -134,7 +135,7 @@ impl RemoteMemory {
         self.way.access(write).await
     }
 
-    /// Returns the number at an offset. It needs the right to read.
+    /// Returns the number at an offset. It needs the right to read; with the right to atomic operations the owner's device may do it.
     pub async fn load(&self, offset: usize) -> Result<u64, Status> {
         self.is_number(offset)?;
         self.allowed(Rights::READ)?;

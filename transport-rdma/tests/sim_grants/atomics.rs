@@ -217,6 +217,18 @@ async fn where_a_device_changes_no_numbers_the_owner_does() {
         }
         assert_eq!(t.atomics.load(Ordering::Relaxed), 0);
     }
+    // Nor does the device where the application changes the words, too.
+    let t = Setup::new(None);
+    let memory = words(64);
+    let region = Region::export(Arc::clone(&memory), all()).by_processor();
+    let remote = region.remote().on(t.channel.clone());
+    t.until_direct(&remote).await;
+    for count in 0..50 {
+        assert_eq!(memory[0].fetch_add(1, Ordering::Relaxed), 2 * count);
+        assert_eq!(remote.fetch_add(0, 1).await.unwrap(), 2 * count + 1);
+        assert_eq!(remote.load(0).await.unwrap(), 2 * count + 2);
+    }
+    assert_eq!((t.atomics.load(Ordering::Relaxed), t.bound()), (0, 1));
     // The rights are those of the region, whoever does it.
     let t = Setup::new(None);
     let region = Region::zeroed(64, Rights::READ | Rights::ATOMICS);

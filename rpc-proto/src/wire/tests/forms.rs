@@ -180,7 +180,7 @@ form!(Access, rng => Access {
         _ => Operation::FetchAdd(rng.u64(..)),
     },
 });
-form!(Accessed, rng => match rng.choice([Outcome::Gone, Outcome::Forbidden, Outcome::OutOfRange, Outcome::NoMemory]) {
+form!(Accessed, rng => match rng.choice([Outcome::Gone, Outcome::Forbidden, Outcome::OutOfRange, Outcome::NoMemory, Outcome::Unknown]) {
     Some(outcome) if rng.bool() => Accessed { outcome, bytes: Bytes::new() },
     _ => Accessed { outcome: Outcome::Done, bytes: bytes(rng, 60) },
 });

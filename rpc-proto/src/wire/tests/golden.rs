@@ -332,10 +332,16 @@ fn accesses(v: &mut Vectors) {
     v.frame("ACCESSED", session(FrameType::ACCESSED, 3 << 62 | 1, 5, 5), &accessed);
     let gone = Accessed { outcome: Outcome::Gone, bytes: Bytes::new() };
     v.frame("ACCESSED, gone", session(FrameType::ACCESSED, 1 << 62 | 4, 6, 8), &gone);
-    let mut bytes = BytesMut::new();
-    Granted { epoch: 3, rights: 1, descriptor: Bytes::from_static(&[0xd0, 0xd1]) }.encode(&mut bytes);
-    let granted = Accessed { outcome: Outcome::Done, bytes: bytes.freeze() };
-    v.frame("ACCESSED, a grant", session(FrameType::ACCESSED, 1 << 62 | 5, 7, 9), &granted);
+    let unknown = Accessed { outcome: Outcome::Unknown, bytes: Bytes::new() };
+    v.frame("ACCESSED, unknown", session(FrameType::ACCESSED, 1 << 62 | 7, 9, 11), &unknown);
+    let granted = |rights| {
+        let mut bytes = BytesMut::new();
+        Granted { epoch: 3, rights, descriptor: Bytes::from_static(&[0xd0, 0xd1]) }.encode(&mut bytes);
+        Accessed { outcome: Outcome::Done, bytes: bytes.freeze() }
+    };
+    v.frame("ACCESSED, a grant", session(FrameType::ACCESSED, 1 << 62 | 5, 7, 9), &granted(Granted::READ));
+    let all = granted(Granted::READ | Granted::WRITE | Granted::ATOMICS);
+    v.frame("ACCESSED, a grant of all rights", session(FrameType::ACCESSED, 1 << 62 | 6, 8, 10), &all);
 }
 
 fn link_frames(v: &mut Vectors) {

@@ -262,6 +262,7 @@ impl OpenDevice {
     /// It is of no use any more: who needs the device opens it anew.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
+        self.own_atomics.fail();
     }
 
     pub(super) fn has_failed(&self) -> bool {

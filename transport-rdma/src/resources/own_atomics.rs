@@ -4,8 +4,7 @@
 //! process asks the device, too, as a peer would: by a queue pair that is connected with another of this process, on the same device.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use farcall_core::status::Executed;
@@ -61,8 +60,7 @@ impl OwnAtomics {
             let words = this.registrations.register(&words, true)?;
             let loopback = this.loopback(&path)?;
             let exposure = loopback.expose(words)?;
-            let control = this.control.clone();
-            Ok::<_, Unavailable>(Numbers { device: this.id, loopback, exposure, control })
+            Ok::<_, Unavailable>(Numbers { device: this.id, loopback, exposure })
         };
         let opened = self.control.set_up(Part::Connect, "connecting a device with itself", open);
         let why = match opened.await {
@@ -74,9 +72,19 @@ impl OwnAtomics {
         None
     }
 
+    /// The device has failed, and is to be closed.
+    pub(crate) fn fail(self: &Arc<Self>) {
+        let this = Arc::clone(self);
+        self.control.spawn(move || {
+            if let Some(loopback) = this.current().upgrade() {
+                loopback.fail(&mut loopback.ends.blocking_lock(), "it has failed");
+            }
+        });
+    }
+
     /// Returns the queue pairs by which this process asks. Blocks for as long as one operation.
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<dyn QueuePair>> {
-        let loopback = self.loopback.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let loopback = self.current().upgrade();
         let ends = loopback.as_ref().map(|loopback| loopback.ends.blocking_lock());
         let ends = ends.as_ref().and_then(|ends| ends.as_ref());
         ends.map_or(Vec::new(), |ends| [&ends.asking, &ends.owning].map(|end| Arc::clone(&end.qp)).into())
@@ -84,13 +92,18 @@ impl OwnAtomics {
 
     /// Returns the connection of the device with itself. Blocks.
     fn loopback(&self, path: &LocalPath) -> Result<Arc<Loopback>, Unavailable> {
-        let mut loopback = self.loopback.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loopback = self.current();
         if let Some(open) = loopback.upgrade().filter(|open| open.is_open()) {
             return Ok(open);
         }
         let opened = Arc::new(Loopback::open(&self.device, &self.control, path)?);
         *loopback = Arc::downgrade(&opened);
         Ok(opened)
+    }
+
+    /// Locked while the device is connected with itself.
+    fn current(&self) -> MutexGuard<'_, Weak<Loopback>> {
+        self.loopback.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,7 +119,6 @@ struct Numbers {
     device: DeviceId,
     loopback: Arc<Loopback>,
     exposure: Exposure,
-    control: Control,
 }
 
 impl DeviceAtomics for Numbers {
@@ -127,15 +139,18 @@ impl DeviceAtomics for Numbers {
 
 impl Drop for Numbers {
     fn drop(&mut self) {
-        let (loopback, exposure) = (Arc::clone(&self.loopback), self.exposure);
-        self.control.spawn(move || loopback.conceal(exposure));
+        if let Some(control) = &*self.loopback.control() {
+            let (loopback, exposure) = (Arc::clone(&self.loopback), self.exposure);
+            control.spawn(move || loopback.conceal(exposure));
+        }
     }
 }
 
 /// Two queue pairs of a device that are connected with each other. One asks, the other owns the memory.
 #[derive(Debug)]
 struct Loopback {
-    is_open: AtomicBool,
+    /// `None` once an operation has failed: no handle must keep a device open that is of no use.
+    control: Mutex<Option<Control>>,
     /// Locked for each operation; `None` once one has failed.
     ends: AsyncMutex<Option<Ends>>,
 }
@@ -196,16 +211,20 @@ impl Loopback {
         let target = Target { device: Arc::clone(device), arena: device.add_arena(NUMBER)? };
         let memory = DropOnControlThread::new(Arc::new(target), control.clone());
         let ends = Ends { asking, owning, queues, memory };
-        Ok(Self { is_open: AtomicBool::new(true), ends: AsyncMutex::new(Some(ends)) })
+        Ok(Self { control: Mutex::new(Some(control.clone())), ends: AsyncMutex::new(Some(ends)) })
     }
 
     fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
+        self.control().is_some()
+    }
+
+    fn control(&self) -> MutexGuard<'_, Option<Control>> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the queue pairs back, and with them all memory that they hold.
     fn fail(&self, ends: &mut Option<Ends>, why: &str) {
-        self.is_open.store(false, Ordering::Release);
+        drop(self.control().take());
         if ends.take().is_some() {
             tracing::warn!(why, "a device changes no numbers any more for this process");
         }

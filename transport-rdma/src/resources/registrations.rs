@@ -13,8 +13,9 @@ use crate::device::{Device, RegisteredWords, SharesWords, Unavailable};
 pub(crate) struct Registrations {
     device: Arc<dyn Device>,
     control: Control,
-    /// By the address of the `Arc`'s value, which is nobody else's as long as the registration keeps it.
-    known: Mutex<HashMap<usize, Weak<Registered>>>,
+    /// By the address of the `Arc`'s value, which is nobody else's as long as the registration keeps it, and by whether peers may
+    /// change the words.
+    known: Mutex<HashMap<(usize, bool), Weak<Registered>>>,
 }
 
 /// Words that are registered. Deregistering them blocks.
@@ -31,22 +32,21 @@ impl Registrations {
         Arc::new(Self { device, control, known: Mutex::default() })
     }
 
-    /// Registers words, if they are not, always with one value of `writable`. Blocks for as long as it takes the kernel to pin
-    /// them.
+    /// Registers words, if they are not. Blocks for as long as it takes the kernel to pin them.
     pub(crate) fn register(
         &self,
         words: &Words,
         writable: bool,
     ) -> Result<Arc<dyn SharesWords>, Unavailable> {
-        let address = Arc::as_ptr(words).cast::<()>() as usize;
+        let key = (Arc::as_ptr(words).cast::<()>() as usize, writable);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(registered) = known.get(&address).and_then(Weak::upgrade) {
+        if let Some(registered) = known.get(&key).and_then(Weak::upgrade) {
             return Ok(registered);
         }
         known.retain(|_, registered| registered.strong_count() > 0);
         let registered = Arc::new(self.device.add_words(Arc::clone(words), writable)?);
         let registered = Arc::new(DropOnControlThread::new(registered, self.control.clone()));
-        known.insert(address, Arc::downgrade(&registered));
+        known.insert(key, Arc::downgrade(&registered));
         Ok(registered)
     }
 }

@@ -48,6 +48,8 @@ enum Memory {
     #[cfg(feature = "rdma")]
     Registered(farcall_rdma::Registered),
     Heap(Vec<u8>),
+    /// A message of the peer, with nothing behind it. It is copied when somebody writes to it.
+    Received(Bytes),
 }
 
 impl Buf {
@@ -123,6 +125,7 @@ impl Buf {
                 memory.truncate(self.len);
                 memory.into()
             }
+            Memory::Received(bytes) => bytes.slice(..self.len),
         }
     }
 }
@@ -133,15 +136,29 @@ impl Memory {
             #[cfg(feature = "rdma")]
             Self::Registered(memory) => memory,
             Self::Heap(memory) => memory,
+            Self::Received(bytes) => bytes,
         }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
+        if let Self::Received(bytes) = self {
+            *self = Self::copy_of(bytes);
+        }
         match self {
             #[cfg(feature = "rdma")]
             Self::Registered(memory) => memory,
             Self::Heap(memory) => memory,
+            Self::Received(_) => &mut [],
         }
+    }
+
+    fn copy_of(bytes: &[u8]) -> Self {
+        #[cfg(feature = "rdma")]
+        if let Some(mut memory) = farcall_rdma::Registered::take(bytes.len()) {
+            memory.copy_from_slice(bytes);
+            return Self::Registered(memory);
+        }
+        Self::Heap(bytes.to_vec())
     }
 }
 
@@ -170,6 +187,19 @@ impl Lend for Buf {
     fn parts(&mut self) -> Vec<&mut [u8]> {
         vec![self]
     }
+
+    fn lens(&mut self) -> Vec<usize> {
+        vec![self.len]
+    }
+
+    fn replace(&mut self, _: usize, bytes: Bytes) -> Result<(), Bytes> {
+        if self.len < self.capacity() {
+            return Err(bytes);
+        }
+        self.ours = bytes.len();
+        self.memory = Memory::Received(bytes);
+        Ok(())
+    }
 }
 
 /// Writes as much as fits; then `write_all` fails with `WriteZero`.
@@ -187,7 +217,7 @@ impl io::Write for Buf {
 
 impl fmt::Debug for Buf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let registered = !matches!(self.memory, Memory::Heap(_));
+        let registered = !matches!(self.memory, Memory::Heap(_) | Memory::Received(_));
         f.debug_struct("Buf")
             .field("len", &self.len)
             .field("capacity", &self.capacity())

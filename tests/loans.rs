@@ -10,7 +10,7 @@ use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
 use farcall::bulk::{BulkRead, BulkWrite, Lend};
-use farcall::{Bytes, Channel, Code, Executed, Result, Server, Stream, Streaming, stream};
+use farcall::{Buf, Bytes, Channel, Code, Executed, Result, Server, Stream, Streaming, stream};
 use tokio::sync::Notify;
 
 /// A type of the application's own that holds a loan.
@@ -187,6 +187,53 @@ async fn memory_may_be_in_parts() {
     let (into, loan) = BulkWrite::lend(lengths.map(|len| vec![0; len]).to_vec());
     pages.write(into, vec![(0, whole[..8].to_vec().into()), (8, whole[8..].to_vec().into())]).await.unwrap();
     assert!(soon(loan.reclaim()).await == parts);
+}
+
+fn zeroes(len: usize) -> Buf {
+    let mut buffer = farcall::buf(len);
+    buffer.resize(len);
+    buffer
+}
+
+#[tokio::test]
+async fn a_part_that_is_written_as_a_whole_takes_the_bytes_over() {
+    const LEN: usize = 200_000;
+    let (.., pages) = served().await;
+    let parts: Vec<_> = (0..3).map(|_| zeroes(LEN)).collect();
+    let places: Vec<_> = parts.iter().map(|part| part.as_ptr() as usize).collect();
+    let bytes: Vec<_> = (0..3).map(|seed| Bytes::from(random(LEN, seed))).collect();
+    let (into, loan) = BulkWrite::lend(parts);
+    let half = bytes[1].slice(..LEN / 2);
+    let pieces = vec![(0, bytes[0].clone()), (LEN, half), (2 * LEN + 1, bytes[2].slice(1..))];
+    pages.write(into, pieces).await.unwrap();
+    let parts = soon(loan.reclaim()).await;
+    assert!(
+        parts[0][..] == bytes[0]
+            && parts[1][..LEN / 2] == bytes[1][..LEN / 2]
+            && parts[2][1..] == bytes[2][1..]
+    );
+    assert_eq!((parts[1][LEN / 2..].to_vec(), parts[2][0]), (vec![0; LEN / 2], 0));
+    let moved: Vec<_> =
+        parts.iter().zip(places).map(|(part, place)| part.as_ptr() as usize != place).collect();
+    assert_eq!(moved, [true, false, false]);
+
+    // A buffer can be lent again and again, and written to between.
+    let mut buffer = zeroes(LEN);
+    for round in 0..3 {
+        let (into, loan) = BulkWrite::lend(buffer);
+        pages.write(into, vec![(0, bytes[round].clone())]).await.unwrap();
+        buffer = soon(loan.reclaim()).await;
+        assert!(buffer[..] == bytes[round] && buffer.capacity() == LEN);
+        if round == 1 {
+            buffer[5] = !bytes[1][5];
+            assert!(buffer[..5] == bytes[1][..5] && buffer[6..] == bytes[1][6..]);
+        }
+    }
+    let (into, loan) = BulkWrite::lend(buffer);
+    pages.write(into, vec![(10, bytes[0].slice(10..LEN - 10))]).await.unwrap();
+    let frozen = soon(loan.reclaim()).await.freeze();
+    assert!(frozen[..10] == bytes[2][..10] && frozen[10..LEN - 10] == bytes[0][10..LEN - 10]);
+    assert!(frozen[LEN - 10..] == bytes[2][LEN - 10..]);
 }
 
 #[tokio::test]

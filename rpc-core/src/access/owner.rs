@@ -34,7 +34,7 @@ pub(crate) trait Memory: fmt::Debug + Send + Sync {
     fn read(&self, offset: usize, len: usize) -> Result<Vec<Bytes>, Outcome>;
 
     /// Writes to a range.
-    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Outcome>;
+    fn write(&self, offset: usize, bytes: Bytes) -> Result<(), Outcome>;
 }
 
 /// Memory that is exported, with its numbers.
@@ -192,7 +192,7 @@ fn operate(memory: &dyn Memory, offset: usize, operation: Operation) -> Result<P
             memory.read(offset, len as usize)?.iter().for_each(|piece| bytes.put_bytes(piece));
             Ok(bytes.finish())
         }
-        Operation::Write(bytes) => memory.write(offset, &bytes).map(|()| Payload::default()),
+        Operation::Write(bytes) => memory.write(offset, bytes).map(|()| Payload::default()),
         _ => Err(Outcome::Forbidden),
     }
 }

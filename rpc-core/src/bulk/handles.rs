@@ -87,8 +87,11 @@ impl From<Bytes> for BulkRead {
 
 impl BulkWrite {
     /// Lends memory: a byte vector or buffer, or several. See [`Lend`].
+    ///
+    /// Buffers of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) spare a copy, if the server writes a whole one of
+    /// 64 KiB or more by one write of at most 1 MiB: the buffer takes over the memory in which the bytes have arrived.
     pub fn lend<M: Lend>(mut memory: M) -> (Self, Loan<M>) {
-        let len = memory.parts().iter().map(|part| part.len()).sum();
+        let len = memory.lens().into_iter().sum();
         let (lent, loan) = Loan::new(memory, len, Vec::new());
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }

@@ -287,9 +287,9 @@ impl Memory for Shared {
         Ok(vec![self.copy(offset, len)?.into()])
     }
 
-    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Outcome> {
+    fn write(&self, offset: usize, bytes: Bytes) -> Result<(), Outcome> {
         self.allows(Rights::WRITE)?;
-        self.fill(offset, bytes)
+        self.fill(offset, &bytes)
     }
 }
 

@@ -161,7 +161,7 @@ impl Shard {
             Err(CreateQpError::Device(error)) => return Err(error.into()),
         };
         qp.to_init(path)?;
-        Ok(Ok(NewQp { qp, lease, shares: Shares::of(self.qp_size) }))
+        Ok(Ok(NewQp { qp, lease, shares: Shares::of(self.qp_size, self.config.bulk_window) }))
     }
 
     /// Has `create` make something for which there may be no receives left, until it succeeds or peers give back no more of

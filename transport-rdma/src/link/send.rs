@@ -89,7 +89,7 @@ impl Sending {
         if !can_expose {
             self.exposures.forbid();
         }
-        self.transfers.allow(usize::from(reads).min(self.shares.reads));
+        self.transfers.allow(usize::from(reads).min(self.shares.reads), self.shares.bulk_window);
         self.credits = SendCredits::new(grant);
         if self.state == State::Unconnected {
             self.state = State::Open;

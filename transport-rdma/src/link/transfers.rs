@@ -17,7 +17,7 @@ use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
 use crate::device::{Extent, NUMBER, ReadTarget, RemoteRange, Work};
 
-/// Bytes of one READ or WRITE. A SEND that is posted behind it waits for about as long as these take.
+/// Bytes of one READ or WRITE.
 const CHUNK: usize = 64 << 10;
 
 /// How many chunks are opened before other tasks have their turn: some tens of microseconds.
@@ -34,7 +34,11 @@ const REGIONS: u64 = 1 << 32;
 pub(super) struct Transfers {
     /// READs and WRITEs that may be outstanding: what both devices can do of READs.
     most: usize,
-    outstanding: usize,
+    /// Bytes of them, or one of them.
+    window: usize,
+    /// The lengths of those that are outstanding, in the order in which they complete, and their sum.
+    outstanding: VecDeque<usize>,
+    moving: usize,
     /// Those that have no memory yet.
     asked: VecDeque<Asked>,
     /// More memory is being registered.
@@ -107,14 +111,9 @@ pub(super) struct SealedMessage {
 }
 
 impl Transfers {
-    /// So many READs and WRITEs may be outstanding.
-    pub(super) fn allow(&mut self, most: usize) {
-        self.most = most;
-    }
-
-    /// How many more may be than are.
-    pub(super) fn room(&self) -> usize {
-        self.most.saturating_sub(self.outstanding)
+    /// So many READs and WRITEs may be outstanding, of so many bytes.
+    pub(super) fn allow(&mut self, most: usize, window: usize) {
+        (self.most, self.window) = (most, window);
     }
 
     pub(super) fn clear(&mut self) {
@@ -125,7 +124,7 @@ impl Transfers {
 
     /// The next READ or WRITE. Messages take turns, so that a short one does not wait for a long one.
     fn next(&mut self) -> Option<Work> {
-        if self.room() == 0 {
+        if self.outstanding.len() >= self.most || self.moving >= self.window {
             return None;
         }
         let i = self.active.iter().position(|transfer| transfer.next < transfer.end)?;
@@ -144,14 +143,15 @@ impl Transfers {
         };
         transfer.next += len;
         transfer.outstanding += 1;
-        self.outstanding += 1;
+        self.outstanding.push_back(len);
+        self.moving += len;
         self.active.push_back(transfer);
         Some(work)
     }
 
     /// A READ or WRITE of this tag has completed. `Some`: it was the last.
     fn completed(&mut self, tag: u64) -> Option<Whole> {
-        self.outstanding = self.outstanding.saturating_sub(1);
+        self.moving -= self.outstanding.pop_front().unwrap_or(0);
         let i = self.active.iter().position(|transfer| transfer.tag == tag)?;
         let transfer = &mut self.active[i];
         transfer.outstanding -= 1;

@@ -32,15 +32,17 @@ pub(crate) struct Shares {
     pub(crate) data: usize,
     /// READs.
     pub(crate) reads: usize,
+    /// Bytes of READs and WRITEs.
+    pub(crate) bulk_window: usize,
     /// Memory windows, each with a bind and an invalidation.
     pub(crate) windows: usize,
 }
 
 impl Shares {
-    pub(crate) fn of(size: QpSize) -> Self {
+    pub(crate) fn of(size: QpSize, bulk_window: u32) -> Self {
         let rest = usize::from(size.sends) - CONTROL_SENDS;
         let bulk = (rest / 11).min(MAX_BULK);
-        Self { data: rest - 3 * bulk, reads: bulk, windows: bulk }
+        Self { data: rest - 3 * bulk, reads: bulk, bulk_window: bulk_window as usize, windows: bulk }
     }
 }
 

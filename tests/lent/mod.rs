@@ -59,7 +59,7 @@ impl Lent for Lender {
     }
 }
 
-/// What was counted by one task.
+/// The count of one task.
 #[derive(Default)]
 struct Counted {
     /// The numbers before its additions.

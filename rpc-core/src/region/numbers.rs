@@ -14,7 +14,7 @@ use crate::proto::wire::Outcome;
 use crate::status::Executed;
 use crate::transport::{Atomic, DeviceAtomics, words};
 
-/// Who changes the numbers of a region.
+/// The party that changes the numbers of a region.
 #[derive(Default)]
 pub(super) struct Numbers {
     /// `None`: the processor does, under the lock that this is under.

@@ -200,7 +200,7 @@ impl Accessed {
 pub struct Granted {
     /// The link that the grant is good for.
     pub epoch: u32,
-    /// What may be done by it: [`READ`](Self::READ), [`WRITE`](Self::WRITE), [`ATOMICS`](Self::ATOMICS).
+    /// The sum of what may be done by it: [`READ`](Self::READ), [`WRITE`](Self::WRITE), [`ATOMICS`](Self::ATOMICS).
     pub rights: u8,
     /// Where the memory is, in the link's own form.
     pub descriptor: Bytes,

@@ -60,7 +60,7 @@ impl OwnAtomics {
             let words = this.registrations.register(&words, true)?;
             let loopback = this.loopback(&path)?;
             let exposure = loopback.expose(words)?;
-            Ok::<_, Unavailable>(Numbers { device: this.id, loopback, exposure })
+            Ok::<_, Unavailable>(OwnNumbers { device: this.id, loopback, exposure })
         };
         let opened = self.control.set_up(Part::Connect, "connecting a device with itself", open);
         let why = match opened.await {
@@ -115,13 +115,13 @@ impl fmt::Debug for OwnAtomics {
 
 /// The numbers of some words.
 #[derive(Debug)]
-struct Numbers {
+struct OwnNumbers {
     device: DeviceId,
     loopback: Arc<Loopback>,
     exposure: Exposure,
 }
 
-impl DeviceAtomics for Numbers {
+impl DeviceAtomics for OwnNumbers {
     fn device(&self) -> DeviceId {
         self.device
     }
@@ -137,7 +137,7 @@ impl DeviceAtomics for Numbers {
     }
 }
 
-impl Drop for Numbers {
+impl Drop for OwnNumbers {
     fn drop(&mut self) {
         if let Some(control) = &*self.loopback.control() {
             let (loopback, exposure) = (Arc::clone(&self.loopback), self.exposure);
@@ -155,7 +155,7 @@ struct Loopback {
     ends: AsyncMutex<Option<Ends>>,
 }
 
-/// What a loopback consists of. The fields are dropped in this order.
+/// The parts of a loopback. They are dropped in this order.
 #[derive(Debug)]
 struct Ends {
     asking: End,

@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 
 use bytes::Bytes;
 use farcall_core::bulk::Lend;
+use farcall_core::transport::SHARED_BUFFER;
 
 /// A buffer for `capacity` bytes, empty at first, for a long message or a part of one.
 ///
@@ -188,19 +189,24 @@ impl Lend for Buf {
         vec![self]
     }
 
-    fn lens(&mut self) -> Vec<usize> {
-        vec![self.len]
+    fn size(&mut self) -> usize {
+        self.len
     }
 
-    fn replace(&mut self, _: usize, bytes: Bytes) -> Result<(), Bytes> {
-        if self.len < self.capacity() {
-            return Err(bytes);
+    fn fill(&mut self, offset: usize, mut bytes: Bytes) -> Bytes {
+        let is_whole = offset == 0 && bytes.len() >= self.len && self.len == self.capacity();
+        let rest = bytes.split_off(bytes.len().min(self.len - offset.min(self.len)));
+        if is_whole && bytes.len() >= WORTH_KEEPING {
+            self.memory = Memory::Received(bytes);
+        } else if !bytes.is_empty() {
+            self[offset..offset + bytes.len()].copy_from_slice(&bytes);
         }
-        self.ours = bytes.len();
-        self.memory = Memory::Received(bytes);
-        Ok(())
+        rest
     }
 }
+
+/// A shorter message may lie in an allocation that is as long as this. Bytes.
+const WORTH_KEEPING: usize = SHARED_BUFFER;
 
 /// Writes as much as fits; then `write_all` fails with `WriteZero`.
 impl io::Write for Buf {

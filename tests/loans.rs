@@ -203,9 +203,9 @@ async fn a_part_that_is_written_as_a_whole_takes_the_bytes_over() {
     let places: Vec<_> = parts.iter().map(|part| part.as_ptr() as usize).collect();
     let bytes: Vec<_> = (0..3).map(|seed| Bytes::from(random(LEN, seed))).collect();
     let (into, loan) = BulkWrite::lend(parts);
+    pages.write(into.clone(), vec![(0, bytes[0].clone())]).await.unwrap();
     let half = bytes[1].slice(..LEN / 2);
-    let pieces = vec![(0, bytes[0].clone()), (LEN, half), (2 * LEN + 1, bytes[2].slice(1..))];
-    pages.write(into, pieces).await.unwrap();
+    pages.write(into, vec![(LEN, half), (2 * LEN + 1, bytes[2].slice(1..))]).await.unwrap();
     let parts = soon(loan.reclaim()).await;
     assert!(
         parts[0][..] == bytes[0]

@@ -78,7 +78,9 @@ struct Holder(Process, JoinHandle<()>);
 
 impl Holder {
     fn start(address: &str, history: &Arc<Mutex<Vec<(u64, u64)>>>) -> Self {
-        let mut process = Process::start("part_holder", address);
+        // The test's name within its program, which may have other suites.
+        let (_, part) = concat!(module_path!(), "::part_holder").split_once("::").unwrap();
+        let mut process = Process::start(part, address);
         let (said, history) = (process.words(), history.clone());
         let writing = std::thread::spawn(move || {
             for line in said {

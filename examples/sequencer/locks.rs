@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use farcall::Status;
 
-use crate::numbers::{Atomic, Backoff, Numbers};
+use super::numbers::{Atomic, Backoff, Numbers};
 
 /// The content of a lock: the fencing number, and below it the id of the holder.
 ///

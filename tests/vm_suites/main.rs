@@ -8,6 +8,8 @@
 mod interop;
 #[path = "../loans.rs"]
 mod loans;
+#[path = "../locks.rs"]
+mod locks;
 #[path = "../metadata.rs"]
 mod metadata;
 #[path = "../middleware.rs"]

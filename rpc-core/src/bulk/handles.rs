@@ -91,7 +91,7 @@ impl BulkWrite {
     /// Buffers of [`farcall::buf`](https://docs.rs/farcall/latest/farcall/fn.buf.html) spare a copy, if the server writes a whole one of
     /// 64 KiB or more by one write of at most 1 MiB: the buffer takes over the memory in which the bytes have arrived.
     pub fn lend<M: Lend>(mut memory: M) -> (Self, Loan<M>) {
-        let len = memory.lens().into_iter().sum();
+        let len = memory.size();
         let (lent, loan) = Loan::new(memory, len, Vec::new());
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }

@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use crate::access::{LentMemory, Memory, check_range};
 use crate::proto::wire::Outcome;
 use crate::sync::{Mutex, rank};
-use crate::transport::SHARED_BUFFER;
 
 /// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
 /// written to as if they were one behind the other.
@@ -19,21 +18,22 @@ pub trait Lend: Send + 'static {
     /// while a lock is held.
     fn parts(&mut self) -> Vec<&mut [u8]>;
 
-    /// Returns the lengths of the parts. Overridden where that is cheaper than to return the parts.
-    fn lens(&mut self) -> Vec<usize> {
-        self.parts().iter().map(|part| part.len()).collect()
+    /// Returns the length of all parts, in bytes.
+    fn size(&mut self) -> usize {
+        self.parts().iter().map(|part| part.len()).sum()
     }
 
-    /// Takes bytes over in place of the part of this index, which is as long, and copies nothing. Returns them if that is not possible:
-    /// then they are copied.
-    fn replace(&mut self, part: usize, bytes: Bytes) -> Result<(), Bytes> {
-        let _ = part;
-        Err(bytes)
+    /// Writes bytes from an offset on, as far as they fit. Returns those that do not.
+    fn fill(&mut self, mut offset: usize, mut bytes: Bytes) -> Bytes {
+        for part in self.parts() {
+            let from = offset.min(part.len());
+            let now = bytes.split_to(bytes.len().min(part.len() - from));
+            part[from..from + now.len()].copy_from_slice(&now);
+            offset -= from;
+        }
+        bytes
     }
 }
-
-/// Shorter writes are copied: they may lie in an allocation that is as long as this. Bytes.
-const WORTH_REPLACING: usize = SHARED_BUFFER;
 
 impl Lend for Vec<u8> {
     fn parts(&mut self) -> Vec<&mut [u8]> {
@@ -58,19 +58,20 @@ impl<T: Lend> Lend for Vec<T> {
         self.iter_mut().flat_map(Lend::parts).collect()
     }
 
-    fn lens(&mut self) -> Vec<usize> {
-        self.iter_mut().flat_map(Lend::lens).collect()
+    fn size(&mut self) -> usize {
+        self.iter_mut().map(Lend::size).sum()
     }
 
-    fn replace(&mut self, mut part: usize, bytes: Bytes) -> Result<(), Bytes> {
+    fn fill(&mut self, mut offset: usize, mut bytes: Bytes) -> Bytes {
         for lent in self {
-            let count = lent.lens().len();
-            if part < count {
-                return lent.replace(part, bytes);
+            let from = offset.min(lent.size());
+            bytes = lent.fill(from, bytes);
+            offset -= from;
+            if bytes.is_empty() {
+                break;
             }
-            part -= count;
         }
-        Err(bytes)
+        bytes
     }
 }
 
@@ -214,40 +215,13 @@ impl<M: Lend> Memory for Writable<M> {
         Err(Outcome::Forbidden)
     }
 
-    fn write(&self, mut offset: usize, bytes: Bytes) -> Result<(), Outcome> {
+    fn write(&self, offset: usize, bytes: Bytes) -> Result<(), Outcome> {
         check_range(offset, bytes.len(), self.0.len)?;
         let mut memory = self.0.memory.lock();
-        let memory = memory.as_mut().ok_or(Outcome::Gone)?;
-        let bytes = match replace_part(memory, offset, bytes) {
-            Ok(()) => return Ok(()),
-            Err(bytes) => bytes,
-        };
-        let mut bytes = &bytes[..];
-        for part in memory.parts() {
-            let from = offset.min(part.len());
-            let count = bytes.len().min(part.len() - from);
-            let (now, later) = bytes.split_at(count);
-            part[from..from + count].copy_from_slice(now);
-            (offset, bytes) = (offset - from, later);
-        }
+        let rest = memory.as_mut().ok_or(Outcome::Gone)?.fill(offset, bytes);
         // Unless the parts have become shorter.
-        if bytes.is_empty() { Ok(()) } else { Err(Outcome::OutOfRange) }
+        if rest.is_empty() { Ok(()) } else { Err(Outcome::OutOfRange) }
     }
-}
-
-/// Has bytes take the place of the part that they fill as a whole, if there is one and they are long. Returns them otherwise.
-fn replace_part(memory: &mut impl Lend, offset: usize, bytes: Bytes) -> Result<(), Bytes> {
-    if bytes.len() < WORTH_REPLACING {
-        return Err(bytes);
-    }
-    let mut begin = 0;
-    for (part, len) in memory.lens().into_iter().enumerate() {
-        if begin == offset && len == bytes.len() {
-            return memory.replace(part, bytes);
-        }
-        begin += len;
-    }
-    Err(bytes)
 }
 
 macro_rules! lent {

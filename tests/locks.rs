@@ -7,7 +7,7 @@ mod over;
 mod process;
 
 #[path = "../examples/sequencer/locks.rs"]
-mod locks;
+mod lock;
 #[path = "../examples/sequencer/numbers.rs"]
 #[expect(dead_code, reason = "the example uses all of it")]
 mod numbers;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use farcall::{Channel, Server};
 
-use locks::Lock;
+use lock::Lock;
 use numbers::{Atomic, Numbers};
 use process::{Process, say, told};
 use service::{IDS, SequencerClient, SequencerServer, Slot, Table};

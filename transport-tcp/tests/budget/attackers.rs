@@ -20,9 +20,7 @@ pub(crate) struct Attacker {
 /// Connects from 127.0.0.`n`.
 pub(crate) async fn connected(server: SocketAddr, n: u8) -> Option<TcpStream> {
     let socket = TcpSocket::new_v4().ok()?;
-    // What an attacker has not sent or not read takes memory of its own kernel, which here is the server's, too.
     socket.set_recv_buffer_size(4096).ok()?;
-    socket.set_send_buffer_size(16 << 10).ok()?;
     socket.bind((Ipv4Addr::new(127, 0, 0, n), 0).into()).ok()?;
     socket.connect(server).await.ok()
 }

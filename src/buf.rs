@@ -38,6 +38,8 @@ pub fn buf(capacity: usize) -> Buf {
 /// A buffer to send from; see [`buf`](buf()).
 ///
 /// It dereferences to what has been written. Its capacity does not grow.
+///
+/// A buffer that a lend fills as a whole may hold the peer's message itself. The first write to such a buffer copies it.
 pub struct Buf {
     memory: Memory,
     len: usize,
@@ -149,6 +151,7 @@ impl Memory {
             #[cfg(feature = "rdma")]
             Self::Registered(memory) => memory,
             Self::Heap(memory) => memory,
+            // Unreachable: it was copied above.
             Self::Received(_) => &mut [],
         }
     }

@@ -126,9 +126,14 @@ async fn changes_numbers(
     end: watch::Receiver<()>,
 ) -> bool {
     let Some(device) = link.changes_numbers() else { return false };
+    let mut ends = vec![end];
     let atomics = match memory.device() {
         Some(atomics) => Some(atomics),
-        None => link.own_atomics(words.clone()).await,
+        None => {
+            let (in_effect, end) = watch::channel(());
+            ends.push(end);
+            link.own_atomics(words.clone(), in_effect).await
+        }
     };
-    atomics.filter(|atomics| atomics.device() == device).is_some_and(|atomics| memory.entrust(atomics, end))
+    atomics.filter(|atomics| atomics.device() == device).is_some_and(|atomics| memory.entrust(atomics, ends))
 }

@@ -187,10 +187,10 @@ impl Accesses {
 
     /// Returns the value of eight bytes of the peer's memory, read whole.
     pub(crate) async fn load(&self, target: Target, offset: u64) -> Result<u64, Status> {
+        const LEN: usize = size_of::<u64>();
         if let Some(value) = self.load_directly(target, offset).await {
             return Ok(value);
         }
-        const LEN: usize = size_of::<u64>();
         Ok(number(&self.access(target, offset, Operation::Read(LEN as u32), LEN).await?))
     }
 

@@ -51,9 +51,9 @@ pub(crate) trait ExportedMemory: Memory {
     /// Returns the device that changes the memory's numbers, if one does.
     fn device(&self) -> Option<Arc<dyn DeviceAtomics>>;
 
-    /// Has a device change the memory's numbers from now on, at least until `end`, when a peer can do so no more. Returns whether it does:
-    /// not if another does, or it has failed.
-    fn entrust(&self, device: Arc<dyn DeviceAtomics>, end: watch::Receiver<()>) -> bool;
+    /// Has a device change the memory's numbers from now on, at least until these ends, when a peer or this process can have it do so no
+    /// more. Returns whether it does: not if another does, or it has failed.
+    fn entrust(&self, device: Arc<dyn DeviceAtomics>, ends: Vec<watch::Receiver<()>>) -> bool;
 
     /// Keeps a grant, to end it when the memory is no longer exported. Returns the grant if that is so already.
     fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant>;
@@ -67,7 +67,7 @@ pub(crate) struct Offered {
     pub(crate) atomics: bool,
 }
 
-/// An access, which has been done, or which a device does.
+/// The progress of an access: done, or under way in a device.
 pub(crate) enum Progress<T> {
     Done(T),
     ByDevice(BoxFuture<Result<T, Outcome>>),

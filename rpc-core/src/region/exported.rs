@@ -326,9 +326,9 @@ impl ExportedMemory for Shared {
         self.exported.lock().as_ref().and_then(|exported| exported.numbers.device())
     }
 
-    fn entrust(&self, device: Arc<dyn DeviceAtomics>, end: watch::Receiver<()>) -> bool {
+    fn entrust(&self, device: Arc<dyn DeviceAtomics>, ends: Vec<watch::Receiver<()>>) -> bool {
         let mut exported = self.exported.lock();
-        exported.as_mut().is_some_and(|exported| exported.numbers.entrust(device, end))
+        exported.as_mut().is_some_and(|exported| exported.numbers.entrust(device, ends))
     }
 
     fn keep(self: Arc<Self>, grant: GivenGrant) -> Result<(), GivenGrant> {

@@ -19,7 +19,7 @@ use crate::transport::{Atomic, DeviceAtomics, words};
 pub(super) struct Numbers {
     /// `None`: the processor does, under the lock that this is under.
     device: Option<Arc<dyn DeviceAtomics>>,
-    /// Each ends when a peer can have the device change numbers no more.
+    /// Each ends when a peer, or this process, can have the device change numbers no more.
     changing: Vec<watch::Receiver<()>>,
     /// The processor does, always, because the application does, too.
     pub(super) by_processor: bool,
@@ -35,12 +35,12 @@ impl Numbers {
     }
 
     /// See [`ExportedMemory::entrust`](crate::access::ExportedMemory::entrust).
-    pub(super) fn entrust(&mut self, device: Arc<dyn DeviceAtomics>, end: watch::Receiver<()>) -> bool {
+    pub(super) fn entrust(&mut self, device: Arc<dyn DeviceAtomics>, ends: Vec<watch::Receiver<()>>) -> bool {
         let now = self.device.get_or_insert_with(|| device.clone());
         let is_entrusted = now.device() == device.device() && now.is_open();
         if is_entrusted {
             self.changing.retain(|end| end.has_changed().is_ok());
-            self.changing.push(end);
+            self.changing.extend(ends);
         }
         is_entrusted
     }

@@ -31,7 +31,7 @@ impl Atomic {
     }
 }
 
-/// A device that is open, among all that this process opens.
+/// The identity of an open device, unique within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceId(u64);
 

@@ -130,8 +130,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Has that device change numbers in memory for this process, too.
-    fn own_atomics(&self, _memory: Words) -> BoxFuture<Option<Arc<dyn DeviceAtomics>>> {
+    /// Has that device change numbers in memory for this process, too. The link keeps `in_effect` together with the memory, and drops it
+    /// when the device can change nothing any more for this process.
+    fn own_atomics(
+        &self,
+        _memory: Words,
+        _in_effect: watch::Sender<()>,
+    ) -> BoxFuture<Option<Arc<dyn DeviceAtomics>>> {
         Box::pin(std::future::ready(None))
     }
 

@@ -12,6 +12,8 @@ use farcall_core::transport::{
     Grant, GrantTerms, Link, LinkHandler, Words,
 };
 
+use tokio::sync::watch;
+
 use super::Endpoint;
 use crate::link::{LinkCore, watch_exposed};
 
@@ -97,8 +99,12 @@ impl Link for RdmaLink {
         self.core.changes_numbers()
     }
 
-    fn own_atomics(&self, memory: Words) -> BoxFuture<Option<Arc<dyn DeviceAtomics>>> {
-        Box::pin(self.core.own_atomics(memory))
+    fn own_atomics(
+        &self,
+        memory: Words,
+        in_effect: watch::Sender<()>,
+    ) -> BoxFuture<Option<Arc<dyn DeviceAtomics>>> {
+        Box::pin(self.core.own_atomics(memory, in_effect))
     }
 
     fn busy_poll(&self, waited: Duration) -> BusyPoll {

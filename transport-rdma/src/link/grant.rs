@@ -10,10 +10,8 @@ use farcall_core::transport::{DeviceAtomics, DeviceId, Grant, GrantTerms, Hold, 
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
-use crate::device::{
-    ExposeError, Exposure, QueuePair, RegisteredWords, RemoteAccess, RemoteRange, SharesWords, Unavailable,
-    Work,
-};
+use crate::device::{Exposure, QueuePair, RemoteAccess, RemoteRange, Work};
+use crate::resources::Granted;
 
 /// Grants of a link at most: each takes one of the device's windows.
 const MOST: usize = 16;
@@ -63,20 +61,6 @@ impl Drop for Held {
     }
 }
 
-/// Words as a window keeps them: until the peer can use them no more.
-#[derive(Debug)]
-struct Granted {
-    words: Arc<dyn SharesWords>,
-    #[expect(dead_code, reason = "it is dropped with the words")]
-    in_effect: watch::Sender<()>,
-}
-
-impl SharesWords for Granted {
-    fn words(&self) -> &RegisteredWords {
-        self.words.words()
-    }
-}
-
 /// Where granted memory is, as the peer is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GrantedRange {
@@ -118,8 +102,9 @@ impl LinkCore {
             let GrantTerms { read, write, atomics, in_effect } = terms;
             let access = RemoteAccess { read, write, atomics };
             let exposed = registrations.register(&words, access.changes()).and_then(|words| {
-                let words = Arc::new(Granted { words, in_effect });
-                expose(&*qp, words, access, needs_window)
+                // Each grant adds a window to those of messages, so that it takes none of these.
+                qp.alloc_windows(usize::from(needs_window))?;
+                Granted::new(words, in_effect).expose(&*qp, access)
             });
             // Nobody waits if the future was dropped. Then the window lets go of the words with its queue pair.
             let _ = sender.send(exposed);
@@ -153,8 +138,9 @@ impl LinkCore {
     pub(crate) fn own_atomics(
         &self,
         words: Words,
+        in_effect: watch::Sender<()>,
     ) -> impl Future<Output = Option<Arc<dyn DeviceAtomics>>> + use<> {
-        Arc::clone(&self.resources.own_atomics).of(words, self.path)
+        Arc::clone(&self.resources.own_atomics).of(words, self.path, in_effect)
     }
 
     /// Takes a place for a grant. Returns it, the queue pair, and whether that needs another window.
@@ -167,24 +153,5 @@ impl LinkCore {
         let needs_window = grants.given > grants.windows;
         grants.windows += usize::from(needs_window);
         Some((Place(Arc::downgrade(self)), qp, needs_window))
-    }
-}
-
-/// Takes a window for words. Each grant adds a window to those of messages, so that it takes none of these.
-fn expose(
-    qp: &dyn QueuePair,
-    words: Arc<Granted>,
-    access: RemoteAccess,
-    needs_window: bool,
-) -> Result<Option<Exposure>, Unavailable> {
-    qp.alloc_windows(usize::from(needs_window))?;
-    loop {
-        match qp.expose_words(Arc::clone(&words) as _, access) {
-            Ok(exposure) => return Ok(Some(exposure)),
-            // A message has taken it.
-            Err(ExposeError::NoWindow) => qp.alloc_windows(1)?,
-            // An empty region, in which there is nothing.
-            Err(ExposeError::NotInArena | ExposeError::Refused(_)) => return Ok(None),
-        }
     }
 }

@@ -1,4 +1,5 @@
-//! Memory of the peer that this side reads, writes and counts in: long messages, and regions. In chunks, so that short messages go between.
+//! Memory of the peer that this side reads, writes and counts in: long messages, and regions. Chunks leave room for short messages
+//! between them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -3,19 +3,21 @@
 //! As long as peers have a device change numbers, only that device may change them: its operations are atomic with no one else's. So this
 //! process asks the device, too, as a peer would: by a queue pair that is connected with another of this process, on the same device.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use farcall_core::status::Executed;
 use farcall_core::transport::{Atomic, BoxFuture, DeviceAtomics, DeviceId, Words};
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::sync::watch;
 
-use super::{Control, DropOnControlThread, Part, Registrations};
+use super::{Control, DropOnControlThread, Granted, Part, Registrations};
 use crate::device::{
-    Arena, Completion, Cq, CreateQpError, Device, DeviceError, ExposeError, Exposure, LocalPath, NUMBER,
-    PostError, QpSize, QpTuning, QueuePair, QueueSize, Queues, ReadTarget, RemoteAccess, RemoteQp,
-    RemoteRange, SharesWords, Unavailable, Work, random_psn,
+    Arena, Completion, Cq, CreateQpError, Device, DeviceError, Exposure, LocalPath, NUMBER, PostError,
+    QpSize, QpTuning, QueuePair, QueueSize, Queues, ReadTarget, RemoteAccess, RemoteQp, RemoteRange,
+    Unavailable, Work, random_psn,
 };
 
 /// How long the device may take for one operation. It gives up by itself long before, if it gives up.
@@ -24,12 +26,16 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// For so long an operation is waited for without sleeping: some times as long as one takes.
 const SPIN: Duration = Duration::from_millis(1);
 
+/// The access of the queue pair that asks.
+const ATOMICS: RemoteAccess = RemoteAccess { read: false, write: false, atomics: true };
+
 /// Each request has a completion, because somebody waits for it.
 const QP_SIZE: QpSize = QpSize { sends: 16, signal_every: 1, inline: 0 };
 
 /// Makes a device do operations for this process. One for each open device.
 pub(crate) struct OwnAtomics {
-    id: DeviceId,
+    /// `None` if the device changes no numbers.
+    id: Option<DeviceId>,
     device: Arc<dyn Device>,
     control: Control,
     registrations: Arc<Registrations>,
@@ -43,28 +49,34 @@ impl OwnAtomics {
         control: Control,
         registrations: Arc<Registrations>,
     ) -> Arc<Self> {
-        Arc::new(Self { id: DeviceId::unique(), device, control, registrations, loopback: Mutex::default() })
+        let limits = device.limits();
+        let changes = limits.atomics && limits.windows > 0 && limits.reads > 0 && limits.reads_served > 0;
+        let id = changes.then(DeviceId::unique);
+        Arc::new(Self { id, device, control, registrations, loopback: Mutex::default() })
     }
 
     /// Returns the device's id, if the device changes numbers.
     pub(crate) fn device(&self) -> Option<DeviceId> {
-        let limits = self.device.limits();
-        (limits.atomics && limits.windows > 0 && limits.reads > 0 && limits.reads_served > 0)
-            .then_some(self.id)
+        self.id
     }
 
-    /// Has the device change numbers in these words for this process, by this path.
-    pub(crate) async fn of(self: Arc<Self>, words: Words, path: LocalPath) -> Option<Arc<dyn DeviceAtomics>> {
-        let this = Arc::clone(&self);
+    /// Has the device change numbers in these words for this process, by this path. `in_effect` is dropped when it can do so no more.
+    pub(crate) async fn of(
+        self: Arc<Self>,
+        words: Words,
+        path: LocalPath,
+        in_effect: watch::Sender<()>,
+    ) -> Option<Arc<dyn DeviceAtomics>> {
+        let (this, device) = (Arc::clone(&self), self.id?);
         let open = move || {
-            let words = this.registrations.register(&words, true)?;
+            let words = Granted::new(this.registrations.register(&words, true)?, in_effect);
             let loopback = this.loopback(&path)?;
             let exposure = loopback.expose(words)?;
-            Ok::<_, Unavailable>(OwnNumbers { device: this.id, loopback, exposure })
+            Ok::<_, Unavailable>(exposure.map(|exposure| OwnNumbers { device, loopback, exposure }))
         };
         let opened = self.control.set_up(Part::Connect, "connecting a device with itself", open);
         let why = match opened.await {
-            Ok(Ok(numbers)) => return Some(Arc::new(numbers)),
+            Ok(Ok(numbers)) => return numbers.map(|numbers| Arc::new(numbers) as _),
             Ok(Err(why)) => farcall_core::transport::Unavailable::from(why),
             Err(failed) => failed.into(),
         };
@@ -77,23 +89,22 @@ impl OwnAtomics {
         let this = Arc::clone(self);
         self.control.spawn(move || {
             if let Some(loopback) = this.current().upgrade() {
-                loopback.fail(&mut loopback.ends.blocking_lock(), "it has failed");
+                fail(&mut loopback.ends(), "it has failed");
             }
         });
     }
 
-    /// Returns the queue pairs by which this process asks. Blocks for as long as one operation.
+    /// Returns the queue pairs by which this process asks.
     pub(crate) fn queue_pairs(&self) -> Vec<Arc<dyn QueuePair>> {
         let loopback = self.current().upgrade();
-        let ends = loopback.as_ref().map(|loopback| loopback.ends.blocking_lock());
-        let ends = ends.as_ref().and_then(|ends| ends.as_ref());
-        ends.map_or(Vec::new(), |ends| [&ends.asking, &ends.owning].map(|end| Arc::clone(&end.qp)).into())
+        let pairs = |ends: &Ends| [&ends.asking, &ends.owning].map(|end| Arc::clone(&end.qp)).into();
+        loopback.and_then(|loopback| loopback.ends().as_ref().map(pairs)).unwrap_or_default()
     }
 
     /// Returns the connection of the device with itself. Blocks.
     fn loopback(&self, path: &LocalPath) -> Result<Arc<Loopback>, Unavailable> {
         let mut loopback = self.current();
-        if let Some(open) = loopback.upgrade().filter(|open| open.is_open()) {
+        if let Some(open) = loopback.upgrade().filter(|open| open.ends().is_some()) {
             return Ok(open);
         }
         let opened = Arc::new(Loopback::open(&self.device, &self.control, path)?);
@@ -127,7 +138,7 @@ impl DeviceAtomics for OwnNumbers {
     }
 
     fn is_open(&self) -> bool {
-        self.loopback.is_open()
+        self.loopback.ends().is_some()
     }
 
     fn change(&self, offset: usize, atomic: Atomic) -> BoxFuture<Result<u64, Executed>> {
@@ -139,20 +150,21 @@ impl DeviceAtomics for OwnNumbers {
 
 impl Drop for OwnNumbers {
     fn drop(&mut self) {
-        if let Some(control) = &*self.loopback.control() {
+        if let Some(ends) = &*self.loopback.ends() {
             let (loopback, exposure) = (Arc::clone(&self.loopback), self.exposure);
-            control.spawn(move || loopback.conceal(exposure));
+            ends.control.spawn(move || loopback.conceal(exposure));
         }
     }
 }
 
 /// Two queue pairs of a device that are connected with each other. One asks, the other owns the memory.
+///
+/// It has no task of its own. Each caller that waits drives it, and with it the operations of the others. So a caller that is not polled
+/// holds nobody up.
 #[derive(Debug)]
 struct Loopback {
-    /// `None` once an operation has failed: no handle must keep a device open that is of no use.
-    control: Mutex<Option<Control>>,
-    /// Locked for each operation; `None` once one has failed.
-    ends: AsyncMutex<Option<Ends>>,
+    /// `None` once an operation has failed: nothing must keep a device open that is of no use.
+    ends: Mutex<Option<Ends>>,
 }
 
 /// The parts of a loopback. They are dropped in this order.
@@ -162,6 +174,11 @@ struct Ends {
     owning: End,
     queues: DropOnControlThread<dyn Queues>,
     memory: DropOnControlThread<Target>,
+    /// The operation that was posted.
+    current: Option<Posted>,
+    /// Those that come after it.
+    waiting: VecDeque<Asked>,
+    control: Control,
 }
 
 /// One queue pair, and how many requests of it were posted, and have completed.
@@ -170,6 +187,24 @@ struct End {
     qp: DropOnControlThread<dyn QueuePair>,
     posted: u64,
     completed: u64,
+}
+
+/// An operation, and the caller that waits for the number before it.
+#[derive(Debug)]
+struct Asked {
+    on: RemoteRange,
+    atomic: Atomic,
+    caller: oneshot::Sender<Result<u64, Executed>>,
+}
+
+/// An operation that the device has.
+#[derive(Debug)]
+struct Posted {
+    /// Of the queue pair's request.
+    number: u64,
+    at: Instant,
+    into: Arc<ReadTarget>,
+    caller: oneshot::Sender<Result<u64, Executed>>,
 }
 
 /// Memory for the number before an operation: one extent. It is registered until this is dropped.
@@ -210,114 +245,122 @@ impl Loopback {
         owning.qp.to_rts(owns.psn, &tuning)?;
         let target = Target { device: Arc::clone(device), arena: device.add_arena(NUMBER)? };
         let memory = DropOnControlThread::new(Arc::new(target), control.clone());
-        let ends = Ends { asking, owning, queues, memory };
-        Ok(Self { control: Mutex::new(Some(control.clone())), ends: AsyncMutex::new(Some(ends)) })
+        let (current, waiting, control) = (None, VecDeque::new(), control.clone());
+        let ends = Ends { asking, owning, queues, memory, current, waiting, control };
+        Ok(Self { ends: Mutex::new(Some(ends)) })
     }
 
-    fn is_open(&self) -> bool {
-        self.control().is_some()
+    fn ends(&self) -> MutexGuard<'_, Option<Ends>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn control(&self) -> MutexGuard<'_, Option<Control>> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives the queue pairs back, and with them all memory that they hold.
-    fn fail(&self, ends: &mut Option<Ends>, why: &str) {
-        drop(self.control().take());
-        if ends.take().is_some() {
-            tracing::warn!(why, "a device changes no numbers any more for this process");
+    /// Does one step of what there is to do. Nothing if that fails: then the loopback has failed.
+    fn step<T>(&self, step: impl FnOnce(&mut Ends) -> Result<T, String>) -> Option<T> {
+        let mut ends = self.ends();
+        match step(ends.as_mut()?) {
+            Ok(result) => Some(result),
+            Err(why) => {
+                fail(&mut ends, &why);
+                None
+            }
         }
     }
 
     async fn change(self: Arc<Self>, on: RemoteRange, atomic: Atomic) -> Result<u64, Executed> {
-        let (mut ends, mut begun, began) = (self.ends.lock().await, None, Instant::now());
+        let (caller, mut answer) = oneshot::channel();
+        let asked = Asked { on, atomic, caller };
+        let enqueue = |ends: &mut Ends| {
+            ends.waiting.push_back(asked);
+            Ok(())
+        };
+        self.step(enqueue).ok_or(Executed::No)?;
+        let began = Instant::now();
         loop {
-            let looked = ends.as_mut().ok_or(Executed::No)?.advance(&mut begun, on, atomic);
-            let why = match looked {
-                Ok(Some(before)) => return Ok(before),
-                Ok(None) if began.elapsed() < SPIN => {
-                    tokio::task::yield_now().await;
-                    continue;
+            self.step(Ends::advance);
+            match answer.try_recv() {
+                Ok(answer) => return answer,
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Closed) => return Err(Executed::Maybe),
+            }
+            if began.elapsed() < SPIN {
+                tokio::task::yield_now().await;
+            } else {
+                // Another caller may drive the loopback meanwhile, and end the wait.
+                if let Ok(answer) = tokio::time::timeout(SPIN, &mut answer).await {
+                    return answer.unwrap_or(Err(Executed::Maybe));
                 }
-                Ok(None) if began.elapsed() < LIMIT => {
-                    tokio::time::sleep(SPIN).await;
-                    continue;
-                }
-                Ok(None) => SILENT.to_owned(),
-                Err(why) => why,
-            };
-            self.fail(&mut ends, &why);
-            return Err(if begun.is_some() { Executed::Maybe } else { Executed::No });
+            }
         }
     }
 
-    /// Lets the queue pair that asks change numbers. Blocks.
-    fn expose(&self, words: Arc<dyn SharesWords>) -> Result<Exposure, Unavailable> {
-        let mut ends = self.ends.blocking_lock();
-        let access = RemoteAccess { read: false, write: false, atomics: true };
-        let gone = || Unavailable::NoDevice { detail: "the device has just failed".into() };
-        let owning = &ends.as_ref().ok_or_else(gone)?.owning;
-        let mut exposed = owning.qp.expose_words(Arc::clone(&words), access);
-        if exposed == Err(ExposeError::NoWindow) {
-            owning.qp.alloc_windows(1)?;
-            exposed = owning.qp.expose_words(words, access);
-        }
-        let exposure = exposed.map_err(|_| gone())?;
-        self.run(&mut ends, Work::Bind(exposure)).map_err(|_| gone())?;
-        Ok(exposure)
+    /// Lets the queue pair that asks change numbers. Blocks. `None`: the loopback has failed, or there are no words.
+    fn expose(&self, words: Granted) -> Result<Option<Exposure>, Unavailable> {
+        let Some(owning) = self.step(|ends| Ok(Arc::clone(&ends.owning.qp))) else { return Ok(None) };
+        let exposure = words.expose(&*owning, ATOMICS)?;
+        Ok(exposure.filter(|exposure| self.run(Work::Bind(*exposure)).is_some()))
     }
 
     /// Ends an exposure, whose memory is let go of then. Blocks.
     fn conceal(&self, exposure: Exposure) {
         // If that fails, the memory goes with the queue pair.
-        let _ = self.run(&mut self.ends.blocking_lock(), Work::Invalidate(exposure));
+        let _ = self.run(Work::Invalidate(exposure));
     }
 
-    /// Does something about a window, and waits until it is done.
-    fn run(&self, ends: &mut Option<Ends>, work: Work) -> Result<(), ()> {
-        let began = Instant::now();
-        let why = match ends.as_mut().ok_or(())?.owning.post(work) {
-            Ok(number) => loop {
-                let ends = ends.as_mut().ok_or(())?;
-                match ends.poll() {
-                    Ok(()) if ends.owning.completed >= number => return Ok(()),
-                    Ok(()) if began.elapsed() < LIMIT => std::thread::yield_now(),
-                    Ok(()) => break SILENT.to_owned(),
-                    Err(why) => break why,
-                }
-            },
-            Err(why) => why,
-        };
-        self.fail(ends, &why);
-        Err(())
+    /// Does something about a window, and waits until it is done. Blocks. `None`: it has failed.
+    fn run(&self, work: Work) -> Option<()> {
+        let (number, began) = (self.step(|ends| ends.owning.post(work))?, Instant::now());
+        loop {
+            let is_done = self.step(|ends| {
+                ends.poll()?;
+                ends.owning.has_done(number, began)
+            });
+            if is_done? {
+                return Some(());
+            }
+            std::thread::yield_now();
+        }
     }
 }
 
-const SILENT: &str = "it does not answer";
+/// Gives the queue pairs back, and with them all memory that they hold. Tells the callers.
+fn fail(ends: &mut Option<Ends>, why: &str) {
+    let Some(ends) = ends.take() else { return };
+    tracing::warn!(why, "a device changes no numbers any more for this process");
+    // Their futures may have been dropped.
+    if let Some(Posted { caller, .. }) = ends.current {
+        let _ = caller.send(Err(Executed::Maybe));
+    }
+    for Asked { caller, .. } in ends.waiting {
+        let _ = caller.send(Err(Executed::No));
+    }
+}
 
 impl Ends {
-    /// Begins an operation if that was not done, and the memory for it is free. Returns the number before if the operation is done.
-    fn advance(
-        &mut self,
-        begun: &mut Option<(Arc<ReadTarget>, u64)>,
-        on: RemoteRange,
-        atomic: Atomic,
-    ) -> Result<Option<u64>, String> {
-        // One that nobody waits for any more may have the extent.
-        if begun.is_none()
-            && let Some(extent) = self.memory.arena.take(NUMBER)
+    /// Answers the operation that is done, and posts the next one.
+    fn advance(&mut self) -> Result<(), String> {
+        self.poll()?;
+        if let Some(posted) = &self.current
+            && self.asking.has_done(posted.number, posted.at)?
+            && let Some(Posted { into, caller, .. }) = self.current.take()
         {
+            // It is no use to anybody else: its request has completed.
+            let before = ReadTarget::into_extent(into).ok();
+            let before =
+                before.and_then(|extent| extent.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)));
+            let _ = caller.send(before.ok_or(Executed::Maybe));
+        }
+        while self.current.is_none()
+            && let Some(Asked { on, atomic, caller }) = self.waiting.pop_front()
+        {
+            if caller.is_closed() {
+                continue;
+            }
+            let extent = self.memory.arena.take(NUMBER).ok_or("its memory is in use")?;
             let into = ReadTarget::new(extent);
             let number = self.asking.post(Work::Atomic { atomic, on, into: Arc::clone(&into), tag: 0 })?;
-            *begun = Some((into, number));
+            self.current = Some(Posted { number, at: Instant::now(), into, caller });
         }
-        self.poll()?;
-        let Some((into, _)) = begun.take_if(|(_, number)| self.asking.completed >= *number) else {
-            return Ok(None);
-        };
-        let extent = ReadTarget::into_extent(into).ok();
-        Ok(extent.and_then(|extent| extent.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))))
+        Ok(())
     }
 
     /// Counts what has completed.
@@ -353,5 +396,11 @@ impl End {
         }
         self.posted += 1;
         Ok(self.posted)
+    }
+
+    /// Whether the request of this number has completed. An error if it takes too long.
+    fn has_done(&self, number: u64, since: Instant) -> Result<bool, String> {
+        let is_done = self.completed >= number;
+        if is_done || since.elapsed() < LIMIT { Ok(is_done) } else { Err("it does not answer".to_owned()) }
     }
 }

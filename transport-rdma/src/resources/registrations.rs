@@ -5,9 +5,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use farcall_core::transport::Words;
+use tokio::sync::watch;
 
 use super::control::{Control, DropOnControlThread};
-use crate::device::{Device, RegisteredWords, SharesWords, Unavailable};
+use crate::device::{
+    Device, ExposeError, Exposure, QueuePair, RegisteredWords, RemoteAccess, SharesWords, Unavailable,
+};
 
 /// Registers each region once, however many peers use it, as long as one does.
 pub(crate) struct Registrations {
@@ -24,6 +27,42 @@ type Registered = DropOnControlThread<RegisteredWords>;
 impl SharesWords for Registered {
     fn words(&self) -> &RegisteredWords {
         self
+    }
+}
+
+/// Registered words as a window keeps them: until nobody can use them through it any more.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    words: Arc<dyn SharesWords>,
+    #[expect(dead_code, reason = "it is dropped with the words")]
+    in_effect: watch::Sender<()>,
+}
+
+impl Granted {
+    pub(crate) fn new(words: Arc<dyn SharesWords>, in_effect: watch::Sender<()>) -> Self {
+        Self { words, in_effect }
+    }
+
+    /// Takes a window for the words, a new one if none is free. `None`: there are no words.
+    pub(crate) fn expose(
+        self,
+        qp: &dyn QueuePair,
+        access: RemoteAccess,
+    ) -> Result<Option<Exposure>, Unavailable> {
+        let words = Arc::new(self);
+        loop {
+            match qp.expose_words(Arc::clone(&words) as _, access) {
+                Ok(exposure) => return Ok(Some(exposure)),
+                Err(ExposeError::NoWindow) => qp.alloc_windows(1)?,
+                Err(ExposeError::NotInArena | ExposeError::Refused(_)) => return Ok(None),
+            }
+        }
+    }
+}
+
+impl SharesWords for Granted {
+    fn words(&self) -> &RegisteredWords {
+        self.words.words()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use farcall_core::client::RawChannel;
 use farcall_core::config::Policy;
@@ -201,6 +202,27 @@ async fn a_region_that_is_revoked_has_its_memory_back() {
     assert_eq!(t.bound(), 0);
     // The queue pairs for the owner itself are gone with the last region.
     t.until(|t| t.fabric.queue_pairs().len() == 2).await;
+}
+
+/// A program may poll a future once, and then do something else for long.
+#[tokio::test]
+async fn an_operation_that_nobody_polls_holds_nobody_up() {
+    let t = Setup::new(None);
+    let (region, other) = (Region::zeroed(64, all()), Region::zeroed(64, all()));
+    let [remote, others] = [&region, &other].map(|region| region.remote().on(t.channel.clone()));
+    t.until_counted(&remote).await;
+    t.until_counted(&others).await;
+    let mut adding = std::pin::pin!(region.fetch_add(0, 1));
+    let first = std::future::poll_fn(|cx| Poll::Ready(adding.as_mut().poll(cx))).await;
+    assert!(first.is_pending());
+    let rest = async {
+        assert_eq!(other.fetch_add(8, 1).await.unwrap(), 0);
+        assert_eq!(region.fetch_add(0, 1).await.unwrap(), 1);
+        assert_eq!(t.over_messages(&region).fetch_add(0, 1).await.unwrap(), 2);
+        other.revoke().await;
+    };
+    tokio::time::timeout(PATIENCE, rest).await.expect("it holds others up");
+    assert_eq!(adding.await.unwrap(), 0);
 }
 
 #[tokio::test]

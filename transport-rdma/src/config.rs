@@ -62,9 +62,9 @@ pub struct RdmaConfig {
     /// [buffers of the application's](crate::Registered), half for responses. A message for which none is left is copied.
     /// The first user of a device decides. 0: none. Default 512 MiB.
     pub bulk_memory: u64,
-    /// How many bytes of long messages and of regions a link may be reading and writing at a time, both together. A short message waits
-    /// behind them: 128 KiB take 10 us at 100 Gb/s. Raise it where one connection is to fill a faster network, or a round trip takes longer. One
-    /// chunk of 64 KiB is read or written in any case. Default 128 KiB.
+    /// How many bytes of long messages and of regions a link may be reading and writing at a time, both together. A short
+    /// message waits behind them: 128 KiB take 10 us at 100 Gb/s. Raise it where one connection is to fill a faster network,
+    /// or a round trip takes longer. One chunk of 64 KiB is read or written in any case. Default 128 KiB.
     pub bulk_window: u32,
     /// How many peers per device and runtime at most. Where that is more than the device's completion queues have room
     /// for, each peer has fewer sends on their way. Default 256.

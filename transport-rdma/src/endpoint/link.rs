@@ -11,7 +11,6 @@ use farcall_core::transport::{
     Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, Direction, FrameSource,
     Grant, GrantTerms, Link, LinkHandler, Words,
 };
-
 use tokio::sync::watch;
 
 use super::Endpoint;

@@ -280,6 +280,7 @@ impl Loopback {
             match answer.try_recv() {
                 Ok(answer) => return answer,
                 Err(TryRecvError::Empty) => {}
+                // Unreachable: each caller that still waits gets an answer.
                 Err(TryRecvError::Closed) => return Err(Executed::Maybe),
             }
             if began.elapsed() < SPIN {

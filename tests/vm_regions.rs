@@ -5,11 +5,13 @@
 mod process;
 
 use std::future::pending;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use farcall::rdma::MappedWords;
-use farcall::region::{Region, RemoteRegion, Rights};
+use farcall::region::{Exportable, Region, RemoteRegion, Rights};
 use farcall::{Channel, Code, Config, Policy, Result, Server};
 use tokio::sync::Mutex;
 
@@ -157,6 +159,43 @@ async fn a_region_in_a_file_is_used_and_the_file_has_what_was_written() {
     memory.sync().unwrap();
     assert!(std::fs::read(&path).unwrap() == expected);
     std::fs::remove_file(&path).unwrap();
+}
+
+/// Words that claim to lie in another device.
+struct Elsewhere(Vec<AtomicU64>, OwnedFd);
+
+impl AsRef<[AtomicU64]> for Elsewhere {
+    fn as_ref(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+impl Exportable for Elsewhere {
+    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.1.as_fd())
+    }
+}
+
+#[tokio::test]
+async fn memory_that_the_rdma_device_cannot_use_is_used_by_its_owner() {
+    let _alone = ALONE.lock().await;
+    let words = (0..LEN / 8).map(|_| AtomicU64::new(0)).collect();
+    let descriptor = std::fs::File::open("/dev/null").unwrap().into();
+    let memory = Arc::new(Elsewhere(words, descriptor));
+    let region = Region::export(memory, Rights::READ | Rights::WRITE | Rights::ATOMICS);
+    let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("farcall://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::builder().config(config()).connect(&address).await.unwrap();
+    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+    let begin = region_accesses();
+    for i in 0..100 {
+        assert_eq!(region.fetch_add(0, 1).await.unwrap(), i);
+        region.write(8 + i as usize, vec![7]).await.unwrap();
+    }
+    assert_eq!(region.read(..108).await.unwrap()[8..], [7; 100]);
+    assert_eq!(region_accesses(), begin, "a device has used it");
 }
 
 /// Soft-RoCE's operations are not atomic with the processor's.

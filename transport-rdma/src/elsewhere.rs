@@ -8,6 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
+use farcall_core::region::Exportable;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Upgrade};
 
 use crate::{DeviceStats, RdmaConfig, Unavailable};
@@ -68,6 +69,8 @@ impl AsRef<[AtomicU64]> for MappedWords {
         match self.0 {}
     }
 }
+
+impl Exportable for MappedWords {}
 
 /// The device that a connection would use. There is none on this platform.
 #[derive(Debug, Clone, PartialEq, Eq)]

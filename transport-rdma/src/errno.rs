@@ -46,6 +46,8 @@ const ROUTE: &str = "check route and neighbour of the peer's address (`ip route 
      address";
 const DESCRIPTORS: &str = "raise the limit on open files: `ulimit -n`, LimitNOFILE= in a systemd unit";
 
+const DMA_BUF: &str = "have it return an open dma-buf that has the words at its beginning";
+
 static UNKNOWN: Meaning = row("", 0, Blame::Environment, "the device or its driver refused", LOG);
 
 /// For an error the first row that fits: those of one verb stand before the one for all.
@@ -59,6 +61,7 @@ static TABLE: &[Meaning] = {
         row("", 4, Environment, "a signal came in between", "try again"),
         row("", 5, Environment, "the device or its driver does not answer any more", GONE),
         row("", 6, Environment, "the device is gone", GONE),
+        row("ibv_reg_dmabuf_mr", 9, Bug, "what `Exportable::dma_buf` returned is not open", DMA_BUF),
         row("", 9, Bug, "a descriptor is closed that is in use", BUG),
         row("ibv_create", 11, Environment, "a limit of the rdma cgroup, or the device, is reached",
             "raise `rdma.max` of the process's cgroup (hca_handle, hca_object), or lower `rdma.connections`"),
@@ -93,13 +96,19 @@ static TABLE: &[Meaning] = {
             "lower `rdma.connections`, or see who uses the device: `rdma resource show`"),
         row("ibv_reg_mr", 22, Environment, "the device does not take a region of this kind or size",
             "set `rdma.relaxed_ordering` to false, or lower `rdma.memory`"),
+        row("ibv_reg_dmabuf_mr", 22, Bug,
+            "what `Exportable::dma_buf` returned is no dma-buf, or is shorter than the words", DMA_BUF),
         row("", 22, Bug, "the device does not take the request", BUG),
         row("", 23, Environment, "the machine has too many open files", "raise fs.file-max (sysctl)"),
         row("", 24, Environment, "the process has too many open files", DESCRIPTORS),
         row("", 28, Environment, "the device's table is full",
             "lower `rdma.connections`, or see who uses the device: `rdma resource show`"),
+        row("ibv_reg_dmabuf_mr", 38, Environment, "libibverbs does not know memory of other devices",
+            "install rdma-core 34 or later"),
         row("", 38, Environment, "the driver does not know this verb", "install current drivers and rdma-core"),
         row("", 93, Environment, "the device does not speak this protocol", "use a RoCE v2 address: `rdma.gid_index`"),
+        row("ibv_reg_dmabuf_mr", 95, Environment, "the RDMA device, or its driver, can't use the memory of another device",
+            "export memory of the host, or use a device whose driver registers dma-bufs (mlx5 does, since Linux 5.12)"),
         row("", 95, Environment, "the device can't do this", "install current drivers and rdma-core, or use TCP"),
         row("", 99, Environment, "the address is gone from the port", ROUTE),
         row("", 100, Environment, "the network interface is down", "bring it up: `ip link set NETDEV up`"),
@@ -113,7 +122,7 @@ static TABLE: &[Meaning] = {
 mod tests {
     use super::*;
 
-    const VERBS: [&str; 13] = [
+    const VERBS: [&str; 14] = [
         "ibv_open_device",
         "ibv_query_port",
         "ibv_create_comp_channel",
@@ -122,6 +131,7 @@ mod tests {
         "ibv_create_qp",
         "ibv_modify_qp",
         "ibv_reg_mr",
+        "ibv_reg_dmabuf_mr",
         "ibv_alloc_mw",
         "ibv_post_send",
         "ibv_poll_cq",

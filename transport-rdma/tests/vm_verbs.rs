@@ -6,13 +6,18 @@
 
 mod common;
 
+use std::fs::File;
 use std::future::poll_fn;
 use std::io::{BufRead as _, BufReader};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use common::{LIMIT, Machine, SLOT, atomics, received, scenarios, windows, words};
+use farcall_core::region::Exportable;
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::dma::Pages;
 use farcall_rdma::testing::verbs::SystemHost;
@@ -96,6 +101,33 @@ fn vm_relaxed_ordering_is_accepted() {
     a.send(a.message(SLOT, 3));
     assert_eq!(received(b.poll(Cq::Receive, 1).remove(0)), vec![3; SLOT]);
     windows::exposed_bytes_are_read_whole_and_in_parts(machine);
+}
+
+/// Words of which a dma-buf is said to have them.
+struct Elsewhere(Vec<AtomicU64>, File);
+
+impl AsRef<[AtomicU64]> for Elsewhere {
+    fn as_ref(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+impl Exportable for Elsewhere {
+    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.1.as_fd())
+    }
+}
+
+/// A device that takes dma-bufs says that this is none.
+#[test]
+fn vm_memory_that_the_device_cannot_use_is_told_with_its_reason() {
+    let machine = machine();
+    let words = Elsewhere(vec![AtomicU64::new(0)], File::open("/dev/null").unwrap());
+    let error = machine.device.add_words(Arc::new(words), true).unwrap_err();
+    let Unavailable::Device(device) = &error else { panic!("{error}") };
+    assert_eq!(device.operation, "ibv_reg_dmabuf_mr");
+    assert!(error.to_string().contains("the memory of another device"), "{error}");
+    assert!(error.remedy().contains("export memory of the host"), "{}", error.remedy());
 }
 
 /// Runs one test of this file again as a user without privileges, and expects it to pass.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::ops::RangeBounds;
+#[cfg(unix)]
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -16,7 +18,7 @@ use crate::access::{self, ExportedMemory, GivenGrant, Memory, Offered, Progress,
 use crate::proto::wire::Outcome;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
-use crate::transport::{Atomic, DeviceAtomics, Words, words};
+use crate::transport::{Atomic, DeviceAtomics, Exportable, Words, words};
 
 /// Memory that this process exports; see [the module](super). Dropping it revokes it.
 ///
@@ -58,6 +60,13 @@ impl AsRef<[AtomicU64]> for InUse {
     }
 }
 
+impl Exportable for InUse {
+    #[cfg(unix)]
+    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        self.words.dma_buf()
+    }
+}
+
 impl Region {
     /// Exports memory of so many bytes, all zero.
     ///
@@ -69,14 +78,14 @@ impl Region {
         Self::exported(Arc::new(words), len, rights, None)
     }
 
-    /// Exports memory of the application: a vector of words, or another type that has the same words at each call.
+    /// Exports memory of the application: a vector of words, or another [`Exportable`] type.
     ///
     /// If the application changes the words by atomic operations of its own, see [`by_processor`](Self::by_processor).
     ///
     /// # Panics
     ///
     /// If the system has no random numbers for the key.
-    pub fn export<M: AsRef<[AtomicU64]> + Send + Sync + 'static>(memory: Arc<M>, rights: Rights) -> Self {
+    pub fn export<M: Exportable>(memory: Arc<M>, rights: Rights) -> Self {
         let len = size_of_val((*memory).as_ref());
         Self::exported(memory, len, rights, None)
     }
@@ -86,11 +95,7 @@ impl Region {
     /// # Panics
     ///
     /// If the system has no random numbers for the key.
-    pub fn export_for<M: AsRef<[AtomicU64]> + Send + Sync + 'static>(
-        time: Duration,
-        memory: Arc<M>,
-        rights: Rights,
-    ) -> Self {
+    pub fn export_for<M: Exportable>(time: Duration, memory: Arc<M>, rights: Rights) -> Self {
         let len = size_of_val((*memory).as_ref());
         Self::exported(memory, len, rights, Instant::now().checked_add(time))
     }

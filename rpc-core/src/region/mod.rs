@@ -59,6 +59,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::exported::Region;
 pub use self::remote::{RemoteMemory, RemoteRegion};
+pub use crate::transport::Exportable;
 
 /// The rights of peers to a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

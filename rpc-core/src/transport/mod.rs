@@ -33,7 +33,7 @@ pub use atomics::{Atomic, DeviceAtomics, DeviceId};
 pub use identity::Identity;
 pub use reason::{Reason, Unavailable};
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
-pub use words::Words;
+pub use words::{Exportable, Words};
 
 /// A path that moves frames between two peers, in order, without loss or repetition until it fails.
 pub trait Link: Send + Sync + fmt::Debug + 'static {

@@ -1,12 +1,54 @@
 //! Memory that several parties read and write at once, without a data race.
 
 use std::collections::TryReserveError;
+#[cfg(unix)]
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Memory that this process and its peers use at once: by copies, and by operations on numbers. Each call must return one and the
-/// same slice.
-pub type Words = Arc<dyn AsRef<[AtomicU64]> + Send + Sync>;
+/// Memory that this process and its peers use at once: by copies, and by operations on numbers.
+pub type Words = Arc<dyn Exportable>;
+
+/// Memory that an application can [export](crate::region::Region::export): words, as each call of `as_ref` returns them, one and the
+/// same slice each time.
+///
+/// ```
+/// # mod farcall { pub use farcall_core::region; }
+/// use std::sync::Arc;
+/// use std::sync::atomic::AtomicU64;
+///
+/// use farcall::region::{Exportable, Region, Rights};
+///
+/// /// Counters that the application reads by their names.
+/// struct Counters([AtomicU64; 2]);
+///
+/// impl AsRef<[AtomicU64]> for Counters {
+///     fn as_ref(&self) -> &[AtomicU64] {
+///         &self.0
+///     }
+/// }
+///
+/// impl Exportable for Counters {}
+///
+/// let region = Region::export(Arc::new(Counters(Default::default())), Rights::READ);
+/// assert_eq!(region.len(), 16);
+/// ```
+pub trait Exportable: AsRef<[AtomicU64]> + Send + Sync + 'static {
+    /// Returns the dma-buf that has the words at its beginning, for words in the memory of a device such as a GPU. The kernel can't give
+    /// such memory to an RDMA device by its address.
+    ///
+    /// Whoever maps that dma-buf as anything but atomic words answers for what peers write there.
+    #[cfg(unix)]
+    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl Exportable for Vec<AtomicU64> {}
+
+impl Exportable for Box<[AtomicU64]> {}
+
+impl<const N: usize> Exportable for [AtomicU64; N] {}
 
 /// Bytes of a word.
 pub(crate) const WORD: usize = size_of::<u64>();

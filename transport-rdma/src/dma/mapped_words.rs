@@ -7,6 +7,8 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use farcall_core::region::Exportable;
+
 use super::mapping::Mapping;
 
 /// Memory for a [region](farcall_core::region): in huge pages, which spare the device translations, or in a file.
@@ -75,6 +77,8 @@ impl AsRef<[AtomicU64]> for MappedWords {
         unsafe { slice::from_raw_parts(self.mapping.base().cast(), self.words) }
     }
 }
+
+impl Exportable for MappedWords {}
 
 impl fmt::Debug for MappedWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

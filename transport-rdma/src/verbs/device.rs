@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -183,7 +184,10 @@ impl Hca {
     /// Registers memory as a whole.
     fn region(&self, memory: Pinned, access: c_int) -> Result<Region, Unavailable> {
         let range = memory.range();
+        let is_device_memory = memory.dma_buf().is_some();
         Region::new(self, memory, range.clone(), access).map_err(|errno| match errno {
+            // A device's memory counts against no limit of the process.
+            errno if is_device_memory => self.error("ibv_reg_dmabuf_mr", errno).into(),
             libc::ENOMEM => Unavailable::Memlock(memlock(range.len() as u64)),
             errno => self.error("ibv_reg_mr", errno).into(),
         })
@@ -232,11 +236,7 @@ const ARENA_ACCESS: c_int = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_MW_BIN
 #[derive(Clone)]
 enum Pinned {
     Mapping(Arc<Mapping>),
-    Words {
-        range: Range<usize>,
-        #[expect(dead_code, reason = "it keeps the memory")]
-        words: Words,
-    },
+    Words { range: Range<usize>, words: Words },
 }
 
 impl Pinned {
@@ -245,6 +245,14 @@ impl Pinned {
         match self {
             Self::Mapping(mapping) => mapping.range(),
             Self::Words { range, .. } => range.clone(),
+        }
+    }
+
+    /// The dma-buf that it begins with, if it is the memory of another device.
+    fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Mapping(_) => None,
+            Self::Words { words, .. } => words.dma_buf(),
         }
     }
 
@@ -274,9 +282,16 @@ impl Region {
         let whole = memory.range();
         assert!(whole.start <= range.start && range.end <= whole.end, "{range:?} is not within {whole:?}");
         let start = ptr::with_exposed_provenance_mut(range.start);
-        let raw = match verbs.ibv_reg_mr_iova2 {
+        let raw = match (memory.dma_buf(), verbs.ibv_reg_mr_iova2) {
+            (Some(dma_buf), _) => {
+                let reg_dmabuf_mr = verbs.ibv_reg_dmabuf_mr.ok_or(libc::ENOSYS)?;
+                let (offset, iova) = ((range.start - whole.start) as u64, range.start as u64);
+                // SAFETY: a descriptor that is open during the call; the region keeps the dma-buf by itself. What peers write
+                // there its words see as atomic ones, as `Exportable::dma_buf` says.
+                unsafe { reg_dmabuf_mr(hca.pd(), offset, range.len(), iova, dma_buf.as_raw_fd(), access) }
+            }
             // What peers write to words is seen in the order in which they wrote it.
-            Some(reg_mr_iova2) if hca.relaxed_ordering && matches!(memory, Pinned::Mapping(_)) => {
+            (None, Some(reg_mr_iova2)) if hca.relaxed_ordering && matches!(memory, Pinned::Mapping(_)) => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
                 // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. What a device may
                 // write to is a mapping, of which the requests and windows of this module decide, or words, which are atomic.

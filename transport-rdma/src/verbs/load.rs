@@ -79,6 +79,8 @@ symbols! {
     optional {
         // Since rdma-core 28. Takes the access flags that a device may ignore, and nothing else needs it.
         ibv_reg_mr_iova2: fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        // Since rdma-core 34: regions in the memory of a device such as a GPU.
+        ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use farcall_core::transport::Words;
+use farcall_core::transport::{Exportable, Words};
 use farcall_rdma::testing::device::*;
 use farcall_rdma::testing::verbs;
 
@@ -21,6 +21,8 @@ impl AsRef<[AtomicU64]> for Part {
         self.words()
     }
 }
+
+impl Exportable for Part {}
 
 impl Part {
     pub(super) fn new(words: usize) -> Arc<Self> {

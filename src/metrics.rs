@@ -28,7 +28,7 @@
 //! | `farcall_rdma_spins_total` | counter | `device` | how many of those found nothing and were followed by the next without a sleep |
 //! | `farcall_rdma_sleeps_total` | counter | `device` | how often a driver slept |
 //! | `farcall_rdma_credit_waits_total` | counter | `device` | how often a connection had something to send and no credit |
-//! | `farcall_rdma_region_accesses_total` | counter | `device` | how often this process has read or written a peer's region without the peer's program |
+//! | `farcall_rdma_direct_accesses_total` | counter | `device` | how often this process has used a peer's region, or memory that a peer lends, without the peer's program |
 //!
 //! `code` is `OK`, the name of a status such as `NOT_FOUND`, or `APPLICATION` for an error of the application's own type; what was
 //! dropped is `CANCELLED`. `transport` is `tcp` or `rdma`, or `none` for a call that was not answered. A call whose answer is a

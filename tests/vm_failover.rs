@@ -24,8 +24,8 @@ use work::{Load, Log, PATIENCE, SIZES, WorkClient, WorkServer, connect};
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// How often a region was read or written without its owner's program, on all devices.
-fn region_accesses() -> u64 {
-    farcall::rdma::stats().iter().map(|stats| stats.region_accesses).sum()
+fn direct_accesses() -> u64 {
+    farcall::rdma::stats().iter().map(|stats| stats.direct_accesses).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,9 +67,9 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     let mut killed = 0;
     let killing = async {
         while killed < deaths {
-            let before = (load.answered(), streams.ended(), accesses.copied(), region_accesses());
+            let before = (load.answered(), streams.ended(), accesses.copied(), direct_accesses());
             // A sealed link grants nothing.
-            let lacks_grant = || !is_sealed && region_accesses() < before.3 + 4;
+            let lacks_grant = || !is_sealed && direct_accesses() < before.3 + 4;
             let others =
                 || streams.ended() < before.1 + 2 || accesses.copied() < before.2 + 2 || lacks_grant();
             while !is_up() || load.answered() < before.0 + 10 || others() {
@@ -99,6 +99,6 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
          {transfers} reads and writes of regions, {} by a grant",
         outcomes.longest_ms,
         streams.len(),
-        region_accesses()
+        direct_accesses()
     );
 }

@@ -71,26 +71,26 @@ async fn part_owner() {
     }
 }
 
-fn region_accesses() -> u64 {
-    farcall::rdma::stats().iter().map(|stats| stats.region_accesses).sum()
+fn direct_accesses() -> u64 {
+    farcall::rdma::stats().iter().map(|stats| stats.direct_accesses).sum()
 }
 
 #[tokio::test]
 async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed() {
     let _alone = ALONE.lock().await;
-    let begin = region_accesses();
+    let begin = direct_accesses();
     let mut owner = Process::start("part_owner", "");
     let channel = Channel::builder().config(config()).connect(&owner.said()).await.unwrap();
     let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
     let direct = async {
-        while region_accesses() == begin {
+        while direct_accesses() == begin {
             region.read(..8).await.unwrap();
         }
     };
     tokio::time::timeout(PATIENCE, direct).await.expect("no read is direct");
 
     owner.signal("STOP");
-    let (before, mut random) = (region_accesses(), fastrand::Rng::with_seed(1));
+    let (before, mut random) = (direct_accesses(), fastrand::Rng::with_seed(1));
     for i in 0..200 {
         let at = random.usize(..LEN);
         let len = random.usize(..=(LEN - at).min(if i % 10 == 0 { LEN } else { 500 }));
@@ -99,7 +99,7 @@ async fn a_region_is_used_while_its_owner_is_stopped_and_not_when_it_is_killed()
         assert!(read.unwrap().iter().copied().eq((at..at + len).map(byte)), "{len} bytes at {at}");
     }
     // A read of no bytes needs no READ.
-    assert!(region_accesses() >= before + 190);
+    assert!(direct_accesses() >= before + 190);
     let mut expected = region.read(..).await.unwrap().to_vec();
     for i in 0..200 {
         let at = random.usize(..LEN);
@@ -189,13 +189,13 @@ async fn memory_that_the_rdma_device_cannot_use_is_used_by_its_owner() {
     tokio::spawn(server.serve());
     let channel = Channel::builder().config(config()).connect(&address).await.unwrap();
     let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
-    let begin = region_accesses();
+    let begin = direct_accesses();
     for i in 0..100 {
         assert_eq!(region.fetch_add(0, 1).await.unwrap(), i);
         region.write(8 + i as usize, vec![7]).await.unwrap();
     }
     assert_eq!(region.read(..108).await.unwrap()[8..], [7; 100]);
-    assert_eq!(region_accesses(), begin, "a device has used it");
+    assert_eq!(direct_accesses(), begin, "a device has used it");
 }
 
 /// Soft-RoCE's operations are not atomic with the processor's.
@@ -225,7 +225,7 @@ async fn peers_by_rdma_and_by_tcp_and_the_owner_count_together() {
             });
         }
     }
-    let (begin, own) = (region_accesses(), region.clone());
+    let (begin, own) = (direct_accesses(), region.clone());
     counting.spawn(async move {
         let mut seen = Vec::new();
         for _ in 0..ROUNDS {
@@ -237,6 +237,6 @@ async fn peers_by_rdma_and_by_tcp_and_the_owner_count_together() {
     seen.sort_unstable();
     assert!(seen.into_iter().eq(0..5 * ROUNDS as u64), "two have seen one number");
     assert_eq!(region.load(8).unwrap(), 5 * ROUNDS as u64);
-    assert!(region_accesses() > begin, "none was done by a device");
+    assert!(direct_accesses() > begin, "none was done by a device");
     tokio::time::timeout(PATIENCE, region.revoke()).await.expect("a device keeps the memory");
 }

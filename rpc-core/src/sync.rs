@@ -63,7 +63,7 @@ pub(crate) mod rank {
         /// The queue in front of the outbox.
         Queue = 7 under [Receiving, CallTable, Services, Running, CallStreams, Sending];
         /// Memory that a call lends, while it is accessed.
-        OnLoan = 8 under [Receiving];
+        OnLoan = 8 under [Receiving, CallTable];
         /// A value that is copied or replaced, or lent memory. No lock is taken under it.
         Leaf = 9 under [Receiving, CallTable, Sending, CallStreams, OnLoan];
     }

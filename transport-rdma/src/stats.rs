@@ -18,7 +18,7 @@ pub struct DeviceStats {
     pub sleeps: u64,
     /// How often a connection had something to send and no credit: it had to wait until the peer had room.
     pub credit_waits: u64,
-    /// How often this process has read or written a part of a peer's [region](farcall_core::region) by itself, without the peer's
-    /// program.
-    pub region_accesses: u64,
+    /// How often this process has read or written a part of a peer's [region](farcall_core::region), or of
+    /// [memory that a peer lends](farcall_core::bulk), by itself, without the peer's program.
+    pub direct_accesses: u64,
 }

@@ -1,4 +1,6 @@
-//! Grants of this side: regions that the peer uses by itself, without this side's program.
+//! Grants of this side: regions and loans that the peer uses by itself, without this side's program.
+//!
+//! The peer asks for the grant of a region. That of a loan is offered in front of the call's request, if the link can give it at once.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -7,7 +9,9 @@ use bytes::BytesMut;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::lending::LentMemory;
 use super::owner::{ExportedMemory, Offered};
+use super::taking::check_loan;
 use super::{Accesses, exports};
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Outcome, Target, WireError};
@@ -16,7 +20,7 @@ use crate::transport::{Grant, GrantTerms, Hold, Link, Words};
 /// How long a peer may take to say that it uses a grant no more. After that what it does fails, and its link with it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A grant, as the region keeps it. Dropping it ends it, without a word to the peer.
+/// A grant, as its region or loan keeps it. Dropping it ends it, without a word to the peer.
 #[derive(Debug)]
 pub(crate) struct GivenGrant {
     target: Target,
@@ -46,6 +50,14 @@ impl GivenGrant {
             drop(self.hold);
         });
     }
+}
+
+/// A grant of a loan that the server was not told of yet.
+pub(super) struct Offer {
+    granted: Granted,
+    hold: Box<dyn Hold>,
+    /// Closed when the server can do nothing by it any more.
+    pub(super) in_effect: watch::Receiver<()>,
 }
 
 /// The grants of one connection, as long as the peer can do anything by them.
@@ -102,6 +114,29 @@ impl Accesses {
             right(read, Granted::READ) | right(write, Granted::WRITE) | right(atomics, Granted::ATOMICS);
         Granted { epoch, rights, descriptor }.encode(&mut bytes);
         Ok(Payload::from_body(bytes.freeze()))
+    }
+
+    /// Has the link let the server use memory that a call is about to lend. `None`: it uses it by messages.
+    pub(super) fn offer(&self, memory: &dyn LentMemory) -> Option<Offer> {
+        let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.loan_grants())?;
+        let (end, in_effect) = watch::channel(());
+        let Grant { descriptor, hold } = link.grant_loan(memory.readable()?, end)?;
+        Some(Offer { granted: Granted { epoch, rights: Granted::READ, descriptor }, hold, in_effect })
+    }
+
+    /// Queues an offer, before the request of its call.
+    pub(super) fn make(&self, offer: Offer, target: Target) -> GivenGrant {
+        self.notify(target, Operation::Offer(offer.granted));
+        GivenGrant { target, to: self.me.clone(), runtime: self.runtime.clone(), hold: offer.hold }
+    }
+
+    /// The server gives the grant of a loan back.
+    pub(super) fn take_back(&self, target: Target) -> Result<(), WireError> {
+        let loan = self.lent.lock().get(&check_loan(target)?).cloned();
+        if let Some(loan) = loan {
+            loan.take_back();
+        }
+        Ok(())
     }
 
     /// Returns the grants for links that the session has left, by which the peer may still do something. A write that the peer

@@ -3,10 +3,14 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
+use tokio::sync::watch;
+
 use super::Accesses;
+use super::giving::{GivenGrant, Offer};
 use super::owner::Memory;
 use crate::payload::Loan;
-use crate::proto::wire::Outcome;
+use crate::proto::wire::{Outcome, Target};
 use crate::sync::{Mutex, rank};
 
 /// Memory that calls can lend, with a number of its own in this process.
@@ -19,14 +23,26 @@ pub(crate) trait LentMemory: Memory {
 
     /// Notes that a call has ended that lent it.
     fn end(&self);
+
+    /// Returns the memory for the server to read by itself, if the server may read it and it is in one piece.
+    fn readable(&self) -> Option<Bytes>;
 }
 
 /// Memory that one call lends.
 #[derive(Debug)]
 pub(super) struct OnLoan {
     memory: Arc<dyn LentMemory>,
-    /// Whether the call has ended. An access holds the lock, so none goes on when the loan has ended.
-    ended: Mutex<rank::OnLoan, bool>,
+    /// An access holds the lock, so none goes on when the loan has ended.
+    state: Mutex<rank::OnLoan, State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    has_ended: bool,
+    /// What the server uses by itself, until it gives that back.
+    grant: Option<GivenGrant>,
+    /// Closed when it can do nothing by that any more.
+    in_effect: Option<watch::Receiver<()>>,
 }
 
 impl OnLoan {
@@ -35,8 +51,20 @@ impl OnLoan {
         &self,
         access: impl FnOnce(&dyn Memory) -> Result<R, Outcome>,
     ) -> Result<R, Outcome> {
-        let ended = self.ended.lock();
-        if *ended { Err(Outcome::Gone) } else { access(&*self.memory) }
+        let state = self.state.lock();
+        if state.has_ended { Err(Outcome::Gone) } else { access(&*self.memory) }
+    }
+
+    /// Ends what the server has given back.
+    pub(super) fn take_back(&self) {
+        let grant = self.state.lock().grant.take();
+        drop(grant);
+    }
+}
+
+impl Drop for OnLoan {
+    fn drop(&mut self) {
+        self.memory.end();
     }
 }
 
@@ -45,6 +73,8 @@ pub(crate) struct Lending {
     to: Weak<Accesses>,
     call: u64,
     loans: Vec<Arc<OnLoan>>,
+    /// What the server is told of when the call has a number, by the loan's place.
+    offers: Vec<(usize, Offer)>,
 }
 
 impl fmt::Debug for Lending {
@@ -57,40 +87,68 @@ impl Accesses {
     /// Takes memory for the loans that the arguments of a call name. `None`: something was reclaimed already, so the call can't be
     /// made.
     pub(crate) fn lend(&self, loans: &[Loan]) -> Option<Lending> {
-        let mut lending = Lending { to: self.me.clone(), call: 0, loans: Vec::with_capacity(loans.len()) };
+        let mut lending = Lending {
+            to: self.me.clone(),
+            call: 0,
+            loans: Vec::with_capacity(loans.len()),
+            offers: Vec::new(),
+        };
         for memory in loans.iter().filter_map(|loan| loan.downcast_ref::<Arc<dyn LentMemory>>()) {
             if !memory.begin() {
                 return None;
             }
-            lending.loans.push(Arc::new(OnLoan { memory: memory.clone(), ended: Mutex::default() }));
+            let loan = OnLoan { memory: memory.clone(), state: Mutex::default() };
+            lending.offers.extend(self.offer(&**memory).map(|offer| (lending.loans.len(), offer)));
+            lending.loans.push(Arc::new(loan));
         }
         Some(lending)
     }
 }
 
 impl Lending {
-    /// Begins the loans, because the call has a number.
+    /// Begins the loans, because the call has a number. Its request is not queued yet.
     pub(crate) fn begin(&mut self, call: u64) {
         self.call = call;
-        if let Some(to) = self.to.upgrade() {
-            let mut lent = to.lent.lock();
-            lent.extend(self.loans.iter().map(|loan| ((call, loan.memory.number()), loan.clone())));
+        let Some(to) = self.to.upgrade() else { return };
+        let mut lent = to.lent.lock();
+        lent.extend(self.loans.iter().map(|loan| ((call, loan.memory.number()), loan.clone())));
+        drop(lent);
+        for (place, offer) in self.offers.drain(..) {
+            let loan = &self.loans[place];
+            let in_effect = offer.in_effect.clone();
+            let grant = to.make(offer, Target::Loan { call, number: loan.memory.number() });
+            let mut state = loan.state.lock();
+            (state.grant, state.in_effect) = (Some(grant), Some(in_effect));
         }
     }
 }
 
 impl Drop for Lending {
     fn drop(&mut self) {
-        if let Some(to) = self.to.upgrade() {
+        let to = self.to.upgrade();
+        if let Some(to) = &to {
             let mut lent = to.lent.lock();
             for loan in &self.loans {
                 lent.remove(&(self.call, loan.memory.number()));
             }
         }
-        for loan in &self.loans {
+        for loan in self.loans.drain(..) {
             // Waits for an access to at most a mebibyte that is being done.
-            *loan.ended.lock() = true;
-            loan.memory.end();
+            let mut state = loan.state.lock();
+            state.has_ended = true;
+            let (grant, in_effect) = (state.grant.take(), state.in_effect.take());
+            drop(state);
+            if let Some(grant) = grant {
+                grant.end();
+            }
+            // The memory comes back when the server's device can't reach it any more.
+            if let (Some(to), Some(mut in_effect)) = (&to, in_effect.filter(|end| end.has_changed().is_ok()))
+            {
+                to.runtime.spawn(async move {
+                    let _ = in_effect.changed().await;
+                    drop(loan);
+                });
+            }
         }
     }
 }

@@ -120,6 +120,11 @@ impl Accesses {
         self.sender.terms().peer_has(features::GRANTS)
     }
 
+    /// Whether both sides know grants of loans.
+    fn loan_grants(&self) -> bool {
+        self.sender.terms().peer_has(features::LOAN_GRANTS)
+    }
+
     /// Returns how many bytes one access can read.
     fn max_read(&self) -> u64 {
         self.sender.terms().settings.limits.max_message - HEAD
@@ -251,16 +256,30 @@ impl Accesses {
         if let Some(end) = &started.end {
             return Err(end.clone().with_executed(Executed::No));
         }
+        let number = self.next_number(&mut started);
+        started.waiting.insert(number, waiting);
+        drop(started);
+        self.begun.notify_one();
+        Ok(number)
+    }
+
+    fn next_number(&self, started: &mut Started) -> u64 {
         started.last += 1;
         let of_role = match self.sender.terms().role {
             Role::Client => OF_ACCESS,
             Role::Server => OF_ACCESS | OF_SERVER,
         };
-        let number = started.last | of_role;
-        started.waiting.insert(number, waiting);
-        drop(started);
-        self.begun.notify_one();
-        Ok(number)
+        started.last | of_role
+    }
+
+    /// Queues an ACCESS that has no outcome, in front of the request or answer that comes next.
+    fn notify(&self, target: Target, operation: Operation) {
+        let number = self.next_number(&mut self.started.lock());
+        let mut head = BytesMut::new();
+        Access { target, offset: 0, operation }.encode_head(&mut head);
+        if self.sender.enqueue_small(FrameType::ACCESS, number, &head, &[]) == 1 {
+            self.sender.flush_soon();
+        }
     }
 
     fn send(&self, kind: FrameType, number: u64, head: Bytes, payload: Payload) {

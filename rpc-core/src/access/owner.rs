@@ -99,6 +99,8 @@ impl Accesses {
             }
             Operation::Grant => return self.serve_grant(number, access.target),
             Operation::Withdraw => return self.serve_withdrawal(number, access.target),
+            // `noted` takes both.
+            Operation::Offer(_) | Operation::Return => return Ok(()),
         };
         let earlier = match access.operation {
             Operation::Write(_) => self.grants_for_earlier_links(),

@@ -1,6 +1,7 @@
-//! Grants of the peer: regions that this side reads and writes by itself, without the owner's program.
+//! Grants of the peer: regions and loans that this side uses by itself, without the owner's program.
 //!
-//! The first access to a region goes by messages, and asks for a grant beside it. Further ones use the grant, which is good for one
+//! The first access to a region goes by messages, and asks for a grant beside it. Further ones use the grant. That of a loan comes in
+//! front of the request of its call, and is given back when the handler has dropped all its handles of the loan. A grant is good for one
 //! link. What can't be done by a grant is done by messages.
 
 use std::collections::HashMap;
@@ -13,7 +14,8 @@ use tokio::sync::watch;
 
 use super::Accesses;
 use crate::payload::Payload;
-use crate::proto::wire::{Granted, Operation, Target, WireError};
+use crate::proto::wire::{Access, Granted, Operation, Target, WireError};
+use crate::session::Role;
 use crate::status::{Code, Executed};
 use crate::transport::{Atomic, Link};
 
@@ -22,7 +24,7 @@ use crate::transport::{Atomic, Link};
 pub(super) struct TakenGrants {
     /// The link's.
     epoch: u32,
-    by_region: HashMap<Target, TakenGrant>,
+    by_target: HashMap<Target, TakenGrant>,
 }
 
 #[derive(Debug)]
@@ -36,6 +38,16 @@ enum TakenGrant {
         /// Closed when the descriptor has no clone any more.
         in_use: watch::Receiver<()>,
     },
+    /// No access begins by it any more. Closed when none goes on.
+    Ending(watch::Receiver<()>),
+}
+
+impl TakenGrant {
+    fn new(granted: Granted) -> Self {
+        let (sender, in_use) = watch::channel(());
+        let descriptor = Bytes::from_owner(Descriptor(granted.descriptor, sender));
+        Self::Held { rights: granted.rights, descriptor, in_use }
+    }
 }
 
 /// The bytes of a descriptor, and what tells that they are used no more.
@@ -50,14 +62,17 @@ impl AsRef<[u8]> for Descriptor {
 /// How many regions are remembered of which the owner gives no grant. After that it may be asked again.
 const MOST_REFUSED: usize = 256;
 
+/// How many grants of loans are remembered. Memory that is lent by further ones is used by messages.
+const MOST_LOANS: usize = 64;
+
 impl TakenGrants {
     /// Forgets the grants for another link than this one.
     fn keep_to(&mut self, epoch: u32) -> &mut HashMap<Target, TakenGrant> {
         if self.epoch != epoch {
             self.epoch = epoch;
-            self.by_region.clear();
+            self.by_target.clear();
         }
-        &mut self.by_region
+        &mut self.by_target
     }
 }
 
@@ -105,25 +120,57 @@ impl Accesses {
 
     /// Returns a grant with these rights, and its link. Asks for one if that was not done yet.
     fn taken_grant(&self, target: Target, needed: u8) -> Option<(Arc<dyn Link>, Bytes)> {
-        let (Target::Region { .. }, true) = (target, self.grants()) else { return None };
-        let (epoch, link) = self.sender.upgraded_in_epoch()?;
-        let descriptor = match self.taken.lock().keep_to(epoch).entry(target) {
-            Entry::Occupied(grant) => match grant.get() {
+        let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.grants())?;
+        let mut taken = self.taken.lock();
+        match (taken.keep_to(epoch).entry(target), target) {
+            (Entry::Occupied(grant), _) => match grant.get() {
                 TakenGrant::Held { rights, descriptor, .. } if rights & needed == needed => {
-                    Some(descriptor.clone())
+                    Some((link, descriptor.clone()))
                 }
-                TakenGrant::Held { .. } | TakenGrant::Asked(_) | TakenGrant::Refused => None,
+                _ => None,
             },
-            Entry::Vacant(entry) => {
+            (Entry::Vacant(_), Target::Loan { .. }) => None,
+            (Entry::Vacant(entry), Target::Region { .. }) => {
                 static QUESTIONS: AtomicU64 = AtomicU64::new(0);
                 let question = QUESTIONS.fetch_add(1, Ordering::Relaxed);
                 entry.insert(TakenGrant::Asked(question));
+                drop(taken);
                 let this = self.me.upgrade()?;
                 self.runtime.spawn(async move { this.ask(target, epoch, question).await });
                 None
             }
-        };
-        Some((link, descriptor?))
+        }
+    }
+
+    /// Takes what has no outcome, before the request or the answer that it is for is handled. Returns any other access.
+    pub(crate) fn noted(&self, access: Access) -> Result<Option<Access>, WireError> {
+        let Access { target, operation, .. } = access;
+        match (operation, self.sender.terms().role) {
+            (Operation::Offer(granted), Role::Server) if self.loan_grants() => {
+                self.take_offer(target, granted)?
+            }
+            (Operation::Return, Role::Client) if self.loan_grants() => self.take_back(target)?,
+            (Operation::Offer(_) | Operation::Return, _) => {
+                return Err(WireError::new("access.operation", "is not one that was agreed on"));
+            }
+            (operation, _) => return Ok(Some(Access { operation, ..access })),
+        }
+        Ok(None)
+    }
+
+    fn take_offer(&self, target: Target, granted: Granted) -> Result<(), WireError> {
+        check_loan(target)?;
+        let mut taken = self.taken.lock();
+        // One for an earlier link was sent again by this one.
+        if granted.epoch < taken.epoch {
+            return Ok(());
+        }
+        let grants = taken.keep_to(granted.epoch);
+        let loans = grants.keys().filter(|target| matches!(target, Target::Loan { .. })).count();
+        if loans < MOST_LOANS {
+            grants.entry(target).or_insert_with(|| TakenGrant::new(granted));
+        }
+        Ok(())
     }
 
     /// Asks for a grant.
@@ -138,7 +185,7 @@ impl Accesses {
             // Another link has come meanwhile, for which there may be grants already.
             return;
         }
-        let grants = &mut taken.by_region;
+        let grants = &mut taken.by_target;
         // It may have been withdrawn before this task has run.
         let is_asked = |grant: &TakenGrant| matches!(grant, TakenGrant::Asked(asked) if *asked == question);
         if !grants.get(&target).is_some_and(is_asked) {
@@ -146,9 +193,7 @@ impl Accesses {
         }
         match answer {
             Ok(Ok(granted)) if granted.epoch == epoch => {
-                let (sender, in_use) = watch::channel(());
-                let descriptor = Bytes::from_owner(Descriptor(granted.descriptor, sender));
-                grants.insert(target, TakenGrant::Held { rights: granted.rights, descriptor, in_use });
+                grants.insert(target, TakenGrant::new(granted));
             }
             // One of the sides has the link, and the other does not have it yet, or has it no more. The next access asks again.
             Ok(Ok(_)) => drop(grants.remove(&target)),
@@ -164,18 +209,65 @@ impl Accesses {
 
     /// The owner takes a grant back. It is answered when nothing is done by the grant any more.
     pub(super) fn serve_withdrawal(&self, number: u64, target: Target) -> Result<(), WireError> {
-        let held = self.taken.lock().by_region.remove(&target);
-        let (Some(TakenGrant::Held { descriptor, mut in_use, .. }), Some(this)) = (held, self.me.upgrade())
-        else {
+        let (Some(mut in_use), Some(this)) = (self.stop_using(target), self.me.upgrade()) else {
             self.answer_with(number, Ok(Payload::default()));
             return Ok(());
         };
-        drop(descriptor);
         self.runtime.spawn(async move {
             // Fails when the last clone of the descriptor is gone.
             let _ = in_use.changed().await;
+            this.forget(target);
             this.answer_with(number, Ok(Payload::default()));
         });
         Ok(())
+    }
+
+    /// Gives the grant of a loan back, because its handler is done with it.
+    pub(crate) fn give_back(&self, target: Target) {
+        let was_held = matches!(self.taken.lock().by_target.get(&target), Some(TakenGrant::Held { .. }));
+        let (Some(mut in_use), true) = (self.stop_using(target), was_held) else { return };
+        if in_use.has_changed().is_err() {
+            self.forget(target);
+            return self.notify(target, Operation::Return);
+        }
+        let Some(this) = self.me.upgrade() else { return };
+        self.runtime.spawn(async move {
+            let _ = in_use.changed().await;
+            this.forget(target);
+            this.notify(target, Operation::Return);
+        });
+    }
+
+    /// Begins nothing by a grant any more. Returns what is closed when nothing goes on. `None`: there is no grant.
+    fn stop_using(&self, target: Target) -> Option<watch::Receiver<()>> {
+        let mut taken = self.taken.lock();
+        let grant = taken.by_target.get_mut(&target)?;
+        let in_use = match grant {
+            TakenGrant::Held { in_use, .. } | TakenGrant::Ending(in_use) => in_use.clone(),
+            TakenGrant::Asked(_) | TakenGrant::Refused => {
+                taken.by_target.remove(&target);
+                return None;
+            }
+        };
+        let held = std::mem::replace(grant, TakenGrant::Ending(in_use.clone()));
+        drop(taken);
+        drop(held);
+        Some(in_use)
+    }
+
+    /// Removes a grant that nothing is done by any more.
+    fn forget(&self, target: Target) {
+        let mut taken = self.taken.lock();
+        if matches!(taken.by_target.get(&target), Some(TakenGrant::Ending(_))) {
+            taken.by_target.remove(&target);
+        }
+    }
+}
+
+/// Checks that a grant is of a loan.
+pub(super) fn check_loan(target: Target) -> Result<(u64, u64), WireError> {
+    match target {
+        Target::Loan { call, number } => Ok((call, number)),
+        Target::Region { .. } => Err(WireError::new("access.target", "is not a loan")),
     }
 }

@@ -135,24 +135,46 @@ enum Handle {
     /// Of the client, with its length.
     Lender(Arc<dyn LentMemory>, usize),
     /// Of the server, for one call.
-    Borrower { call: u64, number: u64, len: u64, by: Weak<Accesses> },
+    Borrower(Arc<Borrowed>),
+}
+
+/// Memory that is lent to this side.
+struct Borrowed {
+    call: u64,
+    number: u64,
+    len: u64,
+    by: Weak<Accesses>,
+}
+
+impl Borrowed {
+    fn target(&self) -> Target {
+        Target::Loan { call: self.call, number: self.number }
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        if let Some(accesses) = self.by.upgrade() {
+            accesses.give_back(self.target());
+        }
+    }
 }
 
 impl Handle {
     fn len(&self) -> usize {
         match self {
             Self::Lender(_, len) => *len,
-            Self::Borrower { len, .. } => usize::try_from(*len).unwrap_or(usize::MAX),
+            Self::Borrower(borrowed) => usize::try_from(borrowed.len).unwrap_or(usize::MAX),
         }
     }
 
     /// Returns the way to the client that lends the memory.
     fn lender(&self) -> Result<(Arc<Accesses>, Target), Status> {
-        let &Self::Borrower { call, number, ref by, .. } = self else {
+        let Self::Borrower(borrowed) = self else {
             return Err(precondition("this side lends the memory; only the server of the call uses it"));
         };
         let gone = || precondition("the memory was not lent to this side, or its connection is gone");
-        Ok((by.upgrade().ok_or_else(gone)?, Target::Loan { call, number }))
+        Ok((borrowed.by.upgrade().ok_or_else(gone)?, borrowed.target()))
     }
 
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -160,7 +182,7 @@ impl Handle {
             Self::Lender(memory, len) => {
                 loan::serialize(&(memory.number(), *len as u64), Arc::new(memory.clone()), serializer)
             }
-            Self::Borrower { .. } => Err(serde::ser::Error::custom(
+            Self::Borrower(_) => Err(serde::ser::Error::custom(
                 "memory that was lent can't be passed on; read it, and lend the copy",
             )),
         }
@@ -187,7 +209,7 @@ macro_rules! travels {
 
                 let $handle(number, len) = $handle::deserialize(deserializer)?;
                 let (by, call) = Context::current_accesses();
-                let memory = Handle::Borrower { call, number, len, by };
+                let memory = Handle::Borrower(Arc::new(Borrowed { call, number, len, by }));
                 Ok(Self { memory })
             }
         }

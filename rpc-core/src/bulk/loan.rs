@@ -176,6 +176,14 @@ impl<M> Lent<M> {
         self.parts.lock().clear();
         self.memory.lock().take()
     }
+
+    /// Returns what the peer may read, if it is in one piece.
+    fn only_part(&self) -> Option<Bytes> {
+        match &self.parts.lock()[..] {
+            [part] => Some(part.clone()),
+            _ => None,
+        }
+    }
 }
 
 impl<M> fmt::Debug for Lent<M> {
@@ -225,7 +233,7 @@ impl<M: Lend> Memory for Writable<M> {
 }
 
 macro_rules! lent {
-    ($($of:ident: $bound:ident;)*) => {$(
+    ($($of:ident: $bound:ident, $readable:expr;)*) => {$(
         impl<M> fmt::Debug for $of<M> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_tuple(stringify!($of)).field(&self.0).finish()
@@ -247,11 +255,15 @@ macro_rules! lent {
             fn end(&self) {
                 self.0.state.send_modify(|state| state.lent -= 1);
             }
+
+            fn readable(&self) -> Option<Bytes> {
+                $readable(&self.0)
+            }
         }
     )*};
 }
 
 lent! {
-    Readable: LendParts;
-    Writable: Lend;
+    Readable: LendParts, Lent::only_part;
+    Writable: Lend, |_| None;
 }

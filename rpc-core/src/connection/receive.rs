@@ -467,7 +467,10 @@ impl Connection {
             FrameType::ACCESSED => Action::Accessed(number, Box::new(Ok(Accessed::decode(bytes)?))),
             _ => {
                 self.accesses.check_number(number)?;
-                Action::Serve(number, Box::new(Access::decode(bytes)?))
+                match self.accesses.noted(Access::decode(bytes)?)? {
+                    Some(access) => Action::Serve(number, Box::new(access)),
+                    None => return Ok(()),
+                }
             }
         });
         Ok(())

@@ -95,6 +95,7 @@ impl Connection {
                 | wire::features::METADATA
                 | wire::features::ACCESS
                 | wire::features::GRANTS
+                | wire::features::LOAN_GRANTS
                 | Compression::features(),
             max_frame: self.sender.stream().max_frame() as u32,
             max_message: limits.max_message,

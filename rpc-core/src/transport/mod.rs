@@ -100,6 +100,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::ready(None))
     }
 
+    /// Lets the peer read memory by itself, at once, or not at all. The link keeps `in_effect` together with the memory, and drops it when
+    /// the peer can read no more. Never blocks.
+    fn grant_loan(&self, _memory: Bytes, _in_effect: watch::Sender<()>) -> Option<Grant> {
+        None
+    }
+
     /// Reads memory that the peer has granted by this link, from an offset on. Resolves to `None` if nothing was read. The link keeps a
     /// clone of the descriptor until it reads no more, also if the future is dropped.
     fn read_granted(&self, _descriptor: Bytes, _offset: usize, _len: usize) -> BoxFuture<Option<Bytes>> {

@@ -41,8 +41,12 @@ pub enum Operation {
     FetchAdd(u64),
     /// Asks for the grant to use a region without its owner's program.
     Grant,
-    /// Takes back the grant of a region of the sender's.
+    /// Takes back a grant of memory of the sender's.
     Withdraw,
+    /// Grants what a call of the sender's lends. There is no outcome.
+    Offer(Granted),
+    /// Gives a grant of a loan back, because it is used no more. There is no outcome.
+    Return,
 }
 
 /// ACCESS: an access to memory of the receiver. Its number is in the header's `call`.
@@ -65,6 +69,8 @@ impl Access {
     const FETCH_ADD: u8 = 3;
     const GRANT: u8 = 4;
     const WITHDRAW: u8 = 5;
+    const OFFER: u8 = 6;
+    const RETURN: u8 = 7;
 
     /// Appends the payload, without the bytes of a [write](Operation::Write): these go behind it.
     pub fn encode_head(&self, out: &mut BytesMut) {
@@ -81,23 +87,28 @@ impl Access {
             }
         }
         out.put_u64_le(self.offset);
-        match self.operation {
-            Operation::Read(len) => {
+        match &self.operation {
+            &Operation::Read(len) => {
                 out.put_u8(Self::READ);
                 out.put_u32_le(len);
             }
             Operation::Write(_) => out.put_u8(Self::WRITE),
-            Operation::CompareAndSwap { expected, new } => {
+            &Operation::CompareAndSwap { expected, new } => {
                 out.put_u8(Self::COMPARE_AND_SWAP);
                 out.put_u64_le(expected);
                 out.put_u64_le(new);
             }
-            Operation::FetchAdd(add) => {
+            &Operation::FetchAdd(add) => {
                 out.put_u8(Self::FETCH_ADD);
                 out.put_u64_le(add);
             }
             Operation::Grant => out.put_u8(Self::GRANT),
             Operation::Withdraw => out.put_u8(Self::WITHDRAW),
+            Operation::Offer(granted) => {
+                out.put_u8(Self::OFFER);
+                granted.encode(out);
+            }
+            Operation::Return => out.put_u8(Self::RETURN),
         }
     }
 
@@ -134,6 +145,11 @@ impl Access {
             Self::FETCH_ADD => Operation::FetchAdd(r.u64("access.add")?),
             Self::GRANT => Operation::Grant,
             Self::WITHDRAW => Operation::Withdraw,
+            Self::OFFER => {
+                let operation = Operation::Offer(Granted::decode(r.rest())?);
+                return Ok(Self { target, offset, operation });
+            }
+            Self::RETURN => Operation::Return,
             _ => return Err(WireError::new("access.operation", "is unknown")),
         };
         r.finish("access")?;
@@ -195,7 +211,7 @@ impl Accessed {
     }
 }
 
-/// The bytes of the ACCESSED that grants a region.
+/// The bytes of a grant, in an ACCESSED or in an [offer](Operation::Offer).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Granted {
     /// The link that the grant is good for.

@@ -36,6 +36,8 @@ pub mod features {
     pub const ACCESS: u64 = 1 << 6;
     /// It knows grants of regions.
     pub const GRANTS: u64 = 1 << 7;
+    /// It knows grants of loans.
+    pub const LOAN_GRANTS: u64 = 1 << 8;
 }
 
 /// Something a session can be moved to.

@@ -63,6 +63,10 @@ impl Link for RdmaLink {
         Box::pin(Arc::clone(&self.core).grant_words(memory, terms))
     }
 
+    fn grant_loan(&self, memory: Bytes, in_effect: watch::Sender<()>) -> Option<Grant> {
+        self.core.grant_loan(memory, in_effect)
+    }
+
     fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> BoxFuture<Option<Bytes>> {
         let read = self.core.read_granted(descriptor, offset, len);
         // An error: the link has failed.

@@ -45,7 +45,7 @@ mod counting {
                 ("farcall_rdma_spins_total", now.spins - before.spins),
                 ("farcall_rdma_sleeps_total", now.sleeps - before.sleeps),
                 ("farcall_rdma_credit_waits_total", now.credit_waits - before.credit_waits),
-                ("farcall_rdma_region_accesses_total", now.region_accesses - before.region_accesses),
+                ("farcall_rdma_direct_accesses_total", now.direct_accesses - before.direct_accesses),
             ] {
                 metrics::counter!(name, "device" => self.device.device.name().to_owned()).increment(more);
             }

@@ -10,28 +10,58 @@ use farcall_core::transport::{DeviceAtomics, DeviceId, Grant, GrantTerms, Hold, 
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
+use super::expose::LEAST_EXPOSED;
+use super::send::Sending;
 use crate::device::{Exposure, QueuePair, RemoteAccess, RemoteRange, Work};
 use crate::resources::Granted;
 
-/// Grants of a link at most: each takes one of the device's windows.
-const MOST: usize = 16;
+/// Regions that a link grants at most: each takes one of the device's windows.
+const MOST_REGIONS: usize = 16;
+
+/// Loans that a link grants at most.
+const MOST_LOANS: usize = 16;
+
+/// Windows that are allocated at once for loans.
+const STEP: usize = 4;
 
 /// The grants of one link.
 #[derive(Default)]
 pub(super) struct Grants {
-    given: usize,
+    regions: usize,
+    loans: usize,
     /// Windows that were allocated for grants.
     windows: usize,
+    /// The control thread allocates some for loans, or could not.
+    is_growing: bool,
+}
+
+/// Memory of one of the two kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Region,
+    Loan,
+}
+
+impl Grants {
+    fn count(&mut self, of: Kind) -> &mut usize {
+        match of {
+            Kind::Region => &mut self.regions,
+            Kind::Loan => &mut self.loans,
+        }
+    }
 }
 
 /// A place among a link's grants.
 #[derive(Debug)]
-struct Place(Weak<LinkCore>);
+struct Place {
+    link: Weak<LinkCore>,
+    kind: Kind,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(link) = self.0.upgrade() {
-            link.sending().grants.given -= 1;
+        if let Some(link) = self.link.upgrade() {
+            *link.sending().grants.count(self.kind) -= 1;
         }
     }
 }
@@ -45,19 +75,32 @@ struct Held {
 
 impl Hold for Held {
     fn is_over(&self) -> bool {
-        self.place.0.upgrade().is_none_or(|link| !link.sending().is_open())
+        self.place.link.upgrade().is_none_or(|link| !link.sending().is_open())
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(link) = self.place.0.upgrade() {
+        if let Some(link) = self.place.link.upgrade() {
             let mut sending = link.sending();
             if sending.is_open() {
                 sending.requests.push_back(Work::Invalidate(self.exposure));
                 link.post(&mut sending);
             }
         }
+    }
+}
+
+/// Lent bytes as a window keeps them: until the peer can't read them through it any more.
+struct Lent {
+    bytes: Bytes,
+    #[expect(dead_code, reason = "it is dropped with the bytes")]
+    in_effect: watch::Sender<()>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -116,7 +159,21 @@ impl LinkCore {
                 return None;
             }
         };
-        // From here on it ends when this is dropped.
+        self.bind(exposure, place)
+    }
+
+    /// See [`farcall_core::transport::Link::grant_loan`].
+    pub(crate) fn grant_loan(self: &Arc<Self>, bytes: Bytes, in_effect: watch::Sender<()>) -> Option<Grant> {
+        if bytes.len() < LEAST_EXPOSED || !self.resources.rendezvous_pool.contains(&bytes) {
+            return None;
+        }
+        let (place, qp) = self.begin_loan()?;
+        let exposure = qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })).ok()?;
+        self.bind(exposure, place)
+    }
+
+    /// Lets the peer use what is exposed, until the grant is dropped.
+    fn bind(self: &Arc<Self>, exposure: Exposure, place: Place) -> Option<Grant> {
         let held = Held { exposure, place };
         let mut sending = self.sending();
         if !sending.is_open() {
@@ -143,15 +200,43 @@ impl LinkCore {
         Arc::clone(&self.resources.own_atomics).of(words, self.path, in_effect)
     }
 
-    /// Takes a place for a grant. Returns it, the queue pair, and whether that needs another window.
+    /// Takes a place for the grant of a region. Returns it, the queue pair, and whether that needs another window.
     fn begin_grant(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>, bool)> {
         let mut sending = self.sending();
-        let is_possible = sending.is_open() && sending.exposures.is_possible() && self.seal().is_none();
-        let qp = sending.qp().filter(|_| is_possible && sending.grants.given < MOST)?;
+        let qp = self.may_grant(&sending).filter(|_| sending.grants.regions < MOST_REGIONS)?;
         let grants = &mut sending.grants;
-        grants.given += 1;
-        let needs_window = grants.given > grants.windows;
+        grants.regions += 1;
+        let needs_window = grants.regions + grants.loans > grants.windows;
         grants.windows += usize::from(needs_window);
-        Some((Place(Arc::downgrade(self)), qp, needs_window))
+        Some((Place { link: Arc::downgrade(self), kind: Kind::Region }, qp, needs_window))
+    }
+
+    /// Takes a place for the grant of a loan, if there is a window for it.
+    fn begin_loan(self: &Arc<Self>) -> Option<(Place, Arc<dyn QueuePair>)> {
+        let mut sending = self.sending();
+        let qp = self.may_grant(&sending).filter(|_| sending.grants.loans < MOST_LOANS)?;
+        let grants = &mut sending.grants;
+        if grants.regions + grants.loans < grants.windows {
+            grants.loans += 1;
+            return Some((Place { link: Arc::downgrade(self), kind: Kind::Loan }, qp));
+        }
+        if !std::mem::replace(&mut grants.is_growing, true) {
+            let link = Arc::downgrade(self);
+            self.resources.rendezvous_pool.control().spawn(move || {
+                // Without more windows loans are used by messages.
+                if let (Ok(()), Some(link)) = (qp.alloc_windows(STEP), link.upgrade()) {
+                    let grants = &mut link.sending().grants;
+                    grants.windows += STEP;
+                    grants.is_growing = false;
+                }
+            });
+        }
+        None
+    }
+
+    /// Returns the queue pair, if the peer can be let use memory by itself.
+    fn may_grant(&self, sending: &Sending) -> Option<Arc<dyn QueuePair>> {
+        let is_possible = sending.is_open() && sending.exposures.is_possible() && self.seal().is_none();
+        sending.qp().filter(|_| is_possible)
     }
 }

@@ -300,12 +300,12 @@ impl LinkCore {
             }
             Some(Whole::Read(reader, bytes)) => {
                 self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                self.resources.counts.used_region();
+                self.resources.counts.used_directly();
                 // Its future may have been dropped.
                 let _ = reader.send(bytes);
             }
             Some(Whole::Written(writer)) => {
-                self.resources.counts.used_region();
+                self.resources.counts.used_directly();
                 // Its future may have been dropped.
                 let _ = writer.send(());
             }

@@ -12,7 +12,7 @@ pub(crate) struct Counts {
     spins: Count,
     sleeps: Count,
     credit_waits: AtomicU64,
-    region_accesses: AtomicU64,
+    direct_accesses: AtomicU64,
 }
 
 /// Written by the driver alone: so it needs no locked instruction, of which each turn would feel several.
@@ -44,8 +44,8 @@ impl Counts {
     }
 
     /// By the driver.
-    pub(crate) fn used_region(&self) {
-        self.region_accesses.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn used_directly(&self) {
+        self.direct_accesses.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn add_to(&self, stats: &mut DeviceStats) {
@@ -53,7 +53,7 @@ impl Counts {
         stats.spins += self.spins.0.load(Ordering::Relaxed);
         stats.sleeps += self.sleeps.0.load(Ordering::Relaxed);
         stats.credit_waits += self.credit_waits.load(Ordering::Relaxed);
-        stats.region_accesses += self.region_accesses.load(Ordering::Relaxed);
+        stats.direct_accesses += self.direct_accesses.load(Ordering::Relaxed);
     }
 }
 

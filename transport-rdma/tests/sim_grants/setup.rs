@@ -9,6 +9,7 @@ use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::Policy;
 use farcall_core::region::RemoteMemory;
 use farcall_core::server::ServerCore;
+use farcall_core::service::Service;
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Cipher, Link, memory};
 use farcall_rdma::RdmaConfig;
@@ -60,14 +61,33 @@ impl Setup {
         Self::on(fabric, owners_host, connector)
     }
 
+    /// A server with services.
+    pub(crate) fn serving<C: Connector>(
+        services: Vec<Arc<dyn Service>>,
+        connector: impl FnOnce(Arc<ServerCore>) -> C,
+    ) -> Self {
+        let fabric = Fabric::new(1);
+        let servers_host = fabric.host([10, 0, 0, 1].into());
+        Self::of(fabric, servers_host, services, connector)
+    }
+
     pub(crate) fn on<C: Connector>(
         fabric: Arc<Fabric>,
         owners_host: SimHost,
         connector: impl FnOnce(Arc<ServerCore>) -> C,
     ) -> Self {
+        Self::of(fabric, owners_host, Vec::new(), connector)
+    }
+
+    fn of<C: Connector>(
+        fabric: Arc<Fabric>,
+        servers_host: SimHost,
+        services: Vec<Arc<dyn Service>>,
+        connector: impl FnOnce(Arc<ServerCore>) -> C,
+    ) -> Self {
         let config = RdmaConfig::default;
         let host =
-            ServerCore::new(Vec::new(), near::settings_of(owners_host, Policy::Auto, config())).unwrap();
+            ServerCore::new(services, near::settings_of(servers_host, Policy::Auto, config())).unwrap();
         let settings = near::settings(&fabric, 2, Policy::Auto, config());
         let channel = RawChannel::new(connector(Arc::clone(&host)), settings);
         let (reads, atomics) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();

@@ -1,0 +1,274 @@
+//! Lent memory that servers read by themselves.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+
+use bytes::Bytes;
+use farcall_core::bulk::{BulkRead, Loan};
+use farcall_core::client::{Call, Stub};
+use farcall_core::codec::{Encode, Postcard, Raw, from_payload};
+use farcall_core::payload::{Encoder, Payload};
+use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
+use farcall_core::status::{Code, Result};
+use farcall_core::transport::Cipher;
+use tokio::sync::{mpsc as channel, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::near::Near;
+use crate::setup::{Elsewhere, PATIENCE, Setup, runtime};
+
+const LEN: usize = 300_000;
+
+fn info() -> Arc<ServiceInfo> {
+    let methods = vec![Method::unary("page", "page"), Method::unary("borrow", "borrow")];
+    Arc::new(ServiceInfo { name: "pages".into(), codec: "raw", methods })
+}
+
+/// A loan that has arrived. Its call is answered when the sender is used or dropped.
+type Arrived = (BulkRead, oneshot::Sender<()>);
+
+/// `page() -> LEN bytes`, and `borrow(loan)`, which the test handles.
+struct Pages {
+    info: Arc<ServiceInfo>,
+    arrived: channel::UnboundedSender<Arrived>,
+}
+
+impl Service for Pages {
+    fn info(&self) -> &ServiceInfo {
+        &self.info
+    }
+
+    fn call(&self, method: usize, request: IncomingCall) -> HandlerFuture {
+        if method == 0 {
+            return Box::pin(async { Reply::Ok(Payload::from_body(expected(0..LEN).into())) });
+        }
+        let loan = from_payload::<Postcard, BulkRead>(request.payload).unwrap();
+        let (answer, answered) = oneshot::channel();
+        let _ = self.arrived.send((loan, answer));
+        Box::pin(async move {
+            let _ = answered.await;
+            Reply::Ok(Payload::default())
+        })
+    }
+}
+
+fn expected(range: Range<usize>) -> Vec<u8> {
+    range.map(|at| (at % 251) as u8).collect()
+}
+
+/// A client that lends memory which its device can reach: what it has received from the server.
+struct Lender {
+    t: Setup,
+    stub: Stub,
+    arrived: channel::UnboundedReceiver<Arrived>,
+    page: Bytes,
+}
+
+impl Lender {
+    async fn new(cipher: Option<Cipher>) -> Self {
+        let (arrived, arrivals) = channel::unbounded_channel();
+        let pages = Pages { info: info(), arrived };
+        let t = Setup::serving(vec![Arc::new(pages)], |host| Near { host, cipher });
+        Self::of(t, arrivals).await
+    }
+
+    async fn of(t: Setup, arrived: channel::UnboundedReceiver<Arrived>) -> Self {
+        let stub = Stub::new(t.channel.clone(), info());
+        // The first ones may come before there is memory for a READ.
+        let page = async {
+            loop {
+                let before = t.reads.load(Ordering::Relaxed);
+                let call: Call<Result<Bytes>, Raw> = stub.call(0, Ok(Payload::default()));
+                let page = call.await.unwrap();
+                if t.reads.load(Ordering::Relaxed) > before {
+                    return page;
+                }
+            }
+        };
+        let page = tokio::time::timeout(PATIENCE, page).await.expect("nothing long is read");
+        assert!(page[..] == expected(0..LEN));
+        Self { t, stub, arrived, page }
+    }
+
+    fn lend(&self) -> (JoinHandle<Result<Bytes>>, Loan<Bytes>) {
+        let (handle, loan) = BulkRead::lend(self.page.clone());
+        let mut arguments = Encoder::new().lending();
+        Postcard::encode(&handle, &mut arguments).unwrap();
+        let call: Call<Result<Bytes>, Raw> = self.stub.call(1, Ok(arguments.finish()));
+        (tokio::spawn(async move { call.await }), loan)
+    }
+
+    async fn arrived(&mut self) -> Arrived {
+        tokio::time::timeout(PATIENCE, self.arrived.recv()).await.expect("it does not arrive").unwrap()
+    }
+
+    /// Lends memory until the server reads it by itself.
+    async fn lend_directly(&mut self) -> (JoinHandle<Result<Bytes>>, Loan<Bytes>, Arrived) {
+        loop {
+            let (call, loan) = self.lend();
+            let arrived = self.arrived().await;
+            if self.is_direct(&arrived.0).await {
+                return (call, loan, arrived);
+            }
+            drop(arrived);
+            call.await.unwrap().unwrap();
+            reclaimed(loan).await;
+        }
+    }
+
+    /// So short a read takes a READ only if the server does it by itself.
+    async fn is_direct(&self, loan: &BulkRead) -> bool {
+        let before = self.t.reads.load(Ordering::Relaxed);
+        assert!(loan.read(5..9).await.unwrap()[..] == expected(5..9));
+        self.t.reads.load(Ordering::Relaxed) > before
+    }
+}
+
+async fn reclaimed(loan: Loan<Bytes>) {
+    let page = tokio::time::timeout(PATIENCE, loan.reclaim()).await.expect("it does not come back");
+    assert_eq!(page.len(), LEN);
+}
+
+#[tokio::test]
+async fn lent_memory_is_read_while_its_lender_does_nothing() {
+    let (server, thread, stop) = runtime();
+    let (arrived, arrivals) = channel::unbounded_channel();
+    let pages = Pages { info: info(), arrived };
+    let on_server = server.clone();
+    let t = Setup::serving(vec![Arc::new(pages)], |host| Elsewhere { host, runtime: on_server });
+    let mut lender = Lender::of(t, arrivals).await;
+    let (call, loan, (lent, answer)) = lender.lend_directly().await;
+    let (done, is_done) = mpsc::channel();
+    server.spawn(async move {
+        for range in [0..1, 3..17, 0..8192, 7..90_000, 65_530..200_001, 0..LEN] {
+            let read = lent.read(range.clone()).await.unwrap();
+            assert!(read[..] == expected(range.clone()), "{range:?}");
+        }
+        done.send(answer).unwrap();
+    });
+    // This blocks the lender's only thread.
+    let answer = is_done.recv_timeout(PATIENCE).expect("the lender must act");
+    drop(answer);
+    call.await.unwrap().unwrap();
+    reclaimed(loan).await;
+    drop(stop);
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn memory_comes_back_after_the_answer_and_is_read_no_more() {
+    let mut lender = Lender::new(None).await;
+    let links = lender.t.fabric.queue_pairs();
+    for _ in 0..20 {
+        let (call, loan, (lent, answer)) = lender.lend_directly().await;
+        drop(answer);
+        call.await.unwrap().unwrap();
+        // The handler has answered and keeps the handle, so the lender has to ask for the memory.
+        reclaimed(loan).await;
+        let status = lent.read(..).await.unwrap_err();
+        assert_eq!(status.code(), Code::Cancelled, "{status}");
+    }
+    lender.t.until(|t| t.bound() == 0).await;
+    assert_eq!(lender.t.fabric.queue_pairs(), links, "a link has failed");
+}
+
+#[tokio::test]
+async fn a_handler_that_is_done_gives_the_memory_back_with_its_answer() {
+    let mut lender = Lender::new(None).await;
+    let (call, loan, (lent, answer)) = lender.lend_directly().await;
+    drop(lent);
+    // The call goes on, and nothing else keeps the window.
+    lender.t.until(|t| t.bound() == 0).await;
+    assert!(!call.is_finished());
+    drop(answer);
+    call.await.unwrap().unwrap();
+    reclaimed(loan).await;
+}
+
+#[tokio::test]
+async fn a_read_that_is_under_way_when_the_call_ends_harms_no_link() {
+    let mut lender = Lender::new(None).await;
+    let links = lender.t.fabric.queue_pairs();
+    for is_cancelled in [true, false] {
+        let (call, loan, (lent, answer)) = lender.lend_directly().await;
+        lender.t.fabric.set_reads(false);
+        let reading = tokio::spawn(async move { lent.read(..).await });
+        tokio::task::yield_now().await;
+        if is_cancelled {
+            call.abort();
+            assert!(call.await.unwrap_err().is_cancelled());
+        } else {
+            drop(answer);
+            call.await.unwrap().unwrap();
+        }
+        let mut reclaiming = std::pin::pin!(reclaimed(loan));
+        for _ in 0..100 {
+            tokio::select! {
+                biased;
+                () = &mut reclaiming => panic!("the server's device reads the memory"),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        lender.t.fabric.set_reads(true);
+        let (read, ()) = tokio::join!(reading, reclaiming);
+        assert!(read.unwrap().unwrap()[..] == expected(0..LEN));
+    }
+    lender.t.until(|t| t.bound() == 0).await;
+    assert_eq!(lender.t.fabric.queue_pairs(), links, "a link has failed");
+}
+
+#[tokio::test]
+async fn a_read_whose_link_fails_goes_on_by_messages() {
+    let mut lender = Lender::new(None).await;
+    let (call, loan, (lent, answer)) = lender.lend_directly().await;
+    lender.t.fabric.set_reads(false);
+    let reading = tokio::spawn(async move { (lent.read(..).await, lent) });
+    tokio::task::yield_now().await;
+    lender.t.fabric.kill_qp(lender.t.fabric.queue_pairs()[0]);
+    lender.t.fabric.set_reads(true);
+    let (read, lent) = tokio::time::timeout(PATIENCE, reading).await.expect("the read is lost").unwrap();
+    assert!(read.unwrap()[..] == expected(0..LEN));
+    drop((lent, answer));
+    call.await.unwrap().unwrap();
+    reclaimed(loan).await;
+}
+
+#[tokio::test]
+async fn more_loans_than_there_are_windows_are_read_by_messages() {
+    let mut lender = Lender::new(None).await;
+    let (call, loan, arrived) = lender.lend_directly().await;
+    let (mut calls, mut loans, mut lent) = (vec![call], vec![loan], vec![arrived]);
+    for _ in 0..40 {
+        let (call, loan) = lender.lend();
+        calls.push(call);
+        loans.push(loan);
+        lent.push(lender.arrived().await);
+    }
+    let mut direct = 0;
+    for (loan, _) in &lent {
+        direct += usize::from(lender.is_direct(loan).await);
+        assert!(loan.read(..).await.unwrap()[..] == expected(0..LEN));
+    }
+    assert!((1..=16).contains(&direct), "{direct}");
+    drop(lent);
+    for (call, loan) in calls.into_iter().zip(loans) {
+        call.await.unwrap().unwrap();
+        reclaimed(loan).await;
+    }
+    lender.t.until(|t| t.bound() == 0).await;
+}
+
+#[tokio::test]
+async fn a_sealed_link_lets_nobody_read_what_is_lent() {
+    let mut lender = Lender::new(Some(Cipher::Aes256Gcm)).await;
+    for _ in 0..10 {
+        let (call, loan) = lender.lend();
+        let (lent, answer) = lender.arrived().await;
+        assert!(!lender.is_direct(&lent).await);
+        assert!(lent.read(..).await.unwrap()[..] == expected(0..LEN));
+        drop((lent, answer));
+        call.await.unwrap().unwrap();
+        reclaimed(loan).await;
+    }
+}

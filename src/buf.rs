@@ -4,9 +4,16 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 
+#[cfg(feature = "rdma")]
+use std::sync::Arc;
+
 use bytes::Bytes;
 use farcall_core::bulk::Lend;
+#[cfg(feature = "rdma")]
+use farcall_core::region::Exportable;
 use farcall_core::transport::SHARED_BUFFER;
+#[cfg(feature = "rdma")]
+use farcall_core::transport::words;
 
 /// A buffer for `capacity` bytes, empty at first, for a long message or a part of one.
 ///
@@ -53,6 +60,9 @@ enum Memory {
     Heap(Vec<u8>),
     /// A message of the peer, with nothing behind it. It is copied when somebody writes to it.
     Received(Bytes),
+    /// Registered memory while it is lent, and a device may write to it.
+    #[cfg(feature = "rdma")]
+    Shared(Arc<farcall_rdma::SharedExtent>),
 }
 
 impl Buf {
@@ -129,6 +139,9 @@ impl Buf {
                 memory.into()
             }
             Memory::Received(bytes) => bytes.slice(..self.len),
+            // Unreachable: nobody has a buffer while it is lent.
+            #[cfg(feature = "rdma")]
+            Memory::Shared(_) => Bytes::new(),
         }
     }
 }
@@ -140,6 +153,9 @@ impl Memory {
             Self::Registered(memory) => memory,
             Self::Heap(memory) => memory,
             Self::Received(bytes) => bytes,
+            // Unreachable: nobody has a buffer while it is lent.
+            #[cfg(feature = "rdma")]
+            Self::Shared(_) => &[],
         }
     }
 
@@ -153,6 +169,9 @@ impl Memory {
             Self::Heap(memory) => memory,
             // Unreachable: it was copied above.
             Self::Received(_) => &mut [],
+            // Unreachable: nobody has a buffer while it is lent.
+            #[cfg(feature = "rdma")]
+            Self::Shared(_) => &mut [],
         }
     }
 
@@ -196,7 +215,43 @@ impl Lend for Buf {
         self.len
     }
 
+    #[cfg(feature = "rdma")]
+    fn share(&mut self) -> Option<Arc<dyn Exportable>> {
+        let words = match std::mem::replace(&mut self.memory, Memory::Heap(Vec::new())) {
+            Memory::Registered(memory) => memory.share(),
+            Memory::Shared(words) => words,
+            other => {
+                self.memory = other;
+                return None;
+            }
+        };
+        self.memory = Memory::Shared(Arc::clone(&words));
+        Some(words)
+    }
+
+    #[cfg(feature = "rdma")]
+    fn unshare(&mut self) {
+        match std::mem::replace(&mut self.memory, Memory::Heap(Vec::new())) {
+            Memory::Shared(words) => {
+                self.memory = match farcall_rdma::Registered::unshare(words) {
+                    Ok(memory) => Memory::Registered(memory),
+                    // Somebody has kept the words. What may yet come to them is not this buffer's.
+                    Err(words) => {
+                        Memory::Heap(words::copy_out((*words).as_ref(), 0, self.len).unwrap_or_default())
+                    }
+                };
+            }
+            other => self.memory = other,
+        }
+    }
+
     fn fill(&mut self, offset: usize, mut bytes: Bytes) -> Bytes {
+        #[cfg(feature = "rdma")]
+        if let Memory::Shared(words) = &self.memory {
+            let rest = bytes.split_off(bytes.len().min(self.len - offset.min(self.len)));
+            words::copy_in((**words).as_ref(), offset, &bytes);
+            return rest;
+        }
         let is_whole = offset == 0 && bytes.len() >= self.len && self.len == self.capacity();
         let rest = bytes.split_off(bytes.len().min(self.len - offset.min(self.len)));
         if is_whole && bytes.len() >= WORTH_KEEPING {

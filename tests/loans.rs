@@ -463,22 +463,6 @@ struct Guarded {
 
 impl Guarded {
     const CANARY: usize = 64;
-
-    fn new(len: usize) -> Self {
-        Self { whole: vec![0xc5; len + 2 * Self::CANARY], len }
-    }
-
-    fn lent(&mut self) -> &mut [u8] {
-        &mut self.whole[Self::CANARY..Self::CANARY + self.len]
-    }
-
-    /// Returns the memory, if both canaries are intact.
-    fn intact(&mut self) -> &mut [u8] {
-        let is_intact = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0xc5);
-        let (before, rest) = self.whole.split_at(Self::CANARY);
-        assert!(is_intact(before) && is_intact(&rest[self.len..]), "a canary is dead");
-        self.lent()
-    }
 }
 
 impl Lend for Guarded {
@@ -487,23 +471,77 @@ impl Lend for Guarded {
     }
 }
 
+/// Memory with canaries around what is lent of it.
+trait Guard: Lend + Sized {
+    /// Memory of which so much is lent.
+    fn new(len: usize) -> Self;
+    fn lent(&mut self) -> &mut [u8];
+    /// Returns what is lent, after a look at the canaries.
+    fn intact(&mut self) -> &mut [u8];
+    /// Returns what was lent, to be read by a peer.
+    fn freeze(self) -> Bytes;
+}
+
+impl Guard for Guarded {
+    fn new(len: usize) -> Self {
+        Self { whole: vec![0xc5; len + 2 * Self::CANARY], len }
+    }
+
+    fn lent(&mut self) -> &mut [u8] {
+        &mut self.whole[Self::CANARY..Self::CANARY + self.len]
+    }
+
+    fn intact(&mut self) -> &mut [u8] {
+        let is_intact = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0xc5);
+        let (before, rest) = self.whole.split_at(Self::CANARY);
+        assert!(is_intact(before) && is_intact(&rest[self.len..]), "a canary is dead");
+        self.lent()
+    }
+
+    fn freeze(self) -> Bytes {
+        Bytes::from(self.whole).slice(Self::CANARY..Self::CANARY + self.len)
+    }
+}
+
+/// A buffer that a device may write to, with a canary behind what is lent.
+impl Guard for Buf {
+    fn new(len: usize) -> Self {
+        let mut buf = farcall::buf(len + Guarded::CANARY);
+        buf.spare().fill(0xca);
+        buf.resize(len);
+        buf
+    }
+
+    fn lent(&mut self) -> &mut [u8] {
+        self
+    }
+
+    fn intact(&mut self) -> &mut [u8] {
+        assert!(self.spare().iter().all(|&byte| byte == 0xca), "something was written beside what is lent");
+        self
+    }
+
+    fn freeze(self) -> Bytes {
+        self.freeze()
+    }
+}
+
 /// Random pieces of lent memory are written and read, by many calls at once, some of which are given up. Each byte that is lent is
-/// compared, and canaries lie around it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_transfers_touch_what_is_lent_and_nothing_else() {
+/// compared, and canaries lie around it. One piece of memory in `long` is long.
+async fn transfer<M: Guard + Send>(long: u8) {
     const TASKS: u64 = 8;
     /// Of each call.
     const PIECES: usize = 5;
-    let transfers = if std::env::var_os("FARCALL_LONG").is_some() { 100_000 } else { 2_000 };
+    let transfers = if std::env::var_os("FARCALL_LONG").is_some() { 50_000 } else { 1_000 };
     let (_, _, pages) = served().await;
     let tasks = (0..TASKS).map(|seed| {
         let pages = pages.clone();
         tokio::spawn(async move {
             let mut random = fastrand::Rng::with_seed(seed);
             for _ in 0..transfers / TASKS / PIECES as u64 {
-                let most = if random.u8(..) < 16 { 400_000 } else { 6000 };
+                let most = if random.u8(..long) == 0 { 400_000 } else { 6000 };
                 let len = random.usize(1..most);
-                let mut page = Guarded::new(len);
+                let mut page = M::new(len);
                 let mut expected = page.lent().to_vec();
                 let mut pieces = Vec::new();
                 // One behind the other, because those to one place take effect in any order.
@@ -531,8 +569,7 @@ async fn random_transfers_touch_what_is_lent_and_nothing_else() {
                 }
                 assert!(page.intact() == expected, "{seed}");
 
-                let bytes = Bytes::from(page.whole);
-                let (from, loan) = BulkRead::lend(bytes.slice(Guarded::CANARY..Guarded::CANARY + len));
+                let (from, loan) = BulkRead::lend(page.freeze());
                 let mut ranges = Vec::new();
                 for _ in 0..random.usize(..=PIECES) {
                     let start = random.usize(..=len);
@@ -549,4 +586,15 @@ async fn random_transfers_touch_what_is_lent_and_nothing_else() {
     for task in tasks.collect::<Vec<_>>() {
         task.await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_transfers_touch_what_is_lent_and_nothing_else() {
+    transfer::<Guarded>(16).await;
+}
+
+/// By RDMA, the server's device reads and writes much of this memory by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_transfers_of_registered_memory_touch_what_is_lent_and_nothing_else() {
+    transfer::<Buf>(3).await;
 }

@@ -1,10 +1,12 @@
 //! Buffers that a device can let peers read.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::device::Extent;
+use crate::dma::SharedExtent;
 
 /// Memory that is registered with an RDMA device: a long message in it is sent without a copy.
 #[derive(Debug)]
@@ -26,6 +28,20 @@ impl Registered {
     /// If there are not so many.
     pub fn freeze(self, len: usize) -> Bytes {
         self.0.freeze(0..len)
+    }
+
+    /// Returns the memory as words, which a device may write to.
+    pub fn share(self) -> Arc<SharedExtent> {
+        SharedExtent::new(self.0)
+    }
+
+    /// Returns the memory, if nobody else has the words.
+    ///
+    /// # Errors
+    ///
+    /// The words, if somebody has.
+    pub fn unshare(words: Arc<SharedExtent>) -> Result<Self, Arc<SharedExtent>> {
+        SharedExtent::into_extent(words).map(Self)
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
@@ -27,7 +28,33 @@ impl Registered {
     pub fn freeze(self, _: usize) -> Bytes {
         match self.0 {}
     }
+
+    /// Returns the memory as words, which a device may write to.
+    pub fn share(self) -> Arc<SharedExtent> {
+        match self.0 {}
+    }
+
+    /// Returns the memory, if nobody else has the words.
+    ///
+    /// # Errors
+    ///
+    /// The words, if somebody has.
+    pub fn unshare(words: Arc<SharedExtent>) -> Result<Self, Arc<SharedExtent>> {
+        match words.0 {}
+    }
 }
+
+/// Registered memory as words. There is none on this platform.
+#[derive(Debug)]
+pub struct SharedExtent(Infallible);
+
+impl AsRef<[AtomicU64]> for SharedExtent {
+    fn as_ref(&self) -> &[AtomicU64] {
+        match self.0 {}
+    }
+}
+
+impl Exportable for SharedExtent {}
 
 impl Deref for Registered {
     type Target = [u8];

@@ -73,13 +73,13 @@ cfg_if::cfg_if! {
         }
 
         pub use buffer::Registered;
-        pub use dma::MappedWords;
+        pub use dma::{MappedWords, SharedExtent};
         pub use endpoint::stats;
         pub use probe::{Probe, probe};
         pub use upgrade::RdmaUpgrade;
     } else {
         mod elsewhere;
 
-        pub use elsewhere::{MappedWords, Probe, RdmaUpgrade, Registered, probe, stats};
+        pub use elsewhere::{MappedWords, Probe, RdmaUpgrade, Registered, SharedExtent, probe, stats};
     }
 }

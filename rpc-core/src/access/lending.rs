@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::Accesses;
@@ -12,6 +11,7 @@ use super::owner::Memory;
 use crate::payload::Loan;
 use crate::proto::wire::{Outcome, Target};
 use crate::sync::{Mutex, rank};
+use crate::transport;
 
 /// Memory that calls can lend, with a number of its own in this process.
 pub(crate) trait LentMemory: Memory {
@@ -24,8 +24,9 @@ pub(crate) trait LentMemory: Memory {
     /// Notes that a call has ended that lent it.
     fn end(&self);
 
-    /// Returns the memory for the server to read by itself, if the server may read it and it is in one piece.
-    fn readable(&self) -> Option<Bytes>;
+    /// Returns the memory for the server to use by itself, if it is in one piece, and is such that a device can write to it if the server
+    /// may.
+    fn shared(&self) -> Option<transport::LentMemory>;
 }
 
 /// Memory that one call lends.

@@ -39,7 +39,7 @@ impl BulkRead {
     pub fn lend<M: LendParts + Sync>(memory: M) -> (Self, Loan<M>) {
         let parts = memory.parts();
         let len = parts.iter().map(Bytes::len).sum();
-        let (lent, loan) = Loan::new(memory, len, parts);
+        let (lent, loan) = Loan::new(memory, len, parts, |_| ());
         (Self { memory: Handle::Lender(Arc::new(Readable(lent)), len) }, loan)
     }
 
@@ -92,7 +92,7 @@ impl BulkWrite {
     /// 64 KiB or more by one write of at most 1 MiB: the buffer takes over the memory in which the bytes have arrived.
     pub fn lend<M: Lend>(mut memory: M) -> (Self, Loan<M>) {
         let len = memory.size();
-        let (lent, loan) = Loan::new(memory, len, Vec::new());
+        let (lent, loan) = Loan::new(memory, len, Vec::new(), M::unshare);
         (Self { memory: Handle::Lender(Arc::new(Writable(lent)), len) }, loan)
     }
 

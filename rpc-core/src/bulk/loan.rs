@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use crate::access::{LentMemory, Memory, check_range};
 use crate::proto::wire::Outcome;
 use crate::sync::{Mutex, rank};
+use crate::transport::{self, Exportable};
 
 /// Memory that a server may write to during a call. Implemented for byte vectors and buffers, and for vectors of these, which are
 /// written to as if they were one behind the other.
@@ -22,6 +23,16 @@ pub trait Lend: Send + 'static {
     fn size(&mut self) -> usize {
         self.parts().iter().map(|part| part.len()).sum()
     }
+
+    /// Returns the memory as words, for a device to write to, if it is such that one can. They begin with the memory's first byte, and
+    /// each call returns one and the same words. From now on the memory is reached by them only, until [`unshare`](Self::unshare). Like
+    /// [`parts`](Self::parts) it must not block.
+    fn share(&mut self) -> Option<Arc<dyn Exportable>> {
+        None
+    }
+
+    /// Ends the sharing. Nobody has the words any more.
+    fn unshare(&mut self) {}
 
     /// Writes bytes from an offset on, as far as they fit. Returns those that do not.
     fn fill(&mut self, mut offset: usize, mut bytes: Bytes) -> Bytes {
@@ -103,13 +114,14 @@ pub struct Loan<M> {
 }
 
 impl<M> Loan<M> {
-    pub(super) fn new(memory: M, len: usize, parts: Vec<Bytes>) -> (Arc<Lent<M>>, Self) {
+    pub(super) fn new(memory: M, len: usize, parts: Vec<Bytes>, unshare: fn(&mut M)) -> (Arc<Lent<M>>, Self) {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let memory = Arc::new(Lent {
             number: LAST.fetch_add(1, Ordering::Relaxed) + 1,
             len,
             parts: Mutex::new(parts),
             memory: Mutex::new(Some(memory)),
+            unshare,
             state: watch::Sender::new(State::default()),
         });
         (memory.clone(), Self { memory })
@@ -159,6 +171,8 @@ pub(super) struct Lent<M> {
     parts: Mutex<rank::Leaf, Vec<Bytes>>,
     /// `None` once it is reclaimed.
     memory: Mutex<rank::Leaf, Option<M>>,
+    /// Ends what makes the memory reachable by a device, when none reaches it any more.
+    unshare: fn(&mut M),
     state: watch::Sender<State>,
 }
 
@@ -174,15 +188,25 @@ impl<M> Lent<M> {
             return None;
         }
         self.parts.lock().clear();
-        self.memory.lock().take()
+        let mut memory = self.memory.lock().take()?;
+        (self.unshare)(&mut memory);
+        Some(memory)
     }
 
     /// Returns what the peer may read, if it is in one piece.
-    fn only_part(&self) -> Option<Bytes> {
+    fn only_part(&self) -> Option<transport::LentMemory> {
         match &self.parts.lock()[..] {
-            [part] => Some(part.clone()),
+            [part] => Some(transport::LentMemory::Read(part.clone())),
             _ => None,
         }
+    }
+}
+
+impl<M: Lend> Lent<M> {
+    /// Returns what the peer may write, if a device can.
+    fn share(&self) -> Option<transport::LentMemory> {
+        let words = self.memory.lock().as_mut()?.share()?;
+        Some(transport::LentMemory::Write(words, self.len))
     }
 }
 
@@ -233,7 +257,7 @@ impl<M: Lend> Memory for Writable<M> {
 }
 
 macro_rules! lent {
-    ($($of:ident: $bound:ident, $readable:expr;)*) => {$(
+    ($($of:ident: $bound:ident, $shared:expr;)*) => {$(
         impl<M> fmt::Debug for $of<M> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_tuple(stringify!($of)).field(&self.0).finish()
@@ -256,8 +280,8 @@ macro_rules! lent {
                 self.0.state.send_modify(|state| state.lent -= 1);
             }
 
-            fn readable(&self) -> Option<Bytes> {
-                $readable(&self.0)
+            fn shared(&self) -> Option<transport::LentMemory> {
+                $shared(&self.0)
             }
         }
     )*};
@@ -265,5 +289,5 @@ macro_rules! lent {
 
 lent! {
     Readable: LendParts, Lent::only_part;
-    Writable: Lend, |_| None;
+    Writable: Lend, Lent::share;
 }

@@ -100,9 +100,9 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::ready(None))
     }
 
-    /// Lets the peer read memory by itself, at once, or not at all. The link keeps `in_effect` together with the memory, and drops it when
-    /// the peer can read no more. Never blocks.
-    fn grant_loan(&self, _memory: Bytes, _in_effect: watch::Sender<()>) -> Option<Grant> {
+    /// Lets the peer use memory that a call lends by itself, at once or not at all. The link keeps `in_effect` together with the memory,
+    /// and drops it when the peer can do nothing any more by the grant. Never blocks.
+    fn grant_loan(&self, _memory: LentMemory, _in_effect: watch::Sender<()>) -> Option<Grant> {
         None
     }
 
@@ -179,6 +179,21 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// The reason why there is none.
     fn secret(&self) -> Result<Arc<dyn Secret>, Unavailable> {
         Err(Unavailable::new(Reason::Encrypted, "the encrypted link shares no secret"))
+    }
+}
+
+/// Memory that a call lends, for the peer to use by itself.
+pub enum LentMemory {
+    /// To be read.
+    Read(Bytes),
+    /// To be written: so many bytes from the first word on. Nothing in this process reads or writes the memory but by these words.
+    Write(Words, usize),
+}
+
+/// The kind only: the memory may hold a secret.
+impl fmt::Debug for LentMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if matches!(self, Self::Read(_)) { "Read" } else { "Write" })
     }
 }
 

@@ -15,6 +15,9 @@ impl RemoteAccess {
     /// The peer may READ.
     pub const READ: Self = Self { read: true, write: false, atomics: false };
 
+    /// The peer may WRITE.
+    pub const WRITE: Self = Self { read: false, write: true, atomics: false };
+
     /// Whether the device must be able to write to the memory for that.
     pub(crate) fn changes(self) -> bool {
         self.write || self.atomics

@@ -47,10 +47,9 @@ impl Arena {
     }
 
     /// Whether these bytes lie in it.
-    pub fn contains(&self, bytes: &[u8]) -> bool {
+    pub fn contains(&self, bytes: Range<usize>) -> bool {
         let range = self.mapping.range();
-        let start = bytes.as_ptr() as usize;
-        range.contains(&start) && bytes.len() <= range.end - start
+        range.contains(&bytes.start) && bytes.len() <= range.end - bytes.start
     }
 
     /// Bytes that belong to no extent now.
@@ -99,6 +98,11 @@ impl Extent {
         super::freeze(self, range)
     }
 
+    /// Returns the length. No reference is needed for it.
+    pub(super) fn size(&self) -> usize {
+        self.len
+    }
+
     /// Returns the first address. A reference may not exist while a device writes.
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the extent's pages lie within the mapping.
@@ -111,7 +115,7 @@ impl Deref for Extent {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped and initialised (by the kernel, with zeroes) for as long as the arena lives, which `self` keeps. The
-        // extent has one owner, and no device writes to it while that is not a `ReadTarget`.
+        // extent has one owner, and no device writes to it while that is neither a `ReadTarget` nor a `SharedExtent`.
         unsafe { slice::from_raw_parts(self.start(), self.len) }
     }
 }

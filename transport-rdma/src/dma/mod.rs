@@ -13,6 +13,7 @@ mod free_list;
 mod mapped_words;
 mod mapping;
 mod read_target;
+mod shared_extent;
 mod slab;
 mod words;
 
@@ -26,6 +27,7 @@ pub use mapped_words::MappedWords;
 pub(crate) use mapping::Mapping;
 pub use mapping::Pages;
 pub use read_target::ReadTarget;
+pub use shared_extent::SharedExtent;
 pub use slab::{Slab, SlabLayout, Slot};
 pub(crate) use words::Exposed;
 pub use words::{RegisteredWords, SharesWords};

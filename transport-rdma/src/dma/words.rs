@@ -33,6 +33,16 @@ impl RegisteredWords {
         Ok(Self { registration, words, range })
     }
 
+    /// Words in memory that is registered anyway, of which the peer may reach so many bytes.
+    pub(crate) fn within_arena(words: Words, len: usize) -> Self {
+        let range = {
+            let slice = (*words).as_ref();
+            let start = slice.as_ptr().expose_provenance();
+            start..start + len.min(size_of_val(slice))
+        };
+        Self { registration: Box::new(()), words, range }
+    }
+
     /// The addresses of the words.
     pub(crate) fn range(&self) -> Range<usize> {
         self.range.clone()
@@ -77,7 +87,7 @@ impl SharesWords for RegisteredWords {
 pub(crate) enum Exposed {
     /// A message, or the end of one.
     Message(bytes::Bytes),
-    /// A region of the application.
+    /// A region of the application, or what it lends to be written.
     Words(Arc<dyn SharesWords>),
 }
 

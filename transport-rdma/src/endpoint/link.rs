@@ -9,7 +9,7 @@ use farcall_core::proto::message::Bulk;
 use farcall_core::status::Executed;
 use farcall_core::transport::{
     Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, Direction, FrameSource,
-    Grant, GrantTerms, Link, LinkHandler, Words,
+    Grant, GrantTerms, LentMemory, Link, LinkHandler, Words,
 };
 use tokio::sync::watch;
 
@@ -63,7 +63,7 @@ impl Link for RdmaLink {
         Box::pin(Arc::clone(&self.core).grant_words(memory, terms))
     }
 
-    fn grant_loan(&self, memory: Bytes, in_effect: watch::Sender<()>) -> Option<Grant> {
+    fn grant_loan(&self, memory: LentMemory, in_effect: watch::Sender<()>) -> Option<Grant> {
         self.core.grant_loan(memory, in_effect)
     }
 

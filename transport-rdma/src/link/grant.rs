@@ -6,13 +6,13 @@
 use std::sync::{Arc, Weak};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::transport::{DeviceAtomics, DeviceId, Grant, GrantTerms, Hold, Words};
+use farcall_core::transport::{DeviceAtomics, DeviceId, Grant, GrantTerms, Hold, LentMemory, Words};
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
 use super::expose::LEAST_EXPOSED;
 use super::send::Sending;
-use crate::device::{Exposure, QueuePair, RemoteAccess, RemoteRange, Work};
+use crate::device::{Exposure, QueuePair, RegisteredWords, RemoteAccess, RemoteRange, Work};
 use crate::resources::Granted;
 
 /// Regions that a link grants at most: each takes one of the device's windows.
@@ -91,7 +91,7 @@ impl Drop for Held {
     }
 }
 
-/// Lent bytes as a window keeps them: until the peer can't read them through it any more.
+/// Lent bytes as a window keeps them: until the peer can read them through it no more.
 struct Lent {
     bytes: Bytes,
     #[expect(dead_code, reason = "it is dropped with the bytes")]
@@ -163,13 +163,33 @@ impl LinkCore {
     }
 
     /// See [`farcall_core::transport::Link::grant_loan`].
-    pub(crate) fn grant_loan(self: &Arc<Self>, bytes: Bytes, in_effect: watch::Sender<()>) -> Option<Grant> {
-        if bytes.len() < LEAST_EXPOSED || !self.resources.rendezvous_pool.contains(&bytes) {
+    pub(crate) fn grant_loan(
+        self: &Arc<Self>,
+        memory: LentMemory,
+        in_effect: watch::Sender<()>,
+    ) -> Option<Grant> {
+        let range = match &memory {
+            LentMemory::Read(bytes) => {
+                let start = bytes.as_ptr() as usize;
+                start..start + bytes.len()
+            }
+            LentMemory::Write(words, len) => {
+                let start = (**words).as_ref().as_ptr() as usize;
+                start..start + len
+            }
+        };
+        if range.len() < LEAST_EXPOSED || !self.resources.rendezvous_pool.contains_range(range) {
             return None;
         }
         let (place, qp) = self.begin_loan()?;
-        let exposure = qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })).ok()?;
-        self.bind(exposure, place)
+        let exposure = match memory {
+            LentMemory::Read(bytes) => qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })),
+            LentMemory::Write(words, len) => {
+                let words = Granted::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
+                qp.expose_words(Arc::new(words), RemoteAccess::WRITE)
+            }
+        };
+        self.bind(exposure.ok()?, place)
     }
 
     /// Lets the peer use what is exposed, until the grant is dropped.

@@ -5,6 +5,7 @@
 //! answers that let it go on.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -141,9 +142,15 @@ impl RendezvousPool {
 
     /// Whether these bytes lie in this memory, where a peer can be let read them.
     pub(crate) fn contains(&self, bytes: &[u8]) -> bool {
+        let start = bytes.as_ptr() as usize;
+        self.contains_range(start..start + bytes.len())
+    }
+
+    /// As [`contains`](Self::contains), for memory to which no reference may exist.
+    pub(crate) fn contains_range(&self, range: Range<usize>) -> bool {
         [&self.requests, &self.responses].into_iter().any(|half| {
             let arenas = half.arenas.read().unwrap_or_else(PoisonError::into_inner);
-            arenas.iter().any(|arena| arena.contains(bytes))
+            arenas.iter().any(|arena| arena.contains(range.clone()))
         })
     }
 }

@@ -345,11 +345,13 @@ impl QueuePair for SimQp {
         words: Arc<dyn SharesWords>,
         access: RemoteAccess,
     ) -> Result<Exposure, ExposeError> {
-        let is_ours = words
-            .words()
-            .registration()
-            .is_some_and(|ours: &Registration| ours.allows(&self.queues.hca, access));
-        if !is_ours || words.words().range().is_empty() {
+        let (words_of, hca) = (words.words(), &self.queues.hca);
+        let range = words_of.range();
+        let is_ours = match words_of.registration::<Registration>() {
+            Some(ours) => ours.allows(hca, access),
+            None => hca.is_in_arena(range.start, range.len()),
+        };
+        if !is_ours || range.is_empty() {
             return Err(ExposeError::NotInArena);
         }
         self.ring.windows().take(Exposed::Words(words), access).ok_or(ExposeError::NoWindow)

@@ -71,6 +71,23 @@ impl VerbsQp {
         self.posting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes a window for memory in an arena.
+    fn expose_in_arena(&self, exposed: Exposed, access: RemoteAccess) -> Result<Exposure, ExposeError> {
+        let mut windows = self.posting();
+        let hca = self.queues.hca();
+        let (regions, range) = (hca.regions(), exposed.range());
+        let arena = regions.arena(range.start, range.len()).ok_or(ExposeError::NotInArena)?;
+        let exposure = self.ring.windows().take(exposed, access).ok_or(ExposeError::NoWindow)?;
+        if hca.has_loose_windows()
+            && let Some(window) = windows.get_mut(exposure.window())
+            && let Err(errno) = window.enclose(hca, arena, &exposure)
+        {
+            self.ring.windows().invalidate(&exposure);
+            return Err(ExposeError::Refused(errno));
+        }
+        Ok(exposure)
+    }
+
     fn device_error(&self, errno: i32) -> PostError {
         PostError::Device(self.queues.hca().error("ibv_post_send", errno))
     }
@@ -99,9 +116,10 @@ impl VerbsQp {
                 let exposed = self.ring.windows().exposed(exposure);
                 let within = match &exposed {
                     Some(Exposed::Words(words)) => words.words().registration().map(Registration::region),
-                    Some(Exposed::Message(_)) => regions.arena(exposure.addr() as usize, exposure.len()),
-                    None => None,
+                    Some(Exposed::Message(_)) | None => None,
                 };
+                let in_arena = || regions.arena(exposure.addr() as usize, exposure.len());
+                let within = within.or_else(in_arena).filter(|_| exposed.is_some());
                 let (Some(within), Some(window)) = (within, windows.get(exposure.window())) else {
                     return Ok(());
                 };
@@ -314,20 +332,7 @@ impl QueuePair for VerbsQp {
     }
 
     fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError> {
-        let mut windows = self.posting();
-        let hca = self.queues.hca();
-        let regions = hca.regions();
-        let arena = regions.arena(bytes.as_ptr() as usize, bytes.len()).ok_or(ExposeError::NotInArena)?;
-        let exposed = Exposed::Message(bytes.clone());
-        let exposure = self.ring.windows().take(exposed, RemoteAccess::READ).ok_or(ExposeError::NoWindow)?;
-        if hca.has_loose_windows()
-            && let Some(window) = windows.get_mut(exposure.window())
-            && let Err(errno) = window.enclose(hca, arena, &exposure)
-        {
-            self.ring.windows().invalidate(&exposure);
-            return Err(ExposeError::Refused(errno));
-        }
-        Ok(exposure)
+        self.expose_in_arena(Exposed::Message(bytes.clone()), RemoteAccess::READ)
     }
 
     fn expose_words(
@@ -335,8 +340,10 @@ impl QueuePair for VerbsQp {
         words: Arc<dyn SharesWords>,
         access: RemoteAccess,
     ) -> Result<Exposure, ExposeError> {
-        let registration = words.words().registration::<Registration>();
-        let is_ours = registration.is_some_and(|ours| ours.is_of(self.queues.hca()) && ours.allows(access));
+        let Some(ours) = words.words().registration::<Registration>() else {
+            return self.expose_in_arena(Exposed::Words(words), access);
+        };
+        let is_ours = ours.is_of(self.queues.hca()) && ours.allows(access);
         if !is_ours || words.words().range().is_empty() {
             return Err(ExposeError::NotInArena);
         }

@@ -65,6 +65,7 @@ on_the_simulated_device! {
         words_of_queue_pairs_that_are_gone_are_free
         empty_words_are_not_exposed
         words_are_written_until_the_grant_is_over
+        words_in_an_arena_are_written_until_the_grant_is_over
         words_beside_a_grant_are_not_written
         a_grant_gives_the_rights_that_it_names
     }

@@ -83,6 +83,7 @@ on_the_device! {
     vm_words_of_queue_pairs_that_are_gone_are_free: words::words_of_queue_pairs_that_are_gone_are_free
     vm_empty_words_are_not_exposed: words::empty_words_are_not_exposed
     vm_words_are_written_until_the_grant_is_over: words::words_are_written_until_the_grant_is_over
+    vm_words_in_an_arena_are_written_until_the_grant_is_over: words::words_in_an_arena_are_written_until_the_grant_is_over
     vm_words_beside_a_grant_are_not_written: words::words_beside_a_grant_are_not_written
     vm_a_grant_gives_the_rights_that_it_names: words::a_grant_gives_the_rights_that_it_names
     vm_numbers_are_changed_until_the_grant_is_over: atomics::numbers_are_changed_until_the_grant_is_over

@@ -34,7 +34,7 @@ impl RegisteredWords {
     }
 
     /// Words in memory that is registered anyway, of which the peer may reach so many bytes.
-    pub(crate) fn within_arena(words: Words, len: usize) -> Self {
+    pub fn within_arena(words: Words, len: usize) -> Self {
         let range = {
             let slice = (*words).as_ref();
             let start = slice.as_ptr().expose_provenance();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use farcall_core::transport::{Exportable, Words};
 use farcall_rdma::testing::device::*;
+use farcall_rdma::testing::dma::SharedExtent;
 use farcall_rdma::testing::verbs;
 
 use super::windows::{PAGE, SECRET, at, beside, pair};
@@ -109,6 +110,50 @@ pub(crate) fn words_are_written_until_the_grant_is_over(machine: Machine) {
     owner.revoke(exposure);
     assert_eq!(writer.write(value(&arena, 100, 13), at(&exposure)), Err(WcStatus::REM_ACCESS_ERR));
     assert!(part.bytes() == expected, "it was written to after its grant");
+}
+
+/// A part of an arena, not of whole words, may be written exactly, and be nobody's to read.
+pub(crate) fn words_in_an_arena_are_written_until_the_grant_is_over(machine: Machine) {
+    const LEN: usize = PAGE + 13;
+    let arena = machine.device.add_arena(1 << 20).unwrap();
+    let shared = || {
+        let mut extent = arena.take(LEN + 3 * PAGE).unwrap();
+        extent.fill(SECRET);
+        SharedExtent::new(extent)
+    };
+    let bytes_of = |shared: &Arc<SharedExtent>| {
+        let words = (**shared).as_ref().iter();
+        words.flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect::<Vec<_>>()
+    };
+    let granted = |owner: &End, shared: &Arc<SharedExtent>| {
+        let words = RegisteredWords::within_arena(Arc::clone(shared) as Words, LEN);
+        owner.bind(owner.qp.expose_words(Arc::new(words), WRITE).unwrap())
+    };
+    let (writer, owner) = pair(&machine);
+    let memory = shared();
+    let exposure = granted(&owner, &memory);
+    assert_eq!(exposure.len(), LEN);
+    assert_eq!(writer.write(value(&arena, LEN, 7), at(&exposure)), Ok(()));
+    assert!(bytes_of(&memory)[..LEN] == [7; LEN] && bytes_of(&memory)[LEN..LEN + PAGE] == [SECRET; PAGE]);
+    let memory = SharedExtent::into_extent(memory).expect_err("the peer may still write it");
+    owner.revoke(exposure);
+    let extent = SharedExtent::into_extent(memory).expect("nobody else has it");
+    assert!(extent[..LEN] == [7; LEN]);
+    assert_eq!(writer.write(value(&arena, 8, 9), at(&exposure)), Err(WcStatus::REM_ACCESS_ERR));
+    assert!(extent[..LEN] == [7; LEN], "it was written to after its grant");
+
+    for (offset, count) in beside(LEN) {
+        let (writer, owner) = pair(&machine);
+        let memory = shared();
+        let exposure = granted(&owner, &memory);
+        let to = RemoteRange { addr: exposure.addr().wrapping_add_signed(offset), rkey: exposure.rkey() };
+        let written = writer.write(value(&arena, count, 0xee), to);
+        assert_eq!(written, Err(WcStatus::REM_ACCESS_ERR), "{count} bytes at {offset}");
+        assert!(bytes_of(&memory)[LEN..LEN + 3 * PAGE] == [SECRET; 3 * PAGE], "{count} bytes at {offset}");
+    }
+    let (reader, owner) = pair(&machine);
+    let memory = shared();
+    reader.read_in_vain(&arena, at(&granted(&owner, &memory)), LEN);
 }
 
 pub(crate) fn words_beside_a_grant_are_not_written(machine: Machine) {

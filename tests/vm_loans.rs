@@ -1,0 +1,160 @@
+//! Lent memory that the server's device reads and writes by itself, while the lender's process is stopped.
+//!
+//! Runs in the VM, as `cargo xtask test vm` does it.
+
+mod process;
+
+use std::time::Duration;
+
+use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::{Buf, Channel, Config, Policy, Result, Server};
+use tokio::sync::{Mutex, mpsc, oneshot};
+
+use process::{Process, say, told};
+
+const LEN: usize = 1 << 17;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One after the other: accesses are counted for the whole process.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+#[farcall::service(package = "test")]
+trait Borrower {
+    /// Returns whether the server has used the memory by itself.
+    async fn borrow(&self, from: BulkRead, into: BulkWrite) -> Result<bool>;
+}
+
+/// What is lent, and the way to answer.
+type Arrived = (BulkRead, BulkWrite, oneshot::Sender<bool>);
+
+struct Desk(mpsc::UnboundedSender<Arrived>);
+
+impl Borrower for Desk {
+    async fn borrow(&self, from: BulkRead, into: BulkWrite) -> Result<bool> {
+        let (answer, answered) = oneshot::channel();
+        self.0.send((from, into, answer)).unwrap();
+        Ok(answered.await.unwrap())
+    }
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.transport = Some(Policy::Rdma);
+    config.liveness.connect_ms = 30_000;
+    config
+}
+
+async fn served() -> (String, mpsc::UnboundedReceiver<Arrived>) {
+    let (sender, arrivals) = mpsc::unbounded_channel();
+    let server = Server::builder().add(BorrowerServer::new(Desk(sender))).config(config());
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("farcall://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    (address, arrivals)
+}
+
+async fn connected(address: &str) -> BorrowerClient {
+    BorrowerClient::new(Channel::builder().config(config()).connect(address).await.unwrap())
+}
+
+fn pattern(seed: usize) -> impl Iterator<Item = u8> {
+    (0..LEN).map(move |at| ((at + seed) % 251) as u8)
+}
+
+fn buffer(content: impl Iterator<Item = u8>) -> Buf {
+    let mut buf = farcall::buf(LEN);
+    buf.resize(LEN);
+    buf.iter_mut().zip(content).for_each(|(byte, value)| *byte = value);
+    buf
+}
+
+fn direct_accesses() -> u64 {
+    farcall::rdma::stats().iter().map(|stats| stats.direct_accesses).sum()
+}
+
+/// Whether the server uses the memory by itself. Both accesses are so short that they take no READ otherwise.
+async fn is_direct(from: &BulkRead, into: &BulkWrite) -> bool {
+    let before = direct_accesses();
+    assert!(from.read(3..11).await.unwrap().iter().copied().eq(pattern(0).skip(3).take(8)));
+    into.write(0, vec![1; 8]).await.unwrap();
+    direct_accesses() == before + 2
+}
+
+/// Not a test by itself: the lender, in a process of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn part_lender() {
+    let Some(address) = told() else { return };
+    let client = connected(&address).await;
+    loop {
+        let (from, _loan) = BulkRead::lend(buffer(pattern(0)).freeze());
+        let (into, loan) = BulkWrite::lend(buffer(std::iter::repeat(0)));
+        let was_direct = client.borrow(from, into).await.unwrap();
+        let buf = loan.reclaim().await;
+        if was_direct {
+            return say(if buf.iter().copied().eq(pattern(7)) { "as written" } else { "other bytes" });
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lent_memory_is_used_while_its_lender_is_stopped() {
+    let _alone = ALONE.lock().await;
+    let (address, mut arrivals) = served().await;
+    let mut lender = Process::start("part_lender", &address);
+    let (from, into, answer) = loop {
+        let arrived = tokio::time::timeout(PATIENCE, arrivals.recv()).await.expect("no call comes");
+        let (from, into, answer) = arrived.unwrap();
+        if is_direct(&from, &into).await {
+            break (from, into, answer);
+        }
+        answer.send(false).unwrap();
+    };
+    lender.signal("STOP");
+    let mut random = fastrand::Rng::with_seed(1);
+    let content: Vec<u8> = pattern(7).collect();
+    for i in 0..200 {
+        let at = random.usize(..LEN);
+        let len = random.usize(..=(LEN - at).min(if i % 10 == 0 { LEN } else { 500 }));
+        let read =
+            tokio::time::timeout(PATIENCE, from.read(at..at + len)).await.expect("the lender must run");
+        assert!(read.unwrap().iter().copied().eq(pattern(0).skip(at).take(len)), "{len} bytes at {at}");
+        let written = into.write(at, content[at..at + len].to_vec());
+        tokio::time::timeout(PATIENCE, written).await.expect("the lender must run").unwrap();
+    }
+    let written = into.write(0, content);
+    tokio::time::timeout(PATIENCE, written).await.expect("the lender must run").unwrap();
+    lender.signal("CONT");
+    answer.send(true).unwrap();
+    assert_eq!(lender.said(), "as written");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_buffer_that_the_server_has_filled_by_itself_is_the_same_memory() {
+    let _alone = ALONE.lock().await;
+    let (address, mut arrivals) = served().await;
+    let client = connected(&address).await;
+    let mut direct = 0;
+    while direct < 20 {
+        let (from, _loan) = BulkRead::lend(buffer(pattern(0)).freeze());
+        let buf = buffer(std::iter::repeat(0));
+        let memory = buf.as_ptr() as usize;
+        let (into, loan) = BulkWrite::lend(buf);
+        let call = tokio::spawn(client.borrow(from, into));
+        let (from, into, answer) = arrivals.recv().await.unwrap();
+        let is_direct = is_direct(&from, &into).await;
+        let filled = into.write(0, pattern(direct).collect::<Vec<_>>());
+        tokio::time::timeout(PATIENCE, filled).await.expect("it takes too long").unwrap();
+        drop((from, into));
+        answer.send(is_direct).unwrap();
+        call.await.unwrap().unwrap();
+        let mut buf = tokio::time::timeout(PATIENCE, loan.reclaim()).await.expect("it does not come back");
+        assert!(buf.iter().copied().eq(pattern(direct)));
+        assert!(!is_direct || buf.as_ptr() as usize == memory, "it was copied");
+        // It is an ordinary buffer again.
+        buf.truncate(8);
+        buf.copy_from_slice(b"my bytes");
+        assert_eq!(buf.freeze(), b"my bytes"[..]);
+        direct += usize::from(is_direct);
+    }
+}

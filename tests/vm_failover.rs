@@ -96,7 +96,7 @@ async fn outlive_queue_pairs(tls: Option<TlsConfig>) {
     let calls = outcomes.calls.len();
     println!(
         "{deaths} deaths, {calls} calls, the longest took {} ms, {} streams, {copies} copies of lent memory, {additions} additions, \
-         {transfers} reads and writes of regions, {} by a grant",
+         {transfers} reads and writes of regions, {} accesses to memory by RDMA itself",
         outcomes.longest_ms,
         streams.len(),
         direct_accesses()

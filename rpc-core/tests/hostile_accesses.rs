@@ -10,7 +10,7 @@ use farcall_core::codec::{Postcard, to_payload};
 use farcall_core::config::Limits;
 use farcall_core::payload::Encoder;
 use farcall_core::proto::wire::{
-    Access, Accessed, CloseCode, FrameType, Hello, Operation, Outcome, Target, features,
+    Access, Accessed, CloseCode, FrameType, Granted, Hello, Operation, Outcome, Target, features,
 };
 use farcall_core::region::{Region, RemoteRegion, Rights};
 use farcall_core::status::{Code, Executed};
@@ -169,6 +169,64 @@ async fn grants_are_given_by_links_that_can_and_to_peers_that_know_them() {
         let mut peer = greeted(&t, accesses()).await;
         access(&mut peer, NUMBER, here, 0, operation);
         peer.expect_close(CloseCode::Protocol, "access.operation: is not one that was agreed on").await;
+    }
+}
+
+#[tokio::test]
+async fn grants_of_loans_come_from_peers_that_may_give_them() {
+    let t = default();
+    let granted = || Granted { epoch: 1, rights: Granted::READ, descriptor: Bytes::from_static(b"there") };
+    let loan = |number| Target::Loan { call: 2, number };
+    let knows = || Hello { features: features::ACCESS | features::LOAN_GRANTS, ..hello() };
+    // More than are remembered, for a call that never comes. None is used, and none has an outcome.
+    let mut peer = greeted(&t, knows()).await;
+    for number in 0..1000 {
+        access(&mut peer, NUMBER + number, loan(number), 0, Operation::Offer(granted()));
+    }
+    access(&mut peer, NUMBER + 1000, loan(0), 0, Operation::Read(1));
+    assert_eq!(accessed(&mut peer, NUMBER + 1000).await.outcome, Outcome::Gone);
+
+    let region = target(&Region::zeroed(64, Rights::READ).remote());
+    for (hello, target, operation, words) in [
+        (accesses(), loan(1), Operation::Offer(granted()), "is not one that was agreed on"),
+        (knows(), region, Operation::Offer(granted()), "access.target: is not a loan"),
+        // A server lends nothing, so nothing of its is given back.
+        (knows(), loan(1), Operation::Return, "is not one that was agreed on"),
+    ] {
+        let mut peer = greeted(&t, hello).await;
+        access(&mut peer, NUMBER, target, 0, operation);
+        peer.expect_close(CloseCode::Protocol, words).await;
+    }
+    let mut peer = greeted(&t, knows()).await;
+    // An offer that ends too early.
+    let payload = [&[0; 25][..], &[6, 1, 0, 0]].concat();
+    peer.session_frame(FrameType::ACCESS, NUMBER, 0, payload);
+    peer.expect_close(CloseCode::Protocol, "granted.epoch").await;
+}
+
+#[tokio::test]
+async fn a_server_that_grants_loans_or_returns_what_is_none_is_told() {
+    for (target, operation, words) in [
+        (Target::Loan { call: 1, number: 1 }, Operation::Return, None),
+        (Target::Region { number: 1, key: 1 }, Operation::Return, Some("access.target: is not a loan")),
+        (
+            Target::Loan { call: 1, number: 1 },
+            Operation::Offer(Granted { epoch: 1, rights: 1, descriptor: Bytes::new() }),
+            Some("is not one that was agreed on"),
+        ),
+    ] {
+        let (caller, mut links, _) = played();
+        let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
+        let hello = Hello { features: features::ACCESS | features::LOAN_GRANTS, ..hello() };
+        let mut peer = Peer::greeted(links.recv().await.unwrap(), hello).await;
+        let (header, _) = peer.expect(FrameType::REQUEST).await;
+        access(&mut peer, 1 << 63 | NUMBER, target, 0, operation);
+        match words {
+            Some(words) => peer.expect_close(CloseCode::Protocol, words).await,
+            // It was never lent. The call goes on.
+            None => peer.respond(header.call, b"x"),
+        }
+        assert_eq!(answer.await.unwrap().is_ok(), words.is_none());
     }
 }
 

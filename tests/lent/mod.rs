@@ -89,10 +89,19 @@ impl Load {
                 let mut rng = fastrand::Rng::with_seed(seed);
                 while !stopped.load(Ordering::Relaxed) {
                     let bytes: Bytes = (0..rng.usize(1..600_000)).map(|i| (i as u64 * seed) as u8).collect();
-                    let (into, loan) = BulkWrite::lend(vec![0; bytes.len()]);
                     let piece = rng.choice([20_000, 100_000, 600_000]).unwrap();
-                    lender.copy(bytes.clone().into(), into, piece).await.unwrap();
-                    assert!(loan.reclaim().await == bytes);
+                    if seed % 2 == 0 {
+                        let (into, loan) = BulkWrite::lend(vec![0; bytes.len()]);
+                        lender.copy(bytes.clone().into(), into, piece).await.unwrap();
+                        assert!(loan.reclaim().await == bytes);
+                    } else {
+                        let (mut from, mut into) = (farcall::buf(bytes.len()), farcall::buf(bytes.len()));
+                        from.put_slice(&bytes);
+                        into.resize(bytes.len());
+                        let (into, loan) = BulkWrite::lend(into);
+                        lender.copy(from.freeze().into(), into, piece).await.unwrap();
+                        assert!(loan.reclaim().await[..] == bytes);
+                    }
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             })

@@ -328,6 +328,11 @@ fn accesses(v: &mut Vectors) {
     );
     let withdraw = Access { target, offset: 0, operation: Operation::Withdraw };
     access("ACCESS, withdrawing it", 3 << 62 | 2, 8, 9, &withdraw);
+    let granted = Granted { epoch: 3, rights: Granted::READ, descriptor: Bytes::from_static(&[0xd0, 0xd1]) };
+    let offer = Access { target: read.target, offset: 0, operation: Operation::Offer(granted) };
+    access("ACCESS, offering a grant", 1 << 62 | 6, 10, 6, &offer);
+    let returned = Access { target: read.target, offset: 0, operation: Operation::Return };
+    access("ACCESS, returning it", 3 << 62 | 3, 9, 10, &returned);
     let accessed = Accessed { outcome: Outcome::Done, bytes: Bytes::from_static(b"abc") };
     v.frame("ACCESSED", session(FrameType::ACCESSED, 3 << 62 | 1, 5, 5), &accessed);
     let gone = Accessed { outcome: Outcome::Gone, bytes: Bytes::new() };

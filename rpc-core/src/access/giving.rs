@@ -15,7 +15,7 @@ use super::taking::check_loan;
 use super::{Accesses, exports};
 use crate::payload::Payload;
 use crate::proto::wire::{Granted, Operation, Outcome, Target, WireError};
-use crate::transport::{self, Grant, GrantTerms, Hold, Link, Words};
+use crate::transport::{Grant, GrantTerms, Hold, Link, Words};
 
 /// How long a peer may take to say that it uses a grant no more. After that what it does fails, and its link with it.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -119,15 +119,10 @@ impl Accesses {
     /// Has the link let the server use memory that a call is about to lend. `None`: it uses it by messages.
     pub(super) fn offer(&self, memory: &dyn LentMemory) -> Option<Offer> {
         let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.loan_grants())?;
-        let memory = memory.shared()?;
-        let rights = match memory {
-            transport::LentMemory::Read(_) => Granted::READ,
-            transport::LentMemory::Write(..) => Granted::WRITE,
-        };
         let (end, in_effect) = watch::channel(());
-        let Grant { descriptor, hold } = link.grant_loan(memory, end)?;
+        let Grant { descriptor, hold } = link.grant_loan(&|| memory.shared(), end)?;
         self.given.lock().add(InEffect { epoch, end: in_effect.clone() });
-        Some(Offer { granted: Granted { epoch, rights, descriptor }, hold, in_effect })
+        Some(Offer { granted: Granted { epoch, rights: memory.right(), descriptor }, hold, in_effect })
     }
 
     /// Queues an offer, before the request of its call.

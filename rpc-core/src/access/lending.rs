@@ -9,6 +9,8 @@ use super::Accesses;
 use super::giving::{GivenGrant, Offer};
 use super::owner::Memory;
 use crate::payload::Loan;
+#[cfg(doc)]
+use crate::proto::wire::Granted;
 use crate::proto::wire::{Outcome, Target};
 use crate::sync::{Mutex, rank};
 use crate::transport;
@@ -23,6 +25,9 @@ pub(crate) trait LentMemory: Memory {
 
     /// Notes that a call has ended that lent it.
     fn end(&self);
+
+    /// Returns what the server may do, as a right of a [`Granted`].
+    fn right(&self) -> u8;
 
     /// Returns the memory for the server to use by itself, if it is in one piece, and is such that a device can write to it if the server
     /// may.

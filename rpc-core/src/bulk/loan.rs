@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::watch;
 
 use crate::access::{LentMemory, Memory, check_range};
-use crate::proto::wire::Outcome;
+use crate::proto::wire::{Granted, Outcome};
 use crate::sync::{Mutex, rank};
 use crate::transport::{self, Exportable};
 
@@ -130,8 +130,9 @@ impl<M> Loan<M> {
     /// Takes the memory back as soon as no call lends it. Calls that are made afterwards with the same handle fail
     /// FAILED_PRECONDITION, not executed.
     ///
-    /// It returns at once if there is no such call, and otherwise when the last one has ended. Do not use it to wait for a call that
-    /// has not been sent yet.
+    /// It returns at once if there is no such call, and otherwise when the last one has ended. By RDMA that takes as long as the server
+    /// uses the memory after a call that was given up: ten seconds at most, after which this side's device refuses it. Do not use it to
+    /// wait for a call that has not been sent yet.
     ///
     /// # Cancel safety
     ///
@@ -257,7 +258,7 @@ impl<M: Lend> Memory for Writable<M> {
 }
 
 macro_rules! lent {
-    ($($of:ident: $bound:ident, $shared:expr;)*) => {$(
+    ($($of:ident: $bound:ident, $right:expr, $shared:expr;)*) => {$(
         impl<M> fmt::Debug for $of<M> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_tuple(stringify!($of)).field(&self.0).finish()
@@ -280,6 +281,10 @@ macro_rules! lent {
                 self.0.state.send_modify(|state| state.lent -= 1);
             }
 
+            fn right(&self) -> u8 {
+                $right
+            }
+
             fn shared(&self) -> Option<transport::LentMemory> {
                 $shared(&self.0)
             }
@@ -288,6 +293,6 @@ macro_rules! lent {
 }
 
 lent! {
-    Readable: LendParts, Lent::only_part;
-    Writable: Lend, Lent::share;
+    Readable: LendParts, Granted::READ, Lent::only_part;
+    Writable: Lend, Granted::WRITE, Lent::share;
 }

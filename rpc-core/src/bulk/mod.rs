@@ -26,8 +26,12 @@
 //! # });
 //! ```
 //!
-//! Only the server starts transfers, and it never holds a key to the client's memory beyond the call. The client's runtime does
-//! them: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from the sender's memory.
+//! Only the server starts transfers, and it never holds a key to the client's memory beyond the call. By RDMA it reads and writes memory
+//! in registered buffers (`farcall::buf`) of 16 KiB or more by itself, through a window for that memory on that connection alone. The
+//! client's runtime does all other transfers: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from
+//! the sender's memory.
+//!
+//! A transfer of a call that was given up can last for some seconds. So [reclaim](Loan::reclaim) memory before another call lends it.
 //!
 //! Loans travel in arguments only, alone or in types of the application's own, with the codec [`Postcard`](crate::codec::Postcard).
 

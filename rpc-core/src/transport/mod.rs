@@ -100,9 +100,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::ready(None))
     }
 
-    /// Lets the peer use memory that a call lends by itself, at once or not at all. The link keeps `in_effect` together with the memory,
-    /// and drops it when the peer can do nothing any more by the grant. Never blocks.
-    fn grant_loan(&self, _memory: LentMemory, _in_effect: watch::Sender<()>) -> Option<Grant> {
+    /// Lets the peer use memory that a call lends by itself, at once or not at all. The link asks for the memory if it may have a use for
+    /// it. It keeps `in_effect` together with the memory, and drops it when the peer can do nothing any more by the grant. Never blocks.
+    fn grant_loan(
+        &self,
+        _memory: &dyn Fn() -> Option<LentMemory>,
+        _in_effect: watch::Sender<()>,
+    ) -> Option<Grant> {
         None
     }
 

@@ -63,7 +63,11 @@ impl Link for RdmaLink {
         Box::pin(Arc::clone(&self.core).grant_words(memory, terms))
     }
 
-    fn grant_loan(&self, memory: LentMemory, in_effect: watch::Sender<()>) -> Option<Grant> {
+    fn grant_loan(
+        &self,
+        memory: &dyn Fn() -> Option<LentMemory>,
+        in_effect: watch::Sender<()>,
+    ) -> Option<Grant> {
         self.core.grant_loan(memory, in_effect)
     }
 

@@ -165,9 +165,11 @@ impl LinkCore {
     /// See [`farcall_core::transport::Link::grant_loan`].
     pub(crate) fn grant_loan(
         self: &Arc<Self>,
-        memory: LentMemory,
+        memory: &dyn Fn() -> Option<LentMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
+        let (place, qp) = self.begin_loan()?;
+        let memory = memory()?;
         let range = match &memory {
             LentMemory::Read(bytes) => {
                 let start = bytes.as_ptr() as usize;
@@ -181,7 +183,6 @@ impl LinkCore {
         if range.len() < LEAST_EXPOSED || !self.resources.rendezvous_pool.contains_range(range) {
             return None;
         }
-        let (place, qp) = self.begin_loan()?;
         let exposure = match memory {
             LentMemory::Read(bytes) => qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })),
             LentMemory::Write(words, len) => {

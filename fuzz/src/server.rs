@@ -81,7 +81,8 @@ pub(crate) fn hello() -> Hello {
             | features::STREAMS
             | features::METADATA
             | features::ACCESS
-            | features::GRANTS,
+            | features::GRANTS
+            | features::LOAN_GRANTS,
         max_frame: 16 << 10,
         max_message: 1 << 20,
         max_assembly: 4 << 20,

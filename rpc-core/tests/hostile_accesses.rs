@@ -177,7 +177,7 @@ async fn grants_of_loans_come_from_peers_that_may_give_them() {
     let t = default();
     let granted = || Granted { epoch: 1, rights: Granted::READ, descriptor: Bytes::from_static(b"there") };
     let loan = |number| Target::Loan { call: 2, number };
-    let knows = || Hello { features: features::ACCESS | features::LOAN_GRANTS, ..hello() };
+    let knows = || Hello { features: features::ACCESS | features::GRANTS | features::LOAN_GRANTS, ..hello() };
     // More than are remembered, for a call that never comes. None is used, and none has an outcome.
     let mut peer = greeted(&t, knows()).await;
     for number in 0..1000 {
@@ -217,7 +217,8 @@ async fn a_server_that_grants_loans_or_returns_what_is_none_is_told() {
     ] {
         let (caller, mut links, _) = played();
         let answer = tokio::spawn(call(&caller, &info("test"), ECHO, "x").into_future());
-        let hello = Hello { features: features::ACCESS | features::LOAN_GRANTS, ..hello() };
+        let hello =
+            Hello { features: features::ACCESS | features::GRANTS | features::LOAN_GRANTS, ..hello() };
         let mut peer = Peer::greeted(links.recv().await.unwrap(), hello).await;
         let (header, _) = peer.expect(FrameType::REQUEST).await;
         access(&mut peer, 1 << 63 | NUMBER, target, 0, operation);

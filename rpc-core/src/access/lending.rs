@@ -31,7 +31,7 @@ pub(crate) trait LentMemory: Memory {
 
     /// Returns the memory for the server to use by itself, if it is in one piece, and is such that a device can write to it if the server
     /// may.
-    fn shared(&self) -> Option<transport::LentMemory>;
+    fn shared(&self) -> Option<transport::DirectMemory>;
 }
 
 /// Memory that one call lends.

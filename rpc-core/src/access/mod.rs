@@ -122,7 +122,7 @@ impl Accesses {
 
     /// Whether both sides know grants of loans.
     fn loan_grants(&self) -> bool {
-        self.sender.terms().peer_has(features::LOAN_GRANTS)
+        self.grants() && self.sender.terms().peer_has(features::LOAN_GRANTS)
     }
 
     /// Returns how many bytes one access can read.

@@ -195,9 +195,9 @@ impl<M> Lent<M> {
     }
 
     /// Returns what the peer may read, if it is in one piece.
-    fn only_part(&self) -> Option<transport::LentMemory> {
+    fn only_part(&self) -> Option<transport::DirectMemory> {
         match &self.parts.lock()[..] {
-            [part] => Some(transport::LentMemory::Read(part.clone())),
+            [part] => Some(transport::DirectMemory::Read(part.clone())),
             _ => None,
         }
     }
@@ -205,9 +205,9 @@ impl<M> Lent<M> {
 
 impl<M: Lend> Lent<M> {
     /// Returns what the peer may write, if a device can.
-    fn share(&self) -> Option<transport::LentMemory> {
+    fn share(&self) -> Option<transport::DirectMemory> {
         let words = self.memory.lock().as_mut()?.share()?;
-        Some(transport::LentMemory::Write(words, self.len))
+        Some(transport::DirectMemory::Write(words, self.len))
     }
 }
 
@@ -285,7 +285,7 @@ macro_rules! lent {
                 $right
             }
 
-            fn shared(&self) -> Option<transport::LentMemory> {
+            fn shared(&self) -> Option<transport::DirectMemory> {
                 $shared(&self.0)
             }
         }

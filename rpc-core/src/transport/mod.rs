@@ -104,7 +104,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// it. It keeps `in_effect` together with the memory, and drops it when the peer can do nothing any more by the grant. Never blocks.
     fn grant_loan(
         &self,
-        _memory: &dyn Fn() -> Option<LentMemory>,
+        _memory: &dyn Fn() -> Option<DirectMemory>,
         _in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
         None
@@ -187,7 +187,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 }
 
 /// Memory that a call lends, for the peer to use by itself.
-pub enum LentMemory {
+pub enum DirectMemory {
     /// To be read.
     Read(Bytes),
     /// To be written: so many bytes from the first word on. Nothing in this process reads or writes the memory but by these words.
@@ -195,7 +195,7 @@ pub enum LentMemory {
 }
 
 /// The kind only: the memory may hold a secret.
-impl fmt::Debug for LentMemory {
+impl fmt::Debug for DirectMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if matches!(self, Self::Read(_)) { "Read" } else { "Write" })
     }

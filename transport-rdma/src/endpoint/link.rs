@@ -8,8 +8,8 @@ use farcall_core::proto::inbox::Described;
 use farcall_core::proto::message::Bulk;
 use farcall_core::status::Executed;
 use farcall_core::transport::{
-    Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, Direction, FrameSource,
-    Grant, GrantTerms, LentMemory, Link, LinkHandler, Words,
+    Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, DirectMemory, Direction,
+    FrameSource, Grant, GrantTerms, Link, LinkHandler, Words,
 };
 use tokio::sync::watch;
 
@@ -65,7 +65,7 @@ impl Link for RdmaLink {
 
     fn grant_loan(
         &self,
-        memory: &dyn Fn() -> Option<LentMemory>,
+        memory: &dyn Fn() -> Option<DirectMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
         self.core.grant_loan(memory, in_effect)

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Weak};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use farcall_core::transport::{DeviceAtomics, DeviceId, Grant, GrantTerms, Hold, LentMemory, Words};
+use farcall_core::transport::{DeviceAtomics, DeviceId, DirectMemory, Grant, GrantTerms, Hold, Words};
 use tokio::sync::{oneshot, watch};
 
 use super::LinkCore;
@@ -165,17 +165,17 @@ impl LinkCore {
     /// See [`farcall_core::transport::Link::grant_loan`].
     pub(crate) fn grant_loan(
         self: &Arc<Self>,
-        memory: &dyn Fn() -> Option<LentMemory>,
+        memory: &dyn Fn() -> Option<DirectMemory>,
         in_effect: watch::Sender<()>,
     ) -> Option<Grant> {
         let (place, qp) = self.begin_loan()?;
         let memory = memory()?;
         let range = match &memory {
-            LentMemory::Read(bytes) => {
+            DirectMemory::Read(bytes) => {
                 let start = bytes.as_ptr() as usize;
                 start..start + bytes.len()
             }
-            LentMemory::Write(words, len) => {
+            DirectMemory::Write(words, len) => {
                 let start = (**words).as_ref().as_ptr() as usize;
                 start..start + len
             }
@@ -184,8 +184,8 @@ impl LinkCore {
             return None;
         }
         let exposure = match memory {
-            LentMemory::Read(bytes) => qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })),
-            LentMemory::Write(words, len) => {
+            DirectMemory::Read(bytes) => qp.expose(&Bytes::from_owner(Lent { bytes, in_effect })),
+            DirectMemory::Write(words, len) => {
                 let words = Granted::new(Arc::new(RegisteredWords::within_arena(words, len)), in_effect);
                 qp.expose_words(Arc::new(words), RemoteAccess::WRITE)
             }

@@ -217,6 +217,9 @@ impl Lend for Buf {
 
     #[cfg(feature = "rdma")]
     fn share(&mut self) -> Option<Arc<dyn Exportable>> {
+        if let Memory::Received(bytes) = &self.memory {
+            self.memory = Memory::copy_of(bytes);
+        }
         let words = match std::mem::replace(&mut self.memory, Memory::Heap(Vec::new())) {
             Memory::Registered(memory) => memory.share(),
             Memory::Shared(words) => words,

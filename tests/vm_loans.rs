@@ -7,7 +7,7 @@ mod process;
 use std::time::Duration;
 
 use farcall::bulk::{BulkRead, BulkWrite};
-use farcall::{Buf, Channel, Config, Policy, Result, Server};
+use farcall::{Buf, Bytes, Channel, Config, Policy, Result, Server};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use process::{Process, say, told};
@@ -157,4 +157,42 @@ async fn a_buffer_that_the_server_has_filled_by_itself_is_the_same_memory() {
         assert_eq!(buf.freeze(), b"my bytes"[..]);
         direct += usize::from(is_direct);
     }
+}
+
+/// The first fills of a buffer go by messages, whose memory the buffer takes over.
+#[tokio::test]
+async fn buffers_that_are_lent_again_and_again_are_filled_by_the_server_itself() {
+    const TASKS: u64 = 4;
+    const TIMES: u64 = 50;
+    let _alone = ALONE.lock().await;
+    let (address, mut arrivals) = served().await;
+    tokio::spawn(async move {
+        while let Some((from, into, answer)) = arrivals.recv().await {
+            tokio::spawn(async move {
+                let byte = from.read(..).await.unwrap()[0];
+                into.write(0, vec![byte; LEN]).await.unwrap();
+                drop((from, into));
+                answer.send(true).unwrap();
+            });
+        }
+    });
+    let (client, begin) = (connected(&address).await, direct_accesses());
+    let tasks = (0..TASKS).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let mut buf = buffer(std::iter::repeat(0));
+            for i in 0..TIMES as u8 {
+                let (from, _loan) = BulkRead::lend(Bytes::from(vec![i]));
+                let (into, loan) = BulkWrite::lend(buf);
+                client.borrow(from, into).await.unwrap();
+                buf = tokio::time::timeout(PATIENCE, loan.reclaim()).await.expect("it does not come back");
+                assert!(buf.iter().all(|&byte| byte == i));
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let direct = direct_accesses() - begin;
+    assert!(direct >= TASKS * (TIMES - 10), "{direct} of {}", TASKS * TIMES);
 }

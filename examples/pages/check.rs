@@ -112,7 +112,9 @@ async fn work(
 /// Fetches every page, and returns the checksum of each.
 async fn scan(pages: &PagesClient, shape: Shape) -> Result<Vec<u32>, Failure> {
     let mut checksums = Vec::new();
-    let mut memory = vec![0; 16 * shape.page_bytes];
+    // By RDMA the server's device writes to such a buffer by itself.
+    let mut memory = farcall::buf(16 * shape.page_bytes);
+    memory.resize(16 * shape.page_bytes);
     let all: Vec<PageId> = (0..shape.pages).collect();
     for ids in all.chunks(16) {
         let (into, loan) = BulkWrite::lend(memory);

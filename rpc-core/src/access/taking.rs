@@ -147,7 +147,7 @@ impl Accesses {
         let Access { target, operation, .. } = access;
         match (operation, self.sender.terms().role) {
             (Operation::Offer(granted), Role::Server) if self.loan_grants() => {
-                self.take_offer(target, granted)?
+                self.take_offer(target, granted)?;
             }
             (Operation::Return, Role::Client) if self.loan_grants() => self.take_back(target)?,
             (Operation::Offer(_) | Operation::Return, _) => {

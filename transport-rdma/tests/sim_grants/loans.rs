@@ -96,7 +96,7 @@ impl Lender {
         let mut arguments = Encoder::new().lending();
         Postcard::encode(&handle, &mut arguments).unwrap();
         let call: Call<Result<Bytes>, Raw> = self.stub.call(1, Ok(arguments.finish()));
-        (tokio::spawn(async move { call.await }), loan)
+        (tokio::spawn(call.into_future()), loan)
     }
 
     async fn arrived(&mut self) -> Arrived {

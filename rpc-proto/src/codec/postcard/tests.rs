@@ -202,6 +202,7 @@ fn announced_lengths_reserve_no_memory() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "half a million elements take Miri an hour")]
 fn elements_that_take_no_bytes_are_limited() {
     /// Does not even ask for any.
     #[derive(Debug, Serialize)]

@@ -9,7 +9,7 @@ mod process;
 use std::time::Duration;
 
 use farcall::bulk::{BulkRead, BulkWrite};
-use farcall::{Buf, Bytes, Channel, Config, Policy, Result, Server};
+use farcall::{Buf, Bytes, Channel, Code, Config, Policy, Result, Server};
 use tokio::sync::{Mutex, mpsc, oneshot};
 
 use process::{Process, say, told};
@@ -99,19 +99,45 @@ async fn part_lender() {
     }
 }
 
+/// Takes what is lent, until the server uses it by itself.
+async fn taken(arrivals: &mut mpsc::UnboundedReceiver<Arrived>) -> Arrived {
+    loop {
+        let arrived = tokio::time::timeout(PATIENCE, arrivals.recv()).await.expect("no call comes");
+        let (from, into, answer) = arrived.unwrap();
+        if is_direct(&from, &into).await {
+            return (from, into, answer);
+        }
+        answer.send(false).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lender_that_is_killed_fails_what_is_under_way() {
+    let _alone = ALONE.lock().await;
+    let (address, mut arrivals) = served().await;
+    let lender = Process::start("part_lender", &address);
+    let (from, into, _answer) = taken(&mut arrivals).await;
+    let transfers = tokio::spawn(async move {
+        loop {
+            let (read, written) = tokio::join!(from.read(..), into.write(0, vec![9; LEN]));
+            if let (Err(read), Err(written)) = (read, written) {
+                return [read, written];
+            }
+        }
+    });
+    lender.kill().await;
+    let failed = tokio::time::timeout(PATIENCE, transfers).await.expect("they hang").unwrap();
+    for status in failed {
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lent_memory_is_used_while_its_lender_is_stopped() {
     let _alone = ALONE.lock().await;
     let (address, mut arrivals) = served().await;
     let mut lender = Process::start("part_lender", &address);
-    let (from, into, answer) = loop {
-        let arrived = tokio::time::timeout(PATIENCE, arrivals.recv()).await.expect("no call comes");
-        let (from, into, answer) = arrived.unwrap();
-        if is_direct(&from, &into).await {
-            break (from, into, answer);
-        }
-        answer.send(false).unwrap();
-    };
+    let (from, into, answer) = taken(&mut arrivals).await;
     lender.signal("STOP");
     let mut random = fastrand::Rng::with_seed(1);
     let content: Vec<u8> = pattern(7).collect();

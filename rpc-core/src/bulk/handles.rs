@@ -175,7 +175,11 @@ impl Handle {
         let Self::Borrower(borrowed) = self else {
             return Err(precondition("this side lends the memory; only the server of the call uses it"));
         };
-        let gone = || precondition("the memory was not lent to this side, or its connection is gone");
+        let gone = || match Weak::ptr_eq(&borrowed.by, &Weak::new()) {
+            true => precondition("the memory was not lent to this side"),
+            false => Status::new(Code::Unavailable, "the connection by which the memory was lent is gone")
+                .with_executed(Executed::No),
+        };
         Ok((borrowed.by.upgrade().ok_or_else(gone)?, borrowed.target()))
     }
 

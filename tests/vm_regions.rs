@@ -2,6 +2,8 @@
 //!
 //! Runs in the VM, as `cargo xtask test vm` does it.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
 mod process;
 
 use std::future::pending;
@@ -11,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use farcall::rdma::MappedWords;
-use farcall::region::{Exportable, Region, RemoteRegion, Rights};
+use farcall::region::{Exportable, Region, RemoteMemory, RemoteRegion, Rights};
 use farcall::{Channel, Code, Config, Policy, Result, Server};
 use tokio::sync::Mutex;
 
@@ -69,6 +71,16 @@ async fn part_owner() {
         tokio::spawn(server.serve());
         pending::<()>().await;
     }
+}
+
+/// Exports a region from a server of this process, and reaches it by a channel.
+async fn reached(region: Region) -> RemoteMemory {
+    let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let address = format!("farcall://{}", server.local_addr());
+    tokio::spawn(server.serve());
+    let channel = Channel::builder().config(config()).connect(&address).await.unwrap();
+    OwnerClient::new(&channel).region().await.unwrap().on(&channel)
 }
 
 fn direct_accesses() -> u64 {
@@ -141,12 +153,7 @@ async fn a_region_in_a_file_is_used_and_the_file_has_what_was_written() {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let memory = Arc::new(MappedWords::of_file(&file).unwrap());
     let region = Region::export(memory.clone(), Rights::READ | Rights::WRITE);
-    let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
-    let server = server.bind("127.0.0.1:0").await.unwrap();
-    let address = format!("farcall://{}", server.local_addr());
-    tokio::spawn(server.serve());
-    let channel = Channel::builder().config(config()).connect(&address).await.unwrap();
-    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+    let region = reached(region).await;
     let mut expected = vec![3; LEN];
     let mut random = fastrand::Rng::with_seed(2);
     for _ in 0..100 {
@@ -183,12 +190,7 @@ async fn memory_that_the_rdma_device_cannot_use_is_used_by_its_owner() {
     let descriptor = std::fs::File::open("/dev/null").unwrap().into();
     let memory = Arc::new(Elsewhere(words, descriptor));
     let region = Region::export(memory, Rights::READ | Rights::WRITE | Rights::ATOMICS);
-    let server = Server::builder().add(OwnerServer::new(Pages(region))).config(config());
-    let server = server.bind("127.0.0.1:0").await.unwrap();
-    let address = format!("farcall://{}", server.local_addr());
-    tokio::spawn(server.serve());
-    let channel = Channel::builder().config(config()).connect(&address).await.unwrap();
-    let region = OwnerClient::new(&channel).region().await.unwrap().on(&channel);
+    let region = reached(region).await;
     let begin = direct_accesses();
     for i in 0..100 {
         assert_eq!(region.fetch_add(0, 1).await.unwrap(), i);

@@ -224,8 +224,7 @@ impl Accesses {
 
     /// Gives the grant of a loan back, because its handler is done with it.
     pub(crate) fn give_back(&self, target: Target) {
-        let was_held = matches!(self.taken.lock().by_target.get(&target), Some(TakenGrant::Held { .. }));
-        let (Some(mut in_use), true) = (self.stop_using(target), was_held) else { return };
+        let Some(mut in_use) = self.stop_using(target) else { return };
         if in_use.has_changed().is_err() {
             self.forget(target);
             return self.notify(target, Operation::Return);

@@ -130,9 +130,9 @@ impl<M> Loan<M> {
     /// Takes the memory back as soon as no call lends it. Calls that are made afterwards with the same handle fail
     /// FAILED_PRECONDITION, not executed.
     ///
-    /// It returns at once if there is no such call, and otherwise when the last one has ended. By RDMA that takes as long as the server
-    /// uses the memory after a call that was given up: ten seconds at most, after which this side's device refuses it. Do not use it to
-    /// wait for a call that has not been sent yet.
+    /// It returns at once if there is no such call, and otherwise when the last one has ended. By RDMA the server may use the memory for a
+    /// while after a call that was given up. It returns when the server has ended that, or this side's device has after ten seconds. Do not
+    /// use it to wait for a call that has not been sent yet.
     ///
     /// # Cancel safety
     ///

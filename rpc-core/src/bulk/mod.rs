@@ -31,7 +31,8 @@
 //! client's runtime does all other transfers: by TCP as part of the connection's messages, by RDMA as messages that the reader reads from
 //! the sender's memory.
 //!
-//! A transfer of a call that was given up can last for some seconds. So [reclaim](Loan::reclaim) memory before another call lends it.
+//! By RDMA a transfer of a call that was given up can last for some seconds. So [reclaim](Loan::reclaim) the memory of such a call before
+//! another call lends it.
 //!
 //! Loans travel in arguments only, alone or in types of the application's own, with the codec [`Postcard`](crate::codec::Postcard).
 

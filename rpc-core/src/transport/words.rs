@@ -37,7 +37,7 @@ pub trait Exportable: AsRef<[AtomicU64]> + Send + Sync + 'static {
     /// Returns the dma-buf that has the words at its beginning, for words in the memory of a device such as a GPU. The kernel can't give
     /// such memory to an RDMA device by its address.
     ///
-    /// Whoever maps that dma-buf as anything but atomic words answers for what peers write there.
+    /// Code that maps the dma-buf as plain memory must expect that peers write to it.
     #[cfg(unix)]
     fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         None

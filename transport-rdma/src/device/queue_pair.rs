@@ -66,7 +66,8 @@ pub trait QueuePair: Debug + Send + Sync {
     /// The peer can read them from when [`Work::Bind`] has run.
     fn expose(&self, bytes: &Bytes) -> Result<Exposure, ExposeError>;
 
-    /// As [`expose`](Self::expose), for all of these words, which the peer may write only if they were registered for that.
+    /// As [`expose`](Self::expose), for all of these words. The peer may write to those in an arena, and to others that were registered
+    /// for that.
     fn expose_words(
         &self,
         words: Arc<dyn SharesWords>,

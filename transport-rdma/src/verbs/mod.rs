@@ -2,12 +2,12 @@
 //!
 //! The argument for its soundness, and what would break it:
 //!
-//! - **Memory.** A device writes only to receive slots, targets of READs and, for the peer, to words of an application. It reads
-//!   only from sends, sources of WRITEs and, for the peer, from what is exposed. `inflight` owns slots, and holds clones of the others from before the work request is posted until its
-//!   completion was polled (for what is exposed: that of the invalidation), or until the queue or window that had it is
+//! - **Memory.** A device writes only to receive slots, targets of READs and, for the peer, to words that an application exports or
+//!   lends. It reads only from sends, sources of WRITEs and, for the peer, from what is exposed. `inflight` owns slots. It holds clones
+//!   of the others from before the work request is posted until its completion was polled (for what is exposed: that of the invalidation), or until the queue or window that had it is
 //!   destroyed. Completions are believed: a device that reports a request as done and goes on using its memory cannot be
 //!   defended against.
-//! - **Peers.** They read what a bound window exposes. They write only through windows on words of an application, which are atomic: a
+//! - **Peers.** They read what a bound window exposes. They write only through windows on such words, which are atomic: a
 //!   reference to plain memory that a peer may write to would be undefined behaviour.
 //! - **Objects.** Every wrapper owns its C object and keeps its parents by `Arc`, so that they are destroyed in the order
 //!   windows, queue pair, shared receive queue, completion queues, channel, memory regions, protection domain, context. If a

@@ -114,12 +114,12 @@ impl VerbsQp {
             }
             Work::Bind(exposure) => {
                 let exposed = self.ring.windows().exposed(exposure);
-                let within = match &exposed {
+                let own = match &exposed {
                     Some(Exposed::Words(words)) => words.words().registration().map(Registration::region),
-                    Some(Exposed::Message(_)) | None => None,
+                    Some(Exposed::Message(_)) => None,
+                    None => return Ok(()),
                 };
-                let in_arena = || regions.arena(exposure.addr() as usize, exposure.len());
-                let within = within.or_else(in_arena).filter(|_| exposed.is_some());
+                let within = own.or_else(|| regions.arena(exposure.addr() as usize, exposure.len()));
                 let (Some(within), Some(window)) = (within, windows.get(exposure.window())) else {
                     return Ok(());
                 };

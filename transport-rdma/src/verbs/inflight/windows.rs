@@ -1,4 +1,4 @@
-//! A queue pair's memory windows: which of them lets the peer read what, and until when.
+//! A queue pair's memory windows: which memory each lets the peer use, and until when.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use super::lock;
 use crate::device::{Exposure, RemoteAccess};
 use crate::dma::Exposed;
 
-/// The windows of one queue pair. Whatever a window may let the peer read is kept here until the device has said that the
+/// The windows of one queue pair. Whatever a window may let the peer use is kept here until the device has said that the
 /// invalidation is done, or the window is gone.
 #[derive(Debug, Default)]
 pub(crate) struct Windows(Mutex<Table>);
@@ -122,13 +122,13 @@ impl Windows {
         window.filter(|window| window.generation == exposure.generation)?.exposed.clone()
     }
 
-    /// How many may let the peer read something.
+    /// How many may let the peer use something.
     pub(crate) fn bound(&self) -> usize {
         let table = lock(&self.0);
         table.windows.iter().filter(|window| matches!(window.stage, Stage::Bound | Stage::Ending)).count()
     }
 
-    /// Leaks all memory, because the peer may still read them.
+    /// Leaks all memory, because the peer may still use it.
     pub(super) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *lock(&self.0)));
     }

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
-use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -99,25 +98,106 @@ impl AsRef<[AtomicU64]> for MappedWords {
 
 impl Exportable for MappedWords {}
 
-/// The device that a connection would use. There is none on this platform.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Probe {
-    /// The device's name in the kernel.
-    pub device: String,
-    /// The device's port, counted from 1.
-    pub port: u8,
-    /// The entry in the port's GID table.
-    pub gid_index: u8,
-    /// The address in that entry; an IP address on RoCE.
-    pub gid: IpAddr,
-    /// Bytes of payload in the largest packet of the link.
-    pub mtu: usize,
-}
+/// The look at a machine that has no RDMA.
+pub mod probe {
+    use std::convert::Infallible;
+    use std::fmt;
+    use std::net::IpAddr;
+    use std::path::PathBuf;
 
-/// Returns the error that this platform has no RDMA.
-pub fn probe(_config: &RdmaConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {
-    Err(Unavailable::UnsupportedPlatform)
+    use crate::probe::{Finding, Kind, Probe, Report};
+    use crate::{RdmaConfig, Unavailable};
+
+    /// The kinds of findings that there are: that this platform has no RDMA.
+    pub static KINDS: &[&[&Kind]] = &[crate::probe::UNAVAILABLE];
+
+    /// Returns the error that this platform has no RDMA.
+    pub fn probe(_config: &RdmaConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {
+        Err(Unavailable::UnsupportedPlatform)
+    }
+
+    /// Returns the finding that this platform has no RDMA.
+    pub fn examine(_machine: &Machine, _config: &RdmaConfig) -> Report {
+        let findings = vec![Finding::from(&Unavailable::UnsupportedPlatform)];
+        Report { devices: Vec::new(), chosen: None, tried: Vec::new(), findings }
+    }
+
+    /// Does nothing: the report says that this platform has no RDMA.
+    pub fn trial(_report: &mut Report, _config: &RdmaConfig) {}
+
+    /// The files and programs of a machine, which nobody looks at on this platform.
+    #[derive(Debug, Default)]
+    pub struct Machine(());
+
+    impl Machine {
+        /// Returns the machine that this process runs on.
+        pub fn this() -> Self {
+            Self(())
+        }
+
+        /// Returns a machine whose files lie below a directory.
+        pub fn below(_root: impl Into<PathBuf>) -> Self {
+            Self(())
+        }
+
+        /// Returns a machine that answers as another one did.
+        ///
+        /// # Errors
+        ///
+        /// None, on this platform.
+        pub fn recorded(_recording: &str) -> Result<Self, MalformedRecording> {
+            Ok(Self(()))
+        }
+
+        /// Returns the machine.
+        #[must_use]
+        pub fn remembering(self) -> Self {
+            self
+        }
+
+        /// Returns no text: nothing was asked.
+        pub fn recording(&self) -> String {
+            String::new()
+        }
+
+        /// Whether it is this machine.
+        pub fn is_this(&self) -> bool {
+            true
+        }
+    }
+
+    /// A line that is none of a recording. There is none on this platform.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct MalformedRecording(Infallible);
+
+    impl fmt::Display for MalformedRecording {
+        fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match self.0 {}
+        }
+    }
+
+    impl std::error::Error for MalformedRecording {}
+
+    /// The counters of devices, of which there are none on this platform.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct Counters(());
+
+    impl Counters {
+        /// Reads nothing.
+        pub fn read(_machine: &Machine) -> Self {
+            Self(())
+        }
+
+        /// Returns nothing.
+        pub fn not_zero(&self) -> Vec<Finding> {
+            Vec::new()
+        }
+
+        /// Returns nothing.
+        pub fn grown_since(&self, _earlier: &Self) -> Vec<Finding> {
+            Vec::new()
+        }
+    }
 }
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;

@@ -18,11 +18,13 @@
 
 mod config;
 mod errno;
+pub mod probe;
 mod stats;
 mod unavailable;
 
 pub use config::{Completion, Plaintext, RdmaConfig};
 pub use errno::Blame;
+pub use probe::{Probe, probe};
 pub use stats::DeviceStats;
 pub use unavailable::{DeviceError, Memlock, Unavailable};
 
@@ -31,7 +33,7 @@ cfg_if::cfg_if! {
         mod buffer;
         mod endpoint;
         mod link;
-        mod probe;
+        mod machine;
         mod resources;
         mod upgrade;
 
@@ -75,11 +77,10 @@ cfg_if::cfg_if! {
         pub use buffer::Registered;
         pub use dma::{MappedWords, SharedExtent};
         pub use endpoint::stats;
-        pub use probe::{Probe, probe};
         pub use upgrade::RdmaUpgrade;
     } else {
         mod elsewhere;
 
-        pub use elsewhere::{MappedWords, Probe, RdmaUpgrade, Registered, SharedExtent, probe, stats};
+        pub use elsewhere::{MappedWords, RdmaUpgrade, Registered, SharedExtent, stats};
     }
 }

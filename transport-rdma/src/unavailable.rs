@@ -48,6 +48,11 @@ pub enum Unavailable {
         /// Its driver.
         driver: &'static str,
     },
+    /// The device speaks iWARP. Its connections need the kernel's connection manager, which farcall does not use.
+    Iwarp {
+        /// The device's name.
+        device: String,
+    },
     /// The device's node may not be opened.
     NoPermission {
         /// The node, `/dev/infiniband/uverbsN`.
@@ -141,6 +146,11 @@ impl Unavailable {
                  driver such as mlx5, bnxt_re, irdma or rxe"
                     .to_owned()
             }
+            Self::Iwarp { .. } => {
+                "use TCP here, or switch the device to RoCE v2 if it has that (Intel E810: `devlink dev param set pci/ADDRESS name \
+                 enable_roce value true cmode runtime`)"
+                    .to_owned()
+            }
             Self::NoPermission { path } => {
                 format!(
                     "give this user read and write access to {} (group or udev rule), or pass it into the container \
@@ -179,6 +189,9 @@ impl fmt::Display for Unavailable {
             }
             Self::NoReliableQueuePairs { device, driver } => {
                 write!(f, "{device} (driver {driver}) has no reliable connected queue pairs (RC)")
+            }
+            Self::Iwarp { device } => {
+                write!(f, "{device} speaks iWARP, which farcall can't connect; it needs RoCE or InfiniBand")
             }
             Self::NoPermission { path } => write!(f, "no permission to open {}", path.display()),
             Self::PortDown { device, port, state } => {
@@ -239,7 +252,8 @@ impl From<Unavailable> for transport::Unavailable {
             Unavailable::LibraryTooOld { .. } => Reason::LibraryTooOld,
             Unavailable::NoDevice { .. }
             | Unavailable::NoSuchDevice { .. }
-            | Unavailable::NoReliableQueuePairs { .. } => Reason::NoDevice,
+            | Unavailable::NoReliableQueuePairs { .. }
+            | Unavailable::Iwarp { .. } => Reason::NoDevice,
             Unavailable::NoPermission { .. } => Reason::NoPermission,
             Unavailable::PortDown { .. } => Reason::PortDown,
             Unavailable::NoGid { .. } => Reason::NoGid,

@@ -10,8 +10,8 @@ use crate::host;
 pub(crate) const VM: &[&str] =
     &["qemu-system-x86", "busybox-static", "kmod", "iproute2", "ibverbs-providers"];
 
-/// Packages by which the tests of the VM drive its device.
-pub(crate) const TESTS: &[&str] = &["ibverbs-utils"];
+/// Packages by which the tests of the VM drive its device, and its firewall.
+pub(crate) const TESTS: &[&str] = &["ibverbs-utils", "nftables"];
 
 /// The package by which others measure devices.
 pub(crate) const PERFTEST: &[&str] = &["perftest"];

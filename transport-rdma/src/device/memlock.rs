@@ -1,21 +1,22 @@
 //! The kernel's figures about locked memory.
 
-use std::fs;
-
+use crate::machine::Machine;
 use crate::unavailable::Memlock;
 
 /// The limit and its use, for an error about a registration of `asked` bytes. A limit that cannot be read counts as
 /// unlimited.
-pub(crate) fn memlock(asked: u64) -> Memlock {
-    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    parse(&limits, &status, asked)
+pub(crate) fn memlock(machine: &Machine, asked: u64) -> Memlock {
+    let limits = machine.read("/proc/self/limits").unwrap_or_default();
+    parse(&limits, &status(machine), asked)
 }
 
 /// How many bytes this process may lock in all; `None`: as many as there are.
-pub(crate) fn lockable() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if has_ipc_lock(&status) { None } else { memlock(0).soft }
+pub(crate) fn lockable(machine: &Machine) -> Option<u64> {
+    if has_ipc_lock(&status(machine)) { None } else { memlock(machine, 0).soft }
+}
+
+fn status(machine: &Machine) -> String {
+    machine.read("/proc/self/status").unwrap_or_default()
 }
 
 /// Whether the limit does not apply: CAP_IPC_LOCK, as root has it.

@@ -12,6 +12,7 @@
 mod address;
 mod event;
 mod exposure;
+mod loopback;
 mod memlock;
 mod paths;
 mod queue_pair;
@@ -22,7 +23,6 @@ mod sysfs;
 use std::fmt::Debug;
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -30,6 +30,7 @@ pub use farcall_core::transport::Atomic;
 use farcall_core::transport::Words;
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, LocalPath, Mtu, PortStatus, RemoteQp};
+pub(crate) use loopback::connect_with_itself;
 pub(crate) use memlock::{lockable, memlock};
 pub use paths::{PairOnTrial, Paths, RemoteAddress, StreamEnds};
 pub use queue_pair::{
@@ -38,7 +39,7 @@ pub use queue_pair::{
 pub(crate) use queue_pair::{NUMBER, random_psn};
 pub use select::{Match, Selection, addresses, choose};
 pub use status::{WcClass, WcError, WcStatus};
-pub use sysfs::{Roots, check_access};
+pub(crate) use sysfs::ranges;
 
 pub use self::exposure::{Exposure, RemoteAccess};
 pub use crate::config::RdmaConfig;
@@ -69,13 +70,22 @@ pub struct DeviceSummary {
     /// The kernel's name, as in `/sys/class/infiniband`.
     pub name: String,
     /// The file to open to use it.
-    pub node: PathBuf,
+    pub node: String,
     /// The NUMA node it is attached to, if the machine has several.
     pub numa_node: Option<u32>,
-    /// The driver, if its devices have no reliable connected queue pairs.
-    pub unsuited: Option<&'static str>,
+    /// The reason why it can't be used, whatever its ports are.
+    pub unsuited: Option<Unsuited>,
     /// Its ports in order of number.
     pub ports: Vec<PortSummary>,
+}
+
+/// Why a device can't be used, whatever its ports are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsuited {
+    /// The devices of this driver have no reliable connected queue pairs.
+    NoReliableQueuePairs(&'static str),
+    /// It speaks iWARP, whose queue pairs are connected by the kernel's connection manager only.
+    Iwarp,
 }
 
 /// A port as one sees it without opening the device.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{DeviceSummary, GidEntry, GidKind, Interface, PortSummary, RdmaConfig};
+use super::{DeviceSummary, GidEntry, GidKind, Interface, PortSummary, RdmaConfig, Unsuited};
 use crate::Unavailable;
 
 /// Why a GID was taken, best first.
@@ -147,9 +147,13 @@ fn candidates<'a>(
         .collect();
     if ports.is_empty() {
         let unsuited = devices.iter().filter(named).find_map(|d| Some((d.name.clone(), d.unsuited?)));
-        if let Some((device, driver)) = unsuited.filter(|_| !devices.iter().filter(named).any(|d| suited(&d)))
-        {
-            return Err(Unavailable::NoReliableQueuePairs { device, driver });
+        if let Some((device, why)) = unsuited.filter(|_| !devices.iter().filter(named).any(|d| suited(&d))) {
+            return Err(match why {
+                Unsuited::NoReliableQueuePairs(driver) => {
+                    Unavailable::NoReliableQueuePairs { device, driver }
+                }
+                Unsuited::Iwarp => Unavailable::Iwarp { device },
+            });
         }
         let configured = match (&config.device, config.port) {
             (Some(device), Some(port)) => format!("port {port} of {device}"),
@@ -356,7 +360,7 @@ mod tests {
     #[test]
     fn devices_without_reliable_queue_pairs_are_passed_over_and_named() {
         let (mut devices, interfaces) = machine();
-        devices[0].unsuited = Some("efa");
+        devices[0].unsuited = Some(Unsuited::NoReliableQueuePairs("efa"));
         let other = choose(&devices, &interfaces, &RdmaConfig::default(), None).unwrap();
         assert_eq!(other.device, "mlx5_1");
         devices.pop();

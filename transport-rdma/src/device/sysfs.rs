@@ -3,134 +3,120 @@
 //! sysfs and not the library, because it also tells what the library keeps to itself: the types of GIDs, their network
 //! interfaces, and devices that may not be opened.
 
-use std::path::{Path, PathBuf};
-use std::{fs, io};
-
-use super::{DeviceSummary, Gid, GidEntry, GidKind, LinkLayer, PortSummary};
+use super::{DeviceSummary, Gid, GidEntry, GidKind, LinkLayer, PortSummary, Unsuited};
 use crate::Unavailable;
+use crate::machine::Machine;
 
-/// The directories that tell of devices; the machine's own, or a test's.
-#[derive(Debug, Clone)]
-pub struct Roots {
-    /// `/sys`
-    pub sys: PathBuf,
-    /// `/dev`
-    pub dev: PathBuf,
-}
+/// The directory of all devices.
+const CLASS: &str = "/sys/class/infiniband";
 
-impl Default for Roots {
-    fn default() -> Self {
-        Self { sys: "/sys".into(), dev: "/dev".into() }
-    }
-}
-
-impl Roots {
-    /// The machine's devices in order of name. Devices that cannot be opened are among them.
+impl Machine {
+    /// Returns the machine's devices in order of name. Devices that cannot be opened are among them.
     pub fn devices(&self) -> Result<Vec<DeviceSummary>, Unavailable> {
-        let class = self.sys.join("class/infiniband");
-        let mut devices: Vec<_> = entries(&class).iter().filter_map(|path| self.device(path)).collect();
+        let devices: Vec<_> = self.names(CLASS).into_iter().filter_map(|name| self.device(name)).collect();
         if devices.is_empty() {
-            return Err(Unavailable::NoDevice { detail: format!("{} is absent or empty", class.display()) });
+            return Err(Unavailable::NoDevice { detail: format!("{CLASS} is absent or empty") });
         }
-        devices.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(devices)
     }
 
-    fn device(&self, path: &Path) -> Option<DeviceSummary> {
-        let name = path.file_name()?.to_str()?.to_owned();
-        let mut ports: Vec<_> =
-            entries(&path.join("ports")).iter().filter_map(|port| read_port(port)).collect();
+    fn device(&self, name: String) -> Option<DeviceSummary> {
+        let path = format!("{CLASS}/{name}");
+        let ports = self.names(&format!("{path}/ports"));
+        let mut ports: Vec<_> = ports.iter().filter_map(|port| self.port(&path, port)).collect();
         ports.sort_by_key(|port| port.number);
-        let node = self.dev.join("infiniband").join(self.uverbs(&name)?);
-        let numa_node = read(&path.join("device/numa_node")).and_then(|node| node.parse().ok());
-        Some(DeviceSummary { unsuited: unsuited(path), name, node, numa_node, ports })
+        let node = format!("/dev/infiniband/{}", self.uverbs(&name)?);
+        let numa_node = self.read(&format!("{path}/device/numa_node")).and_then(|node| node.parse().ok());
+        Some(DeviceSummary { unsuited: self.unsuited(&path), name, node, numa_node, ports })
     }
 
-    /// The NUMA node of all these CPUs, which are as in `Cpus_allowed_list` of proc_pid_status(5), if it is one.
+    /// Returns the NUMA node of all these CPUs, which are as in `Cpus_allowed_list` of proc_pid_status(5), if it is one.
     pub fn node_of(&self, cpus: &str) -> Option<u32> {
         let allowed = ranges(cpus);
-        let nodes = entries(&self.sys.join("devices/system/node"));
-        let mut nodes = nodes.iter().filter_map(|path| {
-            let number: u32 = path.file_name()?.to_str()?.strip_prefix("node")?.parse().ok()?;
-            let of_node = ranges(&read(&path.join("cpulist"))?);
+        let nodes = self.names("/sys/devices/system/node").into_iter().filter_map(|name| {
+            let number: u32 = name.strip_prefix("node")?.parse().ok()?;
+            let of_node = ranges(&self.read(&format!("/sys/devices/system/node/{name}/cpulist"))?);
             let is_shared = allowed.iter().any(|a| of_node.iter().any(|n| a.0 <= n.1 && n.0 <= a.1));
             is_shared.then_some(number)
         });
-        nodes.next().filter(|_| nodes.next().is_none())
+        let nodes: Vec<_> = nodes.collect();
+        if let [node] = nodes[..] { Some(node) } else { None }
     }
 
     /// The name of the device's node: the `uverbs` device that says it belongs to it.
-    fn uverbs(&self, device: &str) -> Option<PathBuf> {
-        let belongs = |path: &&PathBuf| read(&path.join("ibdev")).is_some_and(|ibdev| ibdev == device);
-        let class = entries(&self.sys.join("class/infiniband_verbs"));
-        Some(class.iter().find(belongs)?.file_name()?.into())
+    fn uverbs(&self, device: &str) -> Option<String> {
+        const VERBS: &str = "/sys/class/infiniband_verbs";
+        let belongs =
+            |name: &String| self.read(&format!("{VERBS}/{name}/ibdev")).is_some_and(|of| of == device);
+        self.names(VERBS).into_iter().find(belongs)
     }
-}
 
-/// Returns the driver of a device that has no reliable connected queue pairs. `node_type` is as in the kernel's
-/// `enum rdma_node_type`: 5 and 6 are usNIC, 7 is a device that fits no other type, as AWS' EFA.
-fn unsuited(path: &Path) -> Option<&'static str> {
-    let node_type = read(&path.join("node_type"))?;
-    let (number, _) = node_type.split_once(':')?;
-    match number.trim().parse() {
-        Ok(5 | 6) => Some("usnic_verbs"),
-        Ok(7) if has_driver(path, "efa") => Some("efa"),
-        _ => None,
+    /// Returns why the device can't be used, whatever its ports are. `node_type` is as in the kernel's `enum rdma_node_type`: 4 is
+    /// iWARP, 5 and 6 are usNIC, 7 is a device that fits no other type, as AWS' EFA.
+    fn unsuited(&self, device: &str) -> Option<Unsuited> {
+        let node_type = self.read(&format!("{device}/node_type"))?;
+        let (number, _) = node_type.split_once(':')?;
+        match number.trim().parse() {
+            Ok(4) => Some(Unsuited::Iwarp),
+            Ok(5 | 6) => Some(Unsuited::NoReliableQueuePairs("usnic_verbs")),
+            Ok(7) if self.link(&format!("{device}/device/driver")).is_some_and(|driver| driver == "efa") => {
+                Some(Unsuited::NoReliableQueuePairs("efa"))
+            }
+            _ => None,
+        }
     }
-}
 
-fn has_driver(path: &Path, name: &str) -> bool {
-    fs::read_link(path.join("device/driver")).is_ok_and(|driver| driver.ends_with(name))
+    /// Whether the device's node may be opened.
+    pub fn check_access(&self, device: &DeviceSummary) -> Result<(), Unavailable> {
+        match self.open(&device.node) {
+            Ok(_) => Ok(()),
+            Err(libc::EACCES | libc::EPERM) => {
+                Err(Unavailable::NoPermission { path: device.node.clone().into() })
+            }
+            Err(errno) => {
+                let why = std::io::Error::from_raw_os_error(errno);
+                Err(Unavailable::NoDevice { detail: format!("{}: {}: {why}", device.name, device.node) })
+            }
+        }
+    }
+
+    fn port(&self, device: &str, number: &str) -> Option<PortSummary> {
+        let port = format!("{device}/ports/{number}");
+        let number = number.parse().ok()?;
+        // "4: ACTIVE"
+        let state = self.read(&format!("{port}/state"))?;
+        let state = state.split_once(": ").map_or(state.as_str(), |(_, name)| name);
+        let link_layer = match self.read(&format!("{port}/link_layer")).as_deref() {
+            Some("InfiniBand") => LinkLayer::InfiniBand,
+            _ => LinkLayer::Ethernet,
+        };
+        // Work requests name the entry in eight bits, so later ones are out of reach.
+        let gids = (0..=u8::MAX).filter_map(|index| self.gid(&port, index, link_layer)).collect();
+        Some(PortSummary { number, active: state == "ACTIVE", state: state.to_owned(), link_layer, gids })
+    }
+
+    fn gid(&self, port: &str, index: u8, link_layer: LinkLayer) -> Option<GidEntry> {
+        let gid = parse_gid(&self.read(&format!("{port}/gids/{index}"))?)?;
+        // The kernel fails with EINVAL when asked for type or interface of an empty entry.
+        if gid.0 == [0; 16] || gid.0[8..] == [0; 8] {
+            return None;
+        }
+        let kind = match link_layer {
+            LinkLayer::InfiniBand => GidKind::InfiniBand,
+            LinkLayer::Ethernet => roce_kind(&self.read(&format!("{port}/gid_attrs/types/{index}"))?, gid)?,
+        };
+        let netdev = self.read(&format!("{port}/gid_attrs/ndevs/{index}"));
+        Some(GidEntry { index, gid, kind, netdev })
+    }
 }
 
 /// The ranges in a list such as `0-3,8`.
-fn ranges(list: &str) -> Vec<(u32, u32)> {
+pub(crate) fn ranges(list: &str) -> Vec<(u32, u32)> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
     };
     list.split(',').filter_map(range).collect()
-}
-
-/// Whether the device's node may be opened.
-pub fn check_access(device: &DeviceSummary) -> Result<(), Unavailable> {
-    match fs::File::options().read(true).write(true).open(&device.node) {
-        Ok(_) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            Err(Unavailable::NoPermission { path: device.node.clone() })
-        }
-        Err(e) => {
-            Err(Unavailable::NoDevice { detail: format!("{}: {}: {e}", device.name, device.node.display()) })
-        }
-    }
-}
-
-fn read_port(path: &Path) -> Option<PortSummary> {
-    let number = path.file_name()?.to_str()?.parse().ok()?;
-    // "4: ACTIVE"
-    let state = read(&path.join("state"))?;
-    let state = state.split_once(": ").map_or(state.as_str(), |(_, name)| name);
-    let link_layer = match read(&path.join("link_layer")).as_deref() {
-        Some("InfiniBand") => LinkLayer::InfiniBand,
-        _ => LinkLayer::Ethernet,
-    };
-    // Work requests name the entry in eight bits, so later ones are out of reach.
-    let gids = (0..=u8::MAX).filter_map(|index| read_gid(path, index, link_layer)).collect();
-    Some(PortSummary { number, active: state == "ACTIVE", state: state.to_owned(), link_layer, gids })
-}
-
-fn read_gid(port: &Path, index: u8, link_layer: LinkLayer) -> Option<GidEntry> {
-    let gid = parse_gid(&read(&port.join(format!("gids/{index}")))?)?;
-    // The kernel fails with EINVAL when asked for type or interface of an empty entry.
-    if gid.0 == [0; 16] || gid.0[8..] == [0; 8] {
-        return None;
-    }
-    let kind = match link_layer {
-        LinkLayer::InfiniBand => GidKind::InfiniBand,
-        LinkLayer::Ethernet => roce_kind(&read(&port.join(format!("gid_attrs/types/{index}")))?, gid)?,
-    };
-    let netdev = read(&port.join(format!("gid_attrs/ndevs/{index}")));
-    Some(GidEntry { index, gid, kind, netdev })
 }
 
 fn roce_kind(gid_type: &str, gid: Gid) -> Option<GidKind> {
@@ -148,19 +134,6 @@ fn roce_kind(gid_type: &str, gid: Gid) -> Option<GidKind> {
 fn parse_gid(text: &str) -> Option<Gid> {
     let ip: std::net::Ipv6Addr = text.parse().ok()?;
     Some(Gid(ip.octets()))
-}
-
-/// A file's content without the newline; `None` if it cannot be read or is empty.
-fn read(path: &Path) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    let text = text.trim();
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
-/// A directory's entries; none if it cannot be read.
-fn entries(path: &Path) -> Vec<PathBuf> {
-    let Ok(directory) = fs::read_dir(path) else { return Vec::new() };
-    directory.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
 #[cfg(test)]

@@ -15,9 +15,8 @@ use tokio::sync::watch;
 
 use super::{Control, DropOnControlThread, Granted, Part, Registrations};
 use crate::device::{
-    Arena, Completion, Cq, CreateQpError, Device, DeviceError, Exposure, LocalPath, NUMBER, PostError,
-    QpSize, QpTuning, QueuePair, QueueSize, Queues, ReadTarget, RemoteAccess, RemoteQp, RemoteRange,
-    Unavailable, Work, random_psn,
+    Arena, Completion, Cq, Device, Exposure, LocalPath, NUMBER, PostError, QpSize, QueuePair, QueueSize,
+    Queues, ReadTarget, RemoteAccess, RemoteRange, Unavailable, Work, connect_with_itself,
 };
 
 /// How long the device may take for one operation. It gives up by itself long before, if it gives up.
@@ -223,26 +222,11 @@ impl Drop for Target {
 impl Loopback {
     /// Connects a device with itself. Blocks for milliseconds.
     fn open(device: &Arc<dyn Device>, control: &Control, path: &LocalPath) -> Result<Self, Unavailable> {
-        let refused = |operation, errno| DeviceError { device: device.name().to_owned(), operation, errno };
         let size = QueueSize { receives: 1, sends: 2 * QP_SIZE.reserve() };
         let queues = DropOnControlThread::new(device.create_queues(size)?, control.clone());
-        let create = || {
-            let qp = queues.create_qp(QP_SIZE).map_err(|error| match error {
-                CreateQpError::Device(error) => error,
-                CreateQpError::CqBudget => refused("ibv_create_qp", libc::ENOMEM),
-            })?;
-            let qp = DropOnControlThread::new(qp, control.clone());
-            qp.to_init(path)?;
-            let psn = random_psn().map_err(|_| refused("getrandom", libc::EIO))?;
-            let name = RemoteQp { qp_num: qp.number(), psn, gid: path.gid, lid: path.status.lid };
-            Ok::<_, DeviceError>((End { qp, posted: 0, completed: 0 }, name))
-        };
-        let ((asking, asks), (owning, owns)) = (create()?, create()?);
-        let tuning = QpTuning::new(path.status.active_mtu);
-        asking.qp.to_rtr(path, &owns, &tuning)?;
-        owning.qp.to_rtr(path, &asks, &tuning)?;
-        asking.qp.to_rts(asks.psn, &tuning)?;
-        owning.qp.to_rts(owns.psn, &tuning)?;
+        let pairs = connect_with_itself(&**device, &**queues, QP_SIZE, path)?;
+        let end = |qp| End { qp: DropOnControlThread::new(qp, control.clone()), posted: 0, completed: 0 };
+        let [asking, owning] = pairs.map(end);
         let target = Target { device: Arc::clone(device), arena: device.add_arena(NUMBER)? };
         let memory = DropOnControlThread::new(Arc::new(target), control.clone());
         let (current, waiting, control) = (None, VecDeque::new(), control.clone());

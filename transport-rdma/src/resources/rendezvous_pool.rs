@@ -13,6 +13,7 @@ use farcall_core::transport::Direction;
 
 use super::control::Control;
 use crate::device::{Arena, Device, Extent, lockable};
+use crate::machine::Machine;
 
 /// The first arena of each half. A message of up to that length never waits for memory to be registered.
 const FIRST: u64 = 4 << 20;
@@ -62,7 +63,7 @@ impl RendezvousPool {
         let limits = device.limits();
         // Neither end of a READ is of use without the other: most messages have an answer.
         let usable = limits.windows > 0 && limits.reads > 0 && limits.reads_served > 0;
-        let bytes = bytes.min(lockable().map_or(u64::MAX, |lockable| lockable / 2));
+        let bytes = bytes.min(lockable(&Machine::this()).map_or(u64::MAX, |lockable| lockable / 2));
         let half = || {
             let left = if usable { bytes / 2 } else { 0 };
             Half { growth: Mutex::new(Growth { left, ..Growth::default() }), ..Half::default() }

@@ -21,6 +21,7 @@ use crate::device::{
     RdmaConfig, RemoteAccess, Unavailable, memlock,
 };
 use crate::dma::{Arena, Mapping, RegisteredWords, Slab, SlabLayout};
+use crate::machine::Machine;
 
 /// A device through libibverbs.
 #[derive(Debug)]
@@ -188,7 +189,7 @@ impl Hca {
         Region::new(self, memory, range.clone(), access).map_err(|errno| match errno {
             // A device's memory counts against no limit of the process.
             errno if is_device_memory => self.error("ibv_reg_dmabuf_mr", errno).into(),
-            libc::ENOMEM => Unavailable::Memlock(memlock(range.len() as u64)),
+            libc::ENOMEM => Unavailable::Memlock(memlock(&Machine::this(), range.len() as u64)),
             errno => self.error("ibv_reg_mr", errno).into(),
         })
     }

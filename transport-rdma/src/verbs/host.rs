@@ -7,20 +7,21 @@ use std::sync::Arc;
 
 use super::device::{Context, VerbsDevice};
 use super::load::Verbs;
-use crate::device::{Device, DeviceSummary, Host, Interface, RdmaConfig, Roots, Unavailable, check_access};
+use crate::device::{Device, DeviceSummary, Host, Interface, RdmaConfig, Unavailable};
+use crate::machine::Machine;
 
 /// This machine, by its sysfs and its libibverbs.
 #[derive(Debug, Default)]
 pub struct SystemHost {
-    roots: Roots,
+    machine: Machine,
     /// Another library than the system's.
     library: Option<CString>,
 }
 
 impl SystemHost {
     /// A machine whose files are elsewhere, or whose library has another name; loading it is for good.
-    pub fn with(roots: Roots, library: Option<CString>) -> Self {
-        Self { roots, library }
+    pub fn with(machine: Machine, library: Option<CString>) -> Self {
+        Self { machine, library }
     }
 
     fn verbs(&self) -> Result<&'static Verbs, Unavailable> {
@@ -35,7 +36,7 @@ impl Host for SystemHost {
     fn devices(&self) -> Result<Vec<DeviceSummary>, Unavailable> {
         // Without the library the kernel's devices are of no use, and its absence is the thing to mend first.
         self.verbs()?;
-        self.roots.devices()
+        self.machine.devices()
     }
 
     fn interfaces(&self) -> Vec<Interface> {
@@ -43,21 +44,26 @@ impl Host for SystemHost {
     }
 
     fn home_node(&self) -> Option<u32> {
-        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let status = self.machine.read("/proc/self/status")?;
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        self.roots.node_of(cpus)
+        self.machine.node_of(cpus)
     }
 
     fn open(&self, device: &DeviceSummary, config: &RdmaConfig) -> Result<Arc<dyn Device>, Unavailable> {
         let verbs = self.verbs()?;
-        check_access(device)?;
+        self.machine.check_access(device)?;
         let context = Context::open(verbs, &device.name)?;
         Ok(Arc::new(VerbsDevice::new(context, device.numa_node, config)?))
     }
 }
 
+/// Loads the system's libibverbs, if it is not loaded yet.
+pub(crate) fn library() -> Result<(), Unavailable> {
+    Verbs::system().map(drop)
+}
+
 /// The addresses of this network namespace; none if the kernel does not tell.
-fn interfaces() -> Vec<Interface> {
+pub(crate) fn interfaces() -> Vec<Interface> {
     let mut list = ptr::null_mut();
     // SAFETY: on success `list` is a list that is freed below; on failure it is not used.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
@@ -136,8 +142,8 @@ mod tests {
 
     #[test]
     fn absent_library_comes_before_absent_devices() {
-        let nowhere = Roots { sys: "/nonexistent".into(), dev: "/nonexistent".into() };
-        let host = SystemHost::with(nowhere.clone(), Some(c"libibverbs-that-nobody-has.so.1".into()));
+        let host =
+            SystemHost::with(Machine::below("/nonexistent"), Some(c"libibverbs-that-nobody-has.so.1".into()));
         assert!(matches!(host.devices(), Err(Unavailable::LibraryAbsent { .. })));
     }
 

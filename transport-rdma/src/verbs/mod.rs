@@ -37,7 +37,7 @@ mod sys;
 mod window;
 
 pub use host::SystemHost;
-pub(crate) use host::pin_to_cpu;
+pub(crate) use host::{interfaces, library, pin_to_cpu};
 
 use crate::device::DeviceError;
 use crate::dma::leaked;

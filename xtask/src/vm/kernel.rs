@@ -26,6 +26,7 @@ const MODULES: &[&str] = &[
     "sch_netem",
     "sch_prio",
     "cls_u32",
+    "nf_tables",
 ];
 
 /// Before 6.16, `rdma link add` fails with ENOENT unless the kernel has a module for the checksum "crc32".

@@ -1,41 +1,34 @@
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use super::*;
 
-/// A tree like `/sys` and `/dev`, removed at the end.
-struct Tree(PathBuf);
+/// A recording of a machine that grows.
+#[derive(Default)]
+struct Tree(String);
 
 impl Tree {
-    fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("farcall-sysfs-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let root = std::env::temp_dir().join(name);
-        fs::create_dir_all(&root).unwrap();
-        Self(root)
+    fn write(&mut self, path: &str, content: &str) {
+        self.answer(&format!("/{path}"), content);
     }
 
-    fn write(&self, path: &str, content: &str) {
-        let path = self.0.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
+    fn answer(&mut self, question: &str, answer: &str) {
+        self.0.push_str(&format!("== {question}\n{answer}"));
     }
 
-    fn roots(&self) -> Roots {
-        Roots { sys: self.0.join("sys"), dev: self.0.join("dev") }
+    fn machine(&self) -> Machine {
+        Machine::recorded(&self.0).unwrap()
     }
 
-    fn device(&self, name: &str, uverbs: &str) {
+    fn device(&mut self, name: &str, uverbs: &str) {
         self.write(&format!("sys/class/infiniband_verbs/{uverbs}/ibdev"), &format!("{name}\n"));
-        self.write(&format!("dev/infiniband/{uverbs}"), "");
+        self.answer(&format!("open /dev/infiniband/{uverbs}"), "666 0 0\n");
     }
 
-    fn port(&self, device: &str, port: u8, state: &str, link_layer: &str) {
+    fn port(&mut self, device: &str, port: u8, state: &str, link_layer: &str) {
         let port = format!("sys/class/infiniband/{device}/ports/{port}");
         self.write(&format!("{port}/state"), &format!("{state}\n"));
         self.write(&format!("{port}/link_layer"), &format!("{link_layer}\n"));
     }
 
-    fn gid(&self, device: &str, index: u16, gid: &str, kind: &str, netdev: &str) {
+    fn gid(&mut self, device: &str, index: u16, gid: &str, kind: &str, netdev: &str) {
         let port = format!("sys/class/infiniband/{device}/ports/1");
         self.write(&format!("{port}/gids/{index}"), &format!("{gid}\n"));
         if !kind.is_empty() {
@@ -45,17 +38,11 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 const EMPTY: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
 /// The kernel's files for Soft-RoCE, and for a second device with an older table.
 fn roce() -> Tree {
-    let tree = Tree::new();
+    let mut tree = Tree::default();
     tree.device("rxe0", "uverbs1");
     tree.port("rxe0", 1, "4: ACTIVE", "Ethernet");
     tree.gid("rxe0", 0, "fe80:0000:0000:0000:dcef:72ff:fed4:4261", "RoCE v2", "d0");
@@ -75,11 +62,11 @@ fn roce() -> Tree {
 #[test]
 fn devices_ports_and_addresses_are_read() {
     let tree = roce();
-    let devices = tree.roots().devices().unwrap();
+    let devices = tree.machine().devices().unwrap();
     let names: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.numa_node)).collect();
     assert_eq!(names, [("mlx5_0", Some(1)), ("rxe0", None)]);
-    assert_eq!(devices[0].node, tree.0.join("dev/infiniband/uverbs0"));
-    assert_eq!(devices[1].node, tree.0.join("dev/infiniband/uverbs1"));
+    assert_eq!(devices[0].node, "/dev/infiniband/uverbs0");
+    assert_eq!(devices[1].node, "/dev/infiniband/uverbs1");
     let ports: Vec<_> = devices[0].ports.iter().map(|p| (p.number, p.active, p.state.as_str())).collect();
     assert_eq!(ports, [(1, true, "ACTIVE"), (2, false, "DOWN")]);
 
@@ -99,11 +86,11 @@ fn devices_ports_and_addresses_are_read() {
 
 #[test]
 fn infiniband_ports_have_gids_without_type_and_interface() {
-    let tree = Tree::new();
+    let mut tree = Tree::default();
     tree.device("mlx5_2", "uverbs2");
     tree.port("mlx5_2", 1, "4: ACTIVE", "InfiniBand");
     tree.gid("mlx5_2", 0, "fe80:0000:0000:0000:0002:c903:0011:2233", "", "");
-    let devices = tree.roots().devices().unwrap();
+    let devices = tree.machine().devices().unwrap();
     let port = &devices[0].ports[0];
     assert_eq!(port.link_layer, LinkLayer::InfiniBand);
     assert_eq!((port.gids[0].kind, &port.gids[0].netdev), (GidKind::InfiniBand, &None));
@@ -111,54 +98,62 @@ fn infiniband_ports_have_gids_without_type_and_interface() {
 
 #[test]
 fn machine_without_devices_says_where_it_looked() {
-    let tree = Tree::new();
-    let error = tree.roots().devices().unwrap_err();
-    let class = tree.0.join("sys/class/infiniband");
-    assert_eq!(error, Unavailable::NoDevice { detail: format!("{} is absent or empty", class.display()) });
-    fs::create_dir_all(class).unwrap();
-    assert!(tree.roots().devices().is_err());
+    let error = Tree::default().machine().devices().unwrap_err();
+    assert_eq!(
+        error,
+        Unavailable::NoDevice { detail: "/sys/class/infiniband is absent or empty".to_owned() }
+    );
 }
 
 #[test]
-fn device_node_that_is_missing_is_named() {
-    let tree = roce();
-    let devices = tree.roots().devices().unwrap();
-    assert_eq!(check_access(&devices[1]), Ok(()));
-    fs::remove_file(&devices[1].node).unwrap();
-    let error = check_access(&devices[1]).unwrap_err();
+fn device_node_that_is_missing_or_closed_is_named() {
+    let mut tree = roce();
+    tree.answer("open /dev/infiniband/uverbs1 !2", "\n");
+    let devices = tree.machine().devices().unwrap();
+    assert_eq!(roce().machine().check_access(&devices[1]), Ok(()));
+    let error = tree.machine().check_access(&devices[1]).unwrap_err();
     assert!(matches!(&error, Unavailable::NoDevice { detail } if detail.contains("uverbs1")), "{error}");
+    tree.answer("open /dev/infiniband/uverbs1 !13", "\n");
+    let error = tree.machine().check_access(&devices[1]).unwrap_err();
+    assert_eq!(error, Unavailable::NoPermission { path: "/dev/infiniband/uverbs1".into() });
 }
 
 #[test]
-fn devices_without_reliable_queue_pairs_are_known_by_type_and_driver() {
-    let tree = Tree::new();
-    let of = |name: &str, node_type: &str, driver: &str| {
+fn devices_that_can_not_be_used_are_known_by_type_and_driver() {
+    let mut tree = Tree::default();
+    let mut of = |name: &str, node_type: &str, driver: &str| {
         tree.device(name, &format!("uverbs-{name}"));
         tree.port(name, 1, "4: ACTIVE", "Ethernet");
         tree.write(&format!("sys/class/infiniband/{name}/node_type"), &format!("{node_type}\n"));
-        let device = tree.0.join(format!("sys/class/infiniband/{name}/device"));
-        fs::create_dir_all(&device).unwrap();
-        std::os::unix::fs::symlink(format!("../../bus/pci/drivers/{driver}"), device.join("driver")).unwrap();
+        let device = format!("/sys/class/infiniband/{name}/device/driver ->");
+        tree.answer(&device, &format!("../../bus/pci/drivers/{driver}\n"));
     };
+    of("cxgb4_0", "4: RNIC", "cxgb4");
     of("efa_0", "7: unspecified", "efa");
     of("mlx5_0", "1: CA", "mlx5_core");
     of("other_0", "7: unspecified", "other");
     of("usnic_0", "6: usNIC UDP", "enic");
-    let devices = tree.roots().devices().unwrap();
+    let devices = tree.machine().devices().unwrap();
     let unsuited: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.unsuited)).collect();
     assert_eq!(
         unsuited,
-        [("efa_0", Some("efa")), ("mlx5_0", None), ("other_0", None), ("usnic_0", Some("usnic_verbs"))]
+        [
+            ("cxgb4_0", Some(Unsuited::Iwarp)),
+            ("efa_0", Some(Unsuited::NoReliableQueuePairs("efa"))),
+            ("mlx5_0", None),
+            ("other_0", None),
+            ("usnic_0", Some(Unsuited::NoReliableQueuePairs("usnic_verbs"))),
+        ]
     );
 }
 
 #[test]
 fn the_node_of_the_allowed_cpus_is_known_if_it_is_one() {
-    let tree = Tree::new();
+    let mut tree = Tree::default();
     tree.write("sys/devices/system/node/node0/cpulist", "0-3,8-11\n");
     tree.write("sys/devices/system/node/node1/cpulist", "4-7,12-15\n");
     tree.write("sys/devices/system/node/possible", "0-1\n");
-    let node = |cpus| tree.roots().node_of(cpus);
+    let node = |cpus| tree.machine().node_of(cpus);
     assert_eq!(
         ["\t0-1\n", "4,13", "8", "3-4", "0-15", "", "x"].map(node),
         [Some(0), Some(1), Some(0), None, None, None, None]

@@ -1,0 +1,122 @@
+//! `farcall doctor`: what keeps RDMA from working here, or from working well.
+
+mod text;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use farcall::rdma::RdmaConfig;
+use farcall::rdma::probe::{self, Counters, Machine, Report, Severity};
+
+use crate::output::{self, Failure};
+
+/// Find out what keeps RDMA from working on this machine, or from working well.
+///
+/// It looks at modules, libraries, devices, ports, addresses, limits, NUMA, the network's settings and counters. Then it has the
+/// device send, read, write and count through a connection with itself. It changes nothing.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farcall doctor                            look, and try the device
+  farcall doctor --watch 10                 see as well which counters grow within 10 seconds
+  farcall doctor --config service.toml      for a service with this configuration
+  farcall doctor --record host.txt          keep all that was looked at, for a report
+  farcall doctor --recorded host.txt        look at another machine by its record
+
+Run it as the user, and within the container, that the service runs as: limits and permissions differ.
+
+Exit status: 0 nothing worse than notes, 1 a warning, 2 a fault, 64 wrong arguments")]
+pub(crate) struct Arguments {
+    /// Print JSON, which `--schema` describes
+    #[arg(long)]
+    json: bool,
+    /// Print the JSON schema of `--json`, and end
+    #[arg(long, exclusive = true)]
+    schema: bool,
+    /// Print more about what was found: every address, and what each note means
+    #[arg(long, short)]
+    verbose: bool,
+    /// Watch the counters for so many seconds, and warn of those that grow
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch: Option<u64>,
+    /// Judge for a service with this configuration, a TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Do not try the device
+    #[arg(long)]
+    no_trial: bool,
+    /// Write what was looked at to a file
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Look at what `--record` wrote, and not at this machine
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["watch", "record", "root"])]
+    recorded: Option<PathBuf>,
+    /// Look at the files below a directory, as a container sees those of its host
+    #[arg(long, value_name = "DIRECTORY")]
+    root: Option<PathBuf>,
+}
+
+/// The schema of the JSON that `--json` prints.
+const SCHEMA: &str = include_str!("schema.json");
+
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if arguments.schema {
+        output::print(SCHEMA)?;
+        return Ok(0);
+    }
+    let config = config(arguments.config.as_deref())?;
+    let machine = machine(arguments)?;
+    let mut report = probe::examine(&machine, &config);
+    if machine.is_this() && !arguments.no_trial {
+        probe::trial(&mut report, &config);
+    }
+    if let Some(seconds) = arguments.watch {
+        let earlier = Counters::read(&machine);
+        thread::sleep(Duration::from_secs(seconds));
+        report.extend(Counters::read(&machine).grown_since(&earlier));
+    }
+    if let Some(file) = &arguments.record {
+        fs::write(file, machine.recording()).map_err(|error| unusable(file, &error))?;
+    }
+    output::print(&match arguments.json {
+        true => json(&report)?,
+        false => text::render(&report, arguments.verbose),
+    })?;
+    Ok(match report.worst() {
+        Some(Severity::Fault) => 2,
+        Some(Severity::Warning) => 1,
+        _ => 0,
+    })
+}
+
+fn machine(arguments: &Arguments) -> Result<Machine, Failure> {
+    if let Some(file) = &arguments.recorded {
+        let recording = fs::read_to_string(file).map_err(|error| unusable(file, &error))?;
+        return Machine::recorded(&recording).map_err(|error| unusable(file, &error));
+    }
+    let machine = match &arguments.root {
+        Some(root) if !root.is_dir() => return Err(unusable(root, &"it is no directory")),
+        Some(root) => Machine::below(root),
+        None => Machine::this(),
+    };
+    Ok(if arguments.record.is_some() { machine.remembering() } else { machine })
+}
+
+fn config(file: Option<&Path>) -> Result<RdmaConfig, Failure> {
+    let Some(file) = file else { return Ok(RdmaConfig::default()) };
+    let text = fs::read_to_string(file).map_err(|error| unusable(file, &error))?;
+    Ok(farcall::Config::from_toml(&text).map_err(|error| unusable(file, &error))?.rdma)
+}
+
+fn unusable(file: &Path, why: &dyn std::fmt::Display) -> Failure {
+    Failure::usage(format!("{}: {why}", file.display()))
+}
+
+fn json(report: &Report) -> Result<String, Failure> {
+    let mut text = serde_json::to_string_pretty(report).map_err(Failure::no)?;
+    text.push('\n');
+    Ok(text)
+}

@@ -1,0 +1,92 @@
+//! A report for people: the worst first, and little if all is good.
+
+use std::fmt::Write;
+
+use farcall::rdma::probe::{DeviceView, Finding, PortView, Report, Severity, StepResult};
+
+use crate::output::{BAD, BOLD, FAINT, GOOD, style};
+
+/// Returns the report as lines for a terminal, with colours.
+pub(super) fn render(report: &Report, verbose: bool) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write(&mut text, report, verbose);
+    text
+}
+
+fn write(text: &mut String, report: &Report, verbose: bool) -> std::fmt::Result {
+    let is_good = report.worst().is_none_or(|worst| worst < Severity::Warning);
+    if is_good && let Some(chosen) = &report.chosen {
+        writeln!(text, "{GOOD}all good:{GOOD:#} connections can leave from {chosen}")?;
+    }
+    for finding in &report.findings {
+        let in_full = verbose || finding.severity > Severity::Note;
+        write_finding(text, finding, in_full)?;
+    }
+    for device in &report.devices {
+        writeln!(text)?;
+        write_device(text, device, verbose)?;
+    }
+    write_trial(text, report)
+}
+
+fn write_finding(text: &mut String, finding: &Finding, in_full: bool) -> std::fmt::Result {
+    let style = style(finding.severity);
+    writeln!(
+        text,
+        "{style}{}:{style:#} {}. {BOLD}Fix:{BOLD:#} {}",
+        finding.severity, finding.seen, finding.fix
+    )?;
+    if in_full {
+        writeln!(text, "  {FAINT}{} [{}]{FAINT:#}", finding.means, finding.code)?;
+    }
+    Ok(())
+}
+
+fn write_device(text: &mut String, device: &DeviceView, verbose: bool) -> std::fmt::Result {
+    let mut facts = Vec::new();
+    facts.extend(device.driver.as_ref().map(|driver| format!("driver {driver}")));
+    facts.extend(device.firmware.as_ref().map(|firmware| format!("firmware {firmware}")));
+    facts.extend(device.numa_node.map(|node| format!("NUMA node {node}")));
+    if device.is_software {
+        facts.push("software".to_owned());
+    }
+    writeln!(text, "{BOLD}{}{BOLD:#}  {}", device.name, facts.join(", "))?;
+    device.ports.iter().try_for_each(|port| write_port(text, port, verbose))
+}
+
+fn write_port(text: &mut String, port: &PortView, verbose: bool) -> std::fmt::Result {
+    let mut facts = vec![port.link_layer.to_owned()];
+    facts.extend(port.rate.clone());
+    facts.extend(port.netdev.as_ref().map(|netdev| match port.netdev_mtu {
+        Some(mtu) => format!("{netdev} with MTU {mtu}"),
+        None => netdev.clone(),
+    }));
+    let state = if port.state == "ACTIVE" { GOOD } else { BAD };
+    writeln!(text, "  port {} {state}{}{state:#}  {}", port.number, port.state, facts.join(", "))?;
+    for address in port.addresses.iter().filter(|address| verbose || address.is_chosen) {
+        let chosen = if address.is_chosen { ", which farcall would choose" } else { "" };
+        writeln!(text, "    {}  entry {}, {}{chosen}", address.address, address.index, address.kind)?;
+    }
+    let others = port.addresses.iter().filter(|address| !address.is_chosen).count();
+    if others > 0 && !verbose {
+        writeln!(text, "    {FAINT}{others} more in its table (--verbose){FAINT:#}")?;
+    }
+    Ok(())
+}
+
+fn write_trial(text: &mut String, report: &Report) -> std::fmt::Result {
+    if report.tried.is_empty() {
+        return Ok(());
+    }
+    write!(text, "\n{BOLD}tried{BOLD:#}")?;
+    for (index, step) in report.tried.iter().enumerate() {
+        let separator = if index == 0 { "  " } else { ", " };
+        match step.result {
+            StepResult::Worked => write!(text, "{separator}{}", step.what)?,
+            StepResult::Failed => write!(text, "{separator}{BAD}{} failed{BAD:#}", step.what)?,
+            _ => write!(text, "{separator}{FAINT}{} skipped{FAINT:#}", step.what)?,
+        }
+    }
+    writeln!(text)
+}

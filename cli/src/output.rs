@@ -1,0 +1,73 @@
+//! What the command prints, and how it ends.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use farcall::rdma::probe::Severity;
+
+use crate::USAGE;
+
+/// Why the command could not do what it was asked.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// One or two sentences: the cause, and what to do.
+    text: String,
+    code: u8,
+}
+
+impl Failure {
+    /// The answer is no.
+    pub(crate) fn no(text: impl fmt::Display) -> Self {
+        Self { text: text.to_string(), code: 1 }
+    }
+
+    /// The arguments, or the files that they name, can't be used.
+    pub(crate) fn usage(text: impl fmt::Display) -> Self {
+        Self { text: text.to_string(), code: USAGE }
+    }
+
+    /// Says why, and returns the exit status.
+    pub(crate) fn report(self) -> ExitCode {
+        // Nothing can be done about a closed standard error.
+        let _ = writeln!(anstream::stderr(), "{BAD}farcall:{BAD:#} {}", self.text);
+        ExitCode::from(self.code)
+    }
+}
+
+/// Prints to standard output. A reader that has gone, as `head` does, has seen enough.
+///
+/// # Errors
+///
+/// The output can't be written for another reason, such as a full disk.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut output = anstream::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::no(format!("standard output can't be written: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// For names and headings.
+pub(crate) const BOLD: Style = Style::new().bold();
+
+/// For what is less important.
+pub(crate) const FAINT: Style = Style::new().dimmed();
+
+/// For what works.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
+
+/// For what does not.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+
+/// Returns the style of a severity's name.
+pub(crate) fn style(severity: Severity) -> Style {
+    match severity {
+        Severity::Fault => BAD,
+        Severity::Warning => AnsiColor::Yellow.on_default().bold(),
+        _ => AnsiColor::Cyan.on_default(),
+    }
+}

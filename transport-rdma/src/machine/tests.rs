@@ -1,0 +1,64 @@
+use super::*;
+
+#[test]
+fn a_recording_answers_as_the_machine_did() {
+    let machine = Machine::this().remembering();
+    let seen = (
+        machine.read("/proc/sys/kernel/ostype"),
+        machine.names("/proc/self/fd").is_empty(),
+        machine.try_read("/nonexistent"),
+        machine.link("/proc/self/cwd"),
+        machine.run(&["echo", "== a", "b"]),
+        machine.run(&["no-such-program"]),
+        machine.node("/dev/null"),
+    );
+    assert_eq!(seen.0.as_deref(), Some("Linux"));
+    assert_eq!((seen.1, &seen.2), (false, &Err(libc::ENOENT)));
+    assert_eq!(seen.4.as_deref(), Some("== a b"));
+    let text = machine.recording();
+    let copy = Machine::recorded(&text).unwrap().remembering();
+    assert!(!copy.is_this());
+    let again = (
+        copy.read("/proc/sys/kernel/ostype"),
+        copy.names("/proc/self/fd").is_empty(),
+        copy.try_read("/nonexistent"),
+        copy.link("/proc/self/cwd"),
+        copy.run(&["echo", "== a", "b"]),
+        copy.run(&["no-such-program"]),
+        copy.node("/dev/null"),
+    );
+    assert_eq!(again, seen);
+    assert_eq!(copy.recording(), text);
+}
+
+#[test]
+fn directories_follow_from_what_is_in_them() {
+    let recording = "a comment\n== /sys/a/b\n1\n== /sys/a/c/d\n2\n== /sys/a/e ->\n../x/y\n== /sys/f/\nz\n";
+    let machine = Machine::recorded(recording).unwrap();
+    assert_eq!(machine.names("/sys/a"), ["b", "c", "e"]);
+    assert_eq!(machine.names("/sys/f"), ["z"]);
+    assert_eq!(machine.link("/sys/a/e").as_deref(), Some("y"));
+    assert!(machine.names("/sys/nowhere").is_empty());
+}
+
+#[test]
+fn what_is_no_recording_is_refused_with_its_line() {
+    for (text, line) in [("== \n", 1), ("== /a\n==/b\n", 2), ("== /a !x\n", 1), ("== /a !2\ntext\n", 2)] {
+        let refused = Machine::recorded(text).unwrap_err();
+        assert!(refused.to_string().starts_with(&format!("line {line} ")), "{text:?}: {refused}");
+    }
+}
+
+#[test]
+fn a_program_that_does_not_end_is_ended() {
+    let ended = program::run(&["sleep", "1000"], std::time::Duration::from_millis(50));
+    assert_eq!(ended.unwrap_err().raw_os_error(), Some(libc::EIO));
+}
+
+#[test]
+fn files_below_a_directory_are_another_machines() {
+    let machine = Machine::below("/proc");
+    assert_eq!(machine.read("/sys/kernel/ostype").as_deref(), Some("Linux"));
+    assert_eq!(machine.run(&["echo", "here"]), None);
+    assert!(machine.interfaces(|| "lo 127.0.0.1/8".to_owned()).is_empty());
+}

@@ -1,0 +1,132 @@
+//! The addresses of ports, and how packets travel from them.
+
+use super::Finding;
+use super::finding::kinds;
+use super::view::View;
+use crate::Unavailable;
+use crate::device::{DeviceSummary, GidKind, LinkLayer, PortSummary};
+
+kinds! { KINDS:
+    ROCE_V1 = "roce-v1", Warning, Addresses,
+        "RoCE v1 does not pass routers, and other hosts use RoCE v2, with which it can't talk.";
+    LINK_LOCAL = "link-local", Warning, Addresses,
+        "A link-local address does not pass routers. Only hosts on this network segment can be reached.";
+    NO_IP = "no-ip-address", Fault, Addresses,
+        "Packets of RoCE v2 are routed as those of IP are. Without an IP address on the port's network interface there is no route.";
+    PKEY_ABSENT = "no-partition", Fault, Addresses,
+        "A queue pair belongs to a partition, by a key from the port's table. The configured entry of the table is empty.";
+    PKEY_LIMITED = "limited-partition", Warning, Addresses,
+        "A limited member of a partition can talk with full members only. Two hosts that are limited don't reach each other.";
+    SMALL_PACKETS = "small-packets", Note, Addresses,
+        "RDMA's packets carry 4096 bytes if the network takes larger ones than Ethernet's 1500 bytes. With smaller packets a device \
+         handles more of them for the same bytes. RDMA works as well.";
+    TINY_PACKETS = "tiny-packets", Warning, Addresses,
+        "The network interface's MTU leaves less than 1024 bytes of payload to a packet of RDMA.";
+}
+
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let absent =
+        view.choice.as_ref().err().filter(|why| matches!(why, Unavailable::NoGid { .. })).map(Finding::from);
+    [absent, kind(view), partition(view), packets(view)].into_iter().flatten().collect()
+}
+
+/// Finds that the chosen address is one that does not pass routers.
+fn kind(view: &View<'_>) -> Option<Finding> {
+    let chosen = view.choice.as_ref().ok()?;
+    let netdev = chosen.gid.netdev.as_deref().unwrap_or("NETDEV");
+    let seen =
+        format!("{} port {} has no better address than {}", chosen.device, chosen.port, chosen.gid.gid.ip());
+    let give = format!("ip addr add ADDRESS/PREFIX dev {netdev}");
+    match chosen.gid.kind {
+        GidKind::RoceV1 => {
+            let fix = "take `rdma.gid_index` or `rdma.gid` out of the configuration, if they choose it; else see why the port has no RoCE \
+                       v2 entry (`grep . /sys/class/infiniband/*/ports/*/gid_attrs/types/* 2>/dev/null`): drivers of ConnectX-3 need \
+                       `options mlx4_core roce_mode=2`";
+            Some(Finding::new(&ROCE_V1, format!("{seen} (RoCE v1)"), fix))
+        }
+        // The port has it by itself. Without an interface that has it, too, there is no route.
+        GidKind::RoceV2LinkLocal if !view.interfaces.iter().any(|interface| interface.name == netdev) => {
+            Some(Finding::new(
+                &NO_IP,
+                format!("{netdev}, the interface of {}, has no IP address", chosen.device),
+                give,
+            ))
+        }
+        GidKind::RoceV2LinkLocal => Some(Finding::new(&LINK_LOCAL, seen, give)),
+        GidKind::InfiniBand | GidKind::RoceV2Ipv4 | GidKind::RoceV2Ipv6 => None,
+    }
+}
+
+/// Finds that the port is no full member of the partition. Ethernet has one partition, of which all are full members.
+fn partition(view: &View<'_>) -> Option<Finding> {
+    const FULL: u16 = 0x8000;
+    // A port that is not active yet has a table, too, and can be chosen when it is.
+    let first = || {
+        view.summaries
+            .iter()
+            .filter(|device| device.unsuited.is_none())
+            .find_map(|device| Some((device, device.ports.first()?)))
+    };
+    let (device, port) = match &view.choice {
+        Ok(_) => view.chosen().map(|(device, port, _)| (device, port)),
+        Err(Unavailable::PortDown { .. }) => first(),
+        Err(_) => None,
+    }?;
+    let index = view.config.pkey_index;
+    let at = format!("entry {index} of the partition keys of {} port {}", device.name, port.number);
+    let key = key_of(view, device, port, index);
+    // A table that can't be read says nothing, except that others can.
+    if key.is_none() && index == 0 {
+        return None;
+    }
+    match key.unwrap_or(0) {
+        0 => {
+            let fix = "set `rdma.pkey_index` to an entry that is in use: `grep . /sys/class/infiniband/*/ports/*/pkeys/*`";
+            Some(Finding::new(&PKEY_ABSENT, format!("{at} is empty"), fix))
+        }
+        key if key & FULL == 0 && port.link_layer == LinkLayer::InfiniBand => {
+            let full =
+                (0..16).find(|index| key_of(view, device, port, *index).is_some_and(|key| key & FULL != 0));
+            let fix = match full {
+                Some(index) => format!("set `rdma.pkey_index` to {index}, where the port is a full member"),
+                None => {
+                    "make the port a full member in the subnet manager's partitions.conf (`PORT_GUID=full`)"
+                        .to_owned()
+                }
+            };
+            Some(Finding::new(&PKEY_LIMITED, format!("{at} is {key:#06x}, a limited member's"), fix))
+        }
+        _ => None,
+    }
+}
+
+fn key_of(view: &View<'_>, device: &DeviceSummary, port: &PortSummary, index: u16) -> Option<u16> {
+    let key = view.of_port(device, port, &format!("pkeys/{index}"))?;
+    u16::from_str_radix(key.trim_start_matches("0x"), 16).ok()
+}
+
+/// Returns how many bytes of payload fit into a packet of RoCE, for the MTU of the network interface; as the kernel's `iboe_get_mtu`.
+pub(super) fn payload(netdev_mtu: u64) -> u64 {
+    // GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4.
+    const HEADERS: u64 = 96;
+    let fits = |size: &&u64| **size + HEADERS <= netdev_mtu;
+    [4096, 2048, 1024, 512].iter().find(fits).copied().unwrap_or(256)
+}
+
+fn packets(view: &View<'_>) -> Option<Finding> {
+    let (device, port, netdev) = view.chosen()?;
+    if port.link_layer == LinkLayer::InfiniBand {
+        return None;
+    }
+    let netdev = netdev?;
+    let mtu = view.machine.number(&format!("/sys/class/net/{netdev}/mtu"))?;
+    let payload = payload(mtu);
+    let kind = match payload {
+        4096.. => return None,
+        1024.. => &SMALL_PACKETS,
+        _ => &TINY_PACKETS,
+    };
+    let seen = format!("{netdev} has MTU {mtu}, so packets of {} carry {payload} bytes", device.name);
+    let fix = format!("ip link set {netdev} mtu 9000, on all hosts, if the switches let such packets pass");
+    Some(Finding::new(kind, seen, fix))
+}

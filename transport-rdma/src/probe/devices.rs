@@ -1,0 +1,131 @@
+//! Devices and their ports.
+
+use super::Finding;
+use super::Severity::{Fault, Note};
+use super::finding::kinds;
+use super::view::View;
+use crate::Unavailable;
+use crate::device::{DeviceSummary, PortSummary, Unsuited};
+
+kinds! { KINDS:
+    SUBNET_MANAGER = "no-subnet-manager", Fault, Devices,
+        "The cable is fine, but nobody has given the port an address. On InfiniBand that is the work of a subnet manager, of which each \
+         network needs one.";
+    SOFTWARE = "software-device", Note, Devices,
+        "The kernel does the work of an RDMA device here. It behaves like one, but TCP is as fast, and needs less of the CPU.";
+    SOFTWARE_CHOSEN = "software-before-hardware", Warning, Devices,
+        "Connections would use a device that is emulated by the kernel, though the machine has a real one.";
+    PCIE = "slow-pcie", Warning, Devices,
+        "The device talks to the machine with fewer lanes, or at a lower speed, than it can. Large transfers are limited by that.";
+    SLOW_PORT = "slow-port", Warning, Devices,
+        "The port runs at the lowest speed that there is. Real devices do so when the link could not be set up properly.";
+}
+
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for device in &view.summaries {
+        found.extend(unsuited(view, device));
+        for port in &device.ports {
+            found.extend(down(view, device, port));
+            found.extend(slow_port(view, device, port));
+        }
+        found.extend(pcie(view, device));
+    }
+    found.extend(software(view));
+    if let Err(unavailable @ Unavailable::NoSuchDevice { .. }) = &view.choice {
+        found.push(unavailable.into());
+    }
+    found
+}
+
+/// Finds devices that can't be used, whatever their ports are. If another one can, that is no fault.
+fn unsuited(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
+    let name = device.name.clone();
+    let finding = Finding::from(&match device.unsuited? {
+        Unsuited::NoReliableQueuePairs(driver) => Unavailable::NoReliableQueuePairs { device: name, driver },
+        Unsuited::Iwarp => Unavailable::Iwarp { device: name },
+    });
+    Some(if view.choice.is_ok() { finding.but(Note) } else { finding })
+}
+
+/// Finds ports that are not active. If another one is, that is no fault: cards have more ports than cables.
+fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<Finding> {
+    if port.active || device.unsuited.is_some() {
+        return None;
+    }
+    let severity = if view.choice.is_ok() { Note } else { Fault };
+    let at = format!("port {} of {}", port.number, device.name);
+    if port.state == "INIT" {
+        let fix = "start a subnet manager in this network: `apt install opensm`, or the switch's own";
+        return Some(Finding::new(&SUBNET_MANAGER, format!("{at} is INIT, not ACTIVE"), fix).but(severity));
+    }
+    let (name, number, state) = (device.name.clone(), port.number, port.state.clone());
+    let mut finding =
+        Finding::from(&Unavailable::PortDown { device: name, port: number, state }).but(severity);
+    if let Some(physical) = view.of_port(device, port, "phys_state") {
+        let physical = physical.split_once(": ").map_or(physical.as_str(), |(_, name)| name);
+        finding.seen = format!("{} (the link is {physical})", finding.seen);
+    }
+    if let Some(netdev) = view.netdev(device, port) {
+        let is_up = view.of_netdev(&netdev, "operstate").is_some_and(|state| state != "down");
+        finding.fix = match (is_up, view.of_netdev(&netdev, "carrier").as_deref()) {
+            (true, _) => {
+                format!("see `rdma link show {}` and the kernel's log: {netdev} itself is up", device.name)
+            }
+            (_, Some("0")) => format!("check cable and switch port of {netdev}: it has no carrier"),
+            _ => format!("ip link set {netdev} up"),
+        };
+    }
+    Some(finding)
+}
+
+fn slow_port(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<Finding> {
+    let rate = view.of_port(device, port, "rate")?;
+    // What every device has that does not know better; Soft-RoCE always says so.
+    if !port.active
+        || device.unsuited.is_some()
+        || view.is_software(device)
+        || !rate.starts_with("2.5 Gb/sec")
+    {
+        return None;
+    }
+    let seen = format!("port {} of {} is ACTIVE at {rate}", port.number, device.name);
+    Some(Finding::new(
+        &SLOW_PORT,
+        seen,
+        "check cable, switch port and auto-negotiation (`ethtool NETDEV`, `ibstatus`)",
+    ))
+}
+
+/// Finds a link to the machine that is narrower or slower than the device's best.
+fn pcie(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
+    let of = |file| view.of_device(device, &format!("device/{file}"));
+    let (width, widest) = (of("current_link_width")?, of("max_link_width")?);
+    let (speed, fastest) = (of("current_link_speed")?, of("max_link_speed")?);
+    // "8.0 GT/s PCIe"
+    let number = |text: &str| text.split_whitespace().next().and_then(|word| word.parse::<f32>().ok());
+    // Virtual functions say that they have no lanes, at an unknown speed.
+    let is_less = |now: &str, most: &str| Some(number(now).filter(|now| *now > 0.0)? < number(most)?);
+    if is_less(&width, &widest) != Some(true) && is_less(&speed, &fastest) != Some(true) {
+        return None;
+    }
+    let seen = format!("{} has {width} of {widest} PCIe lanes, at {speed} of {fastest}", device.name);
+    let fix = "move the card to a slot that has its lanes and speed, or let the firmware's set-up give it them (bifurcation)";
+    Some(Finding::new(&PCIE, seen, fix))
+}
+
+/// Finds that the device of a connection would be emulated.
+fn software(view: &View<'_>) -> Option<Finding> {
+    let (device, ..) = view.chosen().filter(|(device, ..)| view.is_software(device))?;
+    let parent = view.of_device(device, "parent").unwrap_or_default();
+    let seen = format!("{} is Soft-RoCE on {parent}", device.name);
+    let real = |other: &&DeviceSummary| !view.is_software(other) && other.unsuited.is_none();
+    match view.summaries.iter().find(real) {
+        Some(other) => {
+            let seen = format!("{seen}, and {} is there, too", other.name);
+            let fix = format!("set rdma.device = \"{}\", or `rdma link delete {}`", other.name, device.name);
+            Some(Finding::new(&SOFTWARE_CHOSEN, seen, fix))
+        }
+        None => Some(Finding::new(&SOFTWARE, seen, "for speed use a card that has RDMA")),
+    }
+}

@@ -1,0 +1,303 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::probe::Severity::{self, Fault, Note, Warning};
+
+macro_rules! host {
+    ($name:literal) => {
+        include_str!(concat!("../../../tests/hosts/", $name, ".txt"))
+    };
+}
+
+const CONNECTX: &str = host!("mellanox-connectx5-roce");
+
+/// Answers that mend all that is wrong with the host of [`CONNECTX`].
+const MENDED: &str = "
+== /sys/class/infiniband/mlx5_0/device/current_link_width
+16
+== /proc/self/status
+VmPin:\t       0 kB
+CapEff:\t000001ffffffffff
+Cpus_allowed_list:\t0-15
+== /sys/class/net/ens1f0np0/mtu
+9000
+== $ dcb pfc show dev ens1f0np0
+pfc-cap 8 macsec-bypass off delay 7
+prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off
+";
+
+fn examined(recording: &str, config: &RdmaConfig) -> Report {
+    examine(&Machine::recorded(recording).unwrap(), config)
+}
+
+/// The findings that are not notes about counters, by severity and code.
+fn codes(report: &Report) -> Vec<(Severity, &'static str)> {
+    let findings = report.findings.iter().filter(|finding| finding.area != crate::probe::Area::Counters);
+    findings.map(|finding| (finding.severity, finding.code)).collect()
+}
+
+/// A good host, with these answers instead of its own.
+fn mended(with: &str) -> String {
+    let is_counter = |entry: &&str| entry.contains("counters/") || entry.starts_with("$ ethtool -S");
+    let entries = CONNECTX.split("\n== ").skip(1).filter(|entry| !is_counter(entry));
+    let still: String = entries.map(|entry| format!("== {entry}\n")).collect();
+    format!("{still}{MENDED}\n{with}\n")
+}
+
+/// A host's name, its recording, and its findings.
+type Expected = (&'static str, &'static str, &'static [(Severity, &'static str)]);
+
+#[test]
+fn hosts_of_several_vendors_are_judged() {
+    let expected: [Expected; 8] = [
+        ("efa", host!("aws-efa"), &[(Fault, "no-reliable-queue-pairs")]),
+        ("vf", host!("azure-connectx-vf"), &[(Fault, "memlock"), (Warning, "limited-partition")]),
+        ("bnxt_re", host!("broadcom-bnxt-re"), &[(Fault, "memlock"), (Note, "slow-governor")]),
+        ("chelsio", host!("chelsio-t6-iw_cxgb4"), &[(Fault, "iwarp")]),
+        (
+            "irdma",
+            host!("intel-e810-irdma"),
+            &[(Note, "iwarp"), (Note, "small-packets"), (Note, "slow-governor"), (Note, "lossy-network")],
+        ),
+        (
+            "roce",
+            CONNECTX,
+            &[
+                (Warning, "slow-pcie"),
+                (Warning, "remote-node"),
+                (Note, "small-packets"),
+                (Note, "lossy-network"),
+            ],
+        ),
+        (
+            "infiniband",
+            host!("mellanox-infiniband"),
+            &[(Fault, "no-subnet-manager"), (Warning, "limited-partition")],
+        ),
+        ("vfio", host!("no-driver"), &[(Fault, "kernel-bypassed"), (Fault, "kernel-bypassed")]),
+    ];
+    for (name, recording, expected) in expected {
+        assert_eq!(codes(&examined(recording, &RdmaConfig::default())), expected, "{name}");
+    }
+}
+
+#[test]
+fn counters_that_are_not_zero_are_named() {
+    let report = examined(CONNECTX, &RdmaConfig::default());
+    let lost = report.findings.iter().find(|finding| finding.code == "packets-lost").unwrap();
+    assert_eq!(lost.severity, Note);
+    for part in ["mlx5_0 port 1", "out_of_sequence 3127", "packet_seq_err 2954", "rx_discards_phy 48213"] {
+        assert!(lost.seen.contains(part), "{part}: {}", lost.seen);
+    }
+}
+
+#[test]
+fn counters_that_grow_are_warnings() {
+    let earlier = Counters::read(&Machine::recorded(CONNECTX).unwrap());
+    let later =
+        format!("{CONNECTX}\n== /sys/class/infiniband/mlx5_0/ports/1/hw_counters/np_cnp_sent\n1000000000\n");
+    let later = Counters::read(&Machine::recorded(&later).unwrap());
+    let grown = later.grown_since(&earlier);
+    assert_eq!(
+        grown.iter().map(|finding| (finding.severity, finding.code)).collect::<Vec<_>>(),
+        [(Warning, "congestion")]
+    );
+    assert!(earlier.grown_since(&earlier).is_empty());
+}
+
+#[test]
+fn a_mended_host_is_all_good() {
+    let report = examined(&mended(""), &RdmaConfig::default());
+    assert_eq!(report.findings, []);
+    assert_eq!(report.worst(), None);
+    assert!(report.chosen.unwrap().ends_with("of mlx5_0 port 1"));
+    let addresses = &report.devices[0].ports[0].addresses;
+    assert_eq!(addresses.iter().filter(|address| address.is_chosen).count(), 1);
+}
+
+/// One thing that is wrong with a host that is otherwise good, or with its configuration.
+struct Case {
+    code: &'static str,
+    severity: Severity,
+    /// Answers that differ.
+    answers: &'static str,
+    /// A part of the remedy.
+    fix: &'static str,
+}
+
+const fn case(code: &'static str, severity: Severity, answers: &'static str, fix: &'static str) -> Case {
+    Case { code, severity, answers, fix }
+}
+
+/// A device of Soft-RoCE, and no other.
+const SOFT: &str = "\
+== /sys/class/infiniband/
+rxe0
+== /sys/class/infiniband/rxe0/node_type
+1: CA
+== /sys/class/infiniband/rxe0/parent
+eth0
+== /sys/class/infiniband/rxe0/ports/1/state
+4: ACTIVE
+== /sys/class/infiniband/rxe0/ports/1/phys_state
+5: LinkUp
+== /sys/class/infiniband/rxe0/ports/1/link_layer
+Ethernet
+== /sys/class/infiniband/rxe0/ports/1/rate
+2.5 Gb/sec (1X SDR)
+== /sys/class/infiniband/rxe0/ports/1/gids/0
+0000:0000:0000:0000:0000:ffff:c0a8:4d01
+== /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0
+RoCE v2
+== /sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0
+eth0
+== /sys/class/infiniband/rxe0/ports/1/pkeys/0
+0xffff
+== /sys/class/infiniband_verbs/uverbs7/ibdev
+rxe0
+== open /dev/infiniband/uverbs7
+666 0 0
+== /etc/libibverbs.d/
+rxe.driver
+== /sys/class/net/eth0/mtu
+9000
+== /sys/class/net/eth0/operstate
+up
+";
+
+#[test]
+fn software_is_named_and_its_firewall_looked_at() {
+    let soft = |answers: &str| codes(&examined(&format!("{SOFT}{answers}"), &RdmaConfig::default()));
+    assert_eq!(soft(""), [(Note, "software-device")]);
+    let drops = "== $ nft list ruleset\ntable inet f {\n chain input {\n  udp dport 4791 drop\n }\n}\n";
+    assert_eq!(soft(drops), [(Fault, "firewall-drops-roce"), (Note, "software-device")]);
+    let closed =
+        "== $ iptables-save\n*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp --dport 22 -j ACCEPT\nCOMMIT\n";
+    assert_eq!(soft(closed), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
+    let open = format!("{closed}-A INPUT -p udp --dport 4791 -j ACCEPT\n");
+    assert_eq!(soft(&open), [(Note, "software-device")]);
+    let down =
+        "== /sys/class/infiniband/rxe0/ports/1/state\n1: DOWN\n== /sys/class/net/eth0/operstate\ndown\n";
+    let report = examined(&format!("{SOFT}{down}"), &RdmaConfig::default());
+    assert_eq!(codes(&report), [(Fault, "port-down")]);
+    assert_eq!(report.findings[0].fix, "ip link set eth0 up");
+}
+
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    case("no-uverbs", Fault, "== /sys/class/infiniband_verbs/ !2", "modprobe ib_uverbs"),
+    case("rdma-module", Fault,
+        "== /sys/class/infiniband/ !2\n== /sys/bus/pci/devices/0000:31:00.0/driver ->\n../ice\n== /sys/module/irdma/ !2", "modprobe irdma"),
+    case("no-device", Fault, "== /sys/class/infiniband/ !2\n== /.dockerenv\n", "docker run --device=/dev/infiniband"),
+    case("no-device", Fault, "== /sys/class/infiniband/ !2\n== /sys/module/ib_core/parameters/netns_mode\nN", "rdma dev set NAME netns"),
+    case("no-provider", Fault, "== /etc/libibverbs.d/\nrxe.driver", "apt install ibverbs-providers"),
+    case("no-permission", Fault,
+        "== open /dev/infiniband/uverbs0 !13\n== owner /dev/infiniband/uverbs0\n660 0 106\n== /etc/group\nroot:x:0:\nrdma:x:106:\n",
+        "usermod -aG rdma USER"),
+    case("no-permission", Fault, "== open /dev/infiniband/uverbs0 !13\n== owner /dev/infiniband/uverbs0\n600 0 0\n", "udev"),
+    case("socket-bypass", Warning, "== $LD_PRELOAD\n/usr/lib/libvma.so", "env -u LD_PRELOAD"),
+    case("port-down", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n== /sys/class/net/ens1f0np0/operstate\ndown\n== /sys/class/net/ens1f0np0/carrier\n0",
+        "cable and switch port of ens1f0np0"),
+    case("slow-port", Warning, "== /sys/class/infiniband/mlx5_0/ports/1/rate\n2.5 Gb/sec (1X SDR)", "auto-negotiation"),
+    case("roce-v1", Warning, "== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1 !22\n== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3 !22",
+        "roce_mode=2"),
+    case("no-partition", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/pkeys/0\n0x0000", "rdma.pkey_index"),
+    case("tiny-packets", Warning, "== /sys/class/net/ens1f0np0/mtu\n1100", "mtu 9000"),
+    case("memlock-low", Warning,
+        "== /proc/self/status\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-15\n== /proc/self/limits\nMax locked memory         8388608              8388608              bytes\n",
+        "LimitMEMLOCK=infinity"),
+    case("few-files", Warning, "== /proc/self/limits\nMax open files            256                  4096                 files\n", "ulimit -n 1024"),
+    case("rdma-cgroup", Warning, "== /proc/self/cgroup\n0::/a/b\n== /sys/fs/cgroup/a/rdma.max\nmlx5_0 hca_handle=2 hca_object=20\n",
+        "echo 'mlx5_0 hca_object=max' > /sys/fs/cgroup/a/rdma.max"),
+    case("rdma-cgroup", Fault, "== /proc/self/cgroup\n4:rdma:/x\n== /sys/fs/cgroup/rdma/x/rdma.max\nmlx5_0 hca_handle=0 hca_object=max\n", "hca_handle=max"),
+    case("no-huge-pages", Note, "== /sys/kernel/mm/transparent_hugepage/enabled\nalways madvise [never]", "vm.nr_hugepages"),
+    case("interrupts-on-one-cpu", Warning,
+        "== /sys/class/infiniband/mlx5_0/device/msi_irqs/\n50\n51\n52\n53\n== /proc/irq/50/smp_affinity_list\n2\n== /proc/irq/51/smp_affinity_list\n2\n\
+         == /proc/irq/52/smp_affinity_list\n2\n== /proc/irq/53/smp_affinity_list\n2\n== $ pidof irqbalance\n812\n", "stop irqbalance"),
+    case("remote-interrupts", Warning,
+        "== /sys/class/infiniband/mlx5_0/device/msi_irqs/\n50\n== /proc/irq/50/effective_affinity_list\n17\n", "smp_affinity_list"),
+    case("slow-governor", Note, "== /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor\nschedutil", "performance"),
+    case("global-pause", Note, "== $ ethtool -a ens1f0np0\nPause parameters for ens1f0np0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n", "ethtool -A ens1f0np0 rx off"),
+    case("pause-on-other-priority", Warning, "== $ ethtool -S ens1f0np0\nNIC statistics:\n     rx_prio3_pause: 7\n     rx_prio5_pause: 99\n", "prio-pfc all:off 5:on"),
+    case("software-before-hardware", Warning,
+        "== /sys/class/infiniband/\nmlx5_0\nrxe0\n== /sys/class/infiniband/rxe0/parent\neth0\n== /sys/class/infiniband/rxe0/ports/1/state\n4: ACTIVE\n\
+         == /sys/class/infiniband/rxe0/ports/1/gids/0\n0000:0000:0000:0000:0000:ffff:c0a8:4d01\n\
+         == /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0\nRoCE v2\n== /sys/class/infiniband/rxe0/ports/1/pkeys/0\n0xffff\n\
+         == /sys/class/infiniband_verbs/uverbs7/ibdev\nrxe0\n== open /dev/infiniband/uverbs7\n666 0 0\n== /etc/libibverbs.d/\nrxe.driver\nmlx5.driver\n\
+         == /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n", "rdma.device = \"mlx5_0\""),
+];
+
+#[test]
+fn each_thing_that_is_wrong_is_found_with_its_remedy() {
+    for Case { code, severity, answers, fix } in CASES {
+        let report = examined(&mended(answers), &RdmaConfig::default());
+        let found = report.findings.iter().find(|finding| finding.code == *code);
+        let found = found.unwrap_or_else(|| panic!("{code}: {:#?}", report.findings));
+        assert_eq!(found.severity, *severity, "{code}");
+        assert!(found.fix.contains(fix), "{code}: {}", found.fix);
+        // The worst stands first, so that the first line names the cause.
+        assert_eq!(report.findings[0].severity, report.worst().unwrap());
+        assert!(
+            report.findings[0].severity > *severity || report.findings[0].code == *code,
+            "{code}: {:#?}",
+            report.findings
+        );
+    }
+}
+
+#[test]
+fn the_configuration_is_compared_with_the_machine() {
+    let config = |change: &dyn Fn(&mut RdmaConfig)| {
+        let mut config = RdmaConfig::default();
+        change(&mut config);
+        config
+    };
+    let judged = |answers: &str, config: &RdmaConfig| codes(&examined(&mended(answers), config));
+    assert_eq!(judged("", &config(&|c| c.device = Some("mlx5_9".into()))), [(Fault, "no-such-device")]);
+    assert_eq!(judged("", &config(&|c| c.gid_index = Some(99))), [(Fault, "no-address")]);
+    assert_eq!(judged("", &config(&|c| c.pkey_index = 3)), [(Fault, "no-partition")]);
+    assert_eq!(judged("", &config(&|c| c.busy_cpu = Some(999))), [(Fault, "busy-cpu-not-allowed")]);
+    let wide = "== /proc/self/status\nCapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-63\n";
+    assert_eq!(judged(wide, &config(&|c| c.busy_cpu = Some(20))), [(Warning, "remote-poller")]);
+    assert_eq!(judged("", &config(&|c| c.dscp.normal = 26)), [(Warning, "dscp-not-trusted")]);
+    let maps = |map: &str| {
+        format!(
+            "== /sys/class/net/ens1f0np0/qos/trust\ndscp\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 0:0 {map}\n"
+        )
+    };
+    let marked = config(&|c| c.dscp.normal = 26);
+    assert_eq!(judged(&maps("24:3"), &marked), [(Warning, "dscp-not-mapped")]);
+    assert_eq!(judged(&maps("26:4"), &marked), [(Warning, "dscp-not-mapped")]);
+    assert_eq!(judged(&maps("26:3"), &marked), []);
+    let local = "== /sys/class/infiniband/mlx5_0/ports/1/gids/3 !2\n== /sys/class/infiniband/mlx5_0/ports/1/gids/2 !2\n";
+    assert_eq!(judged(local, &RdmaConfig::default()), [(Warning, "link-local")]);
+    let bare = format!("{local}== interfaces\nlo 127.0.0.1/8\n");
+    assert_eq!(judged(&bare, &RdmaConfig::default()), [(Fault, "no-ip-address")]);
+}
+
+#[test]
+fn nothing_at_all_is_no_failure() {
+    let report = examined("", &RdmaConfig::default());
+    assert_eq!(codes(&report), [(Fault, "no-device")]);
+    // Questions that no file answers, on a machine that has a device by name only.
+    let report = examined(
+        "== /sys/class/infiniband/\nx\n== /sys/class/infiniband_verbs/u/ibdev\nx\n",
+        &RdmaConfig::default(),
+    );
+    assert_eq!(report.worst(), Some(Fault));
+}
+
+#[test]
+fn codes_are_names_and_each_is_of_one_kind() {
+    let all: Vec<_> = KINDS.iter().copied().flatten().collect();
+    let codes: BTreeSet<_> = all.iter().map(|kind| kind.code).collect();
+    assert_eq!(codes.len(), all.len());
+    for kind in all {
+        assert!(
+            kind.code.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'),
+            "{}",
+            kind.code
+        );
+        assert!(kind.means.ends_with('.'), "{}: {}", kind.code, kind.means);
+    }
+}

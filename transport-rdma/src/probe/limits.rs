@@ -1,0 +1,125 @@
+//! Limits of the process, and of its control group.
+
+use super::Finding;
+use super::Severity::Fault;
+use super::finding::kinds;
+use super::view::View;
+use crate::Unavailable;
+use crate::config::RdmaConfig;
+use crate::device::{lockable, memlock as memlock_of};
+
+kinds! { KINDS:
+    MEMLOCK_LOW = "memlock-low", Warning, Limits,
+        "Devices work in memory that is locked. What is registered at the beginning fits below the limit; as much as the configuration \
+         allows does not. Then some peers stay on TCP, or long messages are copied.";
+    FILES = "few-files", Warning, Limits,
+        "Each connection, and each device, is an open file.";
+    CGROUP = "rdma-cgroup", Warning, Limits,
+        "The control group limits how many devices and objects of theirs (queue pairs, queues, regions) its processes have. When the \
+         limit is reached, further peers stay on TCP.";
+    HUGE_PAGES = "no-huge-pages", Note, Limits,
+        "Registered memory lies in huge pages where there are any, which devices look up faster. Without them it lies in ordinary ones.";
+}
+
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    // Without a device that could be used, limits are not what is in the way.
+    if view.summaries.iter().all(|device| device.unsuited.is_some()) {
+        return Vec::new();
+    }
+    let mut found: Vec<_> = [memlock(view), files(view), huge_pages(view)].into_iter().flatten().collect();
+    found.extend(cgroup(view));
+    found
+}
+
+/// Finds a limit on locked memory that is lower than what is configured.
+fn memlock(view: &View<'_>) -> Option<Finding> {
+    let most = view.config.memory.saturating_add(view.config.bulk_memory);
+    let soft = lockable(view.machine)?;
+    let memlock = memlock_of(view.machine, RdmaConfig::LEAST_MEMORY);
+    if soft < memlock.in_use.saturating_add(memlock.asked) {
+        return Some(Finding::from(&Unavailable::Memlock(memlock)));
+    }
+    if soft >= most {
+        return None;
+    }
+    let kib = most.div_ceil(1024);
+    let seen = format!(
+        "{} KiB may be locked, the configuration allows {kib} KiB (`rdma.memory` and `rdma.bulk_memory`)",
+        soft / 1024
+    );
+    let fix = format!(
+        "`ulimit -l {kib}`, a `memlock` line in /etc/security/limits.conf, or LimitMEMLOCK=infinity in a systemd unit; or lower the settings"
+    );
+    Some(Finding::new(&MEMLOCK_LOW, seen, fix))
+}
+
+/// Finds a limit on open files that is lower than the configured number of connections.
+fn files(view: &View<'_>) -> Option<Finding> {
+    // Standard streams, the runtime, listening sockets, and the device's own.
+    const OTHERS: u64 = 64;
+    let limits = view.machine.read("/proc/self/limits")?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let soft: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let need = u64::from(view.config.connections) + OTHERS;
+    let seen = format!("{soft} files may be open, {} connections are configured", view.config.connections);
+    let fix = format!("`ulimit -n {}`, or LimitNOFILE= in a systemd unit", (2 * need).next_power_of_two());
+    (soft < need).then(|| Finding::new(&FILES, seen, fix))
+}
+
+/// Finds limits of the control group, and of those above it, that are lower than what a few connections need. See the kernel's
+/// Documentation/admin-guide/cgroup-v2.rst, "RDMA".
+fn cgroup(view: &View<'_>) -> Vec<Finding> {
+    // A protection domain, a completion channel's queues, a shared receive queue, regions; and a queue pair and windows for each peer.
+    const OBJECTS: u64 = 128;
+    let groups = view.machine.read("/proc/self/cgroup").unwrap_or_default();
+    let of_group = groups.lines().find_map(|line| {
+        let v2 = line.strip_prefix("0::").map(|path| ("/sys/fs/cgroup", path));
+        v2.or_else(|| Some(("/sys/fs/cgroup/rdma", line.split_once(":rdma:")?.1)))
+    });
+    let Some((mount, mut path)) = of_group else { return Vec::new() };
+    let mut found = Vec::new();
+    loop {
+        let file = format!("{mount}{}/rdma.max", path.trim_end_matches('/'));
+        for line in view.machine.read(&file).unwrap_or_default().lines() {
+            let mut words = line.split_whitespace();
+            let device = words.next().unwrap_or_default();
+            if !view.summaries.iter().any(|summary| summary.name == device) {
+                continue;
+            }
+            // A word `max` is no number, and no limit.
+            for (name, limit) in words
+                .filter_map(|word| word.split_once('='))
+                .filter_map(|(n, v)| Some((n, v.parse::<u64>().ok()?)))
+            {
+                let need = if name == "hca_object" { OBJECTS } else { 1 };
+                if limit < need {
+                    let finding = Finding::new(
+                        &CGROUP,
+                        format!("{file} allows {limit} {name} of {device}; {need} or more are needed"),
+                        format!("echo '{device} {name}=max' > {file}"),
+                    );
+                    found.push(if limit == 0 { finding.but(Fault) } else { finding });
+                }
+            }
+        }
+        match path.trim_end_matches('/').rsplit_once('/') {
+            Some((above, _)) => path = above,
+            None => return found,
+        }
+    }
+}
+
+/// Finds that registered memory can't lie in huge pages. Emulated devices don't care.
+fn huge_pages(view: &View<'_>) -> Option<Finding> {
+    let (device, ..) = view.chosen()?;
+    if view.is_software(device) {
+        return None;
+    }
+    let memory = view.machine.read("/proc/meminfo")?;
+    let line = memory.lines().find_map(|line| line.strip_prefix("HugePages_Total:"))?;
+    let transparent = view.machine.read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let is_off = transparent.is_empty() || transparent.contains("[never]");
+    let seen = "no huge pages are reserved, and transparent ones are off";
+    let fix = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; or reserve some: `sysctl vm.nr_hugepages=288` (576 MiB)";
+    (line.trim() == "0" && is_off).then(|| Finding::new(&HUGE_PAGES, seen, fix))
+}

@@ -1,0 +1,241 @@
+//! Kernel modules, libraries, and who may use devices.
+
+use super::Finding;
+use super::Severity::{Fault, Note};
+use super::finding::kinds;
+use super::view::View;
+use crate::Unavailable;
+use crate::machine::Node;
+use crate::verbs::library;
+
+kinds! { KINDS:
+    UVERBS = "no-uverbs", Fault, Software,
+        "The kernel has an RDMA device, but the module by which programs use devices is not loaded. Calls go by TCP.";
+    RDMA_MODULE = "rdma-module", Fault, Software,
+        "A network card that has RDMA has no RDMA device, because the driver's second module is not loaded. Calls go by TCP.";
+    BYPASSED = "kernel-bypassed", Warning, Software,
+        "A program outside of the kernel has this network card: DPDK, or a virtual machine. The card has no RDMA device here.";
+    PROVIDER = "no-provider", Fault, Software,
+        "libibverbs needs a library for each driver, its provider. Without it, it does not show the driver's devices.";
+    BYPASS = "socket-bypass", Warning, Software,
+        "A library takes the place of the kernel's sockets in programs that start here. RDMA does not need it, and farcall's TCP \
+         side was not tried with it: epoll, socket options and fork may behave differently.";
+}
+
+pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if view.machine.is_this() {
+        found.extend(library().err().as_ref().map(Finding::from));
+    }
+    found.extend(uverbs(view));
+    if view.summaries.is_empty() {
+        found.extend(modules(view));
+    }
+    found.extend(kernel_bypassed(view));
+    // Without a nearer reason this is all one can say.
+    if found.is_empty()
+        && let Err(unavailable @ Unavailable::NoDevice { .. }) = &view.choice
+    {
+        found.push(no_device(view, unavailable));
+    }
+    found.extend(providers(view));
+    found.extend(permissions(view));
+    found.extend(socket_bypass(view));
+    found
+}
+
+/// Finds devices that have no node because `ib_uverbs` is not there.
+fn uverbs(view: &View<'_>) -> Option<Finding> {
+    let devices = view.machine.names("/sys/class/infiniband");
+    let first = devices.first().filter(|_| view.machine.names("/sys/class/infiniband_verbs").is_empty())?;
+    Some(Finding::new(
+        &UVERBS,
+        format!("{first} is there, /sys/class/infiniband_verbs is not"),
+        "modprobe ib_uverbs",
+    ))
+}
+
+/// A driver of network cards, the module that makes RDMA devices of them, and its provider in libibverbs.
+struct Driver {
+    name: &'static str,
+    module: &'static str,
+    provider: &'static str,
+}
+
+/// Drivers as the kernel's `drivers/infiniband/hw` and rdma-core's `providers` name them.
+const DRIVERS: &[Driver] = &[
+    Driver { name: "mlx5_core", module: "mlx5_ib", provider: "mlx5" },
+    Driver { name: "mlx4_core", module: "mlx4_ib", provider: "mlx4" },
+    Driver { name: "bnxt_en", module: "bnxt_re", provider: "bnxt_re" },
+    Driver { name: "ice", module: "irdma", provider: "irdma" },
+    Driver { name: "i40e", module: "irdma", provider: "irdma" },
+    Driver { name: "cxgb4", module: "iw_cxgb4", provider: "cxgb4" },
+    Driver { name: "qede", module: "qedr", provider: "qedr" },
+    Driver { name: "hns3", module: "hns_roce_hw_v2", provider: "hns" },
+    Driver { name: "efa", module: "efa", provider: "efa" },
+    Driver { name: "mana", module: "mana_ib", provider: "mana" },
+    Driver { name: "rxe", module: "rdma_rxe", provider: "rxe" },
+    Driver { name: "siw", module: "siw", provider: "siw" },
+];
+
+const PCI: &str = "/sys/bus/pci/devices";
+
+/// Finds cards whose driver is there, and whose RDMA module is not.
+fn modules(view: &View<'_>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for address in view.machine.names(PCI) {
+        let Some(bound) = view.machine.link(&format!("{PCI}/{address}/driver")) else { continue };
+        let Some(driver) = DRIVERS.iter().find(|driver| driver.name == bound) else { continue };
+        // Not every card of this driver has RDMA.
+        if view.machine.names(&format!("/sys/module/{}", driver.module)).is_empty() {
+            let seen =
+                format!("{address} (driver {bound}) has no RDMA device, and {} is not loaded", driver.module);
+            found.push(Finding::new(&RDMA_MODULE, seen, format!("modprobe {}", driver.module)));
+            break;
+        }
+    }
+    found
+}
+
+/// Says what is missing on a machine without a device, beside what can't be known without one.
+fn no_device(view: &View<'_>, unavailable: &Unavailable) -> Finding {
+    let mut finding = Finding::from(unavailable);
+    if in_container(view) {
+        finding.fix = "in a container: start it with the device (`docker run --device=/dev/infiniband`, in Kubernetes by the RDMA device \
+                       plugin's resource); on the host: load the card's driver and ib_uverbs"
+            .to_owned();
+    } else if view.machine.read("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
+        finding.fix = format!(
+            "devices belong to one network namespace here (`rdma system show`): move one into this (`rdma dev set NAME netns PID`), or \
+             share them (`rdma system set netns shared`); otherwise {}",
+            finding.fix
+        );
+    }
+    finding
+}
+
+/// Finds cards that a program outside of the kernel has.
+fn kernel_bypassed(view: &View<'_>) -> Vec<Finding> {
+    const USERSPACE: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
+    // Vendors most of whose network cards have RDMA: NVIDIA (Mellanox), Chelsio, Broadcom, Intel.
+    const VENDORS: [(&str, &str); 4] =
+        [("0x15b3", "mlx5_core"), ("0x1425", "cxgb4"), ("0x14e4", "bnxt_en"), ("0x8086", "ice")];
+    let find = |address: String| {
+        let bound = view.machine.link(&format!("{PCI}/{address}/driver"))?;
+        let vendor = view.machine.read(&format!("{PCI}/{address}/vendor"))?;
+        let class = view.machine.read(&format!("{PCI}/{address}/class"))?;
+        let (_, driver) = VENDORS.iter().find(|(id, _)| *id == vendor)?;
+        // Class 2 are network controllers.
+        if !USERSPACE.contains(&&*bound) || !class.starts_with("0x02") {
+            return None;
+        }
+        let fix = format!(
+            "if RDMA should have it: `echo {address} > /sys/bus/pci/drivers/{bound}/unbind; echo > {PCI}/{address}/driver_override; \
+             echo {address} > /sys/bus/pci/drivers/{driver}/bind`"
+        );
+        let finding = Finding::new(&BYPASSED, format!("network card {address} is bound to {bound}"), fix);
+        Some(if view.summaries.is_empty() { finding.but(Fault) } else { finding })
+    };
+    view.machine.names(PCI).into_iter().filter_map(find).collect()
+}
+
+/// Finds devices for whose driver libibverbs has no provider.
+fn providers(view: &View<'_>) -> Vec<Finding> {
+    let directory = "/etc/libibverbs.d";
+    let installed = view.machine.names(directory);
+    // Libraries that were installed elsewhere have another directory.
+    if installed.is_empty() {
+        return Vec::new();
+    }
+    let find = |device| {
+        let driver = view.driver(device)?;
+        let Driver { provider, .. } = DRIVERS.iter().find(|known| known.name == driver)?;
+        if installed.contains(&format!("{provider}.driver")) {
+            return None;
+        }
+        let seen = format!(
+            "{} (driver {driver}) needs the provider {provider}, which {directory} does not name",
+            device.name
+        );
+        Some(Finding::new(
+            &PROVIDER,
+            seen,
+            "apt install ibverbs-providers (Debian, Ubuntu) or dnf install libibverbs (Fedora, RHEL)",
+        ))
+    };
+    view.summaries.iter().filter_map(find).collect()
+}
+
+/// Finds device nodes that may not be opened. If it is not the chosen device's, that is no fault.
+fn permissions(view: &View<'_>) -> Vec<Finding> {
+    let chosen = view.chosen().map(|(device, ..)| &device.name);
+    let find = |device| {
+        let unavailable = view.machine.check_access(device).err()?;
+        let mut finding = Finding::from(&unavailable);
+        if let (Unavailable::NoPermission { .. }, Some(node)) =
+            (&unavailable, view.machine.node(&device.node))
+        {
+            finding.seen = format!("{}: mode {}, group {}", finding.seen, node.mode(), group(view, &node));
+            finding.fix = to_open(view, &node, &device.node);
+        }
+        let is_other = chosen.is_some_and(|chosen| *chosen != device.name);
+        Some(if is_other { finding.but(Note) } else { finding })
+    };
+    view.summaries.iter().filter_map(find).collect()
+}
+
+/// Returns the name of the node's group, or its number.
+fn group(view: &View<'_>, node: &Node) -> String {
+    let groups = view.machine.read("/etc/group").unwrap_or_default();
+    let name = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1) == Some(node.group())).then(|| name.to_owned())
+    });
+    name.unwrap_or_else(|| node.group().to_owned())
+}
+
+fn to_open(view: &View<'_>, node: &Node, path: &str) -> String {
+    let for_group =
+        node.mode().as_bytes().iter().rev().nth(1).is_some_and(|digit| matches!(digit, b'6' | b'7'));
+    if for_group && node.group() != "0" {
+        return format!("usermod -aG {} USER, and log in again", group(view, node));
+    }
+    format!(
+        "chmod 666 {path}; for good: `echo 'KERNEL==\"uverbs*\", SUBSYSTEM==\"infiniband_verbs\", MODE=\"0666\"' > \
+         /etc/udev/rules.d/90-rdma.rules && udevadm trigger`; in a container `docker run --device={path}`"
+    )
+}
+
+/// Whether this is a container, by the files and names that container engines leave.
+fn in_container(view: &View<'_>) -> bool {
+    let has = |path: &str| view.machine.try_read(path).is_ok();
+    let group = view.machine.read("/proc/1/cgroup").unwrap_or_default();
+    has("/.dockerenv")
+        || has("/run/.containerenv")
+        || ["docker", "kubepods", "containerd", "lxc"].iter().any(|engine| group.contains(engine))
+}
+
+/// Finds libraries that replace sockets, in what every program loads.
+fn socket_bypass(view: &View<'_>) -> Option<Finding> {
+    const LIBRARIES: [(&str, &str); 5] = [
+        ("libonload", "OpenOnload"),
+        ("libvma", "VMA"),
+        ("libxlio", "XLIO"),
+        ("librspreload", "rsocket"),
+        ("libsdp", "SDP"),
+    ];
+    let sources = [
+        ("LD_PRELOAD", view.machine.variable("LD_PRELOAD")),
+        ("/etc/ld.so.preload", view.machine.read("/etc/ld.so.preload")),
+    ];
+    sources.into_iter().find_map(|(source, value)| {
+        let value = value?;
+        let (_, name) = LIBRARIES.iter().find(|(library, _)| value.contains(library))?;
+        let fix = match source {
+            "LD_PRELOAD" => "start the program without it: `env -u LD_PRELOAD PROGRAM`".to_owned(),
+            file => format!("take the line out of {file}"),
+        };
+        Some(Finding::new(&BYPASS, format!("{source} names {name} ({})", value.trim()), fix))
+    })
+}

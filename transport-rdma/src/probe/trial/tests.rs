@@ -1,0 +1,99 @@
+use super::*;
+use crate::probe::{Machine, Severity, examine};
+use crate::sim::{Fabric, SimHost};
+
+fn host(fabric: &Arc<Fabric>) -> SimHost {
+    fabric.host(std::net::IpAddr::from([10, 0, 0, 1]))
+}
+
+/// Tries the device of a host. Returns the steps that did not work, and the findings' codes.
+fn tried(host: &SimHost) -> (Report, Vec<(&'static str, StepResult)>) {
+    let config = RdmaConfig::default();
+    let mut report = examine(&Machine::recorded("").unwrap(), &config);
+    report.findings.clear();
+    try_host(host, &mut report, &config);
+    let others = report.tried.iter().filter(|step| step.result != StepResult::Worked);
+    let others = others.map(|step| (step.what, step.result)).collect();
+    (report, others)
+}
+
+#[test]
+fn a_device_that_works_does_all_of_it() {
+    let (report, others) = tried(&host(&Fabric::new(1)));
+    assert_eq!((others, &report.findings[..]), (vec![], &[][..]));
+    let steps: Vec<_> = report.tried.iter().map(|step| step.what).collect();
+    assert_eq!(
+        steps,
+        [
+            "open the device",
+            "register memory",
+            "connect",
+            "SEND",
+            "wake up by an event",
+            "READ",
+            "WRITE",
+            "atomic addition",
+            "end access"
+        ]
+    );
+}
+
+#[test]
+fn what_a_device_has_not_is_skipped_and_noted() {
+    let fabric = Fabric::new(2);
+    let host = host(&fabric);
+    host.without_atomics();
+    let (report, others) = tried(&host);
+    assert_eq!(others, [("atomic addition", StepResult::Skipped)]);
+    assert_eq!(report.findings[0].code, "no-atomics");
+    host.limit_windows(0);
+    let (report, others) = tried(&host);
+    assert_eq!(others.len(), 4, "{others:?}");
+    assert_eq!(report.findings[0].code, "no-windows");
+    assert_eq!(report.worst(), Some(Severity::Note));
+}
+
+#[test]
+fn the_first_step_that_fails_is_named() {
+    let fabric = Fabric::new(3);
+    let refusing = host(&fabric);
+    refusing.fail_open(Some(Unavailable::NoPermission { path: "/dev/infiniband/uverbs0".into() }));
+    let (report, others) = tried(&refusing);
+    assert_eq!(others, [("open the device", StepResult::Failed)]);
+    assert_eq!(report.findings[0].code, "no-permission");
+    let poor = host(&fabric);
+    poor.limit_memory(Some(4096));
+    let (report, others) = tried(&poor);
+    assert_eq!(others, [("register memory", StepResult::Failed)]);
+    assert_eq!(report.worst(), Some(Severity::Fault));
+}
+
+#[test]
+fn a_read_that_fails_is_a_fault_with_its_status() {
+    let fabric = Fabric::new(4);
+    fabric.fail_read(WcStatus::REM_OP_ERR);
+    let (report, others) = tried(&host(&fabric));
+    assert_eq!(others, [("READ", StepResult::Failed)]);
+    let finding = &report.findings[0];
+    assert_eq!((finding.code, finding.severity), ("trial-failed", Severity::Fault));
+    assert!(
+        finding.seen.starts_with("READ failed: ") && finding.seen.contains("REM_OP_ERR"),
+        "{}",
+        finding.seen
+    );
+}
+
+#[test]
+fn each_call_of_the_device_may_fail() {
+    for calls in 0..40 {
+        let host = host(&Fabric::new(5));
+        host.fail_call_after(calls);
+        let (report, others) = tried(&host);
+        if !host.has_failed() {
+            assert!(calls > 10 && others.is_empty(), "{calls}");
+            return;
+        }
+        assert_eq!(report.worst(), Some(Severity::Fault), "after {calls} calls: {others:?}");
+    }
+    panic!("more calls than thought");
+}

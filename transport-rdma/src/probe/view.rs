@@ -1,0 +1,152 @@
+//! A machine as its findings are made from it: its devices, and the address that a connection would leave from.
+
+use super::report::{Address, DeviceView, PortView};
+use crate::device::{
+    DeviceSummary, GidEntry, GidKind, Interface, LinkLayer, PortSummary, RdmaConfig, Selection, Unavailable,
+    choose,
+};
+use crate::machine::Machine;
+
+/// A machine while it is looked at.
+#[derive(Debug)]
+pub(super) struct View<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) config: &'a RdmaConfig,
+    /// Empty if there is none.
+    pub(super) summaries: Vec<DeviceSummary>,
+    /// The addresses of network interfaces.
+    pub(super) interfaces: Vec<Interface>,
+    /// The address that a connection would leave from, or why there is none.
+    pub(super) choice: Result<Selection, Unavailable>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(machine: &'a Machine, config: &'a RdmaConfig) -> Self {
+        let (found, interfaces) = (machine.devices(), interfaces(machine));
+        let choice = found.clone().and_then(|devices| choose(&devices, &interfaces, config, None));
+        Self { machine, config, summaries: found.unwrap_or_default(), interfaces, choice }
+    }
+
+    /// Returns the device, port and network interface of the chosen address.
+    pub(super) fn chosen(&self) -> Option<(&DeviceSummary, &PortSummary, Option<String>)> {
+        let chosen = self.choice.as_ref().ok()?;
+        let device = self.summaries.iter().find(|device| device.name == chosen.device)?;
+        let port = device.ports.iter().find(|port| port.number == chosen.port)?;
+        Some((device, port, chosen.gid.netdev.clone().or_else(|| self.netdev(device, port))))
+    }
+
+    pub(super) fn chosen_name(&self) -> Option<String> {
+        let chosen = self.choice.as_ref().ok()?;
+        Some(format!("{} of {} port {}", chosen.gid.gid.ip(), chosen.device, chosen.port))
+    }
+
+    /// Returns what a file in the device's directory contains.
+    pub(super) fn of_device(&self, device: &DeviceSummary, file: &str) -> Option<String> {
+        self.machine.read(&format!("/sys/class/infiniband/{}/{file}", device.name))
+    }
+
+    /// Returns what a file in the port's directory contains.
+    pub(super) fn of_port(&self, device: &DeviceSummary, port: &PortSummary, file: &str) -> Option<String> {
+        self.of_device(device, &format!("ports/{}/{file}", port.number))
+    }
+
+    /// Whether the kernel does the device's work. Soft-RoCE has a parent, the network interface that it uses.
+    pub(super) fn is_software(&self, device: &DeviceSummary) -> bool {
+        self.of_device(device, "parent").is_some() || self.driver(device).as_deref() == Some("siw")
+    }
+
+    /// Returns the driver of the device. iWARP by software has no parent.
+    pub(super) fn driver(&self, device: &DeviceSummary) -> Option<String> {
+        if self.of_device(device, "parent").is_some() {
+            return Some("rxe".to_owned());
+        }
+        let of_pci = self.machine.link(&format!("/sys/class/infiniband/{}/device/driver", device.name));
+        of_pci.or_else(|| device.name.starts_with("siw").then(|| "siw".to_owned()))
+    }
+
+    /// Returns the network interface that shares a port.
+    pub(super) fn netdev(&self, device: &DeviceSummary, port: &PortSummary) -> Option<String> {
+        let of_address = port.gids.iter().find_map(|gid| gid.netdev.clone());
+        of_address.or_else(|| self.of_device(device, "parent")).or_else(|| {
+            let directory = format!("/sys/class/infiniband/{}/device/net", device.name);
+            let is_of_port = |name: &String| {
+                let number = self.machine.number(&format!("{directory}/{name}/dev_port"));
+                number.unwrap_or(0) + 1 == u64::from(port.number)
+            };
+            self.machine.names(&directory).into_iter().find(is_of_port)
+        })
+    }
+
+    /// Returns what a file of a network interface contains.
+    pub(super) fn of_netdev(&self, netdev: &str, file: &str) -> Option<String> {
+        self.machine.read(&format!("/sys/class/net/{netdev}/{file}"))
+    }
+
+    pub(super) fn devices(&self) -> Vec<DeviceView> {
+        self.summaries.iter().map(|device| self.device(device)).collect()
+    }
+
+    fn device(&self, device: &DeviceSummary) -> DeviceView {
+        DeviceView {
+            name: device.name.clone(),
+            driver: self.driver(device),
+            is_software: self.is_software(device),
+            firmware: self.of_device(device, "fw_ver"),
+            numa_node: device.numa_node,
+            ports: device.ports.iter().map(|port| self.port(device, port)).collect(),
+        }
+    }
+
+    fn port(&self, device: &DeviceSummary, port: &PortSummary) -> PortView {
+        let netdev = self.netdev(device, port);
+        let chosen = self.choice.as_ref().ok();
+        let chosen = chosen.filter(|chosen| (&chosen.device, chosen.port) == (&device.name, port.number));
+        let address = |gid: &GidEntry| Address {
+            index: gid.index,
+            address: gid.gid.ip(),
+            kind: kind(gid.kind),
+            is_chosen: chosen.is_some_and(|chosen| chosen.gid.index == gid.index),
+        };
+        PortView {
+            number: port.number,
+            state: port.state.clone(),
+            link_layer: match port.link_layer {
+                LinkLayer::Ethernet => "Ethernet",
+                LinkLayer::InfiniBand => "InfiniBand",
+            },
+            rate: self.of_port(device, port, "rate"),
+            netdev_mtu: netdev
+                .as_ref()
+                .and_then(|name| self.machine.number(&format!("/sys/class/net/{name}/mtu"))),
+            netdev,
+            addresses: port.gids.iter().map(address).collect(),
+        }
+    }
+}
+
+fn kind(kind: GidKind) -> &'static str {
+    match kind {
+        GidKind::InfiniBand => "InfiniBand",
+        GidKind::RoceV1 => "RoCE v1",
+        GidKind::RoceV2Ipv4 | GidKind::RoceV2Ipv6 => "RoCE v2",
+        GidKind::RoceV2LinkLocal => "RoCE v2, link-local",
+    }
+}
+
+/// Returns the addresses of the machine's network interfaces.
+fn interfaces(machine: &Machine) -> Vec<Interface> {
+    let lines = machine.interfaces(|| {
+        let lines = crate::verbs::interfaces().into_iter();
+        lines.map(|i| format!("{} {}/{}\n", i.name, i.address, i.prefix)).collect()
+    });
+    let parse = |line: &str| {
+        let (name, network) = line.split_once(' ')?;
+        let (address, prefix) = network.split_once('/')?;
+        Some(Interface {
+            name: name.to_owned(),
+            address: address.parse().ok()?,
+            prefix: prefix.parse().ok()?,
+        })
+    };
+    lines.lines().filter_map(parse).collect()
+}

@@ -305,6 +305,20 @@ pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats};
 #[doc(hidden)]
 pub use farcall_core::__private;
 
+/// The codes that farcall reports, with cause, blame and remedy.
+pub mod explain {
+    pub use farcall_core::explain::Explanation;
+
+    /// Returns all codes of this build: statuses of calls, reasons against RDMA, ends of connections, and with the feature `rdma`
+    /// findings about machines, statuses of completions, errors of verbs and events of devices.
+    pub fn explanations() -> Vec<Explanation> {
+        let mut all = farcall_core::explain::explanations();
+        #[cfg(feature = "rdma")]
+        all.extend(farcall_rdma::explanations());
+        all
+    }
+}
+
 /// How TCP waits.
 #[cfg(feature = "tcp")]
 pub mod tcp {

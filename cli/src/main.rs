@@ -2,6 +2,7 @@
 
 mod connect;
 mod doctor;
+mod explain;
 mod manual;
 mod output;
 
@@ -27,6 +28,7 @@ struct Arguments {
 enum Command {
     Doctor(doctor::Arguments),
     Connect(connect::Arguments),
+    Explain(explain::Arguments),
     Completions(manual::Completions),
     Manual(manual::Manual),
 }
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Connect(arguments) => connect::run(&arguments),
+        Command::Explain(arguments) => explain::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Manual(arguments) => manual::manual(&arguments),
     };

@@ -132,6 +132,18 @@ pub enum Blame {
     Bug = 4,
 }
 
+impl fmt::Display for Blame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Application => "the application",
+            Self::Caller => "the caller",
+            Self::Peer => "the peer",
+            Self::Environment => "the environment: network, device, limits, or how the programs are set up",
+            Self::Bug => "farcall, a bug",
+        })
+    }
+}
+
 impl Blame {
     /// The blame with this number on the wire.
     pub fn from_wire(number: u8) -> Self {

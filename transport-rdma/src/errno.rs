@@ -17,7 +17,7 @@ pub enum Blame {
 pub(crate) struct Meaning {
     /// The verb's beginning; empty: any.
     verb: &'static str,
-    errno: i32,
+    pub(crate) errno: i32,
     pub(crate) blame: Blame,
     pub(crate) text: &'static str,
     pub(crate) remedy: &'static str,
@@ -27,6 +27,43 @@ pub(crate) struct Meaning {
 pub(crate) fn meaning(verb: &str, errno: i32) -> &'static Meaning {
     TABLE.iter().find(|row| row.errno == errno && verb.starts_with(row.verb)).unwrap_or(&UNKNOWN)
 }
+
+/// All rows, each with its name: the error's, and the verb's if it is of one.
+pub(crate) fn meanings() -> impl Iterator<Item = (String, &'static Meaning)> {
+    TABLE.iter().map(|row| {
+        let name = NAMES.iter().find(|(number, _)| *number == row.errno).map_or("error", |(_, name)| name);
+        let of = if row.verb.is_empty() { String::new() } else { format!(" of {}", row.verb) };
+        (format!("{name}{of}"), row)
+    })
+}
+
+/// The names of Linux's error numbers that have a row.
+const NAMES: &[(i32, &str)] = &[
+    (1, "EPERM"),
+    (2, "ENOENT"),
+    (4, "EINTR"),
+    (5, "EIO"),
+    (6, "ENXIO"),
+    (9, "EBADF"),
+    (11, "EAGAIN"),
+    (12, "ENOMEM"),
+    (13, "EACCES"),
+    (14, "EFAULT"),
+    (16, "EBUSY"),
+    (19, "ENODEV"),
+    (22, "EINVAL"),
+    (23, "ENFILE"),
+    (24, "EMFILE"),
+    (28, "ENOSPC"),
+    (38, "ENOSYS"),
+    (93, "EPROTONOSUPPORT"),
+    (95, "EOPNOTSUPP"),
+    (99, "EADDRNOTAVAIL"),
+    (100, "ENETDOWN"),
+    (101, "ENETUNREACH"),
+    (110, "ETIMEDOUT"),
+    (113, "EHOSTUNREACH"),
+];
 
 const fn row(
     verb: &'static str,
@@ -153,6 +190,15 @@ mod tests {
             }
         }
         assert_eq!(meaning("ibv_reg_mr", 9999).text, UNKNOWN.text);
+    }
+
+    #[test]
+    fn every_row_has_a_name_of_its_own() {
+        let names: Vec<_> = meanings().map(|(name, _)| name).collect();
+        let unique: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+        assert!(names.iter().all(|name| !name.starts_with("error")), "{names:?}");
+        assert!(names.contains(&"ENOMEM of ibv_create".to_owned()));
     }
 
     #[test]

@@ -18,12 +18,14 @@
 
 mod config;
 mod errno;
+mod explain;
 pub mod probe;
 mod stats;
 mod unavailable;
 
 pub use config::{Completion, Plaintext, RdmaConfig};
 pub use errno::Blame;
+pub use explain::explanations;
 pub use probe::{Probe, probe};
 pub use stats::DeviceStats;
 pub use unavailable::{DeviceError, Memlock, Unavailable};

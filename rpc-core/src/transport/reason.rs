@@ -79,6 +79,31 @@ impl Reason {
         matches!(self, Self::PortDown | Self::NoGid | Self::TimedOut)
     }
 
+    /// Returns the reason's name: `no-device`, for example.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::LibraryAbsent => "library-absent",
+            Self::LibraryTooOld => "library-too-old",
+            Self::NoDevice => "no-device",
+            Self::NoPermission => "no-permission",
+            Self::PortDown => "port-down",
+            Self::NoGid => "no-address",
+            Self::Memlock => "memlock",
+            Self::PeerWithout => "peer-without",
+            Self::ProbeLost => "probe-lost",
+            Self::Encrypted => "encrypted",
+            Self::UnsupportedPlatform => "unsupported-platform",
+            Self::NoCredit => "no-credit",
+            Self::Device => "device-refused",
+            Self::QueuePair => "queue-pair",
+            Self::ShuttingDown => "shutting-down",
+            Self::TimedOut => "timed-out",
+            Self::Setting => "setting",
+            Self::Other => "other",
+        }
+    }
+
     /// Returns the reason in a few words.
     pub fn summary(self) -> &'static str {
         match self {

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use farcall_core::explain::Explanation;
+
 use super::{Blame, DeviceEvent};
+use crate::explain::{fault, sentence};
 
 impl DeviceEvent {
     /// Whose fault it is.
@@ -55,6 +58,26 @@ impl fmt::Display for DeviceEvent {
             Self::Other { code } => write!(f, "{} (event {code})", other(*code).0),
         }
     }
+}
+
+/// Returns the explanations of all events.
+pub(super) fn explanations() -> impl Iterator<Item = Explanation> {
+    let named = [
+        ("qp-failed", DeviceEvent::QpFailed { qp_num: 0 }, "A queue pair has failed."),
+        ("queue-failed", DeviceEvent::QueueFailed { queue_id: 0 }, "A queue has overflowed or failed."),
+        ("device-failed", DeviceEvent::DeviceFailed, "The device has failed or was removed."),
+        ("port-lost", DeviceEvent::PortDown { port: 0 }, "A port is down."),
+        ("port-up", DeviceEvent::PortUp { port: 0 }, "A port is up."),
+        (
+            "port-changed",
+            DeviceEvent::PortChanged { port: 0 },
+            "A port has changed its addresses, partitions or subnet manager.",
+        ),
+    ];
+    named.into_iter().map(|(name, event, cause)| {
+        let explanation = Explanation::new("device event", name, cause, &sentence(event.remedy()));
+        explanation.blaming(fault(event.blame()))
+    })
 }
 
 const HARMLESS: &str = "nothing to do";

@@ -26,6 +26,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use farcall_core::explain::Explanation;
 pub use farcall_core::transport::Atomic;
 use farcall_core::transport::Words;
 
@@ -46,6 +47,11 @@ pub use crate::config::RdmaConfig;
 pub use crate::dma::{Arena, Extent, ReadTarget, RegisteredWords, SharesWords, Slab, SlabLayout, Slot};
 pub use crate::errno::Blame;
 pub use crate::unavailable::{DeviceError, Unavailable};
+
+/// Returns the explanations of completions' statuses and of devices' events.
+pub(crate) fn explanations() -> Vec<Explanation> {
+    status::explanations().chain(event::explanations()).collect()
+}
 
 /// A machine with its RDMA devices.
 pub trait Host: Debug + Send + Sync {

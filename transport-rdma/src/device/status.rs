@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use farcall_core::explain::Explanation;
+
 use crate::errno::Blame;
+use crate::explain::{fault, sentence};
 
 /// `enum ibv_wc_status` as a number, because a later device may report one that has no name here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,6 +86,16 @@ impl WcStatus {
     fn lookup(self) -> &'static Meaning {
         usize::try_from(self.0).ok().and_then(|i| TABLE.get(i)).unwrap_or(&UNKNOWN)
     }
+}
+
+/// Returns the explanations of all statuses.
+pub(super) fn explanations() -> impl Iterator<Item = Explanation> {
+    let statuses = (1..).map(WcStatus).take(TABLE.len() - 1);
+    statuses.map(|status| {
+        let (cause, remedy) = (sentence(status.meaning()), sentence(status.remedy()));
+        let explanation = Explanation::new("completion status", status.name(), &cause, &remedy);
+        explanation.numbered(status.0).blaming(fault(status.blame()))
+    })
 }
 
 impl fmt::Display for WcStatus {

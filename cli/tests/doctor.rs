@@ -229,11 +229,36 @@ fn shells_and_man_get_what_they_want() {
 #[test]
 fn every_command_explains_itself() {
     let help = printed(&farcall(&["--help"]));
-    for command in ["doctor", "connect", "completions", "manual"] {
+    for command in ["doctor", "connect", "explain", "completions", "manual"] {
         assert!(help.contains(command), "{command}");
         let help = printed(&farcall(&[command, "--help"]));
         assert!(help.contains("Example"), "{command}: {help}");
     }
     assert_eq!(farcall(&[]).status.code(), Some(64));
     assert!(printed(&farcall(&["--version"])).starts_with("farcall 0."));
+}
+
+#[test]
+fn codes_are_explained() {
+    for (code, says) in [
+        ("RETRY_EXC_ERR", "completion status 12"),
+        ("ibv_wc_retry_exc_err", "did not answer"),
+        ("Unavailable", "status 14"),
+        ("no-device", "finding"),
+        ("enomem", "ENOMEM of ibv_reg_mr"),
+        ("12", "UNIMPLEMENTED"),
+        ("port-lost", "device event"),
+    ] {
+        let output = farcall(&["explain", code]);
+        assert!(output.status.success() && printed(&output).contains(says), "{code}: {}", printed(&output));
+    }
+    let unknown = farcall(&["explain", "retry"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(complaint(&unknown).contains("similar ones are RETRY_EXC_ERR"), "{}", complaint(&unknown));
+    // Each name of the list is one that can be asked for.
+    let list = printed(&farcall(&["explain"]));
+    let names = list.lines().filter_map(|line| line.strip_prefix("  ")).map(|line| line[3..].trim());
+    for name in names {
+        assert!(farcall(&["explain", name]).status.success(), "{name}");
+    }
 }

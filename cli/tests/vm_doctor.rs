@@ -211,6 +211,36 @@ fn no_provider() {
 }
 
 #[test]
+fn a_connection_that_requires_rdma_fails_with_the_cause() {
+    let _machine = Machine::take();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let server = runtime.block_on(async { farcall::Server::builder().bind("127.0.0.1:0").await }).unwrap();
+    let address = format!("rdma://{}", server.local_addr());
+    runtime.spawn(server.serve());
+    let connect = |before: &str| {
+        let program = format!("{before} exec {} connect {address}", env!("CARGO_BIN_EXE_farcall"));
+        let output = Command::new("unshare").args(["-m", "bash", "-ec", &program]).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let (status, says, _) = connect("");
+    assert_eq!(status, Some(0));
+    assert!(says.contains("calls travel by rdma"), "{says}");
+    let (status, _, why) =
+        connect("mount -t tmpfs none /etc/libibverbs.d; echo driver mlx5 > /etc/libibverbs.d/mlx5.driver;");
+    assert_eq!(status, Some(1));
+    for part in [
+        "found on this machine: fault: rxe0 (driver rxe) needs the provider rxe",
+        "Fix: apt install ibverbs-providers",
+    ] {
+        assert!(why.contains(part), "{part}: {why}");
+    }
+}
+
+#[test]
 fn a_firewall_that_drops_roce() {
     let machine = Machine::take();
     let mend = Mend("nft flush ruleset");

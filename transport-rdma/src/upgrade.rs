@@ -12,6 +12,7 @@ use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath, RemoteAddress, StreamEnds};
 use crate::endpoint::{Addresses, DeviceRegistry, Endpoint, Offer, RdmaCandidate};
 use crate::link::{announced, announcement};
+use crate::probe::{Machine, Severity, examine};
 use crate::unavailable::Unavailable;
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
@@ -134,6 +135,16 @@ impl RdmaUpgrade {
     }
 }
 
+/// Returns the reason with the faults of this machine that it does not name itself.
+fn with_faults(why: transport::Unavailable, config: &RdmaConfig) -> transport::Unavailable {
+    let report = examine(&Machine::this(), config);
+    let faults = report.findings.iter().filter(|finding| finding.severity == Severity::Fault);
+    let others = faults.filter(|finding| finding.code != why.reason.name());
+    let detail =
+        others.fold(why.detail, |detail, finding| format!("{detail}; found on this machine: {finding}"));
+    transport::Unavailable { detail, ..why }
+}
+
 impl Shared {
     fn keep(&self, endpoint: &Arc<Endpoint>) {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -159,5 +170,15 @@ impl Upgrade for RdmaUpgrade {
 
     fn answer(&self, epoch: u32, offer: Bytes, attempt: &Attempt) -> BoxFuture<Offered> {
         Box::pin(self.clone().make_answer(epoch, offer, attempt.clone()))
+    }
+
+    fn diagnose(&self, why: transport::Unavailable) -> BoxFuture<transport::Unavailable> {
+        // Another machine's files can't be read: a simulated one's.
+        if !Arc::ptr_eq(&self.0.machine, &DeviceRegistry::this()) {
+            return Box::pin(async { why });
+        }
+        let (config, known) = (self.0.config.clone(), why.clone());
+        let task = tokio::task::spawn_blocking(move || with_faults(why, &config));
+        Box::pin(async { task.await.unwrap_or(known) })
     }
 }

@@ -166,11 +166,20 @@ impl Connection {
         let decision = upgrading.wait_for(|u| !matches!(u, Upgrading::Undecided)).await.map(|u| u.clone());
         self.not_closed()?;
         if let (Ok(Upgrading::Stream { why, .. }), Policy::Rdma) = (decision, self.settings().policy) {
-            let status = required(&why);
+            let status = required(&self.diagnosed(why).await);
             self.close(CloseCode::Required, status.clone());
             return Err(status);
         }
         Ok(())
+    }
+
+    /// Returns the reason with what else is found on this machine, if it is a reason of this side.
+    async fn diagnosed(&self, why: Unavailable) -> Unavailable {
+        let Ok(upgrade) = &self.settings().upgrade else { return why };
+        if why.at_peer || why.reason == Reason::Disabled {
+            return why;
+        }
+        tokio::time::timeout(self.patience(), upgrade.diagnose(why.clone())).await.unwrap_or(why)
     }
 
     pub(super) fn on_hello(&self, hello: Hello) -> Result<(), WireError> {

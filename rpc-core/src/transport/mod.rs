@@ -458,6 +458,12 @@ pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
         offer: Bytes,
         attempt: &Attempt,
     ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
+
+    /// Returns a reason of this side with what else is found on this machine that keeps this kind of link from being used. It may take
+    /// seconds, and is asked where nothing else will do.
+    fn diagnose(&self, why: Unavailable) -> BoxFuture<Unavailable> {
+        Box::pin(async { why })
+    }
 }
 
 /// A link that is not proven yet. Dropping it abandons it.

@@ -5,10 +5,16 @@ mod doctor;
 mod explain;
 mod manual;
 mod output;
+mod perf;
+mod serve;
+mod target;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::output::Failure;
 
 /// Finds out what keeps RDMA from working, and talks to servers of farcall.
 #[derive(Debug, Parser)]
@@ -27,6 +33,8 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Doctor(doctor::Arguments),
+    Perf(perf::Arguments),
+    Serve(serve::Arguments),
     Connect(connect::Arguments),
     Explain(explain::Arguments),
     Completions(manual::Completions),
@@ -47,6 +55,8 @@ fn main() -> ExitCode {
     };
     let result = match arguments.command {
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Perf(arguments) => perf::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Connect(arguments) => connect::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
@@ -56,6 +66,15 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => failure.report(),
     }
+}
+
+/// Returns a runtime. One thread is this one.
+fn runtime(threads: u16) -> Result<Runtime, Failure> {
+    let mut builder = match threads {
+        1 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    builder.worker_threads(threads.into()).enable_all().build().map_err(Failure::no)
 }
 
 #[cfg(test)]

@@ -28,6 +28,11 @@ impl Failure {
         Self { text: text.to_string(), code: USAGE }
     }
 
+    /// Returns the cause, and what to do.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Says why, and returns the exit status.
     pub(crate) fn report(self) -> ExitCode {
         // Nothing can be done about a closed standard error.

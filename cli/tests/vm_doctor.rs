@@ -215,10 +215,10 @@ fn a_connection_that_requires_rdma_fails_with_the_cause() {
     let _machine = Machine::take();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let server = runtime.block_on(async { farcall::Server::builder().bind("127.0.0.1:0").await }).unwrap();
-    let address = format!("rdma://{}", server.local_addr());
+    let address = server.local_addr();
     runtime.spawn(server.serve());
     let connect = |before: &str| {
-        let program = format!("{before} exec {} connect {address}", env!("CARGO_BIN_EXE_farcall"));
+        let program = format!("{before} exec {} connect --rdma {address}", env!("CARGO_BIN_EXE_farcall"));
         let output = Command::new("unshare").args(["-m", "bash", "-ec", &program]).output().unwrap();
         (
             output.status.code(),

@@ -12,6 +12,7 @@ use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::{self, Counters, Machine, Report, Severity};
 
 use crate::output::{self, Failure};
+use crate::target;
 
 /// Find out what keeps RDMA from working on this machine, or from working well.
 ///
@@ -106,9 +107,7 @@ fn machine(arguments: &Arguments) -> Result<Machine, Failure> {
 }
 
 fn config(file: Option<&Path>) -> Result<RdmaConfig, Failure> {
-    let Some(file) = file else { return Ok(RdmaConfig::default()) };
-    let text = fs::read_to_string(file).map_err(|error| unusable(file, &error))?;
-    Ok(farcall::Config::from_toml(&text).map_err(|error| unusable(file, &error))?.rdma)
+    file.map_or_else(|| Ok(RdmaConfig::default()), |file| Ok(target::read(file)?.rdma))
 }
 
 fn unusable(file: &Path, why: &dyn std::fmt::Display) -> Failure {

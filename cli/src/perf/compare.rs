@@ -1,0 +1,60 @@
+//! Two runs beside each other.
+
+use std::fmt::Write;
+
+use super::Results;
+use crate::output::{BAD, BOLD, FAINT, GOOD};
+
+/// Changes below this share are noise on most machines.
+const NOISE: f64 = 0.05;
+
+pub(super) fn render(earlier: &Results, now: &Results) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write(&mut text, earlier, now);
+    text
+}
+
+fn write(text: &mut String, earlier: &Results, now: &Results) -> std::fmt::Result {
+    let width = now.outcomes.iter().map(|outcome| outcome.case.name().chars().count()).max().unwrap_or(0);
+    writeln!(
+        text,
+        "{BOLD}against the earlier run: {:>width$}  calls/s      p50      p99{BOLD:#}",
+        "",
+        width = width.saturating_sub(23)
+    )?;
+    for outcome in &now.outcomes {
+        let name = outcome.case.name();
+        let Some(old) = earlier.outcomes.iter().find(|old| old.case == outcome.case) else {
+            writeln!(text, "  {name:<width$}  {FAINT}was not measured then{FAINT:#}")?;
+            continue;
+        };
+        write!(text, "  {name:<width$}")?;
+        write_ratio(text, old.calls_per_second, outcome.calls_per_second, true)?;
+        write_ratio(text, old.latency.p50, outcome.latency.p50, false)?;
+        write_ratio(text, old.latency.p99, outcome.latency.p99, false)?;
+        writeln!(text)?;
+    }
+    if (&earlier.client, &earlier.server) != (&now.client, &now.server) {
+        writeln!(
+            text,
+            "{FAINT}The machines or versions differ:\n  {}\n  {}{FAINT:#}",
+            earlier.client.line(),
+            earlier.server.line()
+        )?;
+    }
+    Ok(())
+}
+
+fn write_ratio(text: &mut String, old: f64, new: f64, more_is_better: bool) -> std::fmt::Result {
+    if old <= 0.0 || new <= 0.0 {
+        return write!(text, "  {:>7}", "-");
+    }
+    let change = new / old - 1.0;
+    let style = match () {
+        () if change.abs() < NOISE => FAINT,
+        () if (change > 0.0) == more_is_better => GOOD,
+        () => BAD,
+    };
+    write!(text, "  {style}{:>+6.1}%{style:#}", change * 100.0)
+}

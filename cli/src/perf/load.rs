@@ -1,0 +1,268 @@
+//! Makes the calls of a case, and takes their times.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use farcall::bulk::BulkWrite;
+use farcall::region::RemoteMemory;
+use farcall::{Buf, Bytes, Channel, Result, Status, stream};
+use hdrhistogram::Histogram;
+use tokio::sync::Mutex;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::case::{Case, Latency, Outcome, Pattern, STREAM};
+use super::environment::processor_micros;
+use super::service::{PerfClient, REGION, filled};
+
+/// How long a case runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Length {
+    /// Before anything is counted.
+    pub(crate) warm_up: Duration,
+    /// While calls are counted.
+    pub(crate) measured: Duration,
+}
+
+/// Far enough never to be reached.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Latencies up to a minute, in nanoseconds, with three significant digits.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid")
+}
+
+/// The calls so far, for who watches.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) calls: AtomicU64,
+}
+
+/// The times of a worker's calls.
+struct Times {
+    histogram: Histogram<u64>,
+    errors: u64,
+    error: Option<String>,
+}
+
+/// The times at which calls are due, for whichever worker is free.
+struct Schedule {
+    /// The end of the warm-up.
+    counted_from: Instant,
+    end: Instant,
+    /// The calls that are due. `None`: a call begins when the worker's last has ended.
+    due: Option<Mutex<UnboundedReceiver<Instant>>>,
+}
+
+impl Schedule {
+    /// Begins now.
+    fn begin(time: Length, rate: Option<u32>) -> Arc<Self> {
+        let begin = Instant::now();
+        let counted_from = begin + time.warm_up;
+        let end = counted_from + time.measured;
+        let due = rate.map(|rate| {
+            let (sender, receiver) = unbounded_channel();
+            tokio::spawn(dispense(begin, end, Duration::from_secs(1) / rate, sender));
+            Mutex::new(receiver)
+        });
+        Arc::new(Self { counted_from, end, due })
+    }
+
+    /// Waits for the next call that is due, and returns its time. `None`: there is none any more.
+    ///
+    /// If all workers were busy, it is a time in the past. The latency counts from there, as a user's does who waits: a stall of the
+    /// server is seen by all the calls that it holds up, not by one.
+    async fn next(&self) -> Option<Instant> {
+        match &self.due {
+            Some(due) => due.lock().await.recv().await,
+            None => Some(Instant::now()).filter(|now| *now < self.end),
+        }
+    }
+}
+
+/// Says when calls are due, at these intervals, and never early.
+async fn dispense(begin: Instant, end: Instant, interval: Duration, due: UnboundedSender<Instant>) {
+    for number in 0_u32.. {
+        let next = begin + interval.mul_f64(f64::from(number));
+        if next >= end {
+            return;
+        }
+        // The runtime's clock counts in milliseconds.
+        let early = next.saturating_duration_since(Instant::now());
+        if early > Duration::from_millis(3) {
+            tokio::time::sleep(early - Duration::from_millis(2)).await;
+        }
+        while Instant::now() < next {
+            tokio::task::yield_now().await;
+        }
+        if due.send(next).is_err() {
+            return;
+        }
+    }
+}
+
+/// Makes the calls of a case over these channels, one for each connection.
+pub(crate) async fn run(
+    case: &Case,
+    channels: &[Channel],
+    time: Length,
+    progress: &Arc<Progress>,
+) -> Result<Outcome> {
+    let transport = channels[0].transport().await?.to_string();
+    let first = PerfClient::new(&channels[0]);
+    if case.pattern == Pattern::Read && case.size > REGION {
+        return Err(Status::invalid_argument(format!(
+            "the region has {REGION} bytes, so no more can be read"
+        )));
+    }
+    let payload = filled(case.size);
+    let region = match case.pattern {
+        Pattern::Read | Pattern::Add => Some(first.region().await?),
+        _ => None,
+    };
+    let schedule = Schedule::begin(time, case.rate);
+    let workers: Vec<_> = (0..case.in_flight)
+        .map(|number| {
+            let channel = &channels[number % channels.len()];
+            let caller = Caller {
+                client: PerfClient::new(channel),
+                pattern: case.pattern,
+                payload: payload.clone(),
+                region: region.as_ref().map(|region| region.clone().on(channel)),
+                buffer: None,
+            };
+            tokio::spawn(work(caller, Arc::clone(&schedule), Arc::clone(progress)))
+        })
+        .collect();
+    tokio::time::sleep_until(schedule.counted_from.into()).await;
+    let (used, served) = (processor_micros(), first.usage().await?.processor_micros);
+    let mut all = Times { histogram: histogram(), errors: 0, error: None };
+    for worker in workers {
+        let times = worker.await.map_err(|error| Status::internal(error.to_string()))?;
+        // Both have the same bounds.
+        let _ = all.histogram.add(&times.histogram);
+        all.errors += times.errors;
+        all.error = all.error.or(times.error);
+    }
+    let seconds = schedule.counted_from.elapsed().as_secs_f64();
+    let (used, served) = (processor_micros() - used, first.usage().await?.processor_micros - served);
+    Ok(outcome(case, transport, seconds, &all, used, served))
+}
+
+async fn work(mut caller: Caller, schedule: Arc<Schedule>, progress: Arc<Progress>) -> Times {
+    let mut times = Times { histogram: histogram(), errors: 0, error: None };
+    while let Some(due) = schedule.next().await {
+        let result = caller.call().await;
+        if due < schedule.counted_from {
+            continue;
+        }
+        match result {
+            Ok(()) => {
+                times.histogram.saturating_record(due.elapsed().as_nanos() as u64);
+                progress.calls.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(status) => {
+                times.errors += 1;
+                times.error.get_or_insert_with(|| status.to_string());
+                // A server that refuses at once is not asked in a busy loop.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+    times
+}
+
+fn outcome(case: &Case, transport: String, seconds: f64, times: &Times, used: u64, served: u64) -> Outcome {
+    let calls = times.histogram.len();
+    let moved = (calls * case.pattern.payloads()) as f64 * case.size as f64;
+    let each = |micros: u64| (micros > 0 && calls > 0).then(|| micros as f64 / calls as f64);
+    Outcome {
+        case: case.clone(),
+        transport,
+        seconds,
+        calls,
+        errors: times.errors,
+        error: times.error.clone(),
+        calls_per_second: calls as f64 / seconds,
+        megabytes_per_second: moved / seconds / 1e6,
+        latency: latency(&times.histogram),
+        client_cpu: each(used),
+        server_cpu: each(served),
+    }
+}
+
+fn latency(histogram: &Histogram<u64>) -> Latency {
+    let micros = |nanos: u64| nanos as f64 / 1e3;
+    let at = |percent: f64| micros(histogram.value_at_percentile(percent));
+    let shares = [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99, 99.999, 100.0];
+    Latency {
+        mean: histogram.mean() / 1e3,
+        p50: at(50.0),
+        p90: at(90.0),
+        p99: at(99.0),
+        p999: at(99.9),
+        max: micros(histogram.max()),
+        distribution: shares.into_iter().map(|share| (share, at(share))).collect(),
+    }
+}
+
+/// One who calls, again and again.
+struct Caller {
+    client: PerfClient,
+    pattern: Pattern,
+    payload: Bytes,
+    region: Option<RemoteMemory>,
+    /// The memory that is lent to be written, between two calls.
+    buffer: Option<Buf>,
+}
+
+impl Caller {
+    async fn call(&mut self) -> Result<()> {
+        let (client, payload) = (&self.client, &self.payload);
+        match self.pattern {
+            Pattern::Echo => client.echo(payload.clone()).timeout(DEADLINE).await.map(drop),
+            Pattern::Put => client.put(payload.clone()).timeout(DEADLINE).await.map(drop),
+            Pattern::Get => client.get(payload.len() as u32).timeout(DEADLINE).await.map(drop),
+            // Boxed, so that the future of the others is no longer than it must be.
+            _ => Box::pin(self.long()).await,
+        }
+    }
+
+    async fn long(&mut self) -> Result<()> {
+        let (client, payload) = (&self.client, &self.payload);
+        match self.pattern {
+            Pattern::StreamDown => {
+                let mut items = client.stream_down(STREAM, payload.len() as u32).timeout(DEADLINE).await?;
+                while items.message().await?.is_some() {}
+                Ok(())
+            }
+            Pattern::StreamUp => {
+                let payload = payload.clone();
+                let items = stream::iter((0..STREAM).map(move |_| payload.clone()));
+                client.stream_up(items).timeout(DEADLINE).await.map(drop)
+            }
+            Pattern::Lend => client.lend(payload.clone().into()).timeout(DEADLINE).await.map(drop),
+            Pattern::Fill => self.fill().await,
+            Pattern::Read => self.region()?.read(..payload.len()).await.map(drop),
+            Pattern::Add => self.region()?.fetch_add(0, 1).await.map(drop),
+            Pattern::Echo | Pattern::Put | Pattern::Get => Ok(()),
+        }
+    }
+
+    async fn fill(&mut self) -> Result<()> {
+        let size = self.payload.len();
+        let buffer = self.buffer.take().unwrap_or_else(|| {
+            let mut buffer = farcall::buf(size);
+            buffer.resize(size);
+            buffer
+        });
+        let (into, loan) = BulkWrite::lend(buffer);
+        let filled = self.client.fill(into).timeout(DEADLINE).await;
+        self.buffer = Some(loan.reclaim().await);
+        filled.map(drop)
+    }
+
+    fn region(&self) -> Result<&RemoteMemory> {
+        self.region.as_ref().ok_or_else(|| Status::internal("the server's region is not known"))
+    }
+}

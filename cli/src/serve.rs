@@ -1,0 +1,48 @@
+//! `farcall serve`: a server for `farcall perf`, and for `farcall connect`.
+
+use clap::Args;
+use farcall::Server;
+
+use crate::output::{self, Failure};
+use crate::perf::service::{PerfServer, Service};
+use crate::target::{PORT, Settings};
+
+/// Serve what `farcall perf` measures.
+///
+/// Everybody who reaches the port may make this machine work. Without a section [tls] in the configuration nobody has to say who they
+/// are. Run it for as long as you measure.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farcall serve                              on all addresses, port 7400
+  farcall serve --listen 127.0.0.1:0         on a port that the system chooses
+  farcall serve --config service.toml        with the settings of a service")]
+pub(crate) struct Arguments {
+    /// The address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value_t = format!("0.0.0.0:{PORT}"))]
+    listen: String,
+    /// Threads that serve. One, as is the default, is what most others measure with
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let config = arguments.settings.read()?;
+    crate::runtime(arguments.threads)?.block_on(async {
+        let server = Server::builder().add(PerfServer::new(Service::default())).config(config);
+        let server = server.bind(&arguments.listen).await.map_err(Failure::no)?;
+        output::print(&format!("listening on {}\n", server.local_addr()))?;
+        server.serve_until(stopped()).await;
+        Ok(0)
+    })
+}
+
+/// Waits until somebody wants this process to end.
+async fn stopped() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Then the default action ends it.
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,98 @@
+//! The server that a command talks to.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use farcall::{Channel, Config};
+
+use crate::output::Failure;
+
+/// The port that `farcall serve` listens on.
+pub(crate) const PORT: u16 = 7400;
+
+/// A server's address, and how to reach it.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// The server: HOST, HOST:PORT (7400 if it is left out), or an address such as farcall+tls://HOST:PORT?rdma.device=mlx5_0
+    host: String,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// A configuration, for either side.
+#[derive(Debug, Args)]
+pub(crate) struct Settings {
+    /// Take settings from a TOML file: rdma, tcp, tls, limits
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Settings {
+    pub(crate) fn read(&self) -> Result<Config, Failure> {
+        self.config.as_deref().map_or_else(|| Ok(Config::default()), read)
+    }
+}
+
+/// Reads a configuration.
+pub(crate) fn read(file: &Path) -> Result<Config, Failure> {
+    let unusable = |why: &dyn std::fmt::Display| Failure::usage(format!("{}: {why}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|error| unusable(&error))?;
+    Config::from_toml(&text).map_err(|error| unusable(&error))
+}
+
+impl Target {
+    /// Connects by this scheme: `tcp`, `rdma`, or `farcall`, which leaves it to the address and the configuration.
+    pub(crate) async fn connect(&self, scheme: &str) -> Result<Channel, Failure> {
+        let config = self.settings.read()?;
+        let address = self.address(scheme);
+        Channel::builder().config(config).connect(&address).await.map_err(Failure::no)
+    }
+
+    /// Returns the address for a scheme.
+    fn address(&self, scheme: &str) -> String {
+        let (given, rest) = self.host.split_once("://").unwrap_or(("farcall", &self.host));
+        let (given, tls) = given.strip_suffix("+tls").map_or((given, ""), |given| (given, "+tls"));
+        let scheme = match (given, scheme) {
+            ("tcp" | "rdma", "farcall") => given,
+            ("farcall" | "tcp" | "rdma", scheme) => scheme,
+            // Whoever reads the address says what is wrong with it.
+            (unknown, _) => unknown,
+        };
+        let (hosts, settings) =
+            rest.split_once('?').map_or((rest, None), |(hosts, settings)| (hosts, Some(settings)));
+        let hosts: Vec<_> = hosts.split(',').map(with_port).collect();
+        let settings = settings.map_or_else(String::new, |settings| format!("?{settings}"));
+        format!("{scheme}{tls}://{}{settings}", hosts.join(","))
+    }
+}
+
+/// Returns the host with a port.
+fn with_port(host: &str) -> String {
+    let after = host.rsplit(']').next().unwrap_or(host);
+    let is_bare_v6 = host.matches(':').count() > 1 && !host.starts_with('[');
+    match (is_bare_v6, after.contains(':')) {
+        (true, _) => format!("[{host}]:{PORT}"),
+        (false, true) => host.to_owned(),
+        (false, false) => format!("{host}:{PORT}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_completed() {
+        let address =
+            |host: &str| Target { host: host.into(), settings: Settings { config: None } }.address("rdma");
+        assert_eq!(address("db1"), "rdma://db1:7400");
+        assert_eq!(address("db1:99"), "rdma://db1:99");
+        assert_eq!(address("fd00::7"), "rdma://[fd00::7]:7400");
+        assert_eq!(address("[fd00::7]:99"), "rdma://[fd00::7]:99");
+        assert_eq!(address("farcall+tls://db1,db2:5?rdma.port=2"), "rdma+tls://db1:7400,db2:5?rdma.port=2");
+        assert_eq!(address("tcp://db1"), "rdma://db1:7400");
+        assert_eq!(address("http://db1"), "http://db1:7400");
+        let left = Target { host: "tcp+tls://db1".into(), settings: Settings { config: None } };
+        assert_eq!(left.address("farcall"), "tcp+tls://db1:7400");
+    }
+}

@@ -2,34 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-fn farcall(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_farcall")).args(arguments).output().unwrap()
-}
-
-fn printed(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn complaint(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
+use common::{complaint, farcall, file, path, printed};
 
 /// The recording of a host. It is one of the transport's tests.
 fn host(name: &str) -> String {
     let hosts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../transport-rdma/tests/hosts");
     hosts.join(name).to_str().unwrap().to_owned()
-}
-
-/// A file in a directory for temporary files, with this content.
-fn file(name: &str, content: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, content).unwrap();
-    path
 }
 
 fn recorded(name: &str, more: &[&str]) -> Output {
@@ -188,7 +173,7 @@ fn what_can_not_be_used_is_named() {
 
 #[test]
 fn another_root_has_its_own_devices() {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("root");
+    let root = path("root");
     std::fs::create_dir_all(root.join("sys/class/infiniband/x0")).unwrap();
     let output = farcall(&["doctor", "--root", root.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
@@ -218,7 +203,7 @@ fn shells_and_man_get_what_they_want() {
     {
         assert!(printed(&farcall(&["completions", shell])).contains(says), "{shell}");
     }
-    let pages = Path::new(env!("CARGO_TARGET_TMPDIR")).join("man");
+    let pages = path("man");
     std::fs::create_dir_all(&pages).unwrap();
     assert!(farcall(&["manual", pages.to_str().unwrap()]).status.success());
     let page = std::fs::read_to_string(pages.join("farcall-doctor.1")).unwrap();
@@ -229,7 +214,7 @@ fn shells_and_man_get_what_they_want() {
 #[test]
 fn every_command_explains_itself() {
     let help = printed(&farcall(&["--help"]));
-    for command in ["doctor", "connect", "explain", "completions", "manual"] {
+    for command in ["doctor", "perf", "serve", "connect", "explain", "completions", "manual"] {
         assert!(help.contains(command), "{command}");
         let help = printed(&farcall(&[command, "--help"]));
         assert!(help.contains("Example"), "{command}: {help}");

@@ -21,10 +21,10 @@ const HEAD: &str = "<!doctype html>
 <html lang=\"en\"><head><meta charset=\"utf-8\"><title>farcall perf</title>
 <meta name=\"viewport\" content=\"width=device-width\">
 <style>
-body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+body{font:15px/1.5 system-ui,sans-serif;max-width:86rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.5rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
-th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
+th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
 th{border-bottom:2px solid #888}td.name,th.name{text-align:left}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 1rem;color:#555}dd{margin:0}
 svg{width:100%;height:auto;font:12px system-ui,sans-serif}.missing{color:#a00}
@@ -99,6 +99,7 @@ fn write_table(page: &mut String, outcomes: &[Outcome]) -> std::fmt::Result {
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 70.0;
+const RIGHT: f64 = 40.0;
 const BOTTOM: f64 = 40.0;
 
 /// Draws a curve for each measurement: latency upwards, and to the right the share of calls, so that each further nine takes as much room.
@@ -110,7 +111,7 @@ fn write_distributions(page: &mut String, outcomes: &[Outcome]) -> std::fmt::Res
     };
     let (least, most) = (all().fold(f64::MAX, f64::min), all().fold(0.1, f64::max));
     let (low, high) = (least.log10().floor(), most.log10().ceil().max(least.log10().floor() + 1.0));
-    let x = |percent: f64| LEFT + (nines(percent) / NINES).min(1.0) * (WIDTH - LEFT - 20.0);
+    let x = |percent: f64| LEFT + (nines(percent) / NINES).min(1.0) * (WIDTH - LEFT - RIGHT);
     let y = |micros: f64| 20.0 + (high - micros.max(0.1).log10()) / (high - low) * (HEIGHT - 20.0 - BOTTOM);
     writeln!(
         page,
@@ -136,7 +137,7 @@ fn write_distributions(page: &mut String, outcomes: &[Outcome]) -> std::fmt::Res
     let mut decade = low;
     while decade <= high {
         let at = y(10f64.powf(decade));
-        writeln!(page, "<path d=\"M{LEFT} {at:.1}H{}\" stroke=\"#ddd\"/>", WIDTH - 20.0)?;
+        writeln!(page, "<path d=\"M{LEFT} {at:.1}H{}\" stroke=\"#ddd\"/>", WIDTH - RIGHT)?;
         let label = micros(10f64.powf(decade));
         writeln!(
             page,

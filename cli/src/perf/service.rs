@@ -1,6 +1,6 @@
 //! The service by which `farcall perf` measures: what `farcall serve` serves.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use farcall::bulk::{BulkRead, BulkWrite};
 use farcall::region::{Region, RemoteRegion, Rights};
@@ -60,8 +60,8 @@ pub(crate) const MOST: usize = 64 << 20;
 /// Serves [`Perf`].
 #[derive(Default)]
 pub(crate) struct Service {
-    /// Made when it is first asked for. Then it is known whether there is RDMA to send it by.
-    payload: OnceLock<Bytes>,
+    /// The longest payload that was asked for.
+    payload: Mutex<Bytes>,
     region: OnceLock<Region>,
 }
 
@@ -71,12 +71,11 @@ impl Service {
         if size > MOST {
             return Err(Status::invalid_argument(format!("{size} bytes are more than {MOST}")));
         }
-        // Most are short: a long one, once made, is for all.
-        match self.payload.get().filter(|payload| payload.len() >= size) {
-            Some(payload) => Ok(payload.slice(..size)),
-            None if size > MOST / 64 => Ok(self.payload.get_or_init(|| filled(MOST)).slice(..size)),
-            None => Ok(filled(size)),
+        let mut payload = self.payload.lock().unwrap_or_else(PoisonError::into_inner);
+        if payload.len() < size {
+            *payload = filled(size);
         }
+        Ok(payload.slice(..size))
     }
 }
 

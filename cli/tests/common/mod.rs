@@ -1,0 +1,28 @@
+//! Running the command.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+pub(crate) fn farcall(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_farcall")).args(arguments).output().unwrap()
+}
+
+pub(crate) fn printed(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub(crate) fn complaint(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Returns the path of a file in a directory for temporary files.
+pub(crate) fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// Writes a file in a directory for temporary files.
+pub(crate) fn file(name: &str, content: &str) -> PathBuf {
+    let path = path(name);
+    std::fs::write(&path, content).unwrap();
+    path
+}

@@ -312,9 +312,9 @@ pub mod explain {
     /// Returns all codes of this build: statuses of calls, reasons against RDMA, ends of connections, and with the feature `rdma`
     /// findings about machines, statuses of completions, errors of verbs and events of devices.
     pub fn explanations() -> Vec<Explanation> {
-        let mut all = farcall_core::explain::explanations();
+        let all = farcall_core::explain::explanations();
         #[cfg(feature = "rdma")]
-        all.extend(farcall_rdma::explanations());
+        let all = [all, farcall_rdma::explanations()].concat();
         all
     }
 }

@@ -9,12 +9,19 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use common::{complaint, farcall, file, path, printed};
+use common::{complaint, farcall, path, printed};
 
 /// The recording of a host. It is one of the transport's tests.
 fn host(name: &str) -> String {
     let hosts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../transport-rdma/tests/hosts");
     hosts.join(name).to_str().unwrap().to_owned()
+}
+
+/// Writes a file in a directory for temporary files.
+fn file(name: &str, content: &str) -> std::path::PathBuf {
+    let path = path(name);
+    std::fs::write(&path, content).unwrap();
+    path
 }
 
 fn recorded(name: &str, more: &[&str]) -> Output {

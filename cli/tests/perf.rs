@@ -11,8 +11,15 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use common::{complaint, farcall, file, path, printed};
+use common::{complaint, farcall, path, printed};
 use serving::Server;
+
+/// Writes a file in a directory for temporary files.
+fn file(name: &str, content: &str) -> std::path::PathBuf {
+    let path = path(name);
+    std::fs::write(&path, content).unwrap();
+    path
+}
 
 /// Measures for a short time, with these further arguments. Returns the results.
 fn measured(server: &Server, name: &str, arguments: &[&str]) -> Value {
@@ -102,7 +109,7 @@ fn a_schedule_shows_the_stall_that_a_closed_loop_hides() {
         thread::spawn(move || {
             thread::sleep(Duration::from_millis(500));
             let signal = |name: &str| {
-                assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success())
+                assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
             };
             signal("-STOP");
             thread::sleep(Duration::from_millis(700));

@@ -13,6 +13,23 @@ pub enum Blame {
     Environment,
 }
 
+impl From<Blame> for farcall_core::status::Blame {
+    fn from(blame: Blame) -> Self {
+        match blame {
+            Blame::Bug => Self::Bug,
+            Blame::Peer => Self::Peer,
+            Blame::Environment => Self::Environment,
+        }
+    }
+}
+
+/// Returns the words with a capital letter and a full stop.
+pub(crate) fn sentence(words: &str) -> String {
+    let mut letters = words.chars();
+    let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    format!("{first}{}.", letters.as_str().trim_end_matches('.'))
+}
+
 #[derive(Debug)]
 pub(crate) struct Meaning {
     /// The verb's beginning; empty: any.

@@ -19,10 +19,3 @@ pub(crate) fn complaint(output: &Output) -> String {
 pub(crate) fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
-
-/// Writes a file in a directory for temporary files.
-pub(crate) fn file(name: &str, content: &str) -> PathBuf {
-    let path = path(name);
-    std::fs::write(&path, content).unwrap();
-    path
-}

@@ -5,7 +5,7 @@ use std::fmt;
 use farcall_core::explain::Explanation;
 
 use super::{Blame, DeviceEvent};
-use crate::explain::{fault, sentence};
+use crate::errno::sentence;
 
 impl DeviceEvent {
     /// Whose fault it is.
@@ -76,7 +76,7 @@ pub(super) fn explanations() -> impl Iterator<Item = Explanation> {
     ];
     named.into_iter().map(|(name, event, cause)| {
         let explanation = Explanation::new("device event", name, cause, &sentence(event.remedy()));
-        explanation.blaming(fault(event.blame()))
+        explanation.blaming(event.blame().into())
     })
 }
 

@@ -4,8 +4,7 @@ use std::fmt;
 
 use farcall_core::explain::Explanation;
 
-use crate::errno::Blame;
-use crate::explain::{fault, sentence};
+use crate::errno::{Blame, sentence};
 
 /// `enum ibv_wc_status` as a number, because a later device may report one that has no name here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,7 +93,7 @@ pub(super) fn explanations() -> impl Iterator<Item = Explanation> {
     statuses.map(|status| {
         let (cause, remedy) = (sentence(status.meaning()), sentence(status.remedy()));
         let explanation = Explanation::new("completion status", status.name(), &cause, &remedy);
-        explanation.numbered(status.0).blaming(fault(status.blame()))
+        explanation.numbered(status.0).blaming(status.blame().into())
     })
 }
 

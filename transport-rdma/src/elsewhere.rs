@@ -105,11 +105,8 @@ pub mod probe {
     use std::net::IpAddr;
     use std::path::PathBuf;
 
-    use crate::probe::{Finding, Kind, Probe, Report};
+    use crate::probe::{Finding, Probe, Report};
     use crate::{RdmaConfig, Unavailable};
-
-    /// The kinds of findings that there are: that this platform has no RDMA.
-    pub static KINDS: &[&[&Kind]] = &[crate::probe::UNAVAILABLE];
 
     /// Returns the error that this platform has no RDMA.
     pub fn probe(_config: &RdmaConfig, _local: Option<IpAddr>) -> Result<Probe, Unavailable> {

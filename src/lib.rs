@@ -260,9 +260,11 @@ mod buf;
 mod channel;
 pub mod codec;
 mod config;
+pub mod health;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod middleware;
+pub mod reflection;
 #[cfg(feature = "tcp")]
 mod server;
 pub mod stream;
@@ -304,6 +306,13 @@ pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats};
 
 #[doc(hidden)]
 pub use farcall_core::__private;
+
+/// Calls of services that a program learns of when it runs.
+pub mod dynamic {
+    pub use farcall_core::dynamic::{
+        Answer, Answers, Client, Failed, Kind, Method, Payload, ServiceInfo, Whole,
+    };
+}
 
 /// The codes that farcall reports, with cause, blame and remedy.
 pub mod explain {

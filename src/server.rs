@@ -23,6 +23,7 @@ use farcall_tcp::tls::TlsServer;
 use tokio::sync::watch;
 
 use crate::address::check_listen;
+use crate::reflection::Services;
 use crate::{Config, ConfigError, Policy};
 
 /// How long a server that is told to stop waits for the calls in progress, unless it is told otherwise.
@@ -49,6 +50,7 @@ pub struct ServerBuilder {
     with_env: bool,
     compress: Option<Compression>,
     spawn_handlers: Option<bool>,
+    reflection: bool,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
 }
@@ -117,6 +119,13 @@ impl ServerBuilder {
     #[expect(clippy::should_implement_trait, reason = "it adds a service, not a number")]
     pub fn add(mut self, service: impl Service) -> Self {
         self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Tells callers which services there are, with their methods and types, by the service [`Reflection`](crate::reflection::Reflection).
+    /// Interceptors are around it as around the others.
+    pub fn with_reflection(mut self) -> Self {
+        self.reflection = true;
         self
     }
 
@@ -228,9 +237,14 @@ impl ServerBuilder {
             };
             able.map_err(BindError::Rdma)?;
         }
+        let mut all = self.services;
+        if self.reflection {
+            let described = Services::of(all.iter().map(|service| service.info()));
+            all.push(Arc::new(described));
+        }
         let services = match &self.stack {
-            Some(stack) => self.services.into_iter().map(|s| Arc::new(stack.around(s)) as _).collect(),
-            None => self.services,
+            Some(stack) => all.into_iter().map(|s| Arc::new(stack.around(s)) as _).collect(),
+            None => all,
         };
         let host = ServerCore::new(services, settings).map_err(BindError::Services)?;
         #[cfg(feature = "tls")]

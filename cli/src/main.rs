@@ -1,8 +1,10 @@
 //! The `farcall` command: finds out what keeps RDMA from working on a machine, and what calls to a server travel by.
 
+mod call;
 mod connect;
 mod doctor;
 mod explain;
+mod health;
 mod manual;
 mod output;
 mod perf;
@@ -36,6 +38,10 @@ enum Command {
     Perf(perf::Arguments),
     Serve(serve::Arguments),
     Connect(connect::Arguments),
+    List(call::List),
+    Describe(call::Describe),
+    Call(call::Call),
+    Health(health::Arguments),
     Explain(explain::Arguments),
     Completions(manual::Completions),
     Manual(manual::Manual),
@@ -58,6 +64,10 @@ fn main() -> ExitCode {
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Connect(arguments) => connect::run(&arguments),
+        Command::List(arguments) => call::list(&arguments),
+        Command::Describe(arguments) => call::describe(&arguments),
+        Command::Call(arguments) => call::call(&arguments),
+        Command::Health(arguments) => health::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Manual(arguments) => manual::manual(&arguments),

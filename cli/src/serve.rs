@@ -2,6 +2,7 @@
 
 use clap::Args;
 use farcall::Server;
+use farcall::health::Reporter;
 
 use crate::output::{self, Failure};
 use crate::perf::service::{PerfServer, Service};
@@ -31,7 +32,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let config = arguments.settings.read()?;
     crate::runtime(arguments.threads)?.block_on(async {
-        let server = Server::builder().add(PerfServer::new(Service::default())).config(config);
+        let health = Reporter::new();
+        let server = Server::builder().add(PerfServer::new(Service::default())).add(health.service());
+        let server = server.with_reflection().config(config);
         let server = server.bind(&arguments.listen).await.map_err(Failure::no)?;
         output::print(&format!("listening on {}\n", server.local_addr()))?;
         server.serve_until(stopped()).await;

@@ -21,6 +21,7 @@ pub mod connection;
 pub mod context;
 mod decoding;
 mod dispatch;
+pub mod dynamic;
 pub mod explain;
 pub mod extensions;
 pub mod in_process;

@@ -20,7 +20,8 @@ use farcall::Channel;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use self::case::{By, Case, Outcome, Pattern};
+pub(crate) use self::case::By;
+use self::case::{Case, Outcome, Pattern};
 use self::environment::Environment;
 use self::load::{Length, Progress};
 use self::service::PerfClient;

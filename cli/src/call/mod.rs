@@ -1,0 +1,353 @@
+//! `farcall call`, `list` and `describe`: services of a server that has reflection.
+
+mod example;
+mod json;
+mod signature;
+
+use std::io::BufRead;
+use std::time::Duration;
+
+use clap::Args;
+use farcall::dynamic::{Client, Failed, Kind, Method, Payload, ServiceInfo};
+use farcall::reflection::{self, ReflectionClient, Service};
+use farcall::{Bytes, Channel, Code, Status, Stream, Streaming, stream};
+use serde_json::Value;
+
+use self::signature::{Described, Plain, Signature, Type};
+use crate::output::{self, BOLD, FAINT, Failure};
+use crate::perf::By;
+use crate::target::Target;
+
+/// List the services of a server.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  farcall list db1
+
+The server needs `Server::builder().with_reflection()`.")]
+pub(crate) struct List {
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Describe the methods of a server's services, and what they take.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farcall describe db1                    all services
+  farcall describe db1 shop.v1.Kv         one service
+  farcall describe db1 shop.v1.Kv/put     one method, with arguments to begin from")]
+pub(crate) struct Describe {
+    #[command(flatten)]
+    target: Target,
+    /// SERVICE or SERVICE/METHOD. The package may be left out where the rest is clear
+    name: Option<String>,
+}
+
+/// Call a method, with arguments and answer as JSON.
+///
+/// Arguments are an object by their names, or a list. Bytes are text, a list of numbers, or {"hex": "00ff"}. A stream of answers is
+/// printed line by line. A stream of arguments is read from standard input, a JSON value a line.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farcall call db1 shop.v1.Kv/put '{\"key\": \"greeting\", \"value\": \"hello\"}'
+  farcall call db1 Kv/get '[\"greeting\"]' --timeout 0.5 --metadata token=secret
+  seq 3 | farcall call db1 Orders/import
+
+Exit status: 0 answered, 1 the call failed, 64 wrong arguments")]
+pub(crate) struct Call {
+    #[command(flatten)]
+    target: Target,
+    /// SERVICE/METHOD. The package may be left out where the rest is clear
+    method: String,
+    /// The arguments as JSON. `farcall describe HOST SERVICE/METHOD` prints some to begin from
+    arguments: Option<String>,
+    /// Give up after so many seconds
+    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
+    timeout: f64,
+    /// Send a name and a value beside the arguments
+    #[arg(long, value_name = "NAME=VALUE")]
+    metadata: Vec<String>,
+    /// The link that the call goes by
+    #[arg(long, default_value = "auto")]
+    transport: By,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
+    if (0.001..=1e6).contains(&seconds) { Ok(seconds) } else { Err("from 0.001 to 1000000".to_owned()) }
+}
+
+/// How long a question about services may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) fn list(arguments: &List) -> Result<u8, Failure> {
+    let services =
+        crate::runtime(1)?.block_on(async { services(&arguments.target.connect("farcall").await?).await })?;
+    let names: String = services.iter().map(|service| format!("{}\n", service.name)).collect();
+    output::print(&names)?;
+    Ok(0)
+}
+
+pub(crate) fn describe(arguments: &Describe) -> Result<u8, Failure> {
+    let services =
+        crate::runtime(1)?.block_on(async { services(&arguments.target.connect("farcall").await?).await })?;
+    let text = match &arguments.name {
+        None => services.iter().map(described).collect::<Vec<_>>().join("\n"),
+        Some(name) if name.contains('/') => {
+            let (service, method) = find(&services, name)?;
+            let signature = understood(method)?;
+            let example = example::arguments(&signature);
+            let mut text = described(&Service::clone(service)).lines().next().unwrap_or_default().to_owned();
+            text = format!("{text}\n  {}\n\n{BOLD}arguments{BOLD:#}\n{example:#}\n", method.signature);
+            if let Some(items) = &signature.requests {
+                text += &format!("\n{BOLD}each line of standard input{BOLD:#}\n{}\n", example::value(items));
+            }
+            text
+        }
+        Some(name) => described(service_of(&services, name)?),
+    };
+    output::print(&text)?;
+    Ok(0)
+}
+
+fn described(service: &Service) -> String {
+    let mut text = format!("{BOLD}{}{BOLD:#}  {FAINT}{}{FAINT:#}\n", service.name, service.codec);
+    for method in &service.methods {
+        text += &format!("  {}\n", method.signature);
+    }
+    text
+}
+
+async fn services(channel: &Channel) -> Result<Vec<Service>, Failure> {
+    let services = ReflectionClient::new(channel).services().timeout(PATIENCE).await;
+    services.map_err(|status| match status.code() {
+        Code::Unimplemented => Failure::no(
+            "the server does not tell its services: it needs `Server::builder().with_reflection()`",
+        ),
+        _ => Failure::no(status),
+    })
+}
+
+/// Finds a service by its name, or by the end of it.
+fn service_of<'a>(services: &'a [Service], name: &str) -> Result<&'a Service, Failure> {
+    let is_end = |service: &&Service| service.name == name || service.name.ends_with(&format!(".{name}"));
+    let found: Vec<_> = services.iter().filter(is_end).collect();
+    match (&found[..], services.iter().find(|service| service.name == name)) {
+        (_, Some(service)) | (&[service], None) => Ok(service),
+        (several, None) => {
+            let (what, names) = match several {
+                [] => {
+                    ("there is no", services.iter().map(|service| service.name.as_str()).collect::<Vec<_>>())
+                }
+                _ => {
+                    ("there is more than one", several.iter().map(|service| service.name.as_str()).collect())
+                }
+            };
+            Err(Failure::usage(format!("{what} service `{name}`; there are {}", names.join(", "))))
+        }
+    }
+}
+
+fn find<'a>(services: &'a [Service], name: &str) -> Result<(&'a Service, &'a reflection::Method), Failure> {
+    let Some((service, method)) = name.rsplit_once('/') else {
+        return Err(Failure::usage(format!("`{name}` is no method: write SERVICE/METHOD")));
+    };
+    let service = service_of(services, service)?;
+    let found = service.methods.iter().find(|known| known.name == method);
+    let names = || service.methods.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ");
+    let found = found.ok_or_else(|| {
+        Failure::usage(format!("{} has no method `{method}`; it has {}", service.name, names()))
+    })?;
+    Ok((service, found))
+}
+
+fn understood(method: &reflection::Method) -> Result<Signature, Failure> {
+    Signature::parse(&method.signature)
+        .map_err(|why| Failure::no(format!("the signature `{}` is not understood: {why}", method.signature)))
+}
+
+pub(crate) fn call(arguments: &Call) -> Result<u8, Failure> {
+    crate::runtime(1)?.block_on(async {
+        let scheme = match arguments.transport {
+            By::Tcp => "tcp",
+            By::Rdma => "rdma",
+            By::Auto => "farcall",
+        };
+        let channel = arguments.target.connect(scheme).await?;
+        let services = services(&channel).await?;
+        let (service, method) = find(&services, &arguments.method)?;
+        made(arguments, &channel, service, method).await
+    })
+}
+
+/// Makes a call, and prints its answers.
+async fn made(
+    arguments: &Call,
+    channel: &Channel,
+    service: &Service,
+    method: &reflection::Method,
+) -> Result<u8, Failure> {
+    let signature = match service.codec.as_str() {
+        "postcard" => understood(method)?,
+        "raw" => raw(),
+        codec => {
+            return Err(Failure::no(format!(
+                "{} has the codec {codec}, whose messages say nothing of their types; `farcall call` makes calls of `postcard` and `raw`",
+                service.name
+            )));
+        }
+    };
+    let payload = encoded(&signature, arguments.arguments.as_deref())?;
+    let timeout = Duration::from_secs_f64(arguments.timeout);
+    let metadata = metadata(&arguments.metadata)?;
+    let client = Client::new(channel, info(service, method));
+    // Options of both kinds of calls.
+    macro_rules! with_options {
+        ($call:expr) => {
+            metadata.iter().fold($call.timeout(timeout), |call, (name, value)| call.metadata(name, value))
+        };
+    }
+    let items = signature.requests.clone().map(requests);
+    match (method.kind(), items) {
+        (Kind::Unary, _) => one(&signature, with_options!(client.unary(0, payload)).await),
+        (Kind::ClientStreaming, Some(items)) => {
+            one(&signature, with_options!(client.client_streaming(0, payload, items)).await)
+        }
+        (Kind::ServerStreaming, _) => {
+            many(&signature, with_options!(client.server_streaming(0, payload)).await).await
+        }
+        (Kind::BidiStreaming, Some(items)) => {
+            many(&signature, with_options!(client.bidi_streaming(0, payload, items)).await).await
+        }
+        _ => Err(Failure::no(format!("the signature `{}` has no stream of arguments", method.signature))),
+    }
+}
+
+/// Returns the signature of the codec `Raw`: bytes, and nothing else.
+fn raw() -> Signature {
+    let bytes = Described { root: Type::Plain(Plain::Rest), named: Vec::new() };
+    let arguments = vec![("data".to_owned(), bytes.clone())];
+    Signature { arguments, requests: None, answer: bytes, error: None, stream_error: None }
+}
+
+/// Returns the service with this method alone. Both live as long as the process, which makes one call.
+fn info(service: &Service, method: &reflection::Method) -> ServiceInfo {
+    let leaked = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
+    let method = Method {
+        fingerprint: method.fingerprint,
+        ..Method::new(leaked(&method.name), method.kind(), &*method.signature)
+    };
+    ServiceInfo { name: service.name.clone().into(), codec: leaked(&service.codec), methods: vec![method] }
+}
+
+fn metadata(given: &[String]) -> Result<Vec<(&str, &str)>, Failure> {
+    let pair = |text: &&str| Failure::usage(format!("`{text}` is no metadata: write NAME=VALUE"));
+    given.iter().map(String::as_str).map(|text| text.split_once('=').ok_or_else(|| pair(&text))).collect()
+}
+
+/// Returns the message of the arguments.
+fn encoded(signature: &Signature, text: Option<&str>) -> Result<Payload, Failure> {
+    let expected = || format!("the arguments are like {}", example::arguments(signature));
+    let wrong = |why: &dyn std::fmt::Display| Failure::usage(format!("{why}; {}", expected()));
+    let value: Value = match text {
+        Some(text) => {
+            serde_json::from_str(text).map_err(|why| wrong(&format!("the arguments are no JSON: {why}")))?
+        }
+        None if signature.arguments.is_empty() => Value::Array(Vec::new()),
+        None => return Err(wrong(&"arguments are missing")),
+    };
+    let mut out = Vec::new();
+    match &value {
+        Value::Object(given) => {
+            if let Some(unknown) =
+                given.keys().find(|name| !signature.arguments.iter().any(|(known, _)| known == *name))
+            {
+                return Err(wrong(&format!("there is no argument `{unknown}`")));
+            }
+            for (name, described) in &signature.arguments {
+                let value = match (given.get(name), &described.root) {
+                    (Some(value), _) => value,
+                    (None, Type::Option(_)) => &Value::Null,
+                    (None, _) => return Err(wrong(&format!("the argument `{name}` is missing"))),
+                };
+                json::encode(described, value, name, &mut out).map_err(|why| wrong(&why))?;
+            }
+        }
+        Value::Array(given) if given.len() == signature.arguments.len() => {
+            for ((name, described), value) in signature.arguments.iter().zip(given) {
+                json::encode(described, value, name, &mut out).map_err(|why| wrong(&why))?;
+            }
+        }
+        _ => return Err(wrong(&format!("{} arguments are expected", signature.arguments.len()))),
+    }
+    Ok(Payload::from_body(Bytes::from(out)))
+}
+
+/// Reads the items of a stream from standard input, a JSON value a line.
+fn requests(items: Described) -> impl Stream<Item = Result<Payload, Status>> + Send + 'static {
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
+    std::thread::spawn(move || {
+        for (index, line) in std::io::stdin().lock().lines().enumerate() {
+            let item = line.map_err(|error| error.to_string()).and_then(|line| {
+                let mut out = Vec::new();
+                let value: Value =
+                    serde_json::from_str(&line).map_err(|why| format!(": it is no JSON: {why}"))?;
+                json::encode(&items, &value, "", &mut out)?;
+                Ok(Payload::from_body(Bytes::from(out)))
+            });
+            let item = item.map_err(|why| {
+                Status::invalid_argument(format!("line {} of standard input{why}", index + 1))
+            });
+            if sender.blocking_send(item).is_err() {
+                return; // The server has enough.
+            }
+        }
+    });
+    stream::generate(async move |items| {
+        while let Some(item) = receiver.recv().await {
+            items.send(item?).await;
+        }
+        Ok(())
+    })
+}
+
+fn one(signature: &Signature, answer: Result<Payload, Failed>) -> Result<u8, Failure> {
+    let answer = answer.map_err(|failed| failure(signature.error.as_ref(), failed))?;
+    let value = json::decode(&signature.answer, &answer).map_err(undecodable)?;
+    output::print(&format!("{value:#}\n"))?;
+    Ok(0)
+}
+
+async fn many(
+    signature: &Signature,
+    answers: Result<Streaming<Payload, Failed>, Failed>,
+) -> Result<u8, Failure> {
+    let mut answers = answers.map_err(|failed| failure(signature.error.as_ref(), failed))?;
+    loop {
+        match answers.message().await {
+            Ok(None) => return Ok(0),
+            Ok(Some(item)) => {
+                let value = json::decode(&signature.answer, &item).map_err(undecodable)?;
+                output::print(&format!("{value}\n"))?;
+            }
+            Err(failed) => return Err(failure(signature.stream_error.as_ref(), failed)),
+        }
+    }
+}
+
+fn undecodable(why: String) -> Failure {
+    Failure::no(format!("the answer is not as the signature says: {why}"))
+}
+
+fn failure(error: Option<&Described>, failed: Failed) -> Failure {
+    match failed {
+        Failed::Status(status) => Failure::no(status),
+        Failed::Application(payload) => match error.map(|described| json::decode(described, &payload)) {
+            Some(Ok(value)) => Failure::no(format!("the call failed with the application's error {value}")),
+            Some(Err(why)) => undecodable(why),
+            None => Failure::no("the call failed with an error that its signature does not have"),
+        },
+    }
+}

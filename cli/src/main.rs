@@ -97,4 +97,58 @@ mod tests {
     fn the_arguments_are_consistent() {
         Arguments::command().debug_assert();
     }
+
+    #[test]
+    fn no_command_line_panics() {
+        const WORDS: [&str; 40] = [
+            "doctor",
+            "perf",
+            "serve",
+            "call",
+            "list",
+            "describe",
+            "health",
+            "explain",
+            "connect",
+            "manual",
+            "completions",
+            "help",
+            "--",
+            "-",
+            "-h",
+            "-v",
+            "--json",
+            "--watch",
+            "--watch=9",
+            "--config",
+            "--recorded",
+            "--size",
+            "64,4K",
+            "1M",
+            "--rate=",
+            "--in-flight",
+            "--pattern",
+            "echo,read",
+            "--transport",
+            "tcp",
+            "--seconds",
+            "1e9",
+            "-1",
+            "é",
+            "",
+            "db1:1",
+            "http://x",
+            "\u{1f600}",
+            "99999999999999999999",
+            "{}",
+        ];
+        let mut random = fastrand::Rng::with_seed(2);
+        let mut accepted = 0;
+        for _ in 0..10_000 {
+            let words = (0..random.usize(..6)).map(|_| WORDS[random.usize(..WORDS.len())]);
+            accepted +=
+                usize::from(Arguments::try_parse_from(std::iter::once("farcall").chain(words)).is_ok());
+        }
+        assert!(accepted > 100, "{accepted}");
+    }
 }

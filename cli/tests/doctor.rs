@@ -3,13 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod common;
+mod files;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-use common::{complaint, farcall, path, printed};
+use common::{complaint, farcall, printed};
+use files::path;
 
 /// The recording of a host. It is one of the transport's tests.
 fn host(name: &str) -> String {

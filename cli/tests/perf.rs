@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod common;
+mod files;
 mod serving;
 
 use std::process::Command;
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use common::{complaint, farcall, path, printed};
+use common::{complaint, farcall, printed};
+use files::path;
 use serving::Server;
 
 /// Writes a file in a directory for temporary files.

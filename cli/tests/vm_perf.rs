@@ -5,11 +5,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod common;
+mod files;
 mod serving;
 
 use serde_json::Value;
 
-use common::{complaint, farcall, path, printed};
+use common::{complaint, farcall, printed};
+use files::path;
 use serving::Server;
 
 #[test]

@@ -104,6 +104,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
         None => Config::default(),
     };
     let server = Server::builder().add(KvServer::new(Store::default())).config(config);
+    // For `farcall list`, `describe` and `call`.
+    let server = server.with_reflection();
     // An operator's FARCALL_TRANSPORT overrides the file.
     let server = server.with_env().bind(&address).await?;
     writeln!(std::io::stdout(), "listening on {}", server.local_addr())?;

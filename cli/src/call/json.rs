@@ -28,7 +28,8 @@ pub(crate) fn encode(
 /// Reads the one value of a message.
 pub(crate) fn decode(described: &Described, payload: &Payload) -> Result<Value, String> {
     let attachments = payload.attachments();
-    let mut reader = Reader { named: &described.named, rest: payload.body(), attachments, depth: 0 };
+    let left = payload.body_len().saturating_add(MOST);
+    let mut reader = Reader { named: &described.named, rest: payload.body(), attachments, depth: 0, left };
     let value = reader.read(&described.root)?;
     match reader.rest.len() {
         0 => Ok(value),
@@ -306,11 +307,16 @@ fn varint(out: &mut Vec<u8>, mut value: u128) {
 /// Values within values, as the types of a hostile server may ask for.
 const DEEPEST: usize = 128;
 
+/// Values that take no bytes of the message, of which a hostile server may announce any number.
+const MOST: usize = 1 << 16;
+
 struct Reader<'a> {
     named: &'a [Named],
     rest: &'a [u8],
     attachments: &'a [Bytes],
     depth: usize,
+    /// How many values may still come.
+    left: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -319,6 +325,7 @@ impl<'a> Reader<'a> {
         if self.depth > DEEPEST {
             return Err("the message is nested too deep".to_owned());
         }
+        self.left = self.left.checked_sub(1).ok_or("the message has more values than bytes")?;
         let value = self.nested(of);
         self.depth -= 1;
         value
@@ -360,18 +367,13 @@ impl<'a> Reader<'a> {
     }
 
     fn list(&mut self, count: usize, of: &Type) -> Result<Value, String> {
-        // Elements that take no bytes could be as many as the number says.
-        let most = self.rest.len().max(1 << 16);
-        if count > most {
-            return Err(format!("a list of {count} in a message of {} bytes", self.rest.len()));
-        }
         (0..count).map(|_| self.read(of)).collect()
     }
 
     fn map(&mut self, (key, of): &(Type, Type)) -> Result<Value, String> {
         let count = self.count()?;
         let mut pairs = Vec::new();
-        for _ in 0..count.min(self.rest.len().max(1 << 16)) {
+        for _ in 0..count {
             pairs.push((self.read(key)?, self.read(of)?));
         }
         let is_text = pairs.iter().all(|(key, _)| key.is_string());

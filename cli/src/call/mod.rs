@@ -3,6 +3,8 @@
 mod example;
 mod json;
 mod signature;
+#[cfg(test)]
+mod tests;
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -199,6 +201,12 @@ async fn made(
             )));
         }
     };
+    if ["BulkRead(", "BulkWrite("].iter().any(|lends| method.signature.contains(lends)) {
+        return Err(Failure::no(format!(
+            "a caller of {} lends memory, which only a program can",
+            method.name
+        )));
+    }
     let payload = encoded(&signature, arguments.arguments.as_deref())?;
     let timeout = Duration::from_secs_f64(arguments.timeout);
     let metadata = metadata(&arguments.metadata)?;

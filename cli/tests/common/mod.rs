@@ -1,6 +1,5 @@
 //! Running the command.
 
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
 pub(crate) fn farcall(arguments: &[&str]) -> Output {
@@ -13,9 +12,4 @@ pub(crate) fn printed(output: &Output) -> String {
 
 pub(crate) fn complaint(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-/// Returns the path of a file in a directory for temporary files.
-pub(crate) fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }

@@ -1,6 +1,7 @@
 //! The `farcall` command: finds out what keeps RDMA from working on a machine, and what calls to a server travel by.
 
 mod call;
+mod compat;
 mod connect;
 mod doctor;
 mod explain;
@@ -42,6 +43,7 @@ enum Command {
     Describe(call::Describe),
     Call(call::Call),
     Health(health::Arguments),
+    Compat(compat::Arguments),
     Explain(explain::Arguments),
     Completions(manual::Completions),
     Manual(manual::Manual),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Describe(arguments) => call::describe(&arguments),
         Command::Call(arguments) => call::call(&arguments),
         Command::Health(arguments) => health::run(&arguments),
+        Command::Compat(arguments) => compat::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
         Command::Manual(arguments) => manual::manual(&arguments),

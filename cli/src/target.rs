@@ -41,6 +41,11 @@ pub(crate) fn read(file: &Path) -> Result<Config, Failure> {
 }
 
 impl Target {
+    /// Returns a server that is reached without further settings.
+    pub(crate) fn of(host: &str) -> Self {
+        Self { host: host.to_owned(), settings: Settings { config: None } }
+    }
+
     /// Connects by this scheme: `tcp`, `rdma`, or `farcall`, which leaves it to the address and the configuration.
     pub(crate) async fn connect(&self, scheme: &str) -> Result<Channel, Failure> {
         let config = self.settings.read()?;
@@ -83,8 +88,7 @@ mod tests {
 
     #[test]
     fn addresses_are_completed() {
-        let address =
-            |host: &str| Target { host: host.into(), settings: Settings { config: None } }.address("rdma");
+        let address = |host: &str| Target::of(host).address("rdma");
         assert_eq!(address("db1"), "rdma://db1:7400");
         assert_eq!(address("db1:99"), "rdma://db1:99");
         assert_eq!(address("fd00::7"), "rdma://[fd00::7]:7400");
@@ -92,7 +96,6 @@ mod tests {
         assert_eq!(address("farcall+tls://db1,db2:5?rdma.port=2"), "rdma+tls://db1:7400,db2:5?rdma.port=2");
         assert_eq!(address("tcp://db1"), "rdma://db1:7400");
         assert_eq!(address("http://db1"), "http://db1:7400");
-        let left = Target { host: "tcp+tls://db1".into(), settings: Settings { config: None } };
-        assert_eq!(left.address("farcall"), "tcp+tls://db1:7400");
+        assert_eq!(Target::of("tcp+tls://db1").address("farcall"), "tcp+tls://db1:7400");
     }
 }

@@ -21,7 +21,7 @@ enum Shape {
     Point,
     Circle(f64),
     Line(i8, i64),
-    Named { name: String, parts: Vec<Shape> },
+    Named { name: String, parts: Vec<Self> },
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

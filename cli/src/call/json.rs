@@ -221,31 +221,28 @@ impl Writer<'_> {
             Value::String(text) => text.clone(),
             _ => return mismatch(&format!("a number ({name})"), value),
         };
-        if !signed {
-            let most = u128::MAX >> (128 - u32::from(bits));
-            let Some(number) = text.parse::<u128>().ok().filter(|number| *number <= most) else {
-                return mismatch(&format!("a number from 0 to {most} ({name})"), value);
-            };
-            return {
-                if bits == 8 {
-                    self.out.push(number as u8)
-                } else {
-                    varint(self.out, number)
-                }
-                Ok(())
-            };
-        }
-        let most = i128::MAX >> (128 - u32::from(bits));
-        let Some(number) = text.parse::<i128>().ok().filter(|number| (-most - 1..=most).contains(number))
-        else {
-            return mismatch(&format!("a number from {} to {most} ({name})", -most - 1), value);
+        let (number, byte) = match signed {
+            false => {
+                let most = u128::MAX >> (128 - u32::from(bits));
+                let Some(number) = text.parse::<u128>().ok().filter(|number| *number <= most) else {
+                    return mismatch(&format!("a number from 0 to {most} ({name})"), value);
+                };
+                (number, number as u8)
+            }
+            true => {
+                let most = i128::MAX >> (128 - u32::from(bits));
+                let Some(number) =
+                    text.parse::<i128>().ok().filter(|number| (-most - 1..=most).contains(number))
+                else {
+                    return mismatch(&format!("a number from {} to {most} ({name})", -most - 1), value);
+                };
+                // Zigzag: small numbers are short, whatever their sign.
+                (((number << 1) ^ (number >> 127)) as u128, number as u8)
+            }
         };
-        // Zigzag: small numbers are short, whatever their sign.
-        let zigzag = ((number << 1) ^ (number >> 127)) as u128;
-        if bits == 8 {
-            self.out.push(number as i8 as u8)
-        } else {
-            varint(self.out, zigzag)
+        match bits {
+            8 => self.out.push(byte),
+            _ => varint(self.out, number),
         }
         Ok(())
     }

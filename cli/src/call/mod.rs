@@ -44,6 +44,9 @@ pub(crate) struct Describe {
     target: Target,
     /// SERVICE or SERVICE/METHOD. The package may be left out where the rest is clear
     name: Option<String>,
+    /// Print all services as JSON, for `farcall compat` and programs
+    #[arg(long, conflicts_with = "name")]
+    json: bool,
 }
 
 /// Call a method, with arguments and answer as JSON.
@@ -96,6 +99,9 @@ pub(crate) fn describe(arguments: &Describe) -> Result<u8, Failure> {
     let services =
         crate::runtime(1)?.block_on(async { services(&arguments.target.connect("farcall").await?).await })?;
     let text = match &arguments.name {
+        None if arguments.json => {
+            format!("{}\n", serde_json::to_string_pretty(&services).map_err(Failure::no)?)
+        }
         None => services.iter().map(described).collect::<Vec<_>>().join("\n"),
         Some(name) if name.contains('/') => {
             let (service, method) = find(&services, name)?;
@@ -122,7 +128,7 @@ fn described(service: &Service) -> String {
     text
 }
 
-async fn services(channel: &Channel) -> Result<Vec<Service>, Failure> {
+pub(crate) async fn services(channel: &Channel) -> Result<Vec<Service>, Failure> {
     let services = ReflectionClient::new(channel).services().timeout(PATIENCE).await;
     services.map_err(|status| match status.code() {
         Code::Unimplemented => Failure::no(

@@ -29,11 +29,11 @@ pub(crate) struct Described {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Type {
     Plain(Plain),
-    Option(Box<Type>),
-    Seq(Box<Type>),
-    Map(Box<(Type, Type)>),
-    Tuple(Vec<Type>),
-    Array(Box<Type>, usize),
+    Option(Box<Self>),
+    Seq(Box<Self>),
+    Map(Box<(Self, Self)>),
+    Tuple(Vec<Self>),
+    Array(Box<Self>, usize),
     /// A struct or enum, by its index in [`Described::named`].
     Named(usize),
 }

@@ -7,8 +7,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
+#[cfg(feature = "tcp")]
+use crate::Status;
 use crate::dynamic::{Kind, ServiceInfo};
-use crate::{Result, Status};
 
 /// Tells which services a server has.
 #[crate::service(package = "farcall.reflection.v1", crate = "crate")]
@@ -77,9 +79,11 @@ impl From<&ServiceInfo> for Service {
 }
 
 /// The services of a server, itself included.
+#[cfg(feature = "tcp")]
 #[derive(Debug)]
 pub(crate) struct Services(Vec<Service>);
 
+#[cfg(feature = "tcp")]
 impl Services {
     /// Returns the service that describes these, and itself.
     pub(crate) fn of<'a>(infos: impl Iterator<Item = &'a ServiceInfo>) -> ReflectionServer<Self> {
@@ -91,6 +95,7 @@ impl Services {
     }
 }
 
+#[cfg(feature = "tcp")]
 impl Reflection for Services {
     async fn services(&self) -> Result<Vec<Service>> {
         Ok(self.0.clone())

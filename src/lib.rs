@@ -255,6 +255,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
+#[cfg(feature = "tcp")]
+pub mod admin;
 pub mod auth;
 mod buf;
 mod channel;

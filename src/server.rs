@@ -23,6 +23,7 @@ use farcall_tcp::tls::TlsServer;
 use tokio::sync::watch;
 
 use crate::address::check_listen;
+use crate::admin::Operator;
 use crate::reflection::Services;
 use crate::{Config, ConfigError, Policy};
 
@@ -51,6 +52,7 @@ pub struct ServerBuilder {
     compress: Option<Compression>,
     spawn_handlers: Option<bool>,
     reflection: bool,
+    admin: bool,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
 }
@@ -126,6 +128,13 @@ impl ServerBuilder {
     /// Interceptors are around it as around the others.
     pub fn with_reflection(mut self) -> Self {
         self.reflection = true;
+        self
+    }
+
+    /// Tells operators what the server does, by the service [`Admin`](crate::admin::Admin), and counts all calls for that. Interceptors
+    /// are around it as around the others.
+    pub fn with_admin(mut self) -> Self {
+        self.admin = true;
         self
     }
 
@@ -237,16 +246,26 @@ impl ServerBuilder {
             };
             able.map_err(BindError::Rdma)?;
         }
-        let mut all = self.services;
+        let (mut all, mut stack) = (self.services, self.stack);
+        let operator = self.admin.then(Operator::new);
+        if let Some(operator) = &operator {
+            all.push(Arc::new(operator.service()));
+            let operator = Arc::clone(operator);
+            let count = move |request, next| Arc::clone(&operator).count(request, next);
+            stack = Some(stack.unwrap_or_default().intercept(count));
+        }
         if self.reflection {
             let described = Services::of(all.iter().map(|service| service.info()));
             all.push(Arc::new(described));
         }
-        let services = match &self.stack {
+        let services = match &stack {
             Some(stack) => all.into_iter().map(|s| Arc::new(stack.around(s)) as _).collect(),
             None => all,
         };
         let host = ServerCore::new(services, settings).map_err(BindError::Services)?;
+        if let Some(operator) = &operator {
+            operator.is_of(&host);
+        }
         #[cfg(feature = "tls")]
         let tls = match (self.tls, &config.tls) {
             (None, Some(files)) => Some(TlsServer::from_files(files).map_err(ConfigError::tls)?),

@@ -11,6 +11,7 @@ mod output;
 mod perf;
 mod serve;
 mod target;
+mod top;
 
 use std::process::ExitCode;
 
@@ -43,6 +44,7 @@ enum Command {
     Describe(call::Describe),
     Call(call::Call),
     Health(health::Arguments),
+    Top(top::Arguments),
     Compat(compat::Arguments),
     Explain(explain::Arguments),
     Completions(manual::Completions),
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Describe(arguments) => call::describe(&arguments),
         Command::Call(arguments) => call::call(&arguments),
         Command::Health(arguments) => health::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Compat(arguments) => compat::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),

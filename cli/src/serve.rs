@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Threads that serve. One, as is the default, is what most others measure with
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
+    /// Serve `farcall top`, too. Counting costs each call some hundred nanoseconds
+    #[arg(long)]
+    admin: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -35,6 +38,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let health = Reporter::new();
         let server = Server::builder().add(PerfServer::new(Service::default())).add(health.service());
         let server = server.with_reflection().config(config);
+        let server = if arguments.admin { server.with_admin() } else { server };
         let server = server.bind(&arguments.listen).await.map_err(Failure::no)?;
         output::print(&format!("listening on {}\n", server.local_addr()))?;
         server.serve_until(stopped()).await;

@@ -1,0 +1,272 @@
+//! `farcall top`: what a server does, second by second.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Args;
+use farcall::Code;
+use farcall::admin::{AdminClient, ConnectionState, DeviceWork, MemoryHeld, MethodCalls, Snapshot};
+
+use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
+use crate::target::Target;
+
+/// Watch what a server does: calls, connections, memory, devices.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farcall top db1
+  farcall top db1 --every 5
+  farcall top db1 --count 1        once, for scripts; --json for programs
+
+The server needs `Server::builder().with_admin()`. Ctrl-C ends it.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// Seconds between two looks
+    #[arg(long, default_value_t = 1.0, value_parser = every)]
+    every: f64,
+    /// Look so many times, and end
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    /// Print each look as a line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn every(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 3600".to_owned()) }
+}
+
+/// How long a look may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Lines of each part: the rest would push the others off the screen.
+const LINES: usize = 12;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    crate::runtime(1)?.block_on(async {
+        let admin = AdminClient::new(&arguments.target.connect("farcall").await?);
+        let mut last = look(&admin).await?;
+        let is_screen = std::io::stdout().is_terminal() && !arguments.json;
+        for number in 1.. {
+            // Rates take two looks.
+            tokio::time::sleep(Duration::from_secs_f64(arguments.every)).await;
+            let now = look(&admin).await?;
+            output::print(&match (arguments.json, is_screen) {
+                (true, _) => format!("{}\n", serde_json::to_string(&now).map_err(Failure::no)?),
+                // Home, and clear what was below.
+                (false, true) => format!("\x1b[H\x1b[J{}", render(&last, &now)),
+                (false, false) => format!("{}\n", render(&last, &now)),
+            })?;
+            if arguments.count == Some(number) {
+                break;
+            }
+            last = now;
+        }
+        Ok(0)
+    })
+}
+
+async fn look(admin: &AdminClient) -> Result<Snapshot, Failure> {
+    admin.snapshot().timeout(PATIENCE).await.map_err(|status| match status.code() {
+        Code::Unimplemented => {
+            Failure::no("the server does not tell what it does: it needs `Server::builder().with_admin()`")
+        }
+        _ => Failure::no(status),
+    })
+}
+
+fn render(last: &Snapshot, now: &Snapshot) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write(&mut text, last, now);
+    text
+}
+
+fn write(text: &mut String, last: &Snapshot, now: &Snapshot) -> std::fmt::Result {
+    let seconds = (now.age_us.saturating_sub(last.age_us) as f64 / 1e6).max(1e-6);
+    let sum = |of: &Snapshot, count: fn(&MethodCalls) -> u64| of.methods.iter().map(count).sum::<u64>();
+    let rate =
+        |count: fn(&MethodCalls) -> u64| sum(now, count).saturating_sub(sum(last, count)) as f64 / seconds;
+    let share = now.memory_used as f64 / (now.memory_limit as f64).max(1.0);
+    let style = if share > 0.8 { BAD } else { GOOD };
+    writeln!(
+        text,
+        "{BOLD}up {}{BOLD:#}   {:.0} calls/s   {:.0} failed/s   {} running   {} connections   memory {style}{}{style:#} of {} (most {})",
+        duration(now.age_us),
+        rate(|calls| calls.answered + calls.failed),
+        rate(|calls| calls.failed),
+        sum(now, |calls| calls.running),
+        now.connections.len(),
+        bytes(now.memory_used),
+        bytes(now.memory_limit),
+        bytes(now.memory_peak),
+    )?;
+    write_methods(text, last, now, seconds)?;
+    write_connections(text, last, now, seconds)?;
+    write_memory(text, &now.memory)?;
+    write_devices(text, last, &now.devices, seconds)
+}
+
+fn write_methods(text: &mut String, last: &Snapshot, now: &Snapshot, seconds: f64) -> std::fmt::Result {
+    if now.methods.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "\n{BOLD}{:<40} {:>9} {:>9} {:>8} {:>10} {:>10} {:>10}{BOLD:#}",
+        "method", "calls/s", "failed/s", "running", "p50", "p99", "p99.9"
+    )?;
+    let mut lines: Vec<_> = now.methods.iter().map(|calls| (calls, recent(last, calls))).collect();
+    // The busiest first.
+    lines.sort_by_key(|(_, recent)| std::cmp::Reverse(recent.answered + recent.failed));
+    for (calls, recent) in lines.iter().take(LINES) {
+        // Of a method that was not called lately the times of all its calls are shown.
+        let is_quiet = recent.handler_us.is_empty();
+        let at = |percent| {
+            if is_quiet { calls } else { recent }.percentile(percent).map_or_else(|| "-".to_owned(), duration)
+        };
+        let style = if recent.failed > 0 { BAD } else { FAINT };
+        writeln!(
+            text,
+            "{:<40} {:>9.0} {style}{:>9.0}{style:#} {:>8} {:>10} {:>10} {:>10}",
+            clipped(&calls.path, 40),
+            (recent.answered + recent.failed) as f64 / seconds,
+            recent.failed as f64 / seconds,
+            calls.running,
+            at(50.0),
+            at(99.0),
+            at(99.9),
+        )?;
+    }
+    more(text, lines.len())
+}
+
+/// Returns the calls of a method since the last look.
+fn recent(last: &Snapshot, now: &MethodCalls) -> MethodCalls {
+    let Some(last) = last.methods.iter().find(|last| last.path == now.path) else { return now.clone() };
+    let before =
+        |limit: u64| last.handler_us.iter().find(|(known, _)| *known == limit).map_or(0, |(_, count)| *count);
+    let mut recent = now.clone();
+    recent.answered = now.answered.saturating_sub(last.answered);
+    recent.failed = now.failed.saturating_sub(last.failed);
+    recent.handler_us =
+        now.handler_us.iter().map(|(limit, count)| (*limit, count.saturating_sub(before(*limit)))).collect();
+    recent.handler_us.retain(|(_, count)| *count > 0);
+    recent
+}
+
+fn write_connections(text: &mut String, last: &Snapshot, now: &Snapshot, seconds: f64) -> std::fmt::Result {
+    writeln!(
+        text,
+        "\n{BOLD}{:<24} {:<7} {:>10} {:>10}  travels by{BOLD:#}",
+        "connection", "class", "in/s", "out/s"
+    )?;
+    let before = |of: &ConnectionState| {
+        let same = |last: &&ConnectionState| (&last.peer, &last.class) == (&of.peer, &of.class);
+        last.connections.iter().find(same).map_or((0, 0), |last| last.bytes)
+    };
+    let rate = |of: &ConnectionState| {
+        let (sent, received) = before(of);
+        let each = |now: u64, last: u64| now.saturating_sub(last) as f64 / seconds;
+        (each(of.bytes.0, sent), each(of.bytes.1, received))
+    };
+    let mut lines: Vec<_> = now.connections.iter().map(|connection| (connection, rate(connection))).collect();
+    lines.sort_by(|(_, a), (_, b)| (b.0 + b.1).total_cmp(&(a.0 + a.1)));
+    for (connection, (sent, received)) in lines.iter().take(LINES) {
+        let peer = connection.peer.as_deref().unwrap_or("-");
+        let encrypted = if connection.is_encrypted { ", encrypted" } else { "" };
+        let identity = connection.identity.as_ref().map_or_else(String::new, |name| format!(", {name}"));
+        writeln!(
+            text,
+            "{:<24} {:<7} {:>10} {:>10}  {}{encrypted}{identity}",
+            clipped(peer, 24),
+            connection.class,
+            bytes(*received as u64),
+            bytes(*sent as u64),
+            clipped(&connection.transport, 60),
+        )?;
+    }
+    more(text, lines.len())
+}
+
+fn write_memory(text: &mut String, memory: &[MemoryHeld]) -> std::fmt::Result {
+    writeln!(
+        text,
+        "\n{BOLD}{:<24} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10}{BOLD:#}",
+        "memory held for", "conns", "sessions", "partial", "arguments", "items", "unsent"
+    )?;
+    for held in memory.iter().take(LINES) {
+        let address = held.address.as_deref().unwrap_or("-");
+        write!(text, "{:<24} {:>6}", clipped(address, 24), held.connections)?;
+        for size in [held.sessions, held.partial, held.arguments, held.items, held.unsent] {
+            write!(text, " {:>10}", bytes(size))?;
+        }
+        writeln!(text)?;
+    }
+    more(text, memory.len())
+}
+
+fn write_devices(
+    text: &mut String,
+    last: &Snapshot,
+    devices: &[DeviceWork],
+    seconds: f64,
+) -> std::fmt::Result {
+    if devices.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "\n{BOLD}{:<16} {:>10} {:>10} {:>10} {:>14} {:>12}{BOLD:#}",
+        "device", "polls/s", "spins/s", "sleeps/s", "credit waits/s", "one-sided/s"
+    )?;
+    for device in devices {
+        let before =
+            last.devices.iter().find(|last| last.device == device.device).cloned().unwrap_or_default();
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        writeln!(
+            text,
+            "{:<16} {:>10.0} {:>10.0} {:>10.0} {:>14.0} {:>12.0}",
+            device.device,
+            rate(device.polls, before.polls),
+            rate(device.spins, before.spins),
+            rate(device.sleeps, before.sleeps),
+            rate(device.credit_waits, before.credit_waits),
+            rate(device.direct_accesses, before.direct_accesses),
+        )?;
+    }
+    Ok(())
+}
+
+/// Says how many lines were left out.
+fn more(text: &mut String, lines: usize) -> std::fmt::Result {
+    if lines > LINES { writeln!(text, "{FAINT}and {} more{FAINT:#}", lines - LINES) } else { Ok(()) }
+}
+
+fn clipped(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most - 1).chain(['…']).collect()
+}
+
+fn bytes(size: u64) -> String {
+    match size {
+        _ if size >= 10 << 30 => format!("{} GiB", size >> 30),
+        _ if size >= 10 << 20 => format!("{} MiB", size >> 20),
+        _ if size >= 10 << 10 => format!("{} KiB", size >> 10),
+        _ => format!("{size} B"),
+    }
+}
+
+fn duration(micros: u64) -> String {
+    match micros {
+        0..10_000 => format!("{micros} us"),
+        10_000..10_000_000 => format!("{} ms", micros / 1000),
+        10_000_000..7_200_000_000 => format!("{} s", micros / 1_000_000),
+        _ => format!("{} h", micros / 3_600_000_000),
+    }
+}

@@ -1,0 +1,94 @@
+//! `farcall top` against a server that is at work.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+mod common;
+
+use std::time::Duration;
+
+use farcall::admin::Snapshot;
+use farcall::{Channel, Server, Status};
+
+use common::{complaint, farcall, printed};
+
+#[farcall::service(package = "work.v1")]
+trait Work {
+    async fn short(&self) -> farcall::Result<()>;
+    async fn refuse(&self) -> farcall::Result<()>;
+    async fn wait(&self) -> farcall::Result<()>;
+}
+
+struct Worker;
+
+impl Work for Worker {
+    async fn short(&self) -> farcall::Result<()> {
+        Ok(())
+    }
+
+    async fn refuse(&self) -> farcall::Result<()> {
+        Err(Status::not_found("nothing"))
+    }
+
+    async fn wait(&self) -> farcall::Result<()> {
+        std::future::pending().await
+    }
+}
+
+#[test]
+fn calls_connections_and_memory_are_shown() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = Server::builder().add(WorkServer::new(Worker)).with_admin();
+    let server = runtime.block_on(server.bind("127.0.0.1:0")).unwrap();
+    let address = server.local_addr().to_string();
+    runtime.spawn(server.serve());
+    let channel = runtime.block_on(Channel::connect(&format!("tcp://{address}"))).unwrap();
+    let client = WorkClient::new(&channel);
+    let _waiting = runtime.spawn(client.wait().into_future());
+    runtime.block_on(async {
+        for _ in 0..50 {
+            client.short().await.unwrap();
+        }
+        client.refuse().await.unwrap_err();
+        // A call that its caller gives up.
+        client.wait().timeout(Duration::from_millis(1)).await.unwrap_err();
+    });
+
+    let json = farcall(&["top", &address, "--count", "1", "--every", "0.1", "--json"]);
+    let snapshot: Snapshot =
+        serde_json::from_slice(&json.stdout).unwrap_or_else(|e| panic!("{e}: {}", complaint(&json)));
+    let calls = |method: &str| {
+        snapshot.methods.iter().find(|calls| calls.path == format!("work.v1.Work/{method}")).unwrap()
+    };
+    assert_eq!((calls("short").answered, calls("short").failed, calls("short").running), (50, 0, 0));
+    assert_eq!((calls("refuse").answered, calls("refuse").failed), (0, 1));
+    assert_eq!((calls("wait").failed, calls("wait").running), (1, 1));
+    assert!(calls("short").percentile(99.0).is_some());
+    // The client of the test, and the command.
+    assert_eq!(snapshot.connections.len(), 2);
+    assert!(
+        snapshot
+            .connections
+            .iter()
+            .all(|connection| connection.transport.starts_with("tcp") && connection.bytes.1 > 0)
+    );
+    assert_eq!(snapshot.memory[0].address.as_deref(), Some("127.0.0.1"));
+    assert!(snapshot.memory_limit > snapshot.memory_used);
+
+    let text = printed(&farcall(&["top", &address, "--count", "1", "--every", "0.1"]));
+    for part in ["2 connections", "work.v1.Work/short", "1 running", "memory held for", "travels by"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn a_server_without_admin_is_said_to_be() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server =
+        runtime.block_on(Server::builder().add(WorkServer::new(Worker)).bind("127.0.0.1:0")).unwrap();
+    let address = server.local_addr().to_string();
+    runtime.spawn(server.serve());
+    let output = farcall(&["top", &address, "--count", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(complaint(&output).contains("with_admin"), "{}", complaint(&output));
+}

@@ -1,14 +1,15 @@
-//! `farcall serve`: a server for `farcall perf`, and for `farcall connect`.
+//! `farcall serve`: the other side of `farcall perf` and `farcall doctor HOST`.
 
 use clap::Args;
 use farcall::Server;
 use farcall::health::Reporter;
 
+use crate::doctor::service::{DoctorServer, Looking};
 use crate::output::{self, Failure};
 use crate::perf::service::{PerfServer, Service};
 use crate::target::{PORT, Settings};
 
-/// Serve what `farcall perf` measures.
+/// Serve what `farcall perf` measures and `farcall doctor HOST` looks at.
 ///
 /// Everybody who reaches the port may make this machine work. Without a section [tls] in the configuration nobody has to say who they
 /// are. Run it for as long as you measure.
@@ -36,7 +37,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let config = arguments.settings.read()?;
     crate::runtime(arguments.threads)?.block_on(async {
         let health = Reporter::new();
-        let server = Server::builder().add(PerfServer::new(Service::default())).add(health.service());
+        let doctor = DoctorServer::new(Looking::new(config.rdma.clone()));
+        let server =
+            Server::builder().add(PerfServer::new(Service::default())).add(doctor).add(health.service());
         let server = server.with_reflection().config(config);
         let server = if arguments.admin { server.with_admin() } else { server };
         let server = server.bind(&arguments.listen).await.map_err(Failure::no)?;

@@ -43,7 +43,12 @@ pub(crate) fn read(file: &Path) -> Result<Config, Failure> {
 impl Target {
     /// Returns a server that is reached without further settings.
     pub(crate) fn of(host: &str) -> Self {
-        Self { host: host.to_owned(), settings: Settings { config: None } }
+        Self::with(host, None)
+    }
+
+    /// Returns a server that is reached with the settings of a file.
+    pub(crate) fn with(host: &str, config: Option<PathBuf>) -> Self {
+        Self { host: host.to_owned(), settings: Settings { config } }
     }
 
     /// Connects by this scheme: `tcp`, `rdma`, or `farcall`, which leaves it to the address and the configuration.

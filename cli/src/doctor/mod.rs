@@ -1,5 +1,7 @@
 //! `farcall doctor`: what keeps RDMA from working here, or from working well.
 
+mod between;
+pub(crate) mod service;
 mod text;
 
 use std::fs;
@@ -10,9 +12,11 @@ use std::time::Duration;
 use clap::Args;
 use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::{self, Counters, Machine, Report, Severity};
+use serde::Serialize;
 
+use self::between::Other;
 use crate::output::{self, Failure};
-use crate::target;
+use crate::target::{self, Target};
 
 /// Find out what keeps RDMA from working on this machine, or from working well.
 ///
@@ -24,6 +28,7 @@ Examples:
   farcall doctor                            look, and try the device
   farcall doctor --watch 10                 see as well which counters grow within 10 seconds
   farcall doctor --config service.toml      for a service with this configuration
+  farcall doctor db1                        as well the host db1, which runs `farcall serve`, and the way to it
   farcall doctor --record host.txt          keep all that was looked at, for a report
   farcall doctor --recorded host.txt        look at another machine by its record
 
@@ -31,6 +36,9 @@ Run it as the user, and within the container, that the service runs as: limits a
 
 Exit status: 0 nothing worse than notes, 1 a warning, 2 a fault, 64 wrong arguments")]
 pub(crate) struct Arguments {
+    /// Another host as well, which runs `farcall serve`, and the way to it
+    #[arg(conflicts_with_all = ["recorded", "root"])]
+    host: Option<String>,
     /// Print JSON, which `--schema` describes
     #[arg(long)]
     json: bool,
@@ -82,15 +90,35 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if let Some(file) = &arguments.record {
         fs::write(file, machine.recording()).map_err(|error| unusable(file, &error))?;
     }
-    output::print(&match arguments.json {
-        true => json(&report)?,
-        false => text::render(&report, arguments.verbose),
+    let other = match &arguments.host {
+        Some(host) => Some(look(arguments, host, &report)?),
+        None => None,
+    };
+    output::print(&match (arguments.json, &other) {
+        (true, None) => json(&report)?,
+        (true, Some(other)) => json(&Both { here: &report, other })?,
+        (false, None) => text::render(&report, arguments.verbose),
+        (false, Some(other)) => text::render_both(&report, other, arguments.verbose),
     })?;
-    Ok(match report.worst() {
+    let between = other.iter().flat_map(|other| &other.between).map(|finding| finding.severity);
+    Ok(match report.worst().into_iter().chain(between).max() {
         Some(Severity::Fault) => 2,
         Some(Severity::Warning) => 1,
         _ => 0,
     })
+}
+
+/// The JSON for two hosts: `here` and `there` are reports, `between` has findings.
+#[derive(Serialize)]
+struct Both<'a> {
+    here: &'a Report,
+    #[serde(flatten)]
+    other: &'a Other,
+}
+
+fn look(arguments: &Arguments, host: &str, report: &Report) -> Result<Other, Failure> {
+    let target = Target::with(host, arguments.config.clone());
+    crate::runtime(1)?.block_on(between::look(&target, report))
 }
 
 fn machine(arguments: &Arguments) -> Result<Machine, Failure> {
@@ -114,7 +142,7 @@ fn unusable(file: &Path, why: &dyn std::fmt::Display) -> Failure {
     Failure::usage(format!("{}: {why}", file.display()))
 }
 
-fn json(report: &Report) -> Result<String, Failure> {
+fn json(report: &impl Serialize) -> Result<String, Failure> {
     let mut text = serde_json::to_string_pretty(report).map_err(Failure::no)?;
     text.push('\n');
     Ok(text)

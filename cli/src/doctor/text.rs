@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use farcall::rdma::probe::{DeviceView, Finding, PortView, Report, Severity, StepResult};
 
+use serde_json::Value;
+
+use super::between::{Between, Other};
 use crate::output::{BAD, BOLD, FAINT, GOOD, style};
 
 /// Returns the report as lines for a terminal, with colours.
@@ -11,6 +14,64 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = write(&mut text, report, verbose);
+    text
+}
+
+/// Returns the reports of this machine and of another, and what is between them. A machine with a fault comes first: it is the cause.
+pub(super) fn render_both(here: &Report, other: &Other, verbose: bool) -> String {
+    let is_faulty = |report: &Value| {
+        let findings = report["findings"].as_array().into_iter().flatten();
+        findings.into_iter().any(|finding| finding["severity"] == "fault")
+    };
+    let at_here = format!("{BOLD}here{BOLD:#}\n{}\n", render(here, verbose));
+    let at_there =
+        other.there.as_ref().map(|there| format!("{BOLD}there{BOLD:#}\n{}\n", of_other(there, verbose)));
+    let at_there = at_there.unwrap_or_default();
+    let between = format!("{BOLD}between{BOLD:#}\n{}\n", of_way(other));
+    match (here.worst() == Some(Severity::Fault), other.there.as_ref().is_some_and(is_faulty)) {
+        (true, _) => [at_here, at_there, between].concat(),
+        (false, true) => [at_there, at_here, between].concat(),
+        (false, false) => [between, at_here, at_there].concat(),
+    }
+}
+
+fn of_way(other: &Other) -> String {
+    let mut text = String::new();
+    if other.between.iter().all(|finding| finding.severity < Severity::Warning) {
+        text += &format!("{GOOD}all good:{GOOD:#} calls of all sizes go by RDMA, both ways\n");
+    }
+    for Between { severity, seen, means, fix, code, .. } in &other.between {
+        let style = style(*severity);
+        text += &format!(
+            "{style}{severity}:{style:#} {seen}. {BOLD}Fix:{BOLD:#} {fix}\n  {FAINT}{means} [{code}]{FAINT:#}\n"
+        );
+    }
+    text + &format!("`auto` chooses {}\n", other.auto)
+}
+
+/// Returns the findings of another machine, which may be of another version.
+fn of_other(report: &Value, verbose: bool) -> String {
+    let mut text = String::new();
+    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    if let Some(chosen) = report["chosen"].as_str() {
+        text += &format!("connections can leave from {chosen}\n");
+    }
+    for finding in report["findings"].as_array().into_iter().flatten() {
+        let severity = word(&finding["severity"]);
+        let style = match severity.as_str() {
+            "fault" => style(Severity::Fault),
+            "warning" => style(Severity::Warning),
+            _ => style(Severity::Note),
+        };
+        text += &format!(
+            "{style}{severity}:{style:#} {}. {BOLD}Fix:{BOLD:#} {}\n",
+            word(&finding["seen"]),
+            word(&finding["fix"])
+        );
+        if verbose || severity != "note" {
+            text += &format!("  {FAINT}{} [{}]{FAINT:#}\n", word(&finding["means"]), word(&finding["code"]));
+        }
+    }
     text
 }
 

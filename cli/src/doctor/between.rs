@@ -1,0 +1,152 @@
+//! What is between this machine and another: whether RDMA reaches it, and with which packets.
+
+use std::time::{Duration, Instant};
+
+use farcall::rdma::probe::{Report, Severity};
+use farcall::{Channel, Status};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::service::DoctorClient;
+use crate::output::Failure;
+use crate::perf::service::{PerfClient, filled};
+use crate::target::Target;
+
+/// Something about the way between two machines, in the form of a finding.
+#[derive(Debug, Serialize)]
+pub(crate) struct Between {
+    pub(crate) code: &'static str,
+    pub(crate) severity: Severity,
+    pub(crate) area: &'static str,
+    pub(crate) seen: String,
+    pub(crate) means: &'static str,
+    pub(crate) fix: String,
+}
+
+/// The other machine, and the way to it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Other {
+    /// The other machine's report. `None`: it does not run `farcall serve`.
+    pub(crate) there: Option<Value>,
+    pub(crate) between: Vec<Between>,
+    /// The transport that `auto` chooses, in words.
+    pub(crate) auto: String,
+}
+
+/// How long each answer may take. A look at a machine takes seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The sizes of calls: within a packet, over some, and such that the receiver reads them from the sender's memory.
+const SIZES: [usize; 3] = [64, 8 << 10, 256 << 10];
+
+/// Calls of each size. A loss that comes and goes shows in one of them.
+const CALLS: usize = 50;
+
+/// Looks at a host that runs `farcall serve`, and at the way there.
+pub(super) async fn look(target: &Target, here: &Report) -> Result<Other, Failure> {
+    let channel = target.connect("tcp").await?;
+    let there = DoctorClient::new(&channel).examine().timeout(PATIENCE).await;
+    let mut between = Vec::new();
+    let there = match there {
+        Ok(json) => Some(
+            serde_json::from_str(&json)
+                .map_err(|error| Failure::no(format!("the host's report is no JSON: {error}")))?,
+        ),
+        Err(status) => {
+            between.push(no_service(&status));
+            None
+        }
+    };
+    if let Some(there) = &there {
+        between.extend(mtu(here, there));
+    }
+    between.extend(rdma(target).await);
+    let auto = match target.connect("farcall").await {
+        Ok(channel) => channel.transport().await.map_err(Failure::no)?.to_string(),
+        Err(why) => return Err(why),
+    };
+    Ok(Other { there, between, auto })
+}
+
+fn no_service(status: &Status) -> Between {
+    Between {
+        code: "no-farcall-serve",
+        severity: Severity::Warning,
+        area: "between",
+        seen: format!("the host does not tell what it finds: {status}"),
+        means: "Only this machine and the way to the host were looked at.",
+        fix: "run `farcall serve` there".to_owned(),
+    }
+}
+
+/// Finds that the two sides send packets of different sizes.
+fn mtu(here: &Report, there: &Value) -> Option<Between> {
+    let ours = here.devices.iter().flat_map(|device| &device.ports);
+    let ours = ours
+        .filter(|port| port.addresses.iter().any(|address| address.is_chosen))
+        .find_map(|port| port.netdev_mtu)?;
+    let is_chosen =
+        |port: &&Value| list(port, "addresses").iter().any(|address| address["is_chosen"] == true);
+    let theirs = list(there, "devices").iter().flat_map(|device| list(device, "ports"));
+    let theirs = theirs.filter(is_chosen).find_map(|port| port["netdev_mtu"].as_u64())?;
+    (ours != theirs).then(|| Between {
+        code: "mtu-differs",
+        severity: Severity::Note,
+        area: "between",
+        seen: format!("the MTU is {ours} here and {theirs} there"),
+        means: "Connections use the smaller packets of both. A switch between them may take smaller ones still.",
+        fix: "set one MTU on all hosts and switches".to_owned(),
+    })
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Finds that RDMA does not reach the host, or does for short messages only.
+async fn rdma(target: &Target) -> Option<Between> {
+    let channel = match target.connect("rdma").await {
+        Ok(channel) => channel,
+        Err(why) => {
+            return Some(Between {
+                code: "no-rdma-to-host",
+                severity: Severity::Fault,
+                area: "between",
+                seen: format!("RDMA does not reach the host: {}", why.text()),
+                means: "Connections to this host go by TCP.",
+                fix: "mend what is wrong on either machine first; then see route, VLAN, MTU and UDP port 4791 between them".to_owned(),
+            });
+        }
+    };
+    for size in SIZES {
+        if let Err(why) = exchange(&channel, size).await {
+            return Some(Between {
+                code: "lost-on-the-way",
+                severity: Severity::Fault,
+                area: "between",
+                seen: format!("RDMA does not carry calls of {size} bytes: {why}"),
+                means: "Short packets arrive and long ones do not, or some are lost. A part of the way has a smaller MTU, or drops packets.",
+                fix: "compare the MTU of hosts and switches on the way (`ping -M do -s 4200 ADDRESS`), and see `farcall doctor --watch 10`".to_owned(),
+            });
+        }
+    }
+    None
+}
+
+/// Makes calls of a size both ways, which all must go by RDMA.
+async fn exchange(channel: &Channel, size: usize) -> Result<(), String> {
+    let (client, payload, began) = (PerfClient::new(channel), filled(size), Instant::now());
+    for _ in 0..CALLS {
+        let answer =
+            client.echo(payload.clone()).timeout(PATIENCE).await.map_err(|status| status.to_string())?;
+        if answer != payload {
+            return Err("other bytes came back than were sent".to_owned());
+        }
+    }
+    let transport = channel.transport().await.map_err(|status| status.to_string())?;
+    if transport.name == "rdma" {
+        Ok(())
+    } else {
+        Err(format!("after {:?} calls go by {transport}", began.elapsed()))
+    }
+}

@@ -1,0 +1,136 @@
+//! `farcall doctor HOST` between two hosts: one runs `farcall serve`, the other asks, and things on either are broken.
+//!
+//! Runs on both hosts of a pair of VMs, as `cargo xtask test pair` does it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A guard against hangs only.
+const PATIENCE: Duration = Duration::from_secs(200);
+
+/// Drops RoCE's packets.
+const DROP: &str = "nft add table inet t
+    nft add chain inet t in '{ type filter hook input priority 0; policy accept; }'
+    nft add rule inet t in udp dport 4791 drop";
+
+fn sh(script: &str) {
+    assert!(Command::new("bash").args(["-ec", script]).status().unwrap().success(), "{script}");
+}
+
+/// A file by which one host tells the other how far it is.
+fn flag(name: &str) -> PathBuf {
+    PathBuf::from(std::env::var("FARCALL_VM_OUT").unwrap()).join(name)
+}
+
+fn raise(name: &str) {
+    std::fs::write(flag(name), "").unwrap();
+}
+
+fn await_flag(name: &str) {
+    let began = Instant::now();
+    while !flag(name).exists() {
+        assert!(began.elapsed() < PATIENCE, "the other host must raise {name}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn doctor(more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_farcall"))
+        .args(["doctor", "10.99.0.1:7499"])
+        .args(more)
+        .output()
+        .unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// The host that is looked at.
+fn serve() {
+    let mut server = Command::new(env!("CARGO_BIN_EXE_farcall"))
+        .args(["serve", "--listen", "10.99.0.1:7499"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    await_flag("break");
+    sh(DROP);
+    raise("broken");
+    await_flag("mend");
+    sh("nft flush ruleset");
+    raise("mended");
+    await_flag("done");
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn a_host_and_the_way_to_it_are_looked_at() {
+    if std::env::var("FARCALL_HOST").unwrap() == "1" {
+        return serve();
+    }
+    let began = Instant::now();
+    let good = loop {
+        let output = doctor(&[]);
+        // Host 1 is not as far yet.
+        if output.status.code() != Some(1) || began.elapsed() > PATIENCE {
+            break output;
+        }
+        thread::sleep(Duration::from_millis(100));
+    };
+    assert_eq!(good.status.code(), Some(0), "{}", text(&good));
+    let said = text(&good);
+    assert!(
+        said.starts_with("between\nall good: calls of all sizes go by RDMA, both ways\n`auto` chooses rdma"),
+        "{said}"
+    );
+    assert!(said.contains("there\nconnections can leave from 10.99.0.1 of rxe0 port 1"), "{said}");
+
+    // What is broken there is named there, and first.
+    raise("break");
+    await_flag("broken");
+    // A report is told again for five seconds.
+    let began = Instant::now();
+    let broken = loop {
+        let output = doctor(&[]);
+        if text(&output).starts_with("there\n") || began.elapsed() > PATIENCE {
+            break output;
+        }
+    };
+    let said = text(&broken);
+    assert_eq!(broken.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("fault: a rule of nft drops RoCE: `udp dport 4791 drop`. Fix: take the rule out"),
+        "{said}"
+    );
+    assert!(said.contains("fault: RDMA does not reach the host"), "{said}");
+    raise("mend");
+    await_flag("mended");
+
+    // The same here.
+    sh(DROP);
+    let said = text(&doctor(&[]));
+    sh("nft flush ruleset");
+    assert!(said.starts_with("here\nfault: a rule of nft drops RoCE"), "{said}");
+
+    // Packets of different sizes.
+    sh("ip link set eth0 mtu 1500");
+    let output = doctor(&["--json"]);
+    sh("ip link set eth0 mtu 4500");
+    let report: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&output)));
+    let codes: Vec<_> = report["between"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["code"].as_str().unwrap())
+        .collect();
+    assert_eq!(codes, ["mtu-differs"], "{report:#}");
+    raise("done");
+}

@@ -3,7 +3,7 @@
 //! [`ServerBuilder::with_reflection`](crate::ServerBuilder::with_reflection) adds the service [`Reflection`], which `farcall list`,
 //! `farcall describe` and `farcall call` use. The signatures are those that clients and servers compare. They contain the types of
 //! arguments and results as the codec sees them, so nothing has to be derived for it. Their text names types, fields and arguments:
-//! who must not know these must not reach the service.
+//! keep the service from those who must not know them.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the command prints, and how it ends.
+//! Output of the command, and its exit status.
 
 use std::fmt;
 use std::io::{self, Write};

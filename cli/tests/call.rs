@@ -228,7 +228,7 @@ fn every_type_travels_as_serde_json_has_it() {
         ],
     };
     let mut value = serde_json::to_value(&all).unwrap();
-    // What is said otherwise than serde_json says it.
+    // These are said otherwise than serde_json says them.
     value["data"] = json!("attached");
     value["bytes"] = json!("bytes");
     value["by_number"] = json!([[1, "one"]]);

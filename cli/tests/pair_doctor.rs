@@ -92,7 +92,7 @@ fn a_host_and_the_way_to_it_are_looked_at() {
     );
     assert!(said.contains("there\nconnections can leave from 10.99.0.1 of rxe0 port 1"), "{said}");
 
-    // What is broken there is named there, and first.
+    // A fault of the other host is named there, and first.
     raise("break");
     await_flag("broken");
     // A report is told again for five seconds.
@@ -113,7 +113,7 @@ fn a_host_and_the_way_to_it_are_looked_at() {
     raise("mend");
     await_flag("mended");
 
-    // The same here.
+    // A fault of this host.
     sh(DROP);
     let said = text(&doctor(&[]));
     sh("nft flush ruleset");

@@ -1,4 +1,4 @@
-//! What is between this machine and another: whether RDMA reaches it, and with which packets.
+//! The way between this machine and another: whether RDMA reaches it, and with which packets.
 
 use std::time::{Duration, Instant};
 

@@ -16,7 +16,7 @@ kinds! { KINDS:
     CONGESTION = "congestion", Warning, Counters,
         "Packets queue in the network, or in front of a receiver, and senders slow down. Some of that is normal under load.";
     CORRUPTION = "damaged-packets", Warning, Counters,
-        "Packets arrived damaged. That is a matter of the cable, the transceiver, or the socket.";
+        "Packets arrived damaged, by the cable, the transceiver, or the socket.";
     RECEIVER = "receiver-not-ready", Warning, Counters,
         "Messages arrived for which the receiver had no buffer. farcall counts the receiver's buffers and never sends more, so they were \
          another program's, or there is a bug.";

@@ -38,14 +38,16 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     found
 }
 
-/// Finds devices that can't be used, whatever their ports are. If another one can, that is no fault.
+/// Finds devices that can't be used, whatever their ports are. It is a fault if there is no other, or if one is configured.
 fn unsuited(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     let name = device.name.clone();
     let finding = Finding::from(&match device.unsuited? {
         Unsuited::NoReliableQueuePairs(driver) => Unavailable::NoReliableQueuePairs { device: name, driver },
         Unsuited::Iwarp => Unavailable::Iwarp { device: name },
     });
-    Some(if view.choice.is_ok() { finding.but(Note) } else { finding })
+    let is_cause =
+        matches!(view.choice, Err(Unavailable::NoReliableQueuePairs { .. } | Unavailable::Iwarp { .. }));
+    Some(if is_cause { finding } else { finding.but(Note) })
 }
 
 /// Finds ports that are not active. If another one is, that is no fault: cards have more ports than cables.
@@ -81,7 +83,7 @@ fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<F
 
 fn slow_port(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<Finding> {
     let rate = view.of_port(device, port, "rate")?;
-    // What every device has that does not know better; Soft-RoCE always says so.
+    // Devices say so that do not know better, as Soft-RoCE does.
     if !port.active
         || device.unsuited.is_some()
         || view.is_software(device)

@@ -10,7 +10,7 @@ use crate::device::{lockable, memlock as memlock_of};
 
 kinds! { KINDS:
     MEMLOCK_LOW = "memlock-low", Warning, Limits,
-        "Devices work in memory that is locked. What is registered at the beginning fits below the limit; as much as the configuration \
+        "Devices work in memory that is locked. The first registrations fit below the limit; as much as the configuration \
          allows does not. Then some peers stay on TCP, or long messages are copied.";
     FILES = "few-files", Warning, Limits,
         "Each connection, and each device, is an open file.";

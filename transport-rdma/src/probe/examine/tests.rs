@@ -276,6 +276,14 @@ fn the_configuration_is_compared_with_the_machine() {
 }
 
 #[test]
+fn a_device_of_another_kind_is_no_fault_beside_one_that_is_down() {
+    let down = "== /sys/class/infiniband/rocep152s0f0/ports/1/state\n1: DOWN\n";
+    let report = examined(&format!("{}\n{down}", host!("intel-e810-irdma")), &RdmaConfig::default());
+    let faults: Vec<_> = report.findings.iter().filter(|finding| finding.severity == Fault).collect();
+    assert_eq!(faults.iter().map(|finding| finding.code).collect::<Vec<_>>(), ["port-down"]);
+}
+
+#[test]
 fn nothing_at_all_is_no_failure() {
     let report = examined("", &RdmaConfig::default());
     assert_eq!(codes(&report), [(Fault, "no-device")]);

@@ -6,7 +6,7 @@ use clap::Args;
 use farcall::Code;
 use farcall::health::{HealthClient, Serving};
 
-use crate::output::{self, BAD, FAINT, Failure, GOOD};
+use crate::output::{self, BAD, FAINT, Failure, GOOD, foreign};
 use crate::target::Target;
 
 /// Ask whether a server's services do their work.
@@ -61,7 +61,7 @@ async fn watch(client: &HealthClient, service: &str) -> Result<u8, Failure> {
 }
 
 fn line(name: &str, state: Serving) -> String {
-    let name = if name.is_empty() { "the server" } else { name };
+    let name = if name.is_empty() { "the server".to_owned() } else { foreign(name) };
     match state {
         Serving::Serving => format!("{GOOD}serving{GOOD:#}      {name}\n"),
         Serving::NotServing => format!("{BAD}not serving{BAD:#}  {name}\n"),

@@ -1,7 +1,7 @@
 //! Output of the command, and its exit status.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
@@ -36,7 +36,7 @@ impl Failure {
     /// Says why, and returns the exit status.
     pub(crate) fn report(self) -> ExitCode {
         // Nothing can be done about a closed standard error.
-        let _ = writeln!(anstream::stderr(), "{BAD}farcall:{BAD:#} {}", self.text);
+        let _ = writeln!(anstream::stderr(), "{BAD}farcall:{BAD:#} {}", foreign(&self.text));
         ExitCode::from(self.code)
     }
 }
@@ -54,6 +54,17 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Prints what another program has answered: as it is for programs, and [harmless](foreign) on a terminal.
+pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
+    if io::stdout().is_terminal() { print(&foreign(text)) } else { print(text) }
+}
+
+/// Returns a text of another program's so that it can't move a terminal's cursor, or do what else control characters do.
+pub(crate) fn foreign(text: &str) -> String {
+    let is_harmless = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    text.chars().map(|c| if is_harmless(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
 }
 
 /// For names and headings.

@@ -8,7 +8,7 @@ use clap::Args;
 use farcall::Code;
 use farcall::admin::{AdminClient, ConnectionState, DeviceWork, MemoryHeld, MethodCalls, Snapshot};
 
-use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
+use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD, foreign};
 use crate::target::Target;
 
 /// Watch what a server does: calls, connections, memory, devices.
@@ -178,12 +178,13 @@ fn write_connections(text: &mut String, last: &Snapshot, now: &Snapshot, seconds
     for (connection, (sent, received)) in lines.iter().take(LINES) {
         let peer = connection.peer.as_deref().unwrap_or("-");
         let encrypted = if connection.is_encrypted { ", encrypted" } else { "" };
-        let identity = connection.identity.as_ref().map_or_else(String::new, |name| format!(", {name}"));
+        let identity =
+            connection.identity.as_ref().map_or_else(String::new, |name| format!(", {}", clipped(name, 40)));
         writeln!(
             text,
             "{:<24} {:<7} {:>10} {:>10}  {}{encrypted}{identity}",
             clipped(peer, 24),
-            connection.class,
+            clipped(&connection.class, 7),
             bytes(*received as u64),
             bytes(*sent as u64),
             clipped(&connection.transport, 60),
@@ -230,7 +231,7 @@ fn write_devices(
         writeln!(
             text,
             "{:<16} {:>10.0} {:>10.0} {:>10.0} {:>14.0} {:>12.0}",
-            device.device,
+            clipped(&device.device, 16),
             rate(device.polls, before.polls),
             rate(device.spins, before.spins),
             rate(device.sleeps, before.sleeps),
@@ -247,8 +248,9 @@ fn more(text: &mut String, lines: usize) -> std::fmt::Result {
 }
 
 fn clipped(text: &str, most: usize) -> String {
+    let text = foreign(text);
     if text.chars().count() <= most {
-        return text.to_owned();
+        return text;
     }
     text.chars().take(most - 1).chain(['…']).collect()
 }

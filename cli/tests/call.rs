@@ -301,6 +301,20 @@ fn what_is_wrong_is_said_where_it_is() {
 }
 
 #[test]
+fn a_server_can_not_move_the_cursor() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let health = Reporter::new();
+    health.set("\x1b[2J\u{9b}31m", Serving::NotServing);
+    let server = runtime.block_on(Server::builder().add(health.service()).bind("127.0.0.1:0")).unwrap();
+    let address = server.local_addr().to_string();
+    runtime.spawn(server.serve());
+    let text = printed(&farcall(&["health", &address]));
+    assert!(text.contains("not serving  \u{fffd}[2J\u{fffd}31m"), "{text:?}");
+    let wrong = farcall(&["health", &address, "\x1b[2J"]);
+    assert!(complaint(&wrong).contains("`\u{fffd}[2J`"), "{:?}", complaint(&wrong));
+}
+
+#[test]
 fn health_is_asked_for_and_watched() {
     let server = server();
     let health = |arguments: &[&str]| {

@@ -16,7 +16,7 @@ use farcall::{Bytes, Channel, Code, Status, Stream, Streaming, stream};
 use serde_json::Value;
 
 use self::signature::{Described, Plain, Signature, Type};
-use crate::output::{self, BOLD, FAINT, Failure};
+use crate::output::{self, BOLD, FAINT, Failure, foreign};
 use crate::perf::By;
 use crate::target::Target;
 
@@ -130,12 +130,25 @@ fn described(service: &Service) -> String {
 
 pub(crate) async fn services(channel: &Channel) -> Result<Vec<Service>, Failure> {
     let services = ReflectionClient::new(channel).services().timeout(PATIENCE).await;
-    services.map_err(|status| match status.code() {
-        Code::Unimplemented => Failure::no(
-            "the server does not tell its services: it needs `Server::builder().with_reflection()`",
-        ),
-        _ => Failure::no(status),
+    services.map(|services| services.into_iter().map(printable).collect()).map_err(|status| {
+        match status.code() {
+            Code::Unimplemented => Failure::no(
+                "the server does not tell its services: it needs `Server::builder().with_reflection()`",
+            ),
+            _ => Failure::no(status),
+        }
     })
+}
+
+/// Returns the service with names that can be printed.
+fn printable(mut service: Service) -> Service {
+    service.name = foreign(&service.name);
+    service.codec = foreign(&service.codec);
+    for method in &mut service.methods {
+        method.name = foreign(&method.name);
+        method.signature = foreign(&method.signature);
+    }
+    service
 }
 
 /// Finds a service by its name, or by the end of it.
@@ -330,7 +343,7 @@ fn requests(items: Described) -> impl Stream<Item = Result<Payload, Status>> + S
 fn one(signature: &Signature, answer: Result<Payload, Failed>) -> Result<u8, Failure> {
     let answer = answer.map_err(|failed| failure(signature.error.as_ref(), failed))?;
     let value = json::decode(&signature.answer, &answer).map_err(undecodable)?;
-    output::print(&format!("{value:#}\n"))?;
+    output::print_answer(&format!("{value:#}\n"))?;
     Ok(0)
 }
 
@@ -344,7 +357,7 @@ async fn many(
             Ok(None) => return Ok(0),
             Ok(Some(item)) => {
                 let value = json::decode(&signature.answer, &item).map_err(undecodable)?;
-                output::print(&format!("{value}\n"))?;
+                output::print_answer(&format!("{value}\n"))?;
             }
             Err(failed) => return Err(failure(signature.stream_error.as_ref(), failed)),
         }

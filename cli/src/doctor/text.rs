@@ -7,7 +7,7 @@ use farcall::rdma::probe::{DeviceView, Finding, PortView, Report, Severity, Step
 use serde_json::Value;
 
 use super::between::{Between, Other};
-use crate::output::{BAD, BOLD, FAINT, GOOD, style};
+use crate::output::{BAD, BOLD, FAINT, GOOD, foreign, style};
 
 /// Returns the report as lines for a terminal, with colours.
 pub(super) fn render(report: &Report, verbose: bool) -> String {
@@ -52,9 +52,9 @@ fn of_way(other: &Other) -> String {
 /// Returns the findings of another machine, which may be of another version.
 fn of_other(report: &Value, verbose: bool) -> String {
     let mut text = String::new();
-    let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let word = |value: &Value| foreign(value.as_str().unwrap_or_default());
     if let Some(chosen) = report["chosen"].as_str() {
-        text += &format!("connections can leave from {chosen}\n");
+        text += &format!("connections can leave from {}\n", foreign(chosen));
     }
     for finding in report["findings"].as_array().into_iter().flatten() {
         let severity = word(&finding["severity"]);

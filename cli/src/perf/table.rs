@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::Results;
 use super::case::{Outcome, bytes};
-use crate::output::{BAD, BOLD, FAINT};
+use crate::output::{BAD, BOLD, FAINT, foreign};
 
 /// Characters of the longest bar.
 const BAR: usize = 28;
@@ -17,7 +17,12 @@ pub(super) fn render(results: &Results) -> String {
 }
 
 fn write(text: &mut String, results: &Results) -> std::fmt::Result {
-    writeln!(text, "{FAINT}client  {}\nserver  {}{FAINT:#}\n", results.client.line(), results.server.line())?;
+    writeln!(
+        text,
+        "{FAINT}client  {}\nserver  {}{FAINT:#}\n",
+        results.client.line(),
+        foreign(&results.server.line())
+    )?;
     if !results.outcomes.is_empty() {
         write_table(text, results)?;
         write_bars(text, results)?;

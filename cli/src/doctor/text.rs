@@ -123,6 +123,7 @@ fn write_port(text: &mut String, port: &PortView, verbose: bool) -> std::fmt::Re
         Some(mtu) => format!("{netdev} with MTU {mtu}"),
         None => netdev.clone(),
     }));
+    facts.extend(port.switch.as_ref().map(|switch| format!("switch {switch}")));
     let state = if port.state == "ACTIVE" { GOOD } else { BAD };
     writeln!(text, "  port {} {state}{}{state:#}  {}", port.number, port.state, facts.join(", "))?;
     for address in port.addresses.iter().filter(|address| verbose || address.is_chosen) {

@@ -22,6 +22,9 @@ kinds! { KINDS:
          the whole switch.";
     WRONG_PAUSE = "pause-on-other-priority", Warning, Network,
         "Pauses come for a priority that is not lossless here. Switch and host disagree about which one is.";
+    SMALL_RINGS = "small-rings", Note, Network,
+        "Packets of TCP were dropped because the card had no buffers for them. RDMA has buffers of its own. TCP carries connections that \
+         have no RDMA, and each session's beginning.";
     DROPPED = "firewall-drops-roce", Fault, Network,
         "Packets of Soft-RoCE pass the kernel's firewall, and it drops them. Connections go by TCP after their probe has timed out.";
     MAY_DROP = "firewall-may-drop-roce", Warning, Network,
@@ -41,10 +44,16 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     }
     let Some(netdev) = netdev else { return Vec::new() };
     let qos = Qos::read(view, &netdev);
-    [qos.loss(view), qos.marks(view), qos.global_pause(view), qos.wrong_pause(view)]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        qos.loss(view),
+        qos.marks(view),
+        qos.global_pause(view),
+        qos.wrong_pause(view),
+        small_rings(view, &netdev),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// The settings of a network interface, as far as they can be read.
@@ -142,6 +151,26 @@ impl<'a> Qos<'a> {
         );
         Some(Finding::new(&WRONG_PAUSE, seen, fix))
     }
+}
+
+/// Finds that the card has dropped packets, and could have more buffers.
+fn small_rings(view: &View<'_>, netdev: &str) -> Option<Finding> {
+    let counters = view.machine.run(&["ethtool", "-S", netdev])?;
+    let dropped = |line: &str| {
+        let (name, value) = line.trim().split_once(": ")?;
+        (name == "rx_out_of_buffer" && value != "0").then(|| value.to_owned())
+    };
+    let dropped = counters.lines().find_map(dropped)?;
+    // The maximum stands first, and then the current number.
+    let rings = view.machine.run(&["ethtool", "-g", netdev])?;
+    let numbers: Vec<u64> = rings
+        .lines()
+        .filter_map(|line| line.strip_prefix("RX:"))
+        .filter_map(|number| number.trim().parse().ok())
+        .collect();
+    let &[most, now] = &numbers[..] else { return None };
+    let seen = format!("{netdev} dropped {dropped} packets, and has {now} of {most} receive buffers");
+    (now < most).then(|| Finding::new(&SMALL_RINGS, seen, format!("ethtool -G {netdev} rx {most}")))
 }
 
 /// Returns the pairs `KEY:VALUE` behind a name in the output of dcb(8).

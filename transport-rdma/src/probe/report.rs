@@ -88,6 +88,8 @@ pub struct PortView {
     pub netdev: Option<String>,
     /// The network interface's largest packet, in bytes.
     pub netdev_mtu: Option<u64>,
+    /// The switch and its port that it is connected to, if LLDP tells.
+    pub switch: Option<String>,
     /// The filled entries of its GID table.
     pub addresses: Vec<Address>,
 }

@@ -19,6 +19,7 @@ use crate::device::{
     Unavailable, WcError, WcStatus, Work, choose, connect_with_itself,
 };
 use crate::dma::SharedExtent;
+use crate::machine::Machine;
 use crate::resources::Memory;
 use crate::verbs::SystemHost;
 
@@ -30,6 +31,8 @@ kinds! { KINDS:
          owner's runtime does what peers ask of regions.";
     NO_ATOMICS = "no-atomics", Note, Trial,
         "The device changes no numbers for peers. The owner's runtime does it.";
+    FEW_QPS = "few-queue-pairs", Warning, Trial,
+        "Each peer has a queue pair of the device, and other programs have some, too. Peers for which none is left stay on TCP.";
     MTU = "mtu-mismatch", Warning, Trial,
         "The port's packets are smaller than the network interface would allow. The MTU was changed after the device was set up, or the \
          port has a limit of its own.";
@@ -160,6 +163,8 @@ fn run_steps(
 ) -> Result<(), Stop> {
     let (device, path) = steps.step("open the device", || open(host, config))?;
     findings.extend(missing(&*device));
+    let resources = Machine::this().run(&["rdma", "resource", "show"]).unwrap_or_default();
+    findings.extend(queue_pairs(&*device, &resources, config));
     findings.extend(mtu(devices, device.name(), &path));
     steps.step("register memory", || Ok(Memory::try_out(&*device)?))?;
     let mut pair = steps.step("connect", || Pair::new(&device, &path))?;
@@ -204,6 +209,23 @@ fn missing(device: &dyn Device) -> Vec<Finding> {
         found.push(Finding::new(&NO_ATOMICS, format!("{name} has no atomic operations"), fix));
     }
     found
+}
+
+/// Finds that the device has fewer queue pairs left than connections are configured. `resources` are as in rdma-resource(8): a line
+/// `INDEX: DEVICE: pd N cq N qp N …` for each device.
+fn queue_pairs(device: &dyn Device, resources: &str, config: &RdmaConfig) -> Option<Finding> {
+    let (name, most) = (device.name(), device.limits().max_qp);
+    let line =
+        resources.lines().find_map(|line| line.split_once(": ")?.1.strip_prefix(name)?.strip_prefix(": "))?;
+    let mut words = line.split_whitespace().skip_while(|word| *word != "qp").skip(1);
+    let used: u32 = words.next()?.parse().ok()?;
+    let left = most.saturating_sub(used);
+    let seen = format!(
+        "{name} has {left} of {most} queue pairs left, {} connections are configured",
+        config.connections
+    );
+    let fix = "see who has them: `rdma resource show qp`; or lower `rdma.connections`";
+    (left < config.connections).then(|| Finding::new(&FEW_QPS, seen, fix))
 }
 
 /// Finds that packets are smaller than the network interface's.

@@ -77,6 +77,17 @@ impl<'a> View<'a> {
         })
     }
 
+    /// Returns the switch and its port that a network interface is connected to, by LLDP, if lldpd tells.
+    fn switch(&self, netdev: &str) -> Option<String> {
+        let told = self.machine.run(&["lldpctl", "-f", "keyvalue", netdev])?;
+        let of = |key: &str| {
+            let name = format!("lldp.{netdev}.{key}=");
+            told.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)
+        };
+        let port = of("port.ifname").or_else(|| of("port.descr")).unwrap_or_default();
+        Some(format!("{} {port}", of("chassis.name")?).trim().to_owned())
+    }
+
     /// Returns what a file of a network interface contains.
     pub(super) fn of_netdev(&self, netdev: &str, file: &str) -> Option<String> {
         self.machine.read(&format!("/sys/class/net/{netdev}/{file}"))
@@ -115,6 +126,7 @@ impl<'a> View<'a> {
                 LinkLayer::InfiniBand => "InfiniBand",
             },
             rate: self.of_port(device, port, "rate"),
+            switch: netdev.as_ref().filter(|_| !self.is_software(device)).and_then(|name| self.switch(name)),
             netdev_mtu: netdev
                 .as_ref()
                 .and_then(|name| self.machine.number(&format!("/sys/class/net/{name}/mtu"))),

@@ -219,6 +219,9 @@ const CASES: &[Case] = &[
     case("slow-governor", Note, "== /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor\nschedutil", "performance"),
     case("global-pause", Note, "== $ ethtool -a ens1f0np0\nPause parameters for ens1f0np0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n", "ethtool -A ens1f0np0 rx off"),
     case("pause-on-other-priority", Warning, "== $ ethtool -S ens1f0np0\nNIC statistics:\n     rx_prio3_pause: 7\n     rx_prio5_pause: 99\n", "prio-pfc all:off 5:on"),
+    case("small-rings", Note,
+        "== $ ethtool -S ens1f0np0\nNIC statistics:\n     rx_out_of_buffer: 77\n== $ ethtool -g ens1f0np0\nRing parameters for ens1f0np0:\nPre-set maximums:\nRX:\t\t8192\nRX Mini:\tn/a\nTX:\t\t8192\nCurrent hardware settings:\nRX:\t\t1024\nRX Mini:\tn/a\nTX:\t\t1024\n",
+        "ethtool -G ens1f0np0 rx 8192"),
     case("software-before-hardware", Warning,
         "== /sys/class/infiniband/\nmlx5_0\nrxe0\n== /sys/class/infiniband/rxe0/parent\neth0\n== /sys/class/infiniband/rxe0/ports/1/state\n4: ACTIVE\n\
          == /sys/class/infiniband/rxe0/ports/1/gids/0\n0000:0000:0000:0000:0000:ffff:c0a8:4d01\n\
@@ -281,6 +284,13 @@ fn a_device_of_another_kind_is_no_fault_beside_one_that_is_down() {
     let report = examined(&format!("{}\n{down}", host!("intel-e810-irdma")), &RdmaConfig::default());
     let faults: Vec<_> = report.findings.iter().filter(|finding| finding.severity == Fault).collect();
     assert_eq!(faults.iter().map(|finding| finding.code).collect::<Vec<_>>(), ["port-down"]);
+}
+
+#[test]
+fn the_switch_is_named_if_it_tells() {
+    let told = "== $ lldpctl -f keyvalue ens1f0np0\nlldp.ens1f0np0.chassis.name=leaf7\nlldp.ens1f0np0.port.ifname=Ethernet1/3\n";
+    let report = examined(&mended(told), &RdmaConfig::default());
+    assert_eq!(report.devices[0].ports[0].switch.as_deref(), Some("leaf7 Ethernet1/3"));
 }
 
 #[test]

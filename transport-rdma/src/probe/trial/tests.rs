@@ -1,5 +1,5 @@
 use super::*;
-use crate::probe::{Machine, Severity, examine};
+use crate::probe::{Severity, examine};
 use crate::sim::{Fabric, SimHost};
 
 fn host(fabric: &Arc<Fabric>) -> SimHost {
@@ -51,6 +51,22 @@ fn what_a_device_has_not_is_skipped_and_noted() {
     assert_eq!(others.len(), 4, "{others:?}");
     assert_eq!(report.findings[0].code, "no-windows");
     assert_eq!(report.worst(), Some(Severity::Note));
+}
+
+#[test]
+fn queue_pairs_that_others_have_are_counted() {
+    let fabric = Fabric::new(6);
+    let host = host(&fabric);
+    let config = RdmaConfig::default();
+    let device = host.open(&host.devices().unwrap()[0], &config).unwrap();
+    let most = device.limits().max_qp;
+    let resources =
+        |used: u32| format!("0: other: pd 1 qp 0\n1: sim0: pd 3 cq 4 qp {used} cm_id 0 mr 9 ctx 1 srq 2\n");
+    let found = queue_pairs(&*device, &resources(most - 7), &config).unwrap();
+    assert_eq!(found.code, "few-queue-pairs");
+    assert!(found.seen.starts_with(&format!("sim0 has 7 of {most} queue pairs left")), "{}", found.seen);
+    assert_eq!(queue_pairs(&*device, &resources(0), &config), None);
+    assert_eq!(queue_pairs(&*device, "", &config), None);
 }
 
 #[test]

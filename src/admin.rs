@@ -1,24 +1,36 @@
 //! A running server for its operators: calls, connections, memory, devices.
 //!
-//! [`ServerBuilder::with_admin`](crate::ServerBuilder::with_admin) adds the service [`Admin`], which `farcall top` shows. It names the
-//! peers of the server: keep it from those who must not know them, by [`authorize`](crate::middleware::authorize) for example.
+//! [`ServerBuilder::with_admin`](crate::ServerBuilder::with_admin) adds the service [`Admin`], which `farcall top` and `farcall record`
+//! use. It names the peers of the server, and tells what calls say. Keep it from those who must not know that, by
+//! [`authorize`](crate::middleware::authorize) for example.
+
+mod capture;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use capture::Taps;
+pub use capture::{Captured, Message, Outcome};
 use farcall_core::server::ServerCore;
 use serde::{Deserialize, Serialize};
 
 use crate::middleware::{Next, Request, Response};
-use crate::{Result, Status};
+use crate::{Result, Status, Stream};
 
 /// Tells what a server does.
 #[crate::service(package = "farcall.admin.v1", crate = "crate")]
 pub trait Admin {
     /// Returns what the server does now, and has done so far.
     async fn snapshot(&self) -> Result<Snapshot>;
+    /// Returns the unary calls from now on whose path begins with `only`, with their arguments and answers, and with their metadata if
+    /// asked. Calls that lend memory are not among them.
+    async fn capture(
+        &self,
+        only: String,
+        with_metadata: bool,
+    ) -> Result<impl Stream<Item = Result<Captured>>>;
 }
 
 /// A server at a time. Counts only grow, so the difference of two snapshots is what happened between them.
@@ -136,11 +148,17 @@ pub(crate) struct Operator {
     calls: RwLock<HashMap<String, Arc<Counts>>>,
     /// Set when the server is bound. It is the owner of this.
     server: OnceLock<Weak<ServerCore>>,
+    taps: Arc<Taps>,
 }
 
 impl Operator {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { bound: Instant::now(), calls: RwLock::default(), server: OnceLock::new() })
+        Arc::new(Self {
+            bound: Instant::now(),
+            calls: RwLock::default(),
+            server: OnceLock::new(),
+            taps: Arc::default(),
+        })
     }
 
     /// Notes the server, once.
@@ -161,7 +179,11 @@ impl Operator {
             return next.run(request).await;
         }
         let running = Running::begin(self.of(&request.path()));
+        let captured = self.taps.begin(&request, self.bound);
         let answered = next.run(request).await;
+        if let Some(captured) = captured {
+            captured.end(&answered);
+        }
         running.end(answered.as_ref().is_ok_and(|response| !response.is_error()));
         answered
     }
@@ -198,6 +220,20 @@ impl Admin for Arc<Operator> {
             memory: memory.peers().into_iter().map(held).collect(),
             devices: devices(),
         })
+    }
+
+    async fn capture(
+        &self,
+        only: String,
+        with_metadata: bool,
+    ) -> Result<impl Stream<Item = Result<Captured>>> {
+        let mut listening = self.taps.listen(only, with_metadata)?;
+        Ok(crate::stream::generate(async move |calls| {
+            while let Some(captured) = listening.next().await {
+                calls.send(captured).await;
+            }
+            Ok(())
+        }))
     }
 }
 

@@ -9,6 +9,8 @@ mod health;
 mod manual;
 mod output;
 mod perf;
+mod record;
+mod replay;
 mod serve;
 mod target;
 mod top;
@@ -45,6 +47,8 @@ enum Command {
     Call(call::Call),
     Health(health::Arguments),
     Top(top::Arguments),
+    Record(record::Arguments),
+    Replay(replay::Arguments),
     Compat(compat::Arguments),
     Explain(explain::Arguments),
     Completions(manual::Completions),
@@ -73,6 +77,8 @@ fn main() -> ExitCode {
         Command::Call(arguments) => call::call(&arguments),
         Command::Health(arguments) => health::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
+        Command::Record(arguments) => record::run(&arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
         Command::Compat(arguments) => compat::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments),
@@ -106,7 +112,7 @@ mod tests {
 
     #[test]
     fn no_command_line_panics() {
-        const WORDS: [&str; 40] = [
+        const WORDS: [&str; 44] = [
             "doctor",
             "perf",
             "serve",

@@ -223,7 +223,23 @@ fn shells_and_man_get_what_they_want() {
 #[test]
 fn every_command_explains_itself() {
     let help = printed(&farcall(&["--help"]));
-    for command in ["doctor", "perf", "serve", "connect", "explain", "completions", "manual"] {
+    for command in [
+        "doctor",
+        "perf",
+        "serve",
+        "connect",
+        "list",
+        "describe",
+        "call",
+        "health",
+        "top",
+        "record",
+        "replay",
+        "compat",
+        "explain",
+        "completions",
+        "manual",
+    ] {
         assert!(help.contains(command), "{command}");
         let help = printed(&farcall(&[command, "--help"]));
         assert!(help.contains("Example"), "{command}: {help}");

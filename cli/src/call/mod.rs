@@ -10,6 +10,7 @@ use std::io::BufRead;
 use std::time::Duration;
 
 use clap::Args;
+use farcall::admin::{Message, Outcome};
 use farcall::dynamic::{Client, Failed, Kind, Method, Payload, ServiceInfo};
 use farcall::reflection::{self, ReflectionClient, Service};
 use farcall::{Bytes, Channel, Code, Status, Stream, Streaming, stream};
@@ -171,7 +172,10 @@ fn service_of<'a>(services: &'a [Service], name: &str) -> Result<&'a Service, Fa
     }
 }
 
-fn find<'a>(services: &'a [Service], name: &str) -> Result<(&'a Service, &'a reflection::Method), Failure> {
+pub(crate) fn find<'a>(
+    services: &'a [Service],
+    name: &str,
+) -> Result<(&'a Service, &'a reflection::Method), Failure> {
     let Some((service, method)) = name.rsplit_once('/') else {
         return Err(Failure::usage(format!("`{name}` is no method: write SERVICE/METHOD")));
     };
@@ -229,7 +233,7 @@ async fn made(
     let payload = encoded(&signature, arguments.arguments.as_deref())?;
     let timeout = Duration::from_secs_f64(arguments.timeout);
     let metadata = metadata(&arguments.metadata)?;
-    let client = Client::new(channel, info(service, method));
+    let client = Client::new(channel, info(service, method, method.fingerprint));
     // Options of both kinds of calls.
     macro_rules! with_options {
         ($call:expr) => {
@@ -259,13 +263,12 @@ fn raw() -> Signature {
     Signature { arguments, requests: None, answer: bytes, error: None, stream_error: None }
 }
 
-/// Returns the service with this method alone. Both live as long as the process, which makes one call.
-fn info(service: &Service, method: &reflection::Method) -> ServiceInfo {
+/// Returns the service with this method alone, whose signature the caller knows by this fingerprint. Both live as long as the process,
+/// which calls few methods.
+pub(crate) fn info(service: &Service, method: &reflection::Method, fingerprint: u64) -> ServiceInfo {
     let leaked = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
-    let method = Method {
-        fingerprint: method.fingerprint,
-        ..Method::new(leaked(&method.name), method.kind(), &*method.signature)
-    };
+    let method =
+        Method { fingerprint, ..Method::new(leaked(&method.name), method.kind(), &*method.signature) };
     ServiceInfo { name: service.name.clone().into(), codec: leaked(&service.codec), methods: vec![method] }
 }
 
@@ -376,5 +379,52 @@ fn failure(error: Option<&Described>, failed: Failed) -> Failure {
             Some(Err(why)) => undecodable(why),
             None => Failure::no("the call failed with an error that its signature does not have"),
         },
+    }
+}
+
+/// Returns an outcome as JSON, as far as the types are known, for people to compare.
+pub(crate) fn shown(services: &[Service], path: &str, outcome: &Outcome) -> String {
+    let signature =
+        find(services, path).ok().and_then(|(_, method)| Signature::parse(&method.signature).ok());
+    let decoded = |described: Option<&Described>, message: &Message| {
+        let value = described.and_then(|described| json::decode(described, &payload(message)).ok());
+        value.map_or_else(|| format!("{} bytes", message.body.len()), |value| clipped(&value.to_string()))
+    };
+    match outcome {
+        Outcome::Answer(message) => decoded(signature.as_ref().map(|signature| &signature.answer), message),
+        Outcome::Error(message) => {
+            format!(
+                "error {}",
+                decoded(signature.as_ref().and_then(|signature| signature.error.as_ref()), message)
+            )
+        }
+        Outcome::Status(code, message) => foreign(&format!("{code}: {message}")),
+        _ => "an end of another version".to_owned(),
+    }
+}
+
+/// Returns the arguments of a call as JSON, as far as their types are known.
+pub(crate) fn shown_arguments(services: &[Service], path: &str, message: &Message) -> String {
+    let signature =
+        find(services, path).ok().and_then(|(_, method)| Signature::parse(&method.signature).ok());
+    let values = signature.and_then(|signature| {
+        let types = signature.arguments.iter().map(|(_, described)| described);
+        json::decode_all(types, &payload(message)).ok()
+    });
+    values.map_or_else(
+        || format!("{} bytes", message.body.len()),
+        |values| clipped(&Value::Array(values).to_string()),
+    )
+}
+
+fn payload(message: &Message) -> Payload {
+    Payload::new(message.body.clone(), message.attachments.iter().cloned().map(Bytes::from).collect())
+}
+
+fn clipped(text: &str) -> String {
+    const MOST: usize = 200;
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => foreign(&format!("{}…", &text[..end])),
+        None => foreign(text),
     }
 }

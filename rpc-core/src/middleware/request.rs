@@ -102,6 +102,19 @@ impl Request {
         self.passed.clone()
     }
 
+    /// Returns the description of the service: its codec, and the signatures of its methods.
+    pub fn info(&self) -> &ServiceInfo {
+        match &self.target {
+            Target::Server { service, .. } => service,
+            Target::Handler { service, .. } => service.info(),
+        }
+    }
+
+    /// Returns the arguments as the codec has encoded them, one after the other. Those of a stream are not among them.
+    pub fn arguments(&self) -> &Payload {
+        &self.arguments
+    }
+
     /// Returns the name of the service, as in `shop.v1.Kv`.
     pub fn service(&self) -> &str {
         &self.info().name
@@ -120,13 +133,6 @@ impl Request {
     /// Returns whether arguments and answer are streams.
     pub fn kind(&self) -> Kind {
         self.called().map_or(Kind::Unary, |method| method.kind)
-    }
-
-    fn info(&self) -> &ServiceInfo {
-        match &self.target {
-            Target::Server { service, .. } => service,
-            Target::Handler { service, .. } => service.info(),
-        }
     }
 
     fn called(&self) -> Option<&Method> {

@@ -114,6 +114,15 @@ impl Response {
         matches!(self.body, Body::Begun(_) | Body::Sent(_))
     }
 
+    /// Returns the result, or the error of the application, as the codec has encoded it. `None`: it is a stream.
+    pub fn answer(&self) -> Option<Result<&Payload, &Payload>> {
+        match &self.body {
+            Body::Once(ResponseKind::Ok, payload) => Some(Ok(payload)),
+            Body::Once(_, payload) => Some(Err(payload)),
+            Body::Begun(_) | Body::Sent(_) => None,
+        }
+    }
+
     /// Returns the size of the encoded result or error in bytes; 0 for a stream.
     pub fn size(&self) -> usize {
         match &self.body {

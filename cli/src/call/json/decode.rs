@@ -8,12 +8,24 @@ use crate::call::signature::{Body, Described, Named, Plain, Type};
 
 /// Reads the one value of a message.
 pub(crate) fn decode(described: &Described, payload: &Payload) -> Result<Value, String> {
-    let attachments = payload.attachments();
-    let left = payload.body_len().saturating_add(MOST);
-    let mut reader = Reader { named: &described.named, rest: payload.body(), attachments, depth: 0, left };
-    let value = reader.read(&described.root)?;
-    match reader.rest.len() {
-        0 => Ok(value),
+    decode_all(std::iter::once(described), payload).map(|mut values| values.pop().unwrap_or_default())
+}
+
+/// Reads the values of a message.
+pub(crate) fn decode_all<'d>(
+    types: impl Iterator<Item = &'d Described>,
+    payload: &Payload,
+) -> Result<Vec<Value>, String> {
+    let mut values = Vec::new();
+    let (mut rest, mut left) = (payload.body(), payload.body_len().saturating_add(MOST));
+    for described in types {
+        let attachments = payload.attachments();
+        let mut reader = Reader { named: &described.named, rest, attachments, depth: 0, left };
+        values.push(reader.read(&described.root)?);
+        (rest, left) = (reader.rest, reader.left);
+    }
+    match rest.len() {
+        0 => Ok(values),
         more => Err(format!("the message has {more} bytes after its end")),
     }
 }

@@ -6,5 +6,5 @@
 mod decode;
 mod encode;
 
-pub(crate) use decode::decode;
+pub(crate) use decode::{decode, decode_all};
 pub(crate) use encode::encode;

@@ -1,0 +1,234 @@
+//! `farcall replay`: recorded calls against another server, and their answers compared.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use farcall::admin::{Captured, Message, Outcome};
+use farcall::dynamic::{Client, Failed, Payload};
+use farcall::reflection::Service;
+use farcall::{Bytes, Channel};
+use tokio::sync::Semaphore;
+
+use crate::call;
+use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
+use crate::target::Target;
+
+/// Replay recorded calls against a server, and compare the answers.
+///
+/// The calls are made again as they are, whatever they change: use a server that may be changed. They begin at the times of the record,
+/// or at the rate that you choose.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farcall replay localhost calls.jsonl
+  farcall replay localhost calls.jsonl --rate 5000
+  farcall replay localhost calls.jsonl --speed 10 --show 50
+
+Exit status: 0 all answers are as recorded, 1 some differ or failed, 64 wrong arguments
+
+The server needs `Server::builder().with_reflection()`.")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// The file that `farcall record` has written
+    file: PathBuf,
+    /// Begin so many calls a second
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    rate: Option<u32>,
+    /// So many times as fast as they were recorded
+    #[arg(long, conflicts_with = "rate", default_value_t = 1.0, value_parser = speed)]
+    speed: f64,
+    /// Calls at a time, at most
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    in_flight: u32,
+    /// Show so many differences
+    #[arg(long, default_value_t = 10)]
+    show: usize,
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let speed: f64 = text.parse().map_err(|_| "write a number".to_owned())?;
+    if (0.001..=1e6).contains(&speed) { Ok(speed) } else { Err("from 0.001 to 1000000".to_owned()) }
+}
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let calls = read(&arguments.file)?;
+    crate::runtime(1)?.block_on(async {
+        let channel = arguments.target.connect("farcall").await?;
+        let services = call::services(&channel).await?;
+        let mut sum = Sum::default();
+        let clients = clients(&calls, &services, &channel, &mut sum);
+        let compared = replay(arguments, calls, &clients).await;
+        compared.into_iter().for_each(|compared| sum.add(compared));
+        output::print(&sum.render(arguments.show, &services))?;
+        Ok(if sum.same > 0 && sum.others.is_empty() && sum.refused.is_empty() { 0 } else { 1 })
+    })
+}
+
+fn read(file: &PathBuf) -> Result<Vec<Captured>, Failure> {
+    let unusable = |why: String| Failure::usage(format!("{}: {why}", file.display()));
+    let lines = BufReader::new(File::open(file).map_err(|error| unusable(error.to_string()))?).lines();
+    let parse = |(index, line): (usize, std::io::Result<String>)| {
+        let wrong = |why: String| unusable(format!("line {}: {why}", index + 1));
+        let line = line.map_err(|error| wrong(error.to_string()))?;
+        serde_json::from_str(&line).map_err(|error| wrong(format!("it is none of `farcall record`: {error}")))
+    };
+    lines.enumerate().map(parse).collect()
+}
+
+/// Returns a client for each path that was recorded. The others are refused, with the reason.
+fn clients(
+    calls: &[Captured],
+    services: &[Service],
+    channel: &Channel,
+    sum: &mut Sum,
+) -> HashMap<String, Client> {
+    let mut clients = HashMap::new();
+    for recorded in calls {
+        if clients.contains_key(&recorded.path) || sum.refused.contains_key(&recorded.path) {
+            continue;
+        }
+        let found = call::find(services, &recorded.path).map_err(|why| why.text().to_owned());
+        let found = found.and_then(|(service, method)| {
+            let is_understood =
+                method.fingerprint == recorded.fingerprint || method.accepts.contains(&recorded.fingerprint);
+            match (is_understood, service.codec == recorded.codec) {
+                (true, true) => Ok(Client::new(channel, call::info(service, method, recorded.fingerprint))),
+                _ => Err(format!("its signature is another: `{}`", method.signature)),
+            }
+        });
+        match found {
+            Ok(client) => drop(clients.insert(recorded.path.clone(), client)),
+            Err(why) => drop(sum.refused.insert(recorded.path.clone(), why)),
+        }
+    }
+    clients
+}
+
+/// A call that was made again.
+struct Compared {
+    recorded: Captured,
+    outcome: Outcome,
+    took: Duration,
+}
+
+async fn replay(
+    arguments: &Arguments,
+    calls: Vec<Captured>,
+    clients: &HashMap<String, Client>,
+) -> Vec<Compared> {
+    let (begin, first) = (Instant::now(), calls.first().map_or(0, |call| call.at_us));
+    let places = Arc::new(Semaphore::new(arguments.in_flight as usize));
+    let mut tasks = Vec::new();
+    for (index, recorded) in calls.into_iter().enumerate() {
+        let Some(client) = clients.get(&recorded.path).cloned() else { continue };
+        let due = match arguments.rate {
+            Some(rate) => Duration::from_secs_f64(index as f64 / f64::from(rate)),
+            None => Duration::from_micros(recorded.at_us.saturating_sub(first)).div_f64(arguments.speed),
+        };
+        tokio::time::sleep_until((begin + due).into()).await;
+        // Nobody closes it.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        tasks.push(tokio::spawn(async move {
+            let began = Instant::now();
+            let call = client.unary(0, payload(&recorded.arguments)).timeout(PATIENCE);
+            let call = recorded.metadata.iter().fold(call, |call, (name, value)| call.metadata(name, value));
+            let outcome = outcome(call.await);
+            drop(place);
+            Compared { recorded, outcome, took: began.elapsed() }
+        }));
+    }
+    let mut compared = Vec::new();
+    for task in tasks {
+        compared.extend(task.await.ok());
+    }
+    compared
+}
+
+fn payload(message: &Message) -> Payload {
+    Payload::new(message.body.clone(), message.attachments.iter().cloned().map(Bytes::from).collect())
+}
+
+fn outcome(answer: Result<Payload, Failed>) -> Outcome {
+    let message = |payload: &Payload| Message {
+        body: Bytes::copy_from_slice(payload.body()),
+        attachments: payload.attachments().iter().map(|bytes| bytes.to_vec()).collect(),
+    };
+    match answer {
+        Ok(payload) => Outcome::Answer(message(&payload)),
+        Err(Failed::Application(payload)) => Outcome::Error(message(&payload)),
+        Err(Failed::Status(status)) => {
+            Outcome::Status(status.code().name().to_owned(), status.message().to_owned())
+        }
+    }
+}
+
+/// The results of a replay.
+#[derive(Default)]
+struct Sum {
+    same: usize,
+    /// Calls whose answer differs.
+    others: Vec<Compared>,
+    /// Paths that could not be called, each with the reason.
+    refused: HashMap<String, String>,
+    /// The times then, and now.
+    then: Vec<Duration>,
+    now: Vec<Duration>,
+}
+
+impl Sum {
+    fn add(&mut self, compared: Compared) {
+        self.then.push(Duration::from_micros(compared.recorded.took_us));
+        self.now.push(compared.took);
+        let is_same = match (&compared.recorded.outcome, &compared.outcome) {
+            // A status's message names addresses and times.
+            (Outcome::Status(then, _), Outcome::Status(now, _)) => then == now,
+            (then, now) => then == now,
+        };
+        if is_same { self.same += 1 } else { self.others.push(compared) }
+    }
+
+    fn render(&mut self, show: usize, services: &[Service]) -> String {
+        let style = if self.others.is_empty() { GOOD } else { BAD };
+        let mut text = format!(
+            "{BOLD}{}{BOLD:#} calls, {} as recorded, {style}{} different{style:#}\n",
+            self.now.len(),
+            self.same,
+            self.others.len()
+        );
+        for (name, times) in [("then", &mut self.then), ("now", &mut self.now)] {
+            times.sort_unstable();
+            let at = |share: usize| {
+                times
+                    .get((times.len() * share / 100).min(times.len().saturating_sub(1)))
+                    .copied()
+                    .unwrap_or_default()
+            };
+            text += &format!("{name:<5} p50 {:?}, p99 {:?}\n", at(50), at(99));
+        }
+        for (path, why) in &self.refused {
+            text += &format!("{BAD}not called{BAD:#}  {path}: {why}\n");
+        }
+        for Compared { recorded, outcome, .. } in self.others.iter().take(show) {
+            let shown = |outcome: &Outcome| call::shown(services, &recorded.path, outcome);
+            text += &format!(
+                "\n{BOLD}{}{BOLD:#} {}\n",
+                recorded.path,
+                call::shown_arguments(services, &recorded.path, &recorded.arguments)
+            );
+            text += &format!("  then  {}\n  now   {}\n", shown(&recorded.outcome), shown(outcome));
+        }
+        if self.others.len() > show {
+            text += &format!("{FAINT}and {} more (--show){FAINT:#}\n", self.others.len() - show);
+        }
+        text
+    }
+}

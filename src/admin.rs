@@ -1,8 +1,8 @@
 //! A running server for its operators: calls, connections, memory, devices.
 //!
-//! [`ServerBuilder::with_admin`](crate::ServerBuilder::with_admin) adds the service [`Admin`], which `farcall top` and `farcall record`
-//! use. It names the peers of the server, and tells what calls say. Keep it from those who must not know that, by
-//! [`authorize`](crate::middleware::authorize) for example.
+//! [`ServerBuilder::with_admin`](crate::ServerBuilder::with_admin) adds the service [`Admin`], which `farcall top` shows. It names the
+//! peers of the server. [`ServerBuilder::with_capture`](crate::ServerBuilder::with_capture) lets `farcall record` copy what calls say,
+//! too. Keep the service from those who must not know that, by [`authorize`](crate::middleware::authorize) for example.
 
 mod capture;
 
@@ -17,7 +17,7 @@ use farcall_core::server::ServerCore;
 use serde::{Deserialize, Serialize};
 
 use crate::middleware::{Next, Request, Response};
-use crate::{Result, Status, Stream};
+use crate::{Context, Result, Status, Stream};
 
 /// Tells what a server does.
 #[crate::service(package = "farcall.admin.v1", crate = "crate")]
@@ -25,9 +25,11 @@ pub trait Admin {
     /// Returns what the server does now, and has done so far.
     async fn snapshot(&self) -> Result<Snapshot>;
     /// Returns the unary calls from now on whose path begins with `only`, with their arguments and answers, and with their metadata if
-    /// asked. Calls that lend memory are not among them.
+    /// asked. Calls that lend memory are not among them. PERMISSION_DENIED: the server was not built with
+    /// [`with_capture`](crate::ServerBuilder::with_capture).
     async fn capture(
         &self,
+        cx: &Context,
         only: String,
         with_metadata: bool,
     ) -> Result<impl Stream<Item = Result<Captured>>>;
@@ -63,12 +65,12 @@ pub struct MethodCalls {
     pub path: String,
     /// Calls whose handlers run now.
     pub running: u64,
-    /// Calls that were answered, or whose stream of answers began.
+    /// Calls that were answered. A stream of answers counts at its end.
     pub answered: u64,
     /// Calls that ended with a status or an error.
     pub failed: u64,
     /// The time from when the handler began to its answer, in microseconds: pairs of a limit, and the number of calls below it that are
-    /// not below the limit before.
+    /// not below the limit before. Streams of answers, and calls that were given up, are not among them.
     pub handler_us: Vec<(u64, u64)>,
 }
 
@@ -149,16 +151,13 @@ pub(crate) struct Operator {
     /// Set when the server is bound. It is the owner of this.
     server: OnceLock<Weak<ServerCore>>,
     taps: Arc<Taps>,
+    may_capture: bool,
 }
 
 impl Operator {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            bound: Instant::now(),
-            calls: RwLock::default(),
-            server: OnceLock::new(),
-            taps: Arc::default(),
-        })
+    pub(crate) fn new(may_capture: bool) -> Arc<Self> {
+        let (calls, server, taps) = (RwLock::default(), OnceLock::new(), Arc::default());
+        Arc::new(Self { bound: Instant::now(), calls, server, taps, may_capture })
     }
 
     /// Notes the server, once.
@@ -184,7 +183,12 @@ impl Operator {
         if let Some(captured) = captured {
             captured.end(&answered);
         }
-        running.end(answered.as_ref().is_ok_and(|response| !response.is_error()));
+        match &answered {
+            // Its time is that of its reader.
+            Ok(response) if response.is_stream() => running.end_of_stream(),
+            Ok(response) => running.end(!response.is_error()),
+            Err(_) => running.end(false),
+        }
         answered
     }
 
@@ -224,15 +228,26 @@ impl Admin for Arc<Operator> {
 
     async fn capture(
         &self,
+        cx: &Context,
         only: String,
         with_metadata: bool,
     ) -> Result<impl Stream<Item = Result<Captured>>> {
-        let mut listening = self.taps.listen(only, with_metadata)?;
+        if !self.may_capture {
+            return Err(Status::permission_denied(
+                "the server was not built with `ServerBuilder::with_capture`",
+            ));
+        }
+        let (mut listening, cx) = (self.taps.listen(only, with_metadata)?, cx.clone());
         Ok(crate::stream::generate(async move |calls| {
-            while let Some(captured) = listening.next().await {
-                calls.send(captured).await;
+            loop {
+                tokio::select! {
+                    captured = listening.next() => match captured {
+                        Some(captured) => calls.send(captured).await,
+                        None => return Ok(()),
+                    },
+                    () = cx.draining() => return Ok(()),
+                }
             }
-            Ok(())
         }))
     }
 }
@@ -334,26 +349,44 @@ fn limit(bucket: usize) -> u64 {
 struct Running {
     counts: Arc<Counts>,
     began: Instant,
-    is_answered: bool,
+    end: End,
+}
+
+/// The end of a call.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    GivenUp,
+    Answered,
+    Failed,
+    OfStream,
 }
 
 impl Running {
     fn begin(counts: Arc<Counts>) -> Self {
         counts.running.fetch_add(1, Ordering::Relaxed);
-        Self { counts, began: Instant::now(), is_answered: false }
+        Self { counts, began: Instant::now(), end: End::GivenUp }
     }
 
     fn end(mut self, is_answered: bool) {
-        self.is_answered = is_answered;
+        self.end = if is_answered { End::Answered } else { End::Failed };
+    }
+
+    fn end_of_stream(mut self) {
+        self.end = End::OfStream;
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.counts.running.fetch_sub(1, Ordering::Relaxed);
-        let ended = if self.is_answered { &self.counts.answered } else { &self.counts.failed };
+        let ended = match self.end {
+            End::Answered | End::OfStream => &self.counts.answered,
+            End::GivenUp | End::Failed => &self.counts.failed,
+        };
         ended.fetch_add(1, Ordering::Relaxed);
-        self.counts.times[bucket(self.began.elapsed())].fetch_add(1, Ordering::Relaxed);
+        if matches!(self.end, End::Answered | End::Failed) {
+            self.counts.times[bucket(self.began.elapsed())].fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::{Result, Status, Stream};
+use crate::{Context, Result, Status, Stream};
 
 /// Says whether services can do their work.
 #[crate::service(package = "farcall.health.v1", crate = "crate")]
@@ -36,7 +36,8 @@ pub trait Health {
     /// Returns the state of a service. NOT_FOUND: the server knows nothing of it. The empty name is the server as a whole.
     async fn check(&self, service: String) -> Result<Serving>;
     /// Returns the state now, and then each time that it changes. `Unknown` while the server knows nothing of it.
-    fn watch(&self, service: String) -> impl Stream<Item = Result<Serving>>;
+    /// It ends when the server drains.
+    fn watch(&self, cx: &Context, service: String) -> impl Stream<Item = Result<Serving>>;
     /// Returns the state of all services that the server knows of.
     async fn list(&self) -> Result<Vec<(String, Serving)>>;
 }
@@ -91,8 +92,8 @@ impl Health for Reporter {
         state.ok_or_else(|| Status::not_found(format!("nothing is known of a service `{service}`")))
     }
 
-    fn watch(&self, service: String) -> impl Stream<Item = Result<Serving>> {
-        let mut states = self.0.subscribe();
+    fn watch(&self, cx: &Context, service: String) -> impl Stream<Item = Result<Serving>> {
+        let (mut states, cx) = (self.0.subscribe(), cx.clone());
         crate::stream::generate(async move |items| {
             let mut last = None;
             loop {
@@ -100,8 +101,11 @@ impl Health for Reporter {
                 if last.replace(state) != Some(state) {
                     items.send(state).await;
                 }
-                if states.changed().await.is_err() {
-                    return Ok(());
+                tokio::select! {
+                    changed = states.changed() => if changed.is_err() {
+                        return Ok(());
+                    },
+                    () = cx.draining() => return Ok(()),
                 }
             }
         })

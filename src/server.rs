@@ -53,6 +53,7 @@ pub struct ServerBuilder {
     spawn_handlers: Option<bool>,
     reflection: bool,
     admin: bool,
+    capture: bool,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
 }
@@ -136,6 +137,12 @@ impl ServerBuilder {
     pub fn with_admin(mut self) -> Self {
         self.admin = true;
         self
+    }
+
+    /// As [`with_admin`](Self::with_admin), and lets operators record calls with what they say: arguments, answers, metadata.
+    pub fn with_capture(mut self) -> Self {
+        self.capture = true;
+        self.with_admin()
     }
 
     /// Puts an interceptor around all services: calls go through it, and answers on their way back. A call comes to the last one
@@ -247,7 +254,7 @@ impl ServerBuilder {
             able.map_err(BindError::Rdma)?;
         }
         let (mut all, mut stack) = (self.services, self.stack);
-        let operator = self.admin.then(Operator::new);
+        let operator = self.admin.then(|| Operator::new(self.capture));
         if let Some(operator) = &operator {
             all.push(Arc::new(operator.service()));
             let operator = Arc::clone(operator);

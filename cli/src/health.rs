@@ -15,7 +15,7 @@ use crate::target::Target;
 Examples:
   farcall health db1                   the server, and all services that it knows of
   farcall health db1 shop.v1.Kv        one service, for scripts and probes
-  farcall health db1 --watch           and each change
+  farcall health db1 --watch           each change of the server as a whole
 
 Exit status: 0 serving, 1 not serving or not known, 64 wrong arguments
 
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     target: Target,
     /// The service's full name. Without it all are asked for
     service: Option<String>,
-    /// Print each change, until it is stopped
+    /// Print each change of one service, or of the server as a whole, until it is stopped
     #[arg(long)]
     watch: bool,
 }

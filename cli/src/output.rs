@@ -35,30 +35,39 @@ impl Failure {
 
     /// Says why, and returns the exit status.
     pub(crate) fn report(self) -> ExitCode {
+        if self.text.is_empty() {
+            return ExitCode::from(self.code);
+        }
         // Nothing can be done about a closed standard error.
         let _ = writeln!(anstream::stderr(), "{BAD}farcall:{BAD:#} {}", foreign(&self.text));
         ExitCode::from(self.code)
     }
 }
 
-/// Prints to standard output. A reader that has gone, as `head` does, has seen enough.
+/// Prints to standard output.
 ///
 /// # Errors
 ///
-/// The output can't be written for another reason, such as a full disk.
+/// The output can't be written. A reader that has gone, as `head` does, has seen enough: that ends the command without a word.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut output = anstream::stdout().lock();
-    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::no(format!("standard output can't be written: {error}")))
-        }
-        _ => Ok(()),
-    }
+    written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))
+}
+
+fn written(result: io::Result<()>) -> Result<(), Failure> {
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure { text: String::new(), code: 0 },
+        _ => Failure::no(format!("standard output can't be written: {error}")),
+    })
 }
 
 /// Prints what another program has answered: as it is for programs, and [harmless](foreign) on a terminal.
 pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
-    if io::stdout().is_terminal() { print(&foreign(text)) } else { print(text) }
+    let mut output = io::stdout().lock();
+    if output.is_terminal() {
+        return print(&foreign(text));
+    }
+    written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))
 }
 
 /// Returns a text of another program's so that it can't move a terminal's cursor, or do what else control characters do.

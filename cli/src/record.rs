@@ -23,7 +23,7 @@ Examples:
   farcall record db1 calls.jsonl --only shop.v1.Kv/ --count 10000
   farcall replay localhost calls.jsonl
 
-The server needs `Server::builder().with_admin()`.")]
+The server needs `Server::builder().with_capture()`.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let captured = admin.capture(&arguments.only, arguments.metadata).await;
         let mut captured = captured.map_err(|status| match status.code() {
             Code::Unimplemented => {
-                Failure::no("the server can't be recorded: it needs `Server::builder().with_admin()`")
+                Failure::no("the server can't be recorded: it needs `Server::builder().with_capture()`")
             }
             _ => Failure::no(status),
         })?;

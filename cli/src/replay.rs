@@ -81,7 +81,10 @@ fn read(file: &PathBuf) -> Result<Vec<Captured>, Failure> {
         let line = line.map_err(|error| wrong(error.to_string()))?;
         serde_json::from_str(&line).map_err(|error| wrong(format!("it is none of `farcall record`: {error}")))
     };
-    lines.enumerate().map(parse).collect()
+    let mut calls = lines.enumerate().map(parse).collect::<Result<Vec<Captured>, Failure>>()?;
+    // They were written in the order of their answers.
+    calls.sort_by_key(|call| call.at_us);
+    Ok(calls)
 }
 
 /// Returns a client for each path that was recorded. The others are refused, with the reason.
@@ -158,9 +161,9 @@ fn payload(message: &Message) -> Payload {
 }
 
 fn outcome(answer: Result<Payload, Failed>) -> Outcome {
-    let message = |payload: &Payload| Message {
-        body: Bytes::copy_from_slice(payload.body()),
-        attachments: payload.attachments().iter().map(|bytes| bytes.to_vec()).collect(),
+    let message = |payload: &Payload| {
+        let (body, attachments) = payload.clone().into_parts();
+        Message { body, attachments: attachments.iter().map(|bytes| bytes.to_vec()).collect() }
     };
     match answer {
         Ok(payload) => Outcome::Answer(message(&payload)),

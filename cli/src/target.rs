@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use farcall::{Channel, Config};
+use farcall::{Channel, Code, Config};
 
 use crate::output::Failure;
 
@@ -55,7 +55,10 @@ impl Target {
     pub(crate) async fn connect(&self, scheme: &str) -> Result<Channel, Failure> {
         let config = self.settings.read()?;
         let address = self.address(scheme);
-        Channel::builder().config(config).connect(&address).await.map_err(Failure::no)
+        Channel::builder().config(config).connect(&address).await.map_err(|status| match status.code() {
+            Code::InvalidArgument => Failure::usage(status),
+            _ => Failure::no(status),
+        })
     }
 
     /// Returns the address for a scheme.

@@ -54,12 +54,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
             // Rates take two looks.
             tokio::time::sleep(Duration::from_secs_f64(arguments.every)).await;
             let now = look(&admin).await?;
-            output::print(&match (arguments.json, is_screen) {
-                (true, _) => format!("{}\n", serde_json::to_string(&now).map_err(Failure::no)?),
+            match (arguments.json, is_screen) {
+                (true, _) => {
+                    output::print_answer(&format!(
+                        "{}\n",
+                        serde_json::to_string(&now).map_err(Failure::no)?
+                    ))?;
+                }
                 // Home, and clear what was below.
-                (false, true) => format!("\x1b[H\x1b[J{}", render(&last, &now)),
-                (false, false) => format!("{}\n", render(&last, &now)),
-            })?;
+                (false, true) => output::print(&format!("\x1b[H\x1b[J{}", render(&last, &now)))?,
+                (false, false) => output::print(&format!("{}\n", render(&last, &now)))?,
+            }
             if arguments.count == Some(number) {
                 break;
             }

@@ -174,7 +174,7 @@ fn what_can_not_be_measured_is_said() {
         (&["perf", address, "--pattern", "dance"], 64, "stream-down"),
         (&["perf", address, "--seconds", "0"], 64, "from 0.01 to 3600"),
         (&["perf", address, "--in-flight", "0"], 64, "0 is not in 1..=100000"),
-        (&["perf", "http://x"], 1, "the scheme is not"),
+        (&["connect", "http://x"], 64, "the scheme is not"),
         (&["serve", "--listen", address], 1, "in use"),
     ];
     for (arguments, status, says) in cases {

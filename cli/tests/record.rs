@@ -51,7 +51,7 @@ impl Kv for Store {
 
 fn serve(name: &'static str) -> (String, Runtime) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let server = Server::builder().add(KvServer::new(Store(name))).with_admin().with_reflection();
+    let server = Server::builder().add(KvServer::new(Store(name))).with_capture().with_reflection();
     let server = runtime.block_on(server.bind("127.0.0.1:0")).unwrap();
     let address = server.local_addr().to_string();
     runtime.spawn(server.serve());
@@ -140,6 +140,11 @@ fn what_can_not_be_recorded_or_replayed_is_said() {
     let server = bare.block_on(Server::builder().bind("127.0.0.1:0")).unwrap();
     let bare_address = server.local_addr().to_string();
     bare.spawn(server.serve());
-    let output = farcall(&["record", &bare_address, path("none.jsonl").to_str().unwrap()]);
-    assert!(complaint(&output).contains("with_admin"), "{}", complaint(&output));
+    let admin = bare.block_on(Server::builder().with_admin().bind("127.0.0.1:0")).unwrap();
+    let admin_address = admin.local_addr().to_string();
+    bare.spawn(admin.serve());
+    for address in [bare_address, admin_address] {
+        let output = farcall(&["record", &address, path("none.jsonl").to_str().unwrap()]);
+        assert!(complaint(&output).contains("with_capture"), "{}", complaint(&output));
+    }
 }

@@ -3,6 +3,7 @@
 //! The program encodes arguments and decodes answers itself. A [`ServiceInfo`] says which service, codec and signatures it means; a
 //! server refuses a method whose fingerprint is another, as it does for clients that were generated.
 
+use std::fmt;
 use std::sync::Arc;
 
 use farcall_proto::codec::{Codec, CodecError, Decode, Encode, Shape};
@@ -55,6 +56,17 @@ pub enum Failed {
     /// The error of the application, as the service's codec encodes it.
     Application(Payload),
 }
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => status.fmt(f),
+            Self::Application(error) => write!(f, "an error of the application, of {} bytes", error.len()),
+        }
+    }
+}
+
+impl std::error::Error for Failed {}
 
 impl From<Status> for Failed {
     fn from(status: Status) -> Self {

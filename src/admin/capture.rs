@@ -49,8 +49,8 @@ pub struct Message {
 
 impl Message {
     fn of(payload: &Payload) -> Self {
-        let attachments = payload.attachments().iter().map(|bytes| bytes.to_vec()).collect();
-        Self { body: Bytes::copy_from_slice(payload.body()), attachments }
+        let (body, attachments) = payload.clone().into_parts();
+        Self { body, attachments: attachments.iter().map(|bytes| bytes.to_vec()).collect() }
     }
 
     fn len(&self) -> usize {

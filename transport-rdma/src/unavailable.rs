@@ -148,7 +148,7 @@ impl Unavailable {
             }
             Self::Iwarp { .. } => {
                 "use TCP here, or switch the device to RoCE v2 if it has that (Intel E810: `devlink dev param set pci/ADDRESS name \
-                 enable_roce value true cmode runtime`)"
+                 enable_iwarp value false cmode runtime`, and then `enable_roce value true`)"
                     .to_owned()
             }
             Self::NoPermission { path } => {

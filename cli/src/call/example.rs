@@ -87,7 +87,11 @@ impl Maker<'_> {
             Body::Newtype(inner) => self.of(inner),
             Body::Tuple(types) => self.all(types.iter()),
             Body::Fields(fields) => {
-                Value::Object(fields.iter().map(|(name, inner)| (name.clone(), self.of(inner))).collect())
+                let field = |(name, inner): &(String, Type)| {
+                    self.left = self.left.saturating_sub(name.len() / 16);
+                    (name.clone(), self.of(inner))
+                };
+                Value::Object(fields.iter().map(field).collect())
             }
         }
     }

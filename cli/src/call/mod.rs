@@ -106,7 +106,7 @@ pub(crate) fn describe(arguments: &Describe) -> Result<u8, Failure> {
         None => services.iter().map(described).collect::<Vec<_>>().join("\n"),
         Some(name) if name.contains('/') => {
             let (service, method) = find(&services, name)?;
-            let signature = understood(method)?;
+            let signature = types(service, method)?;
             let example = example::arguments(&signature);
             let mut text = described(&Service::clone(service)).lines().next().unwrap_or_default().to_owned();
             text = format!("{text}\n  {}\n\n{BOLD}arguments{BOLD:#}\n{example:#}\n", method.signature);
@@ -214,16 +214,7 @@ async fn made(
     service: &Service,
     method: &reflection::Method,
 ) -> Result<u8, Failure> {
-    let signature = match service.codec.as_str() {
-        "postcard" => understood(method)?,
-        "raw" => raw(),
-        codec => {
-            return Err(Failure::no(format!(
-                "{} has the codec {codec}, whose messages say nothing of their types; `farcall call` makes calls of `postcard` and `raw`",
-                service.name
-            )));
-        }
-    };
+    let signature = types(service, method)?;
     if ["BulkRead(", "BulkWrite("].iter().any(|lends| method.signature.contains(lends)) {
         return Err(Failure::no(format!(
             "a caller of {} lends memory, which only a program can",
@@ -253,6 +244,19 @@ async fn made(
             many(&signature, with_options!(client.bidi_streaming(0, payload, items)).await).await
         }
         _ => Err(Failure::no(format!("the signature `{}` has no stream of arguments", method.signature))),
+    }
+}
+
+/// Returns the types of a method.
+fn types(service: &Service, method: &reflection::Method) -> Result<Signature, Failure> {
+    match service.codec.as_str() {
+        "postcard" => understood(method),
+        "raw" if method.kind() == Kind::Unary => Ok(raw()),
+        "raw" => Err(Failure::no("`farcall call` makes unary calls of the codec raw")),
+        codec => Err(Failure::no(format!(
+            "{} has the codec {codec}, whose messages say nothing of their types; `farcall call` makes calls of `postcard` and `raw`",
+            service.name
+        ))),
     }
 }
 

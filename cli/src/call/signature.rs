@@ -89,6 +89,9 @@ impl fmt::Display for NotUnderstood {
 
 type Result<T> = std::result::Result<T, NotUnderstood>;
 
+/// Bytes of a name, of which each value has a copy.
+const LONGEST: usize = 1024;
+
 /// Structs within structs, which a hostile server may nest without end.
 const DEEPEST: usize = 100;
 
@@ -161,7 +164,9 @@ impl<'a> Reader<'a> {
     /// Takes what may be a name. It can be empty.
     fn name(&mut self) -> &'a str {
         let end = self.rest.find([' ', ',', ':', ';', '|', '<', '>', '[', ']', '(', ')', '{', '}', '#']);
-        let (name, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        let end = end.unwrap_or(self.rest.len());
+        // What no programmer writes is none.
+        let (name, rest) = self.rest.split_at(if end > LONGEST { 0 } else { end });
         self.rest = rest;
         name
     }

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use farcall::rdma::probe::{Report, Severity};
-use farcall::{Channel, Status};
+use farcall::{Channel, Code, Status};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::service::DoctorClient;
-use crate::output::Failure;
 use crate::perf::service::{PerfClient, filled};
 use crate::target::Target;
 
@@ -42,30 +41,42 @@ const SIZES: [usize; 3] = [64, 8 << 10, 256 << 10];
 /// Calls of each size. A loss that comes and goes shows in one of them.
 const CALLS: usize = 50;
 
-/// Looks at a host that runs `farcall serve`, and at the way there.
-pub(super) async fn look(target: &Target, here: &Report) -> Result<Other, Failure> {
-    let channel = target.connect("tcp").await?;
-    let there = DoctorClient::new(&channel).examine().timeout(PATIENCE).await;
-    let mut between = Vec::new();
-    let there = match there {
-        Ok(json) => Some(
-            serde_json::from_str(&json)
-                .map_err(|error| Failure::no(format!("the host's report is no JSON: {error}")))?,
-        ),
-        Err(status) => {
-            between.push(no_service(&status));
-            None
+/// Looks at a host that runs `farcall serve`, and at the way there. A host that is not reached is a fault, like others.
+pub(super) async fn look(target: &Target, here: &Report) -> Other {
+    let mut other = Other { there: None, between: Vec::new(), auto: String::new() };
+    let channel = match target.connect("tcp").await {
+        Ok(channel) => channel,
+        Err(why) => {
+            other.between.push(unreached(why.text()));
+            return other;
         }
     };
-    if let Some(there) = &there {
-        between.extend(mtu(here, there));
+    match DoctorClient::new(&channel).examine().timeout(PATIENCE).await {
+        Ok(json) => other.there = serde_json::from_str(&json).ok(),
+        Err(status) => other.between.push(no_service(&status)),
     }
-    between.extend(rdma(target).await);
-    let auto = match target.connect("farcall").await {
-        Ok(channel) => channel.transport().await.map_err(Failure::no)?.to_string(),
-        Err(why) => return Err(why),
+    if let Some(there) = &other.there {
+        other.between.extend(mtu(here, there));
+    }
+    other.between.extend(rdma(target).await);
+    other.auto = match target.connect("farcall").await {
+        Ok(channel) => {
+            channel.transport().await.map_or_else(|status| status.to_string(), |chosen| chosen.to_string())
+        }
+        Err(why) => why.text().to_owned(),
     };
-    Ok(Other { there, between, auto })
+    other
+}
+
+fn unreached(why: &str) -> Between {
+    Between {
+        code: "host-not-reached",
+        severity: Severity::Fault,
+        area: "between",
+        seen: format!("the host is not reached by TCP: {why}"),
+        means: "Connections begin by TCP, also those that go by RDMA.",
+        fix: "run `farcall serve` there; see address, port, route and firewall".to_owned(),
+    }
 }
 
 fn no_service(status: &Status) -> Between {
@@ -119,7 +130,9 @@ async fn rdma(target: &Target) -> Option<Between> {
         }
     };
     for size in SIZES {
-        if let Err(why) = exchange(&channel, size).await {
+        // An error: it is another server, which the warning says.
+        let Ok(lost) = exchange(&channel, size).await else { return None };
+        if let Some(why) = lost {
             return Some(Between {
                 code: "lost-on-the-way",
                 severity: Severity::Fault,
@@ -133,20 +146,20 @@ async fn rdma(target: &Target) -> Option<Between> {
     None
 }
 
-/// Makes calls of a size both ways, which all must go by RDMA.
-async fn exchange(channel: &Channel, size: usize) -> Result<(), String> {
+/// Makes calls of a size both ways, which all must go by RDMA. Returns why not. An error: the server does not take such calls.
+async fn exchange(channel: &Channel, size: usize) -> Result<Option<String>, Status> {
     let (client, payload, began) = (PerfClient::new(channel), filled(size), Instant::now());
     for _ in 0..CALLS {
-        let answer =
-            client.echo(payload.clone()).timeout(PATIENCE).await.map_err(|status| status.to_string())?;
-        if answer != payload {
-            return Err("other bytes came back than were sent".to_owned());
+        match client.echo(payload.clone()).timeout(PATIENCE).await {
+            Ok(answer) if answer == payload => {}
+            Ok(_) => return Ok(Some("other bytes came back than were sent".to_owned())),
+            Err(status) => match status.code() {
+                Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated => return Err(status),
+                _ => return Ok(Some(status.to_string())),
+            },
         }
     }
-    let transport = channel.transport().await.map_err(|status| status.to_string())?;
-    if transport.name == "rdma" {
-        Ok(())
-    } else {
-        Err(format!("after {:?} calls go by {transport}", began.elapsed()))
-    }
+    let transport = channel.transport().await?;
+    let is_rdma = transport.name == "rdma";
+    Ok((!is_rdma).then(|| format!("after {:?} calls go by {transport}", began.elapsed())))
 }

@@ -39,7 +39,8 @@ pub(crate) struct Arguments {
     /// Another host as well, which runs `farcall serve`, and the way to it
     #[arg(conflicts_with_all = ["recorded", "root"])]
     host: Option<String>,
-    /// Print JSON, which `--schema` describes
+    /// Print JSON, which `--schema` describes. With another host it is an object of two such reports, `here` and `there`, and of what is
+    /// `between`
     #[arg(long)]
     json: bool,
     /// Print the JSON schema of `--json`, and end
@@ -96,12 +97,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     };
     output::print(&match (arguments.json, &other) {
         (true, None) => json(&report)?,
-        (true, Some(other)) => json(&Both { here: &report, other })?,
+        (true, Some(other)) => output::foreign(&json(&Both { here: &report, other })?),
         (false, None) => text::render(&report, arguments.verbose),
         (false, Some(other)) => text::render_both(&report, other, arguments.verbose),
     })?;
-    let between = other.iter().flat_map(|other| &other.between).map(|finding| finding.severity);
-    Ok(match report.worst().into_iter().chain(between).max() {
+    let of_way = other.iter().flat_map(|other| &other.between).map(|finding| finding.severity);
+    let there = other.iter().filter_map(|other| text::worst_of(other.there.as_ref()?));
+    Ok(match report.worst().into_iter().chain(of_way).chain(there).max() {
         Some(Severity::Fault) => 2,
         Some(Severity::Warning) => 1,
         _ => 0,
@@ -118,7 +120,7 @@ struct Both<'a> {
 
 fn look(arguments: &Arguments, host: &str, report: &Report) -> Result<Other, Failure> {
     let target = Target::with(host, arguments.config.clone());
-    crate::runtime(1)?.block_on(between::look(&target, report))
+    Ok(crate::runtime(1)?.block_on(between::look(&target, report)))
 }
 
 fn machine(arguments: &Arguments) -> Result<Machine, Failure> {

@@ -19,10 +19,7 @@ pub(super) fn render(report: &Report, verbose: bool) -> String {
 
 /// Returns the reports of this machine and of another, and what is between them. A machine with a fault comes first: it is the cause.
 pub(super) fn render_both(here: &Report, other: &Other, verbose: bool) -> String {
-    let is_faulty = |report: &Value| {
-        let findings = report["findings"].as_array().into_iter().flatten();
-        findings.into_iter().any(|finding| finding["severity"] == "fault")
-    };
+    let is_faulty = |report: &Value| worst_of(report) == Some(Severity::Fault);
     let at_here = format!("{BOLD}here{BOLD:#}\n{}\n", render(here, verbose));
     let at_there =
         other.there.as_ref().map(|there| format!("{BOLD}there{BOLD:#}\n{}\n", of_other(there, verbose)));
@@ -35,6 +32,17 @@ pub(super) fn render_both(here: &Report, other: &Other, verbose: bool) -> String
     }
 }
 
+/// Returns how bad the worst finding of another machine is.
+pub(super) fn worst_of(report: &Value) -> Option<Severity> {
+    let findings = report["findings"].as_array().into_iter().flatten();
+    let severities = findings.filter_map(|finding| match finding["severity"].as_str()? {
+        "fault" => Some(Severity::Fault),
+        "warning" => Some(Severity::Warning),
+        _ => Some(Severity::Note),
+    });
+    severities.max()
+}
+
 fn of_way(other: &Other) -> String {
     let mut text = String::new();
     if other.between.iter().all(|finding| finding.severity < Severity::Warning) {
@@ -43,10 +51,11 @@ fn of_way(other: &Other) -> String {
     for Between { severity, seen, means, fix, code, .. } in &other.between {
         let style = style(*severity);
         text += &format!(
-            "{style}{severity}:{style:#} {seen}. {BOLD}Fix:{BOLD:#} {fix}\n  {FAINT}{means} [{code}]{FAINT:#}\n"
+            "{style}{severity}:{style:#} {}. {BOLD}Fix:{BOLD:#} {fix}\n  {FAINT}{means} [{code}]{FAINT:#}\n",
+            foreign(seen)
         );
     }
-    text + &format!("`auto` chooses {}\n", other.auto)
+    text + &format!("`auto` chooses {}\n", foreign(&other.auto))
 }
 
 /// Returns the findings of another machine, which may be of another version.

@@ -102,11 +102,14 @@ pub(crate) struct Outcome {
     pub(crate) case: Case,
     /// The transport that calls went by, in words, with the reason if it was not RDMA.
     pub(crate) transport: String,
-    /// How long it took, in seconds.
+    /// The time that was measured, in seconds.
     pub(crate) seconds: f64,
+    /// Calls that were due in this time, and were answered.
     pub(crate) calls: u64,
     /// Calls that failed. They are in no other number.
     pub(crate) errors: u64,
+    /// Calls that were due by the schedule, and had not begun at the end: the rate is too high for the server, or for the callers.
+    pub(crate) not_begun: u64,
     /// The first failure.
     pub(crate) error: Option<String>,
     pub(crate) calls_per_second: f64,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Results;
-use crate::output::{BAD, BOLD, FAINT, GOOD};
+use crate::output::{BAD, BOLD, FAINT, GOOD, foreign};
 
 /// Changes below this share are noise on most machines.
 const NOISE: f64 = 0.05;
@@ -40,7 +40,7 @@ fn write(text: &mut String, earlier: &Results, now: &Results) -> std::fmt::Resul
             text,
             "{FAINT}The machines or versions differ:\n  {}\n  {}{FAINT:#}",
             earlier.client.line(),
-            earlier.server.line()
+            foreign(&earlier.server.line())
         )?;
     }
     Ok(())

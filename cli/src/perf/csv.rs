@@ -5,7 +5,7 @@ use super::Results;
 /// The columns, each with its value. Times are in microseconds.
 pub(super) fn render(results: &Results) -> String {
     let mut text = String::from(
-        "transport,pattern,size,in_flight,connections,rate,seconds,calls,errors,calls_per_second,megabytes_per_second,mean,p50,p90,p99,\
+        "transport,pattern,size,in_flight,connections,rate,seconds,calls,errors,not_begun,calls_per_second,megabytes_per_second,mean,p50,p90,p99,\
          p999,max,client_cpu,server_cpu,client,server,version\r\n",
     );
     for outcome in &results.outcomes {
@@ -21,6 +21,7 @@ pub(super) fn render(results: &Results) -> String {
             outcome.seconds.to_string(),
             outcome.calls.to_string(),
             outcome.errors.to_string(),
+            outcome.not_begun.to_string(),
             outcome.calls_per_second.to_string(),
             outcome.megabytes_per_second.to_string(),
             latency.mean.to_string(),

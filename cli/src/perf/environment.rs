@@ -19,7 +19,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Returns that of this process. Blocks for milliseconds.
+    /// Returns that of this process. Blocks: it takes a look at the machine.
     pub(crate) fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let processor = read("/proc/cpuinfo").lines().find_map(|line| {

@@ -1,7 +1,7 @@
 //! Makes the calls of a case, and takes their times.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use farcall::bulk::BulkWrite;
@@ -9,7 +9,7 @@ use farcall::region::RemoteMemory;
 use farcall::{Buf, Bytes, Channel, Result, Status, stream};
 use hdrhistogram::Histogram;
 use tokio::sync::Mutex;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::case::{Case, Latency, Outcome, Pattern, STREAM};
 use super::environment::processor_micros;
@@ -38,9 +38,11 @@ pub(crate) struct Progress {
     pub(crate) calls: AtomicU64,
 }
 
-/// The times of a worker's calls.
+/// The results of all workers.
 struct Times {
     histogram: Histogram<u64>,
+    /// Calls that ended between the end of the warm-up and the end.
+    completed: u64,
     errors: u64,
     error: Option<String>,
 }
@@ -51,7 +53,7 @@ struct Schedule {
     counted_from: Instant,
     end: Instant,
     /// The calls that are due. `None`: a call begins when the worker's last has ended.
-    due: Option<Mutex<UnboundedReceiver<Instant>>>,
+    due: Option<Mutex<Receiver<Instant>>>,
 }
 
 impl Schedule {
@@ -61,7 +63,8 @@ impl Schedule {
         let counted_from = begin + time.warm_up;
         let end = counted_from + time.measured;
         let due = rate.map(|rate| {
-            let (sender, receiver) = unbounded_channel();
+            // Where it is full, the schedule is behind; the times stay.
+            let (sender, receiver) = channel(1 << 16);
             tokio::spawn(dispense(begin, end, Duration::from_secs(1) / rate, sender));
             Mutex::new(receiver)
         });
@@ -71,17 +74,23 @@ impl Schedule {
     /// Waits for the next call that is due, and returns its time. `None`: there is none any more.
     ///
     /// If all workers were busy, it is a time in the past. The latency counts from there, as a user's does who waits: a stall of the
-    /// server is seen by all the calls that it holds up, not by one.
+    /// server is seen by all the calls that it holds up, not by one. Calls that have not begun at the end are left.
     async fn next(&self) -> Option<Instant> {
-        match &self.due {
-            Some(due) => due.lock().await.recv().await,
-            None => Some(Instant::now()).filter(|now| *now < self.end),
-        }
+        let due = match &self.due {
+            Some(due) => due.lock().await.recv().await?,
+            None => Instant::now(),
+        };
+        Some(due).filter(|_| Instant::now() < self.end)
+    }
+
+    /// Returns how many calls were due at this rate while calls were counted.
+    fn due(&self, rate: u32) -> u64 {
+        ((self.end - self.counted_from).as_secs_f64() * f64::from(rate)) as u64
     }
 }
 
 /// Says when calls are due, at these intervals, and never early.
-async fn dispense(begin: Instant, end: Instant, interval: Duration, due: UnboundedSender<Instant>) {
+async fn dispense(begin: Instant, end: Instant, interval: Duration, due: Sender<Instant>) {
     for number in 0_u32.. {
         let next = begin + interval.mul_f64(f64::from(number));
         if next >= end {
@@ -95,7 +104,7 @@ async fn dispense(begin: Instant, end: Instant, interval: Duration, due: Unbound
         while Instant::now() < next {
             tokio::task::yield_now().await;
         }
-        if due.send(next).is_err() {
+        if due.send(next).await.is_err() {
             return;
         }
     }
@@ -121,6 +130,12 @@ pub(crate) async fn run(
         _ => None,
     };
     let schedule = Schedule::begin(time, case.rate);
+    let times = Arc::new(std::sync::Mutex::new(Times {
+        histogram: histogram(),
+        completed: 0,
+        errors: 0,
+        error: None,
+    }));
     let workers: Vec<_> = (0..case.in_flight)
         .map(|number| {
             let channel = &channels[number % channels.len()];
@@ -131,63 +146,81 @@ pub(crate) async fn run(
                 region: region.as_ref().map(|region| region.clone().on(channel)),
                 buffer: None,
             };
-            tokio::spawn(work(caller, Arc::clone(&schedule), Arc::clone(progress)))
+            tokio::spawn(work(caller, Arc::clone(&schedule), Arc::clone(&times), Arc::clone(progress)))
         })
         .collect();
     tokio::time::sleep_until(schedule.counted_from.into()).await;
-    let (used, served) = (processor_micros(), first.usage().await?.processor_micros);
-    let mut all = Times { histogram: histogram(), errors: 0, error: None };
+    let before = (processor_micros(), first.usage().await?.processor_micros);
+    tokio::time::sleep_until(schedule.end.into()).await;
+    let after = (processor_micros(), first.usage().await?.processor_micros);
     for worker in workers {
-        let times = worker.await.map_err(|error| Status::internal(error.to_string()))?;
-        // Both have the same bounds.
-        let _ = all.histogram.add(&times.histogram);
-        all.errors += times.errors;
-        all.error = all.error.or(times.error);
+        worker.await.map_err(|error| Status::internal(error.to_string()))?;
     }
-    let seconds = schedule.counted_from.elapsed().as_secs_f64();
-    let (used, served) = (processor_micros() - used, first.usage().await?.processor_micros - served);
-    Ok(outcome(case, transport, seconds, &all, used, served))
+    let times = times.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut outcome = outcome(case, transport, time.measured.as_secs_f64(), &times);
+    // Waiting for the schedule takes the processor, too, so with one nothing can be said of calls.
+    let of_client = after.0.checked_sub(before.0).filter(|_| case.rate.is_none());
+    // A server that was started again counts anew.
+    let of_server = after.1.checked_sub(before.1);
+    let each = |micros: Option<u64>| {
+        micros
+            .filter(|micros| *micros > 0 && times.completed > 0)
+            .map(|micros| micros as f64 / times.completed as f64)
+    };
+    (outcome.client_cpu, outcome.server_cpu) = (each(of_client), each(of_server));
+    outcome.not_begun =
+        case.rate.map_or(0, |rate| schedule.due(rate).saturating_sub(outcome.calls + outcome.errors));
+    Ok(outcome)
 }
 
-async fn work(mut caller: Caller, schedule: Arc<Schedule>, progress: Arc<Progress>) -> Times {
-    let mut times = Times { histogram: histogram(), errors: 0, error: None };
+async fn work(
+    mut caller: Caller,
+    schedule: Arc<Schedule>,
+    times: Arc<std::sync::Mutex<Times>>,
+    progress: Arc<Progress>,
+) {
     while let Some(due) = schedule.next().await {
         let result = caller.call().await;
-        if due < schedule.counted_from {
-            continue;
+        let now = Instant::now();
+        let failed = result.is_err();
+        {
+            let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+            match result {
+                Ok(()) => {
+                    times.completed += u64::from((schedule.counted_from..schedule.end).contains(&now));
+                    if due >= schedule.counted_from {
+                        times.histogram.saturating_record((now - due).as_nanos() as u64);
+                        progress.calls.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(status) => {
+                    times.errors += u64::from(due >= schedule.counted_from);
+                    times.error.get_or_insert_with(|| status.to_string());
+                }
+            }
         }
-        match result {
-            Ok(()) => {
-                times.histogram.saturating_record(due.elapsed().as_nanos() as u64);
-                progress.calls.fetch_add(1, Ordering::Relaxed);
-            }
-            Err(status) => {
-                times.errors += 1;
-                times.error.get_or_insert_with(|| status.to_string());
-                // A server that refuses at once is not asked in a busy loop.
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+        if failed {
+            // A server that refuses at once is not asked in a busy loop.
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
-    times
 }
 
-fn outcome(case: &Case, transport: String, seconds: f64, times: &Times, used: u64, served: u64) -> Outcome {
-    let calls = times.histogram.len();
-    let moved = (calls * case.pattern.payloads()) as f64 * case.size as f64;
-    let each = |micros: u64| (micros > 0 && calls > 0).then(|| micros as f64 / calls as f64);
+fn outcome(case: &Case, transport: String, seconds: f64, times: &Times) -> Outcome {
+    let moved = (times.completed * case.pattern.payloads()) as f64 * case.size as f64;
     Outcome {
         case: case.clone(),
         transport,
         seconds,
-        calls,
+        calls: times.histogram.len(),
         errors: times.errors,
+        not_begun: 0,
         error: times.error.clone(),
-        calls_per_second: calls as f64 / seconds,
+        calls_per_second: times.completed as f64 / seconds,
         megabytes_per_second: moved / seconds / 1e6,
         latency: latency(&times.histogram),
-        client_cpu: each(used),
-        server_cpu: each(served),
+        client_cpu: None,
+        server_cpu: None,
     }
 }
 

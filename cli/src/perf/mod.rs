@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
-use farcall::Channel;
+use farcall::{Channel, Code};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
@@ -147,9 +147,17 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
             }
         };
         let server = PerfClient::new(&channels[0]).environment().timeout(Duration::from_secs(60)).await;
-        results.server = server.map_err(|status| {
-            Failure::no(format!("it does not serve what is measured: {status}. Run `farcall serve` there"))
-        })?;
+        results.server = match server {
+            Ok(server) => server,
+            Err(status) => {
+                let hint =
+                    if status.code() == Code::Unimplemented { ". Run `farcall serve` there" } else { "" };
+                results
+                    .missing
+                    .push(format!("{by}: the server does not say what it runs on: {status}{hint}"));
+                continue;
+            }
+        };
         reached = true;
         for case in cases(arguments, *by) {
             match watched(&case, &channels[..case.connections], arguments.seconds).await {

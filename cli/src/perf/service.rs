@@ -6,6 +6,7 @@ use farcall::bulk::{BulkRead, BulkWrite};
 use farcall::region::{Region, RemoteRegion, Rights};
 use farcall::{Bytes, Status, Stream, Streaming, stream};
 use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 
 use super::environment::{Environment, processor_micros};
 
@@ -63,6 +64,7 @@ pub(crate) struct Service {
     /// The longest payload that was asked for.
     payload: Mutex<Bytes>,
     region: OnceLock<Region>,
+    environment: OnceCell<Environment>,
 }
 
 impl Service {
@@ -88,7 +90,10 @@ pub(crate) fn filled(size: usize) -> Bytes {
 
 impl Perf for Service {
     async fn environment(&self) -> farcall::Result<Environment> {
-        Ok(Environment::here())
+        // It is the same for all, and takes a look at the machine.
+        let environment =
+            self.environment.get_or_try_init(|| tokio::task::spawn_blocking(Environment::here)).await;
+        environment.cloned().map_err(|error| Status::internal(error.to_string()))
     }
 
     async fn usage(&self) -> farcall::Result<Usage> {

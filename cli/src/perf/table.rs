@@ -28,10 +28,18 @@ fn write(text: &mut String, results: &Results) -> std::fmt::Result {
         write_bars(text, results)?;
     }
     for missing in &results.missing {
-        writeln!(text, "{BAD}not measured{BAD:#}  {missing}")?;
+        writeln!(text, "{BAD}not measured{BAD:#}  {}", foreign(missing))?;
+    }
+    for outcome in results.outcomes.iter().filter(|outcome| outcome.not_begun > 0) {
+        let name = outcome.case.name();
+        writeln!(
+            text,
+            "{BAD}{} calls not begun{BAD:#}  {name}: the rate is too high; more callers (--in-flight) may help",
+            outcome.not_begun
+        )?;
     }
     for outcome in results.outcomes.iter().filter(|outcome| outcome.errors > 0) {
-        let why = outcome.error.as_deref().unwrap_or_default();
+        let why = foreign(outcome.error.as_deref().unwrap_or_default());
         writeln!(text, "{BAD}{} calls failed{BAD:#}  {}: {why}", outcome.errors, outcome.case.name())?;
     }
     Ok(())

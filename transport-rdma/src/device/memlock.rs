@@ -12,7 +12,17 @@ pub(crate) fn memlock(machine: &Machine, asked: u64) -> Memlock {
 
 /// How many bytes this process may lock in all; `None`: as many as there are.
 pub(crate) fn lockable(machine: &Machine) -> Option<u64> {
-    if has_ipc_lock(&status(machine)) { None } else { memlock(machine, 0).soft }
+    if has_ipc_lock(&status(machine)) && is_first_namespace(machine) {
+        None
+    } else {
+        memlock(machine, 0).soft
+    }
+}
+
+/// Whether this is the first user namespace: in others the kernel does not count the capability.
+fn is_first_namespace(machine: &Machine) -> bool {
+    let map = machine.read("/proc/self/uid_map").unwrap_or_default();
+    map.is_empty() || map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn status(machine: &Machine) -> String {
@@ -60,6 +70,18 @@ Max locked memory         8388608              unlimited            bytes
         assert!(has_ipc_lock("CapEff:\t000001ffffffffff\n"));
         assert!(!has_ipc_lock("CapPrm:\t000001ffffffffff\nCapEff:\t0000000000000000\n"));
         assert!(!has_ipc_lock(""));
+    }
+
+    #[test]
+    fn capability_of_another_namespace_lifts_nothing() {
+        let recording = |map: &str| {
+            format!(
+                "== /proc/self/limits\n{LIMITS}== /proc/self/status\nCapEff:\t000001ffffffffff\n== /proc/self/uid_map\n{map}\n"
+            )
+        };
+        let lockable = |map: &str| lockable(&Machine::recorded(&recording(map)).unwrap());
+        assert_eq!(lockable("         0          0 4294967295"), None);
+        assert_eq!(lockable("         0       1000          1"), Some(8 << 20));
     }
 
     #[test]

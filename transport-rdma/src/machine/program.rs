@@ -2,16 +2,19 @@
 
 use std::io::{self, Read};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// The longest time that a program may take. Those that are asked read a few files or netlink messages.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
-/// The most that is read of what it prints.
-const MOST: u64 = 1 << 20;
+/// The most that is kept of what it prints.
+const MOST: u64 = 8 << 20;
 
 /// Returns what the program prints to standard output, if it succeeds in time. Blocks.
+///
+/// A program that hangs in the kernel, as behind a card that does not answer, is left to itself.
 pub(super) fn run(program: &[&str], limit: Duration) -> io::Result<String> {
     let Some((name, arguments)) = program.split_first() else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -26,28 +29,39 @@ pub(super) fn run(program: &[&str], limit: Duration) -> io::Result<String> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
+    let (sender, receiver) = mpsc::channel();
     let printed = child.stdout.take();
-    let reader = thread::spawn(move || {
+    thread::spawn(move || {
         let mut bytes = Vec::new();
-        // The pipe is closed behind what is read, so that the program ends.
-        let read = printed.map(|printed| printed.take(MOST).read_to_end(&mut bytes));
-        read.transpose().map(|_| bytes)
+        let read = printed.map_or(Ok(0), |mut printed| {
+            (&mut printed).take(MOST).read_to_end(&mut bytes)?;
+            // The rest is read, so that the program does not fail for it.
+            io::copy(&mut printed, &mut io::sink())
+        });
+        // Nobody waits any more if it took too long.
+        let _ = sender.send(read.map(|_| bytes));
     });
     let began = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if began.elapsed() > limit {
-            // It may have ended by itself just now.
-            let _ = child.kill();
-            break child.wait()?;
-        }
-        thread::sleep(Duration::from_millis(2));
+    let late = || io::Error::from_raw_os_error(libc::ETIMEDOUT);
+    let Ok(bytes) = receiver.recv_timeout(limit) else {
+        // It may have ended by itself just now. Whoever can't be killed is not waited for.
+        let _ = child.kill();
+        thread::spawn(move || child.wait());
+        return Err(late());
     };
-    let bytes = reader.join().map_err(|_| io::ErrorKind::Other)??;
-    match status.success() {
-        true => Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned()),
-        false => Err(io::Error::from_raw_os_error(libc::EIO)),
+    // Its output is closed, so it ends.
+    loop {
+        match child.try_wait()? {
+            Some(status) if status.success() => {
+                return Ok(String::from_utf8_lossy(&bytes?).trim_end().to_owned());
+            }
+            Some(_) => return Err(io::Error::from_raw_os_error(libc::EIO)),
+            None if began.elapsed() > limit => {
+                let _ = child.kill();
+                thread::spawn(move || child.wait());
+                return Err(late());
+            }
+            None => thread::sleep(Duration::from_millis(1)),
+        }
     }
 }

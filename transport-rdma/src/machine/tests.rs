@@ -52,7 +52,7 @@ fn what_is_no_recording_is_refused_with_its_line() {
 #[test]
 fn a_program_that_does_not_end_is_ended() {
     let ended = program::run(&["sleep", "1000"], std::time::Duration::from_millis(50));
-    assert_eq!(ended.unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert_eq!(ended.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
 }
 
 #[test]

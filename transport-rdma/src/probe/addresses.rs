@@ -40,8 +40,8 @@ fn kind(view: &View<'_>) -> Option<Finding> {
     match chosen.gid.kind {
         GidKind::RoceV1 => {
             let fix = "take `rdma.gid_index` or `rdma.gid` out of the configuration, if they choose it; else see why the port has no RoCE \
-                       v2 entry (`grep . /sys/class/infiniband/*/ports/*/gid_attrs/types/* 2>/dev/null`): drivers of ConnectX-3 need \
-                       `options mlx4_core roce_mode=2`";
+                       v2 entry (`grep . /sys/class/infiniband/*/ports/*/gid_attrs/types/* 2>/dev/null`): ConnectX-3 has no \
+                       RoCE v2, ConnectX-3 Pro has it by `options mlx4_core roce_mode=2` of MLNX_OFED";
             Some(Finding::new(&ROCE_V1, format!("{seen} (RoCE v1)"), fix))
         }
         // The port has it by itself. Without an interface that has it, too, there is no route.
@@ -118,15 +118,21 @@ fn packets(view: &View<'_>) -> Option<Finding> {
     if port.link_layer == LinkLayer::InfiniBand {
         return None;
     }
-    let netdev = netdev?;
-    let mtu = view.machine.number(&format!("/sys/class/net/{netdev}/mtu"))?;
+    // Packets are as large as the cards' below a VLAN or a bond.
+    let cards = view.cards(&netdev?);
+    let mtus = cards
+        .iter()
+        .filter_map(|card| Some((view.machine.number(&format!("/sys/class/net/{card}/mtu"))?, card)));
+    let (mtu, card) = mtus.min()?;
     let payload = payload(mtu);
     let kind = match payload {
         4096.. => return None,
         1024.. => &SMALL_PACKETS,
         _ => &TINY_PACKETS,
     };
-    let seen = format!("{netdev} has MTU {mtu}, so packets of {} carry {payload} bytes", device.name);
-    let fix = format!("ip link set {netdev} mtu 9000, on all hosts, if the switches let such packets pass");
+    let seen = format!("{card} has MTU {mtu}, so packets of {} carry {payload} bytes", device.name);
+    let fix = format!(
+        "ip link set {card} mtu 9000, and then what is on it, on all hosts, if the switches let such packets pass"
+    );
     Some(Finding::new(kind, seen, fix))
 }

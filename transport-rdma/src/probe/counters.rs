@@ -121,8 +121,9 @@ impl Counters {
         for device in view.summaries.iter().filter(|device| device.unsuited.is_none()) {
             for port in &device.ports {
                 let netdev = view.netdev(device, port).filter(|_| !view.is_software(device));
-                let ethernet =
-                    netdev.and_then(|netdev| machine.run(&["ethtool", "-S", &netdev])).unwrap_or_default();
+                let cards = netdev.map(|netdev| view.cards(&netdev)).unwrap_or_default();
+                let ethernet = cards.iter().filter_map(|card| machine.run(&["ethtool", "-S", card]));
+                let ethernet: String = ethernet.map(|text| text + "\n").collect();
                 for (kind, place, names) in KNOWN {
                     for name in *names {
                         let value = match place {
@@ -144,7 +145,9 @@ impl Counters {
     /// Returns a note about each kind and port of which a counter is not zero.
     pub fn not_zero(&self) -> Vec<Finding> {
         let findings = self.findings("since the driver was loaded", |value, _| value, &Self::default());
-        findings.into_iter().map(|finding| finding.but(Note)).collect()
+        // A trial has a request refused on purpose, so that a count says nothing.
+        let findings = findings.into_iter().filter(|finding| finding.code != ACCESS.code);
+        findings.map(|finding| finding.but(Note)).collect()
     }
 
     /// Returns a warning about each kind and port of which a counter has grown.
@@ -155,7 +158,13 @@ impl Counters {
     fn findings(&self, when: &str, growth: impl Fn(u64, u64) -> u64, earlier: &Self) -> Vec<Finding> {
         let mut grown: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
         for (key @ (at, code, name), value) in &self.values {
-            let growth = growth(*value, earlier.values.get(key).copied().unwrap_or(0));
+            // One that was not there before did not grow.
+            let before = earlier.values.get(key).copied().unwrap_or(if earlier.values.is_empty() {
+                0
+            } else {
+                *value
+            });
+            let growth = growth(*value, before);
             if growth != 0 {
                 grown.entry((at, code)).or_default().push(format!("{name} {growth}"));
             }
@@ -168,12 +177,14 @@ impl Counters {
     }
 }
 
-/// Returns the value of a line `NAME: VALUE` of `ethtool -S`.
+/// Returns the value of the lines `NAME: VALUE` of `ethtool -S`.
 fn of_ethtool(text: &str, name: &str) -> Option<String> {
-    text.lines().find_map(|line| {
+    let values = text.lines().filter_map(|line| {
         let (found, value) = line.trim().rsplit_once(": ")?;
-        (found == name).then(|| value.to_owned())
-    })
+        if found == name { value.parse::<u64>().ok() } else { None }
+    });
+    // A bond has several cards.
+    values.reduce(u64::saturating_add).map(|sum| sum.to_string())
 }
 
 fn remedy(kind: &Kind) -> &'static str {

@@ -5,7 +5,7 @@ use super::Severity::{Fault, Note};
 use super::finding::kinds;
 use super::view::View;
 use crate::Unavailable;
-use crate::device::{DeviceSummary, PortSummary, Unsuited};
+use crate::device::{DeviceSummary, LinkLayer, PortSummary, Unsuited};
 
 kinds! { KINDS:
     SUBNET_MANAGER = "no-subnet-manager", Fault, Devices,
@@ -16,7 +16,7 @@ kinds! { KINDS:
     SOFTWARE_CHOSEN = "software-before-hardware", Warning, Devices,
         "Connections would use a device that is emulated by the kernel, though the machine has a real one.";
     PCIE = "slow-pcie", Warning, Devices,
-        "The device talks to the machine with fewer lanes, or at a lower speed, than it can. Large transfers are limited by that.";
+        "The device talks to the machine with fewer lanes, or at a lower speed, than it can. If that is less than its ports carry, it limits large transfers.";
     SLOW_PORT = "slow-port", Warning, Devices,
         "The port runs at the lowest speed that there is. Real devices do so when the link could not be set up properly.";
 }
@@ -58,7 +58,7 @@ fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<F
     let severity = if view.choice.is_ok() { Note } else { Fault };
     let at = format!("port {} of {}", port.number, device.name);
     if port.state == "INIT" {
-        let fix = "start a subnet manager in this network: `apt install opensm`, or the switch's own";
+        let fix = "start a subnet manager in this network: opensm (`apt install opensm`, `dnf install opensm`), or the switch's own";
         return Some(Finding::new(&SUBNET_MANAGER, format!("{at} is INIT, not ACTIVE"), fix).but(severity));
     }
     let (name, number, state) = (device.name.clone(), port.number, port.state.clone());
@@ -68,7 +68,9 @@ fn down(view: &View<'_>, device: &DeviceSummary, port: &PortSummary) -> Option<F
         let physical = physical.split_once(": ").map_or(physical.as_str(), |(_, name)| name);
         finding.seen = format!("{} (the link is {physical})", finding.seen);
     }
-    if let Some(netdev) = view.netdev(device, port) {
+    // On InfiniBand that is the interface of IP over it, which follows the port.
+    let netdev = view.netdev(device, port).filter(|_| port.link_layer == LinkLayer::Ethernet);
+    if let Some(netdev) = netdev {
         let is_up = view.of_netdev(&netdev, "operstate").is_some_and(|state| state != "down");
         finding.fix = match (is_up, view.of_netdev(&netdev, "carrier").as_deref()) {
             (true, _) => {
@@ -111,9 +113,20 @@ fn pcie(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
     if is_less(&width, &widest) != Some(true) && is_less(&speed, &fastest) != Some(true) {
         return None;
     }
-    let seen = format!("{} has {width} of {widest} PCIe lanes, at {speed} of {fastest}", device.name);
+    let rates =
+        device.ports.iter().filter(|port| port.active).filter_map(|port| view.of_port(device, port, "rate"));
+    let network: f32 = rates.filter_map(|rate| number(&rate)).sum();
+    // The code of a lane has 10 bits for 8 up to 5 GT/s, and 130 for 128 above.
+    let of_lane = |speed: f32| if speed > 5.0 { speed * 128.0 / 130.0 } else { speed * 0.8 };
+    let slot = number(&width).unwrap_or(0.0) * number(&speed).map_or(0.0, of_lane);
+    let seen = format!(
+        "{} has {width} of {widest} PCIe lanes, at {speed} of {fastest}: {slot:.0} Gb/s for ports of {network:.0} Gb/s",
+        device.name
+    );
     let fix = "move the card to a slot that has its lanes and speed, or let the firmware's set-up give it them (bifurcation)";
-    Some(Finding::new(&PCIE, seen, fix))
+    // A slot that carries what the ports do limits nothing.
+    let finding = Finding::new(&PCIE, seen, fix);
+    Some(if slot < network { finding } else { finding.but(Note) })
 }
 
 /// Finds that the device of a connection would be emulated.

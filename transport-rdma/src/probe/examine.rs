@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::view::View;
 use super::{
-    Counters, Kind, Probe, Report, addresses, counters, devices, finding, limits, network, placement,
-    software, trial,
+    Counters, Kind, Probe, Report, addresses, counters, devices, finding, firewall, limits, network,
+    placement, software, trial,
 };
 use crate::device::{Host, LocalPath, RdmaConfig, Unavailable, choose};
 use crate::machine::Machine;
@@ -47,6 +47,7 @@ pub static KINDS: &[&[&Kind]] = &[
     limits::KINDS,
     placement::KINDS,
     network::KINDS,
+    firewall::KINDS,
     counters::KINDS,
     trial::KINDS,
 ];
@@ -69,6 +70,7 @@ pub fn examine(machine: &Machine, config: &RdmaConfig) -> Report {
     report.extend(limits::check(&view));
     report.extend(placement::check(&view));
     report.extend(network::check(&view));
+    report.extend(firewall::check(&view));
     report.extend(Counters::read(machine).not_zero());
     report
 }

@@ -120,6 +120,15 @@ fn huge_pages(view: &View<'_>) -> Option<Finding> {
     let transparent = view.machine.read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let is_off = transparent.is_empty() || transparent.contains("[never]");
     let seen = "no huge pages are reserved, and transparent ones are off";
-    let fix = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; or reserve some: `sysctl vm.nr_hugepages=288` (576 MiB)";
+    let size = memory
+        .lines()
+        .find_map(|line| line.strip_prefix("Hugepagesize:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let need = view.config.memory.saturating_add(view.config.bulk_memory).div_ceil(1024);
+    // Larger ones than 2 MiB would be many times what is needed.
+    let reserve = size
+        .filter(|kib| *kib == 2048)
+        .map(|kib| format!("; or reserve some: `sysctl vm.nr_hugepages={}`", need.div_ceil(kib)));
+    let fix =
+        format!("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled{}", reserve.unwrap_or_default());
     (line.trim() == "0" && is_off).then(|| Finding::new(&HUGE_PAGES, seen, fix))
 }

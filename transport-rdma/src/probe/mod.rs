@@ -16,6 +16,7 @@ cfg_if::cfg_if! {
         mod counters;
         mod devices;
         mod examine;
+        mod firewall;
         mod limits;
         mod network;
         mod placement;

@@ -42,6 +42,11 @@ fn allowed(view: &View<'_>) -> Option<String> {
     Some(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned())
 }
 
+/// Returns the CPUs in a list, of which no machine has more than some thousands.
+fn cpus_of(list: &str) -> Vec<u32> {
+    ranges(list).into_iter().flat_map(|(first, last)| first..=last).take(8192).collect()
+}
+
 fn contains(list: &str, cpu: u32) -> bool {
     ranges(list).iter().any(|(first, last)| (*first..=*last).contains(&cpu))
 }
@@ -87,18 +92,19 @@ fn interrupts(view: &View<'_>, device: &DeviceSummary) -> Option<Finding> {
         of("effective_affinity_list").or_else(|| of("smp_affinity_list"))
     };
     let targets: Vec<_> = numbers.iter().filter_map(target).collect();
-    let cpus: BTreeSet<u32> =
-        targets.iter().flat_map(|list| ranges(list)).flat_map(|(first, last)| first..=last).collect();
+    let cpus: BTreeSet<u32> = targets.iter().flat_map(|list| cpus_of(list)).collect();
     let near = view.of_device(device, "device/local_cpulist").unwrap_or_default();
     let spread = |to: &str| {
-        let irqbalance = if view.machine.run(&["pidof", "irqbalance"]).is_some() {
-            "stop irqbalance, which undoes it, and "
-        } else {
-            ""
+        let irqbalance = match view.machine.run(&["pidof", "irqbalance"]) {
+            Some(_) => "stop irqbalance, which undoes it, and ",
+            None => "",
         };
+        // One CPU for each: an interrupt stays where it is if that is among those that it may go to.
+        let list: Vec<_> = cpus_of(to).iter().map(u32::to_string).collect();
         format!(
-            "{irqbalance}spread them over the CPUs {to}: `for i in /sys/class/infiniband/{}/device/msi_irqs/*; do echo {to} > \
+            "{irqbalance}spread them: `c=({}); n=0; for i in /sys/class/infiniband/{}/device/msi_irqs/*; do echo ${{c[n++ % ${{#c[@]}}]}} > \
              /proc/irq/${{i##*/}}/smp_affinity_list; done`",
+            list.join(" "),
             device.name
         )
     };

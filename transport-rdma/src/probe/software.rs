@@ -13,7 +13,7 @@ kinds! { KINDS:
         "The kernel has an RDMA device, but the module by which programs use devices is not loaded. Calls go by TCP.";
     RDMA_MODULE = "rdma-module", Fault, Software,
         "A network card that has RDMA has no RDMA device, because the driver's second module is not loaded. Calls go by TCP.";
-    BYPASSED = "kernel-bypassed", Warning, Software,
+    BYPASSED = "kernel-bypassed", Note, Software,
         "A program outside of the kernel has this network card: DPDK, or a virtual machine. The card has no RDMA device here.";
     PROVIDER = "no-provider", Fault, Software,
         "libibverbs needs a library for each driver, its provider. Without it, it does not show the driver's devices.";
@@ -85,8 +85,9 @@ fn modules(view: &View<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for address in view.machine.names(PCI) {
         let Some(bound) = view.machine.link(&format!("{PCI}/{address}/driver")) else { continue };
-        let Some(driver) = DRIVERS.iter().find(|driver| driver.name == bound) else { continue };
-        // Not every card of this driver has RDMA.
+        // Few cards of i40e have RDMA, and they and those of cxgb4 have iWARP, which is of no use here.
+        let has_rdma = |driver: &&Driver| driver.name == bound && !["i40e", "cxgb4"].contains(&driver.name);
+        let Some(driver) = DRIVERS.iter().find(has_rdma) else { continue };
         if view.machine.names(&format!("/sys/module/{}", driver.module)).is_empty() {
             let seen =
                 format!("{address} (driver {bound}) has no RDMA device, and {} is not loaded", driver.module);
@@ -100,43 +101,53 @@ fn modules(view: &View<'_>) -> Vec<Finding> {
 /// Says what is missing on a machine without a device, beside what can't be known without one.
 fn no_device(view: &View<'_>, unavailable: &Unavailable) -> Finding {
     let mut finding = Finding::from(unavailable);
-    if in_container(view) {
-        finding.fix = "in a container: start it with the device (`docker run --device=/dev/infiniband`, in Kubernetes by the RDMA device \
-                       plugin's resource); on the host: load the card's driver and ib_uverbs"
-            .to_owned();
-    } else if view.machine.read("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
+    // In a network namespace of its own the device's node alone does not help.
+    if view.machine.read("/sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
         finding.fix = format!(
             "devices belong to one network namespace here (`rdma system show`): move one into this (`rdma dev set NAME netns PID`), or \
              share them (`rdma system set netns shared`); otherwise {}",
             finding.fix
         );
+    } else if in_container(view) {
+        finding.fix = "in a container: start it with the device (`docker run --device=/dev/infiniband`, in Kubernetes by the RDMA device \
+                       plugin's resource); on the host: load the card's driver and ib_uverbs"
+            .to_owned();
     }
     finding
 }
 
-/// Finds cards that a program outside of the kernel has.
-fn kernel_bypassed(view: &View<'_>) -> Vec<Finding> {
+/// Finds cards that a program outside of the kernel has. Of their virtual functions machines give many away on purpose.
+fn kernel_bypassed(view: &View<'_>) -> Option<Finding> {
     const USERSPACE: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"];
-    // Vendors most of whose network cards have RDMA: NVIDIA (Mellanox), Chelsio, Broadcom, Intel.
-    const VENDORS: [(&str, &str); 4] =
-        [("0x15b3", "mlx5_core"), ("0x1425", "cxgb4"), ("0x14e4", "bnxt_en"), ("0x8086", "ice")];
-    let find = |address: String| {
-        let bound = view.machine.link(&format!("{PCI}/{address}/driver"))?;
-        let vendor = view.machine.read(&format!("{PCI}/{address}/vendor"))?;
-        let class = view.machine.read(&format!("{PCI}/{address}/class"))?;
-        let (_, driver) = VENDORS.iter().find(|(id, _)| *id == vendor)?;
-        // Class 2 are network controllers.
-        if !USERSPACE.contains(&&*bound) || !class.starts_with("0x02") {
-            return None;
-        }
-        let fix = format!(
-            "if RDMA should have it: `echo {address} > /sys/bus/pci/drivers/{bound}/unbind; echo > {PCI}/{address}/driver_override; \
-             echo {address} > /sys/bus/pci/drivers/{driver}/bind`"
-        );
-        let finding = Finding::new(&BYPASSED, format!("network card {address} is bound to {bound}"), fix);
-        Some(if view.summaries.is_empty() { finding.but(Fault) } else { finding })
-    };
-    view.machine.names(PCI).into_iter().filter_map(find).collect()
+    // NVIDIA (Mellanox), whose network cards all have RDMA. Some of Broadcom, Intel and Chelsio have.
+    const ALL: &str = "0x15b3";
+    const SOME: [&str; 3] = ["0x14e4", "0x8086", "0x1425"];
+    let of = |address: &String, file: &str| view.machine.read(&format!("{PCI}/{address}/{file}"));
+    let bypassed: Vec<(String, String, String)> = view
+        .machine
+        .names(PCI)
+        .into_iter()
+        .filter_map(|address| {
+            let bound = view.machine.link(&format!("{PCI}/{address}/driver"))?;
+            let vendor =
+                of(&address, "vendor").filter(|vendor| vendor == ALL || SOME.contains(&&**vendor))?;
+            // Class 2 are network controllers.
+            let is_network = of(&address, "class")?.starts_with("0x02");
+            let is_virtual = view.machine.link(&format!("{PCI}/{address}/physfn")).is_some();
+            (USERSPACE.contains(&&*bound) && is_network && !is_virtual).then_some((address, bound, vendor))
+        })
+        .collect();
+    let (address, bound, _) =
+        bypassed.iter().find(|(_, _, vendor)| vendor == ALL).or_else(|| bypassed.first())?;
+    let others =
+        if bypassed.len() > 1 { format!(", and {} more are", bypassed.len() - 1) } else { String::new() };
+    let fix = format!(
+        "if RDMA should have it, and nothing else uses it: `echo {address} > /sys/bus/pci/drivers/{bound}/unbind; echo > \
+         {PCI}/{address}/driver_override; echo {address} > /sys/bus/pci/drivers_probe`"
+    );
+    let finding = Finding::new(&BYPASSED, format!("network card {address} is bound to {bound}{others}"), fix);
+    let is_cause = view.summaries.is_empty() && bypassed.iter().any(|(_, _, vendor)| vendor == ALL);
+    Some(if is_cause { finding.but(Fault) } else { finding })
 }
 
 /// Finds devices for whose driver libibverbs has no provider.

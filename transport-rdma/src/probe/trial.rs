@@ -67,7 +67,9 @@ pub(super) fn try_host(host: &dyn Host, report: &mut Report, config: &RdmaConfig
     let devices = &report.devices;
     let findings = thread::scope(|scope| {
         let tried = scope.spawn(|| run(host, config, devices, &mut steps));
-        tried.join().unwrap_or_default()
+        tried.join().unwrap_or_else(|_| {
+            vec![Finding::new(&FAILED, "the trial panicked", "report this, with the command's output")]
+        })
     });
     report.tried = steps.0;
     let is_known = |new: &Finding| {

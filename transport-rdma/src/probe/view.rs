@@ -88,6 +88,22 @@ impl<'a> View<'a> {
         Some(format!("{} {port}", of("chassis.name")?).trim().to_owned())
     }
 
+    /// Returns the network cards below an interface: those of a bond, of a VLAN. An interface that is on no other is one itself.
+    pub(super) fn cards(&self, netdev: &str) -> Vec<String> {
+        let mut cards = vec![netdev.to_owned()];
+        // A VLAN on a bond is two levels.
+        for _ in 0..4 {
+            let below = |name: &String| {
+                let names = self.machine.names(&format!("/sys/class/net/{name}"));
+                let lower: Vec<_> =
+                    names.iter().filter_map(|file| file.strip_prefix("lower_")).map(str::to_owned).collect();
+                if lower.is_empty() { vec![name.clone()] } else { lower }
+            };
+            cards = cards.iter().flat_map(below).collect();
+        }
+        cards
+    }
+
     /// Returns what a file of a network interface contains.
     pub(super) fn of_netdev(&self, netdev: &str, file: &str) -> Option<String> {
         self.machine.read(&format!("/sys/class/net/{netdev}/{file}"))

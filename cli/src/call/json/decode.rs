@@ -17,12 +17,13 @@ pub(crate) fn decode_all<'d>(
     payload: &Payload,
 ) -> Result<Vec<Value>, String> {
     let mut values = Vec::new();
-    let (mut rest, mut left) = (payload.body(), payload.body_len().saturating_add(MOST));
+    let left = payload.body_len().saturating_mul(64).saturating_add(MOST);
+    let (mut rest, mut left, mut taken) = (payload.body(), left, 0);
     for described in types {
         let attachments = payload.attachments();
-        let mut reader = Reader { named: &described.named, rest, attachments, depth: 0, left };
+        let mut reader = Reader { named: &described.named, rest, attachments, taken, depth: 0, left };
         values.push(reader.read(&described.root)?);
-        (rest, left) = (reader.rest, reader.left);
+        (rest, left, taken) = (reader.rest, reader.left, reader.taken);
     }
     match rest.len() {
         0 => Ok(values),
@@ -33,15 +34,18 @@ pub(crate) fn decode_all<'d>(
 /// Values within values, as the types of a hostile server may ask for.
 const DEEPEST: usize = 128;
 
-/// Values that take no bytes of the message, of which a hostile server may announce any number.
-const MOST: usize = 1 << 16;
+/// Values, and bytes of their names, beside those that the message is long enough for. A hostile server may announce any number of values
+/// that take no bytes.
+const MOST: usize = 1 << 20;
 
 struct Reader<'a> {
     named: &'a [Named],
     rest: &'a [u8],
     attachments: &'a [Bytes],
     depth: usize,
-    /// How many values may still come.
+    /// How many attachments were read: each is read once, in order.
+    taken: usize,
+    /// How many values, and bytes of names, may still come.
     left: usize,
 }
 
@@ -51,10 +55,15 @@ impl<'a> Reader<'a> {
         if self.depth > DEEPEST {
             return Err("the message is nested too deep".to_owned());
         }
-        self.left = self.left.checked_sub(1).ok_or("the message has more values than bytes")?;
+        self.spend(1)?;
         let value = self.nested(of);
         self.depth -= 1;
         value
+    }
+
+    fn spend(&mut self, count: usize) -> Result<(), String> {
+        self.left = self.left.checked_sub(count).ok_or("the message has more values than bytes")?;
+        Ok(())
     }
 
     fn nested(&mut self, of: &Type) -> Result<Value, String> {
@@ -81,6 +90,7 @@ impl<'a> Reader<'a> {
                     let index = self.count()?;
                     let (name, body) =
                         variants.get(index).ok_or_else(|| format!("there is no variant {index}"))?;
+                    self.spend(name.len())?;
                     let content = self.body(body)?;
                     Ok(match body {
                         Body::Unit => Value::String(name.clone()),
@@ -118,7 +128,10 @@ impl<'a> Reader<'a> {
             Body::Newtype(inner) => self.read(inner),
             Body::Tuple(types) => types.iter().map(|of| self.read(of)).collect(),
             Body::Fields(fields) => {
-                let read = |(name, of): &(String, Type)| Ok((name.clone(), self.read(of)?));
+                let read = |(name, of): &(String, Type)| {
+                    self.spend(name.len())?;
+                    Ok((name.clone(), self.read(of)?))
+                };
                 fields.iter().map(read).collect::<Result<Map<_, _>, String>>().map(Value::Object)
             }
         }
@@ -153,11 +166,15 @@ impl<'a> Reader<'a> {
                 let number = self.count()?;
                 match number & 1 {
                     0 => shown(self.take(number >> 1)?),
-                    _ => shown(
-                        self.attachments
-                            .get(number >> 1)
-                            .ok_or("it names an attachment that is not there")?,
-                    ),
+                    _ if number >> 1 == self.taken => {
+                        let bytes = self
+                            .attachments
+                            .get(self.taken)
+                            .ok_or("it names an attachment that is not there")?;
+                        self.taken += 1;
+                        shown(bytes)
+                    }
+                    _ => return Err("its attachments are not in order".to_owned()),
                 }
             }
             Plain::Rest => shown(std::mem::take(&mut self.rest)),

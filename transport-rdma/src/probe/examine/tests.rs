@@ -23,7 +23,7 @@ Cpus_allowed_list:\t0-15
 9000
 == $ dcb pfc show dev ens1f0np0
 pfc-cap 8 macsec-bypass off delay 7
-prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off
+prio-pfc 0:on 1:off 2:off 3:off 4:off 5:off 6:off 7:off
 ";
 
 fn examined(recording: &str, config: &RdmaConfig) -> Report {
@@ -52,7 +52,11 @@ fn hosts_of_several_vendors_are_judged() {
     let expected: [Expected; 8] = [
         ("efa", host!("aws-efa"), &[(Fault, "no-reliable-queue-pairs")]),
         ("vf", host!("azure-connectx-vf"), &[(Fault, "memlock"), (Warning, "limited-partition")]),
-        ("bnxt_re", host!("broadcom-bnxt-re"), &[(Fault, "memlock"), (Note, "slow-governor")]),
+        (
+            "bnxt_re",
+            host!("broadcom-bnxt-re"),
+            &[(Fault, "memlock"), (Note, "slow-governor"), (Note, "unprotected-priority")],
+        ),
         ("chelsio", host!("chelsio-t6-iw_cxgb4"), &[(Fault, "iwarp")]),
         (
             "irdma",
@@ -63,8 +67,8 @@ fn hosts_of_several_vendors_are_judged() {
             "roce",
             CONNECTX,
             &[
-                (Warning, "slow-pcie"),
                 (Warning, "remote-node"),
+                (Note, "slow-pcie"),
                 (Note, "small-packets"),
                 (Note, "lossy-network"),
             ],
@@ -74,7 +78,7 @@ fn hosts_of_several_vendors_are_judged() {
             host!("mellanox-infiniband"),
             &[(Fault, "no-subnet-manager"), (Warning, "limited-partition")],
         ),
-        ("vfio", host!("no-driver"), &[(Fault, "kernel-bypassed"), (Fault, "kernel-bypassed")]),
+        ("vfio", host!("no-driver"), &[(Fault, "kernel-bypassed")]),
     ];
     for (name, recording, expected) in expected {
         assert_eq!(codes(&examined(recording, &RdmaConfig::default())), expected, "{name}");
@@ -169,12 +173,25 @@ up
 fn software_is_named_and_its_firewall_looked_at() {
     let soft = |answers: &str| codes(&examined(&format!("{SOFT}{answers}"), &RdmaConfig::default()));
     assert_eq!(soft(""), [(Note, "software-device")]);
-    let drops = "== $ nft list ruleset\ntable inet f {\n chain input {\n  udp dport 4791 drop\n }\n}\n";
-    assert_eq!(soft(drops), [(Fault, "firewall-drops-roce"), (Note, "software-device")]);
+    let nft = |rules: &str| {
+        format!(
+            "== $ nft -s list ruleset\ntable inet f {{\n chain in {{\n  type filter hook input priority 0; policy accept;\n{rules} }}\n}}\n"
+        )
+    };
+    assert_eq!(
+        soft(&nft("  udp dport 4791 drop\n")),
+        [(Fault, "firewall-drops-roce"), (Note, "software-device")]
+    );
+    assert_eq!(soft(&nft("  counter udp dport 479 drop\n")), [(Note, "software-device")]);
+    let some = nft("  ip saddr 10.0.0.0/8 udp dport 4791 accept\n  udp dport 4791 drop\n");
+    assert_eq!(soft(&some), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
+    let last = nft("  tcp dport 22 accept\n  reject with icmpx admin-prohibited\n");
+    let report = examined(&format!("{SOFT}{last}"), &RdmaConfig::default());
+    assert_eq!(report.findings[0].fix, "nft insert rule inet f in udp dport 4791 accept");
     let closed =
         "== $ iptables-save\n*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp --dport 22 -j ACCEPT\nCOMMIT\n";
     assert_eq!(soft(closed), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
-    let open = format!("{closed}-A INPUT -p udp --dport 4791 -j ACCEPT\n");
+    let open = closed.replace("COMMIT", "-A INPUT -p udp --dport 4791 -j ACCEPT\nCOMMIT");
     assert_eq!(soft(&open), [(Note, "software-device")]);
     let down =
         "== /sys/class/infiniband/rxe0/ports/1/state\n1: DOWN\n== /sys/class/net/eth0/operstate\ndown\n";
@@ -198,6 +215,9 @@ const CASES: &[Case] = &[
     case("socket-bypass", Warning, "== $LD_PRELOAD\n/usr/lib/libvma.so", "env -u LD_PRELOAD"),
     case("port-down", Fault, "== /sys/class/infiniband/mlx5_0/ports/1/state\n1: DOWN\n== /sys/class/net/ens1f0np0/operstate\ndown\n== /sys/class/net/ens1f0np0/carrier\n0",
         "cable and switch port of ens1f0np0"),
+    case("slow-pcie", Warning,
+        "== /sys/class/infiniband/mlx5_0/device/current_link_width\n8\n== /sys/class/infiniband/mlx5_0/device/current_link_speed\n8.0 GT/s PCIe",
+        "bifurcation"),
     case("slow-port", Warning, "== /sys/class/infiniband/mlx5_0/ports/1/rate\n2.5 Gb/sec (1X SDR)", "auto-negotiation"),
     case("roce-v1", Warning, "== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1 !22\n== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3 !22",
         "roce_mode=2"),
@@ -218,7 +238,12 @@ const CASES: &[Case] = &[
         "== /sys/class/infiniband/mlx5_0/device/msi_irqs/\n50\n== /proc/irq/50/effective_affinity_list\n17\n", "smp_affinity_list"),
     case("slow-governor", Note, "== /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor\nschedutil", "performance"),
     case("global-pause", Note, "== $ ethtool -a ens1f0np0\nPause parameters for ens1f0np0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n", "ethtool -A ens1f0np0 rx off"),
-    case("pause-on-other-priority", Warning, "== $ ethtool -S ens1f0np0\nNIC statistics:\n     rx_prio3_pause: 7\n     rx_prio5_pause: 99\n", "prio-pfc all:off 5:on"),
+    case("unprotected-priority", Note,
+        "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 26:3 48:6\n", "rdma.dscp = 26"),
+    case("unprotected-priority", Note, "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n", "dscp-prio 26:3"),
+    case("small-packets", Note,
+        "== /sys/class/net/ens1f0np0/lower_bond0/mtu\n1\n== /sys/class/net/bond0/lower_ens1/mtu\n1\n== /sys/class/net/bond0/lower_ens2/mtu\n1\n\
+         == /sys/class/net/ens1/mtu\n9000\n== /sys/class/net/ens2/mtu\n1500\n", "ip link set ens2 mtu 9000"),
     case("small-rings", Note,
         "== $ ethtool -S ens1f0np0\nNIC statistics:\n     rx_out_of_buffer: 77\n== $ ethtool -g ens1f0np0\nRing parameters for ens1f0np0:\nPre-set maximums:\nRX:\t\t8192\nRX Mini:\tn/a\nTX:\t\t8192\nCurrent hardware settings:\nRX:\t\t1024\nRX Mini:\tn/a\nTX:\t\t1024\n",
         "ethtool -G ens1f0np0 rx 8192"),
@@ -265,7 +290,7 @@ fn the_configuration_is_compared_with_the_machine() {
     assert_eq!(judged("", &config(&|c| c.dscp.normal = 26)), [(Warning, "dscp-not-trusted")]);
     let maps = |map: &str| {
         format!(
-            "== /sys/class/net/ens1f0np0/qos/trust\ndscp\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 0:0 {map}\n"
+            "== /sys/class/net/ens1f0np0/qos/trust\ndscp\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 0:0 {map}\n== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n"
         )
     };
     let marked = config(&|c| c.dscp.normal = 26);

@@ -4,12 +4,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farcall::{Channel, Policy, Server};
 use serde_json::Value;
+use tokio::sync::Notify;
 
 /// A guard against hangs only.
 const PATIENCE: Duration = Duration::from_secs(200);
@@ -23,20 +25,26 @@ fn sh(script: &str) {
     assert!(Command::new("bash").args(["-ec", script]).status().unwrap().success(), "{script}");
 }
 
-/// A file by which one host tells the other how far it is.
-fn flag(name: &str) -> PathBuf {
-    PathBuf::from(std::env::var("FARCALL_VM_OUT").unwrap()).join(name)
+/// The other host does what it is told.
+#[farcall::service(package = "test")]
+trait Control {
+    /// Runs a script.
+    async fn run(&self, script: String) -> farcall::Result<()>;
+    /// The other host needs this one no more.
+    async fn finish(&self) -> farcall::Result<()>;
 }
 
-fn raise(name: &str) {
-    std::fs::write(flag(name), "").unwrap();
-}
+struct Controlled(Arc<Notify>);
 
-fn await_flag(name: &str) {
-    let began = Instant::now();
-    while !flag(name).exists() {
-        assert!(began.elapsed() < PATIENCE, "the other host must raise {name}");
-        thread::sleep(Duration::from_millis(50));
+impl Control for Controlled {
+    async fn run(&self, script: String) -> farcall::Result<()> {
+        sh(&script);
+        Ok(())
+    }
+
+    async fn finish(&self) -> farcall::Result<()> {
+        self.0.notify_one();
+        Ok(())
     }
 }
 
@@ -53,28 +61,40 @@ fn text(output: &Output) -> String {
 }
 
 /// The host that is looked at.
-fn serve() {
+async fn serve() {
     let mut server = Command::new(env!("CARGO_BIN_EXE_farcall"))
         .args(["serve", "--listen", "10.99.0.1:7499"])
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    await_flag("break");
-    sh(DROP);
-    raise("broken");
-    await_flag("mend");
-    sh("nft flush ruleset");
-    raise("mended");
-    await_flag("done");
+    let finished = Arc::new(Notify::new());
+    let control =
+        Server::builder().add(ControlServer::new(Controlled(finished.clone()))).transport(Policy::Tcp);
+    let control = control.bind("10.99.0.1:7498").await.unwrap();
+    let served = tokio::time::timeout(PATIENCE, control.serve_until(finished.notified())).await;
     server.kill().unwrap();
     server.wait().unwrap();
+    served.expect("the other host must finish");
 }
 
-#[test]
-fn a_host_and_the_way_to_it_are_looked_at() {
-    if std::env::var("FARCALL_HOST").unwrap() == "1" {
-        return serve();
+/// Connects to the host that is looked at, once it serves.
+async fn control() -> ControlClient {
+    let began = Instant::now();
+    loop {
+        match Channel::connect("tcp://10.99.0.1:7498").await {
+            Ok(channel) => return ControlClient::new(&channel),
+            Err(status) => assert!(began.elapsed() < PATIENCE, "host 1 must listen: {status}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_and_the_way_to_it_are_looked_at() {
+    if std::env::var("FARCALL_HOST").unwrap() == "1" {
+        return serve().await;
+    }
+    let there = control().await;
     let began = Instant::now();
     let good = loop {
         let output = doctor(&[]);
@@ -93,8 +113,7 @@ fn a_host_and_the_way_to_it_are_looked_at() {
     assert!(said.contains("there\nconnections can leave from 10.99.0.1 of rxe0 port 1"), "{said}");
 
     // A fault of the other host is named there, and first.
-    raise("break");
-    await_flag("broken");
+    there.run(DROP).await.unwrap();
     // A report is told again for five seconds.
     let began = Instant::now();
     let broken = loop {
@@ -110,8 +129,7 @@ fn a_host_and_the_way_to_it_are_looked_at() {
         "{said}"
     );
     assert!(said.contains("fault: RDMA does not reach the host"), "{said}");
-    raise("mend");
-    await_flag("mended");
+    there.run("nft flush ruleset").await.unwrap();
 
     // A fault of this host.
     sh(DROP);
@@ -132,5 +150,5 @@ fn a_host_and_the_way_to_it_are_looked_at() {
         .map(|finding| finding["code"].as_str().unwrap())
         .collect();
     assert_eq!(codes, ["mtu-differs"], "{report:#}");
-    raise("done");
+    there.finish().await.unwrap();
 }

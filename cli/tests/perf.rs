@@ -65,7 +65,7 @@ fn each_pattern_makes_calls_and_counts_their_bytes() {
             "stream-down" | "stream-up" => 64.0,
             _ => 1.0,
         };
-        let moved = number("calls") * payloads * number("size") / number("seconds") / 1e6;
+        let moved = number("calls_per_second") * payloads * number("size") / 1e6;
         assert!((number("megabytes_per_second") / moved - 1.0).abs() < 1e-6, "{outcome:#}");
         let latency = |name: &str| outcome["latency"][name].as_f64().unwrap();
         let order = ["p50", "p90", "p99", "p999", "max"].map(latency);

@@ -17,7 +17,7 @@ use farcall_core::server::ServerCore;
 use serde::{Deserialize, Serialize};
 
 use crate::middleware::{Next, Request, Response};
-use crate::{Context, Result, Status, Stream};
+use crate::{Context, PeerMemory, Result, Status, Stream};
 
 /// Tells what a server does.
 #[crate::service(package = "farcall.admin.v1", crate = "crate")]
@@ -51,8 +51,8 @@ pub struct Snapshot {
     pub memory_used: u64,
     /// The most that was ever used.
     pub memory_peak: u64,
-    /// The addresses for which memory is held, the greediest first.
-    pub memory: Vec<MemoryHeld>,
+    /// The memory that is held for each client address, the greediest first.
+    pub memory: Vec<PeerMemory>,
     /// The RDMA devices that the process has used.
     pub devices: Vec<DeviceWork>,
 }
@@ -105,27 +105,8 @@ pub struct ConnectionState {
     pub bytes: (u64, u64),
 }
 
-/// Memory that is held for an address, in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct MemoryHeld {
-    /// The address, if there is one.
-    pub address: Option<String>,
-    /// The number of its connections.
-    pub connections: u64,
-    /// The connections themselves.
-    pub sessions: u64,
-    /// Messages that have arrived in part.
-    pub partial: u64,
-    /// The arguments of handlers that run.
-    pub arguments: u64,
-    /// Items of streams that handlers have not read.
-    pub items: u64,
-    /// Answers and items that the peer has not read.
-    pub unsent: u64,
-}
-
 /// The work of an RDMA device.
+// Not `farcall_rdma::DeviceStats`, which servers without the feature `rdma` lack: their service would be another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceWork {
@@ -221,7 +202,7 @@ impl Admin for Arc<Operator> {
             memory_limit: memory.limit() as u64,
             memory_used: memory.used() as u64,
             memory_peak: memory.peak() as u64,
-            memory: memory.peers().into_iter().map(held).collect(),
+            memory: memory.peers(),
             devices: devices(),
         })
     }
@@ -262,18 +243,6 @@ fn state(connection: &crate::Connection) -> ConnectionState {
         is_encrypted: connection.is_encrypted(),
         class: connection.class().to_string(),
         bytes: (sum(|counters| counters.bytes_sent), sum(|counters| counters.bytes_received)),
-    }
-}
-
-fn held(peer: crate::PeerMemory) -> MemoryHeld {
-    MemoryHeld {
-        address: peer.address.map(|address| address.to_string()),
-        connections: peer.connections as u64,
-        sessions: peer.sessions as u64,
-        partial: peer.partial as u64,
-        arguments: peer.arguments as u64,
-        items: peer.items as u64,
-        unsent: peer.unsent as u64,
     }
 }
 

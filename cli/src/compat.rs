@@ -6,9 +6,9 @@ use std::path::Path;
 use clap::Args;
 use farcall::reflection::{Method, Service};
 
-use crate::call;
+use crate::describe::services;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Find out what a rolling upgrade would refuse: calls of old clients to new servers, and the reverse.
 ///
@@ -52,8 +52,7 @@ fn read(version: &str) -> Result<Vec<Service>, Failure> {
     if version.ends_with(".json") {
         return Err(Failure::usage(format!("{version}: there is no such file")));
     }
-    crate::runtime(1)?
-        .block_on(async { call::services(&Target::of(version).connect("farcall").await?).await })
+    crate::runtime(1)?.block_on(async { services(&Target::of(version).connect(By::Auto).await?).await })
 }
 
 /// A call that would be refused.

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::output::{self, Failure};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Connect to a server and say what calls travel by.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let answer = crate::runtime(1)?.block_on(async {
-        let channel = arguments.target.connect(if arguments.rdma { "rdma" } else { "farcall" }).await?;
+        let channel = arguments.target.connect(if arguments.rdma { By::Rdma } else { By::Auto }).await?;
         let connection = channel.connection().await.map_err(Failure::no)?;
         let peer = connection.peer().map_or_else(String::new, |peer| format!("{peer}: "));
         Ok::<_, Failure>(format!("{peer}calls travel by {}\n", connection.transport()))

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use clap::Args;
-use farcall::Code;
 use farcall::health::{HealthClient, Serving};
 
 use crate::output::{self, BAD, FAINT, Failure, GOOD, foreign};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Ask whether a server's services do their work.
 #[derive(Debug, Args)]
@@ -35,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     crate::runtime(1)?.block_on(async {
-        let client = HealthClient::new(&arguments.target.connect("farcall").await?);
+        let client = HealthClient::new(&arguments.target.connect(By::Auto).await?);
         let service = arguments.service.clone().unwrap_or_default();
         if arguments.watch {
             return watch(&client, &service).await;
@@ -70,10 +69,5 @@ fn line(name: &str, state: Serving) -> String {
 }
 
 fn refused(status: farcall::Status) -> Failure {
-    match status.code() {
-        Code::Unimplemented => Failure::no(
-            "the server does not tell its health: it needs the service of `farcall::health::Reporter`",
-        ),
-        _ => Failure::no(status),
-    }
+    Failure::of_call(&status, "add(farcall::health::Reporter::new().service())")
 }

@@ -1,8 +1,9 @@
-//! The `farcall` command: finds out what keeps RDMA from working on a machine, and what calls to a server travel by.
+//! The `farcall` command: finds out what keeps RDMA from working, measures links, and talks to servers.
 
 mod call;
 mod compat;
 mod connect;
+mod describe;
 mod doctor;
 mod explain;
 mod health;
@@ -15,6 +16,7 @@ mod serve;
 mod target;
 mod top;
 
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -42,8 +44,8 @@ enum Command {
     Perf(perf::Arguments),
     Serve(serve::Arguments),
     Connect(connect::Arguments),
-    List(call::List),
-    Describe(call::Describe),
+    List(describe::List),
+    Describe(describe::Describe),
     Call(call::Call),
     Health(health::Arguments),
     Top(top::Arguments),
@@ -72,8 +74,8 @@ fn main() -> ExitCode {
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Connect(arguments) => connect::run(&arguments),
-        Command::List(arguments) => call::list(&arguments),
-        Command::Describe(arguments) => call::describe(&arguments),
+        Command::List(arguments) => describe::list(&arguments),
+        Command::Describe(arguments) => describe::describe(&arguments),
         Command::Call(arguments) => call::call(&arguments),
         Command::Health(arguments) => health::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
@@ -97,6 +99,14 @@ fn runtime(threads: u16) -> Result<Runtime, Failure> {
         _ => Builder::new_multi_thread(),
     };
     builder.worker_threads(threads.into()).enable_all().build().map_err(Failure::no)
+}
+
+/// Returns a parser of arguments that are numbers within these limits.
+fn number(limits: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+    move |text| {
+        let number = text.parse().ok().filter(|number| limits.contains(number));
+        number.ok_or_else(|| format!("write a number from {} to {}", limits.start(), limits.end()))
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use farcall::rdma::probe::Severity;
+use farcall::{Code, Status};
 
 use crate::USAGE;
 
@@ -26,6 +27,16 @@ impl Failure {
     /// The arguments, or the files that they name, can't be used.
     pub(crate) fn usage(text: impl fmt::Display) -> Self {
         Self { text: text.to_string(), code: USAGE }
+    }
+
+    /// The call failed, perhaps because the server lacks a service: that of this function of its builder.
+    pub(crate) fn of_call(status: &Status, builder: &str) -> Self {
+        match status.code() {
+            Code::Unimplemented => {
+                Self::no(format!("the server does not offer that: it needs `Server::builder().{builder}`"))
+            }
+            _ => Self::no(status),
+        }
     }
 
     /// Returns the cause, and what to do.
@@ -70,7 +81,7 @@ pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
     written(output.write_all(text.as_bytes()).and_then(|()| output.flush()))
 }
 
-/// Returns a text of another program's so that it can't move a terminal's cursor, or do what else control characters do.
+/// Returns another program's text without control characters, which would move a terminal's cursor or do worse.
 pub(crate) fn foreign(text: &str) -> String {
     let is_harmless = |c: char| !c.is_control() || c == '\n' || c == '\t';
     text.chars().map(|c| if is_harmless(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use farcall::Code;
 use farcall::admin::{AdminClient, Captured};
 
 use crate::output::{self, Failure};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Record the unary calls of a server, with arguments and answers.
 ///
@@ -49,14 +48,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let mut file = BufWriter::new(File::create(&arguments.file).map_err(|error| unusable(&error))?);
     let (mut calls, mut missed) = (0, 0);
     crate::runtime(1)?.block_on(async {
-        let admin = AdminClient::new(&arguments.target.connect("farcall").await?);
+        let admin = AdminClient::new(&arguments.target.connect(By::Auto).await?);
         let captured = admin.capture(&arguments.only, arguments.metadata).await;
-        let mut captured = captured.map_err(|status| match status.code() {
-            Code::Unimplemented => {
-                Failure::no("the server can't be recorded: it needs `Server::builder().with_capture()`")
-            }
-            _ => Failure::no(status),
-        })?;
+        let mut captured = captured.map_err(|status| Failure::of_call(&status, "with_capture()"))?;
         let end = tokio::time::sleep(Duration::from_secs(arguments.seconds.unwrap_or(86_400 * 365)));
         let mut end = std::pin::pin!(end);
         while arguments.count.is_none_or(|most| calls < most) {

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use farcall::Channel;
 use farcall::admin::{Captured, Message, Outcome};
 use farcall::dynamic::{Client, Failed, Payload};
 use farcall::reflection::Service;
-use farcall::{Bytes, Channel};
 use tokio::sync::Semaphore;
 
-use crate::call;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
-use crate::target::Target;
+use crate::target::{By, Target};
+use crate::{call, describe, number};
 
 /// Replay recorded calls against a server, and compare the answers.
 ///
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     rate: Option<u32>,
     /// So many times as fast as they were recorded
-    #[arg(long, conflicts_with = "rate", default_value_t = 1.0, value_parser = speed)]
+    #[arg(long, conflicts_with = "rate", default_value_t = 1.0, value_parser = number(0.001..=1e6))]
     speed: f64,
     /// Calls at a time, at most
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -51,19 +51,14 @@ pub(crate) struct Arguments {
     show: usize,
 }
 
-fn speed(text: &str) -> Result<f64, String> {
-    let speed: f64 = text.parse().map_err(|_| "write a number".to_owned())?;
-    if (0.001..=1e6).contains(&speed) { Ok(speed) } else { Err("from 0.001 to 1000000".to_owned()) }
-}
-
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let calls = read(&arguments.file)?;
     crate::runtime(1)?.block_on(async {
-        let channel = arguments.target.connect("farcall").await?;
-        let services = call::services(&channel).await?;
+        let channel = arguments.target.connect(By::Auto).await?;
+        let services = describe::services(&channel).await?;
         let mut sum = Sum::default();
         let clients = clients(&calls, &services, &channel, &mut sum);
         let compared = replay(arguments, calls, &clients).await;
@@ -99,7 +94,7 @@ fn clients(
         if clients.contains_key(&recorded.path) || sum.refused.contains_key(&recorded.path) {
             continue;
         }
-        let found = call::find(services, &recorded.path).map_err(|why| why.text().to_owned());
+        let found = describe::find(services, &recorded.path).map_err(|why| why.text().to_owned());
         let found = found.and_then(|(service, method)| {
             let is_understood =
                 method.fingerprint == recorded.fingerprint || method.accepts.contains(&recorded.fingerprint);
@@ -142,7 +137,7 @@ async fn replay(
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
         tasks.push(tokio::spawn(async move {
             let began = Instant::now();
-            let call = client.unary(0, payload(&recorded.arguments)).timeout(PATIENCE);
+            let call = client.unary(0, recorded.arguments.payload()).timeout(PATIENCE);
             let call = recorded.metadata.iter().fold(call, |call, (name, value)| call.metadata(name, value));
             let outcome = outcome(call.await);
             drop(place);
@@ -156,18 +151,10 @@ async fn replay(
     compared
 }
 
-fn payload(message: &Message) -> Payload {
-    Payload::new(message.body.clone(), message.attachments.iter().cloned().map(Bytes::from).collect())
-}
-
 fn outcome(answer: Result<Payload, Failed>) -> Outcome {
-    let message = |payload: &Payload| {
-        let (body, attachments) = payload.clone().into_parts();
-        Message { body, attachments: attachments.iter().map(|bytes| bytes.to_vec()).collect() }
-    };
     match answer {
-        Ok(payload) => Outcome::Answer(message(&payload)),
-        Err(Failed::Application(payload)) => Outcome::Error(message(&payload)),
+        Ok(payload) => Outcome::Answer(Message::of(&payload)),
+        Err(Failed::Application(payload)) => Outcome::Error(Message::of(&payload)),
         Err(Failed::Status(status)) => {
             Outcome::Status(status.code().name().to_owned(), status.message().to_owned())
         }

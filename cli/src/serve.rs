@@ -11,8 +11,8 @@ use crate::target::{PORT, Settings};
 
 /// Serve what `farcall perf` measures and `farcall doctor HOST` looks at.
 ///
-/// Everybody who reaches the port may make this machine work. Without a section [tls] in the configuration nobody has to say who they
-/// are. Run it for as long as you measure.
+/// Everybody who reaches the port may make this machine work, unless a section [tls] in the configuration names who may. Run it for as
+/// long as you measure.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     })
 }
 
-/// Waits until somebody wants this process to end.
+/// Waits for Ctrl-C.
 async fn stopped() {
     if tokio::signal::ctrl_c().await.is_err() {
         // Then the default action ends it.

@@ -1,14 +1,48 @@
 //! The server that a command talks to.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use farcall::{Channel, Code, Config};
+use serde::{Deserialize, Serialize};
 
 use crate::output::Failure;
 
 /// The port that `farcall serve` listens on.
 pub(crate) const PORT: u16 = 7400;
+
+/// The link that calls go by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum By {
+    /// TCP
+    Tcp,
+    /// RDMA
+    Rdma,
+    /// RDMA where both ends have it, else TCP
+    Auto,
+}
+
+impl By {
+    /// Returns the scheme of an address.
+    fn scheme(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+            Self::Auto => "farcall",
+        }
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            by => by.scheme(),
+        })
+    }
+}
 
 /// A server's address, and how to reach it.
 #[derive(Debug, Args)]
@@ -51,24 +85,24 @@ impl Target {
         Self { host: host.to_owned(), settings: Settings { config } }
     }
 
-    /// Connects by this scheme: `tcp`, `rdma`, or `farcall`, which leaves it to the address and the configuration.
-    pub(crate) async fn connect(&self, scheme: &str) -> Result<Channel, Failure> {
+    /// Connects by a link. The address and the configuration may narrow `Auto` down.
+    pub(crate) async fn connect(&self, by: By) -> Result<Channel, Failure> {
         let config = self.settings.read()?;
-        let address = self.address(scheme);
+        let address = self.address(by);
         Channel::builder().config(config).connect(&address).await.map_err(|status| match status.code() {
             Code::InvalidArgument => Failure::usage(status),
             _ => Failure::no(status),
         })
     }
 
-    /// Returns the address for a scheme.
-    fn address(&self, scheme: &str) -> String {
+    /// Returns the address for a link.
+    fn address(&self, by: By) -> String {
         let (given, rest) = self.host.split_once("://").unwrap_or(("farcall", &self.host));
         let (given, tls) = given.strip_suffix("+tls").map_or((given, ""), |given| (given, "+tls"));
-        let scheme = match (given, scheme) {
-            ("tcp" | "rdma", "farcall") => given,
-            ("farcall" | "tcp" | "rdma", scheme) => scheme,
-            // Whoever reads the address says what is wrong with it.
+        let scheme = match (given, by) {
+            ("tcp" | "rdma", By::Auto) => given,
+            ("farcall" | "tcp" | "rdma", by) => by.scheme(),
+            // The channel's error names what is wrong with it.
             (unknown, _) => unknown,
         };
         let (hosts, settings) =
@@ -96,7 +130,7 @@ mod tests {
 
     #[test]
     fn addresses_are_completed() {
-        let address = |host: &str| Target::of(host).address("rdma");
+        let address = |host: &str| Target::of(host).address(By::Rdma);
         assert_eq!(address("db1"), "rdma://db1:7400");
         assert_eq!(address("db1:99"), "rdma://db1:99");
         assert_eq!(address("fd00::7"), "rdma://[fd00::7]:7400");
@@ -104,6 +138,6 @@ mod tests {
         assert_eq!(address("farcall+tls://db1,db2:5?rdma.port=2"), "rdma+tls://db1:7400,db2:5?rdma.port=2");
         assert_eq!(address("tcp://db1"), "rdma://db1:7400");
         assert_eq!(address("http://db1"), "http://db1:7400");
-        assert_eq!(Target::of("tcp+tls://db1").address("farcall"), "tcp+tls://db1:7400");
+        assert_eq!(Target::of("tcp+tls://db1").address(By::Auto), "tcp+tls://db1:7400");
     }
 }

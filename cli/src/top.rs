@@ -5,11 +5,12 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
-use farcall::Code;
-use farcall::admin::{AdminClient, ConnectionState, DeviceWork, MemoryHeld, MethodCalls, Snapshot};
+use farcall::PeerMemory;
+use farcall::admin::{AdminClient, ConnectionState, DeviceWork, MethodCalls, Snapshot};
 
+use crate::number;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD, foreign};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Watch what a server does: calls, connections, memory, devices.
 #[derive(Debug, Args)]
@@ -24,7 +25,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
     /// Seconds between two looks
-    #[arg(long, default_value_t = 1.0, value_parser = every)]
+    #[arg(long, default_value_t = 1.0, value_parser = number(0.1..=3600.0))]
     every: f64,
     /// Look so many times, and end
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -32,11 +33,6 @@ pub(crate) struct Arguments {
     /// Print each look as a line of JSON
     #[arg(long)]
     json: bool,
-}
-
-fn every(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
-    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 3600".to_owned()) }
 }
 
 /// How long a look may take.
@@ -47,7 +43,7 @@ const LINES: usize = 12;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     crate::runtime(1)?.block_on(async {
-        let admin = AdminClient::new(&arguments.target.connect("farcall").await?);
+        let admin = AdminClient::new(&arguments.target.connect(By::Auto).await?);
         let mut last = look(&admin).await?;
         let is_screen = std::io::stdout().is_terminal() && !arguments.json;
         for number in 1.. {
@@ -75,12 +71,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 async fn look(admin: &AdminClient) -> Result<Snapshot, Failure> {
-    admin.snapshot().timeout(PATIENCE).await.map_err(|status| match status.code() {
-        Code::Unimplemented => {
-            Failure::no("the server does not tell what it does: it needs `Server::builder().with_admin()`")
-        }
-        _ => Failure::no(status),
-    })
+    let snapshot = admin.snapshot().timeout(PATIENCE).await;
+    snapshot.map_err(|status| Failure::of_call(&status, "with_admin()"))
 }
 
 fn render(last: &Snapshot, now: &Snapshot) -> String {
@@ -198,17 +190,17 @@ fn write_connections(text: &mut String, last: &Snapshot, now: &Snapshot, seconds
     more(text, lines.len())
 }
 
-fn write_memory(text: &mut String, memory: &[MemoryHeld]) -> std::fmt::Result {
+fn write_memory(text: &mut String, memory: &[PeerMemory]) -> std::fmt::Result {
     writeln!(
         text,
         "\n{BOLD}{:<24} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10}{BOLD:#}",
         "memory held for", "conns", "sessions", "partial", "arguments", "items", "unsent"
     )?;
     for held in memory.iter().take(LINES) {
-        let address = held.address.as_deref().unwrap_or("-");
-        write!(text, "{:<24} {:>6}", clipped(address, 24), held.connections)?;
+        let address = held.address.map_or_else(|| "-".to_owned(), |address| address.to_string());
+        write!(text, "{address:<24} {:>6}", held.connections)?;
         for size in [held.sessions, held.partial, held.arguments, held.items, held.unsent] {
-            write!(text, " {:>10}", bytes(size))?;
+            write!(text, " {:>10}", bytes(size as u64))?;
         }
         writeln!(text)?;
     }

@@ -71,7 +71,7 @@ fn calls_connections_and_memory_are_shown() {
             .iter()
             .all(|connection| connection.transport.starts_with("tcp") && connection.bytes.1 > 0)
     );
-    assert_eq!(snapshot.memory[0].address.as_deref(), Some("127.0.0.1"));
+    assert_eq!(snapshot.memory[0].address, Some([127, 0, 0, 1].into()));
     assert!(snapshot.memory_limit > snapshot.memory_used);
 
     let text = printed(&farcall(&["top", &address, "--count", "1", "--every", "0.1"]));

@@ -27,7 +27,8 @@ pub enum TrafficClass {
 
 impl TrafficClass {
     /// All classes, each at the index that is its number in HELLO.
-    pub(crate) const ALL: [Self; 3] = [Self::Normal, Self::Urgent, Self::Bulk];
+    #[doc(hidden)]
+    pub const ALL: [Self; 3] = [Self::Normal, Self::Urgent, Self::Bulk];
 
     /// Returns the class with this number in a HELLO. An unknown number, from a later version, is served as normal.
     pub(crate) fn from_wire(class: u8) -> Self {

@@ -48,9 +48,15 @@ pub struct Message {
 }
 
 impl Message {
-    fn of(payload: &Payload) -> Self {
+    /// Returns a copy of what a codec has encoded.
+    pub fn of(payload: &Payload) -> Self {
         let (body, attachments) = payload.clone().into_parts();
         Self { body, attachments: attachments.iter().map(|bytes| bytes.to_vec()).collect() }
+    }
+
+    /// Returns a copy for a codec to decode.
+    pub fn payload(&self) -> Payload {
+        Payload::new(self.body.clone(), self.attachments.iter().cloned().map(Bytes::from).collect())
     }
 
     fn len(&self) -> usize {
@@ -76,10 +82,10 @@ const MOST: usize = 32 << 20;
 /// Recorders that listen at a time.
 const RECORDERS: usize = 8;
 
-/// Those who listen.
+/// The recorders that listen.
 #[derive(Debug, Default)]
 pub(super) struct Taps {
-    /// How many there are, so that a call without any costs one load.
+    /// How many there are. A call costs one load while there are none.
     count: AtomicUsize,
     taps: Mutex<Vec<Arc<Tap>>>,
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use farcall_core::transport::{self, Attempt, BoxFuture, Candidate, Reason, Upgrade};
@@ -12,7 +13,7 @@ use crate::config::RdmaConfig;
 use crate::device::{Host, LocalPath, RemoteAddress, StreamEnds};
 use crate::endpoint::{Addresses, DeviceRegistry, Endpoint, Offer, RdmaCandidate};
 use crate::link::{announced, announcement};
-use crate::probe::{Machine, Severity, examine};
+use crate::probe::{Finding, Machine, Severity, examine};
 use crate::unavailable::Unavailable;
 
 type Offered = Result<(Box<dyn Candidate>, Bytes), transport::Unavailable>;
@@ -33,6 +34,8 @@ struct Shared {
     endpoints: Mutex<Vec<Arc<Endpoint>>>,
     /// Reasons that were logged.
     logged: Mutex<HashSet<Reason>>,
+    /// The faults of this machine that were found last, and when.
+    faults: Mutex<Option<(Instant, Vec<Finding>)>>,
 }
 
 impl RdmaUpgrade {
@@ -48,8 +51,8 @@ impl RdmaUpgrade {
     }
 
     fn on(machine: Arc<DeviceRegistry>, config: RdmaConfig) -> Self {
-        let (endpoints, logged) = Default::default();
-        Self(Arc::new(Shared { machine, config, endpoints, logged }))
+        let (endpoints, logged, faults) = Default::default();
+        Self(Arc::new(Shared { machine, config, endpoints, logged, faults }))
     }
 
     /// Returns the endpoints that it keeps running.
@@ -135,17 +138,27 @@ impl RdmaUpgrade {
     }
 }
 
-/// Returns the reason with the faults of this machine that it does not name itself.
-fn with_faults(why: transport::Unavailable, config: &RdmaConfig) -> transport::Unavailable {
-    let report = examine(&Machine::this(), config);
-    let faults = report.findings.iter().filter(|finding| finding.severity == Severity::Fault);
-    let others = faults.filter(|finding| finding.code != why.reason.name());
-    let detail =
-        others.fold(why.detail, |detail, finding| format!("{detail}; found on this machine: {finding}"));
-    transport::Unavailable { detail, ..why }
-}
+/// The time for which the faults of this machine are remembered. Channels that have no connection try again every few seconds, and
+/// a look takes some seconds at worst.
+const REMEMBERED: Duration = Duration::from_secs(30);
 
 impl Shared {
+    /// Returns the reason with the faults of this machine that it does not name itself. Blocks.
+    fn with_faults(&self, why: transport::Unavailable) -> transport::Unavailable {
+        // Callers that wait for the lock share what is found.
+        let mut known = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().is_none_or(|(found, _)| found.elapsed() > REMEMBERED) {
+            let mut findings = examine(&Machine::this(), &self.config).findings;
+            findings.retain(|finding| finding.severity == Severity::Fault);
+            *known = Some((Instant::now(), findings));
+        }
+        let faults = known.iter().flat_map(|(_, faults)| faults);
+        let others = faults.filter(|finding| finding.code != why.reason.name());
+        let detail =
+            others.fold(why.detail, |detail, finding| format!("{detail}; found on this machine: {finding}"));
+        transport::Unavailable { detail, ..why }
+    }
+
     fn keep(&self, endpoint: &Arc<Endpoint>) {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         endpoints.retain(|other| other.is_usable());
@@ -177,8 +190,8 @@ impl Upgrade for RdmaUpgrade {
         if !Arc::ptr_eq(&self.0.machine, &DeviceRegistry::this()) {
             return Box::pin(async { why });
         }
-        let (config, known) = (self.0.config.clone(), why.clone());
-        let task = tokio::task::spawn_blocking(move || with_faults(why, &config));
+        let (shared, known) = (Arc::clone(&self.0), why.clone());
+        let task = tokio::task::spawn_blocking(move || shared.with_faults(why));
         Box::pin(async { task.await.unwrap_or(known) })
     }
 }

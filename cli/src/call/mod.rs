@@ -1,6 +1,6 @@
-//! `farcall call`, `list` and `describe`: services of a server that has reflection.
+//! `farcall call`: a call with arguments and answer as JSON, of a server that has reflection.
 
-mod example;
+pub(crate) mod example;
 mod json;
 mod signature;
 #[cfg(test)]
@@ -12,43 +12,15 @@ use std::time::Duration;
 use clap::Args;
 use farcall::admin::{Message, Outcome};
 use farcall::dynamic::{Client, Failed, Kind, Method, Payload, ServiceInfo};
-use farcall::reflection::{self, ReflectionClient, Service};
-use farcall::{Bytes, Channel, Code, Status, Stream, Streaming, stream};
+use farcall::reflection::{self, Service};
+use farcall::{Bytes, Channel, Status, Stream, Streaming, stream};
 use serde_json::Value;
 
 use self::signature::{Described, Plain, Signature, Type};
-use crate::output::{self, BOLD, FAINT, Failure, foreign};
-use crate::perf::By;
-use crate::target::Target;
-
-/// List the services of a server.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Example:
-  farcall list db1
-
-The server needs `Server::builder().with_reflection()`.")]
-pub(crate) struct List {
-    #[command(flatten)]
-    target: Target,
-}
-
-/// Describe the methods of a server's services, and what they take.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  farcall describe db1                    all services
-  farcall describe db1 shop.v1.Kv         one service
-  farcall describe db1 shop.v1.Kv/put     one method, with arguments to begin from")]
-pub(crate) struct Describe {
-    #[command(flatten)]
-    target: Target,
-    /// SERVICE or SERVICE/METHOD. The package may be left out where the rest is clear
-    name: Option<String>,
-    /// Print all services as JSON, for `farcall compat` and programs
-    #[arg(long, conflicts_with = "name")]
-    json: bool,
-}
+use crate::describe::{find, services};
+use crate::number;
+use crate::output::{self, Failure, foreign};
+use crate::target::{By, Target};
 
 /// Call a method, with arguments and answer as JSON.
 ///
@@ -70,7 +42,7 @@ pub(crate) struct Call {
     /// The arguments as JSON. `farcall describe HOST SERVICE/METHOD` prints some to begin from
     arguments: Option<String>,
     /// Give up after so many seconds
-    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 10.0, value_parser = number(0.001..=1e6))]
     timeout: f64,
     /// Send a name and a value beside the arguments
     #[arg(long, value_name = "NAME=VALUE")]
@@ -80,114 +52,6 @@ pub(crate) struct Call {
     transport: By,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
-    if (0.001..=1e6).contains(&seconds) { Ok(seconds) } else { Err("from 0.001 to 1000000".to_owned()) }
-}
-
-/// How long a question about services may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-pub(crate) fn list(arguments: &List) -> Result<u8, Failure> {
-    let services =
-        crate::runtime(1)?.block_on(async { services(&arguments.target.connect("farcall").await?).await })?;
-    let names: String = services.iter().map(|service| format!("{}\n", service.name)).collect();
-    output::print(&names)?;
-    Ok(0)
-}
-
-pub(crate) fn describe(arguments: &Describe) -> Result<u8, Failure> {
-    let services =
-        crate::runtime(1)?.block_on(async { services(&arguments.target.connect("farcall").await?).await })?;
-    let text = match &arguments.name {
-        None if arguments.json => {
-            format!("{}\n", serde_json::to_string_pretty(&services).map_err(Failure::no)?)
-        }
-        None => services.iter().map(described).collect::<Vec<_>>().join("\n"),
-        Some(name) if name.contains('/') => {
-            let (service, method) = find(&services, name)?;
-            let signature = types(service, method)?;
-            let example = example::arguments(&signature);
-            let mut text = described(&Service::clone(service)).lines().next().unwrap_or_default().to_owned();
-            text = format!("{text}\n  {}\n\n{BOLD}arguments{BOLD:#}\n{example:#}\n", method.signature);
-            if let Some(items) = &signature.requests {
-                text += &format!("\n{BOLD}each line of standard input{BOLD:#}\n{}\n", example::value(items));
-            }
-            text
-        }
-        Some(name) => described(service_of(&services, name)?),
-    };
-    output::print(&text)?;
-    Ok(0)
-}
-
-fn described(service: &Service) -> String {
-    let mut text = format!("{BOLD}{}{BOLD:#}  {FAINT}{}{FAINT:#}\n", service.name, service.codec);
-    for method in &service.methods {
-        text += &format!("  {}\n", method.signature);
-    }
-    text
-}
-
-pub(crate) async fn services(channel: &Channel) -> Result<Vec<Service>, Failure> {
-    let services = ReflectionClient::new(channel).services().timeout(PATIENCE).await;
-    services.map(|services| services.into_iter().map(printable).collect()).map_err(|status| {
-        match status.code() {
-            Code::Unimplemented => Failure::no(
-                "the server does not tell its services: it needs `Server::builder().with_reflection()`",
-            ),
-            _ => Failure::no(status),
-        }
-    })
-}
-
-/// Returns the service with names that can be printed.
-fn printable(mut service: Service) -> Service {
-    service.name = foreign(&service.name);
-    service.codec = foreign(&service.codec);
-    for method in &mut service.methods {
-        method.name = foreign(&method.name);
-        method.signature = foreign(&method.signature);
-    }
-    service
-}
-
-/// Finds a service by its name, or by the end of it.
-fn service_of<'a>(services: &'a [Service], name: &str) -> Result<&'a Service, Failure> {
-    let is_end = |service: &&Service| service.name == name || service.name.ends_with(&format!(".{name}"));
-    let found: Vec<_> = services.iter().filter(is_end).collect();
-    match (&found[..], services.iter().find(|service| service.name == name)) {
-        (_, Some(service)) | (&[service], None) => Ok(service),
-        (several, None) => {
-            let (what, names) = match several {
-                [] => {
-                    ("there is no", services.iter().map(|service| service.name.as_str()).collect::<Vec<_>>())
-                }
-                _ => {
-                    ("there is more than one", several.iter().map(|service| service.name.as_str()).collect())
-                }
-            };
-            Err(Failure::usage(format!("{what} service `{name}`; there are {}", names.join(", "))))
-        }
-    }
-}
-
-pub(crate) fn find<'a>(
-    services: &'a [Service],
-    name: &str,
-) -> Result<(&'a Service, &'a reflection::Method), Failure> {
-    let Some((service, method)) = name.rsplit_once('/') else {
-        return Err(Failure::usage(format!("`{name}` is no method: write SERVICE/METHOD")));
-    };
-    let service = service_of(services, service)?;
-    let found = service.methods.iter().find(|known| known.name == method);
-    let names = || service.methods.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ");
-    let found = found.ok_or_else(|| {
-        Failure::usage(format!("{} has no method `{method}`; it has {}", service.name, names()))
-    })?;
-    Ok((service, found))
-}
-
 fn understood(method: &reflection::Method) -> Result<Signature, Failure> {
     Signature::parse(&method.signature)
         .map_err(|why| Failure::no(format!("the signature `{}` is not understood: {why}", method.signature)))
@@ -195,12 +59,7 @@ fn understood(method: &reflection::Method) -> Result<Signature, Failure> {
 
 pub(crate) fn call(arguments: &Call) -> Result<u8, Failure> {
     crate::runtime(1)?.block_on(async {
-        let scheme = match arguments.transport {
-            By::Tcp => "tcp",
-            By::Rdma => "rdma",
-            By::Auto => "farcall",
-        };
-        let channel = arguments.target.connect(scheme).await?;
+        let channel = arguments.target.connect(arguments.transport).await?;
         let services = services(&channel).await?;
         let (service, method) = find(&services, &arguments.method)?;
         made(arguments, &channel, service, method).await
@@ -248,7 +107,7 @@ async fn made(
 }
 
 /// Returns the types of a method.
-fn types(service: &Service, method: &reflection::Method) -> Result<Signature, Failure> {
+pub(crate) fn types(service: &Service, method: &reflection::Method) -> Result<Signature, Failure> {
     match service.codec.as_str() {
         "postcard" => understood(method),
         "raw" if method.kind() == Kind::Unary => Ok(raw()),
@@ -391,7 +250,7 @@ pub(crate) fn shown(services: &[Service], path: &str, outcome: &Outcome) -> Stri
     let signature =
         find(services, path).ok().and_then(|(_, method)| Signature::parse(&method.signature).ok());
     let decoded = |described: Option<&Described>, message: &Message| {
-        let value = described.and_then(|described| json::decode(described, &payload(message)).ok());
+        let value = described.and_then(|described| json::decode(described, &message.payload()).ok());
         value.map_or_else(|| format!("{} bytes", message.body.len()), |value| clipped(&value.to_string()))
     };
     match outcome {
@@ -413,16 +272,12 @@ pub(crate) fn shown_arguments(services: &[Service], path: &str, message: &Messag
         find(services, path).ok().and_then(|(_, method)| Signature::parse(&method.signature).ok());
     let values = signature.and_then(|signature| {
         let types = signature.arguments.iter().map(|(_, described)| described);
-        json::decode_all(types, &payload(message)).ok()
+        json::decode_all(types, &message.payload()).ok()
     });
     values.map_or_else(
         || format!("{} bytes", message.body.len()),
         |values| clipped(&Value::Array(values).to_string()),
     )
-}
-
-fn payload(message: &Message) -> Payload {
-    Payload::new(message.body.clone(), message.attachments.iter().cloned().map(Bytes::from).collect())
 }
 
 fn clipped(text: &str) -> String {

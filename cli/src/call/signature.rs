@@ -165,7 +165,7 @@ impl<'a> Reader<'a> {
     fn name(&mut self) -> &'a str {
         let end = self.rest.find([' ', ',', ':', ';', '|', '<', '>', '[', ']', '(', ')', '{', '}', '#']);
         let end = end.unwrap_or(self.rest.len());
-        // What no programmer writes is none.
+        // A name this long is an attack.
         let (name, rest) = self.rest.split_at(if end > LONGEST { 0 } else { end });
         self.rest = rest;
         name

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::service::DoctorClient;
 use crate::perf::service::{PerfClient, filled};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Something about the way between two machines, in the form of a finding.
 #[derive(Debug, Serialize)]
@@ -44,7 +44,7 @@ const CALLS: usize = 50;
 /// Looks at a host that runs `farcall serve`, and at the way there. A host that is not reached is a fault, like others.
 pub(super) async fn look(target: &Target, here: &Report) -> Other {
     let mut other = Other { there: None, between: Vec::new(), auto: String::new() };
-    let channel = match target.connect("tcp").await {
+    let channel = match target.connect(By::Tcp).await {
         Ok(channel) => channel,
         Err(why) => {
             other.between.push(unreached(why.text()));
@@ -59,7 +59,7 @@ pub(super) async fn look(target: &Target, here: &Report) -> Other {
         other.between.extend(mtu(here, there));
     }
     other.between.extend(rdma(target).await);
-    other.auto = match target.connect("farcall").await {
+    other.auto = match target.connect(By::Auto).await {
         Ok(channel) => {
             channel.transport().await.map_or_else(|status| status.to_string(), |chosen| chosen.to_string())
         }
@@ -116,7 +116,7 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
 
 /// Finds that RDMA does not reach the host, or does for short messages only.
 async fn rdma(target: &Target) -> Option<Between> {
-    let channel = match target.connect("rdma").await {
+    let channel = match target.connect(By::Rdma).await {
         Ok(channel) => channel,
         Err(why) => {
             return Some(Between {

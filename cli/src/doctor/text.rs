@@ -136,7 +136,13 @@ fn write_port(text: &mut String, port: &PortView, verbose: bool) -> std::fmt::Re
     let state = if port.state == "ACTIVE" { GOOD } else { BAD };
     writeln!(text, "  port {} {state}{}{state:#}  {}", port.number, port.state, facts.join(", "))?;
     for address in port.addresses.iter().filter(|address| verbose || address.is_chosen) {
-        let chosen = if address.is_chosen { ", which farcall would choose" } else { "" };
+        let chosen = match (address.is_chosen, port.link_layer) {
+            (false, _) => "",
+            (true, "Ethernet") => {
+                ", the best that the configuration allows: RoCE v2 comes before v1, IPv4 before IPv6"
+            }
+            (true, _) => ", the best that the configuration allows",
+        };
         writeln!(text, "    {}  entry {}, {}{chosen}", address.address, address.index, address.kind)?;
     }
     let others = port.addresses.iter().filter(|address| !address.is_chosen).count();

@@ -5,17 +5,7 @@ use std::fmt;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// The link that calls go by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum By {
-    /// TCP
-    Tcp,
-    /// RDMA
-    Rdma,
-    /// RDMA where both ends have it, else TCP
-    Auto,
-}
+use crate::target::By;
 
 /// The use of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
@@ -55,18 +45,12 @@ impl Pattern {
 /// Items of a stream.
 pub(crate) const STREAM: u32 = 64;
 
-macro_rules! shown_as_argument {
-    ($($type:ty)*) => {$(
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let value = self.to_possible_value();
-                f.pad(value.as_ref().map_or("", |value| value.get_name()))
-            }
-        }
-    )*};
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.pad(value.as_ref().map_or("", |value| value.get_name()))
+    }
 }
-
-shown_as_argument! { By Pattern }
 
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -32,7 +32,7 @@ fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are valid")
 }
 
-/// The calls so far, for who watches.
+/// The number of calls so far, for the progress bar.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) calls: AtomicU64,

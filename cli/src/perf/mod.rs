@@ -20,13 +20,13 @@ use farcall::{Channel, Code};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::case::By;
 use self::case::{Case, Outcome, Pattern};
 use self::environment::Environment;
 use self::load::{Length, Progress};
 use self::service::PerfClient;
+use crate::number;
 use crate::output::{self, Failure};
-use crate::target::Target;
+use crate::target::{By, Target};
 
 /// Measure calls to a host that runs `farcall serve`, by TCP and RDMA side by side.
 ///
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     rate: Vec<u32>,
     /// How long each measurement takes, in seconds
-    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 2.0, value_parser = number(0.01..=3600.0))]
     seconds: f64,
     /// Threads that call. One, as is the default, is what most others measure with
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -93,11 +93,6 @@ pub(crate) struct Results {
     outcomes: Vec<Outcome>,
     /// The measurements that could not be made, each with the reason.
     missing: Vec<String>,
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
-    if (0.01..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.01 to 3600".to_owned()) }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
@@ -130,9 +125,11 @@ fn read(file: &Path) -> Result<Results, Failure> {
 }
 
 async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
+    let here = Environment::here();
     let mut results = Results {
-        client: Environment::here(),
-        server: Environment::here(),
+        client: here.clone(),
+        // Until it says it.
+        server: here,
         outcomes: Vec::new(),
         missing: Vec::new(),
     };
@@ -170,14 +167,9 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
 }
 
 async fn connect(arguments: &Arguments, by: By, connections: u32) -> Result<Vec<Channel>, Failure> {
-    let scheme = match by {
-        By::Tcp => "tcp",
-        By::Rdma => "rdma",
-        By::Auto => "farcall",
-    };
     let mut channels = Vec::new();
     for _ in 0..connections {
-        channels.push(arguments.target.connect(scheme).await?);
+        channels.push(arguments.target.connect(by).await?);
     }
     Ok(channels)
 }

@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 pub(crate) use self::account::{Account, Gauge};
@@ -73,7 +74,7 @@ struct Peer {
 }
 
 /// The memory that is held for one address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PeerMemory {
     /// The address; for IPv6, the lowest one of the network, whose prefix has 64 bits. `None` for peers of transports without

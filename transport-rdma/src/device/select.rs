@@ -43,6 +43,12 @@ impl Selection {
     fn at(&self) -> (String, u8) {
         (self.device.clone(), self.port)
     }
+
+    /// Returns the device among those that were just found.
+    pub fn summary<'a>(&self, devices: &'a [DeviceSummary]) -> Result<&'a DeviceSummary, Unavailable> {
+        let found = devices.iter().find(|device| device.name == self.device);
+        found.ok_or_else(|| Unavailable::NoDevice { detail: format!("{} has just vanished", self.device) })
+    }
 }
 
 /// Returns the addresses that links of a session may leave from, within what `config` allows, and the best first for a TCP

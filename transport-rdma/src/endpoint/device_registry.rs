@@ -117,8 +117,7 @@ impl DeviceRegistry {
     ) -> Result<(Arc<Endpoint>, LocalPath), Unavailable> {
         let chosen = addresses.list.get(index).ok_or_else(|| absent("the address"))?;
         let (devices, _) = &*addresses.found;
-        let summary = devices.iter().find(|device| device.name == chosen.device);
-        let summary = summary.ok_or_else(|| absent(&chosen.device))?;
+        let summary = chosen.summary(devices)?;
 
         let mut open = self.open();
         open.forget();

@@ -121,14 +121,13 @@ impl Machine {
         Some(target.ok()?.rsplit('/').next()?.to_owned())
     }
 
-    /// Opens a device's node for reading and writing, and closes it. Returns its mode and owner.
-    pub(crate) fn open(&self, node: &str) -> Result<Node, i32> {
+    /// Opens a device's node for reading and writing, and closes it, or returns the error number.
+    pub(crate) fn open(&self, node: &str) -> Result<(), i32> {
         let answer = self.ask(format!("open {node}"), |root| {
-            let path = below(root, node);
-            fs::File::options().read(true).write(true).open(&path)?;
-            Node::of(&path)
+            fs::File::options().read(true).write(true).open(below(root, node))?;
+            Ok(String::new())
         });
-        answer.map(Node)
+        answer.map(drop)
     }
 
     /// Returns the mode and owner of a device's node.

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest time that a program may take. Those that are asked read a few files or netlink messages.
+/// The longest time that a program may take. The programs here read a few files or netlink messages.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 /// The most that is kept of what it prints.
@@ -44,7 +44,7 @@ pub(super) fn run(program: &[&str], limit: Duration) -> io::Result<String> {
     let began = Instant::now();
     let late = || io::Error::from_raw_os_error(libc::ETIMEDOUT);
     let Ok(bytes) = receiver.recv_timeout(limit) else {
-        // It may have ended by itself just now. Whoever can't be killed is not waited for.
+        // The program may have ended just now. One that can't be killed is left alone.
         let _ = child.kill();
         thread::spawn(move || child.wait());
         return Err(late());

@@ -115,14 +115,16 @@ pub struct Counters {
 impl Counters {
     /// Reads the counters. Blocks for milliseconds.
     pub fn read(machine: &Machine) -> Self {
-        let config = RdmaConfig::default();
-        let view = View::new(machine, &config);
+        Self::of(&View::new(machine, &RdmaConfig::default()))
+    }
+
+    pub(super) fn of(view: &View<'_>) -> Self {
         let mut values = BTreeMap::new();
         for device in view.summaries.iter().filter(|device| device.unsuited.is_none()) {
             for port in &device.ports {
                 let netdev = view.netdev(device, port).filter(|_| !view.is_software(device));
                 let cards = netdev.map(|netdev| view.cards(&netdev)).unwrap_or_default();
-                let ethernet = cards.iter().filter_map(|card| machine.run(&["ethtool", "-S", card]));
+                let ethernet = cards.iter().filter_map(|card| view.machine.run(&["ethtool", "-S", card]));
                 let ethernet: String = ethernet.map(|text| text + "\n").collect();
                 for (kind, place, names) in KNOWN {
                     for name in *names {
@@ -170,8 +172,8 @@ impl Counters {
             }
         }
         let finding = |((at, code), grown): ((&str, &str), Vec<String>)| {
-            let kind = KINDS.iter().find(|kind| kind.code == code)?;
-            Some(Finding::new(kind, format!("{at} counted {} {when}", grown.join(", ")), remedy(kind)))
+            let (kind, remedy) = REMEDIES.iter().find(|(kind, _)| kind.code == code)?;
+            Some(Finding::new(kind, format!("{at} counted {} {when}", grown.join(", ")), *remedy))
         };
         grown.into_iter().filter_map(finding).collect()
     }
@@ -187,25 +189,26 @@ fn of_ethtool(text: &str, name: &str) -> Option<String> {
     values.reduce(u64::saturating_add).map(|sum| sum.to_string())
 }
 
-fn remedy(kind: &Kind) -> &'static str {
-    match kind.code {
-        "packets-lost" => {
-            "see whether they grow: `farcall doctor --watch 10`; if so give RoCE a lossless priority (PFC) or marks (ECN) on hosts and \
-             switches, and look for full queues there"
-        }
-        "congestion" => {
-            "if throughput is too low, look for several senders to one receiver, or for a slow receiver"
-        }
-        "damaged-packets" => {
-            "reseat or replace cable and transceivers: `ethtool -m NETDEV`, `mlxlink -d DEVICE -c`, `ibdiagnet`"
-        }
-        "receiver-not-ready" => {
-            "see which program it is: `rdma resource show qp`; if it is farcall, report a bug"
-        }
-        "requests-refused" => "look into both programs' logs for closed connections at that time",
-        "gave-up" => {
-            "find out whether the peer's host was down; else look for lost packets, MTU and the route to it (`ip route get ADDRESS`)"
-        }
-        _ => "see the kernel's log for when; check cable and switch port",
-    }
-}
+/// The remedy of each kind.
+static REMEDIES: &[(&Kind, &str)] = &[
+    (
+        &LOSS,
+        "see whether they grow: `farcall doctor --watch 10`; if so give RoCE a lossless priority (PFC) or marks (ECN) on hosts and \
+         switches, and look for full queues there",
+    ),
+    (
+        &CONGESTION,
+        "if throughput is too low, look for several senders to one receiver, or for a slow receiver",
+    ),
+    (
+        &CORRUPTION,
+        "reseat or replace cable and transceivers: `ethtool -m NETDEV`, `mlxlink -d DEVICE -c`, `ibdiagnet`",
+    ),
+    (&RECEIVER, "see which program it is: `rdma resource show qp`; if it is farcall, report a bug"),
+    (&ACCESS, "look into both programs' logs for closed connections at that time"),
+    (
+        &GAVE_UP,
+        "find out whether the peer's host was down; else look for lost packets, MTU and the route to it (`ip route get ADDRESS`)",
+    ),
+    (&LINK, "see the kernel's log for when; check cable and switch port"),
+];

@@ -1,13 +1,14 @@
 //! Looks at a machine.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::view::View;
 use super::{
     Counters, Kind, Probe, Report, addresses, counters, devices, finding, firewall, limits, network,
     placement, software, trial,
 };
-use crate::device::{Host, LocalPath, RdmaConfig, Unavailable, choose};
+use crate::device::{Device, Host, LocalPath, RdmaConfig, Unavailable, choose};
 use crate::machine::Machine;
 use crate::resources::Memory;
 use crate::verbs::SystemHost;
@@ -21,21 +22,29 @@ pub fn probe(config: &RdmaConfig, local: Option<IpAddr>) -> Result<Probe, Unavai
 }
 
 fn probe_host(host: &dyn Host, config: &RdmaConfig, local: Option<IpAddr>) -> Result<Probe, Unavailable> {
-    let devices = host.devices()?;
-    let chosen = choose(&devices, &host.interfaces(), config, local)?;
-    let absent = || Unavailable::NoDevice { detail: format!("{} has just vanished", chosen.device) };
-    let summary = devices.iter().find(|device| device.name == chosen.device).ok_or_else(absent)?;
-    let device = host.open(summary, config)?;
+    let (device, path) = open(host, config, local)?;
     Memory::try_out(&*device)?;
-    let status = device.port(chosen.port)?;
-    let path = LocalPath::new(chosen.port, &chosen.gid, status, config);
     Ok(Probe {
-        device: chosen.device,
+        device: device.name().to_owned(),
         port: path.port,
         gid_index: path.gid_index,
         gid: path.gid.ip(),
-        mtu: status.active_mtu.bytes(),
+        mtu: path.status.active_mtu.bytes(),
     })
+}
+
+/// Opens the device that a connection would use, and returns the path from there.
+pub(super) fn open(
+    host: &dyn Host,
+    config: &RdmaConfig,
+    local: Option<IpAddr>,
+) -> Result<(Arc<dyn Device>, LocalPath), Unavailable> {
+    let devices = host.devices()?;
+    let chosen = choose(&devices, &host.interfaces(), config, local)?;
+    let device = host.open(chosen.summary(&devices)?, config)?;
+    let status = device.port(chosen.port)?;
+    let path = LocalPath::new(chosen.port, &chosen.gid, status, config);
+    Ok((device, path))
 }
 
 /// The kinds of findings that there are.
@@ -71,7 +80,7 @@ pub fn examine(machine: &Machine, config: &RdmaConfig) -> Report {
     report.extend(placement::check(&view));
     report.extend(network::check(&view));
     report.extend(firewall::check(&view));
-    report.extend(Counters::read(machine).not_zero());
+    report.extend(Counters::of(&view).not_zero());
     report
 }
 

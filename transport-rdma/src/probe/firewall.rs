@@ -31,8 +31,8 @@ pub(super) fn check(view: &View<'_>) -> Option<Finding> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Chain {
     program: &'static str,
-    /// What goes before a rule that is put in front of the others.
-    insert: String,
+    /// The chain, as its program names it.
+    name: String,
     drops_by_default: bool,
     rules: Vec<String>,
 }
@@ -46,8 +46,8 @@ impl Chain {
         let drops = |rule: &String| has(rule, &["drop", "reject", "DROP", "REJECT"]);
         let accepts = |rule: &String| has(rule, &["accept", "ACCEPT"]);
         let fix = match self.program {
-            "nft" => format!("nft insert rule {} udp dport {ROCE_PORT} accept", self.insert),
-            _ => format!("iptables -I {} -p udp --dport {ROCE_PORT} -j ACCEPT", self.insert),
+            "nft" => format!("nft insert rule {} udp dport {ROCE_PORT} accept", self.name),
+            _ => format!("iptables -I {} -p udp --dport {ROCE_PORT} -j ACCEPT", self.name),
         };
         let about: Vec<_> = self.rules.iter().filter(|rule| names_port(rule)).collect();
         let is_accepted = about.iter().take_while(|rule| !drops(rule)).any(|rule| accepts(rule));
@@ -70,7 +70,7 @@ impl Chain {
         let closed = self.drops_by_default || self.rules.last().filter(|rule| is_bare(rule)).is_some();
         let seen = format!(
             "{} drops what no rule accepts ({}), and no rule names UDP port {ROCE_PORT}",
-            self.program, self.insert
+            self.program, self.name
         );
         (closed && !is_accepted).then(|| Finding::new(&MAY_DROP, seen, fix))
     }
@@ -85,7 +85,7 @@ fn of_nft(text: &str) -> Vec<Chain> {
         if let Some(name) = name.strip_prefix("table ") {
             table = name.to_owned();
         } else if let Some(name) = name.strip_prefix("chain ") {
-            open = Some(Chain { program: "nft", insert: format!("{table} {name}"), ..Chain::default() });
+            open = Some(Chain { program: "nft", name: format!("{table} {name}"), ..Chain::default() });
             is_input = false;
         } else if line == "}" {
             chains.extend(open.take().filter(|_| is_input));
@@ -109,7 +109,7 @@ fn of_iptables(text: &str) -> Vec<Chain> {
         .map(str::trim)
         .skip_while(|line| *line != "*filter")
         .take_while(|line| *line != "COMMIT");
-    let mut chain = Chain { program: "iptables", insert: "INPUT".to_owned(), ..Chain::default() };
+    let mut chain = Chain { program: "iptables", name: "INPUT".to_owned(), ..Chain::default() };
     for line in filter {
         chain.drops_by_default |= line.starts_with(":INPUT DROP");
         if line.starts_with("-A INPUT ") {

@@ -19,6 +19,9 @@ kinds! { KINDS:
     DSCP_UNMAPPED = "dscp-not-mapped", Warning, Network,
         "The configuration marks packets with a DSCP that this network card maps to no priority, or to one without pauses. \
          They travel in a queue that has no protection.";
+    ECN_OFF = "ecn-off", Warning, Network,
+        "With `rdma.ecn` switches mark packets where they queue. This network card ignores the marks, or does not slow down for those who \
+         report them, so queues grow until packets are lost.";
     GLOBAL_PAUSE = "global-pause", Note, Network,
         "The network card pauses all traffic when the other side is full, TCP and heartbeats as well. It keeps RoCE from loss, but one \
          slow receiver can hold up the whole switch.";
@@ -37,7 +40,7 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     let cards = netdev.map(|netdev| view.cards(&netdev)).unwrap_or_default();
     let of = |card: &String| {
         let qos = Qos::read(view, card);
-        [qos.loss(view), qos.priority(view), qos.global_pause(), small_rings(view, card)]
+        [qos.loss(view), qos.priority(view), qos.ecn(view), qos.global_pause(), small_rings(view, card)]
             .into_iter()
             .flatten()
     };
@@ -95,8 +98,7 @@ impl<'a> Qos<'a> {
 
     /// Finds that packets are not in a priority that is lossless.
     fn priority(&self, view: &View<'_>) -> Option<Finding> {
-        let classes = [TrafficClass::Normal, TrafficClass::Urgent, TrafficClass::Bulk];
-        classes.into_iter().find_map(|class| self.of_mark(view.config.dscp.of(class)))
+        TrafficClass::ALL.into_iter().find_map(|class| self.of_mark(view.config.dscp.of(class)))
     }
 
     fn of_mark(&self, mark: u8) -> Option<Finding> {
@@ -109,15 +111,13 @@ impl<'a> Qos<'a> {
             return Some(Finding::new(&TRUST, seen, fix));
         }
         let lossless = self.lossless.as_ref().filter(|lossless| !lossless.is_empty())?;
-        let mapped = self.dscp.iter().find(|(dscp, _)| *dscp == mark).map(|(_, priority)| *priority);
-        // Packets that are not mapped, or not in a VLAN, have priority 0.
-        if lossless.contains(&mapped.unwrap_or(0)) {
+        let priority = self.priority_of(mark);
+        if lossless.contains(&priority) {
             return None;
         }
         if mark == 0 {
             let seen = format!(
-                "{netdev} pauses for {lossless:?}, and packets without a DSCP have priority {}",
-                mapped.unwrap_or(0)
+                "{netdev} pauses for {lossless:?}, and packets without a DSCP have priority {priority}"
             );
             let marks = self.dscp.iter().find(|(_, priority)| lossless.contains(priority));
             let fix = marks.map_or_else(
@@ -126,11 +126,29 @@ impl<'a> Qos<'a> {
             );
             return Some(Finding::new(&UNPROTECTED, seen, fix));
         }
-        let mapped =
-            mapped.map_or_else(|| "no priority".to_owned(), |priority| format!("priority {priority}"));
-        let seen = format!("{netdev} maps DSCP {mark} to {mapped}, and pauses for {lossless:?}");
+        let seen = format!("{netdev} puts DSCP {mark} into priority {priority}, and pauses for {lossless:?}");
         let fix = format!("dcb app replace dev {netdev} dscp-prio {mark}:{}", lossless[0]);
         Some(Finding::new(&DSCP_UNMAPPED, seen, fix))
+    }
+
+    /// Returns the priority of packets with this DSCP. Packets that are not mapped, or not in a VLAN, have priority 0.
+    fn priority_of(&self, mark: u8) -> u8 {
+        self.dscp.iter().find(|(dscp, _)| *dscp == mark).map_or(0, |(_, priority)| *priority)
+    }
+
+    /// Finds that ECN is off for the packets' priority, where the driver has the files of MLNX_OFED.
+    fn ecn(&self, view: &View<'_>) -> Option<Finding> {
+        if !view.config.ecn {
+            return None;
+        }
+        let priorities = TrafficClass::ALL.map(|class| self.priority_of(view.config.dscp.of(class)));
+        // The receiver's part (notification point), and the sender's (reaction point).
+        let mut files = priorities
+            .iter()
+            .flat_map(|priority| ["roce_np", "roce_rp"].map(|part| format!("ecn/{part}/enable/{priority}")));
+        let off = files.find(|file| view.of_netdev(self.netdev, file).as_deref() == Some("0"))?;
+        let file = format!("/sys/class/net/{}/{off}", self.netdev);
+        Some(Finding::new(&ECN_OFF, format!("rdma.ecn is on, and {file} is 0"), format!("echo 1 > {file}")))
     }
 
     fn global_pause(&self) -> Option<Finding> {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Finding, Severity};
 
 /// The device that a connection would use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Probe {
     /// The device's name in the kernel.

@@ -175,7 +175,7 @@ impl Writer<'_> {
                 None => return mismatch("a text", value),
             },
             Plain::Bytes | Plain::Attachment => match bytes_of(value)? {
-                // Those of an attachment have a bit that says that they are here.
+                // The lowest bit of an attachment's length is 0 if the bytes follow.
                 Some(bytes) => return self.bytes(&bytes, u32::from(plain == Plain::Attachment)),
                 None => return mismatch("a text, a list of bytes, or {\"hex\": \"00ff\"}", value),
             },

@@ -297,6 +297,12 @@ fn the_configuration_is_compared_with_the_machine() {
     assert_eq!(judged(&maps("24:3"), &marked), [(Warning, "dscp-not-mapped")]);
     assert_eq!(judged(&maps("26:4"), &marked), [(Warning, "dscp-not-mapped")]);
     assert_eq!(judged(&maps("26:3"), &marked), []);
+    let with_ecn = config(&|c| (c.dscp.normal, c.ecn) = (26, true));
+    let of_ecn =
+        |state: &str| format!("{}== /sys/class/net/ens1f0np0/ecn/roce_rp/enable/3\n{state}\n", maps("26:3"));
+    assert_eq!(judged(&of_ecn("1"), &with_ecn), []);
+    assert_eq!(judged(&of_ecn("0"), &with_ecn), [(Warning, "ecn-off")]);
+    assert_eq!(judged(&of_ecn("0"), &marked), []);
     let local = "== /sys/class/infiniband/mlx5_0/ports/1/gids/3 !2\n== /sys/class/infiniband/mlx5_0/ports/1/gids/2 !2\n";
     assert_eq!(judged(local, &RdmaConfig::default()), [(Warning, "link-local")]);
     let bare = format!("{local}== interfaces\nlo 127.0.0.1/8\n");

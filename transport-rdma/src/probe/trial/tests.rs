@@ -1,4 +1,8 @@
+use std::sync::Arc;
+
 use super::*;
+use crate::Unavailable;
+use crate::device::WcStatus;
 use crate::probe::{Severity, examine};
 use crate::sim::{Fabric, SimHost};
 

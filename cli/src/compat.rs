@@ -8,7 +8,7 @@ use farcall::reflection::{Method, Service};
 
 use crate::describe::services;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
-use crate::target::{By, Target};
+use crate::target::{By, Settings, Target};
 
 /// Find out what a rolling upgrade would refuse: calls of old clients to new servers, and the reverse.
 ///
@@ -27,9 +27,12 @@ pub(crate) struct Arguments {
     old: String,
     /// The new version: a file, or a server
     new: String,
+    #[command(flatten)]
+    settings: Settings,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let read = |version: &str| read(version, &arguments.settings);
     let (old, new) = (read(&arguments.old)?, read(&arguments.new)?);
     let forwards = refused(&old, &new);
     let backwards = refused(&new, &old);
@@ -42,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// Reads the services of a version.
-fn read(version: &str) -> Result<Vec<Service>, Failure> {
+fn read(version: &str, settings: &Settings) -> Result<Vec<Service>, Failure> {
     if Path::new(version).is_file() {
         let unusable = |why: &dyn std::fmt::Display| Failure::usage(format!("{version}: {why}"));
         let text = std::fs::read_to_string(version).map_err(|error| unusable(&error))?;
@@ -52,7 +55,8 @@ fn read(version: &str) -> Result<Vec<Service>, Failure> {
     if version.ends_with(".json") {
         return Err(Failure::usage(format!("{version}: there is no such file")));
     }
-    crate::runtime(1)?.block_on(async { services(&Target::of(version).connect(By::Auto).await?).await })
+    let target = Target::of(version, settings);
+    crate::runtime(1)?.block_on(async { services(&target.connect(By::Auto).await?).await })
 }
 
 /// A call that would be refused.

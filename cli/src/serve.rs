@@ -11,8 +11,8 @@ use crate::target::{PORT, Settings};
 
 /// Serve what `farcall perf` measures and `farcall doctor HOST` looks at.
 ///
-/// Everybody who reaches the port may make this machine work, unless a section [tls] in the configuration names who may. Run it for as
-/// long as you measure.
+/// Everybody who reaches the port may make this machine work, unless `--ca` says whose certificates count. Run it for as long as you
+/// measure.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -51,43 +51,96 @@ pub(crate) struct Target {
     host: String,
     #[command(flatten)]
     settings: Settings,
+    /// The name that the server's certificate must have, if it is not the host's
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "NAME", help_heading = ENCRYPTION)]
+    server_name: Option<String>,
 }
 
+/// The heading of arguments for encryption.
+#[cfg(feature = "tls")]
+const ENCRYPTION: &str = "Encryption";
+
 /// A configuration, for either side.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Settings {
     /// Take settings from a TOML file: rdma, tcp, tls, limits
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    #[command(flatten)]
+    tls: Tls,
+}
+
+/// Files of a section `[tls]`. They count before those of the configuration.
+#[cfg(feature = "tls")]
+#[derive(Clone, Debug, Default, Args)]
+struct Tls {
+    /// Encrypt, and trust certificates that these CAs have signed (PEM)
+    #[arg(long, value_name = "FILE", help_heading = ENCRYPTION)]
+    ca: Option<PathBuf>,
+    /// Show the other side this certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "key", help_heading = ENCRYPTION)]
+    cert: Option<PathBuf>,
+    /// The private key of `--cert` (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert", help_heading = ENCRYPTION)]
+    key: Option<PathBuf>,
+}
+
+#[cfg(feature = "tls")]
+impl Tls {
+    /// Returns a configuration with these files.
+    fn applied(&self, mut config: Config) -> Config {
+        if self.ca.is_none() && self.cert.is_none() {
+            return config;
+        }
+        let tls = config.tls.get_or_insert_default();
+        for (given, setting) in
+            [(&self.ca, &mut tls.ca), (&self.cert, &mut tls.cert), (&self.key, &mut tls.key)]
+        {
+            if given.is_some() {
+                setting.clone_from(given);
+            }
+        }
+        config
+    }
 }
 
 impl Settings {
     pub(crate) fn read(&self) -> Result<Config, Failure> {
-        self.config.as_deref().map_or_else(|| Ok(Config::default()), read)
+        let config = self.config.as_deref().map_or_else(|| Ok(Config::default()), read)?;
+        #[cfg(feature = "tls")]
+        let config = self.tls.applied(config);
+        Ok(config)
     }
 }
 
 /// Reads a configuration.
-pub(crate) fn read(file: &Path) -> Result<Config, Failure> {
+fn read(file: &Path) -> Result<Config, Failure> {
     let unusable = |why: &dyn std::fmt::Display| Failure::usage(format!("{}: {why}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|error| unusable(&error))?;
     Config::from_toml(&text).map_err(|error| unusable(&error))
 }
 
 impl Target {
-    /// Returns a server that is reached without further settings.
-    pub(crate) fn of(host: &str) -> Self {
-        Self::with(host, None)
-    }
-
-    /// Returns a server that is reached with the settings of a file.
-    pub(crate) fn with(host: &str, config: Option<PathBuf>) -> Self {
-        Self { host: host.to_owned(), settings: Settings { config } }
+    /// Returns a server that is reached with these settings.
+    pub(crate) fn of(host: &str, settings: &Settings) -> Self {
+        Self {
+            host: host.to_owned(),
+            settings: settings.clone(),
+            #[cfg(feature = "tls")]
+            server_name: None,
+        }
     }
 
     /// Connects by a link. The address and the configuration may narrow `Auto` down.
     pub(crate) async fn connect(&self, by: By) -> Result<Channel, Failure> {
-        let config = self.settings.read()?;
+        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "encryption alone changes it"))]
+        let mut config = self.settings.read()?;
+        #[cfg(feature = "tls")]
+        if self.server_name.is_some() {
+            config.tls.get_or_insert_default().server_name.clone_from(&self.server_name);
+        }
         let address = self.address(by);
         Channel::builder().config(config).connect(&address).await.map_err(|status| match status.code() {
             Code::InvalidArgument => Failure::usage(status),
@@ -130,7 +183,8 @@ mod tests {
 
     #[test]
     fn addresses_are_completed() {
-        let address = |host: &str| Target::of(host).address(By::Rdma);
+        let target = |host: &str| Target::of(host, &Settings::default());
+        let address = |host: &str| target(host).address(By::Rdma);
         assert_eq!(address("db1"), "rdma://db1:7400");
         assert_eq!(address("db1:99"), "rdma://db1:99");
         assert_eq!(address("fd00::7"), "rdma://[fd00::7]:7400");
@@ -138,6 +192,6 @@ mod tests {
         assert_eq!(address("farcall+tls://db1,db2:5?rdma.port=2"), "rdma+tls://db1:7400,db2:5?rdma.port=2");
         assert_eq!(address("tcp://db1"), "rdma://db1:7400");
         assert_eq!(address("http://db1"), "http://db1:7400");
-        assert_eq!(Target::of("tcp+tls://db1").address(By::Auto), "tcp+tls://db1:7400");
+        assert_eq!(target("tcp+tls://db1").address(By::Auto), "tcp+tls://db1:7400");
     }
 }

@@ -10,13 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::{self, Counters, Machine, Report, Severity};
 use serde::Serialize;
 
 use self::between::Other;
 use crate::output::{self, Failure};
-use crate::target::{self, Target};
+use crate::target::{Settings, Target};
 
 /// Find out what keeps RDMA from working on this machine, or from working well.
 ///
@@ -52,9 +51,8 @@ pub(crate) struct Arguments {
     /// Watch the counters for so many seconds, and warn of those that grow
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     watch: Option<u64>,
-    /// Judge for a service with this configuration, a TOML file
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
     /// Do not try the device
     #[arg(long)]
     no_trial: bool,
@@ -77,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         output::print(SCHEMA)?;
         return Ok(0);
     }
-    let config = config(arguments.config.as_deref())?;
+    let config = arguments.settings.read()?.rdma;
     let machine = machine(arguments)?;
     let mut report = probe::examine(&machine, &config);
     if machine.is_this() && !arguments.no_trial {
@@ -119,7 +117,7 @@ struct Both<'a> {
 }
 
 fn look(arguments: &Arguments, host: &str, report: &Report) -> Result<Other, Failure> {
-    let target = Target::with(host, arguments.config.clone());
+    let target = Target::of(host, &arguments.settings);
     Ok(crate::runtime(1)?.block_on(between::look(&target, report)))
 }
 
@@ -134,10 +132,6 @@ fn machine(arguments: &Arguments) -> Result<Machine, Failure> {
         None => Machine::this(),
     };
     Ok(if arguments.record.is_some() { machine.remembering() } else { machine })
-}
-
-fn config(file: Option<&Path>) -> Result<RdmaConfig, Failure> {
-    file.map_or_else(|| Ok(RdmaConfig::default()), |file| Ok(target::read(file)?.rdma))
 }
 
 fn unusable(file: &Path, why: &dyn std::fmt::Display) -> Failure {

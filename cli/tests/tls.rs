@@ -1,0 +1,64 @@
+//! Encrypted connections by the arguments of commands alone.
+
+#![cfg(feature = "tls")]
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+#[path = "../../tests/authority/mod.rs"]
+mod authority;
+mod common;
+mod serving;
+
+use farcall::tls::{self, TlsConfig};
+use rcgen::SanType;
+
+use authority::Authority;
+use common::{complaint, farcall, printed};
+use serving::Server;
+
+/// Returns the arguments that name these files.
+fn arguments(files: &TlsConfig) -> Vec<&str> {
+    let files = [("--ca", &files.ca), ("--cert", &files.cert), ("--key", &files.key)];
+    let given = files.into_iter().filter_map(|(name, file)| Some([name, file.as_deref()?.to_str()?]));
+    given.flatten().collect()
+}
+
+#[test]
+fn both_sides_take_certificates_as_arguments() {
+    let authority = Authority::new("Operators");
+    // Its certificate is not for the address that it listens on.
+    let server = authority.issue("db1", |params| {
+        params.subject_alt_names = vec![SanType::DnsName("db1.example.org".try_into().unwrap())];
+    });
+    let client = authority.issue("operator", |_| {});
+    let server = Server::start(&arguments(&server));
+    let connect = |more: &[&str]| farcall(&[&["connect", &server.address], more].concat());
+
+    let known = [&arguments(&client)[..], &["--server-name", "db1.example.org"]].concat();
+    let connected = connect(&known);
+    assert_eq!(connected.status.code(), Some(0), "{}", complaint(&connected));
+    assert!(printed(&connected).contains("calls travel by"), "{}", printed(&connected));
+
+    let other_name = connect(&arguments(&client));
+    assert_eq!(other_name.status.code(), Some(1));
+    assert!(complaint(&other_name).contains("db1.example.org"), "{}", complaint(&other_name));
+
+    let trusted = authority.trusted();
+    let stranger = connect(&[&arguments(&trusted)[..], &["--server-name", "db1.example.org"]].concat());
+    assert_eq!(stranger.status.code(), Some(1));
+    assert!(complaint(&stranger).contains("tls.cert"), "{}", complaint(&stranger));
+
+    assert_eq!(connect(&[]).status.code(), Some(1));
+}
+
+#[test]
+fn wrong_files_are_named() {
+    let authority = Authority::new("Operators");
+    let files = authority.issue("operator", |_| {});
+    let cert = files.cert.as_deref().unwrap().to_str().unwrap();
+    let without_key = farcall(&["connect", "127.0.0.1:1", "--cert", cert]);
+    assert_eq!(without_key.status.code(), Some(64));
+    assert!(complaint(&without_key).contains("--key"), "{}", complaint(&without_key));
+    let missing = farcall(&["connect", "127.0.0.1:1", "--ca", "/no/such.pem"]);
+    assert_eq!(missing.status.code(), Some(64));
+    assert!(complaint(&missing).contains("/no/such.pem"), "{}", complaint(&missing));
+}

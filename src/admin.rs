@@ -103,6 +103,15 @@ pub struct ConnectionState {
     pub class: String,
     /// Bytes that were sent and received, by both links together.
     pub bytes: (u64, u64),
+    /// Messages that wait to be sent.
+    pub unsent: u64,
+    /// How long messages have waited because there was no room at the peer, in the socket's buffer or in the device's queue, in microseconds.
+    pub waited_us: u64,
+    /// How many more messages the peer has room for. `None`: calls go by TCP, which does not count them.
+    pub credits: Option<u32>,
+    /// How long a PING took to the peer and back, in microseconds. `None`: it was not measured yet. A snapshot begins the measurement for
+    /// the next.
+    pub round_trip_us: Option<u64>,
 }
 
 /// The work of an RDMA device.
@@ -243,6 +252,10 @@ fn state(connection: &crate::Connection) -> ConnectionState {
         is_encrypted: connection.is_encrypted(),
         class: connection.class().to_string(),
         bytes: (sum(|counters| counters.bytes_sent), sum(|counters| counters.bytes_received)),
+        unsent: connection.unsent() as u64,
+        waited_us: traffic.waited.as_micros() as u64,
+        credits: connection.credits(),
+        round_trip_us: connection.round_trip().map(|took| took.as_micros() as u64),
     }
 }
 

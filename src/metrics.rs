@@ -21,6 +21,7 @@
 //! | `farcall_fallbacks_total` | counter | `reason` | how often a connection stayed on TCP or went back to it, and why: the name of the [`Reason`](crate::Reason), as in `NoDevice` |
 //! | `farcall_bytes_sent_total` | counter | `side`, `transport` | bytes handed to the network, headers included |
 //! | `farcall_bytes_received_total` | counter | `side`, `transport` | bytes taken from it |
+//! | `farcall_send_wait_microseconds_total` | counter | `side` | how long connections had something to send and no room for it |
 //! | `farcall_memory_used_bytes` | gauge | | what servers hold for their clients, in steps of 64 KiB for each connection: [`Limits::memory`](crate::Limits::memory) |
 //! | `farcall_memory_held_back_total` | counter | | how often a connection was not read, because it held more than its share |
 //! | `farcall_memory_closed_total` | counter | | how many connections were closed to make room |

@@ -122,9 +122,7 @@ fn write_methods(text: &mut String, last: &Snapshot, now: &Snapshot, seconds: f6
     for (calls, recent) in lines.iter().take(LINES) {
         // Of a method that was not called lately the times of all its calls are shown.
         let is_quiet = recent.handler_us.is_empty();
-        let at = |percent| {
-            if is_quiet { calls } else { recent }.percentile(percent).map_or_else(|| "-".to_owned(), duration)
-        };
+        let at = |percent| or_none(if is_quiet { calls } else { recent }.percentile(percent), duration);
         let style = if recent.failed > 0 { BAD } else { FAINT };
         writeln!(
             text,
@@ -158,36 +156,47 @@ fn recent(last: &Snapshot, now: &MethodCalls) -> MethodCalls {
 fn write_connections(text: &mut String, last: &Snapshot, now: &Snapshot, seconds: f64) -> std::fmt::Result {
     writeln!(
         text,
-        "\n{BOLD}{:<24} {:<7} {:>10} {:>10}  travels by{BOLD:#}",
-        "connection", "class", "in/s", "out/s"
+        "\n{BOLD}{:<24} {:<7} {:>10} {:>10} {:>7} {:>6} {:>7} {:>10}  travels by{BOLD:#}",
+        "connection", "class", "in/s", "out/s", "unsent", "waits", "credits", "round trip"
     )?;
-    let before = |of: &ConnectionState| {
-        let same = |last: &&ConnectionState| (&last.peer, &last.class) == (&of.peer, &of.class);
-        last.connections.iter().find(same).map_or((0, 0), |last| last.bytes)
-    };
-    let rate = |of: &ConnectionState| {
-        let (sent, received) = before(of);
-        let each = |now: u64, last: u64| now.saturating_sub(last) as f64 / seconds;
-        (each(of.bytes.0, sent), each(of.bytes.1, received))
-    };
-    let mut lines: Vec<_> = now.connections.iter().map(|connection| (connection, rate(connection))).collect();
-    lines.sort_by(|(_, a), (_, b)| (b.0 + b.1).total_cmp(&(a.0 + a.1)));
-    for (connection, (sent, received)) in lines.iter().take(LINES) {
-        let peer = connection.peer.as_deref().unwrap_or("-");
+    let mut lines: Vec<_> =
+        now.connections.iter().map(|connection| (connection, moved(last, connection))).collect();
+    lines.sort_by_key(|(_, moved)| std::cmp::Reverse(moved.bytes.0 + moved.bytes.1));
+    for (connection, moved) in lines.iter().take(LINES) {
+        let rate = |moved: u64| bytes((moved as f64 / seconds) as u64);
+        let waits = moved.waited_us as f64 / 1e4 / seconds;
+        let style = if waits >= 10.0 { BAD } else { FAINT };
         let encrypted = if connection.is_encrypted { ", encrypted" } else { "" };
         let identity =
             connection.identity.as_ref().map_or_else(String::new, |name| format!(", {}", clipped(name, 40)));
         writeln!(
             text,
-            "{:<24} {:<7} {:>10} {:>10}  {}{encrypted}{identity}",
-            clipped(peer, 24),
+            "{:<24} {:<7} {:>10} {:>10} {:>7} {style}{waits:>5.0}%{style:#} {:>7} {:>10}  {}{encrypted}{identity}",
+            clipped(connection.peer.as_deref().unwrap_or("-"), 24),
             clipped(&connection.class, 7),
-            bytes(*received as u64),
-            bytes(*sent as u64),
+            rate(moved.bytes.1),
+            rate(moved.bytes.0),
+            connection.unsent,
+            or_none(connection.credits, |credits| credits.to_string()),
+            or_none(connection.round_trip_us, duration),
             clipped(&connection.transport, 60),
         )?;
     }
     more(text, lines.len())
+}
+
+/// Returns a connection whose counts are those since the last look.
+fn moved(last: &Snapshot, now: &ConnectionState) -> ConnectionState {
+    let is_it = |last: &&ConnectionState| (&last.peer, &last.class) == (&now.peer, &now.class);
+    let last = last.connections.iter().find(is_it).cloned().unwrap_or_default();
+    let mut moved = now.clone();
+    moved.bytes = (now.bytes.0.saturating_sub(last.bytes.0), now.bytes.1.saturating_sub(last.bytes.1));
+    moved.waited_us = now.waited_us.saturating_sub(last.waited_us);
+    moved
+}
+
+fn or_none<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), show)
 }
 
 fn write_memory(text: &mut String, memory: &[PeerMemory]) -> std::fmt::Result {

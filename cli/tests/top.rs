@@ -53,9 +53,9 @@ fn calls_connections_and_memory_are_shown() {
         client.wait().timeout(Duration::from_millis(1)).await.unwrap_err();
     });
 
-    let json = farcall(&["top", &address, "--count", "1", "--every", "0.1", "--json"]);
-    let snapshot: Snapshot =
-        serde_json::from_slice(&json.stdout).unwrap_or_else(|e| panic!("{e}: {}", complaint(&json)));
+    let json = farcall(&["top", &address, "--count", "2", "--every", "0.1", "--json"]);
+    let last = printed(&json).lines().last().unwrap_or_else(|| panic!("{}", complaint(&json))).to_owned();
+    let snapshot: Snapshot = serde_json::from_str(&last).unwrap();
     let calls = |method: &str| {
         snapshot.methods.iter().find(|calls| calls.path == format!("work.v1.Work/{method}")).unwrap()
     };
@@ -71,11 +71,15 @@ fn calls_connections_and_memory_are_shown() {
             .iter()
             .all(|connection| connection.transport.starts_with("tcp") && connection.bytes.1 > 0)
     );
+    // An earlier look has begun to measure it.
+    assert!(snapshot.connections.iter().all(|connection| connection.round_trip_us.is_some()));
     assert_eq!(snapshot.memory[0].address, Some([127, 0, 0, 1].into()));
     assert!(snapshot.memory_limit > snapshot.memory_used);
 
     let text = printed(&farcall(&["top", &address, "--count", "1", "--every", "0.1"]));
-    for part in ["2 connections", "work.v1.Work/short", "1 running", "memory held for", "travels by"] {
+    for part in
+        ["2 connections", "work.v1.Work/short", "1 running", "memory held for", "round trip", "travels by"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains('\x1b'), "{text}");

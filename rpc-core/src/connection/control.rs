@@ -38,10 +38,7 @@ impl Connection {
             }
             FrameType::PONG => {
                 let pong = Ping::decode(payload)?;
-                let mut receiving = self.receiving.lock();
-                if let Some((_, waiter)) = receiving.ping.take_if(|(token, _)| *token == pong.token) {
-                    let _ = waiter.send(());
-                }
+                self.receiving.lock().pings.answered(&pong);
                 Ok(())
             }
             FrameType::ACK => Ok(()),

@@ -165,7 +165,7 @@ impl Connection {
 
     /// Returns how many bytes have arrived so far, and what the connection does.
     pub(crate) fn activity(&self) -> (u64, Activity) {
-        let Traffic { stream, upgraded } = self.sender.traffic();
+        let Traffic { stream, upgraded, .. } = self.sender.traffic();
         let is_amid = self.receiving.lock().inbox.awaits_fragments() || self.sender.stream().is_amid_frame();
         let activity = match is_amid {
             true if self.sender.account().is_held_back() => Activity::HeldBack,

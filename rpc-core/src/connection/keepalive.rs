@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tokio::sync::oneshot;
-
 use super::Connection;
-use crate::proto::wire::{CloseCode, FrameType, Ping};
+use crate::proto::wire::CloseCode;
 use crate::status::{Blame, Executed};
 
 /// Runs for as long as the connection lives. It sets no timer while no call waits, so an idle connection costs nothing.
@@ -71,20 +69,8 @@ impl Connection {
             );
             self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
         } else if looked > 0 {
-            self.sender.send_link(FrameType::PING, |out| Ping { token: 0 }.encode(out));
+            let again = self.receiving.lock().pings.again();
+            self.send_ping(again);
         }
-    }
-
-    /// Sends a PING and waits for its PONG, for ever if there is none.
-    pub(super) async fn ping(&self) {
-        let (sender, receiver) = oneshot::channel();
-        let token = {
-            let mut receiving = self.receiving.lock();
-            let token = self.heard.load(Ordering::Relaxed).wrapping_add(1).max(1);
-            receiving.ping = Some((token, sender));
-            token
-        };
-        self.sender.send_link(FrameType::PING, |out| Ping { token }.encode(out));
-        let _ = receiver.await;
     }
 }

@@ -26,6 +26,7 @@ mod control;
 mod ending;
 mod keepalive;
 mod pending;
+mod pings;
 mod receive;
 mod rendezvous;
 mod retry;
@@ -292,9 +293,28 @@ impl Connection {
         Transport { name, device, why_not_rdma, why_not_again }
     }
 
-    /// Returns the bytes that the connection has moved so far.
+    /// Returns what the connection has moved so far, and how long it had to wait.
     pub fn traffic(&self) -> Traffic {
         self.sender.traffic()
+    }
+
+    /// Returns how many messages wait to be sent.
+    pub fn unsent(&self) -> usize {
+        self.sender.queued() + self.sender.backlog()
+    }
+
+    /// Returns how long a PING took to the peer and back, by the link that calls go by. `None`: it was not measured yet.
+    ///
+    /// If the last PING was sent more than a second ago, this sends another, for a later caller. While its PONG is late, the time so far
+    /// counts.
+    pub fn round_trip(&self) -> Option<Duration> {
+        let link = self.link();
+        if Arc::ptr_eq(&link, self.sender.stream()) { self.round_trip_of_stream() } else { link.round_trip() }
+    }
+
+    /// Returns how many more messages the peer has room for. `None`: calls go by TCP, which does not count them.
+    pub fn credits(&self) -> Option<u32> {
+        self.link().credits()
     }
 
     /// Returns the traffic class of the connection.

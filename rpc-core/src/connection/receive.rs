@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::batch::{Action, ReceiveBatch};
+use super::pings::Pings;
 use super::{Connection, Role};
 use crate::dispatch::{Dispatch, ENOUGH, RemoteServices};
 use crate::memory::{Account, Gauge, Use};
@@ -31,8 +32,7 @@ pub(super) struct Receiving {
     pub(super) answer: Option<oneshot::Sender<Bytes>>,
     /// The task that prepares the link of the current attempt.
     pub(super) attempt: Option<AbortHandle>,
-    /// The waiter for a PONG, and its token.
-    pub(super) ping: Option<(u64, oneshot::Sender<()>)>,
+    pub(super) pings: Pings,
     pub(super) in_order: InOrder,
     announced: RemoteServices,
     last_call: u64,
@@ -47,7 +47,7 @@ impl Receiving {
             upgrade_state: UpgradeState::default(),
             answer: None,
             attempt: None,
-            ping: None,
+            pings: Pings::default(),
             in_order: InOrder::new(),
             announced: RemoteServices::default(),
             last_call: 0,

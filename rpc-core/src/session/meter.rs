@@ -8,6 +8,7 @@ pub(crate) use self::silent::{Meter, count_fallback};
 #[cfg(feature = "metrics")]
 mod counting {
     use std::sync::{Mutex, PoisonError};
+    use std::time::Duration;
 
     use crate::sampler::{Sampled, Sampler};
     use crate::session::Role;
@@ -45,12 +46,20 @@ mod counting {
         }
     }
 
-    fn tell(role: Role, transport: &'static str, before: Counters, now: Counters) {
-        let side = match role {
+    fn side(role: Role) -> &'static str {
+        match role {
             Role::Client => "client",
             Role::Server => "server",
-        };
-        let labels = [("side", side), ("transport", transport)];
+        }
+    }
+
+    fn tell_wait(role: Role, waited: Duration) {
+        let micros = waited.as_micros() as u64;
+        metrics::counter!("farcall_send_wait_microseconds_total", "side" => side(role)).increment(micros);
+    }
+
+    fn tell(role: Role, transport: &'static str, before: Counters, now: Counters) {
+        let labels = [("side", side(role)), ("transport", transport)];
         metrics::counter!("farcall_bytes_sent_total", &labels).increment(now.bytes_sent - before.bytes_sent);
         metrics::counter!("farcall_bytes_received_total", &labels)
             .increment(now.bytes_received - before.bytes_received);
@@ -66,6 +75,9 @@ mod counting {
             let now = self.traffic();
             let before = std::mem::replace(&mut *told, now);
             drop(told);
+            if now.waited != before.waited {
+                tell_wait(self.terms().role, now.waited - before.waited);
+            }
             if now.stream != before.stream {
                 tell(self.terms().role, self.stream().description().transport, before.stream, now.stream);
             }

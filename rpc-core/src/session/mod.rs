@@ -14,6 +14,7 @@ mod sent;
 mod sources;
 mod staging;
 mod terms;
+mod wait_time;
 
 pub(crate) use self::meter::count_fallback;
 pub use self::sender::Traffic;

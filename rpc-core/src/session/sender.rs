@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::runtime::Handle;
@@ -15,6 +16,7 @@ use super::progress::Progress;
 use super::sent::SentCalls;
 use super::sources::{StreamSource, UpgradedSource};
 use super::terms::Terms;
+use super::wait_time::WaitTime;
 use crate::memory::{Account, Gauge, Use};
 use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
@@ -40,6 +42,7 @@ pub(crate) struct Sending {
     pub(crate) peer_max_frame: usize,
     /// The memory of the outbox.
     gauge: Gauge,
+    wait_time: WaitTime,
 }
 
 impl Sending {
@@ -51,6 +54,7 @@ impl Sending {
             retired: Counters::default(),
             peer_max_frame: usize::MAX,
             gauge: Gauge::new(account, Use::Unsent),
+            wait_time: WaitTime::default(),
         }
     }
 
@@ -95,7 +99,7 @@ impl Absorb<Queue> for Sending {
     }
 }
 
-/// The bytes that a connection has moved, by link.
+/// The bytes that a connection has moved, by link, and the time in which it could not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
@@ -103,6 +107,8 @@ pub struct Traffic {
     pub stream: Counters,
     /// By the upgraded link: RDMA. All zero if there never was one.
     pub upgraded: Counters,
+    /// The time in which messages waited to be sent: the peer, the socket's buffer or the device's queue had no room.
+    pub waited: Duration,
 }
 
 /// The owner of a session, as the session's parts see it: the connection.
@@ -263,14 +269,14 @@ impl Sender {
 
     /// Returns what the links have moved so far.
     pub(crate) fn traffic(&self) -> Traffic {
-        let upgraded = self.inspect(|sending| {
+        let (upgraded, waited) = self.inspect(|sending| {
             let mut upgraded = sending.retired;
             if let Some((_, link)) = &sending.upgraded {
                 upgraded += link.counters();
             }
-            upgraded
+            (upgraded, sending.wait_time.total())
         });
-        Traffic { stream: self.stream.counters(), upgraded }
+        Traffic { stream: self.stream.counters(), upgraded, waited }
     }
 
     /// Sets the acknowledgement in the header of a frame that is sent now, and records that it is sent.
@@ -423,7 +429,9 @@ impl Sender {
             link.send(&mut UpgradedSource { outbox, epoch, max_frame, sender: self });
         }
         self.note_backlog(&sending.outbox);
-        sending.gauge.set(sending.outbox.memory() + self.stream.unsent());
+        let unsent = self.stream.unsent();
+        sending.gauge.set(sending.outbox.memory() + unsent);
+        sending.wait_time.note(unsent > 0 || !sending.outbox.is_empty());
         if sending.outbox.has_sent() {
             self.sent.note(sending.outbox.take_sent());
         }

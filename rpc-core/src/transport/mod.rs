@@ -25,6 +25,7 @@ mod atomics;
 mod identity;
 pub mod memory;
 mod reason;
+mod round_trip;
 mod seal;
 pub mod spin;
 pub mod words;
@@ -32,6 +33,7 @@ pub mod words;
 pub use atomics::{Atomic, DeviceAtomics, DeviceId};
 pub use identity::Identity;
 pub use reason::{Reason, Unavailable};
+pub use round_trip::RoundTrip;
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
 pub use words::{Exportable, Words};
 
@@ -75,6 +77,17 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Returns what the link has moved so far.
     fn counters(&self) -> Counters;
+
+    /// Returns how long a PING by this link took to the peer and back, and sends another if that was a while ago. `None`: the link has sent
+    /// none, or leaves that to its session.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Returns how many more messages the peer has room for. `None`: the link does not count them.
+    fn credits(&self) -> Option<u32> {
+        None
+    }
 
     /// Prepares the end of a long message, which is `pieces` one after the other, so that the link can
     /// [expose](crate::proto::message::Expose) it. A link that does not encrypt copies it, unless it is a single piece that lies

@@ -1,7 +1,7 @@
 //! A link that a test can inspect and interfere with.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::{Bytes, BytesMut};
 use farcall_core::class::TrafficClass;
@@ -17,7 +17,10 @@ pub(crate) struct Tap {
     pub(crate) deaf: AtomicBool,
     /// Whether arriving frames are lost.
     pub(crate) mute: AtomicBool,
+    /// Whether it has no room for what is to be sent.
+    full: AtomicBool,
     cut: AtomicBool,
+    handler: OnceLock<Weak<dyn LinkHandler>>,
     sent: Mutex<Vec<Passed>>,
     arrived: Mutex<Vec<Passed>>,
     /// The classes for which it was told to mark packets.
@@ -34,7 +37,9 @@ impl Tap {
             inner,
             deaf: flag(),
             mute: flag(),
+            full: flag(),
             cut: flag(),
+            handler: OnceLock::new(),
             sent: Mutex::default(),
             arrived: Mutex::default(),
             marks: Mutex::default(),
@@ -45,6 +50,14 @@ impl Tap {
     pub(crate) fn silence(&self) {
         self.deaf.store(true, Ordering::Relaxed);
         self.mute.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes nothing that is to be sent, until it is told otherwise.
+    pub(crate) fn fill(&self, full: bool) {
+        self.full.store(full, Ordering::Relaxed);
+        if !full {
+            self.handler.get().and_then(Weak::upgrade).unwrap().writable();
+        }
     }
 
     /// Makes the link fail. This side is told so, and the other sees an end.
@@ -89,6 +102,7 @@ impl Link for Tap {
     }
 
     fn start(self: Arc<Self>, handler: Arc<dyn LinkHandler>) {
+        self.handler.set(Arc::downgrade(&handler)).unwrap();
         self.inner.clone().start(Arc::new(Tapped(self, handler)));
     }
 
@@ -97,6 +111,9 @@ impl Link for Tap {
     }
 
     fn send(&self, source: &mut dyn FrameSource) {
+        if self.full.load(Ordering::Relaxed) {
+            return;
+        }
         let mut source = Source(self, source);
         if self.deaf.load(Ordering::Relaxed) {
             while source.next(self.max_frame()).is_some() {}

@@ -47,6 +47,14 @@ impl Link for RdmaLink {
         }
     }
 
+    fn round_trip(&self) -> Option<Duration> {
+        self.core.round_trip()
+    }
+
+    fn credits(&self) -> Option<u32> {
+        Some(self.core.credits())
+    }
+
     fn stage(&self, direction: Direction, pieces: &[Bytes]) -> Bulk {
         self.core.stage(direction, pieces)
     }

@@ -155,9 +155,9 @@ impl CreditUpdate {
         self.unread = Some(Unread { before: self.reported, reclaims: true, pinged: false });
     }
 
-    /// Whether to send a PING, to learn whether the last CREDIT was read: an idle peer uses no grant that would prove it.
-    pub(crate) fn needs_ping(&mut self, received: Received) -> bool {
-        !self.pinging && !self.is_read(received)
+    /// Whether there is a receive for a PING. One proves that the last CREDIT was read, where an idle peer uses no grant that would.
+    pub(crate) fn may_ping(&self) -> bool {
+        !self.pinging
     }
 
     /// The next header is that of a PING.

@@ -268,7 +268,7 @@ impl LinkCore {
             // PONG: there are no others.
             _ => {
                 Ping::decode(payload).map_err(wrong)?;
-                if !self.sending().reports.note_pong() {
+                if !self.sending().note_pong() {
                     return Err("it answers a PING that was not sent".to_owned());
                 }
             }

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use farcall_core::proto::message::Frame;
 use farcall_core::proto::wire::{
     Close, CloseCode, Credit, CreditOp, FrameType, HEADER_LEN, Header, Ping, flags,
 };
-use farcall_core::transport::{FrameSource, LinkEnd, TAG_LEN};
+use farcall_core::transport::{FrameSource, LinkEnd, RoundTrip, TAG_LEN};
 
 use super::LinkCore;
 use super::credit::{CreditUpdate, Received, SendCredits};
@@ -46,6 +47,9 @@ pub(super) struct Sending {
     pong: Option<u64>,
     forfeit: Option<u32>,
     reclaim: Option<u32>,
+    /// A PING to be sent, to measure how long it takes.
+    measures: bool,
+    round_trip: RoundTrip,
     /// The last that a frame has said; what the link says itself repeats it.
     rx_seq: u32,
 }
@@ -79,6 +83,8 @@ impl Sending {
             pong: None,
             forfeit: None,
             reclaim: None,
+            measures: false,
+            round_trip: RoundTrip::default(),
             rx_seq: 0,
         }
     }
@@ -127,6 +133,13 @@ impl Sending {
 
     pub(super) fn want_pong(&mut self, token: u64) {
         self.pong = Some(token);
+    }
+
+    /// Notes a PONG. False if no PING was sent.
+    #[must_use]
+    pub(super) fn note_pong(&mut self) -> bool {
+        self.round_trip.end();
+        self.reports.note_pong()
     }
 
     pub(super) fn want_forfeit(&mut self, count: u32) {
@@ -373,7 +386,8 @@ impl LinkCore {
         while sending.requests.is_empty() {
             let is_due = sending.reports.is_due(self.granted.load(Ordering::Acquire), received);
             let reclaims = sending.reclaim.is_some() && sending.reports.is_read(received);
-            let pings = sending.reclaim.is_some() && sending.reports.needs_ping(received);
+            let pings = sending.reports.may_ping()
+                && (sending.measures || sending.reclaim.is_some() && !sending.reports.is_read(received));
             let asked = sending.pong.is_some() || sending.forfeit.is_some();
             if !sending.is_open() || !(is_due || reclaims || pings || asked) {
                 return;
@@ -396,6 +410,8 @@ impl LinkCore {
                 FrameType::CREDIT
             } else if pings {
                 sending.reports.note_ping();
+                sending.measures = false;
+                sending.round_trip.begin();
                 Ping { token: 0 }.encode(&mut payload);
                 FrameType::PING
             } else {
@@ -412,6 +428,21 @@ impl LinkCore {
         let received = self.receiving().count();
         let mut sending = self.sending();
         self.say_controls(&mut sending, received);
+    }
+
+    /// See [`farcall_core::transport::Link::round_trip`].
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        let mut sending = self.sending();
+        let took = sending.round_trip.took();
+        sending.measures |= sending.round_trip.is_due();
+        drop(sending);
+        self.flush_controls();
+        took
+    }
+
+    /// How many more messages the peer has room for.
+    pub(crate) fn credits(&self) -> u32 {
+        self.sending().credits.available()
     }
 
     /// Tells the peer that this is the last frame. It goes behind everything that was taken.

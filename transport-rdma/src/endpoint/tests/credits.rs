@@ -62,6 +62,20 @@ async fn one_call_at_a_time_needs_no_larger_window() {
 }
 
 #[tokio::test]
+async fn the_way_to_a_peer_is_measured_and_its_room_is_told() {
+    let (_fabric, [near, far]) = nodes(1);
+    let [a, mut b] = near.link(&far).await;
+    assert_eq!(a.link().credits(), Some(4));
+    a.send(1, LONE);
+    b.receive(1).await;
+    assert_eq!(a.link().credits(), Some(3));
+    assert_eq!(a.link().round_trip(), None);
+    until("the answer does not come", || a.link().round_trip().is_some()).await;
+    // PING and PONG take none, and the PONG says that there is room again.
+    assert_eq!((a.link().credits(), b.link().credits()), (Some(4), Some(4)));
+}
+
+#[tokio::test]
 async fn messages_that_are_not_delivered_keep_their_credits() {
     let (fabric, [near, far]) = nodes(1);
     let (client, server, answer) = near.candidates(&far).await.unwrap();

@@ -102,7 +102,7 @@ fn counted(
 struct InFlight {
     names: &'static Names,
     service: String,
-    method: &'static str,
+    method: String,
     began: Instant,
     code: &'static str,
     transport: &'static str,
@@ -110,8 +110,9 @@ struct InFlight {
 
 impl InFlight {
     fn begin(names: &'static Names, request: &Request) -> Self {
-        let (service, method) = (request.service().to_owned(), request.method());
-        metrics::gauge!(names.in_flight, "service" => service.clone(), "method" => method).increment(1);
+        let (service, method) = (request.service().to_owned(), request.method().to_owned());
+        metrics::gauge!(names.in_flight, "service" => service.clone(), "method" => method.clone())
+            .increment(1);
         let code = Code::Cancelled.name();
         Self { names, service, method, began: Instant::now(), code, transport: "none" }
     }
@@ -124,7 +125,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let Self { names, service, method, began, code, transport } = self;
-        let mut labels = vec![("service", service.clone()), ("method", (*method).to_owned())];
+        let mut labels = vec![("service", service.clone()), ("method", method.clone())];
         metrics::gauge!(names.in_flight, &labels).decrement(1);
         if names.is_client {
             labels.push(("transport", (*transport).to_owned()));

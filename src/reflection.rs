@@ -66,7 +66,7 @@ impl Method {
 impl From<&ServiceInfo> for Service {
     fn from(info: &ServiceInfo) -> Self {
         let method = |method: &crate::dynamic::Method| Method {
-            name: method.name.to_owned(),
+            name: method.name.clone().into_owned(),
             streams_requests: method.kind.streams_requests(),
             streams_answers: method.kind.streams_answers(),
             signature: method.signature.clone(),
@@ -74,7 +74,7 @@ impl From<&ServiceInfo> for Service {
             accepts: method.accepts.clone(),
         };
         let methods = info.methods.iter().map(method).collect();
-        Self { name: info.name.clone().into_owned(), codec: info.codec.to_owned(), methods }
+        Self { name: info.name.clone().into_owned(), codec: info.codec.clone().into_owned(), methods }
     }
 }
 

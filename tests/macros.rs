@@ -275,7 +275,7 @@ fn signatures_describe_the_methods() {
 
     let server = KvServer::new(Store::default());
     let info = server.info();
-    assert_eq!((&*info.name, info.codec), ("shop.v1.Kv", "postcard"));
+    assert_eq!((&*info.name, &*info.codec), ("shop.v1.Kv", "postcard"));
     let status = "Status { code: u8, blame: u8, executed: u8, message: string, details: bytes }";
     let signatures: Vec<_> = info.methods.iter().map(|m| m.signature.clone()).collect();
     assert_eq!(

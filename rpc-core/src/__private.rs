@@ -182,7 +182,7 @@ pub fn service_info<C: Codec>(
     name: impl Into<std::borrow::Cow<'static, str>>,
     methods: Vec<Method>,
 ) -> Arc<ServiceInfo> {
-    Arc::new(ServiceInfo { name: name.into(), codec: C::NAME, methods })
+    Arc::new(ServiceInfo { name: name.into(), codec: C::NAME.into(), methods })
 }
 
 /// An encoder for the arguments of a call.
@@ -359,7 +359,7 @@ struct CallName<'a> {
 
 impl fmt::Display for CallName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let method = self.service.methods.get(self.method).map_or("?", |m| m.name);
+        let method = self.service.methods.get(self.method).map_or("?", |m| &*m.name);
         write!(f, "{}/{method}", self.service.name)
     }
 }

@@ -36,7 +36,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Method {
     /// The name on the wire.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The shape.
     pub kind: Kind,
     /// The arguments, result and error as this side's codec sees them, as in `put(key: string, value: attachment) ->
@@ -53,15 +53,15 @@ pub struct Method {
 
 impl Method {
     /// Returns a unary method. Its fingerprint is the hash of its signature.
-    pub fn unary(name: &'static str, signature: impl Into<String>) -> Self {
+    pub fn unary(name: impl Into<Cow<'static, str>>, signature: impl Into<String>) -> Self {
         Self::new(name, Kind::Unary, signature)
     }
 
     /// Returns a method of this kind. Its fingerprint is the hash of its signature.
-    pub fn new(name: &'static str, kind: Kind, signature: impl Into<String>) -> Self {
+    pub fn new(name: impl Into<Cow<'static, str>>, kind: Kind, signature: impl Into<String>) -> Self {
         let signature = signature.into();
         let fingerprint = stable_hash(signature.as_bytes());
-        Self { name, kind, signature, fingerprint, accepts: Vec::new(), refusal: None }
+        Self { name: name.into(), kind, signature, fingerprint, accepts: Vec::new(), refusal: None }
     }
 
     /// Whether this side understands calls of a peer whose signature has this fingerprint.
@@ -84,7 +84,7 @@ pub struct ServiceInfo {
     /// The name on the wire, as in `shop.v1.Kv`: at most 65,535 bytes.
     pub name: Cow<'static, str>,
     /// The name of the codec: at most 255 bytes.
-    pub codec: &'static str,
+    pub codec: Cow<'static, str>,
     /// The methods, at most 65,535. Calls use their index here.
     pub methods: Vec<Method>,
 }
@@ -100,7 +100,7 @@ impl ServiceInfo {
     /// Why the codec cannot carry one of the types, in words.
     pub(crate) fn refusal(&self) -> Option<String> {
         let (method, why) =
-            self.methods.iter().find_map(|method| Some((method.name, method.refusal.as_ref()?)))?;
+            self.methods.iter().find_map(|method| Some((&method.name, method.refusal.as_ref()?)))?;
         Some(format!(
             "service `{}`, method `{method}`: the codec {} can't carry a type: {why}",
             cut(&self.name, 100),

@@ -160,7 +160,7 @@ async fn a_service_with_longer_names_than_the_wire_takes_is_an_error_on_both_sid
     let method = plain_info.methods[0].clone();
     let long = [
         (ServiceInfo { name: "n".repeat(65_536).into(), ..plain_info.clone() }, "name"),
-        (ServiceInfo { codec: "c".repeat(256).leak(), ..plain_info.clone() }, "codec"),
+        (ServiceInfo { codec: "c".repeat(256).into(), ..plain_info.clone() }, "codec"),
         (ServiceInfo { methods: vec![method; 65_536], ..plain_info }, "methods"),
     ];
     for (info, words) in long {

@@ -154,7 +154,7 @@ impl Taps {
         let captured = Captured {
             at_us: (began - bound).as_micros() as u64,
             path,
-            codec: info.codec.to_owned(),
+            codec: info.codec.clone().into_owned(),
             fingerprint,
             metadata: if taps.iter().any(|tap| tap.with_metadata) { metadata.collect() } else { Vec::new() },
             arguments: Message::of(arguments),

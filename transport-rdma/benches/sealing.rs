@@ -58,7 +58,7 @@ impl Client {
         let fabric = Fabric::new(1);
         let [near, far] = [1, 2].map(|n| near::settings(&fabric, n, Policy::Rdma, RdmaConfig::default()));
         let methods = vec![Method::unary("echo", "echo"), Method::unary("put", "put")];
-        let info = Arc::new(ServiceInfo { name: "bench".into(), codec: "raw", methods });
+        let info = Arc::new(ServiceInfo { name: "bench".into(), codec: "raw".into(), methods });
         let host = ServerCore::new(vec![Arc::new(Server(info.clone()))], far).unwrap();
         Self { caller: RawChannel::new(Near { host, cipher }, near), info }
     }

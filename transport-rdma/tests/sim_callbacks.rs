@@ -34,7 +34,7 @@ struct Bounce {
 
 fn info() -> Arc<ServiceInfo> {
     let methods = vec![Method::unary("bounce", "bounce")];
-    Arc::new(ServiceInfo { name: "bounce".into(), codec: "raw", methods })
+    Arc::new(ServiceInfo { name: "bounce".into(), codec: "raw".into(), methods })
 }
 
 fn bounce(

@@ -91,7 +91,7 @@ fn setup(completion: Completion) -> ([Client; 2], Arc<Slow>) {
         near::settings(&fabric, n, Policy::Auto, config)
     };
     let methods = ["echo", "slow"].map(|name| Method::unary(name, name)).to_vec();
-    let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });
+    let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw".into(), methods });
     let slow = Arc::default();
     let server = Server { info: Arc::clone(&info), slow: Arc::clone(&slow) };
     let host = ServerCore::new(vec![Arc::new(server)], settings(1)).unwrap();

@@ -64,7 +64,7 @@ impl Client {
             near::settings(&fabric, n, Policy::Auto, config)
         });
         let methods = ["echo", "wait"].map(|name| Method::unary(name, name)).to_vec();
-        let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw", methods });
+        let info = Arc::new(ServiceInfo { name: "server".into(), codec: "raw".into(), methods });
         let gate = Arc::default();
         let server = Server { info: Arc::clone(&info), gate: Arc::clone(&gate) };
         let host = ServerCore::new(vec![Arc::new(server)], far).unwrap();

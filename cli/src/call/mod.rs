@@ -126,13 +126,15 @@ fn raw() -> Signature {
     Signature { arguments, requests: None, answer: bytes, error: None, stream_error: None }
 }
 
-/// Returns the service with this method alone, whose signature the caller knows by this fingerprint. Both live as long as the process,
-/// which calls few methods.
+/// Returns the service with this method alone, whose signature the caller knows by this fingerprint.
 pub(crate) fn info(service: &Service, method: &reflection::Method, fingerprint: u64) -> ServiceInfo {
-    let leaked = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
     let method =
-        Method { fingerprint, ..Method::new(leaked(&method.name), method.kind(), &*method.signature) };
-    ServiceInfo { name: service.name.clone().into(), codec: leaked(&service.codec), methods: vec![method] }
+        Method { fingerprint, ..Method::new(method.name.clone(), method.kind(), &*method.signature) };
+    ServiceInfo {
+        name: service.name.clone().into(),
+        codec: service.codec.clone().into(),
+        methods: vec![method],
+    }
 }
 
 fn metadata(given: &[String]) -> Result<Vec<(&str, &str)>, Failure> {

@@ -51,7 +51,7 @@ impl AnnouncedServices {
         let bind = Bind {
             service: index,
             name: service.name.to_string(),
-            codec: service.codec.to_owned(),
+            codec: service.codec.clone().into_owned(),
             methods: methods.collect(),
         };
         let mut head = BytesMut::new();

@@ -48,7 +48,7 @@ use crate::status::Status;
 /// #     fn hang(&self) -> Call<Result<bytes::Bytes, Status>, Raw> { self.call(1, "") }
 /// # }
 /// # let methods = ["echo", "hang"].map(|name| Method::unary(name, name)).to_vec();
-/// # let info = Arc::new(ServiceInfo { name: "Echo".into(), codec: "raw", methods });
+/// # let info = Arc::new(ServiceInfo { name: "Echo".into(), codec: "raw".into(), methods });
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// # let client = Client(Stub::new(in_process(Echo(info.clone())), info));
 ///

@@ -45,7 +45,7 @@ impl Stub {
     /// Returns the name of a method for messages: `shop.v1.Kv/get`.
     pub(super) fn name_of(&self, method: usize) -> String {
         let service = self.service();
-        let method = service.methods.get(method).map_or("?", |m| m.name);
+        let method = service.methods.get(method).map_or("?", |m| &*m.name);
         format!("{}/{method}", service.name)
     }
 

@@ -121,8 +121,8 @@ impl Request {
     }
 
     /// Returns the method's name on the wire.
-    pub fn method(&self) -> &'static str {
-        self.called().map_or("?", |method| method.name)
+    pub fn method(&self) -> &str {
+        self.called().map_or("?", |method| &method.name)
     }
 
     /// Returns the names of service and method, as in `shop.v1.Kv/get`.

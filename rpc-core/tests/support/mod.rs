@@ -79,7 +79,7 @@ impl Seen {
 
 pub(crate) fn info(name: &'static str) -> Arc<ServiceInfo> {
     let methods = METHODS.map(|name| Method::unary(name, name)).to_vec();
-    Arc::new(ServiceInfo { name: name.into(), codec: "raw", methods })
+    Arc::new(ServiceInfo { name: name.into(), codec: "raw".into(), methods })
 }
 
 impl Test {

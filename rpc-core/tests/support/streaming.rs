@@ -106,7 +106,7 @@ pub(crate) fn info() -> Arc<ServiceInfo> {
         ("wait", Unary),
     ];
     let methods = methods.map(|(name, kind)| Method::new(name, kind, name)).to_vec();
-    Arc::new(ServiceInfo { name: "test".into(), codec: "raw", methods })
+    Arc::new(ServiceInfo { name: "test".into(), codec: "raw".into(), methods })
 }
 
 /// A stream of what a function returns.

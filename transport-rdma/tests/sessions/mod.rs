@@ -73,7 +73,7 @@ pub(crate) fn setup_with(seed: u64, retry_ms: u64, change: fn(&mut RdmaConfig)) 
     });
     let info = Arc::new(ServiceInfo {
         name: "echo".into(),
-        codec: "raw",
+        codec: "raw".into(),
         methods: vec![Method::unary("echo", "echo")],
     });
     let executed = Arc::default();

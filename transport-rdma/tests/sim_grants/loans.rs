@@ -22,7 +22,7 @@ const LEN: usize = 300_000;
 
 fn info() -> Arc<ServiceInfo> {
     let methods = vec![Method::unary("page", "page"), Method::unary("borrow", "borrow")];
-    Arc::new(ServiceInfo { name: "pages".into(), codec: "raw", methods })
+    Arc::new(ServiceInfo { name: "pages".into(), codec: "raw".into(), methods })
 }
 
 /// A loan that has arrived. Its call is answered when the sender is used or dropped.

@@ -37,7 +37,7 @@ pub(crate) struct Test {
 
 pub(crate) fn info() -> Arc<ServiceInfo> {
     let methods = ["echo", "hang", "big", "huge", "slow"].map(|name| Method::unary(name, name)).to_vec();
-    Arc::new(ServiceInfo { name: "test".into(), codec: "raw", methods })
+    Arc::new(ServiceInfo { name: "test".into(), codec: "raw".into(), methods })
 }
 
 impl Service for Test {

@@ -77,7 +77,7 @@ impl Setup {
             }
         });
         let methods = vec![Method::unary("echo", "echo")];
-        let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw", methods });
+        let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw".into(), methods });
         let executed = Arc::<Mutex<usize>>::default();
         let host =
             ServerCore::new(vec![Arc::new(Echo(Arc::clone(&info), Arc::clone(&executed)))], server).unwrap();

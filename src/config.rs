@@ -5,7 +5,7 @@ mod toml;
 
 use std::fmt;
 
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
+use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy};
 #[cfg(feature = "tcp")]
 use farcall_core::settings::Settings;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,8 @@ pub struct Config {
     pub liveness: Liveness,
     /// How calls are made, and answered.
     pub calls: Calls,
+    /// For clients: how calls are shared among several servers.
+    pub balance: Balance,
     /// TCP sockets.
     #[cfg(feature = "tcp")]
     pub tcp: farcall_tcp::TcpConfig,
@@ -175,6 +177,7 @@ impl Config {
         self.limits.check()?;
         self.liveness.check()?;
         self.calls.check()?;
+        self.balance.check()?;
         #[cfg(feature = "tcp")]
         self.tcp.check()?;
         #[cfg(feature = "rdma")]
@@ -239,6 +242,7 @@ impl Config {
             limits: self.limits.clone(),
             liveness: self.liveness.clone(),
             calls: self.calls.clone(),
+            balance: self.balance.clone(),
             policy: self.policy(),
             upgrade: self.upgrade(),
             #[cfg(feature = "rdma")]

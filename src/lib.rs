@@ -287,7 +287,7 @@ pub use farcall_core::client::{Call, Parts, PartsFuture, RawChannel, Response, R
 pub use farcall_core::codec::Prost;
 pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
-pub use farcall_core::config::{Calls, Limits, Liveness, Policy};
+pub use farcall_core::config::{Balance, BalancePolicy, Calls, Limits, Liveness, Policy};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 #[cfg(feature = "prost")]

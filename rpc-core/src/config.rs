@@ -1,11 +1,15 @@
 //! Limits and time limits, as configuration.
 
+mod balance;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::compress::Compression;
 use crate::status::Status;
+
+pub use self::balance::{Balance, BalancePolicy};
 
 /// Limits on what one side accepts from the other. Each side announces its limits, and its peer keeps to them. A
 /// message over a limit is not sent: its call fails RESOURCE_EXHAUSTED with a message that names the setting and the

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Calls, Limits, Liveness, Policy};
+use crate::config::{Balance, Calls, Limits, Liveness, Policy};
 use crate::transport::{Unavailable, Upgrade};
 
 /// Settings that all connections of a channel or server share.
@@ -14,6 +14,8 @@ pub struct Settings {
     pub liveness: Liveness,
     /// How calls are made and answered.
     pub calls: Calls,
+    /// How calls are shared among servers.
+    pub balance: Balance,
     /// The transport to use.
     pub policy: Policy,
     /// The transport that a session can be upgraded to, or why there is none.
@@ -26,7 +28,7 @@ pub struct Settings {
 impl Settings {
     /// Returns settings for a transport without an upgrade; `why` is the reason that is reported.
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
-        let (calls, policy) = (Calls::default(), Policy::Auto);
-        Self { limits, liveness, calls, policy, upgrade: Err(why), plaintext_upgrade: false }
+        let (calls, balance, policy) = (Calls::default(), Balance::default(), Policy::Auto);
+        Self { limits, liveness, calls, balance, policy, upgrade: Err(why), plaintext_upgrade: false }
     }
 }

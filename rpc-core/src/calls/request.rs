@@ -49,6 +49,8 @@ pub(crate) struct CallOptions {
     pub(crate) deadline: Option<Instant>,
     /// `None`: as the channel is configured.
     pub(crate) compression: Option<Compression>,
+    /// The hash of the key by which a server is chosen.
+    pub(crate) key: Option<u64>,
 }
 
 /// The metadata and compression of an answer.
@@ -71,6 +73,7 @@ impl CallOptions {
             parent: None,
             deadline: None,
             compression: None,
+            key: None,
         }
     }
 
@@ -86,9 +89,9 @@ impl CallOptions {
 
     /// Returns the options for another attempt of the call, without the stream.
     pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, waits_for_ready, waits_for_room, compression, .. } = *self;
+        let Self { kind, waits_for_ready, waits_for_room, compression, key, .. } = *self;
         let metadata = self.metadata.clone();
-        Self { kind, waits_for_ready, waits_for_room, compression, metadata, ..Self::none() }
+        Self { kind, waits_for_ready, waits_for_room, compression, key, metadata, ..Self::none() }
     }
 }
 

@@ -3,13 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::connector::{Shared, gone, no_runtime};
-use super::request_memory::RequestMemory;
 use crate::class::TrafficClass;
-use crate::config::Limits;
 use crate::connection::Connection;
 use crate::status::{Executed, Status};
 
@@ -29,7 +27,7 @@ pub(super) struct ClassConnection {
     /// connection, under the lock of `state`.
     current: RwLock<Option<Arc<Connection>>>,
     state: Mutex<State>,
-    pub(super) memory: RequestMemory,
+    pause_ended: Notify,
 }
 
 type Outcome = Option<Result<Arc<Connection>, Status>>;
@@ -62,9 +60,16 @@ pub(super) enum Lookup {
 }
 
 impl ClassConnection {
-    pub(super) fn new(class: TrafficClass, limits: &Limits) -> Self {
-        let memory = RequestMemory::new(limits.request_memory);
-        Self { class, current: RwLock::default(), state: Mutex::new(State::Idle), memory }
+    pub(super) fn new(class: TrafficClass) -> Self {
+        let (current, state) = (RwLock::default(), Mutex::new(State::Idle));
+        Self { class, current, state, pause_ended: Notify::new() }
+    }
+
+    /// Whether there is a connection that takes calls.
+    #[inline]
+    pub(super) fn is_connected(&self) -> bool {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().is_some_and(|connection| connection.is_open())
     }
 
     /// Returns the connection, if there is one that takes calls.
@@ -115,6 +120,7 @@ impl ClassConnection {
     pub(super) fn end_pause(&self) {
         if let State::Failed { until, .. } = &mut *self.state() {
             *until = Instant::now();
+            self.pause_ended.notify_waiters();
         }
     }
 
@@ -122,6 +128,7 @@ impl ClassConnection {
     /// waited yet. Such a call ends a pause that began before it, unless an attempt has failed just now.
     pub(super) async fn pause(&self, impatient: bool, shared: &Shared) {
         let first = shared.settings.liveness.reconnect();
+        let ended = self.pause_ended.notified();
         let (failed_at, until) = match &*self.state() {
             State::Failed { at, until, .. } if impatient => (Some(*at), (*at + JUST_NOW).min(*until)),
             State::Failed { until, .. } => (None, *until),
@@ -129,7 +136,8 @@ impl ClassConnection {
             State::Connected { .. } => (None, Instant::now() + first),
             State::Idle | State::Connecting(_) => return,
         };
-        tokio::time::sleep_until(until).await;
+        // An error means that the time has come.
+        drop(tokio::time::timeout_at(until, ended).await);
         if let Some(failed_at) = failed_at
             && let State::Failed { at, until, .. } = &mut *self.state()
             && *at == failed_at

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::class_connection::ClassConnection;
+use super::class_connection::{ClassConnection, Lookup};
 use crate::backoff;
 use crate::class::TrafficClass;
 use crate::connection::Connection;
@@ -38,7 +38,7 @@ pub trait Connector: Send + Sync + 'static {
 
 /// The state that all clones and classes of a channel share.
 pub(super) struct Shared {
-    pub(super) connector: Box<dyn Connector>,
+    pub(super) connector: Arc<dyn Connector>,
     pub(super) settings: Arc<Settings>,
     pub(super) classes: [Arc<ClassConnection>; TrafficClass::ALL.len()],
     /// `None` if the channel was made outside of a runtime; then every call fails.
@@ -46,6 +46,48 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn new(
+        connector: Arc<dyn Connector>,
+        settings: Arc<Settings>,
+        runtime: Option<Handle>,
+    ) -> Arc<Self> {
+        let classes = TrafficClass::ALL.map(|class| Arc::new(ClassConnection::new(class)));
+        Arc::new(Self { connector, settings, classes, runtime })
+    }
+
+    /// Returns the current connection for calls of a class, and makes one if there is none. Cancel safe: an attempt goes on for
+    /// others.
+    ///
+    /// # Errors
+    ///
+    /// UNAVAILABLE, not executed, with the reason. Returned at once while a failed attempt is recent.
+    pub(super) async fn connection(self: &Arc<Self>, class: TrafficClass) -> Result<Arc<Connection>, Status> {
+        let of_class = &self.classes[class as usize];
+        loop {
+            let mut attempt = match of_class.find(self) {
+                Lookup::Connected(connection) => return Ok(connection),
+                Lookup::Failed(status) => return Err(status),
+                Lookup::Connecting(attempt) => attempt,
+            };
+            // An error means that the attempt's task is gone, with its runtime or by a panic of the connector.
+            let outcome = attempt.wait_for(Option::is_some).await.map(|o| o.clone());
+            match outcome {
+                Ok(Some(Ok(connection))) if connection.is_open() => return Ok(connection),
+                Ok(Some(Ok(_))) => {}
+                Ok(Some(Err(status))) => return Err(status),
+                _ => {
+                    of_class.forget(&attempt);
+                    return Err(gone());
+                }
+            }
+        }
+    }
+
+    /// Ends the pauses after failed attempts, of all classes.
+    pub(super) fn end_pauses(&self) {
+        self.classes.iter().for_each(|of_class| of_class.end_pause());
+    }
+
     /// Returns the pause after `failures` earlier failed attempts in a row and one more.
     pub(super) fn pause(&self, failures: u32) -> Duration {
         let liveness = &self.settings.liveness;

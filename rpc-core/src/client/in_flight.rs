@@ -1,7 +1,8 @@
 //! A call in progress: it gets a connection and a place, is sent, perhaps sent again, and may time out at each step.
 
+mod ending;
+
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll, ready};
@@ -9,20 +10,20 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
+use self::ending::polled_again;
+use super::balance::{Chosen, Picked};
 use super::request_memory::Room;
 use super::{Parts, Stub};
 use crate::buffer_pool;
 use crate::call_streams::{CallStreams, Source};
 use crate::calls::{Answered, CallOptions, CallRequest, NotSent, Received};
-use crate::codec::{CodecError, Decode, from_payload};
 use crate::compress::Compression;
 use crate::connection::{Connection, Line, Pending};
-use crate::context::{Context, Parent, earlier, parent_ended};
+use crate::context::{Context, Parent, earlier};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
-use crate::proto::wire::ResponseKind;
-use crate::refusal::{refusal, undecodable};
+use crate::refusal::refusal;
 use crate::slots::Place;
 use crate::status::{Blame, Code, Executed, Status};
 use crate::stream::Begun;
@@ -52,6 +53,8 @@ pub(crate) struct InFlightCall {
     pub(super) state: State,
     /// The room for long arguments.
     room: Option<Room>,
+    /// The server that the call has gone to, if its channel has several.
+    picked: Option<Picked>,
     /// The timer until the call is sent. From then on the connection watches its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
 }
@@ -61,7 +64,7 @@ pub(super) enum State {
     /// Not polled yet.
     New,
     Unsent,
-    Connecting(BoxFuture<Result<Arc<Connection>, Status>>),
+    Connecting(BoxFuture<Result<Chosen, Status>>),
     /// The calls in progress have as many arguments as the channel's limit allows.
     MakingRoom(BoxFuture<Room>),
     /// The peer's limit of concurrent calls is reached.
@@ -103,6 +106,7 @@ impl InFlightCall {
             inherits: true,
             state,
             room: None,
+            picked: None,
             alarm: None,
         }
     }
@@ -210,8 +214,13 @@ impl InFlightCall {
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
         }
-        if polled.is_ready() {
+        if let Poll::Ready(answer) = &polled {
             self.room = None;
+            if let Some(picked) = self.picked.take()
+                && answer.is_ok()
+            {
+                picked.answered();
+            }
         }
         if let Poll::Ready(Err(_)) = polled
             && !matches!(self.state, State::Sent(_) | State::Answered(_))
@@ -309,12 +318,16 @@ impl InFlightCall {
                         self.take_room()?;
                         continue;
                     }
-                    match self.stub.channel().connected() {
-                        Some(connection) => self.send(connection, left, None, cx)?,
-                        None => {
+                    let (key, before) = (self.key(), self.picked.take());
+                    match self.stub.channel().choose(key, before) {
+                        Ok(chosen) => {
+                            self.picked = chosen.picked;
+                            self.send(chosen.connection, left, None, cx)?;
+                        }
+                        Err(at) => {
                             let channel = self.stub.channel().clone();
                             self.state =
-                                State::Connecting(Box::pin(async move { channel.connection().await }));
+                                State::Connecting(Box::pin(async move { channel.connect(key, at).await }));
                         }
                     }
                 }
@@ -323,7 +336,11 @@ impl InFlightCall {
                     self.state = State::Unsent;
                 }
                 State::Connecting(connecting) => match ready!(connecting.as_mut().poll(cx)) {
-                    Ok(_) => self.state = State::Unsent,
+                    Ok(chosen) => {
+                        self.picked = chosen.picked;
+                        let left = self.left();
+                        self.send(chosen.connection, left, None, cx)?;
+                    }
                     Err(status) => self.wait_for_ready(status)?,
                 },
                 State::Placing(line) => match ready!(line.poll(cx)) {
@@ -385,6 +402,12 @@ impl InFlightCall {
         }
     }
 
+    /// Returns the key by which its server is chosen.
+    #[inline]
+    fn key(&self) -> Option<u64> {
+        self.options.as_ref().and_then(|options| options.key)
+    }
+
     /// Whether the call has long arguments, and no room for them yet.
     #[inline]
     fn needs_room(&self) -> bool {
@@ -441,136 +464,11 @@ impl InFlightCall {
         if !passes || !waits.unwrap_or_else(|| channel.waits_for_ready()) {
             return Err(self.named(status));
         }
-        let channel = channel.clone();
+        let (channel, key) = (channel.clone(), self.key());
         let before = CallOptions::of(&mut self.options).not_connected.replace(status);
-        self.state = State::Connecting(Box::pin(channel.connection_after_pause(before.is_none())));
+        self.state = State::Connecting(Box::pin(channel.connect_after_pause(before.is_none(), key)));
         Ok(())
     }
-
-    /// Whether the parent call has ended early. If not, registers to be polled when it does.
-    #[cold]
-    fn is_in_vain(&mut self, cx: &mut TaskContext<'_>) -> bool {
-        let parent = self.options.as_mut().and_then(|options| options.parent.as_mut());
-        parent.is_some_and(|parent| parent.poll_ended(cx).is_ready())
-    }
-
-    /// Ends a call whose parent has ended.
-    #[cold]
-    fn cut_short(&mut self) -> Status {
-        if self.left() == Some(Duration::ZERO) {
-            return self.expire();
-        }
-        let executed = match &mut self.state {
-            State::Sent(pending) => {
-                pending.give_up(0);
-                Executed::Maybe
-            }
-            State::Layered(_, passed) => passed.executed(),
-            _ => Executed::No,
-        };
-        self.state = State::Failed;
-        self.named(parent_ended().with_executed(executed))
-    }
-
-    /// Whether the deadline of an unsent call has passed. If not, registers to be polled when it does.
-    fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
-        if let State::Sent(_) = self.state {
-            return false;
-        }
-        let Some(deadline) = self.deadline else { return false };
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        alarm.as_mut().poll(cx).is_ready()
-    }
-
-    /// Ends the call at its deadline, with a status that names what it was waiting for.
-    fn expire(&mut self) -> Status {
-        let mut source = None;
-        let (when, executed) = match &mut self.state {
-            State::Sent(pending) => {
-                pending.give_up(1);
-                ("no answer".to_owned(), Executed::Maybe)
-            }
-            State::Layered(_, passed) => {
-                ("no answer through the client's middleware".to_owned(), passed.executed())
-            }
-            State::Connecting(_) => {
-                source = self.options.as_mut().and_then(|options| options.not_connected.take());
-                (format!("not connected to {}", self.stub.channel().target()), Executed::No)
-            }
-            State::MakingRoom(_) => {
-                let when = "waiting for room within the channel's limits.request_memory";
-                (when.to_owned(), Executed::No)
-            }
-            State::Placing(_) => {
-                let when = "waiting for a place among the server's limits.concurrent_calls";
-                (when.to_owned(), Executed::No)
-            }
-            _ => ("not sent".to_owned(), Executed::No),
-        };
-        let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        let late = Status::new(Code::DeadlineExceeded, format!("{self}: {when} after {after:.1?}"))
-            .with_executed(executed)
-            .with_blame(Blame::Caller);
-        match source {
-            Some(source) => late.with_source(source),
-            None => late,
-        }
-    }
-
-    /// Returns the time left, if the call has a deadline.
-    fn left(&self) -> Option<Duration> {
-        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
-    }
-
-    /// Decodes the answer: a result `T` by `C`, or an error `E` by `D`.
-    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
-        &self,
-        answer: Answered,
-    ) -> Result<T, E> {
-        let (kind, payload) = answer?;
-        match kind {
-            ResponseKind::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
-            _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
-        }
-    }
-
-    /// Decodes the error of an answer. `None` if it is a result.
-    pub(crate) fn decode_error<E: From<Status>, D: Decode<E>>(&self, answer: Answered) -> Option<E> {
-        match answer {
-            Err(status) => Some(status.into()),
-            Ok((ResponseKind::Ok, _)) => None,
-            Ok((_, payload)) => {
-                let error = from_payload::<D, E>(payload);
-                Some(error.unwrap_or_else(|e| self.malformed("error", &e).into()))
-            }
-        }
-    }
-
-    fn malformed(&self, what: &str, why: &CodecError) -> Status {
-        undecodable(format_args!("{self}: the {what} can't be decoded"), why, Executed::Yes)
-    }
-
-    /// Prefixes farcall's own statuses with the call's name. If the message names the fingerprint of this side's
-    /// signature, appends the signature.
-    fn named(&self, status: Status) -> Status {
-        if status.blame() == Blame::Application {
-            return status;
-        }
-        let refused = status.code() == Code::FailedPrecondition && status.executed() == Executed::No;
-        let method = self
-            .stub
-            .service()
-            .methods
-            .get(self.method)
-            .filter(|m| refused && status.message().contains(&format!("{:016x}", m.fingerprint)));
-        let ours =
-            method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
-        status.map_message(|m| format!("{self}: {m}{ours}"))
-    }
-}
-
-fn polled_again() -> Status {
-    Status::new(Code::Internal, "a call was polled after it was done").with_blame(Blame::Caller)
 }
 
 /// Displays the method's name.

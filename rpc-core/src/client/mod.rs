@@ -1,5 +1,6 @@
 //! Calls, and the channels and stubs that they are made on.
 
+mod balance;
 mod call;
 mod class_connection;
 mod connector;
@@ -14,11 +15,12 @@ mod stub;
 #[cfg(feature = "tower")]
 mod tower;
 
+pub use self::balance::{Endpoint, EndpointState, Readiness};
 pub use crate::response::{Parts, Response};
 pub(crate) use call::Finish;
 pub use call::{Call, CallFuture, PartsFuture, ResponseFuture};
 pub use connector::Connector;
-pub use raw_channel::RawChannel;
+pub use raw_channel::{Endpoints, RawChannel};
 pub use stream_call::StreamCall;
 pub(crate) use stream_call::{Arguments, Finish as FinishStream, stream_of};
 pub use stub::Stub;

@@ -64,6 +64,13 @@ macro_rules! options {
                 self
             }
 
+            /// Sets the key by which a channel that balances [by key](crate::config::BalancePolicy::ByKey) chooses the server: calls with
+            /// one key go to one server for as long as it is connected. Other channels ignore it.
+            pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
+                self.call.set_key(key.as_ref());
+                self
+            }
+
             /// Sets how the arguments are compressed, including all items of a stream, overriding the channel's
             /// settings. See [`Compression`](crate::compress::Compression) for messages that are sent plain
             /// nevertheless. This does not affect the answer; see

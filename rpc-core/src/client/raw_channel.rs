@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::class_connection::{ClassConnection, Lookup};
-use super::connector::{Connector, Shared, gone};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::balance::{Balancer, Chosen, Endpoint, EndpointState, Picked};
+use super::connector::{Connector, Shared};
 use super::direct::SendService;
 use super::request_memory::RequestMemory;
 use crate::class::TrafficClass;
@@ -31,20 +34,38 @@ use crate::status::Status;
 /// With several peers, the channel uses the first that it can connect to. If that is not the first of all, it looks for
 /// the earlier ones at intervals, and new calls go there when one is back. Connections of another class go to the peer
 /// that the channel is already connected to, if it can be reached.
+///
+/// A channel that [balances](Self::balanced) keeps connections to all of its servers instead, and chooses one for each call.
 #[derive(Clone)]
 pub struct RawChannel {
-    shared: Arc<Shared>,
-    /// The entry of `shared` for its calls' class, kept here to save the lookup.
-    of_class: Arc<ClassConnection>,
+    way: Way,
+    class: TrafficClass,
+    common: Arc<Common>,
     /// The middleware of its calls.
     stack: Option<Next>,
+}
+
+/// The way of a channel to its servers.
+#[derive(Clone)]
+enum Way {
+    /// By one connection for each class.
+    One(Arc<Shared>),
+    /// By a connection to a server that is chosen for each call.
+    Balanced(Arc<Balancer>),
+}
+
+/// What all clones and classes of a channel share.
+struct Common {
+    settings: Arc<Settings>,
+    /// The bound on the arguments of calls in progress, for each class.
+    memory: [RequestMemory; TrafficClass::ALL.len()],
 }
 
 impl fmt::Debug for RawChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RawChannel")
-            .field("target", &self.shared.connector.target())
-            .field("class", &self.of_class.class)
+            .field("target", &self.name())
+            .field("class", &self.class)
             .finish_non_exhaustive()
     }
 }
@@ -55,26 +76,34 @@ impl RawChannel {
     ///
     /// For authors of transports: the types of both arguments are those of the crate `farcall-core`.
     pub fn new(connector: impl Connector, settings: Settings) -> Self {
-        let classes = TrafficClass::ALL.map(|class| Arc::new(ClassConnection::new(class, &settings.limits)));
-        let of_class = classes[TrafficClass::default() as usize].clone();
-        let shared = Shared {
-            connector: Box::new(connector),
-            settings: Arc::new(settings),
-            classes,
-            runtime: tokio::runtime::Handle::try_current().ok(),
-        };
-        Self { shared: Arc::new(shared), of_class, stack: None }
+        let (settings, runtime) = (Arc::new(settings), Handle::try_current().ok());
+        let way = Way::One(Shared::new(Arc::new(connector), Arc::clone(&settings), runtime));
+        Self::by(way, settings)
+    }
+
+    /// Returns a channel that balances its calls over servers as [`Settings::balance`] says, and what tells it which these are. It
+    /// connects to them as soon as it knows them. Must be called within a tokio runtime, like [`new`](Self::new).
+    pub fn balanced(name: &str, settings: Settings) -> (Self, Endpoints) {
+        let (settings, runtime) = (Arc::new(settings), Handle::try_current().ok());
+        let balancer = Balancer::new(name.to_owned(), Arc::clone(&settings), runtime);
+        let endpoints = Endpoints(Arc::downgrade(&balancer));
+        (Self::by(Way::Balanced(balancer), settings), endpoints)
+    }
+
+    fn by(way: Way, settings: Arc<Settings>) -> Self {
+        let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
+        let common = Arc::new(Common { settings, memory });
+        Self { way, class: TrafficClass::default(), common, stack: None }
     }
 
     /// Returns this channel for calls of another class. Both share their connections.
     #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn class(&self, class: TrafficClass) -> Self {
-        let of_class = self.shared.classes[class as usize].clone();
-        Self { shared: self.shared.clone(), of_class, stack: self.stack.clone() }
+        Self { class, ..self.clone() }
     }
 
     pub(super) fn traffic_class(&self) -> TrafficClass {
-        self.of_class.class
+        self.class
     }
 
     /// Returns this channel with an interceptor: calls go through `by`, and answers on their way back. The interceptor
@@ -110,52 +139,54 @@ impl RawChannel {
         self.stack.clone().unwrap_or_else(|| Next::new(SendService(self.clone())))
     }
 
-    /// Returns the current connection for calls of its class, and makes one if there is none. Cancel safe: an attempt
-    /// goes on for others.
+    /// Returns the current connection for calls of its class, and makes one if there is none. Of several servers, it is one that a
+    /// call could go to. Cancel safe: an attempt goes on for others.
     ///
     /// # Errors
     ///
     /// UNAVAILABLE, not executed, with the reason. Returned at once while a failed attempt is recent.
     pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
-        loop {
-            let mut attempt = match self.of_class.find(&self.shared) {
-                Lookup::Connected(connection) => return Ok(connection),
-                Lookup::Failed(status) => return Err(status),
-                Lookup::Connecting(attempt) => attempt,
-            };
-            // An error means that the attempt's task is gone, with its runtime or by a panic of the connector.
-            let outcome = attempt.wait_for(Option::is_some).await.map(|o| o.clone());
-            match outcome {
-                Ok(Some(Ok(connection))) if connection.is_open() => return Ok(connection),
-                Ok(Some(Ok(_))) => {}
-                Ok(Some(Err(status))) => return Err(status),
-                _ => {
-                    self.of_class.forget(&attempt);
-                    return Err(gone());
-                }
+        self.connect(None, None).await.map(|chosen| chosen.connection)
+    }
+
+    /// Returns a connection for a call with this key, and makes one if there is none. `at`: the server that was chosen for it.
+    pub(super) async fn connect(&self, key: Option<u64>, at: Option<Picked>) -> Result<Chosen, Status> {
+        match &self.way {
+            Way::One(shared) => {
+                let connection = shared.connection(self.class).await?;
+                Ok(Chosen { connection, picked: None })
             }
+            Way::Balanced(balancer) => balancer.connection(self.class, key, at).await,
+        }
+    }
+
+    /// Returns the states of the servers that it balances over, and of each change. `None`: it does not balance.
+    pub fn endpoints(&self) -> Option<watch::Receiver<Arc<[EndpointState]>>> {
+        match &self.way {
+            Way::One(_) => None,
+            Way::Balanced(balancer) => Some(balancer.states()),
         }
     }
 
     /// Whether calls wait for a connection by default.
     pub(crate) fn waits_for_ready(&self) -> bool {
-        self.shared.settings.calls.wait_for_ready
+        self.common.settings.calls.wait_for_ready
     }
 
     /// Whether calls wait for room by default.
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.shared.settings.calls.wait_for_room
+        self.common.settings.calls.wait_for_room
     }
 
     /// Returns the bound on the arguments of its class's calls in progress.
     pub(super) fn memory(&self) -> &RequestMemory {
-        &self.of_class.memory
+        &self.common.memory[self.class as usize]
     }
 
     /// Returns the timeout of calls that set none.
     #[inline]
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        let timeout_ms = self.shared.settings.calls.timeout_ms;
+        let timeout_ms = self.common.settings.calls.timeout_ms;
         (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms))
     }
 
@@ -166,29 +197,75 @@ impl RawChannel {
     ///
     /// UNAVAILABLE, not executed, with the reason.
     pub async fn reconnect(&self) -> Result<(), Status> {
-        self.shared.classes.iter().for_each(|of_class| of_class.end_pause());
+        match &self.way {
+            Way::One(shared) => shared.end_pauses(),
+            Way::Balanced(balancer) => balancer.end_pauses(),
+        }
         self.connection().await.map(drop)
     }
 
-    /// Returns the current connection, like [`connection`](Self::connection), for a call that waits for one.
+    /// Returns a connection, like [`connect`](Self::connect), for a call that waits for one.
     /// `impatient` means that the call has not waited yet.
-    pub(crate) async fn connection_after_pause(self, impatient: bool) -> Result<Arc<Connection>, Status> {
-        self.of_class.pause(impatient, &self.shared).await;
-        self.connection().await
+    pub(super) async fn connect_after_pause(
+        self,
+        impatient: bool,
+        key: Option<u64>,
+    ) -> Result<Chosen, Status> {
+        match &self.way {
+            Way::One(shared) => shared.classes[self.class as usize].pause(impatient, shared).await,
+            Way::Balanced(balancer) => balancer.pause().await,
+        }
+        self.connect(key, None).await
+    }
+
+    fn name(&self) -> String {
+        match &self.way {
+            Way::One(shared) => shared.connector.target(),
+            Way::Balanced(balancer) => balancer.name().to_owned(),
+        }
     }
 
     /// Returns the peer's name for messages, with the class unless that is the default.
     pub(crate) fn target(&self) -> String {
-        let target = self.shared.connector.target();
-        match self.of_class.class {
+        let target = self.name();
+        match self.class {
             TrafficClass::Normal => target,
             class => format!("{target} ({class})"),
         }
     }
 
-    /// Returns the connection, if there is one that takes calls.
+    /// Returns a connection that takes a call with this key. `before`: where the call was last, and failed.
+    ///
+    /// # Errors
+    ///
+    /// There is none yet. Of several servers, it is to be made to this one.
     #[inline]
-    pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
-        self.of_class.connected()
+    pub(super) fn choose(&self, key: Option<u64>, before: Option<Picked>) -> Result<Chosen, Option<Picked>> {
+        match &self.way {
+            Way::One(shared) => {
+                let connection = shared.classes[self.class as usize].connected().ok_or(None)?;
+                Ok(Chosen { connection, picked: None })
+            }
+            Way::Balanced(balancer) => balancer.choose(self.class, key, before),
+        }
+    }
+}
+
+/// What tells a channel which servers it balances over.
+#[derive(Clone, Debug)]
+pub struct Endpoints(Weak<Balancer>);
+
+impl Endpoints {
+    /// Sets the servers. Those that stay keep their connections. Calls in progress at those that are gone end there. Returns false if the
+    /// channel is gone.
+    pub fn set(&self, endpoints: Vec<Endpoint>) -> bool {
+        self.0.upgrade().map(|balancer| balancer.set(endpoints)).is_some()
+    }
+
+    /// Says why there are no servers. Calls fail with this status until there are some.
+    pub fn failed(&self, why: Status) {
+        if let Some(balancer) = self.0.upgrade() {
+            balancer.failed(why);
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::calls::CallOptions;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
 use crate::context::{Context, Parent};
+use crate::interface::stable_hash;
 use crate::metadata::{Metadata, MetadataError};
 use crate::service::Kind;
 use crate::status::{Blame, Code, Executed, Status};
@@ -62,6 +63,10 @@ impl InFlightCall {
             Ok(()) => CallOptions::of(&mut self.options).compression = Some(by),
             Err(status) => self.fail(|name| status.map_message(|message| format!("{name}: {message}"))),
         }
+    }
+
+    pub(super) fn set_key(&mut self, key: &[u8]) {
+        CallOptions::of(&mut self.options).key = Some(stable_hash(key));
     }
 
     /// Refuses the call with a status that `why` makes from its name, unless it is refused already.

@@ -91,6 +91,13 @@ impl Connection {
         }
     }
 
+    /// Resolves when the connection takes no new calls.
+    pub(crate) async fn not_open(&self) {
+        // Can't fail, because `self` holds the sender.
+        let _ =
+            self.phase.subscribe().wait_for(|phase| !matches!(phase, Phase::Greeting | Phase::Open)).await;
+    }
+
     /// Resolves with the final status when the connection has ended.
     pub(crate) async fn closed(&self) -> Status {
         let mut phase = self.phase.subscribe();

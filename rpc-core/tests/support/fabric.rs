@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::config::{Calls, Limits, Liveness, Policy};
+use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy};
 use farcall_core::settings::Settings;
 use farcall_core::transport::{Attempt, BoxFuture, Candidate, Link, Reason, Unavailable, Upgrade, memory};
 
@@ -115,6 +115,7 @@ pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
         limits: Limits::default(),
         liveness: Liveness::default(),
         calls: Calls::default(),
+        balance: Balance::default(),
         policy,
         upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
         plaintext_upgrade: false,

@@ -1,0 +1,66 @@
+//! How much a server has to do, as its client sees it.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The time after which a latency counts for a third. It is long enough to remember a slow server between two of its calls, and short
+/// enough to try it again.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// The calls of one server: how many are in progress, and how long the latest took.
+///
+/// The latency is a peak that decays, as Finagle's `peakEwma` has it: it rises to the longest call at once, and falls slowly. So a server
+/// that becomes slow is avoided with its first slow call.
+#[derive(Debug)]
+pub(super) struct Load {
+    in_flight: AtomicUsize,
+    /// In nanoseconds, at the time of `measured`.
+    latency: AtomicU64,
+    /// In nanoseconds since `epoch`.
+    measured: AtomicU64,
+    epoch: Instant,
+}
+
+impl Load {
+    pub(super) fn new() -> Self {
+        let (in_flight, latency, measured) = Default::default();
+        Self { in_flight, latency, measured, epoch: Instant::now() }
+    }
+
+    pub(super) fn begin(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends a call. `took`: how long its answer took, if there was one.
+    pub(super) fn end(&self, took: Option<Duration>) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let Some(took) = took {
+            let before = self.latency();
+            let took = took.as_nanos() as f64;
+            // A faster one counts a little, beside the decay, so that the average of many counts in the end.
+            let latency = if took > before { took } else { before + (took - before) / 16.0 };
+            // Another call's end between these two writes costs one measurement.
+            self.latency.store(latency as u64, Ordering::Relaxed);
+            self.measured.store(self.now(), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the latency in nanoseconds, which decays while there are no calls.
+    fn latency(&self) -> f64 {
+        let age = self.now().saturating_sub(self.measured.load(Ordering::Relaxed));
+        let latency = self.latency.load(Ordering::Relaxed) as f64;
+        latency * (-(age as f64) / MEMORY.as_nanos() as f64).exp()
+    }
+
+    /// Returns a number that is larger the longer another call would take.
+    pub(super) fn cost(&self) -> f64 {
+        // A server that was not called yet is tried.
+        (self.in_flight.load(Ordering::Relaxed) + 1) as f64 * self.latency().max(1.0)
+    }
+
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+}

@@ -1,0 +1,236 @@
+//! A server of a balanced channel, and the tasks that keep it connected.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::load::Load;
+use super::{Balancer, Endpoint};
+use crate::class::TrafficClass;
+use crate::client::connector::Shared;
+use crate::connection::Connection;
+use crate::settings::Settings;
+use crate::status::Status;
+
+/// The state of a server, as a channel sees it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Readiness {
+    /// The channel connects for the first time, or again after a connection has ended.
+    Connecting,
+    /// It is connected. Calls go to it.
+    Ready,
+    /// The last attempt to connect failed. The channel tries again after a pause.
+    Failing(Status),
+}
+
+/// A member of the set that a channel balances over.
+pub(super) struct Member {
+    endpoint: Endpoint,
+    /// One for each connection.
+    lanes: Vec<Arc<Shared>>,
+    next: AtomicUsize,
+    load: Load,
+    readiness: Mutex<Readiness>,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Member {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        settings: &Arc<Settings>,
+        runtime: &tokio::runtime::Handle,
+    ) -> Arc<Self> {
+        let lane =
+            |_| Shared::new(Arc::clone(&endpoint.connector), Arc::clone(settings), Some(runtime.clone()));
+        let lanes = (0..settings.balance.connections.max(1)).map(lane).collect();
+        let readiness = Mutex::new(Readiness::Connecting);
+        Arc::new(Self {
+            endpoint,
+            lanes,
+            next: AtomicUsize::new(0),
+            load: Load::new(),
+            readiness,
+            tasks: Mutex::default(),
+        })
+    }
+
+    /// Begins to keep its connections.
+    pub(super) fn start(self: &Arc<Self>, balancer: &Weak<Balancer>, runtime: &tokio::runtime::Handle) {
+        let tasks = self.lanes.iter().map(|lane| {
+            let kept = keep(Arc::clone(lane), Arc::downgrade(self), Weak::clone(balancer));
+            runtime.spawn(kept).abort_handle()
+        });
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks.collect();
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.endpoint.name
+    }
+
+    pub(super) fn weight(&self) -> u32 {
+        self.endpoint.weight
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(super) fn readiness(&self) -> Readiness {
+        self.readiness.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(*self.readiness.lock().unwrap_or_else(PoisonError::into_inner), Readiness::Ready)
+    }
+
+    /// Returns what another call would cost, by weight.
+    pub(super) fn cost(&self) -> f64 {
+        self.load.cost() / f64::from(self.endpoint.weight.max(1))
+    }
+
+    /// Returns a connection that takes calls of this class, if there is one.
+    #[inline]
+    pub(super) fn connected(&self, class: TrafficClass) -> Option<Arc<Connection>> {
+        if let [lane] = &self.lanes[..] {
+            return lane.classes[class as usize].connected();
+        }
+        self.turn().find_map(|lane| lane.classes[class as usize].connected())
+    }
+
+    /// Whether this is the server that the endpoint names, with everything else as it is there.
+    pub(super) fn is_same(&self, endpoint: &Endpoint) -> bool {
+        let Endpoint { name, weight, locality, connector: _ } = &self.endpoint;
+        (name, *weight, locality) == (&endpoint.name, endpoint.weight, &endpoint.locality)
+    }
+
+    /// Whether it takes calls, although perhaps not of all classes yet.
+    pub(super) fn is_connected(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.classes[TrafficClass::default() as usize].is_connected())
+    }
+
+    /// Returns the connections, each time beginning with another.
+    fn turn(&self) -> impl Iterator<Item = &Arc<Shared>> {
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.lanes.len();
+        self.lanes[first..].iter().chain(&self.lanes[..first])
+    }
+
+    /// Connects for calls of this class.
+    pub(super) async fn connect(&self, class: TrafficClass) -> Result<Arc<Connection>, Status> {
+        let lane = self.turn().next().cloned();
+        let lane = lane.ok_or_else(crate::client::connector::gone)?;
+        lane.connection(class).await
+    }
+
+    /// Ends the pauses between attempts to connect.
+    pub(super) fn end_pauses(&self) {
+        self.lanes.iter().for_each(|lane| lane.end_pauses());
+    }
+
+    fn note(&self, readiness: Readiness) {
+        *self.readiness.lock().unwrap_or_else(PoisonError::into_inner) = readiness;
+    }
+
+    /// Gives its connections up: calls in progress end there, and new ones go elsewhere. Resolves when the last has ended.
+    pub(super) async fn retire(self: Arc<Self>) {
+        self.stop();
+        let all = self.lanes.iter().flat_map(|lane| &lane.classes);
+        let connections: Vec<_> = all.filter_map(|of_class| of_class.connected()).collect();
+        for connection in &connections {
+            connection.retire();
+        }
+        for connection in connections {
+            connection.closed().await;
+        }
+    }
+
+    fn stop(&self) {
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.endpoint.fmt(f)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Keeps a connection: connects, and again when the connection has ended, after pauses if it fails.
+async fn keep(lane: Arc<Shared>, member: Weak<Member>, balancer: Weak<Balancer>) {
+    let class = TrafficClass::default();
+    let tell = |readiness: Readiness| {
+        let (Some(member), Some(balancer)) = (member.upgrade(), balancer.upgrade()) else { return };
+        // Another connection may be there still.
+        let readiness = if member.is_connected() { Readiness::Ready } else { readiness };
+        member.note(readiness);
+        balancer.changed();
+    };
+    loop {
+        match lane.connection(class).await {
+            Ok(connection) => {
+                tell(Readiness::Ready);
+                connection.not_open().await;
+                tell(Readiness::Connecting);
+            }
+            Err(status) => {
+                tell(Readiness::Failing(status));
+                lane.classes[class as usize].pause(false, &lane).await;
+            }
+        }
+    }
+}
+
+/// A call that counts for the load of its server until this is dropped.
+#[derive(Debug)]
+pub(in crate::client) struct Picked {
+    member: Arc<Member>,
+    began: Instant,
+    took: Option<std::time::Duration>,
+}
+
+impl Picked {
+    pub(super) fn new(member: Arc<Member>) -> Self {
+        member.load.begin();
+        Self { member, began: Instant::now(), took: None }
+    }
+
+    /// Returns the server.
+    pub(super) fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// Notes that there was an answer.
+    pub(in crate::client) fn answered(mut self) {
+        self.took = Some(self.began.elapsed());
+    }
+}
+
+impl Drop for Picked {
+    fn drop(&mut self) {
+        self.member.load.end(self.took);
+    }
+}
+
+/// Returns a channel for the states of servers.
+pub(super) type States = watch::Sender<Arc<[EndpointState]>>;
+
+/// A server and its state.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct EndpointState {
+    /// The server's name, as its [`Endpoint`] has it.
+    pub name: String,
+    /// Whether calls go to it, or why not.
+    pub readiness: Readiness,
+}

@@ -1,0 +1,282 @@
+//! A channel to several servers that are equivalent: which of them a call goes to.
+//!
+//! A [`Balancer`] has a [`Member`] for each server. A member keeps its connections, and tells when they come and go. The [`Picker`] is made
+//! anew then, of the members that are ready. A call takes the picker's lock for reading.
+
+mod load;
+mod member;
+mod picker;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+pub(super) use self::member::Picked;
+pub use self::member::{EndpointState, Readiness};
+use self::member::{Member, States};
+use self::picker::{Picker, mix};
+use super::connector::{Connector, no_runtime};
+use crate::class::TrafficClass;
+use crate::connection::Connection;
+use crate::interface::stable_hash;
+use crate::settings::Settings;
+use crate::status::{Blame, Code, Executed, Status};
+
+/// A server that a channel may call.
+#[derive(Clone)]
+pub struct Endpoint {
+    pub(super) name: Arc<str>,
+    pub(super) weight: u32,
+    pub(super) locality: Arc<str>,
+    pub(super) connector: Arc<dyn Connector>,
+}
+
+impl Endpoint {
+    /// Returns a server of this name, which no other of the channel has. `connector` connects to it; its first peer counts.
+    pub fn new(name: &str, connector: Arc<dyn Connector>) -> Self {
+        Self { name: name.into(), weight: 1, locality: "".into(), connector }
+    }
+
+    /// Sets how many calls the server gets, compared with others. Default 1. 0 counts as 1.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.weight = weight.max(1);
+        self
+    }
+
+    /// Sets where the server is, for [`Balance::locality`](crate::config::Balance::locality).
+    #[must_use]
+    pub fn locality(mut self, locality: &str) -> Self {
+        self.locality = locality.into();
+        self
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("name", &self.name)
+            .field("weight", &self.weight)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The servers of a channel.
+pub(super) struct Balancer {
+    me: Weak<Self>,
+    name: String,
+    settings: Arc<Settings>,
+    runtime: Option<Handle>,
+    members: Mutex<Vec<Arc<Member>>>,
+    picker: RwLock<Picker>,
+    states: States,
+    /// The reason why there are no servers.
+    none: Mutex<Option<Status>>,
+    /// A number of this channel's own, by which it chooses a subset.
+    seed: u64,
+}
+
+/// A connection that was chosen for a call.
+pub(super) struct Chosen {
+    pub(super) connection: Arc<Connection>,
+    pub(super) picked: Option<Picked>,
+}
+
+impl Balancer {
+    pub(super) fn new(name: String, settings: Arc<Settings>, runtime: Option<Handle>) -> Arc<Self> {
+        use std::hash::{BuildHasher, RandomState};
+        let seed = RandomState::new().hash_one(0);
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            name,
+            settings,
+            runtime,
+            members: Mutex::default(),
+            picker: RwLock::default(),
+            states: watch::Sender::new(Arc::from([])),
+            none: Mutex::default(),
+            seed,
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn states(&self) -> watch::Receiver<Arc<[EndpointState]>> {
+        self.states.subscribe()
+    }
+
+    /// Sets the servers. Those that stay keep their connections. Calls to those that are gone end there.
+    pub(super) fn set(&self, endpoints: Vec<Endpoint>) {
+        let Some(runtime) = &self.runtime else { return };
+        let mut members = self.members();
+        let mut before: HashMap<_, _> =
+            members.drain(..).map(|member| (Arc::clone(&member.endpoint().name), member)).collect();
+        let mut new = Vec::new();
+        for endpoint in self.subset(endpoints) {
+            let kept = before.remove(&endpoint.name).filter(|member| member.is_same(&endpoint));
+            members.push(kept.unwrap_or_else(|| {
+                let member = Member::new(endpoint, &self.settings, runtime);
+                new.push(Arc::clone(&member));
+                member
+            }));
+        }
+        drop(members);
+        *self.none.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        new.iter().for_each(|member| member.start(&self.me, runtime));
+        self.changed();
+        // Only now does no new call go there.
+        before.into_values().for_each(|member| drop(runtime.spawn(member.retire())));
+    }
+
+    /// Notes why there are no servers, for as long as there are none.
+    pub(super) fn failed(&self, why: Status) {
+        let why = why.with_executed(Executed::No).with_blame(Blame::Environment);
+        *self.none.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+        self.states.send_modify(|_| ());
+    }
+
+    /// Returns the servers of this channel's subset: those whose names, mixed with the channel's number, are the smallest. So few move when
+    /// a server comes or goes (rendezvous hashing).
+    fn subset(&self, mut endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
+        let most = self.settings.balance.subset as usize;
+        if most > 0 && most < endpoints.len() {
+            endpoints.sort_by_cached_key(|endpoint| mix(self.seed ^ stable_hash(endpoint.name.as_bytes())));
+            endpoints.truncate(most);
+        }
+        endpoints
+    }
+
+    fn members(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Member>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the picker anew, because a member has come, gone, or changed.
+    pub(super) fn changed(&self) {
+        // Held until the end, so that the last change counts.
+        let members = self.members();
+        let mut ready: Vec<_> = members.iter().filter(|member| member.is_ready()).cloned().collect();
+        let locality = &self.settings.balance.locality;
+        let is_near =
+            |member: &Arc<Member>| !locality.is_empty() && *member.endpoint().locality == **locality;
+        if ready.iter().any(is_near) {
+            ready.retain(is_near);
+        }
+        let picker = Picker::new(self.settings.balance.policy, ready);
+        *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
+        let state = |member: &Arc<Member>| EndpointState {
+            name: member.name().to_owned(),
+            readiness: member.readiness(),
+        };
+        self.states.send_replace(members.iter().map(state).collect());
+    }
+
+    /// Returns a connection for a call of this class. `before`: where the call was last, and failed.
+    ///
+    /// # Errors
+    ///
+    /// The server that has none for this class yet, or `None`: no server is connected.
+    #[inline]
+    pub(super) fn choose(
+        &self,
+        class: TrafficClass,
+        key: Option<u64>,
+        before: Option<Picked>,
+    ) -> Result<Chosen, Option<Picked>> {
+        let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
+        let avoid = before.as_ref().map(Picked::member);
+        let member = picker.pick(key, avoid, |member| member.is_connected()).ok_or(None)?;
+        let picked = Some(Picked::new(Arc::clone(member)));
+        match member.connected(class) {
+            Some(connection) => Ok(Chosen { connection, picked }),
+            None => Err(picked),
+        }
+    }
+
+    /// Returns a connection for a call of this class, or waits for one. `at`: the server that was chosen.
+    ///
+    /// # Errors
+    ///
+    /// UNAVAILABLE, not executed: that server, or any of them, can't be reached.
+    pub(super) async fn connection(
+        &self,
+        class: TrafficClass,
+        key: Option<u64>,
+        mut at: Option<Picked>,
+    ) -> Result<Chosen, Status> {
+        if self.runtime.is_none() {
+            return Err(no_runtime());
+        }
+        let mut states = self.states.subscribe();
+        loop {
+            if at.is_none() {
+                match self.choose(class, key, None) {
+                    Ok(chosen) => return Ok(chosen),
+                    Err(picked) => at = picked,
+                }
+            }
+            if let Some(picked) = at {
+                let connection = picked.member().connect(class).await?;
+                return Ok(Chosen { connection, picked: Some(picked) });
+            }
+            if let Some(status) = self.hopeless(&states.borrow_and_update()) {
+                return Err(status);
+            }
+            // Can't fail, because `self` holds the sender.
+            let _ = states.changed().await;
+        }
+    }
+
+    /// Waits until a call that waits for a server should ask again.
+    pub(super) async fn pause(&self) {
+        let mut states = self.states.subscribe();
+        // Can't fail, because `self` holds the sender.
+        let _ = states.wait_for(|states| self.hopeless(states).is_none()).await;
+    }
+
+    /// Returns why no server can be reached, if that is so.
+    fn hopeless(&self, states: &[EndpointState]) -> Option<Status> {
+        let none = self.none.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if states.is_empty() {
+            return none;
+        }
+        let failures = states.iter().map(|state| match &state.readiness {
+            Readiness::Failing(status) => Some(status),
+            _ => None,
+        });
+        let failures = failures.collect::<Option<Vec<_>>>()?;
+        Some(all_of(&failures))
+    }
+
+    /// Ends the pauses between attempts to connect.
+    pub(super) fn end_pauses(&self) {
+        self.members().iter().for_each(|member| member.end_pauses());
+    }
+}
+
+/// How many failures a status names.
+const NAMED: usize = 3;
+
+fn all_of(failures: &[&Status]) -> Status {
+    let mut said: Vec<_> = failures.iter().take(NAMED).map(|status| status.message()).collect();
+    let more = format!("and {} more", failures.len().saturating_sub(NAMED));
+    if failures.len() > NAMED {
+        said.push(&more);
+    }
+    Status::new(
+        Code::Unavailable,
+        format!("none of {} servers can be reached: {}", failures.len(), said.join("; ")),
+    )
+    .with_executed(Executed::No)
+    .with_blame(Blame::Environment)
+}
+
+impl fmt::Debug for Balancer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Balancer").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,148 @@
+//! The choice of a server for a call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::member::Member;
+use crate::config::BalancePolicy;
+use crate::interface::stable_hash;
+
+/// Chooses among the members that are ready.
+#[derive(Debug, Default)]
+pub(super) struct Picker {
+    ready: Vec<Arc<Member>>,
+    order: Order,
+    /// Counts calls.
+    next: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+enum Order {
+    #[default]
+    InTurn,
+    /// By weight: indexes into `ready`, each as often as its weight says.
+    Weighted(Vec<u32>),
+    LeastLoaded,
+    /// Points on a ring, each with the index of its member; ascending.
+    Ring(Vec<(u64, u32)>),
+}
+
+/// Points of a member of weight 1. The share of each differs by a tenth then.
+const POINTS: u32 = 100;
+
+/// The largest weight in an [`Order`]. Larger ones are scaled down.
+const HEAVIEST: u32 = 100;
+
+impl Picker {
+    pub(super) fn new(policy: BalancePolicy, ready: Vec<Arc<Member>>) -> Self {
+        let weights = weights(&ready);
+        let order = match policy {
+            BalancePolicy::LeastLoaded => Order::LeastLoaded,
+            BalancePolicy::ByKey => Order::Ring(ring(&ready, &weights)),
+            _ if weights.iter().all(|weight| *weight == 1) => Order::InTurn,
+            _ => Order::Weighted(in_turn(&weights)),
+        };
+        Self { ready, order, next: AtomicU64::new(0) }
+    }
+
+    /// Returns members in the order in which a call should try them, at most once each, beginning with the best. `avoid`: the member
+    /// where the call has failed, which comes last.
+    pub(super) fn pick(
+        &self,
+        key: Option<u64>,
+        avoid: Option<&Arc<Member>>,
+        takes: impl Fn(&Arc<Member>) -> bool,
+    ) -> Option<&Arc<Member>> {
+        let len = self.ready.len();
+        if len == 0 {
+            return None;
+        }
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        let is_avoided = |member: &Arc<Member>| avoid.is_some_and(|avoid| Arc::ptr_eq(avoid, member));
+        let from = |start: usize| (0..len).map(move |step| (start + step) % len);
+        let first = match (&self.order, key) {
+            (Order::LeastLoaded, _) => self.less_loaded(turn, &is_avoided),
+            (Order::Weighted(turns), _) => turns[(turn % turns.len() as u64) as usize] as usize,
+            (Order::Ring(points), Some(key)) => return self.on_ring(points, key, is_avoided, takes),
+            (Order::InTurn | Order::Ring(_), _) => (turn % len as u64) as usize,
+        };
+        let good = |index: &usize| !is_avoided(&self.ready[*index]) && takes(&self.ready[*index]);
+        let found = from(first).find(good).or_else(|| from(first).find(|index| takes(&self.ready[*index])));
+        found.map(|index| &self.ready[index])
+    }
+
+    /// Returns the one of two members at random that has less to do.
+    fn less_loaded(&self, turn: u64, is_avoided: &impl Fn(&Arc<Member>) -> bool) -> usize {
+        let len = self.ready.len() as u64;
+        let random = mix(turn);
+        let one = (random % len) as usize;
+        // Another one, if there is another.
+        let other = ((random % len + 1 + (random >> 32) % (len - 1).max(1)) % len) as usize;
+        let cost = |index: usize| {
+            let member = &self.ready[index];
+            if is_avoided(member) { f64::INFINITY } else { member.cost() }
+        };
+        if cost(other) < cost(one) { other } else { one }
+    }
+
+    fn on_ring(
+        &self,
+        points: &[(u64, u32)],
+        key: u64,
+        is_avoided: impl Fn(&Arc<Member>) -> bool,
+        takes: impl Fn(&Arc<Member>) -> bool,
+    ) -> Option<&Arc<Member>> {
+        let at = points.partition_point(|(point, _)| *point < mix(key));
+        let around =
+            || points[at..].iter().chain(&points[..at]).map(|(_, index)| &self.ready[*index as usize]);
+        around().find(|member| !is_avoided(member) && takes(member)).or_else(|| around().find(|m| takes(m)))
+    }
+}
+
+/// Returns weights from 1 to [`HEAVIEST`], in proportion.
+fn weights(members: &[Arc<Member>]) -> Vec<u32> {
+    let heaviest = members.iter().map(|member| member.weight()).max().unwrap_or(1).max(1);
+    let lightest = members.iter().map(|member| member.weight().max(1)).min().unwrap_or(1);
+    let scaled = |weight: u32| {
+        if lightest == heaviest {
+            return 1;
+        }
+        let weight = u64::from(weight.max(1));
+        let most = u64::from(heaviest.min(HEAVIEST));
+        (weight * most / u64::from(heaviest)).max(1) as u32
+    };
+    members.iter().map(|member| scaled(member.weight())).collect()
+}
+
+/// Returns each index as often as its weight says, spread evenly.
+fn in_turn(weights: &[u32]) -> Vec<u32> {
+    let places = |(index, weight): (usize, &u32)| {
+        let weight = *weight;
+        (0..weight).map(move |place| ((f64::from(place) + 0.5) / f64::from(weight), index as u32))
+    };
+    let mut turns: Vec<_> = weights.iter().enumerate().flat_map(places).collect();
+    turns.sort_by(|a, b| a.0.total_cmp(&b.0));
+    turns.into_iter().map(|(_, index)| index).collect()
+}
+
+fn ring(members: &[Arc<Member>], weights: &[u32]) -> Vec<(u64, u32)> {
+    let mut points = Vec::new();
+    for ((index, member), weight) in members.iter().enumerate().zip(weights) {
+        let name = stable_hash(member.name().as_bytes());
+        points.extend((0..weight * POINTS).map(|point| (mix(name ^ mix(u64::from(point))), index as u32)));
+    }
+    points.sort_unstable();
+    points
+}
+
+/// Spreads a number over all of 64 bits: the output function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+/// generators, 2014).
+pub(super) fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! The ends of a call that are not its answer, and the reading of those that are.
+
+use std::future::Future;
+use std::task::Context as TaskContext;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{InFlightCall, State};
+use crate::calls::Answered;
+use crate::codec::{CodecError, Decode, from_payload};
+use crate::context::parent_ended;
+use crate::proto::wire::ResponseKind;
+use crate::refusal::undecodable;
+use crate::status::{Blame, Code, Executed, Status};
+
+impl InFlightCall {
+    /// Whether the parent call has ended early. If not, registers to be polled when it does.
+    #[cold]
+    pub(super) fn is_in_vain(&mut self, cx: &mut TaskContext<'_>) -> bool {
+        let parent = self.options.as_mut().and_then(|options| options.parent.as_mut());
+        parent.is_some_and(|parent| parent.poll_ended(cx).is_ready())
+    }
+
+    /// Ends a call whose parent has ended.
+    #[cold]
+    pub(super) fn cut_short(&mut self) -> Status {
+        if self.left() == Some(Duration::ZERO) {
+            return self.expire();
+        }
+        let executed = match &mut self.state {
+            State::Sent(pending) => {
+                pending.give_up(0);
+                Executed::Maybe
+            }
+            State::Layered(_, passed) => passed.executed(),
+            _ => Executed::No,
+        };
+        self.state = State::Failed;
+        self.named(parent_ended().with_executed(executed))
+    }
+
+    /// Whether the deadline of an unsent call has passed. If not, registers to be polled when it does.
+    pub(super) fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
+        if let State::Sent(_) = self.state {
+            return false;
+        }
+        let Some(deadline) = self.deadline else { return false };
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        alarm.as_mut().poll(cx).is_ready()
+    }
+
+    /// Ends the call at its deadline, with a status that names what it was waiting for.
+    pub(super) fn expire(&mut self) -> Status {
+        let mut source = None;
+        let (when, executed) = match &mut self.state {
+            State::Sent(pending) => {
+                pending.give_up(1);
+                ("no answer".to_owned(), Executed::Maybe)
+            }
+            State::Layered(_, passed) => {
+                ("no answer through the client's middleware".to_owned(), passed.executed())
+            }
+            State::Connecting(_) => {
+                source = self.options.as_mut().and_then(|options| options.not_connected.take());
+                (format!("not connected to {}", self.stub.channel().target()), Executed::No)
+            }
+            State::MakingRoom(_) => {
+                let when = "waiting for room within the channel's limits.request_memory";
+                (when.to_owned(), Executed::No)
+            }
+            State::Placing(_) => {
+                let when = "waiting for a place among the server's limits.concurrent_calls";
+                (when.to_owned(), Executed::No)
+            }
+            _ => ("not sent".to_owned(), Executed::No),
+        };
+        let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        let late = Status::new(Code::DeadlineExceeded, format!("{self}: {when} after {after:.1?}"))
+            .with_executed(executed)
+            .with_blame(Blame::Caller);
+        match source {
+            Some(source) => late.with_source(source),
+            None => late,
+        }
+    }
+
+    /// Returns the time left, if the call has a deadline.
+    pub(super) fn left(&self) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Decodes the answer: a result `T` by `C`, or an error `E` by `D`.
+    pub(crate) fn decode<T, C: Decode<T>, E: From<Status>, D: Decode<E>>(
+        &self,
+        answer: Answered,
+    ) -> Result<T, E> {
+        let (kind, payload) = answer?;
+        match kind {
+            ResponseKind::Ok => Ok(from_payload::<C, T>(payload).map_err(|e| self.malformed("result", &e))?),
+            _ => Err(from_payload::<D, E>(payload).map_err(|e| self.malformed("error", &e))?),
+        }
+    }
+
+    /// Decodes the error of an answer. `None` if it is a result.
+    pub(crate) fn decode_error<E: From<Status>, D: Decode<E>>(&self, answer: Answered) -> Option<E> {
+        match answer {
+            Err(status) => Some(status.into()),
+            Ok((ResponseKind::Ok, _)) => None,
+            Ok((_, payload)) => {
+                let error = from_payload::<D, E>(payload);
+                Some(error.unwrap_or_else(|e| self.malformed("error", &e).into()))
+            }
+        }
+    }
+
+    fn malformed(&self, what: &str, why: &CodecError) -> Status {
+        undecodable(format_args!("{self}: the {what} can't be decoded"), why, Executed::Yes)
+    }
+
+    /// Prefixes farcall's own statuses with the call's name. If the message names the fingerprint of this side's
+    /// signature, appends the signature.
+    pub(super) fn named(&self, status: Status) -> Status {
+        if status.blame() == Blame::Application {
+            return status;
+        }
+        let refused = status.code() == Code::FailedPrecondition && status.executed() == Executed::No;
+        let method = self
+            .stub
+            .service()
+            .methods
+            .get(self.method)
+            .filter(|m| refused && status.message().contains(&format!("{:016x}", m.fingerprint)));
+        let ours =
+            method.map_or_else(String::new, |m| format!("; the caller's signature is `{}`", m.signature));
+        status.map_message(|m| format!("{self}: {m}{ours}"))
+    }
+}
+
+pub(super) fn polled_again() -> Status {
+    Status::new(Code::Internal, "a call was polled after it was done").with_blame(Blame::Caller)
+}

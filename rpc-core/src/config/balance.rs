@@ -1,0 +1,65 @@
+//! How a channel shares its calls among servers, as configuration.
+
+use serde::{Deserialize, Serialize};
+
+/// How a channel shares its calls among several servers that are equivalent.
+///
+/// With any policy but [`First`](BalancePolicy::First) the channel keeps connections to all of them, and no call goes to a server that
+/// is not connected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Balance {
+    /// How the server of a call is chosen. Default `first`.
+    pub policy: BalancePolicy,
+    /// How many connections the channel has to each server, from 1 to 64. Several help where one core can't encrypt or read all
+    /// that arrives. Default 1.
+    pub connections: u32,
+    /// How many of the servers the channel uses: a choice that is stable, and another for each channel. 0: all of them, which is the
+    /// default.
+    pub subset: u32,
+    /// Where this client is. Servers of this locality are used as long as any of them is connected. Empty, as is the default: all
+    /// are used alike.
+    pub locality: String,
+    /// How often names are looked up again, in seconds. A server that can't be reached is reason to do it earlier. Default 30; 0: never
+    /// again.
+    pub resolve_s: u64,
+}
+
+/// How the server of a call is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum BalancePolicy {
+    /// The first that can be reached. There is one connection, which moves back when an earlier server can be reached again.
+    #[default]
+    First,
+    /// One after the other. A server gets as many calls as its weight says.
+    RoundRobin,
+    /// Of two at random the one with less to do: calls in progress, times how long the latest ones took, by weight.
+    LeastLoaded,
+    /// By the [key](crate::client::Call::key) of the call: calls with one key go to one server for as long as it is connected (consistent
+    /// hashing). Calls without a key go one after the other.
+    ByKey,
+}
+
+impl Balance {
+    /// Checks that the settings are in range.
+    ///
+    /// # Errors
+    ///
+    /// A message that begins with the setting's name and says what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        match self.connections {
+            1..=64 => Ok(()),
+            _ => Err("balance.connections must be from 1 to 64".into()),
+        }
+    }
+}
+
+impl Default for Balance {
+    fn default() -> Self {
+        let (policy, locality) = (BalancePolicy::default(), String::new());
+        Self { policy, connections: 1, subset: 0, locality, resolve_s: 30 }
+    }
+}

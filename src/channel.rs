@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use farcall_core::class::TrafficClass;
-use farcall_core::client::RawChannel;
+use farcall_core::client::{EndpointState, RawChannel};
 use farcall_core::connection::{Connection, Transport};
 #[cfg(feature = "tower")]
 use farcall_core::middleware::Middleware;
@@ -15,11 +15,16 @@ use farcall_core::service::Service;
 use farcall_core::status::Status;
 #[cfg(feature = "tower")]
 use farcall_core::transport::BoxFuture;
+use tokio::sync::watch;
 
 #[cfg(feature = "tcp")]
 mod connect;
 #[cfg(feature = "tcp")]
+mod endpoints;
+#[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
+#[cfg(feature = "tcp")]
+pub use endpoints::Endpoint;
 
 /// A connection to a server on which clients make calls, made when it is needed and made again when it is lost. Calls of
 /// each other [`TrafficClass`] have a connection of their own.
@@ -132,6 +137,12 @@ impl Channel {
     /// UNAVAILABLE, if it can't.
     pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
         self.raw.connection().await
+    }
+
+    /// Returns the states of the servers that it [balances](crate::ChannelBuilder::balance) over, and of each change. `None`: it does not
+    /// balance.
+    pub fn endpoints(&self) -> Option<watch::Receiver<Arc<[EndpointState]>>> {
+        self.raw.endpoints()
     }
 
     /// Connects now if it is not connected, however recent a failed attempt is. After a failure calls fail at once for a while,

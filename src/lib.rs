@@ -275,14 +275,16 @@ pub mod trace;
 pub use address::Address;
 pub use buf::{Buf, buf};
 pub use bytes::Bytes;
-#[cfg(feature = "tcp")]
-pub use channel::ChannelBuilder;
 pub use channel::{Channel, in_process};
+#[cfg(feature = "tcp")]
+pub use channel::{ChannelBuilder, Endpoint};
 pub use config::{Config, ConfigError, ConfigErrorKind};
 pub use farcall_core::bulk;
 pub use farcall_core::call_error::CallError;
 pub use farcall_core::class::{ByClass, TrafficClass};
-pub use farcall_core::client::{Call, Parts, PartsFuture, RawChannel, Response, ResponseFuture, StreamCall};
+pub use farcall_core::client::{
+    Call, EndpointState, Parts, PartsFuture, RawChannel, Readiness, Response, ResponseFuture, StreamCall,
+};
 #[cfg(feature = "prost")]
 pub use farcall_core::codec::Prost;
 pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};

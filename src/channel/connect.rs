@@ -1,22 +1,24 @@
 //! Connecting a channel over a network.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use farcall_core::client::{Connector, RawChannel};
 use farcall_core::compress::Compression;
-use farcall_core::config::Policy;
+use farcall_core::config::{BalancePolicy, Policy};
 use farcall_core::status::{Blame, Code, Executed, Status};
 use farcall_core::transport::{BoxFuture, Link};
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsClient;
 
 use super::Channel;
+use super::endpoints::{Endpoint, Names, follow};
 #[cfg(feature = "tls")]
 use crate::ConfigErrorKind;
-use crate::{Address, Config, ConfigError};
+use crate::{Address, Config, ConfigError, Stream, TcpConfig};
 
 impl Channel {
     /// Connects to an [`Address`] with the default configuration, as [`ChannelBuilder::connect`] does.
@@ -55,6 +57,7 @@ pub struct ChannelBuilder {
     wait_for_ready: Option<bool>,
     wait_for_room: Option<bool>,
     compress: Option<Compression>,
+    balance: Option<BalancePolicy>,
     #[cfg(feature = "tls")]
     tls: Option<TlsClient>,
 }
@@ -108,6 +111,13 @@ impl ChannelBuilder {
         self
     }
 
+    /// Sets how calls are shared among the servers of an address. Names are looked up for that: each address that one of them stands for is
+    /// a server. [`Balance`](crate::Balance) has the other settings.
+    pub fn balance(mut self, policy: BalancePolicy) -> Self {
+        self.balance = Some(policy);
+        self
+    }
+
     /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsClient) -> Self {
@@ -135,13 +145,73 @@ impl ChannelBuilder {
     ///
     /// If the address or the configuration is wrong.
     pub fn connect_lazy(self, address: &str) -> Result<Channel, ConfigError> {
+        let address: Address = address.parse()?;
+        let (config, dialer) = self.resolved(Some(&address))?;
+        let settings = config.settings();
+        if config.balance.policy == BalancePolicy::First {
+            let dial = Dial { address, dialer, hosts: Arc::default() };
+            return Ok(Channel { raw: RawChannel::new(dial, settings) });
+        }
+        let (raw, endpoints) = RawChannel::balanced(&address.to_string(), settings);
+        let every = (config.balance.resolve_s > 0).then(|| Duration::from_secs(config.balance.resolve_s));
+        let names = Names { hosts: address.hosts().to_vec(), every, dialer };
+        spawn(names.follow(raw.clone(), endpoints));
+        Ok(Channel { raw })
+    }
+
+    /// Returns a channel that balances its calls over the servers that a stream names: each item has all servers from then on. Those that stay
+    /// keep their connections; calls in progress at those that are gone end there. After the stream's end the last servers stay. An
+    /// error is why there are no servers: calls fail with it until there are some. `name` stands for the servers in messages.
+    ///
+    /// The policy is that of the configuration or of [`balance`](Self::balance), or [`BalancePolicy::RoundRobin`] if that is `first`. Must be
+    /// called within a tokio runtime, which the channel's connections run on.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use farcall::{Channel, Endpoint, stream};
+    ///
+    /// // A program would ask its own registry, again and again.
+    /// let servers = stream::generate(async |servers| {
+    ///     servers.send(vec![Endpoint::new("db1:7400").weight(2), Endpoint::new("db2:7400")]).await;
+    ///     Ok(())
+    /// });
+    /// let channel = Channel::builder().discover("orders", servers)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the configuration, or `FARCALL_TRANSPORT`, is wrong.
+    pub fn discover<S>(mut self, name: &str, updates: S) -> Result<Channel, ConfigError>
+    where
+        S: Stream<Item = Result<Vec<Endpoint>, Status>> + Send + 'static,
+    {
+        let policy = self.balance.unwrap_or(self.config.balance.policy);
+        self.balance = Some(if policy == BalancePolicy::First { BalancePolicy::RoundRobin } else { policy });
+        let (config, dialer) = self.resolved(None)?;
+        let (raw, endpoints) = RawChannel::balanced(name, config.settings());
+        spawn(follow(updates, endpoints, dialer));
+        Ok(Channel { raw })
+    }
+
+    /// Returns all settings as they count, and what dials.
+    fn resolved(self, address: Option<&Address>) -> Result<(Config, Dialer), ConfigError> {
+        let mut config = self.config;
+        config.transport = self.transport.or(config.transport);
+        config.balance.policy = self.balance.unwrap_or(config.balance.policy);
+        let calls = &mut config.calls;
+        calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
+        calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
+        calls.wait_for_room = self.wait_for_room.unwrap_or(calls.wait_for_room);
+        calls.compress = self.compress.unwrap_or(calls.compress);
+        let config = config.resolve(address, self.with_env)?;
         #[cfg(feature = "tls")]
-        let tls = self.tls.clone();
-        let (address, config) = self.resolved(address)?;
-        #[cfg(feature = "tls")]
-        let tls = match (tls, &config.tls) {
+        let tls = match (self.tls, &config.tls) {
             (None, Some(files)) => Some(TlsClient::from_files(files).map_err(ConfigError::tls)?),
-            (None, None) if address.is_tls() => {
+            (None, None) if address.is_some_and(Address::is_tls) => {
+                let address = address.map(Address::to_string).unwrap_or_default();
                 let why = format!(
                     "address `{address}`: TLS needs the section [tls], or a channel that is built with it"
                 );
@@ -149,29 +219,20 @@ impl ChannelBuilder {
             }
             (tls, _) => tls,
         };
-        let settings = config.settings();
-        let dial = Dial {
-            address,
-            config,
-            hosts: Arc::default(),
+        let dialer = Dialer {
+            tcp: config.tcp.clone(),
+            patience: config.liveness.connect(),
             #[cfg(feature = "tls")]
             tls,
         };
-        Ok(Channel { raw: RawChannel::new(dial, settings) })
+        Ok((config, dialer))
     }
+}
 
-    /// Returns the address, and all settings as they count.
-    fn resolved(self, address: &str) -> Result<(Address, Config), ConfigError> {
-        let address: Address = address.parse()?;
-        let mut config = self.config;
-        config.transport = self.transport.or(config.transport);
-        let calls = &mut config.calls;
-        calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
-        calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
-        calls.wait_for_room = self.wait_for_room.unwrap_or(calls.wait_for_room);
-        calls.compress = self.compress.unwrap_or(calls.compress);
-        let config = config.resolve(Some(&address), self.with_env)?;
-        Ok((address, config))
+/// Spawns a task, if there is a runtime. Without one the channel's calls fail, and say why.
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(task);
     }
 }
 
@@ -189,35 +250,57 @@ fn invalid(error: &ConfigError) -> Status {
     status.with_executed(Executed::No).with_blame(Blame::Caller)
 }
 
-/// Dials the hosts of an address.
-struct Dial {
-    address: Address,
-    config: Config,
-    /// The host of the address that led to a peer.
-    hosts: Arc<Mutex<HashMap<SocketAddr, String>>>,
+/// The way to make a link to an address.
+#[derive(Clone)]
+pub(super) struct Dialer {
+    tcp: TcpConfig,
+    patience: Duration,
     #[cfg(feature = "tls")]
     tls: Option<TlsClient>,
 }
 
-impl Dial {
+impl Dialer {
+    /// Returns one that encrypts as `tls` says.
+    #[cfg(feature = "tls")]
+    pub(super) fn with_tls(mut self, tls: TlsClient) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Connects to a target that `host` has led to. A certificate must be for that host.
-    fn dial(&self, target: String, host: String) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let (tcp, patience) = (self.config.tcp.clone(), self.config.liveness.connect());
-        let hosts = self.hosts.clone();
-        #[cfg(feature = "tls")]
-        let tls = self.tls.clone();
+    pub(super) fn dial(&self, target: String, host: String) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let this = self.clone();
         Box::pin(async move {
             #[cfg(feature = "tls")]
-            let link = match tls {
-                Some(tls) => farcall_tcp::connect_tls(&target, name(&host), &tcp, &tls, patience).await?,
-                None => farcall_tcp::connect(&target, &tcp, patience).await?,
-            };
+            if let Some(tls) = &this.tls {
+                let link = farcall_tcp::connect_tls(&target, name(&host), &this.tcp, tls, this.patience);
+                return Ok(link.await? as _);
+            }
             #[cfg(not(feature = "tls"))]
-            let link = farcall_tcp::connect(&target, &tcp, patience).await?;
+            drop(host);
+            Ok(farcall_tcp::connect(&target, &this.tcp, this.patience).await? as _)
+        })
+    }
+}
+
+/// Dials the hosts of an address.
+struct Dial {
+    address: Address,
+    dialer: Dialer,
+    /// The host of the address that led to a peer.
+    hosts: Arc<Mutex<HashMap<SocketAddr, String>>>,
+}
+
+impl Dial {
+    /// Connects to a target that `host` has led to, and notes the host of the peer that is found.
+    fn dial(&self, target: String, host: String) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        let (dialed, hosts) = (self.dialer.dial(target, host.clone()), self.hosts.clone());
+        Box::pin(async move {
+            let link = dialed.await?;
             if let Some(peer) = link.description().peer {
                 hosts.lock().unwrap_or_else(PoisonError::into_inner).insert(peer, host);
             }
-            Ok(link as _)
+            Ok(link)
         })
     }
 }
@@ -258,13 +341,15 @@ mod tests {
     async fn what_the_builder_sets_counts_before_and_after_its_configuration() {
         let mut config = Config::default();
         (config.transport, config.calls.timeout_ms) = (Some(Policy::Rdma), 7);
+        let address = "farcall://a:1".parse().unwrap();
+        let resolved = |builder: ChannelBuilder| builder.resolved(Some(&address)).unwrap().0;
         let builder = || Channel::builder().transport(Policy::Tcp).timeout(Duration::from_micros(1500));
-        let before = builder().config(config.clone()).resolved("farcall://a:1").unwrap();
-        assert_eq!((before.1.policy(), before.1.calls.timeout_ms), (Policy::Tcp, 2));
+        let before = resolved(builder().config(config.clone()));
+        assert_eq!((before.policy(), before.calls.timeout_ms), (Policy::Tcp, 2));
         let unlimited = Channel::builder().config(config.clone()).timeout(Duration::MAX);
-        assert_eq!(unlimited.resolved("farcall://a:1").unwrap().1.calls.timeout_ms, 0);
-        let untouched = Channel::builder().config(config).resolved("farcall://a:1").unwrap();
-        assert_eq!((untouched.1.policy(), untouched.1.calls.timeout_ms), (Policy::Rdma, 7));
+        assert_eq!(resolved(unlimited).calls.timeout_ms, 0);
+        let untouched = resolved(Channel::builder().config(config));
+        assert_eq!((untouched.policy(), untouched.calls.timeout_ms), (Policy::Rdma, 7));
     }
 
     #[tokio::test]

@@ -262,6 +262,14 @@ impl Endpoints {
         self.0.upgrade().map(|balancer| balancer.set(endpoints)).is_some()
     }
 
+    /// Resolves when the channel is gone.
+    pub async fn closed(&self) {
+        let states = self.0.upgrade().map(|balancer| balancer.states());
+        if let Some(mut states) = states {
+            while states.changed().await.is_ok() {}
+        }
+    }
+
     /// Says why there are no servers. Calls fail with this status until there are some.
     pub fn failed(&self, why: Status) {
         if let Some(balancer) = self.0.upgrade() {

@@ -1,0 +1,192 @@
+//! The servers of a channel that balances: from names that are looked up, or from the application.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall_core::client::{Connector, Endpoints, RawChannel, Readiness};
+use farcall_core::status::{Code, Status};
+use farcall_core::transport::{BoxFuture, Link};
+#[cfg(feature = "tls")]
+use farcall_tcp::tls::TlsClient;
+use tokio::time::Instant;
+
+use super::connect::Dialer;
+use crate::Stream;
+
+/// A server that a channel may call. See [`ChannelBuilder::discover`](crate::ChannelBuilder::discover).
+#[derive(Clone, Debug)]
+#[must_use = "an endpoint does nothing until a channel has it"]
+pub struct Endpoint {
+    address: String,
+    weight: u32,
+    locality: String,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsClient>,
+}
+
+impl Endpoint {
+    /// Returns the server at `HOST:PORT`.
+    pub fn new(address: impl Into<String>) -> Self {
+        Self {
+            address: address.into(),
+            weight: 1,
+            locality: String::new(),
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
+    /// Sets how many calls the server gets, compared with others. Default 1. 0 counts as 1.
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Sets where the server is, for [`Balance::locality`](crate::Balance::locality).
+    pub fn locality(mut self, locality: impl Into<String>) -> Self {
+        self.locality = locality.into();
+        self
+    }
+
+    /// Encrypts connections to this server as `tls` says, and not as the channel's other connections.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: TlsClient) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Returns the server as the core has it.
+    fn dialled_by(self, dialer: &Dialer) -> farcall_core::client::Endpoint {
+        let dialer = dialer.clone();
+        #[cfg(feature = "tls")]
+        let dialer = self.tls.map_or_else(|| dialer.clone(), |tls| dialer.clone().with_tls(tls));
+        let one = One { target: self.address.clone(), host: self.address.clone(), dialer };
+        let endpoint = farcall_core::client::Endpoint::new(&self.address, Arc::new(one));
+        endpoint.weight(self.weight).locality(&self.locality)
+    }
+}
+
+/// One server.
+struct One {
+    /// The address, or the name to look up.
+    target: String,
+    /// The name that its certificate must have, with the port.
+    host: String,
+    dialer: Dialer,
+}
+
+impl Connector for One {
+    fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
+        self.dialer.dial(self.target.clone(), self.host.clone())
+    }
+
+    fn target(&self) -> String {
+        self.target.clone()
+    }
+}
+
+/// Has a channel follow the servers that a stream names, until one of both ends.
+pub(super) async fn follow(
+    updates: impl Stream<Item = Result<Vec<Endpoint>, Status>>,
+    endpoints: Endpoints,
+    dialer: Dialer,
+) {
+    let mut updates = pin!(updates);
+    loop {
+        let next = tokio::select! {
+            next = std::future::poll_fn(|cx| updates.as_mut().poll_next(cx)) => next,
+            () = endpoints.closed() => return,
+        };
+        match next {
+            Some(Ok(all)) => {
+                endpoints.set(all.into_iter().map(|endpoint| endpoint.dialled_by(&dialer)).collect());
+            }
+            Some(Err(why)) => endpoints.failed(why),
+            None => return,
+        }
+    }
+}
+
+/// Names that are looked up again and again.
+pub(super) struct Names {
+    /// Each `HOST:PORT`.
+    pub(super) hosts: Vec<String>,
+    pub(super) every: Option<Duration>,
+    pub(super) dialer: Dialer,
+}
+
+/// The least time between two look-ups, however many servers fail.
+const PAUSE: Duration = Duration::from_secs(2);
+
+impl Names {
+    /// Has a channel follow what the names stand for, until the channel is gone. A name that can't be looked up keeps what it stood for.
+    pub(super) async fn follow(self, channel: RawChannel, endpoints: Endpoints) {
+        let Some(mut states) = channel.endpoints() else { return };
+        // Only the channel's other clones keep it alive.
+        drop(channel);
+        let mut known: HashMap<String, Vec<SocketAddr>> = HashMap::new();
+        loop {
+            let looked_up = Instant::now();
+            let failure = self.look_up(&mut known).await;
+            let all: Vec<_> = self.hosts.iter().flat_map(|host| self.endpoints_of(host, &known)).collect();
+            match failure {
+                Some(why) if all.is_empty() => endpoints.failed(why),
+                _ => drop(endpoints.set(all)),
+            }
+            let is_failing = |readiness: &Readiness| matches!(readiness, Readiness::Failing(_));
+            let again = async {
+                tokio::time::sleep_until(looked_up + PAUSE).await;
+                let any_fails = states.wait_for(|states| {
+                    states.is_empty() || states.iter().any(|state| is_failing(&state.readiness))
+                });
+                match self.every {
+                    // An error means that the time has come, or that the channel is gone.
+                    Some(every) => {
+                        drop(tokio::time::timeout_at(looked_up + every.max(PAUSE), any_fails).await)
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = again => {}
+                () = endpoints.closed() => return,
+            }
+        }
+    }
+
+    /// Looks all names up. Returns the first failure.
+    async fn look_up(&self, known: &mut HashMap<String, Vec<SocketAddr>>) -> Option<Status> {
+        let mut failure = None;
+        for host in &self.hosts {
+            match tokio::net::lookup_host(host).await {
+                Ok(found) => {
+                    let mut found: Vec<_> = found.collect();
+                    found.sort_unstable();
+                    found.dedup();
+                    known.insert(host.clone(), found);
+                }
+                Err(error) => {
+                    tracing::warn!(host, %error, "a name can't be looked up; what it stood for still counts");
+                    let why = Status::new(Code::Unavailable, format!("`{host}` can't be looked up: {error}"));
+                    failure.get_or_insert(why);
+                }
+            }
+        }
+        failure
+    }
+
+    fn endpoints_of(
+        &self,
+        host: &str,
+        known: &HashMap<String, Vec<SocketAddr>>,
+    ) -> Vec<farcall_core::client::Endpoint> {
+        let endpoint = |address: &SocketAddr| {
+            let one = One { target: address.to_string(), host: host.to_owned(), dialer: self.dialer.clone() };
+            farcall_core::client::Endpoint::new(&address.to_string(), Arc::new(one))
+        };
+        known.get(host).map_or_else(Vec::new, |found| found.iter().map(endpoint).collect())
+    }
+}

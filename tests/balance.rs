@@ -1,0 +1,132 @@
+//! A channel that balances its calls over servers of addresses, names and the application's own.
+
+#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use farcall::{
+    BalancePolicy, Channel, Code, Config, Endpoint, Executed, Handle, Readiness, Server, Status, stream,
+};
+use tokio::sync::mpsc;
+
+#[farcall::service(package = "test")]
+trait Who {
+    /// Returns the server's number.
+    async fn are_you(&self) -> farcall::Result<usize>;
+}
+
+struct Number(usize);
+
+impl Who for Number {
+    async fn are_you(&self) -> farcall::Result<usize> {
+        Ok(self.0)
+    }
+}
+
+/// Starts a server, and returns its address.
+async fn start(number: usize, address: &str) -> (String, Handle) {
+    let server = Server::builder().add(WhoServer::new(Number(number))).bind(address).await.unwrap();
+    let (address, handle) = (server.local_addr().to_string(), server.handle());
+    tokio::spawn(server.serve());
+    (address, handle)
+}
+
+/// Makes calls one after the other, and returns how many each server has answered.
+async fn share(channel: &Channel, calls: usize) -> BTreeMap<usize, usize> {
+    let client = WhoClient::new(channel);
+    let mut share = BTreeMap::new();
+    for _ in 0..calls {
+        *share.entry(client.are_you().await.unwrap()).or_default() += 1;
+    }
+    share
+}
+
+async fn ready(channel: &Channel, servers: usize) {
+    let mut states = channel.endpoints().unwrap();
+    let is_ready = |states: &Arc<[farcall::EndpointState]>| {
+        states.iter().filter(|state| matches!(state.readiness, Readiness::Ready)).count() == servers
+    };
+    states.wait_for(is_ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn all_servers_of_an_address_get_calls() {
+    let ((a, _keep), (b, kept)) = tokio::join!(start(0, "127.0.0.1:0"), start(1, "127.0.0.1:0"));
+    let address = format!("tcp://{a},{b}?balance.policy=round-robin");
+    let channel = Channel::connect(&address).await.unwrap();
+    ready(&channel, 2).await;
+    assert_eq!(share(&channel, 20).await, BTreeMap::from([(0, 10), (1, 10)]));
+    // By configuration and code, too. Without either all go to the first.
+    let mut config = Config::default();
+    config.balance.policy = BalancePolicy::LeastLoaded;
+    let plain = format!("tcp://{a},{b}");
+    for builder in [Channel::builder().config(config), Channel::builder().balance(BalancePolicy::ByKey)] {
+        let channel = builder.connect(&plain).await.unwrap();
+        ready(&channel, 2).await;
+        assert_eq!(share(&channel, 40).await.len(), 2);
+    }
+    let first = Channel::connect(&plain).await.unwrap();
+    assert_eq!(share(&first, 20).await, BTreeMap::from([(0, 20)]));
+    assert!(first.endpoints().is_none());
+
+    kept.close();
+    ready(&channel, 1).await;
+    assert_eq!(share(&channel, 20).await, BTreeMap::from([(0, 20)]));
+    start(2, &b).await;
+    ready(&channel, 2).await;
+    assert_eq!(share(&channel, 20).await, BTreeMap::from([(0, 10), (2, 10)]));
+}
+
+#[tokio::test]
+async fn the_application_says_which_servers_there_are() {
+    let ((a, _a), (b, _b)) = tokio::join!(start(0, "127.0.0.1:0"), start(1, "127.0.0.1:0"));
+    let (registry, mut changes) = mpsc::channel(1);
+    let updates = stream::generate(async move |servers| {
+        while let Some(all) = changes.recv().await {
+            match all {
+                Ok(all) => servers.send(all).await,
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(())
+    });
+    let channel = Channel::builder().discover("numbers", updates).unwrap();
+    let waiting = tokio::spawn({
+        let client = WhoClient::new(&channel);
+        async move { client.are_you().await }
+    });
+    registry.send(Ok(vec![Endpoint::new(&a)])).await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), 0, "a call waits until it is known where to go");
+    registry.send(Ok(vec![Endpoint::new(&b), Endpoint::new(&a).weight(3)])).await.unwrap();
+    ready(&channel, 2).await;
+    assert_eq!(share(&channel, 40).await, BTreeMap::from([(0, 30), (1, 10)]));
+    // The last servers stay when the stream is over.
+    registry.send(Err(Status::unavailable("the registry is gone"))).await.unwrap();
+    registry.closed().await;
+    assert_eq!(share(&channel, 40).await, BTreeMap::from([(0, 30), (1, 10)]));
+}
+
+#[tokio::test]
+async fn names_that_can_not_be_looked_up_are_named() {
+    let address = "tcp://no-such-host.invalid:7400?balance.policy=round-robin";
+    let error = Channel::connect(address).await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+    assert!(error.message().contains("`no-such-host.invalid:7400` can't be looked up"), "{error}");
+
+    // Another that can be is enough.
+    let (a, _keep) = start(0, "127.0.0.1:0").await;
+    let address = format!("tcp://no-such-host.invalid:7400,{a}?balance.policy=round-robin");
+    let channel = Channel::connect(&address).await.unwrap();
+    assert_eq!(share(&channel, 2).await, BTreeMap::from([(0, 2)]));
+}
+
+#[tokio::test]
+async fn wrong_settings_are_refused() {
+    for (setting, why) in [("policy=random", "random"), ("connections=0", "from 1 to 64")] {
+        let address = format!("tcp://127.0.0.1:1?balance.{setting}");
+        let error = Channel::connect(&address).await.unwrap_err();
+        assert_eq!(error.code(), Code::InvalidArgument);
+        assert!(error.message().contains(why), "{error}");
+    }
+}

@@ -83,7 +83,7 @@ impl<'a> Qos<'a> {
     fn protect(&self) -> String {
         format!(
             "agree with the network's operators on a priority and a DSCP (often 3 and 26), then `dcb pfc set dev {0} prio-pfc 3:on; dcb app \
-             add dev {0} dscp-prio 26:3`, `rdma.dscp = 26` and `rdma.ecn = true`",
+             add dev {0} dscp-prio 26:3`, `rdma.dscp.normal = 26` and `rdma.ecn = true`",
             self.netdev
         )
     }
@@ -104,7 +104,7 @@ impl<'a> Qos<'a> {
     fn of_mark(&self, mark: u8) -> Option<Finding> {
         let netdev = self.netdev;
         if mark != 0 && self.trusts_dscp == Some(false) {
-            let seen = format!("rdma.dscp = {mark}, {netdev} trusts the VLAN's priority (pcp)");
+            let seen = format!("rdma.dscp is {mark}, {netdev} trusts the VLAN's priority (pcp)");
             let fix = format!(
                 "dcb app add dev {netdev} dscp-prio {mark}:PRIORITY (with MLNX_OFED: `mlnx_qos -i {netdev} --trust dscp`)"
             );
@@ -122,7 +122,7 @@ impl<'a> Qos<'a> {
             let marks = self.dscp.iter().find(|(_, priority)| lossless.contains(priority));
             let fix = marks.map_or_else(
                 || self.protect(),
-                |(dscp, _)| format!("rdma.dscp = {dscp}, if that priority is RoCE's"),
+                |(dscp, _)| format!("rdma.dscp.normal = {dscp}, if that priority is RoCE's"),
             );
             return Some(Finding::new(&UNPROTECTED, seen, fix));
         }

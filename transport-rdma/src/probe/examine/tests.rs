@@ -239,7 +239,7 @@ const CASES: &[Case] = &[
     case("slow-governor", Note, "== /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor\nschedutil", "performance"),
     case("global-pause", Note, "== $ ethtool -a ens1f0np0\nPause parameters for ens1f0np0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n", "ethtool -A ens1f0np0 rx off"),
     case("unprotected-priority", Note,
-        "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 26:3 48:6\n", "rdma.dscp = 26"),
+        "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 26:3 48:6\n", "rdma.dscp.normal = 26"),
     case("unprotected-priority", Note, "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n", "dscp-prio 26:3"),
     case("small-packets", Note,
         "== /sys/class/net/ens1f0np0/lower_bond0/mtu\n1\n== /sys/class/net/bond0/lower_ens1/mtu\n1\n== /sys/class/net/bond0/lower_ens2/mtu\n1\n\

@@ -183,6 +183,7 @@ fn software_is_named_and_its_firewall_looked_at() {
         [(Fault, "firewall-drops-roce"), (Note, "software-device")]
     );
     assert_eq!(soft(&nft("  counter udp dport 479 drop\n")), [(Note, "software-device")]);
+    assert_eq!(soft(&nft("  udp dport != 4791 drop\n")), [(Note, "software-device")]);
     let some = nft("  ip saddr 10.0.0.0/8 udp dport 4791 accept\n  udp dport 4791 drop\n");
     assert_eq!(soft(&some), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
     let last = nft("  tcp dport 22 accept\n  reject with icmpx admin-prohibited\n");
@@ -191,6 +192,10 @@ fn software_is_named_and_its_firewall_looked_at() {
     let closed =
         "== $ iptables-save\n*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp --dport 22 -j ACCEPT\nCOMMIT\n";
     assert_eq!(soft(closed), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
+    let others = closed
+        .replace("DROP [", "ACCEPT [")
+        .replace("COMMIT", "-A INPUT -p udp ! --dport 4791 -j DROP\nCOMMIT");
+    assert_eq!(soft(&others), [(Note, "software-device")]);
     let open = closed.replace("COMMIT", "-A INPUT -p udp --dport 4791 -j ACCEPT\nCOMMIT");
     assert_eq!(soft(&open), [(Note, "software-device")]);
     let down =

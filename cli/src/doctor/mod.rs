@@ -1,8 +1,11 @@
 //! `farcall doctor`: what keeps RDMA from working here, or from working well.
 
 mod between;
+mod datagram;
+mod mirror;
 pub(crate) mod service;
 mod text;
+mod way;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -92,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         fs::write(file, machine.recording()).map_err(|error| unusable(file, &error))?;
     }
     let other = match &arguments.host {
-        Some(host) => Some(look(arguments, host, &report)?),
+        Some(host) => Some(look(arguments, host, &report, &config)?),
         None => None,
     };
     output::print(&match (arguments.json, &other) {
@@ -118,9 +121,9 @@ struct Both<'a> {
     other: &'a Other,
 }
 
-fn look(arguments: &Arguments, host: &str, report: &Report) -> Result<Other, Failure> {
+fn look(arguments: &Arguments, host: &str, report: &Report, config: &RdmaConfig) -> Result<Other, Failure> {
     let target = Target::with(host, arguments.config.clone());
-    Ok(crate::runtime(1)?.block_on(between::look(&target, report)))
+    Ok(crate::runtime(1)?.block_on(between::look(&target, report, config)))
 }
 
 fn machine(arguments: &Arguments) -> Result<Machine, Failure> {

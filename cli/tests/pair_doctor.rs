@@ -21,6 +21,23 @@ const DROP: &str = "nft add table inet t
     nft add chain inet t in '{ type filter hook input priority 0; policy accept; }'
     nft add rule inet t in udp dport 4791 drop";
 
+/// Has packets of UDP leave without their DSCP, and without the bits below it.
+const REWRITE: &str = "nft add table inet t
+    nft add chain inet t out '{ type filter hook output priority 0; policy accept; }'
+    nft add rule inet t out meta l4proto udp ip dscp set cs0
+    nft add rule inet t out meta l4proto udp ip ecn set not-ect";
+
+/// Drops packets of UDP that are longer than this before they arrive. TCP's would move no calls otherwise.
+const SHORTEN: &str = "nft add table inet t
+    nft add chain inet t in '{ type filter hook input priority 0; policy accept; }'
+    nft add rule inet t in meta l4proto udp meta length '>' 1400 drop";
+
+/// The configuration of a network that knows a DSCP.
+const MARKED: &str = "[rdma]
+dscp.normal = 26
+ecn = true
+";
+
 fn sh(script: &str) {
     assert!(Command::new("bash").args(["-ec", script]).status().unwrap().success(), "{script}");
 }
@@ -49,11 +66,11 @@ impl Control for Controlled {
 }
 
 fn doctor(more: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_farcall"))
-        .args(["doctor", "10.99.0.1:7499"])
-        .args(more)
-        .output()
-        .unwrap()
+    doctor_of("10.99.0.1:7499", more)
+}
+
+fn doctor_of(host: &str, more: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_farcall")).args(["doctor", host]).args(more).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -63,7 +80,7 @@ fn text(output: &Output) -> String {
 /// The host that is looked at.
 async fn serve() {
     let mut server = Command::new(env!("CARGO_BIN_EXE_farcall"))
-        .args(["serve", "--listen", "10.99.0.1:7499"])
+        .args(["serve", "--listen", "[::]:7499"])
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -137,6 +154,12 @@ async fn a_host_and_the_way_to_it_are_looked_at() {
     sh("nft flush ruleset");
     assert!(said.starts_with("here\nfault: a rule of nft drops RoCE"), "{said}");
 
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("pair_doctor.toml");
+    std::fs::write(&file, MARKED).unwrap();
+    let marked = ["--config", file.to_str().unwrap()];
+    marks(&there, &marked).await;
+    lengths(&there, &marked).await;
+
     // Packets of different sizes.
     sh("ip link set eth0 mtu 1500");
     let output = doctor(&["--json"]);
@@ -151,4 +174,85 @@ async fn a_host_and_the_way_to_it_are_looked_at() {
         .collect();
     assert_eq!(codes, ["mtu-differs"], "{report:#}");
     there.finish().await.unwrap();
+}
+
+/// Looks at a way that changes the marks of packets, in either direction.
+async fn marks(there: &ControlClient, marked: &[&str]) {
+    let cause = |direction: &str| {
+        format!(
+            "between\nwarning: DSCP 26 becomes 0 on the way {direction}. Fix: have switches and routers trust the DSCP"
+        )
+    };
+    sh(REWRITE);
+    let said = text(&doctor(marked));
+    let unmarked = text(&doctor(&[]));
+    sh("nft flush ruleset");
+    assert!(said.starts_with(&cause("there")), "{said}");
+    assert!(said.contains("the ECN bits of packets are cleared on the way there. Fix: "), "{said}");
+    // For a service that marks nothing it is good to know.
+    assert!(unmarked.contains("note: DSCP 26 becomes 0 on the way there"), "{unmarked}");
+    assert!(unmarked.starts_with("between\nall good"), "{unmarked}");
+
+    there.run(REWRITE.to_owned()).await.unwrap();
+    let said = text(&doctor(marked));
+    there.run("nft flush ruleset".to_owned()).await.unwrap();
+    assert!(said.starts_with(&cause("back")), "{said}");
+    assert!(said.contains("are cleared on the way back"), "{said}");
+    is_good("10.99.0.1:7499", marked);
+
+    // IPv6 has its own place for marks.
+    sh("ip addr add fd99::2/64 dev eth0 nodad");
+    there.run("ip addr add fd99::1/64 dev eth0 nodad".to_owned()).await.unwrap();
+    is_good("[fd99::1]:7499", marked);
+    sh(&REWRITE.replace("udp ip ", "udp ip6 "));
+    let said = text(&doctor_of("[fd99::1]:7499", marked));
+    sh("nft flush ruleset");
+    assert!(said.starts_with(&cause("there")), "{said}");
+}
+
+/// Looks at a way that carries shorter packets than the hosts send, in either direction.
+async fn lengths(there: &ControlClient, marked: &[&str]) {
+    let cause = |direction: &str| {
+        format!(
+            "between\nfault: the way {direction} carries packets of up to 1400 bytes, and both hosts send up to 4500. Fix: raise the MTU"
+        )
+    };
+    there.run(SHORTEN.to_owned()).await.unwrap();
+    let said = text(&doctor(marked));
+    there.run("nft flush ruleset".to_owned()).await.unwrap();
+    assert!(said.starts_with(&cause("there")), "{said}");
+    assert!(said.contains("fault: RDMA does not reach the host"), "{said}");
+
+    sh(SHORTEN);
+    let said = text(&doctor(marked));
+    sh("nft flush ruleset");
+    assert!(said.starts_with(&cause("back")), "{said}");
+    is_good("10.99.0.1:7499", marked);
+
+    // A name whose address is not RoCE's is nobody's fault.
+    there.run("ip addr add 10.98.0.1/32 dev lo".to_owned()).await.unwrap();
+    sh("ip route add 10.98.0.1/32 via 10.99.0.1");
+    let said = text(&doctor_of("10.98.0.1:7499", marked));
+    assert!(said.starts_with("between\nall good"), "{said}");
+    assert!(said.contains("10.99.0.2 and 10.98.0.1 are not both addresses of RoCE. Fix: name"), "{said}");
+    assert!(said.contains("`farcall doctor 10.99.0.1:7499`"), "{said}");
+
+    // Nor is a firewall that drops what it does not know.
+    there.run(SHORTEN.replace("meta length '>' 1400", "udp dport != 4791")).await.unwrap();
+    let said = text(&doctor(marked));
+    there.run("nft flush ruleset".to_owned()).await.unwrap();
+    assert!(
+        said.starts_with("between\nall good")
+            && said.contains("note: DSCP and packet lengths were not tried: UDP"),
+        "{said}"
+    );
+}
+
+/// Checks that nothing is wrong, and nothing was left out.
+fn is_good(host: &str, marked: &[&str]) {
+    let said = text(&doctor_of(host, marked));
+    assert!(said.starts_with("between\nall good"), "{said}");
+    for code in ["dscp", "ecn-cleared", "path-mtu", "way-untried"] {
+        assert!(!said.contains(code), "{code}: {said}");
+    }
 }

@@ -136,6 +136,8 @@ impl Names {
                 Some(why) if all.is_empty() => endpoints.failed(why),
                 _ => drop(endpoints.set(all)),
             }
+            // A name that was never found is looked up in any case.
+            let every = self.every.or((known.len() < self.hosts.len()).then_some(PAUSE));
             let is_failing = |readiness: &Readiness| matches!(readiness, Readiness::Failing(_));
             let again = async {
                 tokio::time::sleep_until(looked_up + PAUSE).await;

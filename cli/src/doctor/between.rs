@@ -1,13 +1,16 @@
 //! The way between this machine and another: whether RDMA reaches it, and with which packets.
 
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
+use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::{Report, Severity};
 use farcall::{Channel, Code, Status};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::service::DoctorClient;
+use super::way;
 use crate::perf::service::{PerfClient, filled};
 use crate::target::{By, Target};
 
@@ -33,7 +36,7 @@ pub(crate) struct Other {
 }
 
 /// How long each answer may take. A look at a machine takes seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The sizes of calls: within a packet, over some, and such that the receiver reads them from the sender's memory.
 const SIZES: [usize; 3] = [64, 8 << 10, 256 << 10];
@@ -42,7 +45,7 @@ const SIZES: [usize; 3] = [64, 8 << 10, 256 << 10];
 const CALLS: usize = 50;
 
 /// Looks at a host that runs `farcall serve`, and at the way there. A host that is not reached is a fault, like others.
-pub(super) async fn look(target: &Target, here: &Report) -> Other {
+pub(super) async fn look(target: &Target, here: &Report, config: &RdmaConfig) -> Other {
     let mut other = Other { there: None, between: Vec::new(), auto: String::new() };
     let channel = match target.connect(By::Tcp).await {
         Ok(channel) => channel,
@@ -55,10 +58,14 @@ pub(super) async fn look(target: &Target, here: &Report) -> Other {
         Ok(json) => other.there = serde_json::from_str(&json).ok(),
         Err(status) => other.between.push(no_service(&status)),
     }
-    if let Some(there) = &other.there {
-        other.between.extend(mtu(here, there));
+    let lost = rdma(target).await;
+    if let (Some(there), Ok(here)) = (&other.there, serde_json::to_value(here)) {
+        other.between.extend(mtu(&here, there));
+        other.between.extend(way::look(&channel, &here, there, config, lost.is_none()).await);
     }
-    other.between.extend(rdma(target).await);
+    other.between.extend(lost);
+    // The worst first. Of equally bad ones a cause stands before its effect.
+    other.between.sort_by_key(|finding| Reverse(finding.severity));
     other.auto = match target.connect(By::Auto).await {
         Ok(channel) => {
             channel.transport().await.map_or_else(|status| status.to_string(), |chosen| chosen.to_string())
@@ -91,15 +98,14 @@ fn no_service(status: &Status) -> Between {
 }
 
 /// Finds that the two sides send packets of different sizes.
-fn mtu(here: &Report, there: &Value) -> Option<Between> {
-    let ours = here.devices.iter().flat_map(|device| &device.ports);
-    let ours = ours
-        .filter(|port| port.addresses.iter().any(|address| address.is_chosen))
-        .find_map(|port| port.netdev_mtu)?;
+fn mtu(here: &Value, there: &Value) -> Option<Between> {
     let is_chosen =
         |port: &&Value| list(port, "addresses").iter().any(|address| address["is_chosen"] == true);
-    let theirs = list(there, "devices").iter().flat_map(|device| list(device, "ports"));
-    let theirs = theirs.filter(is_chosen).find_map(|port| port["netdev_mtu"].as_u64())?;
+    let of = |report| {
+        let ports = list(report, "devices").iter().flat_map(|device| list(device, "ports"));
+        ports.filter(is_chosen).find_map(|port| port["netdev_mtu"].as_u64())
+    };
+    let (ours, theirs) = (of(here)?, of(there)?);
     (ours != theirs).then(|| Between {
         code: "mtu-differs",
         severity: Severity::Note,
@@ -110,7 +116,8 @@ fn mtu(here: &Report, there: &Value) -> Option<Between> {
     })
 }
 
-fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+/// Returns a list in a report.
+pub(super) fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value[name].as_array().map_or(&[], Vec::as_slice)
 }
 

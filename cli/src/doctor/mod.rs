@@ -1,8 +1,11 @@
 //! `farcall doctor`: what keeps RDMA from working here, or from working well.
 
 mod between;
+mod datagram;
+mod mirror;
 pub(crate) mod service;
 mod text;
+mod way;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
+use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::{self, Counters, Machine, Report, Severity};
 use serde::Serialize;
 
@@ -90,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         fs::write(file, machine.recording()).map_err(|error| unusable(file, &error))?;
     }
     let other = match &arguments.host {
-        Some(host) => Some(look(arguments, host, &report)?),
+        Some(host) => Some(look(arguments, host, &report, &config)?),
         None => None,
     };
     output::print(&match (arguments.json, &other) {
@@ -116,9 +120,9 @@ struct Both<'a> {
     other: &'a Other,
 }
 
-fn look(arguments: &Arguments, host: &str, report: &Report) -> Result<Other, Failure> {
+fn look(arguments: &Arguments, host: &str, report: &Report, config: &RdmaConfig) -> Result<Other, Failure> {
     let target = Target::of(host, &arguments.settings);
-    Ok(crate::runtime(1)?.block_on(between::look(&target, report)))
+    Ok(crate::runtime(1)?.block_on(between::look(&target, report, config)))
 }
 
 fn machine(arguments: &Arguments) -> Result<Machine, Failure> {

@@ -131,6 +131,8 @@ pub struct Limits {
     pub max_qp_wr: u32,
     /// Queue pairs.
     pub max_qp: u32,
+    /// Registrations of memory.
+    pub max_mr: u32,
     /// Memory windows. Zero if the device has none that are bound to a queue pair (type 2B): nothing can be exposed.
     pub windows: u32,
     /// READs that a queue pair can have outstanding, at most 16; zero if it cannot READ.

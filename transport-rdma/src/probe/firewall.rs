@@ -39,8 +39,10 @@ struct Chain {
 
 impl Chain {
     fn judge(&self) -> Option<Finding> {
-        let names_port =
-            |rule: &String| rule.split(|c: char| !c.is_ascii_digit()).any(|number| number == ROCE_PORT);
+        let names_port = |rule: &String| {
+            let mut numbers = rule.split(|c: char| !c.is_ascii_digit());
+            numbers.any(|number| number == ROCE_PORT) && !is_about_others(rule)
+        };
         let has =
             |rule: &String, verdicts: &[&str]| rule.split_whitespace().any(|word| verdicts.contains(&word));
         let drops = |rule: &String| has(rule, &["drop", "reject", "DROP", "REJECT"]);
@@ -74,6 +76,12 @@ impl Chain {
         );
         (closed && !is_accepted).then(|| Finding::new(&MAY_DROP, seen, fix))
     }
+}
+
+/// Whether a rule is for all ports but those that it names: `dport != 4791` of nft, `! --dport 4791` of iptables.
+fn is_about_others(rule: &str) -> bool {
+    let words: Vec<_> = rule.split_whitespace().collect();
+    words.windows(2).any(|pair| pair == ["dport", "!="] || matches!(pair, ["!", "--dport" | "--dports"]))
 }
 
 /// Returns the chains of nft(8)'s list that see packets that come in.

@@ -19,6 +19,12 @@ kinds! { KINDS:
     DSCP_UNMAPPED = "dscp-not-mapped", Warning, Network,
         "The configuration marks packets with a DSCP that this network card maps to no priority, or to one without pauses. \
          They travel in a queue that has no protection.";
+    STARVED = "starved-class", Warning, Network,
+        "The network card shares its link among classes of priorities (ETS). A class without a share sends only what the others leave over. \
+         Under load calls stand still, and connections fail.";
+    SHARED = "shared-class", Note, Network,
+        "RoCE's priority is without loss, and shares its class with packets that have no DSCP, which are TCP's. They take turns with \
+         RoCE's, and a pause for RoCE holds up all of the class.";
     ECN_OFF = "ecn-off", Warning, Network,
         "With `rdma.ecn` switches mark packets where they queue. This network card ignores the marks, or does not slow down for those who \
          report them, so queues grow until packets are lost.";
@@ -40,9 +46,10 @@ pub(super) fn check(view: &View<'_>) -> Vec<Finding> {
     let cards = netdev.map(|netdev| view.cards(&netdev)).unwrap_or_default();
     let of = |card: &String| {
         let qos = Qos::read(view, card);
-        [qos.loss(view), qos.priority(view), qos.ecn(view), qos.global_pause(), small_rings(view, card)]
-            .into_iter()
-            .flatten()
+        let ets = Ets::read(view, card);
+        let found = [qos.loss(view), qos.priority(view), qos.ecn(view), qos.global_pause()];
+        let found = found.into_iter().chain([ets.starved(view, &qos), ets.shared(view, &qos)]);
+        found.chain([small_rings(view, card)]).flatten()
     };
     cards.iter().flat_map(of).collect()
 }
@@ -64,10 +71,7 @@ impl<'a> Qos<'a> {
     fn read(view: &View<'_>, netdev: &'a str) -> Self {
         let pfc = view.machine.run(&["dcb", "pfc", "show", "dev", netdev]);
         let app = view.machine.run(&["dcb", "-N", "app", "show", "dev", netdev]);
-        let mapped = pairs(app.as_deref().unwrap_or_default(), "dscp-prio");
-        let dscp: Vec<_> = mapped
-            .filter_map(|(dscp, priority)| Some((dscp.parse().ok()?, priority.parse().ok()?)))
-            .collect();
+        let dscp: Vec<_> = numbers(app.as_deref().unwrap_or_default(), "dscp-prio").collect();
         // The kernel's drivers sort by the DSCP as soon as one is mapped. Others have a file.
         let trust = view.of_netdev(netdev, "qos/trust").map(|trust| trust == "dscp");
         let trusts_dscp = trust.or_else(|| app.is_some().then_some(!dscp.is_empty()));
@@ -83,7 +87,7 @@ impl<'a> Qos<'a> {
     fn protect(&self) -> String {
         format!(
             "agree with the network's operators on a priority and a DSCP (often 3 and 26), then `dcb pfc set dev {0} prio-pfc 3:on; dcb app \
-             add dev {0} dscp-prio 26:3`, `rdma.dscp = 26` and `rdma.ecn = true`",
+             add dev {0} dscp-prio 26:3`, `rdma.dscp.normal = 26` and `rdma.ecn = true`",
             self.netdev
         )
     }
@@ -104,7 +108,7 @@ impl<'a> Qos<'a> {
     fn of_mark(&self, mark: u8) -> Option<Finding> {
         let netdev = self.netdev;
         if mark != 0 && self.trusts_dscp == Some(false) {
-            let seen = format!("rdma.dscp = {mark}, {netdev} trusts the VLAN's priority (pcp)");
+            let seen = format!("rdma.dscp is {mark}, {netdev} trusts the VLAN's priority (pcp)");
             let fix = format!(
                 "dcb app add dev {netdev} dscp-prio {mark}:PRIORITY (with MLNX_OFED: `mlnx_qos -i {netdev} --trust dscp`)"
             );
@@ -122,7 +126,7 @@ impl<'a> Qos<'a> {
             let marks = self.dscp.iter().find(|(_, priority)| lossless.contains(priority));
             let fix = marks.map_or_else(
                 || self.protect(),
-                |(dscp, _)| format!("rdma.dscp = {dscp}, if that priority is RoCE's"),
+                |(dscp, _)| format!("rdma.dscp.normal = {dscp}, if that priority is RoCE's"),
             );
             return Some(Finding::new(&UNPROTECTED, seen, fix));
         }
@@ -133,6 +137,9 @@ impl<'a> Qos<'a> {
 
     /// Returns the priority of packets with this DSCP. Packets that are not mapped, or not in a VLAN, have priority 0.
     fn priority_of(&self, mark: u8) -> u8 {
+        if self.trusts_dscp == Some(false) {
+            return 0;
+        }
         self.dscp.iter().find(|(dscp, _)| *dscp == mark).map_or(0, |(_, priority)| *priority)
     }
 
@@ -162,6 +169,62 @@ impl<'a> Qos<'a> {
     }
 }
 
+/// The classes among which a network card shares its link, as far as they can be read: Enhanced Transmission Selection.
+struct Ets<'a> {
+    netdev: &'a str,
+    /// The classes of priorities.
+    classes: Vec<(u8, u8)>,
+    /// The classes that have shares of what strict ones leave, in percent.
+    shares: Vec<(u8, u8)>,
+}
+
+impl<'a> Ets<'a> {
+    fn read(view: &View<'_>, netdev: &'a str) -> Self {
+        let text = view.machine.run(&["dcb", "ets", "show", "dev", netdev]).unwrap_or_default();
+        let is_shared =
+            |class: u8| pairs(&text, "tc-tsa").any(|(name, kind)| kind == "ets" && name.parse() == Ok(class));
+        let shares = numbers(&text, "tc-bw").filter(|(class, _)| is_shared(*class)).collect();
+        Self { netdev, classes: numbers(&text, "prio-tc").collect(), shares }
+    }
+
+    fn class_of(&self, priority: u8) -> Option<u8> {
+        self.classes.iter().find(|(of, _)| *of == priority).map(|(_, class)| *class)
+    }
+
+    /// Finds that packets are in a class that has no share. mlx5's driver puts such classes below those that have one
+    /// (`mlx5e_dcbnl_ieee_setets_core`).
+    fn starved(&self, view: &View<'_>, qos: &Qos<'_>) -> Option<Finding> {
+        // If no class has a share they are all equal.
+        let (largest, most) = self.shares.iter().copied().max_by_key(|(_, share)| *share)?;
+        TrafficClass::ALL.into_iter().find_map(|class| {
+            let priority = qos.priority_of(view.config.dscp.of(class));
+            let own = self.class_of(priority)?;
+            let is_starved = most > 0 && self.shares.contains(&(own, 0));
+            let netdev = self.netdev;
+            let seen = format!("farcall's packets have priority {priority} of {netdev}, whose class {own} has 0 % of the link");
+            let half = most / 2;
+            let fix = format!("dcb ets set dev {netdev} tc-bw {own}:{half} {largest}:{} (or other shares whose sum is 100)", most - half);
+            is_starved.then(|| Finding::new(&STARVED, seen, fix))
+        })
+    }
+
+    /// Finds that the lossless priority of packets is in the class of those without a DSCP.
+    fn shared(&self, view: &View<'_>, qos: &Qos<'_>) -> Option<Finding> {
+        const UNMARKED: u8 = 0;
+        let is_lossless = |priority: u8| qos.lossless.as_ref().is_some_and(|all| all.contains(&priority));
+        TrafficClass::ALL.into_iter().find_map(|class| {
+            let priority = qos.priority_of(view.config.dscp.of(class));
+            let own = self.class_of(priority)?;
+            let is_shared = is_lossless(priority) && !is_lossless(UNMARKED) && self.class_of(UNMARKED) == Some(own);
+            let free = (0..8).find(|class| self.classes.iter().all(|(_, taken)| taken != class))?;
+            let netdev = self.netdev;
+            let seen = format!("{netdev} has the priorities {UNMARKED} and {priority}, RoCE's, in one class ({own})");
+            let fix = format!("dcb ets set dev {netdev} prio-tc {priority}:{free}, and a share for that class (`tc-tsa`, `tc-bw`)");
+            is_shared.then(|| Finding::new(&SHARED, seen, fix))
+        })
+    }
+}
+
 /// Finds that the card has dropped packets, and could have more buffers.
 fn small_rings(view: &View<'_>, netdev: &str) -> Option<Finding> {
     let counters = view.machine.run(&["ethtool", "-S", netdev])?;
@@ -183,6 +246,11 @@ fn small_rings(view: &View<'_>, netdev: &str) -> Option<Finding> {
 fn pairs<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let words = text.split_whitespace().skip_while(move |word| *word != name).skip(1);
     words.map_while(|word| word.split_once(':'))
+}
+
+/// Returns those [`pairs`] that are numbers.
+fn numbers<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (u8, u8)> {
+    pairs(text, name).filter_map(|(key, value)| Some((key.parse().ok()?, value.parse().ok()?)))
 }
 
 /// Returns the priorities that `dcb pfc show` calls on.

@@ -26,6 +26,9 @@ kinds! { KINDS:
         "The device changes no numbers for peers. The owner's runtime does it.";
     FEW_QPS = "few-queue-pairs", Warning, Trial,
         "Each peer has a queue pair of the device, and other programs have some, too. Peers for which none is left stay on TCP.";
+    FEW_REGIONS = "few-memory-regions", Warning, Trial,
+        "Memory is registered with the device step by step, as peers come. When it takes no more, further peers stay on TCP, and long \
+         messages are copied.";
     MTU = "mtu-mismatch", Warning, Trial,
         "The port's packets are smaller than the network interface would allow. The MTU was changed after the device was set up, or the \
          port has a limit of its own.";
@@ -106,7 +109,7 @@ fn run_steps(
     let (device, path) = steps.step("open the device", || Ok(open(host, config, None)?))?;
     findings.extend(missing(&*device));
     let resources = Machine::this().run(&["rdma", "resource", "show"]).unwrap_or_default();
-    findings.extend(queue_pairs(&*device, &resources, config));
+    findings.extend(objects(&*device, &resources, config));
     findings.extend(mtu(devices, device.name(), &path));
     steps.step("register memory", || Ok(Memory::try_out(&*device)?))?;
     let mut pair = steps.step("connect", || Pair::new(&device, &path))?;
@@ -142,21 +145,27 @@ fn missing(device: &dyn Device) -> Vec<Finding> {
     found
 }
 
-/// Finds that the device has fewer queue pairs left than connections are configured. `resources` are as in rdma-resource(8): a line
-/// `INDEX: DEVICE: pd N cq N qp N …` for each device.
-fn queue_pairs(device: &dyn Device, resources: &str, config: &RdmaConfig) -> Option<Finding> {
-    let (name, most) = (device.name(), device.limits().max_qp);
-    let line =
-        resources.lines().find_map(|line| line.split_once(": ")?.1.strip_prefix(name)?.strip_prefix(": "))?;
-    let mut words = line.split_whitespace().skip_while(|word| *word != "qp").skip(1);
-    let used: u32 = words.next()?.parse().ok()?;
-    let left = most.saturating_sub(used);
-    let seen = format!(
-        "{name} has {left} of {most} queue pairs left, {} connections are configured",
-        config.connections
-    );
-    let fix = "see who has them: `rdma resource show qp`; or lower `rdma.connections`";
-    (left < config.connections).then(|| Finding::new(&FEW_QPS, seen, fix))
+/// Finds that the device has fewer objects left than the configuration allows this process. `resources` are as in rdma-resource(8): a
+/// line `INDEX: DEVICE: pd N cq N qp N …` for each device.
+fn objects(device: &dyn Device, resources: &str, config: &RdmaConfig) -> Vec<Finding> {
+    let (name, limits) = (device.name(), device.limits());
+    let used = |object: &str| -> Option<u64> {
+        let mut lines = resources.lines().filter_map(|line| line.split_once(": ")?.1.strip_prefix(name));
+        let objects = lines.find_map(|line| line.strip_prefix(": "))?;
+        objects.split_whitespace().skip_while(|word| *word != object).nth(1)?.parse().ok()
+    };
+    let left = |kind, object, what, most: u32, need: u64, setting| {
+        let left = u64::from(most).saturating_sub(used(object)?);
+        let seen = format!("{name} has {left} of {most} {what} left, `{setting}` allows this process {need}");
+        let fix = format!("see who has them: `rdma resource show {object}`; or lower `{setting}`");
+        (left < need).then(|| Finding::new(kind, seen, fix))
+    };
+    // Each step of memory is two regions. Long messages have few: each is as large as all before it.
+    let regions = 2 * config.memory.div_ceil(RdmaConfig::LEAST_MEMORY);
+    let connections = u64::from(config.connections);
+    let queue_pairs = left(&FEW_QPS, "qp", "queue pairs", limits.max_qp, connections, "rdma.connections");
+    let regions = left(&FEW_REGIONS, "mr", "memory regions", limits.max_mr, regions, "rdma.memory");
+    queue_pairs.into_iter().chain(regions).collect()
 }
 
 /// Finds that packets are smaller than the network interface's.

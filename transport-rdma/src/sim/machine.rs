@@ -335,6 +335,7 @@ impl Device for SimDevice {
             max_srq_wr: 32767,
             max_qp_wr: 16384,
             max_qp: 4096,
+            max_mr: 4096,
             windows: faults.windows,
             reads: MAX_READS,
             reads_served: MAX_READS,

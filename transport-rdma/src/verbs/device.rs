@@ -55,6 +55,7 @@ impl VerbsDevice {
             max_srq_wr: limit(attr.max_srq_wr),
             max_qp_wr: limit(attr.max_qp_wr),
             max_qp: limit(attr.max_qp),
+            max_mr: limit(attr.max_mr),
             windows,
             reads: reads(attr.max_qp_init_rd_atom),
             reads_served: reads(attr.max_qp_rd_atom),

@@ -183,6 +183,7 @@ fn software_is_named_and_its_firewall_looked_at() {
         [(Fault, "firewall-drops-roce"), (Note, "software-device")]
     );
     assert_eq!(soft(&nft("  counter udp dport 479 drop\n")), [(Note, "software-device")]);
+    assert_eq!(soft(&nft("  udp dport != 4791 drop\n")), [(Note, "software-device")]);
     let some = nft("  ip saddr 10.0.0.0/8 udp dport 4791 accept\n  udp dport 4791 drop\n");
     assert_eq!(soft(&some), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
     let last = nft("  tcp dport 22 accept\n  reject with icmpx admin-prohibited\n");
@@ -191,6 +192,10 @@ fn software_is_named_and_its_firewall_looked_at() {
     let closed =
         "== $ iptables-save\n*filter\n:INPUT DROP [0:0]\n-A INPUT -p tcp --dport 22 -j ACCEPT\nCOMMIT\n";
     assert_eq!(soft(closed), [(Warning, "firewall-may-drop-roce"), (Note, "software-device")]);
+    let others = closed
+        .replace("DROP [", "ACCEPT [")
+        .replace("COMMIT", "-A INPUT -p udp ! --dport 4791 -j DROP\nCOMMIT");
+    assert_eq!(soft(&others), [(Note, "software-device")]);
     let open = closed.replace("COMMIT", "-A INPUT -p udp --dport 4791 -j ACCEPT\nCOMMIT");
     assert_eq!(soft(&open), [(Note, "software-device")]);
     let down =
@@ -239,7 +244,7 @@ const CASES: &[Case] = &[
     case("slow-governor", Note, "== /sys/devices/system/cpu/cpu0/cpufreq/scaling_governor\nschedutil", "performance"),
     case("global-pause", Note, "== $ ethtool -a ens1f0np0\nPause parameters for ens1f0np0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n", "ethtool -A ens1f0np0 rx off"),
     case("unprotected-priority", Note,
-        "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 26:3 48:6\n", "rdma.dscp = 26"),
+        "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n== $ dcb -N app show dev ens1f0np0\ndscp-prio 26:3 48:6\n", "rdma.dscp.normal = 26"),
     case("unprotected-priority", Note, "== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off 3:on\n", "dscp-prio 26:3"),
     case("small-packets", Note,
         "== /sys/class/net/ens1f0np0/lower_bond0/mtu\n1\n== /sys/class/net/bond0/lower_ens1/mtu\n1\n== /sys/class/net/bond0/lower_ens2/mtu\n1\n\
@@ -297,6 +302,26 @@ fn the_configuration_is_compared_with_the_machine() {
     assert_eq!(judged(&maps("24:3"), &marked), [(Warning, "dscp-not-mapped")]);
     assert_eq!(judged(&maps("26:4"), &marked), [(Warning, "dscp-not-mapped")]);
     assert_eq!(judged(&maps("26:3"), &marked), []);
+    let ets = |shares: &str, classes: &str| {
+        let kinds = "0:ets 1:ets 2:strict 3:ets";
+        format!(
+            "{}== $ dcb ets show dev ens1f0np0\nwilling off ets-cap 8 cbs off\ntc-bw {shares}\npg-bw 0:0\ntc-tsa {kinds}\nprio-tc {classes}\n",
+            maps("26:3")
+        )
+    };
+    let apart = "0:0 1:1 2:2 3:3 4:4";
+    assert_eq!(judged(&ets("0:50 1:0 2:0 3:50", apart), &marked), []);
+    assert_eq!(judged(&ets("0:100 1:0 2:0 3:0", apart), &marked), [(Warning, "starved-class")]);
+    // Where no class has a share they are equal, and a strict class needs none.
+    assert_eq!(judged(&ets("0:0 1:0 2:0 3:0", apart), &marked), []);
+    assert_eq!(judged(&ets("0:100 1:0 2:0 3:0", "0:0 3:2"), &marked), []);
+    let together = "0:0 1:0 2:0 3:0 4:1";
+    assert_eq!(judged(&ets("0:50 1:50 2:0 3:0", together), &marked), [(Note, "shared-class")]);
+    let found = |shares, classes| examined(&mended(&ets(shares, classes)), &marked).findings.remove(0);
+    let starved = found("0:100 1:0 2:0 3:0", apart);
+    assert!(starved.fix.starts_with("dcb ets set dev ens1f0np0 tc-bw 3:50 0:50 "), "{}", starved.fix);
+    let shared = found("0:50 1:50 2:0 3:0", together);
+    assert!(shared.fix.starts_with("dcb ets set dev ens1f0np0 prio-tc 3:2,"), "{}", shared.fix);
     let with_ecn = config(&|c| (c.dscp.normal, c.ecn) = (26, true));
     let of_ecn =
         |state: &str| format!("{}== /sys/class/net/ens1f0np0/ecn/roce_rp/enable/3\n{state}\n", maps("26:3"));
@@ -307,6 +332,19 @@ fn the_configuration_is_compared_with_the_machine() {
     assert_eq!(judged(local, &RdmaConfig::default()), [(Warning, "link-local")]);
     let bare = format!("{local}== interfaces\nlo 127.0.0.1/8\n");
     assert_eq!(judged(&bare, &RdmaConfig::default()), [(Fault, "no-ip-address")]);
+}
+
+#[test]
+fn a_virtual_function_has_the_addresses_of_the_interface_above_it() {
+    // As hv_netvsc does it, the interface above is the master, and the kernel gives its addresses to the device.
+    let above = "== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/2\neth0\n== /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/3\neth0\n\
+                 == /sys/class/net/eth0/lower_ens1f0np0/mtu\n9000\n== /sys/class/net/eth0/mtu\n9000\n== interfaces\nlo 127.0.0.1/8\neth0 10.1.2.3/24\n";
+    let report = examined(&mended(above), &RdmaConfig::default());
+    assert_eq!(codes(&report), []);
+    assert!(report.chosen.as_ref().unwrap().starts_with("10.1.2.3 of mlx5_0"), "{:?}", report.chosen);
+    // The card's own settings are those of the function.
+    let lossy = format!("{above}== $ dcb pfc show dev ens1f0np0\npfc-cap 8\nprio-pfc 0:off\n");
+    assert_eq!(codes(&examined(&mended(&lossy), &RdmaConfig::default())), [(Note, "lossy-network")]);
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::Unavailable;
-use crate::device::WcStatus;
+use crate::device::{Limits, WcStatus};
 use crate::probe::{Severity, examine};
 use crate::sim::{Fabric, SimHost};
 
@@ -58,19 +58,28 @@ fn what_a_device_has_not_is_skipped_and_noted() {
 }
 
 #[test]
-fn queue_pairs_that_others_have_are_counted() {
+fn objects_that_others_have_are_counted() {
     let fabric = Fabric::new(6);
     let host = host(&fabric);
     let config = RdmaConfig::default();
     let device = host.open(&host.devices().unwrap()[0], &config).unwrap();
-    let most = device.limits().max_qp;
-    let resources =
-        |used: u32| format!("0: other: pd 1 qp 0\n1: sim0: pd 3 cq 4 qp {used} cm_id 0 mr 9 ctx 1 srq 2\n");
-    let found = queue_pairs(&*device, &resources(most - 7), &config).unwrap();
-    assert_eq!(found.code, "few-queue-pairs");
-    assert!(found.seen.starts_with(&format!("sim0 has 7 of {most} queue pairs left")), "{}", found.seen);
-    assert_eq!(queue_pairs(&*device, &resources(0), &config), None);
-    assert_eq!(queue_pairs(&*device, "", &config), None);
+    let Limits { max_qp, max_mr, .. } = device.limits();
+    let found = |qps: u32, regions: u32| {
+        let resources = format!(
+            "0: other: pd 1 qp 9999 mr 9999\n1: sim0: pd 3 cq 4 qp {qps} cm_id 0 mr {regions} ctx 1 srq 2\n"
+        );
+        objects(&*device, &resources, &config)
+    };
+    let few_qps = found(max_qp - 7, 0);
+    assert_eq!(few_qps.len(), 1, "{few_qps:?}");
+    assert_eq!(few_qps[0].code, "few-queue-pairs");
+    assert!(few_qps[0].seen.starts_with(&format!("sim0 has 7 of {max_qp} queue pairs left")), "{few_qps:?}");
+    let few_regions = found(0, max_mr - 7);
+    assert_eq!(few_regions.len(), 1, "{few_regions:?}");
+    assert_eq!(few_regions[0].code, "few-memory-regions");
+    assert!(few_regions[0].seen.contains(&format!("7 of {max_mr} memory regions left")), "{few_regions:?}");
+    assert_eq!(found(0, 0), []);
+    assert_eq!(objects(&*device, "", &config), []);
 }
 
 #[test]

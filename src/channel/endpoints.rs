@@ -137,14 +137,14 @@ impl Names {
                 _ => drop(endpoints.set(all)),
             }
             // A name that was never found is looked up in any case.
-            let every = self.every.or((known.len() < self.hosts.len()).then_some(PAUSE));
+            let every = if known.len() < self.hosts.len() { Some(PAUSE) } else { self.every };
             let is_failing = |readiness: &Readiness| matches!(readiness, Readiness::Failing(_));
             let again = async {
                 tokio::time::sleep_until(looked_up + PAUSE).await;
                 let any_fails = states.wait_for(|states| {
                     states.is_empty() || states.iter().any(|state| is_failing(&state.readiness))
                 });
-                match self.every {
+                match every {
                     // An error means that the time has come, or that the channel is gone.
                     Some(every) => {
                         drop(tokio::time::timeout_at(looked_up + every.max(PAUSE), any_fails).await)

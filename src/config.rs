@@ -5,7 +5,7 @@ mod toml;
 
 use std::fmt;
 
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy};
+use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
 #[cfg(feature = "tcp")]
 use farcall_core::settings::Settings;
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,8 @@ pub struct Config {
     pub calls: Calls,
     /// For clients: how calls are shared among several servers.
     pub balance: Balance,
+    /// For clients: whether and how calls are made again.
+    pub retry: Retry,
     /// TCP sockets.
     #[cfg(feature = "tcp")]
     pub tcp: farcall_tcp::TcpConfig,
@@ -178,6 +180,7 @@ impl Config {
         self.liveness.check()?;
         self.calls.check()?;
         self.balance.check()?;
+        self.retry.check()?;
         #[cfg(feature = "tcp")]
         self.tcp.check()?;
         #[cfg(feature = "rdma")]
@@ -243,6 +246,7 @@ impl Config {
             liveness: self.liveness.clone(),
             calls: self.calls.clone(),
             balance: self.balance.clone(),
+            retry: self.retry.clone(),
             policy: self.policy(),
             upgrade: self.upgrade(),
             #[cfg(feature = "rdma")]

@@ -289,7 +289,7 @@ pub use farcall_core::client::{
 pub use farcall_core::codec::Prost;
 pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
-pub use farcall_core::config::{Balance, BalancePolicy, Calls, Limits, Liveness, Policy};
+pub use farcall_core::config::{Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Retry};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 #[cfg(feature = "prost")]

@@ -24,6 +24,7 @@ impl From<Status> for KvError {
 #[farcall::service(package = "shop.v1")]
 trait Kv {
     /// Looks a key up.
+    #[rpc(idempotent)]
     async fn get(&self, key: String) -> std::result::Result<Option<Bytes>, KvError>;
 
     /// Stores a value, and says how long the caller waits for it.
@@ -277,6 +278,8 @@ fn signatures_describe_the_methods() {
     let info = server.info();
     assert_eq!((&*info.name, &*info.codec), ("shop.v1.Kv", "postcard"));
     let status = "Status { code: u8, blame: u8, executed: u8, message: string, details: bytes }";
+    let idempotent: Vec<_> = info.methods.iter().map(|m| m.idempotent).collect();
+    assert_eq!(idempotent, [true, false, false, false]);
     let signatures: Vec<_> = info.methods.iter().map(|m| m.signature.clone()).collect();
     assert_eq!(
         signatures,

@@ -121,13 +121,14 @@ pub struct Signature {
     defaults: usize,
     /// The text of the argument that is a stream.
     rows: Option<String>,
+    idempotent: bool,
     /// Why an argument cannot be carried, if so.
     refusal: Option<String>,
 }
 
 impl Signature {
     pub fn new(method: &'static str) -> Self {
-        Self { method, arguments: Vec::new(), defaults: 0, rows: None, refusal: None }
+        Self { method, arguments: Vec::new(), defaults: 0, rows: None, idempotent: false, refusal: None }
     }
 
     /// Adds an argument.
@@ -146,6 +147,11 @@ impl Signature {
         if let (None, Some(why)) = (&self.refusal, shape.refusal()) {
             self.refusal = Some(format!("argument `{argument}`: {why}"));
         }
+    }
+
+    /// Notes that it does no harm to execute a call more than once.
+    pub fn idempotent(&mut self) {
+        self.idempotent = true;
     }
 
     /// Adds an argument that may be missing.
@@ -173,7 +179,7 @@ impl Signature {
         let all = self.arguments.len();
         let refusal = self.refusal.clone().or_else(|| Some(format!("result: {}", shape.refusal()?)));
         let accepts = (all - self.defaults..all).map(|count| signature(count).fingerprint).collect();
-        Method { accepts, refusal, ..signature(all) }
+        Method { accepts, refusal, idempotent: self.idempotent, ..signature(all) }
     }
 }
 

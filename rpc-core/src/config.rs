@@ -1,6 +1,7 @@
 //! Limits and time limits, as configuration.
 
 mod balance;
+mod retry;
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use crate::compress::Compression;
 use crate::status::Status;
 
 pub use self::balance::{Balance, BalancePolicy};
+pub use self::retry::Retry;
 
 /// Limits on what one side accepts from the other. Each side announces its limits, and its peer keeps to them. A
 /// message over a limit is not sent: its call fails RESOURCE_EXHAUSTED with a message that names the setting and the

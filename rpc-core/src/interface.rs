@@ -47,6 +47,8 @@ pub struct Method {
     /// Fingerprints of earlier signatures that this side still understands: those that lack trailing arguments with a
     /// default.
     pub accepts: Vec<u64>,
+    /// Whether it does no harm to execute a call more than once. Clients alone need to know.
+    pub idempotent: bool,
     /// Why this side's codec cannot carry one of the types, if so. No server or client is made of such a method.
     pub refusal: Option<String>,
 }
@@ -61,7 +63,15 @@ impl Method {
     pub fn new(name: impl Into<Cow<'static, str>>, kind: Kind, signature: impl Into<String>) -> Self {
         let signature = signature.into();
         let fingerprint = stable_hash(signature.as_bytes());
-        Self { name: name.into(), kind, signature, fingerprint, accepts: Vec::new(), refusal: None }
+        Self {
+            name: name.into(),
+            kind,
+            signature,
+            fingerprint,
+            accepts: Vec::new(),
+            idempotent: false,
+            refusal: None,
+        }
     }
 
     /// Whether this side understands calls of a peer whose signature has this fingerprint.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Balance, Calls, Limits, Liveness, Policy};
+use crate::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
 use crate::transport::{Unavailable, Upgrade};
 
 /// Settings that all connections of a channel or server share.
@@ -16,6 +16,8 @@ pub struct Settings {
     pub calls: Calls,
     /// How calls are shared among servers.
     pub balance: Balance,
+    /// Whether and how calls are made again.
+    pub retry: Retry,
     /// The transport to use.
     pub policy: Policy,
     /// The transport that a session can be upgraded to, or why there is none.
@@ -28,7 +30,8 @@ pub struct Settings {
 impl Settings {
     /// Returns settings for a transport without an upgrade; `why` is the reason that is reported.
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
-        let (calls, balance, policy) = (Calls::default(), Balance::default(), Policy::Auto);
-        Self { limits, liveness, calls, balance, policy, upgrade: Err(why), plaintext_upgrade: false }
+        let (calls, balance, retry) = (Calls::default(), Balance::default(), Retry::default());
+        let policy = Policy::Auto;
+        Self { limits, liveness, calls, balance, retry, policy, upgrade: Err(why), plaintext_upgrade: false }
     }
 }

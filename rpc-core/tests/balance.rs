@@ -21,7 +21,7 @@ use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::time::Instant;
 
 use support::tap::Tap;
-use support::{ECHO, HANG, Seen, WAIT, call, host, info, plain, until};
+use support::{ECHO, HANG, PANIC, Seen, WAIT, call, host, info, plain, until};
 
 /// A server that may be away.
 #[derive(Default)]
@@ -333,4 +333,43 @@ fn outside_of_a_runtime_calls_fail_and_say_so() {
     let polled = call.poll(&mut TaskContext::from_waker(Waker::noop()));
     let Poll::Ready(Err(error)) = polled else { panic!("{polled:?}") };
     assert!(error.message().contains("outside of a tokio runtime"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_fails_its_calls_gets_none_for_a_while() {
+    let t = cluster(settings(BalancePolicy::RoundRobin), 3);
+    t.ready(3).await;
+    let failing = |calls| {
+        let (channel, info) = (t.channel.clone(), info("test"));
+        async move {
+            for _ in 0..calls {
+                // It panics at all servers, so these are INTERNAL.
+                call(&channel, &info, PANIC, "").await.unwrap_err();
+            }
+        }
+    };
+    // Four in a row each are too few, and a success between them makes them none.
+    failing(12).await;
+    assert_eq!(t.share(30).await, [10, 10, 10]);
+    failing(13).await;
+    t.ready(2).await;
+    let states = t.channel.endpoints().unwrap().borrow().clone();
+    let ejected: Vec<_> =
+        states.iter().filter(|state| matches!(state.readiness, Readiness::Ejected)).collect();
+    assert_eq!(ejected.len(), 1, "{states:?}");
+    let share = t.share(30).await;
+    assert_eq!((share.iter().min(), share.iter().max()), (Some(&0), Some(&15)), "{share:?}");
+    // Not more than half of them, however many fail.
+    failing(100).await;
+    t.ready(2).await;
+    // It is tried again after ten seconds, a quarter more or less, and with its first failure is out for longer.
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    t.ready(3).await;
+    failing(3).await;
+    t.ready(2).await;
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    t.ready(2).await;
+    tokio::time::sleep(Duration::from_secs(13)).await;
+    t.ready(3).await;
+    assert_eq!(t.share(30).await, [10, 10, 10]);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use farcall_core::client::{Connector, RawChannel};
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy};
+use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
 use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
@@ -114,6 +114,7 @@ fn caller(policy: Policy, plaintext_upgrade: bool) -> (RawChannel, Arc<Heedless>
         liveness: Liveness::default(),
         calls: Calls::default(),
         balance: Balance::default(),
+        retry: Retry::default(),
         policy,
         upgrade: Ok(upgrade.clone()),
         plaintext_upgrade,

@@ -138,6 +138,7 @@ fn method(function: &mut TraitItemFn, farcall: &Path, errors: &mut Errors) -> Op
         attributes: function.attrs.iter().filter(|a| is_for_client(a)).cloned().collect(),
         context,
         spawn: rpc.spawn.is_some(),
+        idempotent: rpc.idempotent.is_some(),
         arguments,
         answer,
     })
@@ -221,6 +222,9 @@ fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> 
         let rpc = errors.keep(parse::rpc(&mut input.attrs)).unwrap_or_default();
         if let Some(span) = rpc.spawn {
             errors.add_at(span, "`spawn` goes on methods");
+        }
+        if let Some(span) = rpc.idempotent {
+            errors.add_at(span, "`idempotent` goes on methods");
         }
         if let Some(name) = &rpc.name {
             check_wire_name(name, errors);

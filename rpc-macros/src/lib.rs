@@ -51,6 +51,8 @@ use proc_macro::TokenStream;
 /// - `#[rpc(name = "..")]` on a method or an argument is its name on the wire, if that is not its name in Rust.
 /// - `#[rpc(default)]` on one or more of the last arguments: callers that were built before the argument existed are
 ///   still understood; the argument is then `Default::default()`.
+/// - `#[rpc(idempotent)]` on a method that does no harm if it is executed more than once: channels may make a call again that has failed,
+///   as their [`Retry`](https://docs.rs/farcall/latest/farcall/struct.Retry.html) says.
 /// - `#[rpc(spawn)]` on a method whose handler computes: it begins in a task of its own, and does not hold up the connection that
 ///   its call came by.
 ///

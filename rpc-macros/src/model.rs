@@ -30,6 +30,8 @@ pub(crate) struct Method {
     pub(crate) context: bool,
     /// Whether the handler begins in a task of its own.
     pub(crate) spawn: bool,
+    /// Whether clients may make a call again that may have been executed.
+    pub(crate) idempotent: bool,
     pub(crate) arguments: Vec<Argument>,
     pub(crate) answer: Answer,
 }

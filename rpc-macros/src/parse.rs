@@ -21,6 +21,7 @@ pub(crate) struct Rpc {
     pub(crate) name: Option<LitStr>,
     pub(crate) default: Option<Span>,
     pub(crate) spawn: Option<Span>,
+    pub(crate) idempotent: Option<Span>,
 }
 
 pub(crate) fn options(tokens: TokenStream) -> Result<Options> {
@@ -84,9 +85,11 @@ pub(crate) fn rpc(attributes: &mut Vec<Attribute>) -> Result<Rpc> {
                     once(&meta, &mut rpc.default, span)
                 } else if meta.path.is_ident("spawn") {
                     once(&meta, &mut rpc.spawn, span)
+                } else if meta.path.is_ident("idempotent") {
+                    once(&meta, &mut rpc.idempotent, span)
                 } else {
                     Err(meta.error(
-                        "unknown option; there are `name = \"..\"`, `default` for arguments and `spawn` for methods",
+                        "unknown option; there are `name = \"..\"`, `default` for arguments, `spawn` and `idempotent` for methods",
                     ))
                 }
             });

@@ -104,6 +104,21 @@ impl Code {
     }
 }
 
+/// The key of the metadata by which a server says, beside a status, after how many milliseconds the call may be made again. Anything
+/// but a number means: not at all.
+pub const RETRY_AFTER: &str = "retry-after-ms";
+
+/// Reads the name that gRPC has for a code.
+impl std::str::FromStr for Code {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let all = (1..=16).map(Self::from_wire);
+        let found = all.into_iter().find(|code| code.name() == name);
+        found.ok_or_else(|| format!("`{name}` is no name of a status; there are names such as UNAVAILABLE"))
+    }
+}
+
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

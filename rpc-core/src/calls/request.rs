@@ -51,6 +51,8 @@ pub(crate) struct CallOptions {
     pub(crate) compression: Option<Compression>,
     /// The hash of the key by which a server is chosen.
     pub(crate) key: Option<u64>,
+    /// Whether the call may be executed more than once. `None`: as its method says.
+    pub(crate) idempotent: Option<bool>,
 }
 
 /// The metadata and compression of an answer.
@@ -74,6 +76,7 @@ impl CallOptions {
             deadline: None,
             compression: None,
             key: None,
+            idempotent: None,
         }
     }
 
@@ -89,9 +92,9 @@ impl CallOptions {
 
     /// Returns the options for another attempt of the call, without the stream.
     pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, waits_for_ready, waits_for_room, compression, key, .. } = *self;
+        let Self { kind, waits_for_ready, waits_for_room, compression, key, idempotent, .. } = *self;
         let metadata = self.metadata.clone();
-        Self { kind, waits_for_ready, waits_for_room, compression, key, metadata, ..Self::none() }
+        Self { kind, waits_for_ready, waits_for_room, compression, key, idempotent, metadata, ..Self::none() }
     }
 }
 

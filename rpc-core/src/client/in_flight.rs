@@ -1,6 +1,8 @@
 //! A call in progress: it gets a connection and a place, is sent, perhaps sent again, and may time out at each step.
 
+mod again;
 mod ending;
+mod hedge;
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,6 +13,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
 use self::ending::polled_again;
+use self::hedge::Hedge;
 use super::balance::{Chosen, Picked};
 use super::request_memory::Room;
 use super::{Parts, Stub};
@@ -25,12 +28,9 @@ use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
 use crate::refusal::refusal;
 use crate::slots::Place;
-use crate::status::{Blame, Code, Executed, Status};
+use crate::status::{Code, Status};
 use crate::stream::Begun;
 use crate::transport::BoxFuture;
-
-/// How often a call that was certainly not executed is sent, until its caller is told.
-const TRANSPARENT_ATTEMPTS: u8 = 4;
 
 /// A call, from its making to its answer. Nothing is sent before it is polled.
 pub(crate) struct InFlightCall {
@@ -47,6 +47,10 @@ pub(crate) struct InFlightCall {
     attempt: u8,
     /// Whether the call can't be sent again, because part of its stream of arguments is gone.
     is_last: bool,
+    /// Whether the call is one of several attempts beside each other.
+    is_hedge: bool,
+    /// Whether an earlier attempt may have been executed.
+    may_have_run: bool,
     /// Whether the call takes the deadline of the handler that first polls it. If that is in a
     /// [`Scope`](crate::context::Scope), the call also ends with the scope's call.
     pub(super) inherits: bool,
@@ -71,6 +75,10 @@ pub(super) enum State {
     Placing(Line),
     /// Sent, and possibly answered.
     Sent(Pending),
+    /// Failed with this status, to be made again after a pause.
+    Pausing(Pin<Box<Sleep>>, Status),
+    /// Made by several attempts beside each other.
+    Hedged(Box<Hedge>),
     /// In the caller's middleware.
     Layered(BoxFuture<Result<Response, Status>>, Passed),
     /// Answered through the middleware.
@@ -103,6 +111,8 @@ impl InFlightCall {
             began: None,
             attempt: 1,
             is_last: false,
+            is_hedge: false,
+            may_have_run: false,
             inherits: true,
             state,
             room: None,
@@ -214,12 +224,14 @@ impl InFlightCall {
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
         }
-        if let Poll::Ready(answer) = &polled {
+        if let Poll::Ready(answer) = &mut polled {
             self.room = None;
-            if let Some(picked) = self.picked.take()
-                && answer.is_ok()
-            {
-                picked.answered();
+            self.stub.channel().note(answer);
+            if let Some(picked) = self.picked.take() {
+                picked.ended(answer.as_ref().err());
+            }
+            if self.may_have_run {
+                self.admit_having_run(answer);
             }
         }
         if let Poll::Ready(Err(_)) = polled
@@ -233,8 +245,9 @@ impl InFlightCall {
     /// Starts the timeout. Returns the time left, if the call has a deadline.
     fn start(&mut self) -> Option<Duration> {
         let left = self.start_time();
-        if let Some(stack) = self.stub.channel().stack().cloned() {
-            self.enter(&stack);
+        match self.stub.channel().stack().cloned() {
+            Some(stack) => self.enter(&stack),
+            None => self.hedge(),
         }
         left
     }
@@ -330,6 +343,11 @@ impl InFlightCall {
                                 State::Connecting(Box::pin(async move { channel.connect(key, at).await }));
                         }
                     }
+                }
+                State::Hedged(_) => return self.step_hedged(cx),
+                State::Pausing(pause, _) => {
+                    ready!(pause.as_mut().poll(cx));
+                    self.state = State::Unsent;
                 }
                 State::MakingRoom(room) => {
                     self.room = Some(ready!(room.as_mut().poll(cx)));
@@ -436,38 +454,6 @@ impl InFlightCall {
         let message =
             format!("too many calls to {target} are in progress: {why}, and the call does not wait");
         self.named(refusal(Code::ResourceExhausted, message))
-    }
-
-    /// Sends a call again that was certainly not executed and may succeed elsewhere.
-    fn again(&mut self, status: Status) -> Result<(), Status> {
-        let elsewhere = status.code() == Code::Unavailable
-            && status.executed() == Executed::No
-            && status.blame() != Blame::Application;
-        if !elsewhere || self.is_last {
-            return Err(self.named(status));
-        }
-        if self.attempt >= TRANSPARENT_ATTEMPTS {
-            self.wait_for_ready(status)?;
-        } else {
-            self.state = State::Unsent;
-        }
-        self.attempt = self.attempt.saturating_add(1);
-        Ok(())
-    }
-
-    /// Waits for a connection, or fails if the call or its channel says so.
-    #[cold]
-    fn wait_for_ready(&mut self, status: Status) -> Result<(), Status> {
-        let channel = self.stub.channel();
-        let waits = self.options.as_ref().and_then(|options| options.waits_for_ready);
-        let passes = status.code() == Code::Unavailable && status.blame() != Blame::Caller;
-        if !passes || !waits.unwrap_or_else(|| channel.waits_for_ready()) {
-            return Err(self.named(status));
-        }
-        let (channel, key) = (channel.clone(), self.key());
-        let before = CallOptions::of(&mut self.options).not_connected.replace(status);
-        self.state = State::Connecting(Box::pin(channel.connect_after_pause(before.is_none(), key)));
-        Ok(())
     }
 }
 

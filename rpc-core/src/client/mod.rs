@@ -9,6 +9,7 @@ mod in_flight;
 mod options;
 mod raw_channel;
 mod request_memory;
+mod retry_budget;
 mod setters;
 mod stream_call;
 mod stub;

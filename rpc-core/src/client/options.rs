@@ -64,6 +64,14 @@ macro_rules! options {
                 self
             }
 
+            /// Sets whether it does no harm to execute the call more than once, so that the channel's
+            /// [policy](crate::config::Retry) may make it again after failures that leave open whether it was executed. The default is what
+            /// the method says: `#[rpc(idempotent)]`.
+            pub fn idempotent(mut self, idempotent: bool) -> Self {
+                self.call.set_idempotent(idempotent);
+                self
+            }
+
             /// Sets the key by which a channel that balances [by key](crate::config::BalancePolicy::ByKey) chooses the server: calls with
             /// one key go to one server for as long as it is connected. Other channels ignore it.
             pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {

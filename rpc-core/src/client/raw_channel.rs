@@ -12,7 +12,10 @@ use super::balance::{Balancer, Chosen, Endpoint, EndpointState, Picked};
 use super::connector::{Connector, Shared};
 use super::direct::SendService;
 use super::request_memory::RequestMemory;
+use super::retry_budget::RetryBudget;
+use crate::calls::Answered;
 use crate::class::TrafficClass;
+use crate::config::Retry;
 use crate::connection::Connection;
 #[cfg(feature = "tower")]
 use crate::middleware::Middleware;
@@ -59,6 +62,7 @@ struct Common {
     settings: Arc<Settings>,
     /// The bound on the arguments of calls in progress, for each class.
     memory: [RequestMemory; TrafficClass::ALL.len()],
+    retry_budget: RetryBudget,
 }
 
 impl fmt::Debug for RawChannel {
@@ -92,7 +96,8 @@ impl RawChannel {
 
     fn by(way: Way, settings: Arc<Settings>) -> Self {
         let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
-        let common = Arc::new(Common { settings, memory });
+        let retry_budget = RetryBudget::new(&settings.retry);
+        let common = Arc::new(Common { settings, memory, retry_budget });
         Self { way, class: TrafficClass::default(), common, stack: None }
     }
 
@@ -181,6 +186,24 @@ impl RawChannel {
     /// Returns the bound on the arguments of its class's calls in progress.
     pub(super) fn memory(&self) -> &RequestMemory {
         &self.common.memory[self.class as usize]
+    }
+
+    /// Returns whether and how calls are made again.
+    pub(super) fn retry(&self) -> &Retry {
+        &self.common.settings.retry
+    }
+
+    /// Returns the bound on further attempts.
+    pub(super) fn retry_budget(&self) -> &RetryBudget {
+        &self.common.retry_budget
+    }
+
+    /// Notes how a call has ended.
+    #[inline]
+    pub(super) fn note(&self, answer: &Answered) {
+        if self.common.settings.retry.max_attempts > 1 && answer.is_ok() {
+            self.common.retry_budget.earn();
+        }
     }
 
     /// Returns the timeout of calls that set none.

@@ -65,6 +65,10 @@ impl InFlightCall {
         }
     }
 
+    pub(super) fn set_idempotent(&mut self, idempotent: bool) {
+        CallOptions::of(&mut self.options).idempotent = Some(idempotent);
+    }
+
     pub(super) fn set_key(&mut self, key: &[u8]) {
         CallOptions::of(&mut self.options).key = Some(stable_hash(key));
     }

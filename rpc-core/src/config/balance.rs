@@ -21,6 +21,13 @@ pub struct Balance {
     /// Where this client is. Servers of this locality are used as long as any of them is connected. Empty, as is the default: all
     /// are used alike.
     pub locality: String,
+    /// After how many calls in a row that failed UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL, UNKNOWN or DATA_LOSS a server gets no calls for a
+    /// while, although it is connected. Default 5; 0: never.
+    pub eject_after: u32,
+    /// For how long that is the first time, in milliseconds. It is twice as long each further time, up to five minutes. Default 10,000.
+    pub eject_ms: u64,
+    /// Which part of the servers may be ejected at once, in percent. Default 50.
+    pub max_ejected_percent: u32,
     /// How often names are looked up again, in seconds. A server that can't be reached is reason to do it earlier. Default 30; 0: never
     /// again.
     pub resolve_s: u64,
@@ -50,16 +57,27 @@ impl Balance {
     ///
     /// A message that begins with the setting's name and says what is wrong.
     pub fn check(&self) -> Result<(), String> {
-        match self.connections {
-            1..=64 => Ok(()),
-            _ => Err("balance.connections must be from 1 to 64".into()),
+        if !(1..=64).contains(&self.connections) {
+            return Err("balance.connections must be from 1 to 64".into());
         }
+        if self.max_ejected_percent > 100 {
+            return Err("balance.max_ejected_percent must be from 0 to 100".into());
+        }
+        Ok(())
     }
 }
 
 impl Default for Balance {
     fn default() -> Self {
-        let (policy, locality) = (BalancePolicy::default(), String::new());
-        Self { policy, connections: 1, subset: 0, locality, resolve_s: 30 }
+        Self {
+            policy: BalancePolicy::default(),
+            connections: 1,
+            subset: 0,
+            locality: String::new(),
+            eject_after: 5,
+            eject_ms: 10_000,
+            max_ejected_percent: 50,
+            resolve_s: 30,
+        }
     }
 }

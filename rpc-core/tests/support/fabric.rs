@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy};
+use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
 use farcall_core::settings::Settings;
 use farcall_core::transport::{Attempt, BoxFuture, Candidate, Link, Reason, Unavailable, Upgrade, memory};
 
@@ -116,6 +116,7 @@ pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
         liveness: Liveness::default(),
         calls: Calls::default(),
         balance: Balance::default(),
+        retry: Retry::default(),
         policy,
         upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
         plaintext_upgrade: false,

@@ -230,6 +230,7 @@ fn signature(service: &Service, method: &Method) -> TokenStream {
         let argument = argument(service, row);
         quote! { #signature.rows(#argument, #wire_name); }
     });
+    let idempotent = method.idempotent.then(|| quote! { #signature.idempotent(); });
     let answers = match answer {
         Answer::Once(output) => {
             let returned = returned(service, output);
@@ -245,6 +246,7 @@ fn signature(service: &Service, method: &Method) -> TokenStream {
         let mut #signature = #private::Signature::new(#wire_name);
         #(#arguments)*
         #rows
+        #idempotent
         #signature.#answers
     }}
 }

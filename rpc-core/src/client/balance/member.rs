@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::ejection::Ejection;
 use super::load::Load;
 use super::{Balancer, Endpoint};
 use crate::class::TrafficClass;
@@ -24,6 +25,8 @@ pub enum Readiness {
     Connecting,
     /// It is connected. Calls go to it.
     Ready,
+    /// It is connected, and has failed several calls in a row. Calls go elsewhere for a while.
+    Ejected,
     /// The last attempt to connect failed. The channel tries again after a pause.
     Failing(Status),
 }
@@ -36,6 +39,8 @@ pub(super) struct Member {
     next: AtomicUsize,
     load: Load,
     readiness: Mutex<Readiness>,
+    ejection: Ejection,
+    balancer: Weak<Balancer>,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
@@ -44,25 +49,27 @@ impl Member {
         endpoint: Endpoint,
         settings: &Arc<Settings>,
         runtime: &tokio::runtime::Handle,
+        balancer: &Weak<Balancer>,
     ) -> Arc<Self> {
         let lane =
             |_| Shared::new(Arc::clone(&endpoint.connector), Arc::clone(settings), Some(runtime.clone()));
         let lanes = (0..settings.balance.connections.max(1)).map(lane).collect();
-        let readiness = Mutex::new(Readiness::Connecting);
         Arc::new(Self {
             endpoint,
             lanes,
             next: AtomicUsize::new(0),
             load: Load::new(),
-            readiness,
+            readiness: Mutex::new(Readiness::Connecting),
+            ejection: Ejection::default(),
+            balancer: Weak::clone(balancer),
             tasks: Mutex::default(),
         })
     }
 
     /// Begins to keep its connections.
-    pub(super) fn start(self: &Arc<Self>, balancer: &Weak<Balancer>, runtime: &tokio::runtime::Handle) {
+    pub(super) fn start(self: &Arc<Self>, runtime: &tokio::runtime::Handle) {
         let tasks = self.lanes.iter().map(|lane| {
-            let kept = keep(Arc::clone(lane), Arc::downgrade(self), Weak::clone(balancer));
+            let kept = keep(Arc::clone(lane), Arc::downgrade(self));
             runtime.spawn(kept).abort_handle()
         });
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks.collect();
@@ -81,11 +88,25 @@ impl Member {
     }
 
     pub(super) fn readiness(&self) -> Readiness {
-        self.readiness.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match readiness {
+            Readiness::Ready if self.ejection.is_ejected() => Readiness::Ejected,
+            readiness => readiness,
+        }
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        matches!(*self.readiness.lock().unwrap_or_else(PoisonError::into_inner), Readiness::Ready)
+    pub(super) fn ejection(&self) -> &Ejection {
+        &self.ejection
+    }
+
+    /// Notes a call that has ended.
+    fn note(self: &Arc<Self>, failure: Option<&Status>) {
+        let most = self.lanes.first().map_or(0, |lane| lane.settings.balance.eject_after);
+        if self.ejection.note(failure, most)
+            && let Some(balancer) = self.balancer.upgrade()
+        {
+            balancer.eject(self);
+        }
     }
 
     /// Returns what another call would cost, by weight.
@@ -131,7 +152,7 @@ impl Member {
         self.lanes.iter().for_each(|lane| lane.end_pauses());
     }
 
-    fn note(&self, readiness: Readiness) {
+    fn set_readiness(&self, readiness: Readiness) {
         *self.readiness.lock().unwrap_or_else(PoisonError::into_inner) = readiness;
     }
 
@@ -167,14 +188,16 @@ impl Drop for Member {
 }
 
 /// Keeps a connection: connects, and again when the connection has ended, after pauses if it fails.
-async fn keep(lane: Arc<Shared>, member: Weak<Member>, balancer: Weak<Balancer>) {
+async fn keep(lane: Arc<Shared>, member: Weak<Member>) {
     let class = TrafficClass::default();
     let tell = |readiness: Readiness| {
-        let (Some(member), Some(balancer)) = (member.upgrade(), balancer.upgrade()) else { return };
+        let Some(member) = member.upgrade() else { return };
         // Another connection may be there still.
         let readiness = if member.is_connected() { Readiness::Ready } else { readiness };
-        member.note(readiness);
-        balancer.changed();
+        member.set_readiness(readiness);
+        if let Some(balancer) = member.balancer.upgrade() {
+            balancer.changed();
+        }
     };
     loop {
         match lane.connection(class).await {
@@ -210,9 +233,22 @@ impl Picked {
         &self.member
     }
 
-    /// Notes that there was an answer.
-    pub(in crate::client) fn answered(mut self) {
-        self.took = Some(self.began.elapsed());
+    /// Returns the server as one that a further attempt should avoid.
+    pub(in crate::client) fn again(&self) -> Self {
+        Self::new(Arc::clone(&self.member))
+    }
+
+    /// Notes that the call has failed there.
+    pub(in crate::client) fn failed(&self, status: &Status) {
+        self.member.note(Some(status));
+    }
+
+    /// Notes that the call has ended there.
+    pub(in crate::client) fn ended(mut self, failure: Option<&Status>) {
+        self.member.note(failure);
+        if failure.is_none() {
+            self.took = Some(self.began.elapsed());
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! A [`Balancer`] has a [`Member`] for each server. A member keeps its connections, and tells when they come and go. The [`Picker`] is made
 //! anew then, of the members that are ready. A call takes the picker's lock for reading.
 
+mod ejection;
 mod load;
 mod member;
 mod picker;
@@ -10,6 +11,7 @@ mod picker;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -120,14 +122,14 @@ impl Balancer {
         for endpoint in self.subset(endpoints) {
             let kept = before.remove(&endpoint.name).filter(|member| member.is_same(&endpoint));
             members.push(kept.unwrap_or_else(|| {
-                let member = Member::new(endpoint, &self.settings, runtime);
+                let member = Member::new(endpoint, &self.settings, runtime, &self.me);
                 new.push(Arc::clone(&member));
                 member
             }));
         }
         drop(members);
         *self.none.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        new.iter().for_each(|member| member.start(&self.me, runtime));
+        new.iter().for_each(|member| member.start(runtime));
         self.changed();
         // Only now does no new call go there.
         before.into_values().for_each(|member| drop(runtime.spawn(member.retire())));
@@ -159,7 +161,14 @@ impl Balancer {
     pub(super) fn changed(&self) {
         // Held until the end, so that the last change counts.
         let members = self.members();
-        let mut ready: Vec<_> = members.iter().filter(|member| member.is_ready()).cloned().collect();
+        let of = |wanted: fn(&Readiness) -> bool| -> Vec<_> {
+            members.iter().filter(|member| wanted(&member.readiness())).cloned().collect()
+        };
+        let mut ready = of(|readiness| matches!(readiness, Readiness::Ready));
+        if ready.is_empty() {
+            // One that fails calls is better than none.
+            ready = of(|readiness| matches!(readiness, Readiness::Ejected));
+        }
         let locality = &self.settings.balance.locality;
         let is_near =
             |member: &Arc<Member>| !locality.is_empty() && *member.endpoint().locality == **locality;
@@ -173,6 +182,31 @@ impl Balancer {
             readiness: member.readiness(),
         };
         self.states.send_replace(members.iter().map(state).collect());
+    }
+
+    /// Gives a server that fails its calls no more of them for a while, unless too many others are ejected.
+    fn eject(self: &Arc<Self>, member: &Arc<Member>) {
+        let balance = &self.settings.balance;
+        let members = self.members();
+        let ejected = members.iter().filter(|member| member.ejection().is_ejected()).count();
+        let most = members.len() * balance.max_ejected_percent as usize / 100;
+        drop(members);
+        if ejected >= most {
+            return;
+        }
+        let Some(pause) = member.ejection().eject(Duration::from_millis(balance.eject_ms)) else { return };
+        self.changed();
+        let (this, member, most) = (Arc::downgrade(self), Arc::downgrade(member), balance.eject_after);
+        let readmit = async move {
+            tokio::time::sleep(pause).await;
+            if let (Some(this), Some(member)) = (this.upgrade(), member.upgrade()) {
+                member.ejection().readmit(most);
+                this.changed();
+            }
+        };
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(readmit);
+        }
     }
 
     /// Returns a connection for a call of this class. `before`: where the call was last, and failed.

@@ -34,6 +34,7 @@ impl InFlightCall {
                 Executed::Maybe
             }
             State::Layered(_, passed) => passed.executed(),
+            State::Hedged(_) => Executed::Maybe,
             _ => Executed::No,
         };
         self.state = State::Failed;
@@ -65,6 +66,12 @@ impl InFlightCall {
                 source = self.options.as_mut().and_then(|options| options.not_connected.take());
                 (format!("not connected to {}", self.stub.channel().target()), Executed::No)
             }
+            State::Hedged(_) => ("no answer to any attempt".to_owned(), Executed::Maybe),
+            State::Pausing(_, status) => {
+                let when = format!("about to be made again after {}", status.code());
+                source = Some(status.clone());
+                (when, Executed::No)
+            }
             State::MakingRoom(_) => {
                 let when = "waiting for room within the channel's limits.request_memory";
                 (when.to_owned(), Executed::No)
@@ -88,6 +95,16 @@ impl InFlightCall {
     /// Returns the time left, if the call has a deadline.
     pub(super) fn left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Says of a status that the call may have been executed, by an earlier attempt.
+    #[cold]
+    pub(super) fn admit_having_run(&self, answer: &mut Answered) {
+        if let Err(status) = answer
+            && status.executed() == Executed::No
+        {
+            *status = status.clone().with_executed(Executed::Maybe);
+        }
     }
 
     /// Decodes the answer: a result `T` by `C`, or an error `E` by `D`.

@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::Weak;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -31,7 +32,7 @@ fn members(weights: &[u32]) -> Vec<Arc<Member>> {
     let endpoint =
         |(index, weight): (usize, &u32)| Endpoint::new(&index.to_string(), Arc::new(Nowhere)).weight(*weight);
     let endpoints = weights.iter().enumerate().map(endpoint);
-    endpoints.map(|endpoint| Member::new(endpoint, &settings, &Handle::current())).collect()
+    endpoints.map(|endpoint| Member::new(endpoint, &settings, &Handle::current(), &Weak::new())).collect()
 }
 
 /// Returns how many of the calls each member gets.
@@ -108,7 +109,7 @@ async fn calls_go_where_there_is_less_to_do() {
     for member in &all {
         let call = Picked::new(member.clone());
         tokio::time::advance(Duration::from_millis(1)).await;
-        call.answered();
+        call.ended(None);
     }
     let share = shares(&picker, 3000, |_| true);
     assert!(share[0] < 10 && share[1] > 1000 && share[2] > 1000, "{share:?}");
@@ -116,13 +117,13 @@ async fn calls_go_where_there_is_less_to_do() {
     // One slow call is enough, and it is forgotten while others are called.
     let slow = Picked::new(all[1].clone());
     tokio::time::advance(Duration::from_millis(100)).await;
-    slow.answered();
+    slow.ended(None);
     let share = shares(&picker, 3000, |_| true);
     assert!(share[1] < share[2] / 4, "{share:?}");
     for _ in 0..60 {
         let call = Picked::new(all[2].clone());
         tokio::time::advance(Duration::from_millis(1)).await;
-        call.answered();
+        call.ended(None);
         tokio::time::advance(Duration::from_secs(1)).await;
     }
     let share = shares(&picker, 3000, |_| true);

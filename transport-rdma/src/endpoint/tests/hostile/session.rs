@@ -2,7 +2,7 @@
 
 use farcall_core::client::{Call, Connector, RawChannel, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy};
+use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
     Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, features,
@@ -72,6 +72,7 @@ impl Setup {
                 liveness,
                 calls: Calls::default(),
                 balance: Balance::default(),
+                retry: Retry::default(),
                 policy: Policy::Auto,
                 upgrade,
                 plaintext_upgrade: false,

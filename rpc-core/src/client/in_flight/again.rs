@@ -1,0 +1,100 @@
+//! Further attempts of a call that has failed.
+
+use std::time::Duration;
+
+use super::{InFlightCall, State};
+use crate::backoff;
+use crate::calls::CallOptions;
+use crate::status::{Blame, Code, Executed, RETRY_AFTER, Status};
+
+/// How often a call that was certainly not executed is sent, until its caller is told.
+const TRANSPARENT_ATTEMPTS: u8 = 4;
+
+impl InFlightCall {
+    /// Makes the call again, if it may and that may help. Otherwise returns the status for the caller.
+    pub(super) fn again(&mut self, status: Status) -> Result<(), Status> {
+        let elsewhere = status.code() == Code::Unavailable
+            && status.executed() == Executed::No
+            && status.blame() != Blame::Application;
+        if self.is_last {
+            return Err(self.named(status));
+        }
+        if elsewhere && self.attempt < TRANSPARENT_ATTEMPTS {
+            self.failed_there(&status);
+            self.state = State::Unsent;
+        } else if let Some(pause) = self.pause_before(&status) {
+            self.failed_there(&status);
+            self.state = State::Pausing(Box::pin(tokio::time::sleep(pause)), status);
+        } else if elsewhere {
+            self.wait_for_ready(status)?;
+        } else {
+            return Err(self.named(status));
+        }
+        self.attempt = self.attempt.saturating_add(1);
+        Ok(())
+    }
+
+    /// Notes for the server of this attempt that it has failed.
+    fn failed_there(&self, status: &Status) {
+        if let Some(picked) = &self.picked {
+            picked.failed(status);
+        }
+    }
+
+    /// Returns how long to wait before the call is made again, if the channel's policy allows it.
+    #[cold]
+    fn pause_before(&mut self, status: &Status) -> Option<Duration> {
+        let retry = self.stub.channel().retry();
+        if self.is_hedge || u32::from(self.attempt) >= retry.max_attempts || !self.is_retryable(status) {
+            return None;
+        }
+        let failures = u32::from(self.attempt).saturating_sub(1);
+        let pause = match self.said_retry_after() {
+            // What is no number of milliseconds forbids it, as with gRPC.
+            Some(after) => Duration::from_millis(after.parse().ok()?),
+            None => backoff::pause(failures, retry.initial_backoff(), retry.max_backoff()),
+        };
+        let is_in_time = self.left().is_none_or(|left| left > pause);
+        if !is_in_time || !self.stub.channel().retry_budget().spend() {
+            return None;
+        }
+        self.may_have_run |= status.executed() != Executed::No;
+        Some(pause)
+    }
+
+    /// Returns what the server has said of when to come again.
+    fn said_retry_after(&self) -> Option<String> {
+        let State::Sent(pending) = &self.state else { return None };
+        let metadata = &pending.received()?.metadata;
+        let said = metadata.trailing.get(RETRY_AFTER).or_else(|| metadata.initial.get(RETRY_AFTER));
+        said.map(str::to_owned)
+    }
+
+    /// Whether the channel's policy allows another attempt after this status.
+    pub(super) fn is_retryable(&self, status: &Status) -> bool {
+        let is_harmless = status.executed() == Executed::No || self.is_idempotent();
+        is_harmless && self.stub.channel().retry().retryable_status_codes.contains(&status.code())
+    }
+
+    /// Whether the call does no harm if it is executed more than once.
+    pub(super) fn is_idempotent(&self) -> bool {
+        let by_call = self.options.as_ref().and_then(|options| options.idempotent);
+        let method = self.stub.service().methods.get(self.method);
+        by_call.unwrap_or_else(|| method.is_some_and(|method| method.idempotent))
+    }
+
+    /// Waits for a connection, or fails if the call or its channel says so.
+    #[cold]
+    pub(super) fn wait_for_ready(&mut self, status: Status) -> Result<(), Status> {
+        let channel = self.stub.channel();
+        let waits = self.options.as_ref().and_then(|options| options.waits_for_ready);
+        let passes = status.code() == Code::Unavailable && status.blame() != Blame::Caller;
+        if !passes || !waits.unwrap_or_else(|| channel.waits_for_ready()) {
+            return Err(self.named(status));
+        }
+        let (channel, key) = (channel.clone(), self.key());
+        let before = CallOptions::of(&mut self.options).not_connected.replace(status);
+        self.state = State::Connecting(Box::pin(channel.connect_after_pause(before.is_none(), key)));
+        Ok(())
+    }
+}

@@ -47,6 +47,9 @@ pub struct Method {
     /// Fingerprints of earlier signatures that this side still understands: those that lack trailing arguments with a
     /// default.
     pub accepts: Vec<u64>,
+    /// The Rust types of the messages of protobuf in the signature, in order: what [`std::any::type_name`] says. Peers do not compare
+    /// them.
+    pub messages: Vec<&'static str>,
     /// Why this side's codec cannot carry one of the types, if so. No server or client is made of such a method.
     pub refusal: Option<String>,
 }
@@ -61,7 +64,7 @@ impl Method {
     pub fn new(name: &'static str, kind: Kind, signature: impl Into<String>) -> Self {
         let signature = signature.into();
         let fingerprint = stable_hash(signature.as_bytes());
-        Self { name, kind, signature, fingerprint, accepts: Vec::new(), refusal: None }
+        Self { name, kind, signature, fingerprint, accepts: Vec::new(), messages: Vec::new(), refusal: None }
     }
 
     /// Whether this side understands calls of a peer whose signature has this fingerprint.

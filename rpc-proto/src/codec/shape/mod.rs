@@ -10,6 +10,9 @@ use serde::de::DeserializeOwned;
 const ASKS: &str = "asks the message for the type of what comes next, which a format without types cannot say: it, or a \
     type in it, has #[serde(untagged)], #[serde(tag = ..)] or #[serde(flatten)], or holds anything, as serde_json::Value does";
 
+/// What stands in a description for a message of protobuf.
+const PROTOBUF: &str = "protobuf";
+
 /// A description of types as a codec puts them on the wire, from which a method's signature fingerprint is made.
 ///
 /// The description of a serde type is what its `Deserialize` implementation asks of a deserializer: names and order of
@@ -40,6 +43,7 @@ const ASKS: &str = "asks the message for the type of what comes next, which a fo
 #[derive(Clone, Debug, Default)]
 pub struct Shape {
     text: String,
+    messages: Vec<&'static str>,
     refusal: Option<String>,
 }
 
@@ -47,6 +51,12 @@ impl Shape {
     /// Appends a name, for types that are not described any further.
     pub fn opaque(&mut self, name: &str) {
         self.text.push_str(name);
+    }
+
+    /// Appends the name `protobuf`, which says nothing of the message, and notes the message's Rust type beside the description.
+    pub fn protobuf<T>(&mut self) {
+        self.opaque(PROTOBUF);
+        self.messages.push(std::any::type_name::<T>());
     }
 
     /// Appends the description of a serde type. [Refuses](Self::refuse) one that asks the message for its type.
@@ -74,6 +84,11 @@ impl Shape {
     /// The description so far.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The Rust types of the [messages of protobuf](Self::protobuf) in the description, in order.
+    pub fn messages(&self) -> &[&'static str] {
+        &self.messages
     }
 }
 

@@ -127,7 +127,8 @@ impl Services {
         #[cfg(feature = "prost")]
         let names = descriptors::Names::read(&descriptors)?;
         #[cfg(feature = "prost")]
-        let described = |info: &ServiceInfo| Service::new(info, |rust_type| names.message(rust_type));
+        let described =
+            |info: &ServiceInfo| Service::new(info, |rust_type| names.message(&info.name, rust_type));
         #[cfg(not(feature = "prost"))]
         let described = |info: &ServiceInfo| Service::from(info);
         let own = ReflectionServer::new(Self::default());

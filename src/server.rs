@@ -140,9 +140,10 @@ impl ServerBuilder {
     /// which prost-build writes to its `file_descriptor_set_path`, and protoc to its `--descriptor_set_out` (with
     /// `--include_imports`). It is copied. Several calls add several sets.
     ///
-    /// A type is found by its path, whose end prost-build derives from the name of the message: the struct `get_request::Filter` is
-    /// `GetRequest.Filter`. Where several packages have messages of one name, the modules must have the names of the packages,
-    /// as in the file that prost-build's `include_file` writes: `shop::v1::GetRequest` is `shop.v1.GetRequest`.
+    /// A message is found by the path of its Rust type, whose end prost-build derives from the message's name: `get_request::Filter`
+    /// is `GetRequest.Filter`. Where several packages have messages of one name, the modules tell which it is:
+    /// `shop::v1::GetRequest` is `shop.v1.GetRequest`. prost-build's `include_file` makes such modules. Where they do not tell, it is
+    /// the message in the package of the service.
     ///
     /// ```ignore
     /// let server = farcall::Server::builder()

@@ -17,7 +17,7 @@ pub(super) struct Names(Vec<Name>);
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     full: String,
-    /// How many parts of it are the package.
+    /// How many bytes of it are the package.
     package: usize,
 }
 
@@ -47,8 +47,10 @@ const KNOWN: [&str; 16] = [
 impl Names {
     /// Reads the sets. Fails with the reason if one can't be used.
     pub(super) fn read(sets: &[Bytes]) -> Result<Self, String> {
-        let mut messages: Vec<_> =
-            KNOWN.iter().map(|name| Name { full: dotted(WELL_KNOWN, name), package: 2 }).collect();
+        let mut messages: Vec<_> = KNOWN
+            .iter()
+            .map(|name| Name { full: dotted(WELL_KNOWN, name), package: WELL_KNOWN.len() })
+            .collect();
         for set in sets {
             names(set, &mut messages).ok_or_else(|| {
                 format!(
@@ -63,20 +65,15 @@ impl Names {
         Ok(Self(messages))
     }
 
-    /// Returns the message that a Rust type is, as far as its path tells.
-    pub(super) fn message(&self, rust_type: &str) -> Message {
+    /// Returns the message that a Rust type of a service is, as far as its path tells. Where that leaves several, one in the package of
+    /// the service counts more, as for names in a .proto file.
+    pub(super) fn message(&self, service: &str, rust_type: &str) -> Message {
         let path = path(rust_type);
-        let fits = self.0.iter().filter_map(|name| Some((name.fit(&path)?, name)));
-        let (mut best, mut names) = (0, Vec::new());
-        for (fit, name) in fits {
-            if fit > best {
-                (best, names) = (fit, Vec::new());
-            }
-            if fit == best {
-                names.push(name.full.clone());
-            }
-        }
-        Message { rust_type: rust_type.to_owned(), names }
+        let own = service.rsplit_once('.').map_or("", |(package, _)| package);
+        let rank = |name: &Name| Some((name.fit(&path)?, name.package() == own));
+        let best = self.0.iter().filter_map(rank).max();
+        let names = self.0.iter().filter(|name| best.is_some() && rank(name) == best);
+        Message { rust_type: rust_type.to_owned(), names: names.map(|name| name.full.clone()).collect() }
     }
 }
 
@@ -84,14 +81,15 @@ impl Name {
     /// Returns how many parts of the name the path ends with, if the type can be this message.
     fn fit(&self, path: &[String]) -> Option<usize> {
         let parts = self.full.split('.').map(plain);
-        let fit = parts.clone().rev().zip(path.iter().rev()).take_while(|(part, of)| part == *of).count();
+        let fit = parts.rev().zip(path.iter().rev()).take_while(|(part, of)| part == *of).count();
+        let own = self.full[self.package..].split('.').filter(|part| !part.is_empty()).count();
         // An application may have a `Duration` of its own. Protobuf's is in a module `protobuf`.
-        let least = parts.count() - self.package + usize::from(self.is_well_known());
+        let least = own + usize::from(self.package() == WELL_KNOWN);
         (fit >= least).then_some(fit)
     }
 
-    fn is_well_known(&self) -> bool {
-        self.full.rsplit_once('.').is_some_and(|(package, _)| package == WELL_KNOWN)
+    fn package(&self) -> &str {
+        &self.full[..self.package]
     }
 }
 
@@ -140,9 +138,8 @@ fn names(set: &[u8], to: &mut Vec<Name>) -> Option<()> {
         }
         let file = fields(file)?;
         let package = text(&file, PACKAGE)?;
-        let parts = package.split('.').filter(|part| !part.is_empty()).count();
         for (_, message) in file.iter().filter(|(field, _)| *field == MESSAGES) {
-            names_in(message, package, parts, DEEPEST, to)?;
+            names_in(message, package, package.len(), DEEPEST, to)?;
         }
     }
     Some(())
@@ -222,11 +219,16 @@ mod tests {
             file("shop.v2", vec![message("GetRequest", &[])]),
             file("", vec![message("Bare", &[]), message("Duration", &[])]),
             file("google.protobuf", vec![message("Timestamp", &[])]),
+            file("stock", vec![message("Item", &[])]),
+            file("stock.old", vec![message("Item", &[])]),
         ]);
         for (rust_type, expected) in [
             ("kv::shop::v1::GetRequest", &["shop.v1.GetRequest"][..]),
             ("kv::v2::GetRequest", &["shop.v2.GetRequest"]),
-            ("kv::proto::GetRequest", &["shop.v1.GetRequest", "shop.v2.GetRequest"]),
+            // In the package of the service.
+            ("kv::proto::GetRequest", &["shop.v1.GetRequest"]),
+            ("kv::proto::Item", &["stock.Item", "stock.old.Item"]),
+            ("kv::stock::Item", &["stock.Item"]),
             ("alloc::boxed::Box<kv::v2::GetRequest>", &["shop.v2.GetRequest"]),
             ("kv::get_request::Filter", &["shop.v1.GetRequest.Filter"]),
             ("kv::r#get_request::HttpHeaders", &["shop.v1.GetRequest.HTTPHeaders"]),
@@ -242,7 +244,7 @@ mod tests {
             (std::any::type_name::<Vec<u8>>(), &["google.protobuf.BytesValue"]),
             (std::any::type_name::<prost_types::Any>(), &["google.protobuf.Any"]),
         ] {
-            assert_eq!(names.message(rust_type).names, expected, "{rust_type}");
+            assert_eq!(names.message("shop.v1.Kv", rust_type).names, expected, "{rust_type}");
         }
     }
 

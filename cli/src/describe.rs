@@ -117,13 +117,11 @@ impl Told {
     /// Asks a server.
     pub(crate) async fn by(channel: &Channel) -> Result<Self, Failure> {
         let services = services(channel).await?;
-        let messages = if services.iter().any(|service| service.codec == "prost") {
-            let sets = ReflectionClient::new(channel).descriptors().timeout(PATIENCE).await;
-            Messages::of(&sets.map_err(Failure::no)?)
-        } else {
-            Messages::of(&[])
+        let sets = match services.iter().any(|service| service.codec == "prost") {
+            true => ReflectionClient::new(channel).descriptors().timeout(PATIENCE).await,
+            false => Ok(Vec::new()),
         };
-        Ok(Self { services, messages })
+        Ok(Self { services, messages: Messages::of(sets.map_err(|status| status.to_string())) })
     }
 
     /// Finds a method by its path, of which the package may be left out.

@@ -32,15 +32,16 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// Reads the sets of descriptors that a server tells, which may be anything.
-    pub(crate) fn of(sets: &[Bytes]) -> Self {
-        Self { are_told: !sets.is_empty(), all: flat::pool(sets) }
+    /// Reads the sets of descriptors that a server tells, which may be anything, or why it does not tell them.
+    pub(crate) fn of(sets: Result<Vec<Bytes>, String>) -> Self {
+        let are_told = sets.as_ref().map_or(true, |sets| !sets.is_empty());
+        Self { are_told, all: sets.and_then(|sets| flat::pool(&sets)) }
     }
 
     /// Finds the message of a signature.
     fn find(&self, service: &Service, message: &reflection::Message) -> Result<MessageDescriptor, Failure> {
         let all = self.all.as_ref().map_err(|why| {
-            Failure::no(format!("the descriptors that the server tells can't be used: {}", foreign(why)))
+            Failure::no(format!("the descriptors of the server's messages can't be used: {}", foreign(why)))
         })?;
         let rust_type = &message.rust_type;
         let name = match &message.names[..] {

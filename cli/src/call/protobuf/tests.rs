@@ -188,7 +188,7 @@ fn a_type_that_can_be_two_messages_is_refused() {
     let message: reflection::Message = serde_json::from_value(message).unwrap();
     let service = serde_json::json!({ "name": "Kv", "codec": "prost", "methods": [] });
     let service: Service = serde_json::from_value(service).unwrap();
-    let messages = Messages::of(&[Bytes::from(zoo().encode_to_vec())]);
+    let messages = Messages::of(Ok(vec![Bytes::from(zoo().encode_to_vec())]));
     let why = messages.find(&service, &message).unwrap_err();
     let says = "Rust type `kv::Item` can be stock.Item or stock.old.Item: it must be in modules named as the package is";
     assert!(why.text().contains(says), "{}", why.text());

@@ -25,7 +25,7 @@ struct Name {
 const WELL_KNOWN: &str = "google.protobuf";
 
 /// The messages of that package with a JSON form of their own.
-const KNOWN: [&str; 16] = [
+const KNOWN: [&str; 17] = [
     "Any",
     "BoolValue",
     "BytesValue",
@@ -42,6 +42,7 @@ const KNOWN: [&str; 16] = [
     "Timestamp",
     "UInt32Value",
     "UInt64Value",
+    "Value",
 ];
 
 impl Names {
@@ -154,7 +155,7 @@ fn names_in(message: &[u8], scope: &str, package: usize, depth: usize, to: &mut 
     const MESSAGES: u32 = 3;
     let depth = depth.checked_sub(1)?;
     let message = fields(message)?;
-    let full = dotted(scope, text(&message, NAME)?);
+    let full = dotted(scope, text(&message, NAME).filter(|name| !name.is_empty())?);
     for (_, inner) in message.iter().filter(|(field, _)| *field == MESSAGES) {
         names_in(inner, &full, package, depth, to)?;
     }
@@ -255,7 +256,8 @@ mod tests {
             deep = DescriptorProto { nested_type: vec![deep], ..message("Deep", &[]) };
         }
         let deep = FileDescriptorSet { file: vec![file("", vec![deep])] }.encode_to_vec();
-        for set in [&b""[..], b"hello", b"\x0a\x7f", &[0xff; 20], &deep] {
+        let bare = FileDescriptorSet { file: vec![file("", vec![message("", &[])])] }.encode_to_vec();
+        for set in [&b""[..], b"hello", b"\x0a\x7f", &[0xff; 20], &deep, &bare] {
             let why = Names::read(&[Bytes::copy_from_slice(set)]).unwrap_err();
             assert!(
                 why.contains("no FileDescriptorSet") && why.contains("file_descriptor_set_path"),

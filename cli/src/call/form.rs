@@ -36,7 +36,7 @@ pub(crate) struct Forms {
     pub(crate) error: Option<Arc<dyn Form>>,
     /// The error that a stream ends with. `None`: a status.
     pub(crate) stream_error: Option<Arc<dyn Form>>,
-    /// The types in another language than that of signatures, for people.
+    /// The types for people, as a .proto file has them. Empty where the signature says all.
     pub(crate) definitions: String,
 }
 

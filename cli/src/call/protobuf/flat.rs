@@ -2,7 +2,7 @@
 //!
 //! prost-reflect trusts descriptors to come from a compiler: it follows imports in circles, and panics for a map without keys or a
 //! default with a broken escape. Those of a server may be anything. So all that JSON does not need is left out, imports among
-//! them: one file gets all messages, each with its whole name.
+//! them: one file has all messages, each with its whole name.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,7 +19,10 @@ use prost_reflect::prost_types::{
 const LONGEST: usize = 16 << 20;
 
 /// Bytes of all names, each with those that it is within. prost-reflect keeps them several times.
-const LONGEST_NAMES: usize = 32 << 20;
+const LONGEST_NAMES: usize = 64 << 20;
+
+/// Bytes that a name counts with beside its own: what it names takes memory, too.
+const NAMED: usize = 128;
 
 /// Bytes of a package's or type's name. prost-reflect looks a name up in each package that it can be in.
 const LONGEST_NAME: usize = 1024;
@@ -44,11 +47,11 @@ pub(super) fn pool(sets: &[Bytes]) -> Result<DescriptorPool, String> {
         set.file.into_iter().try_for_each(|file| flat.add_file(file))?;
     }
     let mut pool = known.clone();
-    pool.add_file_descriptor_proto(flat.file()).map_err(|why| why.to_string())?;
+    pool.add_file_descriptor_protos(flat.files()).map_err(|why| why.to_string())?;
     Ok(pool)
 }
 
-/// A file of all messages.
+/// The messages and enums of all files.
 struct Flat<'a> {
     /// Protobuf's own messages.
     known: &'a DescriptorPool,
@@ -74,33 +77,36 @@ impl Flat<'_> {
             self.add_message(&package, message, is_packed)?;
         }
         let enums = self.new_enums(&package, file.enum_type)?;
-        self.enums.entry(package).or_default().extend(enums);
+        if !enums.is_empty() {
+            self.enums.entry(package).or_default().extend(enums);
+        }
         Ok(())
     }
 
-    /// Returns the file.
-    fn file(mut self) -> FileDescriptorProto {
-        let bare = self.enums.remove("").unwrap_or_default();
-        // The names of an enum's values belong to the package, which is a message here.
-        let packages = self.enums.into_iter().filter(|(_, enums)| !enums.is_empty());
-        self.messages.extend(packages.map(|(package, enum_type)| DescriptorProto {
-            name: Some(package),
+    /// Returns the files: one with all messages, and one for the enums of each package, to which the names of their values belong.
+    fn files(self) -> Vec<FileDescriptorProto> {
+        let enums = self.enums.into_iter().map(|(package, enum_type)| FileDescriptorProto {
+            name: Some(format!("enums of {package}")),
+            package: Some(package),
             enum_type,
             ..Default::default()
-        }));
-        FileDescriptorProto {
-            name: Some("flat".to_owned()),
-            dependency: self.known.files().map(|file| file.name().to_owned()).collect(),
+        });
+        let mut files: Vec<_> = enums.collect();
+        let known = self.known.files().map(|file| file.name().to_owned());
+        let messages = FileDescriptorProto {
+            name: Some("messages".to_owned()),
+            dependency: files.iter().map(|file| file.name().to_owned()).chain(known).collect(),
             message_type: self.messages,
-            enum_type: bare,
             ..Default::default()
-        }
+        };
+        files.push(messages);
+        files
     }
 
     /// Counts a name, and returns it with what it is within.
     fn spend(&mut self, scope: &str, name: &str) -> Result<String, String> {
         let name = if scope.is_empty() { name.to_owned() } else { format!("{scope}.{name}") };
-        let left = self.left.checked_sub(name.len() + 16).filter(|_| name.len() <= LONGEST_NAME);
+        let left = self.left.checked_sub(name.len() + NAMED).filter(|_| name.len() <= LONGEST_NAME);
         self.left = left.ok_or("their names are too long")?;
         Ok(name)
     }

@@ -114,8 +114,18 @@ fn descriptors_that_no_compiler_writes_are_refused_or_do_no_harm() {
     let why = pool(&FileDescriptorSet { file: vec![editions] }).unwrap_err();
     assert!(why.contains("the syntax editions"), "{why}");
 
+    let new = EnumDescriptorProto {
+        name: Some("New".into()),
+        value: vec![EnumValueDescriptorProto {
+            name: Some("NEW".into()),
+            number: Some(0),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
     let known = FileDescriptorProto {
         package: Some("google.protobuf".into()),
+        enum_type: vec![new],
         message_type: vec![message(
             "Timestamp",
             vec![field("seconds", 1, Label::Optional, Type::String, "")],
@@ -125,6 +135,7 @@ fn descriptors_that_no_compiler_writes_are_refused_or_do_no_harm() {
     let all = pool(&FileDescriptorSet { file: vec![known] }).unwrap();
     let timestamp = all.get_message_by_name("google.protobuf.Timestamp").unwrap();
     assert_eq!(timestamp.fields().len(), 2);
+    assert!(all.get_enum_by_name("google.protobuf.New").is_some());
 }
 
 #[test]
@@ -132,7 +143,7 @@ fn names_and_descriptors_have_limits() {
     let long = message(&"x".repeat(2000), vec![]);
     assert!(pool(&file(vec![long])).unwrap_err().contains("names are too long"));
     // Each name has those that it is within.
-    let values = (0..50_000).map(|n| EnumValueDescriptorProto {
+    let values = (0..100_000).map(|n| EnumValueDescriptorProto {
         name: Some(format!("{n:020}")),
         number: Some(n),
         ..Default::default()

@@ -10,9 +10,6 @@ use serde::de::DeserializeOwned;
 const ASKS: &str = "asks the message for the type of what comes next, which a format without types cannot say: it, or a \
     type in it, has #[serde(untagged)], #[serde(tag = ..)] or #[serde(flatten)], or holds anything, as serde_json::Value does";
 
-/// What stands in a description for a message of protobuf.
-const PROTOBUF: &str = "protobuf";
-
 /// A description of types as a codec puts them on the wire, from which a method's signature fingerprint is made.
 ///
 /// The description of a serde type is what its `Deserialize` implementation asks of a deserializer: names and order of
@@ -55,7 +52,7 @@ impl Shape {
 
     /// Appends the name `protobuf`, which says nothing of the message, and notes the message's Rust type beside the description.
     pub fn protobuf<T>(&mut self) {
-        self.opaque(PROTOBUF);
+        self.opaque("protobuf");
         self.messages.push(std::any::type_name::<T>());
     }
 

@@ -1,4 +1,5 @@
-//! Messages of protobuf, for who has them already: written by hand here, else by `prost-build`.
+//! Messages of protobuf, for who has them already: written by hand here, else by `prost-build`. A server with the descriptors that
+//! prost-build writes, [`with_descriptors`](farcall::ServerBuilder::with_descriptors), can be called by `farcall call`.
 //!
 //! Run it with `cargo run --example prost`.
 

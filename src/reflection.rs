@@ -4,7 +4,14 @@
 //! `farcall describe` and `farcall call` use. The signatures are those that clients and servers compare. They contain the types of
 //! arguments and results as the codec sees them, so nothing has to be derived for it. Their text names types, fields and arguments:
 //! keep the service from those who must not know them.
+//!
+//! A signature of the codec [`Prost`](crate::Prost) has the word `protobuf` for each message.
+//! [`ServerBuilder::with_descriptors`](crate::ServerBuilder::with_descriptors) adds the messages' descriptors.
 
+#[cfg(all(feature = "tcp", feature = "prost"))]
+mod descriptors;
+
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -19,6 +26,8 @@ pub trait Reflection {
     async fn services(&self) -> Result<Vec<Service>>;
     /// Returns the service of this name. NOT_FOUND: the server has none.
     async fn service(&self, name: String) -> Result<Service>;
+    /// Returns the descriptors of protobuf messages: each a `google.protobuf.FileDescriptorSet`, as the server was given it.
+    async fn descriptors(&self) -> Result<Vec<Bytes>>;
 }
 
 /// A service of a server.
@@ -49,6 +58,20 @@ pub struct Method {
     pub fingerprint: u64,
     /// The hashes of earlier signatures that the server still understands.
     pub accepts: Vec<u64>,
+    /// The messages of protobuf in the signature: one for each `protobuf`, in order.
+    #[serde(default)]
+    pub messages: Vec<Message>,
+}
+
+/// A message of protobuf in a signature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Message {
+    /// The path of its Rust type at the server, as in `shop::v1::GetRequest`. It is for people.
+    pub rust_type: String,
+    /// Names of messages in the descriptors that the type can be, as in `shop.v1.GetRequest`. One: it is this message. None: the
+    /// descriptors do not have it. Several: the type's path does not tell which.
+    pub names: Vec<String>,
 }
 
 impl Method {
@@ -63,8 +86,15 @@ impl Method {
     }
 }
 
+/// Describes a service whose protobuf messages have no descriptors.
 impl From<&ServiceInfo> for Service {
     fn from(info: &ServiceInfo) -> Self {
+        Self::new(info, |rust_type| Message { rust_type: rust_type.to_owned(), names: Vec::new() })
+    }
+}
+
+impl Service {
+    fn new(info: &ServiceInfo, message: impl Fn(&str) -> Message) -> Self {
         let method = |method: &crate::dynamic::Method| Method {
             name: method.name.clone().into_owned(),
             streams_requests: method.kind.streams_requests(),
@@ -72,6 +102,7 @@ impl From<&ServiceInfo> for Service {
             signature: method.signature.clone(),
             fingerprint: method.fingerprint,
             accepts: method.accepts.clone(),
+            messages: method.messages.iter().map(|rust_type| message(rust_type)).collect(),
         };
         let methods = info.methods.iter().map(method).collect();
         Self { name: info.name.clone().into_owned(), codec: info.codec.clone().into_owned(), methods }
@@ -80,29 +111,46 @@ impl From<&ServiceInfo> for Service {
 
 /// The services of a server, itself included.
 #[cfg(feature = "tcp")]
-#[derive(Debug)]
-pub(crate) struct Services(Vec<Service>);
+#[derive(Debug, Default)]
+pub(crate) struct Services {
+    all: Vec<Service>,
+    descriptors: Vec<Bytes>,
+}
 
 #[cfg(feature = "tcp")]
 impl Services {
-    /// Returns the service that describes these, and itself.
-    pub(crate) fn of<'a>(infos: impl Iterator<Item = &'a ServiceInfo>) -> ReflectionServer<Self> {
-        let own = ReflectionServer::new(Self(Vec::new()));
-        let own = Service::from(crate::__private::Service::info(&own));
-        let mut services: Vec<_> = infos.map(Service::from).chain([own]).collect();
-        services.sort_by(|a, b| a.name.cmp(&b.name));
-        ReflectionServer::new(Self(services))
+    /// Returns the service that describes these, and itself. Fails with the reason if a set of descriptors can't be used.
+    pub(crate) fn of<'a>(
+        infos: impl Iterator<Item = &'a ServiceInfo>,
+        descriptors: Vec<Bytes>,
+    ) -> std::result::Result<ReflectionServer<Self>, String> {
+        #[cfg(feature = "prost")]
+        let names = descriptors::Names::read(&descriptors)?;
+        #[cfg(feature = "prost")]
+        let described =
+            |info: &ServiceInfo| Service::new(info, |rust_type| names.message(&info.name, rust_type));
+        #[cfg(not(feature = "prost"))]
+        let described = |info: &ServiceInfo| Service::from(info);
+        let own = ReflectionServer::new(Self::default());
+        let own = described(crate::__private::Service::info(&own));
+        let mut all: Vec<_> = infos.map(described).chain([own]).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(ReflectionServer::new(Self { all, descriptors }))
     }
 }
 
 #[cfg(feature = "tcp")]
 impl Reflection for Services {
     async fn services(&self) -> Result<Vec<Service>> {
-        Ok(self.0.clone())
+        Ok(self.all.clone())
     }
 
     async fn service(&self, name: String) -> Result<Service> {
-        let found = self.0.iter().find(|service| service.name == name).cloned();
+        let found = self.all.iter().find(|service| service.name == name).cloned();
         found.ok_or_else(|| Status::not_found(format!("the server has no service `{name}`")))
+    }
+
+    async fn descriptors(&self) -> Result<Vec<Bytes>> {
+        Ok(self.descriptors.clone())
     }
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use farcall_core::compress::Compression;
 use farcall_core::connection::Connection;
 use farcall_core::memory::PeerMemory;
@@ -52,6 +53,7 @@ pub struct ServerBuilder {
     compress: Option<Compression>,
     spawn_handlers: Option<bool>,
     reflection: bool,
+    descriptors: Vec<Bytes>,
     admin: bool,
     capture: bool,
     #[cfg(feature = "tls")]
@@ -73,6 +75,8 @@ pub enum BindError {
     Config(ConfigError),
     /// The services can't be served together; the text says why. For example, two have the same name.
     Services(String),
+    /// Bytes that [`with_descriptors`](ServerBuilder::with_descriptors) got are no descriptors; the text says more.
+    Descriptors(String),
     /// RDMA is required, and can't be had on this machine.
     Rdma(Unavailable),
     /// There is no tokio runtime, which the server's connections would run on.
@@ -85,7 +89,7 @@ impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
-            Self::Services(why) => f.write_str(why),
+            Self::Services(why) | Self::Descriptors(why) => f.write_str(why),
             Self::Rdma(why) => write!(f, "transport = \"rdma\" is required and can't be had: {why}"),
             Self::NoRuntime => {
                 f.write_str("the server must be bound within a tokio runtime, which its connections run on")
@@ -130,6 +134,28 @@ impl ServerBuilder {
     pub fn with_reflection(mut self) -> Self {
         self.reflection = true;
         self
+    }
+
+    /// As [`with_reflection`](Self::with_reflection), and tells what the messages of protobuf are. `set` is a `FileDescriptorSet`,
+    /// which prost-build writes to its `file_descriptor_set_path`, and protoc to its `--descriptor_set_out` (with
+    /// `--include_imports`). It is copied. Several calls add several sets.
+    ///
+    /// A message is found by the path of its Rust type, whose end prost-build derives from the message's name: `get_request::Filter`
+    /// is `GetRequest.Filter`. Where several packages have messages of one name, the modules tell which it is:
+    /// `shop::v1::GetRequest` is `shop.v1.GetRequest`. prost-build's `include_file` makes such modules. Where they do not tell, it is
+    /// the message in the package of the service.
+    ///
+    /// ```ignore
+    /// let server = farcall::Server::builder()
+    ///     .add(KvServer::new(store))
+    ///     .with_descriptors(include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin")));
+    /// ```
+    ///
+    /// [`bind`](Self::bind) fails if `set` is no `FileDescriptorSet`.
+    #[cfg(feature = "prost")]
+    pub fn with_descriptors(mut self, set: &[u8]) -> Self {
+        self.descriptors.push(Bytes::copy_from_slice(set));
+        self.with_reflection()
     }
 
     /// Tells operators what the server does, by the service [`Admin`](crate::admin::Admin), and counts all calls for that. Interceptors
@@ -233,8 +259,8 @@ impl ServerBuilder {
     ///
     /// # Errors
     ///
-    /// [`BindError`] says what is wrong: the address or the configuration, two services of one name, no RDMA where it is required,
-    /// no tokio runtime, or the system's refusal.
+    /// [`BindError`] says what is wrong: the address or the configuration, two services of one name, bytes that are no descriptors, no
+    /// RDMA where it is required, no tokio runtime, or the system's refusal.
     pub async fn bind(self, address: &str) -> Result<Server, BindError> {
         check_listen(address)?;
         if tokio::runtime::Handle::try_current().is_err() {
@@ -262,7 +288,8 @@ impl ServerBuilder {
             stack = Some(stack.unwrap_or_default().intercept(count));
         }
         if self.reflection {
-            let described = Services::of(all.iter().map(|service| service.info()));
+            let infos = all.iter().map(|service| service.info());
+            let described = Services::of(infos, self.descriptors).map_err(BindError::Descriptors)?;
             all.push(Arc::new(described));
         }
         let services = match &stack {

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 use farcall::Channel;
-use farcall::reflection::{self, ReflectionClient, Service};
+use farcall::reflection::{Method, ReflectionClient, Service};
 
-use crate::call::{example, types};
+use crate::call::Forms;
+use crate::call::protobuf::Messages;
 use crate::output::{self, BOLD, FAINT, Failure, foreign};
 use crate::target::{By, Target};
 
@@ -51,25 +52,28 @@ pub(crate) fn list(arguments: &List) -> Result<u8, Failure> {
 }
 
 pub(crate) fn describe(arguments: &Describe) -> Result<u8, Failure> {
-    let services =
-        crate::runtime(1)?.block_on(async { services(&arguments.target.connect(By::Auto).await?).await })?;
+    let told =
+        crate::runtime(1)?.block_on(async { Told::by(&arguments.target.connect(By::Auto).await?).await })?;
     let text = match &arguments.name {
         None if arguments.json => {
-            format!("{}\n", serde_json::to_string_pretty(&services).map_err(Failure::no)?)
+            format!("{}\n", serde_json::to_string_pretty(&told.services).map_err(Failure::no)?)
         }
-        None => services.iter().map(described).collect::<Vec<_>>().join("\n"),
+        None => told.services.iter().map(described).collect::<Vec<_>>().join("\n"),
         Some(name) if name.contains('/') => {
-            let (service, method) = find(&services, name)?;
-            let signature = types(service, method)?;
-            let example = example::arguments(&signature);
+            let (service, method) = told.find(name)?;
+            let forms = Forms::of(&told, service, method)?;
             let mut text = heading(service);
-            text += &format!("  {}\n\n{BOLD}arguments{BOLD:#}\n{example:#}\n", method.signature);
-            if let Some(items) = &signature.requests {
-                text += &format!("\n{BOLD}each line of standard input{BOLD:#}\n{}\n", example::value(items));
+            text += &format!("  {}\n", signature(method));
+            if !forms.definitions.is_empty() {
+                text += &format!("\n{}", forms.definitions);
+            }
+            text += &format!("\n{BOLD}arguments{BOLD:#}\n{:#}\n", forms.arguments.example());
+            if let Some(items) = &forms.requests {
+                text += &format!("\n{BOLD}each line of standard input{BOLD:#}\n{}\n", items.example());
             }
             text
         }
-        Some(name) => described(service_of(&services, name)?),
+        Some(name) => described(service_of(&told.services, name)?),
     };
     output::print(&text)?;
     Ok(0)
@@ -82,9 +86,57 @@ fn heading(service: &Service) -> String {
 fn described(service: &Service) -> String {
     let mut text = heading(service);
     for method in &service.methods {
-        text += &format!("  {}\n", method.signature);
+        text += &format!("  {}\n", signature(method));
     }
     text
+}
+
+/// Returns the signature with the names of the messages, as far as they are clear.
+fn signature(method: &Method) -> String {
+    let mut messages = method.messages.iter();
+    let (name, types) = method.signature.split_at(method.signature.find('(').unwrap_or(0));
+    let mut parts = types.split("protobuf");
+    let mut text = name.to_owned() + parts.next().unwrap_or_default();
+    for part in parts {
+        text += match messages.next().map(|message| &message.names[..]) {
+            Some([name]) => name,
+            _ => "protobuf",
+        };
+        text += part;
+    }
+    text
+}
+
+/// What a server tells of its services.
+pub(crate) struct Told {
+    pub(crate) services: Vec<Service>,
+    pub(crate) messages: Messages,
+}
+
+impl Told {
+    /// Asks a server.
+    pub(crate) async fn by(channel: &Channel) -> Result<Self, Failure> {
+        let services = services(channel).await?;
+        let sets = match services.iter().any(|service| service.codec == "prost") {
+            true => ReflectionClient::new(channel).descriptors().timeout(PATIENCE).await,
+            false => Ok(Vec::new()),
+        };
+        Ok(Self { services, messages: Messages::of(sets.map_err(|status| status.to_string())) })
+    }
+
+    /// Finds a method by its path, of which the package may be left out.
+    pub(crate) fn find(&self, path: &str) -> Result<(&Service, &Method), Failure> {
+        let Some((service, method)) = path.rsplit_once('/') else {
+            return Err(Failure::usage(format!("`{path}` is no method: write SERVICE/METHOD")));
+        };
+        let service = service_of(&self.services, service)?;
+        let found = service.methods.iter().find(|known| known.name == method);
+        let names = || service.methods.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ");
+        let found = found.ok_or_else(|| {
+            Failure::usage(format!("{} has no method `{method}`; it has {}", service.name, names()))
+        })?;
+        Ok((service, found))
+    }
 }
 
 /// Asks a server for its services.
@@ -101,6 +153,10 @@ fn printable(mut service: Service) -> Service {
     for method in &mut service.methods {
         method.name = foreign(&method.name);
         method.signature = foreign(&method.signature);
+        for message in &mut method.messages {
+            message.rust_type = foreign(&message.rust_type);
+            message.names.iter_mut().for_each(|name| *name = foreign(name));
+        }
     }
     service
 }
@@ -123,21 +179,4 @@ fn service_of<'a>(services: &'a [Service], name: &str) -> Result<&'a Service, Fa
             Err(Failure::usage(format!("{what} service `{name}`; there are {}", names.join(", "))))
         }
     }
-}
-
-/// Finds a method by its path, of which the package may be left out.
-pub(crate) fn find<'a>(
-    services: &'a [Service],
-    name: &str,
-) -> Result<(&'a Service, &'a reflection::Method), Failure> {
-    let Some((service, method)) = name.rsplit_once('/') else {
-        return Err(Failure::usage(format!("`{name}` is no method: write SERVICE/METHOD")));
-    };
-    let service = service_of(services, service)?;
-    let found = service.methods.iter().find(|known| known.name == method);
-    let names = || service.methods.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ");
-    let found = found.ok_or_else(|| {
-        Failure::usage(format!("{} has no method `{method}`; it has {}", service.name, names()))
-    })?;
-    Ok((service, found))
 }

@@ -11,12 +11,12 @@ use clap::Args;
 use farcall::Channel;
 use farcall::admin::{Captured, Message, Outcome};
 use farcall::dynamic::{Client, Failed, Payload};
-use farcall::reflection::Service;
 use tokio::sync::Semaphore;
 
+use crate::describe::Told;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
 use crate::target::{By, Target};
-use crate::{call, describe, number};
+use crate::{call, number};
 
 /// Replay recorded calls against a server, and compare the answers.
 ///
@@ -58,12 +58,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let calls = read(&arguments.file)?;
     crate::runtime(1)?.block_on(async {
         let channel = arguments.target.connect(By::Auto).await?;
-        let services = describe::services(&channel).await?;
+        let told = Told::by(&channel).await?;
         let mut sum = Sum::default();
-        let clients = clients(&calls, &services, &channel, &mut sum);
+        let clients = clients(&calls, &told, &channel, &mut sum);
         let compared = replay(arguments, calls, &clients).await;
         compared.into_iter().for_each(|compared| sum.add(compared));
-        output::print(&sum.render(arguments.show, &services))?;
+        output::print(&sum.render(arguments.show, &told))?;
         Ok(if sum.same > 0 && sum.others.is_empty() && sum.refused.is_empty() { 0 } else { 1 })
     })
 }
@@ -83,18 +83,13 @@ fn read(file: &PathBuf) -> Result<Vec<Captured>, Failure> {
 }
 
 /// Returns a client for each path that was recorded. The others are refused, with the reason.
-fn clients(
-    calls: &[Captured],
-    services: &[Service],
-    channel: &Channel,
-    sum: &mut Sum,
-) -> HashMap<String, Client> {
+fn clients(calls: &[Captured], told: &Told, channel: &Channel, sum: &mut Sum) -> HashMap<String, Client> {
     let mut clients = HashMap::new();
     for recorded in calls {
         if clients.contains_key(&recorded.path) || sum.refused.contains_key(&recorded.path) {
             continue;
         }
-        let found = describe::find(services, &recorded.path).map_err(|why| why.text().to_owned());
+        let found = told.find(&recorded.path).map_err(|why| why.text().to_owned());
         let found = found.and_then(|(service, method)| {
             let is_understood =
                 method.fingerprint == recorded.fingerprint || method.accepts.contains(&recorded.fingerprint);
@@ -186,7 +181,7 @@ impl Sum {
         if is_same { self.same += 1 } else { self.others.push(compared) }
     }
 
-    fn render(&mut self, show: usize, services: &[Service]) -> String {
+    fn render(&mut self, show: usize, told: &Told) -> String {
         let style = if self.others.is_empty() { GOOD } else { BAD };
         let mut text = format!(
             "{BOLD}{}{BOLD:#} calls, {} as recorded, {style}{} different{style:#}\n",
@@ -208,11 +203,11 @@ impl Sum {
             text += &format!("{BAD}not called{BAD:#}  {path}: {why}\n");
         }
         for Compared { recorded, outcome, .. } in self.others.iter().take(show) {
-            let shown = |outcome: &Outcome| call::shown(services, &recorded.path, outcome);
+            let shown = |outcome: &Outcome| call::shown(told, &recorded.path, outcome);
             text += &format!(
                 "\n{BOLD}{}{BOLD:#} {}\n",
                 recorded.path,
-                call::shown_arguments(services, &recorded.path, &recorded.arguments)
+                call::shown_arguments(told, &recorded.path, &recorded.arguments)
             );
             text += &format!("  then  {}\n  now   {}\n", shown(&recorded.outcome), shown(outcome));
         }

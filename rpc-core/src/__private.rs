@@ -122,13 +122,23 @@ pub struct Signature {
     /// The text of the argument that is a stream.
     rows: Option<String>,
     idempotent: bool,
+    /// The messages of protobuf in the arguments, and those in the stream, which the text has last.
+    messages: [Vec<&'static str>; 2],
     /// Why an argument cannot be carried, if so.
     refusal: Option<String>,
 }
 
 impl Signature {
     pub fn new(method: &'static str) -> Self {
-        Self { method, arguments: Vec::new(), defaults: 0, rows: None, idempotent: false, refusal: None }
+        Self {
+            method,
+            arguments: Vec::new(),
+            defaults: 0,
+            rows: None,
+            idempotent: false,
+            messages: Default::default(),
+            refusal: None,
+        }
     }
 
     /// Adds an argument.
@@ -140,6 +150,7 @@ impl Signature {
         (argument.shape)(&mut shape);
         self.note_refusal(&shape, name);
         self.arguments.push(shape.text().to_owned());
+        self.messages[0].extend(shape.messages());
         self.defaults = 0;
     }
 
@@ -179,7 +190,8 @@ impl Signature {
         let all = self.arguments.len();
         let refusal = self.refusal.clone().or_else(|| Some(format!("result: {}", shape.refusal()?)));
         let accepts = (all - self.defaults..all).map(|count| signature(count).fingerprint).collect();
-        Method { accepts, refusal, idempotent: self.idempotent, ..signature(all) }
+        let messages = [self.messages.concat().as_slice(), shape.messages()].concat();
+        Method { accepts, idempotent: self.idempotent, messages, refusal, ..signature(all) }
     }
 }
 

@@ -49,6 +49,9 @@ pub struct Method {
     pub accepts: Vec<u64>,
     /// Whether it does no harm to execute a call more than once. Clients alone need to know.
     pub idempotent: bool,
+    /// The Rust types of the messages of protobuf in the signature, in order: what [`std::any::type_name`] says. Peers do not compare
+    /// them.
+    pub messages: Vec<&'static str>,
     /// Why this side's codec cannot carry one of the types, if so. No server or client is made of such a method.
     pub refusal: Option<String>,
 }
@@ -70,6 +73,7 @@ impl Method {
             fingerprint,
             accepts: Vec::new(),
             idempotent: false,
+            messages: Vec::new(),
             refusal: None,
         }
     }

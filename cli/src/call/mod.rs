@@ -1,31 +1,32 @@
 //! `farcall call`: a call with arguments and answer as JSON, of a server that has reflection.
 
-pub(crate) mod example;
-mod json;
+mod form;
+mod postcard;
+pub(crate) mod protobuf;
 mod signature;
-#[cfg(test)]
-mod tests;
 
 use std::io::BufRead;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use farcall::admin::{Message, Outcome};
 use farcall::dynamic::{Client, Failed, Kind, Method, Payload, ServiceInfo};
 use farcall::reflection::{self, Service};
-use farcall::{Bytes, Channel, Status, Stream, Streaming, stream};
+use farcall::{Channel, Status, Stream, Streaming, stream};
 use serde_json::Value;
 
-use self::signature::{Described, Plain, Signature, Type};
-use crate::describe::{find, services};
+pub(crate) use self::form::{Form, Forms};
+use crate::describe::Told;
 use crate::number;
 use crate::output::{self, Failure, foreign};
 use crate::target::{By, Target};
 
 /// Call a method, with arguments and answer as JSON.
 ///
-/// Arguments are an object by their names, or a list. Bytes are text, a list of numbers, or {"hex": "00ff"}. A stream of answers is
-/// printed line by line. A stream of arguments is read from standard input, a JSON value a line.
+/// Arguments are an object by their names, or a list. Bytes are text, a list of numbers, or {"hex": "00ff"}. Messages of protobuf are
+/// as protobuf's JSON has them. A stream of answers is printed line by line. A stream of arguments is read from standard input, a JSON
+/// value a line.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -52,17 +53,13 @@ pub(crate) struct Call {
     transport: By,
 }
 
-fn understood(method: &reflection::Method) -> Result<Signature, Failure> {
-    Signature::parse(&method.signature)
-        .map_err(|why| Failure::no(format!("the signature `{}` is not understood: {why}", method.signature)))
-}
-
 pub(crate) fn call(arguments: &Call) -> Result<u8, Failure> {
     crate::runtime(1)?.block_on(async {
         let channel = arguments.target.connect(arguments.transport).await?;
-        let services = services(&channel).await?;
-        let (service, method) = find(&services, &arguments.method)?;
-        made(arguments, &channel, service, method).await
+        let told = Told::by(&channel).await?;
+        let (service, method) = told.find(&arguments.method)?;
+        let forms = Forms::of(&told, service, method)?;
+        made(arguments, &channel, service, method, &forms).await
     })
 }
 
@@ -72,15 +69,15 @@ async fn made(
     channel: &Channel,
     service: &Service,
     method: &reflection::Method,
+    forms: &Forms,
 ) -> Result<u8, Failure> {
-    let signature = types(service, method)?;
     if ["BulkRead(", "BulkWrite("].iter().any(|lends| method.signature.contains(lends)) {
         return Err(Failure::no(format!(
             "a caller of {} lends memory, which only a program can",
             method.name
         )));
     }
-    let payload = encoded(&signature, arguments.arguments.as_deref())?;
+    let payload = encoded(forms, arguments.arguments.as_deref())?;
     let timeout = Duration::from_secs_f64(arguments.timeout);
     let metadata = metadata(&arguments.metadata)?;
     let client = Client::new(channel, info(service, method, method.fingerprint));
@@ -90,40 +87,20 @@ async fn made(
             metadata.iter().fold($call.timeout(timeout), |call, (name, value)| call.metadata(name, value))
         };
     }
-    let items = signature.requests.clone().map(requests);
+    let items = forms.requests.clone().map(requests);
     match (method.kind(), items) {
-        (Kind::Unary, _) => one(&signature, with_options!(client.unary(0, payload)).await),
+        (Kind::Unary, _) => one(forms, with_options!(client.unary(0, payload)).await),
         (Kind::ClientStreaming, Some(items)) => {
-            one(&signature, with_options!(client.client_streaming(0, payload, items)).await)
+            one(forms, with_options!(client.client_streaming(0, payload, items)).await)
         }
         (Kind::ServerStreaming, _) => {
-            many(&signature, with_options!(client.server_streaming(0, payload)).await).await
+            many(forms, with_options!(client.server_streaming(0, payload)).await).await
         }
         (Kind::BidiStreaming, Some(items)) => {
-            many(&signature, with_options!(client.bidi_streaming(0, payload, items)).await).await
+            many(forms, with_options!(client.bidi_streaming(0, payload, items)).await).await
         }
         _ => Err(Failure::no(format!("the signature `{}` has no stream of arguments", method.signature))),
     }
-}
-
-/// Returns the types of a method.
-pub(crate) fn types(service: &Service, method: &reflection::Method) -> Result<Signature, Failure> {
-    match service.codec.as_str() {
-        "postcard" => understood(method),
-        "raw" if method.kind() == Kind::Unary => Ok(raw()),
-        "raw" => Err(Failure::no("`farcall call` makes unary calls of the codec raw")),
-        codec => Err(Failure::no(format!(
-            "{} has the codec {codec}, whose messages say nothing of their types; `farcall call` makes calls of `postcard` and `raw`",
-            service.name
-        ))),
-    }
-}
-
-/// Returns the signature of the codec `Raw`: bytes, and nothing else.
-fn raw() -> Signature {
-    let bytes = Described { root: Type::Plain(Plain::Rest), named: Vec::new() };
-    let arguments = vec![("data".to_owned(), bytes.clone())];
-    Signature { arguments, requests: None, answer: bytes, error: None, stream_error: None }
 }
 
 /// Returns the service with this method alone, whose signature the caller knows by this fingerprint.
@@ -143,57 +120,32 @@ fn metadata(given: &[String]) -> Result<Vec<(&str, &str)>, Failure> {
 }
 
 /// Returns the message of the arguments.
-fn encoded(signature: &Signature, text: Option<&str>) -> Result<Payload, Failure> {
-    let expected = || format!("the arguments are like {}", example::arguments(signature));
-    let wrong = |why: &dyn std::fmt::Display| Failure::usage(format!("{why}; {}", expected()));
-    let value: Value = match text {
-        Some(text) => {
+fn encoded(forms: &Forms, text: Option<&str>) -> Result<Payload, Failure> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        Failure::usage(format!("{why}; the arguments are like {}", forms.arguments.example()))
+    };
+    let value = match (text, &forms.nothing) {
+        (Some(text), _) => {
             serde_json::from_str(text).map_err(|why| wrong(&format!("the arguments are no JSON: {why}")))?
         }
-        None if signature.arguments.is_empty() => Value::Array(Vec::new()),
-        None => return Err(wrong(&"arguments are missing")),
+        (None, Some(nothing)) => nothing.clone(),
+        (None, None) => return Err(wrong(&"arguments are missing")),
     };
-    let mut out = Vec::new();
-    match &value {
-        Value::Object(given) => {
-            if let Some(unknown) =
-                given.keys().find(|name| !signature.arguments.iter().any(|(known, _)| known == *name))
-            {
-                return Err(wrong(&format!("there is no argument `{unknown}`")));
-            }
-            for (name, described) in &signature.arguments {
-                let value = match (given.get(name), &described.root) {
-                    (Some(value), _) => value,
-                    (None, Type::Option(_)) => &Value::Null,
-                    (None, _) => return Err(wrong(&format!("the argument `{name}` is missing"))),
-                };
-                json::encode(described, value, name, &mut out).map_err(|why| wrong(&why))?;
-            }
-        }
-        Value::Array(given) if given.len() == signature.arguments.len() => {
-            for ((name, described), value) in signature.arguments.iter().zip(given) {
-                json::encode(described, value, name, &mut out).map_err(|why| wrong(&why))?;
-            }
-        }
-        _ => return Err(wrong(&format!("{} arguments are expected", signature.arguments.len()))),
-    }
-    Ok(Payload::from_body(Bytes::from(out)))
+    forms.arguments.encode(&value).map_err(|why| wrong(&why))
 }
 
 /// Reads the items of a stream from standard input, a JSON value a line.
-fn requests(items: Described) -> impl Stream<Item = Result<Payload, Status>> + Send + 'static {
+fn requests(items: Arc<dyn Form>) -> impl Stream<Item = Result<Payload, Status>> + Send + 'static {
     let (sender, mut receiver) = tokio::sync::mpsc::channel(16);
     std::thread::spawn(move || {
         for (index, line) in std::io::stdin().lock().lines().enumerate() {
             let item = line.map_err(|error| error.to_string()).and_then(|line| {
-                let mut out = Vec::new();
                 let value: Value =
-                    serde_json::from_str(&line).map_err(|why| format!(": it is no JSON: {why}"))?;
-                json::encode(&items, &value, "", &mut out)?;
-                Ok(Payload::from_body(Bytes::from(out)))
+                    serde_json::from_str(&line).map_err(|why| format!("it is no JSON: {why}"))?;
+                items.encode(&value)
             });
             let item = item.map_err(|why| {
-                Status::invalid_argument(format!("line {} of standard input{why}", index + 1))
+                Status::invalid_argument(format!("line {} of standard input: {why}", index + 1))
             });
             if sender.blocking_send(item).is_err() {
                 return; // The server has enough.
@@ -208,38 +160,35 @@ fn requests(items: Described) -> impl Stream<Item = Result<Payload, Status>> + S
     })
 }
 
-fn one(signature: &Signature, answer: Result<Payload, Failed>) -> Result<u8, Failure> {
-    let answer = answer.map_err(|failed| failure(signature.error.as_ref(), failed))?;
-    let value = json::decode(&signature.answer, &answer).map_err(undecodable)?;
+fn one(forms: &Forms, answer: Result<Payload, Failed>) -> Result<u8, Failure> {
+    let answer = answer.map_err(|failed| failure(forms.error.as_deref(), failed))?;
+    let value = forms.answer.decode(&answer).map_err(undecodable)?;
     output::print_answer(&format!("{value:#}\n"))?;
     Ok(0)
 }
 
-async fn many(
-    signature: &Signature,
-    answers: Result<Streaming<Payload, Failed>, Failed>,
-) -> Result<u8, Failure> {
-    let mut answers = answers.map_err(|failed| failure(signature.error.as_ref(), failed))?;
+async fn many(forms: &Forms, answers: Result<Streaming<Payload, Failed>, Failed>) -> Result<u8, Failure> {
+    let mut answers = answers.map_err(|failed| failure(forms.error.as_deref(), failed))?;
     loop {
         match answers.message().await {
             Ok(None) => return Ok(0),
             Ok(Some(item)) => {
-                let value = json::decode(&signature.answer, &item).map_err(undecodable)?;
+                let value = forms.answer.decode(&item).map_err(undecodable)?;
                 output::print_answer(&format!("{value}\n"))?;
             }
-            Err(failed) => return Err(failure(signature.stream_error.as_ref(), failed)),
+            Err(failed) => return Err(failure(forms.stream_error.as_deref(), failed)),
         }
     }
 }
 
 fn undecodable(why: String) -> Failure {
-    Failure::no(format!("the answer is not as the signature says: {why}"))
+    Failure::no(format!("the answer is not as the server says: {why}"))
 }
 
-fn failure(error: Option<&Described>, failed: Failed) -> Failure {
+fn failure(error: Option<&dyn Form>, failed: Failed) -> Failure {
     match failed {
         Failed::Status(status) => Failure::no(status),
-        Failed::Application(payload) => match error.map(|described| json::decode(described, &payload)) {
+        Failed::Application(payload) => match error.map(|form| form.decode(&payload)) {
             Some(Ok(value)) => Failure::no(format!("the call failed with the application's error {value}")),
             Some(Err(why)) => undecodable(why),
             None => Failure::no("the call failed with an error that its signature does not have"),
@@ -248,20 +197,12 @@ fn failure(error: Option<&Described>, failed: Failed) -> Failure {
 }
 
 /// Returns an outcome as JSON, as far as the types are known, for people to compare.
-pub(crate) fn shown(services: &[Service], path: &str, outcome: &Outcome) -> String {
-    let signature =
-        find(services, path).ok().and_then(|(_, method)| Signature::parse(&method.signature).ok());
-    let decoded = |described: Option<&Described>, message: &Message| {
-        let value = described.and_then(|described| json::decode(described, &message.payload()).ok());
-        value.map_or_else(|| format!("{} bytes", message.body.len()), |value| clipped(&value.to_string()))
-    };
+pub(crate) fn shown(told: &Told, path: &str, outcome: &Outcome) -> String {
+    let forms = forms(told, path);
     match outcome {
-        Outcome::Answer(message) => decoded(signature.as_ref().map(|signature| &signature.answer), message),
+        Outcome::Answer(message) => decoded(forms.as_ref().map(|forms| &*forms.answer), message),
         Outcome::Error(message) => {
-            format!(
-                "error {}",
-                decoded(signature.as_ref().and_then(|signature| signature.error.as_ref()), message)
-            )
+            format!("error {}", decoded(forms.as_ref().and_then(|forms| forms.error.as_deref()), message))
         }
         Outcome::Status(code, message) => foreign(&format!("{code}: {message}")),
         _ => "an end of another version".to_owned(),
@@ -269,17 +210,19 @@ pub(crate) fn shown(services: &[Service], path: &str, outcome: &Outcome) -> Stri
 }
 
 /// Returns the arguments of a call as JSON, as far as their types are known.
-pub(crate) fn shown_arguments(services: &[Service], path: &str, message: &Message) -> String {
-    let signature =
-        find(services, path).ok().and_then(|(_, method)| Signature::parse(&method.signature).ok());
-    let values = signature.and_then(|signature| {
-        let types = signature.arguments.iter().map(|(_, described)| described);
-        json::decode_all(types, &message.payload()).ok()
-    });
-    values.map_or_else(
-        || format!("{} bytes", message.body.len()),
-        |values| clipped(&Value::Array(values).to_string()),
-    )
+pub(crate) fn shown_arguments(told: &Told, path: &str, message: &Message) -> String {
+    decoded(forms(told, path).as_ref().map(|forms| &*forms.arguments), message)
+}
+
+/// Returns the forms of a method, as far as they are known.
+fn forms(told: &Told, path: &str) -> Option<Forms> {
+    let (service, method) = told.find(path).ok()?;
+    Forms::of(told, service, method).ok()
+}
+
+fn decoded(form: Option<&dyn Form>, message: &Message) -> String {
+    let value = form.and_then(|form| form.decode(&message.payload()).ok());
+    value.map_or_else(|| format!("{} bytes", message.body.len()), |value| clipped(&value.to_string()))
 }
 
 fn clipped(text: &str) -> String {

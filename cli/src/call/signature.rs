@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+use farcall::reflection::Method;
+
+use crate::output::Failure;
+
 /// A signature, understood.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Signature {
@@ -87,7 +91,7 @@ impl fmt::Display for NotUnderstood {
     }
 }
 
-type Result<T> = std::result::Result<T, NotUnderstood>;
+type Result<T, E = NotUnderstood> = std::result::Result<T, E>;
 
 /// Bytes of a name, of which each value has a copy.
 const LONGEST: usize = 1024;
@@ -96,6 +100,12 @@ const LONGEST: usize = 1024;
 const DEEPEST: usize = 100;
 
 impl Signature {
+    /// Reads the signature of a method.
+    pub(crate) fn of(method: &Method) -> Result<Self, Failure> {
+        let no = |why| format!("the signature `{}` is not understood: {why}", method.signature);
+        Self::parse(&method.signature).map_err(|why| Failure::no(no(why)))
+    }
+
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut reader = Reader { rest: text, named: Vec::new(), depth: 0 };
         reader.name();

@@ -92,6 +92,7 @@ impl Signature {
         shape.opaque(">");
         self.note_refusal(&shape, name);
         self.rows = Some(shape.text().to_owned());
+        self.messages[1].extend(shape.messages());
     }
 
     /// Adds the stream that the method answers with.

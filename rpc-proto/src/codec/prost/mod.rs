@@ -54,7 +54,7 @@ impl<T: Message + Default> Decode<T> for Prost {
     }
 
     fn shape(shape: &mut Shape) {
-        shape.opaque("protobuf");
+        shape.protobuf::<T>();
     }
 }
 

@@ -40,6 +40,7 @@ const ASKS: &str = "asks the message for the type of what comes next, which a fo
 #[derive(Clone, Debug, Default)]
 pub struct Shape {
     text: String,
+    messages: Vec<&'static str>,
     refusal: Option<String>,
 }
 
@@ -47,6 +48,12 @@ impl Shape {
     /// Appends a name, for types that are not described any further.
     pub fn opaque(&mut self, name: &str) {
         self.text.push_str(name);
+    }
+
+    /// Appends the name `protobuf`, which says nothing of the message, and notes the message's Rust type beside the description.
+    pub fn protobuf<T>(&mut self) {
+        self.opaque("protobuf");
+        self.messages.push(std::any::type_name::<T>());
     }
 
     /// Appends the description of a serde type. [Refuses](Self::refuse) one that asks the message for its type.
@@ -74,6 +81,11 @@ impl Shape {
     /// The description so far.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The Rust types of the [messages of protobuf](Self::protobuf) in the description, in order.
+    pub fn messages(&self) -> &[&'static str] {
+        &self.messages
     }
 }
 

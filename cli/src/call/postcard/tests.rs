@@ -1,6 +1,7 @@
 //! Random signatures and arguments: none of them makes the command panic.
 
 use super::*;
+use crate::call::encoded;
 
 const SIGNATURES: [&str; 6] = [
     "put(key: string, value: attachment) -> option<Entry { key: string, written: u64 }> | Status",
@@ -68,17 +69,15 @@ fn no_signature_value_or_message_panics() {
         let text = SIGNATURES[random.usize(..SIGNATURES.len())];
         let Ok(signature) = Signature::parse(&mutated(&mut random, text)) else { continue };
         understood += 1;
-        let example = example::arguments(&signature).to_string();
+        let forms = forms_of(signature);
+        let example = forms.arguments.example().to_string();
         let value = VALUES[random.usize(..VALUES.len())];
         let value = mutated(&mut random, value);
         for value in [&example, &value] {
-            let _ = encoded(&signature, Some(value));
+            let _ = encoded(&forms, Some(value));
         }
         let message: Vec<u8> = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
-        let _ = json::decode(
-            &signature.answer,
-            &Payload::new(Bytes::from(message), vec![Bytes::from_static(b"x")]),
-        );
+        let _ = forms.answer.decode(&Payload::new(Bytes::from(message), vec![Bytes::from_static(b"x")]));
     }
     assert!(understood > 1000, "{understood}");
 }
@@ -86,9 +85,9 @@ fn no_signature_value_or_message_panics() {
 #[test]
 fn examples_fit_their_signatures() {
     for text in &SIGNATURES[..4] {
-        let signature = Signature::parse(text).unwrap();
-        let example = example::arguments(&signature).to_string();
-        let fits = encoded(&signature, Some(&example));
+        let forms = forms_of(Signature::parse(text).unwrap());
+        let example = forms.arguments.example().to_string();
+        let fits = encoded(&forms, Some(&example));
         assert!(fits.is_ok(), "{text}: {example}: {fits:?}");
     }
 }
@@ -96,6 +95,6 @@ fn examples_fit_their_signatures() {
 #[test]
 fn a_message_of_many_values_without_bytes_is_refused() {
     let signature = Signature::parse("f() -> [[unit; 60000]; 60000] | Status").unwrap();
-    let refused = json::decode(&signature.answer, &Payload::from_body(Bytes::new()));
+    let refused = signature.answer.decode(&Payload::from_body(Bytes::new()));
     assert_eq!(refused.unwrap_err(), "the message has more values than bytes");
 }

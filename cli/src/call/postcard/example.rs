@@ -2,13 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::signature::{Body, Described, Named, Plain, Signature, Type};
-
-/// Returns arguments of a method, an object by their names.
-pub(crate) fn arguments(signature: &Signature) -> Value {
-    let all = signature.arguments.iter().map(|(name, described)| (name.clone(), value(described)));
-    Value::Object(all.collect())
-}
+use crate::call::signature::{Body, Described, Named, Plain, Type};
 
 /// Returns a value of a type.
 pub(crate) fn value(described: &Described) -> Value {

@@ -226,12 +226,8 @@ impl InFlightCall {
         }
         if let Poll::Ready(answer) = &mut polled {
             self.room = None;
-            self.stub.channel().note(answer);
-            if let Some(picked) = self.picked.take() {
-                picked.ended(answer.as_ref().err());
-            }
-            if self.may_have_run {
-                self.admit_having_run(answer);
+            if self.picked.is_some() || self.stub.channel().retries() {
+                self.note_end(answer);
             }
         }
         if let Poll::Ready(Err(_)) = polled
@@ -247,7 +243,8 @@ impl InFlightCall {
         let left = self.start_time();
         match self.stub.channel().stack().cloned() {
             Some(stack) => self.enter(&stack),
-            None => self.hedge(),
+            None if self.stub.channel().retries() => self.hedge(),
+            None => {}
         }
         left
     }
@@ -331,14 +328,11 @@ impl InFlightCall {
                         self.take_room()?;
                         continue;
                     }
-                    let (key, before) = (self.key(), self.picked.take());
-                    match self.stub.channel().choose(key, before) {
-                        Ok(chosen) => {
-                            self.picked = chosen.picked;
-                            self.send(chosen.connection, left, None, cx)?;
-                        }
-                        Err(at) => {
-                            let channel = self.stub.channel().clone();
+                    let key = self.key();
+                    match self.stub.channel().choose(key, &mut self.picked) {
+                        Some(connection) => self.send(connection, left, None, cx)?,
+                        None => {
+                            let (channel, at) = (self.stub.channel().clone(), self.picked.take());
                             self.state =
                                 State::Connecting(Box::pin(async move { channel.connect(key, at).await }));
                         }

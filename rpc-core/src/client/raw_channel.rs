@@ -13,7 +13,6 @@ use super::connector::{Connector, Shared};
 use super::direct::SendService;
 use super::request_memory::RequestMemory;
 use super::retry_budget::RetryBudget;
-use crate::calls::Answered;
 use crate::class::TrafficClass;
 use crate::config::Retry;
 use crate::connection::Connection;
@@ -43,6 +42,8 @@ use crate::status::Status;
 pub struct RawChannel {
     way: Way,
     class: TrafficClass,
+    /// Whether calls may be made more than once.
+    retries: bool,
     common: Arc<Common>,
     /// The middleware of its calls.
     stack: Option<Next>,
@@ -97,8 +98,9 @@ impl RawChannel {
     fn by(way: Way, settings: Arc<Settings>) -> Self {
         let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
         let retry_budget = RetryBudget::new(&settings.retry);
+        let retries = settings.retry.max_attempts > 1;
         let common = Arc::new(Common { settings, memory, retry_budget });
-        Self { way, class: TrafficClass::default(), common, stack: None }
+        Self { way, class: TrafficClass::default(), retries, common, stack: None }
     }
 
     /// Returns this channel for calls of another class. Both share their connections.
@@ -198,12 +200,10 @@ impl RawChannel {
         &self.common.retry_budget
     }
 
-    /// Notes how a call has ended.
+    /// Whether calls may be made more than once.
     #[inline]
-    pub(super) fn note(&self, answer: &Answered) {
-        if self.common.settings.retry.max_attempts > 1 && answer.is_ok() {
-            self.common.retry_budget.earn();
-        }
+    pub(super) fn retries(&self) -> bool {
+        self.retries
     }
 
     /// Returns the timeout of calls that set none.
@@ -257,19 +257,13 @@ impl RawChannel {
         }
     }
 
-    /// Returns a connection that takes a call with this key. `before`: where the call was last, and failed.
-    ///
-    /// # Errors
-    ///
-    /// There is none yet. Of several servers, it is to be made to this one.
+    /// Returns a connection that takes a call with this key. `picked`: of several servers, the one where the call was last, and failed, and
+    /// then the one that was chosen. `None`: there is none yet.
     #[inline]
-    pub(super) fn choose(&self, key: Option<u64>, before: Option<Picked>) -> Result<Chosen, Option<Picked>> {
+    pub(super) fn choose(&self, key: Option<u64>, picked: &mut Option<Picked>) -> Option<Arc<Connection>> {
         match &self.way {
-            Way::One(shared) => {
-                let connection = shared.classes[self.class as usize].connected().ok_or(None)?;
-                Ok(Chosen { connection, picked: None })
-            }
-            Way::Balanced(balancer) => balancer.choose(self.class, key, before),
+            Way::One(shared) => shared.classes[self.class as usize].connected(),
+            Way::Balanced(balancer) => balancer.choose(self.class, key, picked),
         }
     }
 }

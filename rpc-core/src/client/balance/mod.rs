@@ -209,26 +209,20 @@ impl Balancer {
         }
     }
 
-    /// Returns a connection for a call of this class. `before`: where the call was last, and failed.
-    ///
-    /// # Errors
-    ///
-    /// The server that has none for this class yet, or `None`: no server is connected.
+    /// Returns a connection for a call of this class. `picked`: the server where the call was last, and failed, and then the one that was
+    /// chosen, if any is connected. `None`: it has no connection for this class yet.
     #[inline]
     pub(super) fn choose(
         &self,
         class: TrafficClass,
         key: Option<u64>,
-        before: Option<Picked>,
-    ) -> Result<Chosen, Option<Picked>> {
+        picked: &mut Option<Picked>,
+    ) -> Option<Arc<Connection>> {
         let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
-        let avoid = before.as_ref().map(Picked::member);
-        let member = picker.pick(key, avoid, |member| member.is_connected()).ok_or(None)?;
-        let picked = Some(Picked::new(Arc::clone(member)));
-        match member.connected(class) {
-            Some(connection) => Ok(Chosen { connection, picked }),
-            None => Err(picked),
-        }
+        let avoid = picked.take();
+        let member = picker.pick(key, avoid.as_ref().map(Picked::member), |member| member.is_connected())?;
+        *picked = Some(Picked::new(Arc::clone(member)));
+        member.connected(class)
     }
 
     /// Returns a connection for a call of this class, or waits for one. `at`: the server that was chosen.
@@ -247,11 +241,10 @@ impl Balancer {
         }
         let mut states = self.states.subscribe();
         loop {
-            if at.is_none() {
-                match self.choose(class, key, None) {
-                    Ok(chosen) => return Ok(chosen),
-                    Err(picked) => at = picked,
-                }
+            if at.is_none()
+                && let Some(connection) = self.choose(class, key, &mut at)
+            {
+                return Ok(Chosen { connection, picked: at });
             }
             if let Some(picked) = at {
                 let connection = picked.member().connect(class).await?;

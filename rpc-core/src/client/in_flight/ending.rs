@@ -97,13 +97,19 @@ impl InFlightCall {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Says of a status that the call may have been executed, by an earlier attempt.
-    #[cold]
-    pub(super) fn admit_having_run(&self, answer: &mut Answered) {
-        if let Err(status) = answer
-            && status.executed() == Executed::No
-        {
-            *status = status.clone().with_executed(Executed::Maybe);
+    /// Notes the end of a call: for its server, for the budget of further attempts, and in its status, if an earlier attempt may have been
+    /// executed.
+    #[inline(never)]
+    pub(super) fn note_end(&mut self, answer: &mut Answered) {
+        if let Some(picked) = self.picked.take() {
+            picked.ended(answer.as_ref().err());
+        }
+        match answer {
+            Ok(_) => self.stub.channel().retry_budget().earn(),
+            Err(status) if self.may_have_run && status.executed() == Executed::No => {
+                *status = status.clone().with_executed(Executed::Maybe);
+            }
+            Err(_) => {}
         }
     }
 

@@ -25,16 +25,10 @@ pub(in crate::client) struct Hedge {
 }
 
 impl InFlightCall {
-    /// Begins to make the call by several attempts, if the channel's policy says so.
-    #[inline]
-    pub(super) fn hedge(&mut self) {
-        if let Some(delay) = self.stub.channel().retry().hedging_delay() {
-            self.begin_hedge(delay);
-        }
-    }
-
+    /// Begins to make the call by several attempts beside each other, if the channel's policy says so.
     #[cold]
-    fn begin_hedge(&mut self, delay: Duration) {
+    pub(super) fn hedge(&mut self) {
+        let Some(delay) = self.stub.channel().retry().hedging_delay() else { return };
         let is_unary = self.options.as_ref().is_none_or(|options| options.kind == Kind::Unary);
         if self.is_hedge || !is_unary || !self.is_idempotent() || !self.arguments.loans().is_empty() {
             return;

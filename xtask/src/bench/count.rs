@@ -60,8 +60,20 @@ pub(super) fn all(peers: &Peers, results: &mut Results) -> Result<()> {
 
 /// Counts what a call of 64 bytes takes of a contestant.
 pub(super) fn per_call(peers: &Peers, what: What, contestant: &str, in_flight: usize) -> Result<Ends> {
+    per_call_with(peers, what, contestant, in_flight, &[])
+}
+
+/// Counts what a call of 64 bytes takes of a contestant with further options.
+pub(super) fn per_call_with(
+    peers: &Peers,
+    what: What,
+    contestant: &str,
+    in_flight: usize,
+    more: &[String],
+) -> Result<Ends> {
     let mut options = Part::Counts.options();
     options.extend(words(&format!("--concurrency {in_flight}")));
+    options.extend_from_slice(more);
     let few = count(peers, what, contestant, &options, FEW)?;
     let many = count(peers, what, contestant, &options, MANY)?;
     let per_call = |few: u64, many: u64| (many as f64 - few as f64) / (MANY - FEW) as f64;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The time after which a latency counts for a third. It is long enough to remember a slow server between two of its calls, and short
-/// enough to try it again.
-const MEMORY: Duration = Duration::from_secs(10);
+/// The scale on which a latency is forgotten while there are no calls: a server that took twice as long as others is tried again after 6 s,
+/// one that took a hundred times as long after a minute.
+const MEMORY: Duration = Duration::from_secs(30);
 
 /// The calls of one server: how many are in progress, and how long the latest took.
 ///
@@ -33,34 +33,38 @@ impl Load {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a call. `took`: how long its answer took, if there was one.
-    pub(super) fn end(&self, took: Option<Duration>) {
+    /// Ends a call that has begun at a time, and was answered or not.
+    pub(super) fn end(&self, began: Instant, is_answered: bool) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(took) = took {
-            let before = self.latency();
-            let took = took.as_nanos() as f64;
+        if is_answered {
+            let now = Instant::now();
+            let before = self.latency(now);
+            let took = now.duration_since(began).as_nanos() as f64;
             // A faster one counts a little, beside the decay, so that the average of many counts in the end.
             let latency = if took > before { took } else { before + (took - before) / 16.0 };
             // Another call's end between these two writes costs one measurement.
             self.latency.store(latency as u64, Ordering::Relaxed);
-            self.measured.store(self.now(), Ordering::Relaxed);
+            self.measured.store(self.since_epoch(now), Ordering::Relaxed);
         }
     }
 
     /// Returns the latency in nanoseconds, which decays while there are no calls.
-    fn latency(&self) -> f64 {
-        let age = self.now().saturating_sub(self.measured.load(Ordering::Relaxed));
+    fn latency(&self, now: Instant) -> f64 {
+        let age = self.since_epoch(now).saturating_sub(self.measured.load(Ordering::Relaxed));
         let latency = self.latency.load(Ordering::Relaxed) as f64;
-        latency * (-(age as f64) / MEMORY.as_nanos() as f64).exp()
+        // The fourth power is like an exponential function here, and much cheaper.
+        let memory = MEMORY.as_nanos() as f64;
+        let root = memory / (memory + age as f64);
+        latency * (root * root) * (root * root)
     }
 
     /// Returns a number that is larger the longer another call would take.
-    pub(super) fn cost(&self) -> f64 {
+    pub(super) fn cost(&self, now: Instant) -> f64 {
         // A server that was not called yet is tried.
-        (self.in_flight.load(Ordering::Relaxed) + 1) as f64 * self.latency().max(1.0)
+        (self.in_flight.load(Ordering::Relaxed) + 1) as f64 * self.latency(now).max(1.0)
     }
 
-    fn now(&self) -> u64 {
-        self.epoch.elapsed().as_nanos() as u64
+    fn since_epoch(&self, now: Instant) -> u64 {
+        now.duration_since(self.epoch).as_nanos() as u64
     }
 }

@@ -110,17 +110,18 @@ impl Member {
     }
 
     /// Returns what another call would cost, by weight.
-    pub(super) fn cost(&self) -> f64 {
-        self.load.cost() / f64::from(self.endpoint.weight.max(1))
+    pub(super) fn cost(&self, now: Instant) -> f64 {
+        self.load.cost(now) / f64::from(self.endpoint.weight.max(1))
     }
 
-    /// Returns a connection that takes calls of this class, if there is one.
+    /// Returns a connection that takes calls of this class. `None`: the server is not connected. `Some(None)`: not for this class yet.
     #[inline]
-    pub(super) fn connected(&self, class: TrafficClass) -> Option<Arc<Connection>> {
-        if let [lane] = &self.lanes[..] {
-            return lane.classes[class as usize].connected();
-        }
-        self.turn().find_map(|lane| lane.classes[class as usize].connected())
+    pub(super) fn takes(&self, class: TrafficClass) -> Option<Option<Arc<Connection>>> {
+        let connected = match &self.lanes[..] {
+            [lane] => lane.classes[class as usize].connected(),
+            _ => self.turn().find_map(|lane| lane.classes[class as usize].connected()),
+        };
+        if connected.is_some() || self.is_connected() { Some(connected) } else { None }
     }
 
     /// Whether this is the server that the endpoint names, with everything else as it is there.
@@ -214,18 +215,21 @@ async fn keep(lane: Arc<Shared>, member: Weak<Member>) {
     }
 }
 
-/// A call that counts for the load of its server until this is dropped.
+/// The server that a call has gone to.
 #[derive(Debug)]
 pub(in crate::client) struct Picked {
     member: Arc<Member>,
-    began: Instant,
-    took: Option<std::time::Duration>,
+    /// The time when the call counted as load, if loads decide.
+    began: Option<Instant>,
+    is_answered: bool,
 }
 
 impl Picked {
-    pub(super) fn new(member: Arc<Member>) -> Self {
-        member.load.begin();
-        Self { member, began: Instant::now(), took: None }
+    pub(super) fn new(member: Arc<Member>, began: Option<Instant>) -> Self {
+        if began.is_some() {
+            member.load.begin();
+        }
+        Self { member, began, is_answered: false }
     }
 
     /// Returns the server.
@@ -235,7 +239,7 @@ impl Picked {
 
     /// Returns the server as one that a further attempt should avoid.
     pub(in crate::client) fn again(&self) -> Self {
-        Self::new(Arc::clone(&self.member))
+        Self::new(Arc::clone(&self.member), None)
     }
 
     /// Notes that the call has failed there.
@@ -246,15 +250,15 @@ impl Picked {
     /// Notes that the call has ended there.
     pub(in crate::client) fn ended(mut self, failure: Option<&Status>) {
         self.member.note(failure);
-        if failure.is_none() {
-            self.took = Some(self.began.elapsed());
-        }
+        self.is_answered = failure.is_none();
     }
 }
 
 impl Drop for Picked {
     fn drop(&mut self) {
-        self.member.load.end(self.took);
+        if let Some(began) = self.began {
+            self.member.load.end(began, self.is_answered);
+        }
     }
 }
 

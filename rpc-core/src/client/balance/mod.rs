@@ -220,9 +220,11 @@ impl Balancer {
     ) -> Option<Arc<Connection>> {
         let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
         let avoid = picked.take();
-        let member = picker.pick(key, avoid.as_ref().map(Picked::member), |member| member.is_connected())?;
-        *picked = Some(Picked::new(Arc::clone(member)));
-        member.connected(class)
+        let takes = |member: &Member| member.takes(class);
+        let now = picker.now();
+        let (member, connection) = picker.pick(key, now, avoid.as_ref().map(Picked::member), takes)?;
+        *picked = Some(Picked::new(Arc::clone(member), now));
+        connection
     }
 
     /// Returns a connection for a call of this class, or waits for one. `at`: the server that was chosen.

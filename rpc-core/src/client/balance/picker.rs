@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::time::Instant;
+
 use super::member::Member;
 use crate::config::BalancePolicy;
 use crate::interface::stable_hash;
@@ -45,58 +47,92 @@ impl Picker {
         Self { ready, order, next: AtomicU64::new(0) }
     }
 
-    /// Returns members in the order in which a call should try them, at most once each, beginning with the best. `avoid`: the member
-    /// where the call has failed, which comes last.
-    pub(super) fn pick(
+    /// Returns the time, if the members' loads decide.
+    pub(super) fn now(&self) -> Option<Instant> {
+        matches!(self.order, Order::LeastLoaded).then(Instant::now)
+    }
+
+    /// Returns the member that a call should go to, and what it `takes` the call by. `avoid`: the member where the call has failed, which is
+    /// better than none. `now`: as [`now`](Self::now) says.
+    #[inline]
+    pub(super) fn pick<T>(
         &self,
         key: Option<u64>,
+        now: Option<Instant>,
         avoid: Option<&Arc<Member>>,
-        takes: impl Fn(&Arc<Member>) -> bool,
-    ) -> Option<&Arc<Member>> {
+        takes: impl Fn(&Member) -> Option<T>,
+    ) -> Option<(&Arc<Member>, T)> {
         let len = self.ready.len();
         if len == 0 {
             return None;
         }
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        let is_avoided = |member: &Arc<Member>| avoid.is_some_and(|avoid| Arc::ptr_eq(avoid, member));
-        let from = |start: usize| (0..len).map(move |step| (start + step) % len);
-        let first = match (&self.order, key) {
-            (Order::LeastLoaded, _) => self.less_loaded(turn, &is_avoided),
-            (Order::Weighted(turns), _) => turns[(turn % turns.len() as u64) as usize] as usize,
-            (Order::Ring(points), Some(key)) => return self.on_ring(points, key, is_avoided, takes),
-            (Order::InTurn | Order::Ring(_), _) => (turn % len as u64) as usize,
+        let first = match &self.order {
+            Order::InTurn => turn % len as u64,
+            Order::Weighted(turns) => u64::from(turns[(turn % turns.len() as u64) as usize]),
+            Order::LeastLoaded => now.map_or(0, |now| self.less_loaded(turn, now, avoid)),
+            Order::Ring(points) => match key {
+                Some(key) => return self.around(points, key, avoid, takes),
+                None => turn % len as u64,
+            },
         };
-        let good = |index: &usize| !is_avoided(&self.ready[*index]) && takes(&self.ready[*index]);
-        let found = from(first).find(good).or_else(|| from(first).find(|index| takes(&self.ready[*index])));
-        found.map(|index| &self.ready[index])
+        let first = first as usize;
+        let member = &self.ready[first];
+        if avoid.is_none()
+            && let Some(taken) = takes(member)
+        {
+            return Some((member, taken));
+        }
+        best((0..len).map(|step| &self.ready[(first + step) % len]), avoid, takes)
     }
 
     /// Returns the one of two members at random that has less to do.
-    fn less_loaded(&self, turn: u64, is_avoided: &impl Fn(&Arc<Member>) -> bool) -> usize {
+    fn less_loaded(&self, turn: u64, now: Instant, avoid: Option<&Arc<Member>>) -> u64 {
         let len = self.ready.len() as u64;
         let random = mix(turn);
-        let one = (random % len) as usize;
+        let one = random % len;
         // Another one, if there is another.
-        let other = ((random % len + 1 + (random >> 32) % (len - 1).max(1)) % len) as usize;
-        let cost = |index: usize| {
-            let member = &self.ready[index];
-            if is_avoided(member) { f64::INFINITY } else { member.cost() }
+        let other = (one + 1 + (random >> 32) % (len - 1).max(1)) % len;
+        let cost = |index: u64| {
+            let member = &self.ready[index as usize];
+            if avoid.is_some_and(|avoid| Arc::ptr_eq(avoid, member)) {
+                f64::INFINITY
+            } else {
+                member.cost(now)
+            }
         };
-        if cost(other) < cost(one) { other } else { one }
+        if one != other && cost(other) < cost(one) { other } else { one }
     }
 
-    fn on_ring(
+    fn around<T>(
         &self,
         points: &[(u64, u32)],
         key: u64,
-        is_avoided: impl Fn(&Arc<Member>) -> bool,
-        takes: impl Fn(&Arc<Member>) -> bool,
-    ) -> Option<&Arc<Member>> {
-        let at = points.partition_point(|(point, _)| *point < mix(key));
-        let around =
-            || points[at..].iter().chain(&points[..at]).map(|(_, index)| &self.ready[*index as usize]);
-        around().find(|member| !is_avoided(member) && takes(member)).or_else(|| around().find(|m| takes(m)))
+        avoid: Option<&Arc<Member>>,
+        takes: impl Fn(&Member) -> Option<T>,
+    ) -> Option<(&Arc<Member>, T)> {
+        let key = mix(key);
+        let at = points.partition_point(|(point, _)| *point < key);
+        let around = points[at..].iter().chain(&points[..at]);
+        best(around.map(|(_, index)| &self.ready[*index as usize]), avoid, takes)
     }
+}
+
+/// Returns the first member that takes the call and is not to be avoided, or the one that is.
+fn best<'a, T>(
+    members: impl Iterator<Item = &'a Arc<Member>>,
+    avoid: Option<&Arc<Member>>,
+    takes: impl Fn(&Member) -> Option<T>,
+) -> Option<(&'a Arc<Member>, T)> {
+    let mut last = None;
+    for member in members {
+        if avoid.is_some_and(|avoid| Arc::ptr_eq(avoid, member)) {
+            last = Some(member);
+        } else if let Some(taken) = takes(member) {
+            return Some((member, taken));
+        }
+    }
+    last.and_then(|member| Some((member, takes(member)?)))
 }
 
 /// Returns weights from 1 to [`HEAVIEST`], in proportion.

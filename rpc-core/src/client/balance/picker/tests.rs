@@ -36,10 +36,19 @@ fn members(weights: &[u32]) -> Vec<Arc<Member>> {
 }
 
 /// Returns how many of the calls each member gets.
-fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Arc<Member>) -> bool + Copy) -> Vec<u32> {
+fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -> Vec<u32> {
     let mut shares = HashMap::new();
     for _ in 0..calls {
-        *shares.entry(picker.pick(None, None, takes).unwrap().name().to_owned()).or_insert(0) += 1;
+        *shares
+            .entry(
+                picker
+                    .pick(None, Some(Instant::now()), None, |member| takes(member).then_some(()))
+                    .unwrap()
+                    .0
+                    .name()
+                    .to_owned(),
+            )
+            .or_insert(0) += 1;
     }
     (0..picker.ready.len()).map(|index| shares.remove(&index.to_string()).unwrap_or(0)).collect()
 }
@@ -57,8 +66,8 @@ async fn round_robin_goes_by_weight_and_passes_over_the_dead() {
     assert!(turns.windows(3).all(|run| run.iter().any(|turn| *turn != run[0])), "{turns:?}");
     let huge = Picker::new(BalancePolicy::RoundRobin, members(&[u32::MAX, 1]));
     assert_eq!(shares(&huge, 101, |_| true), [100, 1]);
-    assert!(even.pick(None, None, |_| false).is_none());
-    assert!(Picker::default().pick(None, None, |_| true).is_none());
+    assert!(even.pick(None, Some(Instant::now()), None, |_| None::<()>).is_none());
+    assert!(Picker::default().pick(None, Some(Instant::now()), None, |_| Some(())).is_none());
 }
 
 #[tokio::test]
@@ -67,10 +76,12 @@ async fn the_server_that_failed_comes_last() {
         let members = members(&[1, 1]);
         let picker = Picker::new(policy, members.clone());
         for key in 0..100 {
-            let picked = picker.pick(Some(key), Some(&members[0]), |_| true).unwrap();
+            let picked =
+                picker.pick(Some(key), Some(Instant::now()), Some(&members[0]), |_| Some(())).unwrap().0;
             assert_eq!(picked.name(), "1", "{policy:?}");
         }
-        let only = picker.pick(Some(1), Some(&members[0]), |member| member.name() == "0").unwrap();
+        let only =
+            picker.pick(Some(1), None, Some(&members[0]), |m| (m.name() == "0").then_some(())).unwrap().0;
         assert_eq!(only.name(), "0", "it is better than none");
     }
 }
@@ -86,14 +97,15 @@ async fn a_key_stays_where_it_is_when_others_come_and_go() {
     let mut moved = 0;
     for key in 0..10_000 {
         let name = |picker: &Picker| -> usize {
-            picker.pick(Some(key), None, |_| true).unwrap().name().parse().unwrap()
+            picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name().parse().unwrap()
         };
         let (before, after) = (name(&ten), name(&nine));
         counts[before] += 1;
         assert!(before == after || before == 9, "key {key} moved from {before} to {after}");
         moved += usize::from(before != after);
         // A member that is not connected hands its keys on, and gets them back.
-        let beside = ten.pick(Some(key), None, |member| member.name() != before.to_string()).unwrap();
+        let others = |member: &Member| (member.name() != before.to_string()).then_some(());
+        let (beside, ()) = ten.pick(Some(key), None, None, others).unwrap();
         assert_ne!(beside.name(), before.to_string());
     }
     assert_eq!(moved, counts[9]);
@@ -105,9 +117,9 @@ async fn calls_go_where_there_is_less_to_do() {
     let all = members(&[1, 1, 1]);
     let picker = Picker::new(BalancePolicy::LeastLoaded, all.clone());
     // Calls in progress weigh as much as slow ones.
-    let _busy: Vec<_> = (0..9).map(|_| Picked::new(all[0].clone())).collect();
+    let _busy: Vec<_> = (0..9).map(|_| Picked::new(all[0].clone(), Some(Instant::now()))).collect();
     for member in &all {
-        let call = Picked::new(member.clone());
+        let call = Picked::new(member.clone(), Some(Instant::now()));
         tokio::time::advance(Duration::from_millis(1)).await;
         call.ended(None);
     }
@@ -115,13 +127,13 @@ async fn calls_go_where_there_is_less_to_do() {
     assert!(share[0] < 10 && share[1] > 1000 && share[2] > 1000, "{share:?}");
 
     // One slow call is enough, and it is forgotten while others are called.
-    let slow = Picked::new(all[1].clone());
+    let slow = Picked::new(all[1].clone(), Some(Instant::now()));
     tokio::time::advance(Duration::from_millis(100)).await;
     slow.ended(None);
     let share = shares(&picker, 3000, |_| true);
     assert!(share[1] < share[2] / 4, "{share:?}");
-    for _ in 0..60 {
-        let call = Picked::new(all[2].clone());
+    for _ in 0..70 {
+        let call = Picked::new(all[2].clone(), Some(Instant::now()));
         tokio::time::advance(Duration::from_millis(1)).await;
         call.ended(None);
         tokio::time::advance(Duration::from_secs(1)).await;

@@ -297,7 +297,7 @@ pub use farcall_core::details;
 pub use farcall_core::memory::PeerMemory;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::region;
-pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
+pub use farcall_core::status::{Blame, Code, Executed, RETRY_AFTER, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};
 pub use farcall_core::transport::{Counters, Reason, Unavailable};
 pub use farcall_macros::service;

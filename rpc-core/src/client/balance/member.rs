@@ -270,7 +270,7 @@ pub(super) type States = watch::Sender<Arc<[EndpointState]>>;
 #[non_exhaustive]
 pub struct EndpointState {
     /// The server's name, as its [`Endpoint`] has it.
-    pub name: String,
+    pub name: Arc<str>,
     /// Whether calls go to it, or why not.
     pub readiness: Readiness,
 }

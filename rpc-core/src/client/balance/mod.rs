@@ -178,7 +178,7 @@ impl Balancer {
         let picker = Picker::new(self.settings.balance.policy, ready);
         *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
         let state = |member: &Arc<Member>| EndpointState {
-            name: member.name().to_owned(),
+            name: Arc::clone(&member.endpoint().name),
             readiness: member.readiness(),
         };
         self.states.send_replace(members.iter().map(state).collect());

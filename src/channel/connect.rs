@@ -15,7 +15,7 @@ use farcall_core::transport::{BoxFuture, Link};
 use farcall_tcp::tls::TlsClient;
 
 use super::Channel;
-use super::endpoints::{Endpoint, Names, follow};
+use super::endpoints::{Endpoint, Names, by_system, follow};
 #[cfg(feature = "tls")]
 use crate::ConfigErrorKind;
 use crate::{Address, Config, ConfigError, Stream, TcpConfig};
@@ -154,7 +154,7 @@ impl ChannelBuilder {
         }
         let (raw, endpoints) = RawChannel::balanced(&address.to_string(), settings);
         let every = (config.balance.resolve_s > 0).then(|| Duration::from_secs(config.balance.resolve_s));
-        let names = Names { hosts: address.hosts().to_vec(), every, dialer };
+        let names = Names { hosts: address.hosts().to_vec(), every, dialer, look_up: by_system };
         spawn(names.follow(raw.clone(), endpoints));
         Ok(Channel { raw })
     }
@@ -260,6 +260,17 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
+    /// Returns one that encrypts nothing.
+    #[cfg(test)]
+    pub(super) fn plain(config: &Config) -> Self {
+        Self {
+            tcp: config.tcp.clone(),
+            patience: config.liveness.connect(),
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+
     /// Returns one that encrypts as `tls` says.
     #[cfg(feature = "tls")]
     pub(super) fn with_tls(mut self, tls: TlsClient) -> Self {

@@ -1,6 +1,7 @@
 //! The servers of a channel that balances: from names that are looked up, or from the application.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -116,6 +117,15 @@ pub(super) struct Names {
     pub(super) hosts: Vec<String>,
     pub(super) every: Option<Duration>,
     pub(super) dialer: Dialer,
+    pub(super) look_up: LookUp,
+}
+
+/// The way to look a `HOST:PORT` up.
+pub(super) type LookUp = fn(String) -> BoxFuture<io::Result<Vec<SocketAddr>>>;
+
+/// Looks a name up as the system does it.
+pub(super) fn by_system(host: String) -> BoxFuture<io::Result<Vec<SocketAddr>>> {
+    Box::pin(async move { Ok(tokio::net::lookup_host(host).await?.collect()) })
 }
 
 /// The least time between two look-ups, however many servers fail.
@@ -130,12 +140,14 @@ impl Names {
         let mut known: HashMap<String, Vec<SocketAddr>> = HashMap::new();
         loop {
             let looked_up = Instant::now();
-            let failure = self.look_up(&mut known).await;
+            let failure = self.look_up_all(&mut known).await;
             let all: Vec<_> = self.hosts.iter().flat_map(|host| self.endpoints_of(host, &known)).collect();
-            match failure {
-                Some(why) if all.is_empty() => endpoints.failed(why),
-                _ => drop(endpoints.set(all)),
+            if all.is_empty() {
+                let nothing =
+                    || Status::new(Code::Unavailable, "the names of the servers stand for no address");
+                endpoints.failed(failure.unwrap_or_else(nothing));
             }
+            endpoints.set(all);
             // A name that was never found is looked up in any case.
             let every = if known.len() < self.hosts.len() { Some(PAUSE) } else { self.every };
             let is_failing = |readiness: &Readiness| matches!(readiness, Readiness::Failing(_));
@@ -160,12 +172,11 @@ impl Names {
     }
 
     /// Looks all names up. Returns the first failure.
-    async fn look_up(&self, known: &mut HashMap<String, Vec<SocketAddr>>) -> Option<Status> {
+    async fn look_up_all(&self, known: &mut HashMap<String, Vec<SocketAddr>>) -> Option<Status> {
         let mut failure = None;
         for host in &self.hosts {
-            match tokio::net::lookup_host(host).await {
-                Ok(found) => {
-                    let mut found: Vec<_> = found.collect();
+            match (self.look_up)(host.clone()).await {
+                Ok(mut found) => {
                     found.sort_unstable();
                     found.dedup();
                     known.insert(host.clone(), found);
@@ -190,5 +201,67 @@ impl Names {
             farcall_core::client::Endpoint::new(&address.to_string(), Arc::new(one))
         };
         known.get(host).map_or_else(Vec::new, |found| found.iter().map(endpoint).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use farcall_core::config::BalancePolicy;
+
+    use super::*;
+    use crate::Config;
+
+    /// What the name stands for now. An error: it can't be looked up.
+    static NAME: Mutex<Result<Vec<u8>, &str>> = Mutex::new(Err("no such name"));
+
+    fn stands_for(answer: Result<Vec<u8>, &'static str>) {
+        *NAME.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+    }
+
+    fn look_up(_: String) -> BoxFuture<io::Result<Vec<SocketAddr>>> {
+        let answer = NAME.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Addresses for documentation, with a port that nobody has.
+        let all = |last: Vec<u8>| last.into_iter().map(|n| SocketAddr::from(([192, 0, 2, n], 1))).collect();
+        Box::pin(async move { answer.map(all).map_err(io::Error::other) })
+    }
+
+    async fn until(channel: &RawChannel, hosts: &[&str]) {
+        let mut states = channel.endpoints().expect("it balances");
+        let are = |states: &Arc<[farcall_core::client::EndpointState]>| {
+            states.iter().map(|state| &*state.name).eq(hosts.iter().copied())
+        };
+        states.wait_for(are).await.expect("the channel is there");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_follows_what_a_name_stands_for() {
+        let mut config = Config::default();
+        config.balance.policy = BalancePolicy::RoundRobin;
+        let (channel, endpoints) = RawChannel::balanced("db", config.settings());
+        let dialer = Dialer::plain(&config);
+        let every = Some(Duration::from_secs(30));
+        let names = Names { hosts: vec!["db:1".into()], every, dialer, look_up };
+        let following = tokio::spawn(names.follow(channel.clone(), endpoints));
+        let why = channel.connection().await.expect_err("there is no server");
+        assert_eq!(why.message(), "`db:1` can't be looked up: no such name");
+
+        stands_for(Ok(vec![2, 1, 2]));
+        until(&channel, &["192.0.2.1:1", "192.0.2.2:1"]).await;
+        // None of them can be reached, which is reason enough to look again at once.
+        let began = Instant::now();
+        stands_for(Ok(vec![2, 3]));
+        until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;
+        assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
+        // What it stood for counts while it can't be looked up.
+        stands_for(Err("the server for names is away"));
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;
+        stands_for(Ok(vec![4]));
+        until(&channel, &["192.0.2.4:1"]).await;
+
+        drop(channel);
+        following.await.expect("it ends with the channel");
     }
 }

@@ -8,7 +8,7 @@ mod load;
 mod member;
 mod picker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -112,9 +112,11 @@ impl Balancer {
         self.states.subscribe()
     }
 
-    /// Sets the servers. Those that stay keep their connections. Calls to those that are gone end there.
-    pub(super) fn set(&self, endpoints: Vec<Endpoint>) {
+    /// Sets the servers, each name once. Those that stay keep their connections. Calls to those that are gone end there.
+    pub(super) fn set(&self, mut endpoints: Vec<Endpoint>) {
         let Some(runtime) = &self.runtime else { return };
+        let mut names = HashSet::new();
+        endpoints.retain(|endpoint| names.insert(Arc::clone(&endpoint.name)));
         let mut members = self.members();
         let mut before: HashMap<_, _> =
             members.drain(..).map(|member| (Arc::clone(&member.endpoint().name), member)).collect();
@@ -127,8 +129,10 @@ impl Balancer {
                 member
             }));
         }
+        if !members.is_empty() {
+            *self.none.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         drop(members);
-        *self.none.lock().unwrap_or_else(PoisonError::into_inner) = None;
         new.iter().for_each(|member| member.start(runtime));
         self.changed();
         // Only now does no new call go there.

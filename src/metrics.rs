@@ -15,6 +15,8 @@
 //! | `farcall_client_calls_total` | counter | `service`, `method`, `code`, `transport` | calls that have ended |
 //! | `farcall_client_call_seconds` | histogram | `service`, `method`, `transport` | how long they took |
 //! | `farcall_client_calls_in_flight` | gauge | `service`, `method` | calls that have not |
+//! | `farcall_client_further_attempts_total` | counter | `why` | attempts beyond the first of a call: `elsewhere`, `retry`, `hedge` |
+//! | `farcall_client_ejections_total` | counter | | how often a server that failed its calls was [ejected](crate::Balance::eject_after) |
 //! | `farcall_server_calls_total` | counter | `service`, `method`, `code` | handlers that have ended |
 //! | `farcall_server_call_seconds` | histogram | `service`, `method` | how long they took |
 //! | `farcall_server_calls_in_flight` | gauge | `service`, `method` | handlers that have not |

@@ -178,12 +178,13 @@ fn the_documentation_lists_what_is_counted() {
     let (table, code) = source.split_once("use std::").unwrap();
     let connections = include_str!("../rpc-core/src/session/meter.rs");
     let memory = include_str!("../rpc-core/src/memory/meter.rs");
+    let channels = include_str!("../rpc-core/src/client/meter.rs");
     let drivers = include_str!("../transport-rdma/src/endpoint/meter.rs");
     let mut listed: Vec<_> = table.lines().filter_map(|line| line.split('`').nth(1)).collect();
     listed.retain(|name| name.starts_with("farcall_"));
     let named =
         |text: &'static str| text.split('"').filter(|name| name.starts_with("farcall_")).collect::<Vec<_>>();
-    let mut counted = [code, connections, memory, drivers].map(named).concat();
+    let mut counted = [code, connections, memory, channels, drivers].map(named).concat();
     listed.sort_unstable();
     counted.sort_unstable();
     assert_eq!(listed, counted);

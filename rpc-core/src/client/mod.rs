@@ -6,6 +6,7 @@ mod class_connection;
 mod connector;
 mod direct;
 mod in_flight;
+mod meter;
 mod options;
 mod raw_channel;
 mod request_memory;

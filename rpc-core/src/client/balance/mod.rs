@@ -21,6 +21,7 @@ pub use self::member::{EndpointState, Readiness};
 use self::member::{Member, States};
 use self::picker::{Picker, mix};
 use super::connector::{Connector, no_runtime};
+use super::meter::count_ejection;
 use crate::class::TrafficClass;
 use crate::connection::Connection;
 use crate::interface::stable_hash;
@@ -200,6 +201,7 @@ impl Balancer {
         }
         let Some(pause) = member.ejection().eject(Duration::from_millis(balance.eject_ms)) else { return };
         self.changed();
+        count_ejection();
         let (this, member, most) = (Arc::downgrade(self), Arc::downgrade(member), balance.eject_after);
         let readmit = async move {
             tokio::time::sleep(pause).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{InFlightCall, State};
 use crate::backoff;
 use crate::calls::CallOptions;
+use crate::client::meter::{Further, count_attempt};
 use crate::status::{Blame, Code, Executed, RETRY_AFTER, Status};
 
 /// How often a call that was certainly not executed is sent, until its caller is told.
@@ -21,9 +22,11 @@ impl InFlightCall {
         }
         if elsewhere && self.attempt < TRANSPARENT_ATTEMPTS {
             self.failed_there(&status);
+            count_attempt(Further::Elsewhere);
             self.state = State::Unsent;
         } else if let Some(pause) = self.pause_before(&status) {
             self.failed_there(&status);
+            count_attempt(Further::Retry);
             self.state = State::Pausing(Box::pin(tokio::time::sleep(pause)), status);
         } else if elsewhere {
             self.wait_for_ready(status)?;

@@ -12,6 +12,7 @@ use super::{InFlightCall, State};
 use crate::calls::{Answered, CallOptions};
 use crate::client::Parts;
 use crate::client::balance::Picked;
+use crate::client::meter::{Further, count_attempt};
 use crate::service::Kind;
 use crate::status::{Executed, Status};
 
@@ -122,6 +123,7 @@ impl Hedge {
     fn goes_on(&mut self, of: &InFlightCall) -> bool {
         let goes_on = self.has_more(of) && of.stub.channel().retry_budget().spend();
         if goes_on {
+            count_attempt(Further::Hedge);
             self.attempt(of);
         }
         goes_on

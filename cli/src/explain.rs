@@ -5,6 +5,7 @@ use std::fmt::Write;
 use clap::Args;
 use farcall::explain::{Explanation, explanations};
 
+use crate::doctor::kinds;
 use crate::output::{self, BOLD, FAINT, Failure};
 
 /// Explain a code of a message or log: cause, blame and remedy.
@@ -15,6 +16,7 @@ Examples:
   farcall explain RETRY_EXC_ERR    a status of a completion
   farcall explain unavailable      a status of a call
   farcall explain no-device        a reason against RDMA, and a finding of `farcall doctor`
+  farcall explain path-mtu         a finding of `farcall doctor HOST`
   farcall explain ENOMEM           an error of verbs, which means something else for each verb
   farcall explain 12               all codes with this number
 
@@ -25,7 +27,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let all = explanations();
+    let all = [explanations(), kinds::explanations()].concat();
     let Some(code) = &arguments.code else {
         output::print(&list(&all))?;
         return Ok(0);

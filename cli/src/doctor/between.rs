@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::service::DoctorClient;
-use super::way;
+use super::{kinds, way};
 use crate::perf::service::{PerfClient, filled};
 use crate::target::{By, Target};
 
@@ -76,25 +76,11 @@ pub(super) async fn look(target: &Target, here: &Report, config: &RdmaConfig) ->
 }
 
 fn unreached(why: &str) -> Between {
-    Between {
-        code: "host-not-reached",
-        severity: Severity::Fault,
-        area: "between",
-        seen: format!("the host is not reached by TCP: {why}"),
-        means: "Connections begin by TCP, also those that go by RDMA.",
-        fix: "run `farcall serve` there; see address, port, route and firewall".to_owned(),
-    }
+    kinds::UNREACHED.found(format!("the host is not reached by TCP: {why}"))
 }
 
 fn no_service(status: &Status) -> Between {
-    Between {
-        code: "no-farcall-serve",
-        severity: Severity::Warning,
-        area: "between",
-        seen: format!("the host does not tell what it finds: {status}"),
-        means: "Only this machine and the way to the host were looked at.",
-        fix: "run `farcall serve` there".to_owned(),
-    }
+    kinds::NO_SERVICE.found(format!("the host does not tell what it finds: {status}"))
 }
 
 /// Finds that the two sides send packets of different sizes.
@@ -106,14 +92,7 @@ fn mtu(here: &Value, there: &Value) -> Option<Between> {
         ports.filter(is_chosen).find_map(|port| port["netdev_mtu"].as_u64())
     };
     let (ours, theirs) = (of(here)?, of(there)?);
-    (ours != theirs).then(|| Between {
-        code: "mtu-differs",
-        severity: Severity::Note,
-        area: "between",
-        seen: format!("the MTU is {ours} here and {theirs} there"),
-        means: "Connections use the smaller packets of both. A switch between them may take smaller ones still.",
-        fix: "set one MTU on all hosts and switches".to_owned(),
-    })
+    (ours != theirs).then(|| kinds::MTU_DIFFERS.found(format!("the MTU is {ours} here and {theirs} there")))
 }
 
 /// Returns a list in a report.
@@ -126,28 +105,14 @@ async fn rdma(target: &Target) -> Option<Between> {
     let channel = match target.connect(By::Rdma).await {
         Ok(channel) => channel,
         Err(why) => {
-            return Some(Between {
-                code: "no-rdma-to-host",
-                severity: Severity::Fault,
-                area: "between",
-                seen: format!("RDMA does not reach the host: {}", why.text()),
-                means: "Connections to this host go by TCP.",
-                fix: "mend what is wrong on either machine first; then see route, VLAN, MTU and UDP port 4791 between them".to_owned(),
-            });
+            return Some(kinds::NO_RDMA.found(format!("RDMA does not reach the host: {}", why.text())));
         }
     };
     for size in SIZES {
         // An error: it is another server, which the warning says.
         let Ok(lost) = exchange(&channel, size).await else { return None };
         if let Some(why) = lost {
-            return Some(Between {
-                code: "lost-on-the-way",
-                severity: Severity::Fault,
-                area: "between",
-                seen: format!("RDMA does not carry calls of {size} bytes: {why}"),
-                means: "Short packets arrive and long ones do not, or some are lost. A part of the way has a smaller MTU, or drops packets.",
-                fix: "compare the MTU of hosts and switches on the way (`ping -M do -s 4200 ADDRESS`), and see `farcall doctor --watch 10`".to_owned(),
-            });
+            return Some(kinds::LOST.found(format!("RDMA does not carry calls of {size} bytes: {why}")));
         }
     }
     None

@@ -2,6 +2,7 @@
 
 mod between;
 mod datagram;
+pub(crate) mod kinds;
 mod mirror;
 pub(crate) mod service;
 mod text;

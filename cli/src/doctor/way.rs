@@ -12,6 +12,7 @@ use farcall::{Channel, Status, Streaming, TrafficClass};
 use serde_json::Value;
 
 use super::between::{Between, PATIENCE, list};
+use super::kinds;
 use super::mirror::{Asker, Head, Seen};
 use super::service::{DoctorClient, Mirror};
 
@@ -169,31 +170,19 @@ impl Way {
             Some(_) => "back",
             None => "there",
         };
-        let (severity, means) = if !has_rdma && longest_of_roce(ip_header, mtu) > carried {
-            (
-                Severity::Fault,
-                "RDMA's packets are as long as the hosts' MTU allows. On this way they are lost, and connections go back to TCP.",
-            )
-        } else {
-            (
-                Severity::Warning,
-                "RDMA's packets pass. Longer ones, which TCP sends, may be lost without a word, and their connections stand still.",
-            )
-        };
-        Some(Between {
-            code: "path-mtu",
-            severity,
-            area: "between",
-            seen: format!(
-                "the way {direction} carries packets of up to {carried} bytes, and both hosts send up to {most}"
-            ),
-            means,
-            fix: format!(
-                "raise the MTU of the switches between the hosts to {most} or more (often 9216), or `ip link set {} mtu {carried}` here and \
-                 likewise there",
-                own.netdev
-            ),
-        })
+        let found = kinds::PATH_MTU.found(format!(
+            "the way {direction} carries packets of up to {carried} bytes, and both hosts send up to {most}"
+        ));
+        let fix = format!(
+            "raise the MTU of the switches between the hosts to {most} or more (often 9216), or `ip link set {} mtu {carried}` here and \
+             likewise there",
+            own.netdev
+        );
+        if has_rdma || longest_of_roce(ip_header, mtu) <= carried {
+            return Some(Between { fix, ..found });
+        }
+        let means = "RDMA's packets are as long as the hosts' MTU allows. On this way they are lost, and connections go back to TCP.";
+        Some(Between { severity: Severity::Fault, means, fix, ..found })
     }
 }
 
@@ -222,17 +211,9 @@ async fn largest(least: usize, most: usize, mut passes: impl AsyncFnMut(usize) -
 
 /// Finds that a DSCP does not arrive as it was sent, or that packets with it do not arrive.
 fn dscp_changed(dscp: u8, seen: Option<Seen>, severity: Severity) -> Option<Between> {
-    const FIX: &str = "have switches and routers trust the DSCP of packets from hosts and keep it; and see `nft list ruleset`, `tc filter \
-                       show dev NETDEV egress` on both hosts";
-    let finding = |code, seen, means| {
-        Some(Between { code, severity, area: "between", seen, means, fix: FIX.to_owned() })
-    };
     let Some(seen) = seen else {
-        return finding(
-            "dscp-dropped",
-            format!("packets with DSCP {dscp} get no answer, others do"),
-            "Something on the way drops packets for their DSCP. UDP packets stood in for RoCE's here.",
-        );
+        let found = kinds::DSCP_DROPPED.found(format!("packets with DSCP {dscp} get no answer, others do"));
+        return Some(Between { severity, ..found });
     };
     let changes: Vec<_> = [(seen.there, "there"), (seen.here, "back")]
         .into_iter()
@@ -242,12 +223,8 @@ fn dscp_changed(dscp: u8, seen: Option<Seen>, severity: Severity) -> Option<Betw
     if changes.is_empty() {
         return None;
     }
-    finding(
-        "dscp-rewritten",
-        format!("DSCP {dscp} {}", changes.join(" and ")),
-        "Switches sort packets by their DSCP. Packets that have lost it travel in a queue that has no protection from loss. UDP packets of \
-         another port stood in for RoCE's port 4791, for which the way may have another rule.",
-    )
+    let found = kinds::DSCP_REWRITTEN.found(format!("DSCP {dscp} {}", changes.join(" and ")));
+    Some(Between { severity, ..found })
 }
 
 /// Finds that the bits are gone by which switches tell of queues.
@@ -257,26 +234,12 @@ fn ecn_cleared(seen: Seen) -> Option<Between> {
         .filter(|(mark, _)| mark & ECN == 0)
         .map(|(_, direction)| format!("on the way {direction}"))
         .collect();
-    (!ways.is_empty()).then(|| Between {
-        code: "ecn-cleared",
-        severity: Severity::Warning,
-        area: "between",
-        seen: format!("rdma.ecn is on, and the ECN bits of packets are cleared {}", ways.join(" and ")),
-        means: "Switches mark packets where they queue only if their ECN bits allow it. Without marks senders do not slow down before \
-                packets are lost. UDP packets of another port stood in for RoCE's port 4791.",
-        fix: "have the switch, router or rule that sets the DSCP leave the two bits below it alone".to_owned(),
-    })
+    let seen = format!("rdma.ecn is on, and the ECN bits of packets are cleared {}", ways.join(" and "));
+    (!ways.is_empty()).then(|| kinds::ECN_CLEARED.found(seen))
 }
 
 fn untried(why: String, fix: String) -> Between {
-    Between {
-        code: "way-untried",
-        severity: Severity::Note,
-        area: "between",
-        seen: format!("DSCP and packet lengths were not tried: {why}"),
-        means: "A network may rewrite the DSCP of packets, and carry shorter ones than the hosts send.",
-        fix,
-    }
+    Between { fix, ..kinds::UNTRIED.found(format!("DSCP and packet lengths were not tried: {why}")) }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The configuration of channels and servers.
 
+mod server;
 #[cfg(feature = "toml")]
 mod toml;
 
@@ -10,6 +11,7 @@ use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
 use farcall_core::settings::Settings;
 use serde::{Deserialize, Serialize};
 
+pub use self::server::ServerConfig;
 #[cfg(feature = "tcp")]
 use crate::Address;
 
@@ -64,6 +66,8 @@ pub struct Config {
     pub balance: Balance,
     /// For clients: whether and how calls are made again.
     pub retry: Retry,
+    /// For servers: how they stop.
+    pub server: ServerConfig,
     /// TCP sockets.
     #[cfg(feature = "tcp")]
     pub tcp: farcall_tcp::TcpConfig,
@@ -181,6 +185,7 @@ impl Config {
         self.calls.check()?;
         self.balance.check()?;
         self.retry.check()?;
+        self.server.check()?;
         #[cfg(feature = "tcp")]
         self.tcp.check()?;
         #[cfg(feature = "rdma")]
@@ -358,6 +363,14 @@ mod tests {
         let error = Config::from_toml("[limits]\nmemory = 1_000_000").unwrap_err();
         assert!(error.to_string().contains("limits.memory must be 0 or at least 16777216 bytes"), "{error}");
         assert!(Config::from_toml("[limits]\nmemory = 0").is_ok());
+    }
+
+    #[test]
+    fn a_server_that_would_stop_for_days_is_an_error() {
+        let config = Config::from_toml("[server]\ndrain_delay_ms = 5000").unwrap();
+        assert_eq!((config.server.drain_delay_ms, config.server.drain_grace_ms), (5000, 30_000));
+        let error = Config::from_toml("[server]\ndrain_grace_ms = 90_000_000").unwrap_err().to_string();
+        assert!(error.starts_with("configuration: line 2: server.drain_grace_ms must be at most"), "{error}");
     }
 
     #[test]

@@ -278,7 +278,7 @@ pub use bytes::Bytes;
 pub use channel::{Channel, in_process};
 #[cfg(feature = "tcp")]
 pub use channel::{ChannelBuilder, Endpoint};
-pub use config::{Config, ConfigError, ConfigErrorKind};
+pub use config::{Config, ConfigError, ConfigErrorKind, ServerConfig};
 pub use farcall_core::bulk;
 pub use farcall_core::call_error::CallError;
 pub use farcall_core::class::{ByClass, TrafficClass};
@@ -306,7 +306,7 @@ pub use farcall_rdma::RdmaConfig;
 #[cfg(feature = "tcp")]
 pub use farcall_tcp::TcpConfig;
 #[cfg(feature = "tcp")]
-pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats};
+pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats, StopSignals};
 
 #[doc(hidden)]
 pub use farcall_core::__private;

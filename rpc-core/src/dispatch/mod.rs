@@ -72,6 +72,11 @@ impl Dispatch {
         self.context.set_identity(identity);
     }
 
+    /// Tells running handlers that the connection drains.
+    pub(crate) fn say_draining(&self) {
+        self.context.begin_draining();
+    }
+
     /// Tells the server that a message has arrived in part.
     #[cold]
     pub(crate) fn note_amid_message(&self) {

@@ -66,7 +66,7 @@ pub struct Config {
     pub balance: Balance,
     /// For clients: whether and how calls are made again.
     pub retry: Retry,
-    /// For servers: how they stop.
+    /// For servers: how they stop, and when they are stuck.
     pub server: ServerConfig,
     /// TCP sockets.
     #[cfg(feature = "tcp")]

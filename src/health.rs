@@ -23,7 +23,10 @@
 //! # }
 //! ```
 
-use std::collections::BTreeMap;
+#[cfg(feature = "tcp")]
+pub(crate) mod progress;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -62,17 +65,22 @@ pub struct Reporter(watch::Sender<States>);
 struct States {
     /// What the application has set.
     set: BTreeMap<String, Serving>,
+    /// Services whose handlers make no progress.
+    stuck: BTreeSet<String>,
+    /// Paths of methods whose calls may take long.
+    take_long: BTreeSet<String>,
     is_stopping: bool,
 }
 
 impl States {
     /// Returns the state of a service that was set, as callers see it.
-    fn seen(&self, set: Serving) -> Serving {
-        if self.is_stopping { Serving::NotServing } else { set }
+    fn seen(&self, service: &str, set: Serving) -> Serving {
+        let is_stuck = if service.is_empty() { !self.stuck.is_empty() } else { self.stuck.contains(service) };
+        if self.is_stopping || is_stuck { Serving::NotServing } else { set }
     }
 
     fn of(&self, service: &str) -> Option<Serving> {
-        self.set.get(service).map(|set| self.seen(*set))
+        self.set.get(service).map(|set| self.seen(service, *set))
     }
 }
 
@@ -86,7 +94,8 @@ impl Reporter {
     /// Returns a reporter of a server that does its work, and knows of no service.
     pub fn new() -> Self {
         let set = BTreeMap::from([(String::new(), Serving::Serving)]);
-        Self(watch::Sender::new(States { set, is_stopping: false }))
+        let (stuck, take_long) = Default::default();
+        Self(watch::Sender::new(States { set, stuck, take_long, is_stopping: false }))
     }
 
     /// Sets the state of a service. The empty name is the server as a whole.
@@ -104,6 +113,33 @@ impl Reporter {
     /// [`with_health`](crate::ServerBuilder::with_health) does this when it is told to stop.
     pub fn stop(&self) {
         self.0.send_modify(|states| states.is_stopping = true);
+    }
+
+    /// Excludes a unary method from what [`server.stuck_ms`](crate::ServerConfig::stuck_ms) watches, by its path as in
+    /// `shop.v1.Kv/next_change`: one that waits for an event, say.
+    pub fn takes_long(&self, path: impl Into<String>) {
+        let path = path.into();
+        self.0.send_if_modified(|states| {
+            states.take_long.insert(path);
+            false
+        });
+    }
+
+    #[cfg(feature = "tcp")]
+    fn may_take_long(&self, path: &str) -> bool {
+        self.0.borrow().take_long.contains(path)
+    }
+
+    #[cfg(feature = "tcp")]
+    fn set_stuck(&self, stuck: BTreeSet<String>) {
+        self.0.send_if_modified(|states| {
+            let is_new = states.stuck != stuck;
+            if is_new {
+                tracing::warn!(?stuck, "services whose calls get no answers (server.stuck_ms) have changed");
+                states.stuck = stuck;
+            }
+            is_new
+        });
     }
 
     /// Returns the service that tells the states, for [`ServerBuilder::add`](crate::ServerBuilder::add) of servers that are not built
@@ -142,6 +178,6 @@ impl Health for Reporter {
 
     async fn list(&self) -> Result<Vec<(String, Serving)>> {
         let states = self.0.borrow();
-        Ok(states.set.iter().map(|(name, set)| (name.clone(), states.seen(*set))).collect())
+        Ok(states.set.iter().map(|(name, set)| (name.clone(), states.seen(name, *set))).collect())
     }
 }

@@ -3,7 +3,7 @@
 mod stop;
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,6 +29,7 @@ pub use self::stop::StopSignals;
 use crate::address::check_listen;
 use crate::admin::Operator;
 use crate::health::Reporter;
+use crate::health::progress::Progress;
 use crate::reflection::Services;
 use crate::{Config, ConfigError, Policy, ServerConfig};
 
@@ -39,6 +40,8 @@ pub struct Server {
     acceptor: Acceptor,
     local_addr: SocketAddr,
     config: ServerConfig,
+    /// What the health service says is stuck, if that is watched.
+    progress: Option<Arc<Progress>>,
     handle: Handle,
     stopped: watch::Receiver<bool>,
 }
@@ -292,6 +295,12 @@ impl ServerBuilder {
         }
         let (mut all, mut stack) = (self.services, self.stack);
         all.extend(self.health.as_ref().map(|health| Arc::new(health.service()) as Arc<dyn Service>));
+        let watched = self.health.as_ref().zip(config.server.stuck());
+        let progress = watched.map(|(health, limit)| Progress::new(health, limit));
+        if let Some(progress) = progress.clone() {
+            let note = move |request, next| Arc::clone(&progress).note(request, next);
+            stack = Some(stack.unwrap_or_default().intercept(note));
+        }
         let operator = self.admin.then(|| Operator::new(self.capture));
         if let Some(operator) = &operator {
             all.push(Arc::new(operator.service()));
@@ -326,7 +335,7 @@ impl ServerBuilder {
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);
         let handle = Handle { host, health: self.health, stop: Arc::new(stop) };
-        Ok(Server { acceptor, local_addr, config: config.server, handle, stopped })
+        Ok(Server { acceptor, local_addr, config: config.server, progress, handle, stopped })
     }
 }
 
@@ -353,7 +362,7 @@ impl Server {
 
     /// Serves until its [`Handle`] stops it. Dropping the future stops listening and closes every session.
     pub async fn serve(self) {
-        self.serve_until(std::future::pending::<()>()).await;
+        self.serve_until(pending::<()>()).await;
     }
 
     /// Serves until `signal` resolves, then stops in the phases of [`ServerConfig`]. Without a configuration, calls in progress finish
@@ -361,11 +370,17 @@ impl Server {
     /// [`serve_until_stopped`](Self::serve_until_stopped) listens for signals of the system. Dropping the future stops listening and
     /// closes every session.
     pub async fn serve_until<S: Future>(mut self, signal: S) {
-        let (config, handle) = (self.config, self.handle);
+        let (config, handle, progress) = (self.config, self.handle, self.progress);
         let _close = CloseOnDrop(handle.host.clone());
         let accept = async {
             loop {
                 handle.host.serve(self.acceptor.accept().await);
+            }
+        };
+        let watch_progress = async {
+            match progress {
+                Some(progress) => progress.watch().await,
+                None => pending().await,
             }
         };
         let stop = async {
@@ -378,6 +393,7 @@ impl Server {
         let told = tokio::select! {
             () = accept => false,
             () = handle.host.watch() => false,
+            () = watch_progress => false,
             () = stop => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };

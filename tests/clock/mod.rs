@@ -1,6 +1,8 @@
 //! A clock that stands still, for tests with sockets. A runtime whose time is paused moves it on whenever nothing is ready, also while
 //! it waits for a socket.
 
+#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
+
 use tokio::task::yield_now;
 
 /// Keeps the paused time of this runtime where it is: only `tokio::time::advance` moves it.

@@ -289,7 +289,9 @@ pub use farcall_core::client::{
 pub use farcall_core::codec::Prost;
 pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
-pub use farcall_core::config::{Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Retry};
+pub use farcall_core::config::{
+    Admission, Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Priority, Retry,
+};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 #[cfg(feature = "prost")]
@@ -297,7 +299,7 @@ pub use farcall_core::details;
 pub use farcall_core::memory::PeerMemory;
 pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::region;
-pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
+pub use farcall_core::status::{Blame, Code, Executed, RETRY_AFTER, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};
 pub use farcall_core::transport::{Counters, Reason, Unavailable};
 pub use farcall_macros::service;

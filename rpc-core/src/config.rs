@@ -1,5 +1,6 @@
 //! Limits and time limits, as configuration.
 
+mod admission;
 mod balance;
 mod retry;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::compress::Compression;
 use crate::status::Status;
 
+pub use self::admission::{Admission, Priority};
 pub use self::balance::{Balance, BalancePolicy};
 pub use self::retry::Retry;
 

@@ -71,6 +71,7 @@ impl ServerCore {
             let spawns = settings.calls.spawn_handlers;
             registry.add(if spawns { Arc::new(Spawned::new(service)) } else { service })?;
         }
+        registry.limit(&settings.admission)?;
         Ok(Arc::new(Self {
             registry: Arc::new(registry),
             memory: Budget::of(settings.limits.memory),

@@ -126,6 +126,23 @@ async fn a_handle_ends_the_delay() {
     assert_eq!(hanging.await.unwrap().unwrap_err().code(), Code::Unavailable);
 }
 
+#[tokio::test(start_paused = true)]
+async fn handlers_learn_that_only_their_connection_drains() {
+    still();
+    let config = Config::from_toml("limits.max_connection_age_ms = 10_000").unwrap();
+    let server = Server::builder().add(WorkServer::new(Worker)).config(config);
+    let server = server.bind("127.0.0.1:0").await.unwrap();
+    let (address, handle) = (format!("tcp://{}", server.local_addr()), server.handle());
+    tokio::spawn(server.serve());
+    let (work, _) = connect(&address).await;
+    let last = tokio::spawn(work.last().into_future());
+    work.echo("the call before has arrived").await.unwrap();
+    advance(Duration::from_secs(11)).await;
+    last.await.unwrap().unwrap();
+    until(async || handle.connections().is_empty()).await;
+    assert_eq!(work.echo("again").await.unwrap(), "again");
+}
+
 /// Not a test by itself: a server in a process of its own.
 #[cfg(unix)]
 #[tokio::test]

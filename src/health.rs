@@ -60,10 +60,10 @@ pub enum Serving {
 #[derive(Clone, Debug)]
 pub struct Reporter(watch::Sender<States>);
 
-/// What is known of the services.
+/// The states that the application has set, and the reasons why others see another one.
 #[derive(Debug)]
 struct States {
-    /// What the application has set.
+    /// By service.
     set: BTreeMap<String, Serving>,
     /// Services whose handlers make no progress.
     stuck: BTreeSet<String>,

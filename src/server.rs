@@ -40,7 +40,7 @@ pub struct Server {
     acceptor: Acceptor,
     local_addr: SocketAddr,
     config: ServerConfig,
-    /// What the health service says is stuck, if that is watched.
+    /// The watch over handlers that may be stuck, if there is one.
     progress: Option<Arc<Progress>>,
     handle: Handle,
     stopped: watch::Receiver<bool>,

@@ -116,7 +116,7 @@ struct Client {
     rate: f64,
 }
 
-/// What became of the calls that ended while it was measured.
+/// The calls that ended while it was measured.
 #[derive(Debug, Default)]
 struct Outcome {
     /// How long those took that were done.
@@ -183,12 +183,12 @@ impl Client {
     }
 }
 
-/// What the workers can do of a method in a second.
+/// Returns how many calls of a method the workers can do in a second.
 fn peak(method: usize, workers: usize) -> f64 {
     workers as f64 * 1000.0 / TIMES[method] as f64
 }
 
-/// Three times of what the server can do.
+/// Makes three times as many calls as the server can do.
 async fn three_times(workers: usize, varied: f64, admission: Admission) -> Outcome {
     let near = server(workers, varied, admission);
     let client = Client::new(&near, TrafficClass::Normal, QUICK, 3.0 * peak(QUICK, workers));

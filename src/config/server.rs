@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 /// | grace: at most `drain_grace_ms` | are not accepted | go to other servers | go on, and may [learn of it](crate::Context::draining) | NOT_SERVING |
 /// | end | | | fail, perhaps executed | |
 ///
-/// The delay is for those who must stop sending clients here: load balancers and the endpoints of Kubernetes hear of the change
-/// only after a while. `terminationGracePeriodSeconds` of a pod must be longer than both together.
+/// Load balancers and the endpoints of Kubernetes hear of the change only after a while. The delay is for clients that they send
+/// here until then. `terminationGracePeriodSeconds` of a pod must be longer than both together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

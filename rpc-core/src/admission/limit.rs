@@ -78,7 +78,7 @@ pub(super) struct Limit {
     freshness: Freshness,
 }
 
-/// What was seen since the last step.
+/// The calls since the last step.
 #[derive(Debug)]
 struct Window {
     began: Instant,

@@ -62,7 +62,7 @@ pub(crate) struct Admitted {
     outcome: Outcome,
 }
 
-/// What the time of a call says of others.
+/// The end of a call, which decides whether its time says something of others.
 #[derive(Clone, Copy)]
 enum Outcome {
     Answered,

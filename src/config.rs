@@ -1,15 +1,17 @@
 //! The configuration of channels and servers.
 
+mod server;
 #[cfg(feature = "toml")]
 mod toml;
 
 use std::fmt;
 
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
+use farcall_core::config::{Admission, Balance, Calls, Limits, Liveness, Policy, Retry};
 #[cfg(feature = "tcp")]
 use farcall_core::settings::Settings;
 use serde::{Deserialize, Serialize};
 
+pub use self::server::ServerConfig;
 #[cfg(feature = "tcp")]
 use crate::Address;
 
@@ -64,6 +66,10 @@ pub struct Config {
     pub balance: Balance,
     /// For clients: whether and how calls are made again.
     pub retry: Retry,
+    /// For servers: how many calls they take at once.
+    pub admission: Admission,
+    /// For servers: how they stop, and when they are stuck.
+    pub server: ServerConfig,
     /// TCP sockets.
     #[cfg(feature = "tcp")]
     pub tcp: farcall_tcp::TcpConfig,
@@ -181,6 +187,8 @@ impl Config {
         self.calls.check()?;
         self.balance.check()?;
         self.retry.check()?;
+        self.admission.check()?;
+        self.server.check()?;
         #[cfg(feature = "tcp")]
         self.tcp.check()?;
         #[cfg(feature = "rdma")]
@@ -247,6 +255,7 @@ impl Config {
             calls: self.calls.clone(),
             balance: self.balance.clone(),
             retry: self.retry.clone(),
+            admission: self.admission.clone(),
             policy: self.policy(),
             upgrade: self.upgrade(),
             #[cfg(feature = "rdma")]
@@ -277,6 +286,7 @@ impl Config {
 #[cfg(all(test, feature = "tcp", feature = "toml"))]
 mod tests {
     use farcall_core::class::TrafficClass;
+    use farcall_core::config::Priority;
 
     use super::*;
 
@@ -358,6 +368,23 @@ mod tests {
         let error = Config::from_toml("[limits]\nmemory = 1_000_000").unwrap_err();
         assert!(error.to_string().contains("limits.memory must be 0 or at least 16777216 bytes"), "{error}");
         assert!(Config::from_toml("[limits]\nmemory = 0").is_ok());
+    }
+
+    #[test]
+    fn a_server_that_would_stop_for_days_is_an_error() {
+        let config = Config::from_toml("[server]\ndrain_delay_ms = 5000").unwrap();
+        assert_eq!((config.server.drain_delay_ms, config.server.drain_grace_ms), (5000, 30_000));
+        let error = Config::from_toml("[server]\ndrain_grace_ms = 90_000_000").unwrap_err().to_string();
+        assert!(error.starts_with("configuration: line 2: server.drain_grace_ms must be at most"), "{error}");
+    }
+
+    #[test]
+    fn methods_have_priorities() {
+        let text = "[admission]\nmax_calls = 500\n[admission.methods]\n\"shop.v1.Kv/scan\" = \"bulk\"";
+        let config = Config::from_toml(text).unwrap();
+        assert_eq!(config.admission.methods["shop.v1.Kv/scan"], Priority::Bulk);
+        let error = Config::from_toml("[admission]\nmax_calls = 2").unwrap_err().to_string();
+        assert!(error.contains("line 2: admission.max_calls must be 0 or at least"), "{error}");
     }
 
     #[test]

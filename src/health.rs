@@ -1,7 +1,7 @@
 //! Whether a server's services can do their work, for load balancers, orchestrators and people.
 //!
-//! A [`Reporter`] is the server's side: the application sets what it knows, and adds its service to the server. The empty name is the
-//! server as a whole. `farcall health HOST` asks.
+//! A [`Reporter`] is the server's side: the application sets what it knows. A server that is built with it says that nothing is served
+//! when it is told to stop. The empty name is the server as a whole. `farcall health HOST` asks.
 //!
 //! ```
 //! use farcall::Server;
@@ -10,7 +10,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let health = Reporter::new();
-//! let server = Server::builder().add(health.service()).bind("127.0.0.1:0").await?;
+//! let server = Server::builder().with_health(&health).bind("127.0.0.1:0").await?;
 //! let address = format!("farcall://{}", server.local_addr());
 //! tokio::spawn(server.serve());
 //!
@@ -23,7 +23,10 @@
 //! # }
 //! ```
 
-use std::collections::BTreeMap;
+#[cfg(feature = "tcp")]
+pub(crate) mod progress;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -55,7 +58,31 @@ pub enum Serving {
 
 /// The states of a server's services. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Reporter(watch::Sender<BTreeMap<String, Serving>>);
+pub struct Reporter(watch::Sender<States>);
+
+/// The states that the application has set, and the reasons why others see another one.
+#[derive(Debug)]
+struct States {
+    /// By service.
+    set: BTreeMap<String, Serving>,
+    /// Services whose handlers make no progress.
+    stuck: BTreeSet<String>,
+    /// Paths of methods whose calls may take long.
+    take_long: BTreeSet<String>,
+    is_stopping: bool,
+}
+
+impl States {
+    /// Returns the state of a service that was set, as callers see it.
+    fn seen(&self, service: &str, set: Serving) -> Serving {
+        let is_stuck = if service.is_empty() { !self.stuck.is_empty() } else { self.stuck.contains(service) };
+        if self.is_stopping || is_stuck { Serving::NotServing } else { set }
+    }
+
+    fn of(&self, service: &str) -> Option<Serving> {
+        self.set.get(service).map(|set| self.seen(service, *set))
+    }
+}
 
 impl Default for Reporter {
     fn default() -> Self {
@@ -66,21 +93,57 @@ impl Default for Reporter {
 impl Reporter {
     /// Returns a reporter of a server that does its work, and knows of no service.
     pub fn new() -> Self {
-        Self(watch::Sender::new(BTreeMap::from([(String::new(), Serving::Serving)])))
+        let set = BTreeMap::from([(String::new(), Serving::Serving)]);
+        let (stuck, take_long) = Default::default();
+        Self(watch::Sender::new(States { set, stuck, take_long, is_stopping: false }))
     }
 
     /// Sets the state of a service. The empty name is the server as a whole.
     pub fn set(&self, service: impl Into<String>, state: Serving) {
         let service = service.into();
-        self.0.send_if_modified(|states| states.insert(service, state) != Some(state));
+        self.0.send_if_modified(|states| states.set.insert(service, state) != Some(state));
     }
 
-    /// Sets the state of the server and of all services that it knows of, as before a shutdown.
+    /// Sets the state of the server and of all services that it knows of.
     pub fn set_all(&self, state: Serving) {
-        self.0.send_modify(|states| states.values_mut().for_each(|known| *known = state));
+        self.0.send_modify(|states| states.set.values_mut().for_each(|known| *known = state));
     }
 
-    /// Returns the service that tells the states, for [`ServerBuilder::add`](crate::ServerBuilder::add).
+    /// Says from now on that nothing is served, whatever is set later. A server that was built
+    /// [`with_health`](crate::ServerBuilder::with_health) does this when it is told to stop.
+    pub fn stop(&self) {
+        self.0.send_modify(|states| states.is_stopping = true);
+    }
+
+    /// Excludes a unary method from what [`server.stuck_ms`](crate::ServerConfig::stuck_ms) watches, by its path as in
+    /// `shop.v1.Kv/next_change`: one that waits for an event, say.
+    pub fn takes_long(&self, path: impl Into<String>) {
+        let path = path.into();
+        self.0.send_if_modified(|states| {
+            states.take_long.insert(path);
+            false
+        });
+    }
+
+    #[cfg(feature = "tcp")]
+    fn may_take_long(&self, path: &str) -> bool {
+        self.0.borrow().take_long.contains(path)
+    }
+
+    #[cfg(feature = "tcp")]
+    fn set_stuck(&self, stuck: BTreeSet<String>) {
+        self.0.send_if_modified(|states| {
+            let is_new = states.stuck != stuck;
+            if is_new {
+                tracing::warn!(?stuck, "services whose calls get no answers (server.stuck_ms) have changed");
+                states.stuck = stuck;
+            }
+            is_new
+        });
+    }
+
+    /// Returns the service that tells the states, for [`ServerBuilder::add`](crate::ServerBuilder::add) of servers that are not built
+    /// [`with_health`](crate::ServerBuilder::with_health).
     pub fn service(&self) -> HealthServer<Self> {
         HealthServer::new(self.clone())
     }
@@ -88,7 +151,7 @@ impl Reporter {
 
 impl Health for Reporter {
     async fn check(&self, service: String) -> Result<Serving> {
-        let state = self.0.borrow().get(&service).copied();
+        let state = self.0.borrow().of(&service);
         state.ok_or_else(|| Status::not_found(format!("nothing is known of a service `{service}`")))
     }
 
@@ -97,11 +160,13 @@ impl Health for Reporter {
         crate::stream::generate(async move |items| {
             let mut last = None;
             loop {
-                let state = states.borrow_and_update().get(&service).copied().unwrap_or(Serving::Unknown);
+                let state = states.borrow_and_update().of(&service).unwrap_or(Serving::Unknown);
                 if last.replace(state) != Some(state) {
                     items.send(state).await;
                 }
                 tokio::select! {
+                    // The last state before the server drains is told, too.
+                    biased;
                     changed = states.changed() => if changed.is_err() {
                         return Ok(());
                     },
@@ -112,6 +177,7 @@ impl Health for Reporter {
     }
 
     async fn list(&self) -> Result<Vec<(String, Serving)>> {
-        Ok(self.0.borrow().iter().map(|(name, state)| (name.clone(), *state)).collect())
+        let states = self.0.borrow();
+        Ok(states.set.iter().map(|(name, set)| (name.clone(), states.seen(name, *set))).collect())
     }
 }

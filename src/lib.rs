@@ -278,7 +278,7 @@ pub use bytes::Bytes;
 pub use channel::{Channel, in_process};
 #[cfg(feature = "tcp")]
 pub use channel::{ChannelBuilder, Endpoint};
-pub use config::{Config, ConfigError, ConfigErrorKind};
+pub use config::{Config, ConfigError, ConfigErrorKind, ServerConfig};
 pub use farcall_core::bulk;
 pub use farcall_core::call_error::CallError;
 pub use farcall_core::class::{ByClass, TrafficClass};
@@ -289,7 +289,9 @@ pub use farcall_core::client::{
 pub use farcall_core::codec::Prost;
 pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
-pub use farcall_core::config::{Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Retry};
+pub use farcall_core::config::{
+    Admission, Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Priority, Retry,
+};
 pub use farcall_core::connection::{Connection, Traffic, Transport};
 pub use farcall_core::context::{Context, Scope};
 #[cfg(feature = "prost")]
@@ -306,7 +308,7 @@ pub use farcall_rdma::RdmaConfig;
 #[cfg(feature = "tcp")]
 pub use farcall_tcp::TcpConfig;
 #[cfg(feature = "tcp")]
-pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats};
+pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats, StopSignals};
 
 #[doc(hidden)]
 pub use farcall_core::__private;

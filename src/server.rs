@@ -1,7 +1,9 @@
 //! The server's end.
 
+mod stop;
+
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,13 +25,13 @@ use farcall_tcp::Acceptor;
 use farcall_tcp::tls::TlsServer;
 use tokio::sync::watch;
 
+pub use self::stop::StopSignals;
 use crate::address::check_listen;
 use crate::admin::Operator;
+use crate::health::Reporter;
+use crate::health::progress::Progress;
 use crate::reflection::Services;
-use crate::{Config, ConfigError, Policy};
-
-/// How long a server that is told to stop waits for the calls in progress, unless it is told otherwise.
-const GRACE: Duration = Duration::from_secs(30);
+use crate::{Config, ConfigError, Policy, ServerConfig};
 
 /// A server that listens and has not begun to serve.
 #[derive(Debug)]
@@ -37,6 +39,9 @@ const GRACE: Duration = Duration::from_secs(30);
 pub struct Server {
     acceptor: Acceptor,
     local_addr: SocketAddr,
+    config: ServerConfig,
+    /// The watch over handlers that may be stuck, if there is one.
+    progress: Option<Arc<Progress>>,
     handle: Handle,
     stopped: watch::Receiver<bool>,
 }
@@ -52,6 +57,7 @@ pub struct ServerBuilder {
     with_env: bool,
     compress: Option<Compression>,
     spawn_handlers: Option<bool>,
+    health: Option<Reporter>,
     reflection: bool,
     descriptors: Vec<Bytes>,
     admin: bool,
@@ -126,6 +132,14 @@ impl ServerBuilder {
     #[expect(clippy::should_implement_trait, reason = "it adds a service, not a number")]
     pub fn add(mut self, service: impl Service) -> Self {
         self.services.push(Arc::new(service));
+        self
+    }
+
+    /// Tells load balancers, orchestrators and people whether the services do their work, by the service
+    /// [`Health`](crate::health::Health) of `reporter`. When the server is told to stop, the reporter says that nothing is served, before
+    /// the server does anything else. Interceptors are around it as around the others.
+    pub fn with_health(mut self, reporter: &Reporter) -> Self {
+        self.health = Some(reporter.clone());
         self
     }
 
@@ -280,6 +294,13 @@ impl ServerBuilder {
             able.map_err(BindError::Rdma)?;
         }
         let (mut all, mut stack) = (self.services, self.stack);
+        all.extend(self.health.as_ref().map(|health| Arc::new(health.service()) as Arc<dyn Service>));
+        let watched = self.health.as_ref().zip(config.server.stuck());
+        let progress = watched.map(|(health, limit)| Progress::new(health, limit));
+        if let Some(progress) = progress.clone() {
+            let note = move |request, next| Arc::clone(&progress).note(request, next);
+            stack = Some(stack.unwrap_or_default().intercept(note));
+        }
         let operator = self.admin.then(|| Operator::new(self.capture));
         if let Some(operator) = &operator {
             all.push(Arc::new(operator.service()));
@@ -313,7 +334,8 @@ impl ServerBuilder {
         };
         let local_addr = acceptor.local_addr()?;
         let (stop, stopped) = watch::channel(false);
-        Ok(Server { acceptor, local_addr, handle: Handle { host, stop: Arc::new(stop) }, stopped })
+        let handle = Handle { host, health: self.health, stop: Arc::new(stop) };
+        Ok(Server { acceptor, local_addr, config: config.server, progress, handle, stopped })
     }
 }
 
@@ -340,30 +362,46 @@ impl Server {
 
     /// Serves until its [`Handle`] stops it. Dropping the future stops listening and closes every session.
     pub async fn serve(self) {
-        self.serve_until(std::future::pending::<()>()).await;
+        self.serve_until(pending::<()>()).await;
     }
 
-    /// Serves until `signal` resolves, then drains: calls in progress finish, for at most 30 seconds. Those that would not
-    /// finish by themselves can [learn of it](crate::Context::draining). Dropping the future stops listening and closes every
-    /// session.
+    /// Serves until `signal` resolves, then stops in the phases of [`ServerConfig`]. Without a configuration, calls in progress finish
+    /// for at most 30 seconds. Those that would not finish by themselves can [learn of it](crate::Context::draining).
+    /// [`serve_until_stopped`](Self::serve_until_stopped) listens for signals of the system. Dropping the future stops listening and
+    /// closes every session.
     pub async fn serve_until<S: Future>(mut self, signal: S) {
-        let _close = CloseOnDrop(self.handle.host.clone());
+        let (config, handle, progress) = (self.config, self.handle, self.progress);
+        let _close = CloseOnDrop(handle.host.clone());
         let accept = async {
             loop {
-                self.handle.host.serve(self.acceptor.accept().await);
+                handle.host.serve(self.acceptor.accept().await);
             }
+        };
+        let watch_progress = async {
+            match progress {
+                Some(progress) => progress.watch().await,
+                None => pending().await,
+            }
+        };
+        let stop = async {
+            signal.await;
+            handle.say_not_serving();
+            let (delay, grace) = (config.drain_delay(), config.drain_grace());
+            tracing::info!(?delay, ?grace, "the server was told to stop");
+            tokio::time::sleep(delay).await;
         };
         let told = tokio::select! {
             () = accept => false,
-            () = self.handle.host.watch() => false,
-            _ = signal => false,
+            () = handle.host.watch() => false,
+            () = watch_progress => false,
+            () = stop => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };
         drop(self.acceptor);
         if told {
-            self.handle.host.finished().await;
+            handle.host.finished().await;
         } else {
-            self.handle.host.drain(GRACE).await;
+            handle.host.drain(config.drain_grace()).await;
         }
     }
 }
@@ -380,14 +418,16 @@ impl Drop for CloseOnDrop {
 #[derive(Clone, Debug)]
 pub struct Handle {
     host: Arc<ServerCore>,
+    health: Option<Reporter>,
     stop: Arc<watch::Sender<bool>>,
 }
 
 impl Handle {
-    /// Stops listening, lets calls in progress finish for at most `grace`, then closes. Returns when every session
-    /// has ended. Handlers that would go on for longer can learn of it by [`Context::draining`](crate::Context::draining).
+    /// Stops listening without [delay](ServerConfig::drain_delay_ms), lets calls in progress finish for at most `grace`, then closes.
+    /// Returns when every session has ended. Handlers that would go on for longer can learn of it by [`Context::draining`](crate::Context::draining).
     /// Dropping the future does not call it off.
     pub async fn drain(&self, grace: Duration) {
+        self.say_not_serving();
         let host = self.host.clone();
         let drained = tokio::spawn(async move { host.drain(grace).await });
         self.stop.send_replace(true);
@@ -400,6 +440,12 @@ impl Handle {
     pub fn close(&self) {
         self.host.close();
         self.stop.send_replace(true);
+    }
+
+    fn say_not_serving(&self) {
+        if let Some(health) = &self.health {
+            health.stop();
+        }
     }
 
     /// Returns the connections that are open now.

@@ -69,5 +69,5 @@ fn line(name: &str, state: Serving) -> String {
 }
 
 fn refused(status: farcall::Status) -> Failure {
-    Failure::of_call(&status, "add(farcall::health::Reporter::new().service())")
+    Failure::of_call(&status, "with_health(&farcall::health::Reporter::new())")
 }

@@ -39,20 +39,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let health = Reporter::new();
         let doctor = DoctorServer::new(Looking::new(config.rdma.clone()));
         let server =
-            Server::builder().add(PerfServer::new(Service::default())).add(doctor).add(health.service());
+            Server::builder().add(PerfServer::new(Service::default())).add(doctor).with_health(&health);
         let server = server.with_reflection().config(config);
         let server = if arguments.admin { server.with_admin() } else { server };
         let server = server.bind(&arguments.listen).await.map_err(Failure::no)?;
         output::print(&format!("listening on {}\n", server.local_addr()))?;
-        server.serve_until(stopped()).await;
+        server.serve_until_stopped().await.map_err(Failure::no)?;
         Ok(0)
     })
-}
-
-/// Waits for Ctrl-C.
-async fn stopped() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Then the default action ends it.
-        std::future::pending::<()>().await;
-    }
 }

@@ -17,7 +17,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farcall::{Bytes, Config, Server};
 use service::{Entry, Kv, KvError, KvServer, Statistics, cpu_us};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// How many bytes of values the store takes.
 const LIMIT: u64 = 4 << 30;
@@ -110,14 +109,6 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let server = server.with_env().bind(&address).await?;
     writeln!(std::io::stdout(), "listening on {}", server.local_addr())?;
     // Calls in progress finish, whichever way the server is told to go.
-    let mut terminated = signal(SignalKind::terminate())?;
-    server
-        .serve_until(async {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminated.recv() => {}
-            }
-        })
-        .await;
+    server.serve_until_stopped().await?;
     Ok(())
 }

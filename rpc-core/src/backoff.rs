@@ -1,4 +1,4 @@
-//! Randomized exponential pauses between attempts.
+//! Times that differ at random, so that many peers do not act at once.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -7,15 +7,27 @@ use std::time::Duration;
 /// each time, up to `longest`. Each pause is up to a quarter shorter or longer at random, so that many clients of a
 /// lost peer do not come back at once.
 pub(crate) fn pause(failures: u32, first: Duration, longest: Duration) -> Duration {
-    let pause = first.saturating_mul(1 << failures.min(20)).min(longest);
+    varied(first.saturating_mul(1 << failures.min(20)).min(longest), 0.25)
+}
+
+/// Returns a time that is shorter or longer than `time` at random, by at most a part `by` of it.
+pub(crate) fn varied(time: Duration, by: f64) -> Duration {
     // Each `RandomState` has its own keys.
-    let part = RandomState::new().hash_one(failures) % 512;
-    pause.mul_f64(0.75 + part as f64 / 1024.0)
+    let part = RandomState::new().hash_one(0) % 512;
+    time.mul_f64(1.0 - by + by * part as f64 / 256.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn varied_times_lie_around_the_middle() {
+        let middle = Duration::from_secs(100);
+        let times: Vec<_> = (0..1000).map(|_| varied(middle, 0.1).as_secs()).collect();
+        assert!(times.iter().all(|time| (90..110).contains(time)));
+        assert!(times.iter().any(|time| *time < 93) && times.iter().any(|time| *time > 107));
+    }
 
     #[test]
     fn pauses_double_up_to_the_longest_and_differ() {

@@ -1,5 +1,6 @@
 //! Limits and time limits, as configuration.
 
+mod admission;
 mod balance;
 mod retry;
 
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::compress::Compression;
 use crate::status::Status;
 
+pub use self::admission::{Admission, Priority};
 pub use self::balance::{Balance, BalancePolicy};
 pub use self::retry::Retry;
 
@@ -84,6 +86,14 @@ pub struct Limits {
     /// the server closes it as when it drains, so no call is lost: the client connects again for its next call. Default 0: for
     /// ever.
     pub idle_ms: u64,
+    /// For servers: how old a connection may become, in milliseconds; up to a tenth shorter or longer at random. Then the server
+    /// closes it as when it drains, so no call is lost: the client connects again, perhaps to another server behind the same
+    /// address. So load spreads over servers that were added. Streams without an end [learn of it](crate::context::Context::draining).
+    /// Default 0: any age.
+    pub max_connection_age_ms: u64,
+    /// For servers: how long calls of a connection that is too old may go on, in milliseconds. Then they fail, perhaps executed.
+    /// Default 0: as long as they take.
+    pub max_connection_age_grace_ms: u64,
 }
 
 /// The least value of `limits.memory` but 0, in bytes: room for some hundred idle connections.
@@ -108,6 +118,8 @@ impl Default for Limits {
             handshakes: 1024,
             stall_ms: 30_000,
             idle_ms: 0,
+            max_connection_age_ms: 0,
+            max_connection_age_grace_ms: 0,
         }
     }
 }
@@ -146,13 +158,27 @@ impl Limits {
 
     /// How long a client may stop in the middle of a message. `None`: for ever.
     pub fn stall(&self) -> Option<Duration> {
-        (self.stall_ms > 0).then(|| Duration::from_millis(self.stall_ms))
+        unless_zero(self.stall_ms)
     }
 
     /// How long a connection may be idle. `None`: for ever.
     pub fn idle(&self) -> Option<Duration> {
-        (self.idle_ms > 0).then(|| Duration::from_millis(self.idle_ms))
+        unless_zero(self.idle_ms)
     }
+
+    /// How old a connection may become, on average. `None`: any age.
+    pub fn max_connection_age(&self) -> Option<Duration> {
+        unless_zero(self.max_connection_age_ms)
+    }
+
+    /// How long calls of a connection that is too old may go on. `None`: as long as they take.
+    pub fn max_connection_age_grace(&self) -> Option<Duration> {
+        unless_zero(self.max_connection_age_grace_ms)
+    }
+}
+
+fn unless_zero(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(ms))
 }
 
 /// How long to wait for a peer.

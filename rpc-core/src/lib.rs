@@ -7,6 +7,7 @@
 #[doc(hidden)]
 pub mod __private;
 mod access;
+mod admission;
 mod backoff;
 pub mod buffer_pool;
 pub mod bulk;

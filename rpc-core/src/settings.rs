@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
+use crate::config::{Admission, Balance, Calls, Limits, Liveness, Policy, Retry};
 use crate::transport::{Unavailable, Upgrade};
 
 /// Settings that all connections of a channel or server share.
@@ -18,6 +18,8 @@ pub struct Settings {
     pub balance: Balance,
     /// Whether and how calls are made again.
     pub retry: Retry,
+    /// How many calls a server takes at once.
+    pub admission: Admission,
     /// The transport to use.
     pub policy: Policy,
     /// The transport that a session can be upgraded to, or why there is none.
@@ -31,7 +33,8 @@ impl Settings {
     /// Returns settings for a transport without an upgrade; `why` is the reason that is reported.
     pub fn plain(limits: Limits, liveness: Liveness, why: Unavailable) -> Self {
         let (calls, balance, retry) = (Calls::default(), Balance::default(), Retry::default());
-        let policy = Policy::Auto;
-        Self { limits, liveness, calls, balance, retry, policy, upgrade: Err(why), plaintext_upgrade: false }
+        let (admission, policy, upgrade) = (Admission::default(), Policy::Auto, Err(why));
+        let plaintext_upgrade = false;
+        Self { limits, liveness, calls, balance, retry, admission, policy, upgrade, plaintext_upgrade }
     }
 }

@@ -65,7 +65,7 @@ pub(crate) mod rank {
         /// Memory that a call lends, while it is accessed.
         OnLoan = 8 under [Receiving, CallTable];
         /// A value that is copied or replaced, or lent memory. No lock is taken under it.
-        Leaf = 9 under [Receiving, CallTable, Sending, CallStreams, OnLoan];
+        Leaf = 9 under [Receiving, CallTable, Running, Sending, CallStreams, OnLoan];
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use farcall_core::client::{Connector, RawChannel};
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
+use farcall_core::config::{Limits, Liveness, Policy};
 use farcall_core::server::ServerCore;
 use farcall_core::settings::Settings;
 use farcall_core::status::{Code, Executed, Result};
@@ -110,14 +110,10 @@ impl Connector for Near {
 fn caller(policy: Policy, plaintext_upgrade: bool) -> (RawChannel, Arc<Heedless>) {
     let upgrade = Arc::new(Heedless::default());
     let settings = |policy| Settings {
-        limits: Limits::default(),
-        liveness: Liveness::default(),
-        calls: Calls::default(),
-        balance: Balance::default(),
-        retry: Retry::default(),
         policy,
         upgrade: Ok(upgrade.clone()),
         plaintext_upgrade,
+        ..Settings::plain(Limits::default(), Liveness::default(), Unavailable::new(Reason::Disabled, ""))
     };
     let host = ServerCore::new(Vec::new(), settings(Policy::Auto)).unwrap();
     (RawChannel::new(Near(host), settings(policy)), upgrade)

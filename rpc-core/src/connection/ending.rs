@@ -127,6 +127,9 @@ impl Connection {
 
     async fn finish(&self, reason: &str) {
         self.start_draining();
+        if let Some(dispatch) = &self.dispatch {
+            dispatch.say_draining();
+        }
         self.go_away(u64::MAX >> 1, reason);
         // When this resolves, the peer has read the GOAWAY, and everything that it began to send before has arrived.
         // Those calls are served. Otherwise a client could repeat a refused call before it reads the GOAWAY, and be
@@ -248,6 +251,14 @@ impl Connection {
     pub(crate) fn close_stalled(&self, limit: Duration) {
         let detail = format!("the peer stopped in the middle of a message for {limit:?} (limits.stall_ms)");
         self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
+    }
+
+    /// Server: closes the connection because it is too old, and its calls did not end within `grace`.
+    pub(crate) fn close_old(&self, grace: Duration) {
+        let detail = format!(
+            "the connection was too old, and its calls went on for {grace:?} (limits.max_connection_age_grace_ms)"
+        );
+        self.close(CloseCode::Done, self.status(detail, Executed::Maybe, Blame::Environment));
     }
 
     /// Server: closes the connection without waiting for running handlers.

@@ -1,4 +1,4 @@
-//! The signal that a server is draining, for handlers that would otherwise run for ever.
+//! The signal that a server or connection is draining, for handlers that would otherwise run for ever.
 
 use std::future::{Future, pending};
 use std::sync::{Arc, OnceLock, Weak};
@@ -18,7 +18,9 @@ pub(crate) struct Drain(Arc<Signal>);
 /// all connections, threads would contend for its count.
 #[derive(Debug)]
 pub(crate) struct ConnectionContext {
-    drain: Arc<Signal>,
+    server: Arc<Signal>,
+    /// Given when this connection drains, also without its server.
+    own: Signal,
     /// The account of what the connection makes this process hold. Contexts that outlive the connection do not keep it.
     pub(super) account: Weak<Account>,
     /// The memory that the connection's peer lends.
@@ -31,6 +33,21 @@ impl ConnectionContext {
     pub(crate) fn set_identity(&self, identity: Arc<Identity>) {
         // Set once: there is one HELLO.
         let _ = self.identity.set(identity);
+    }
+
+    pub(crate) fn begin_draining(&self) {
+        self.own.give();
+    }
+
+    fn is_draining(&self) -> bool {
+        self.own.is_given() || self.server.is_given()
+    }
+
+    async fn draining(&self) {
+        tokio::select! {
+            () = self.own.wait() => {}
+            () = self.server.wait() => {}
+        }
     }
 }
 
@@ -46,7 +63,8 @@ impl Drain {
         accesses: Weak<Accesses>,
     ) -> Arc<ConnectionContext> {
         Arc::new(ConnectionContext {
-            drain: self.0.clone(),
+            server: self.0.clone(),
+            own: Signal::default(),
             account: Arc::downgrade(account),
             accesses,
             identity: OnceLock::new(),
@@ -61,9 +79,10 @@ impl Drop for Drain {
 }
 
 impl Context {
-    /// Resolves when the server begins to drain: it accepts no more calls, and waits for the running ones. A handler
-    /// whose stream never ends, or that waits for an event, should then end as if nothing more were to come. Otherwise
-    /// it is cut off when the drain timeout expires.
+    /// Resolves when the server begins to drain: it accepts no more calls, and waits for the running ones. It may also drain
+    /// only the connection of this call, because that is [too old](crate::config::Limits::max_connection_age_ms). A handler
+    /// whose stream never ends, or that waits for an event, should then end as if nothing more were to come: its client comes
+    /// again. Otherwise it is cut off when the drain timeout expires.
     ///
     /// ```
     /// # use farcall_core::context::Context;
@@ -85,7 +104,7 @@ impl Context {
         let connection = self.connection.clone();
         async move {
             match connection {
-                Some(connection) => connection.drain.wait().await,
+                Some(connection) => connection.draining().await,
                 None => pending().await,
             }
         }
@@ -93,7 +112,7 @@ impl Context {
 
     /// Whether [`draining`](Self::draining) has resolved, for code that does not wait.
     pub fn is_draining(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.drain.is_given())
+        self.connection.as_ref().is_some_and(|connection| connection.is_draining())
     }
 }
 
@@ -119,6 +138,18 @@ mod tests {
         waits.await.unwrap();
         cx.draining().await;
         assert!(cx.is_draining() && !others.is_draining() && !Context::background().is_draining());
+    }
+
+    #[tokio::test]
+    async fn a_connection_drains_without_its_server() {
+        let drain = Drain::default();
+        let (cx, others) = (context(&drain), context(&drain));
+        let waits = tokio::spawn(cx.draining());
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished());
+        cx.connection.as_ref().unwrap().begin_draining();
+        waits.await.unwrap();
+        assert!(cx.is_draining() && !others.is_draining());
     }
 
     #[tokio::test]

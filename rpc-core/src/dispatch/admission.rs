@@ -10,6 +10,7 @@ use super::Dispatch;
 use super::jobs::{Job, Jobs};
 use super::registry::{FoundMethod, Registry, RemoteServices};
 use crate::call_streams::Streams;
+use crate::class::TrafficClass;
 use crate::config::Policy;
 use crate::context::Shared;
 use crate::interface::Kind;
@@ -47,6 +48,7 @@ impl Dispatch {
             attempt: head.attempt,
             shared: None,
             streams: None,
+            admitted: None,
         });
         if has_more { self.share(batch, metadata) } else { Ok(()) }
     }
@@ -63,6 +65,7 @@ impl Dispatch {
             attempt: 1,
             shared: None,
             streams: None,
+            admitted: None,
         });
     }
 
@@ -115,6 +118,7 @@ impl Dispatch {
         }
         let max = self.sender.terms().settings.limits.concurrent_calls as usize;
         let refusing = self.takes_calls();
+        let class = self.registry.is_limited().then(|| self.sender.terms().class());
         // How many calls are in progress beside these, because their answers are not sent or not read. The counts are
         // read against the order in which calls move on. So none is counted twice, and a call whose answer the peer may
         // have seen is not counted.
@@ -142,6 +146,8 @@ impl Dispatch {
                     job.found = Err(status.clone());
                 } else if unanswered >= max {
                     job.found = Err(full(max));
+                } else if let Some(class) = class {
+                    self.admit(class, job);
                 }
             }
             Ok(())
@@ -149,6 +155,16 @@ impl Dispatch {
         // None of the rest is served.
         jobs.truncate(*begun);
         result
+    }
+
+    /// Admits a job, unless the server is overloaded.
+    #[cold]
+    fn admit(&self, class: TrafficClass, job: &mut Job) {
+        let Ok(found) = job.found else { return };
+        match self.registry.admit(&self.share, class, found) {
+            Ok(admitted) => job.admitted = admitted,
+            Err(status) => job.found = Err(status),
+        }
     }
 
     /// Checks that this side accepts calls now.
@@ -183,6 +199,12 @@ pub(super) fn no_memory() -> Status {
     let message = "the server's memory for its clients (limits.memory) is nearly used up, and this client holds more than \
                    its share; wait for calls to end, or send less at a time";
     refusal(Code::ResourceExhausted, message)
+}
+
+/// Returns the answer to a call whose deadline passed before its handler began.
+#[cold]
+pub(super) fn too_late() -> Status {
+    refusal(Code::DeadlineExceeded, "the deadline passed before the handler began")
 }
 
 /// Returns the refusal of a call above the limit of concurrent calls.

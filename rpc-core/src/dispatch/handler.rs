@@ -6,6 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
+use tokio::time::Instant;
+
 use super::handler_limit::HandlerPermit;
 use crate::context::Context;
 use crate::memory::Gauge;
@@ -34,9 +36,13 @@ impl HandlerTask {
         Self { context, future, _alive: handler_limit, _gauge: gauge }
     }
 
-    /// Returns the handler's answer, or the deadline's if that passes first.
+    /// Returns the handler's answer, or the deadline's if that passes first. A task that begins later than that does not poll the
+    /// handler: an overloaded runtime does not work for callers that have gone.
     pub(super) async fn in_time(self) -> Reply {
         let Some(deadline) = self.context.deadline() else { return self.await };
+        if deadline <= Instant::now() {
+            return Reply::End(Sent::late());
+        }
         tokio::time::timeout_at(deadline, self).await.unwrap_or_else(|_| Reply::End(Sent::late()))
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::registry::FoundMethod;
+use crate::admission::Admitted;
 use crate::call_streams::Streams;
 use crate::context::Shared;
 use crate::payload::Payload;
@@ -54,4 +55,13 @@ pub(super) struct Job {
     /// The state that its contexts share, if it has metadata or streams, or is compressed.
     pub(super) shared: Option<Arc<Shared>>,
     pub(super) streams: Option<Streams>,
+    /// Counts the call as in progress on the server, if that is limited.
+    pub(super) admitted: Option<Box<Admitted>>,
+}
+
+impl Job {
+    /// Whether nobody waits for its answer any more.
+    pub(super) fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
 }

@@ -20,6 +20,7 @@ use tokio::task::AbortHandle;
 pub(crate) use self::jobs::{ENOUGH, Jobs};
 pub(crate) use self::registry::{Registry, RemoteServices};
 use crate::access::Accesses;
+use crate::admission::Share;
 use crate::call_streams::{Ended, StreamTable};
 use crate::compress::Unpacking;
 use crate::context::ConnectionContext;
@@ -36,6 +37,7 @@ pub(crate) struct Dispatch {
     unpacking: Arc<Unpacking>,
     running: running::Running,
     limit: Arc<handler_limit::HandlerLimit>,
+    share: Arc<Share>,
     /// Whether the peer's last call is settled, so that later ones are refused.
     refuses: AtomicBool,
     ended: AtomicBool,
@@ -61,6 +63,7 @@ impl Dispatch {
             unpacking,
             running: running::Running::default(),
             limit: handler_limit::HandlerLimit::new(most),
+            share: Arc::default(),
             refuses: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             runtime,
@@ -70,6 +73,11 @@ impl Dispatch {
     /// Notes who the peer is, for its calls.
     pub(crate) fn set_identity(&self, identity: Arc<Identity>) {
         self.context.set_identity(identity);
+    }
+
+    /// Tells running handlers that the connection drains.
+    pub(crate) fn say_draining(&self) {
+        self.context.begin_draining();
     }
 
     /// Tells the server that a message has arrived in part.

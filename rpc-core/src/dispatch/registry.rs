@@ -6,6 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+use crate::admission::{Admission, Admitted, Share};
+use crate::class::TrafficClass;
+use crate::config;
 use crate::context::Drain;
 use crate::interface::{Kind, ServiceInfo};
 use crate::proto::wire::{Bind, BindMethod, MAX_BIND_BYTES, WireError};
@@ -20,6 +23,8 @@ pub(crate) struct Registry {
     drain: Drain,
     /// Notified when a message has arrived in part.
     amid_message: Notify,
+    /// How many calls are taken at once, if that is limited.
+    admission: Option<Arc<Admission>>,
 }
 
 impl fmt::Debug for Registry {
@@ -112,6 +117,29 @@ impl Registry {
         }
         self.services.push(service);
         Ok(())
+    }
+
+    /// Limits how many calls are taken at once of all services that were added. Fails if the configuration does not fit them.
+    pub(crate) fn limit(&mut self, config: &config::Admission) -> Result<(), String> {
+        self.admission = Admission::new(config, self.services.iter().map(|service| service.info()))?;
+        Ok(())
+    }
+
+    /// Whether calls may be refused because the server is overloaded.
+    pub(super) fn is_limited(&self) -> bool {
+        self.admission.is_some()
+    }
+
+    /// Admits a call, or refuses it because the server is overloaded. `None`: the call does not count.
+    pub(super) fn admit(
+        &self,
+        share: &Arc<Share>,
+        class: TrafficClass,
+        found: FoundMethod,
+    ) -> Result<Option<Box<Admitted>>, Status> {
+        let Some(admission) = &self.admission else { return Ok(None) };
+        let admitted = admission.admit(share, class, found.service as usize, found.method.into())?;
+        Ok(admitted.map(Box::new))
     }
 
     pub(crate) fn drain(&self) -> &Drain {

@@ -7,12 +7,13 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use tokio::task::AbortHandle;
 
 use super::Dispatch;
-use super::admission::no_memory;
+use super::admission::{no_memory, too_late};
 use super::answers;
 use super::handler::{HandlerTask, panicked, ran};
 use super::handler_limit::{HandlerPermit, Reserved};
 use super::jobs::{ENOUGH, Job, Jobs};
 use super::registry::FoundMethod;
+use crate::admission::Admitted;
 use crate::compress::LONG;
 use crate::context::{Context, Current};
 use crate::decoding::in_task;
@@ -65,8 +66,12 @@ impl Dispatch {
     ) {
         let (current, peer, place) =
             (Current::begin(Some(self.context.clone())), self.sender.terms().address(), self.limit.reserve());
-        for job in jobs {
+        for mut job in jobs {
             let call = job.call;
+            // The handlers before it in the batch may have taken long.
+            if !alone && job.found.is_ok() && job.is_late() {
+                job.found = Err(too_late());
+            }
             let Some(reply) = self.serve(job, peer, &current, &place, at_work) else { continue };
             match self.short_result(&reply) {
                 // A lone answer has no others to share a lock with.
@@ -94,7 +99,7 @@ impl Dispatch {
         place: &Reserved<'_>,
         at_work: &mut AtWork,
     ) -> Option<Reply> {
-        let Job { call, found, payload, deadline, attempt, shared, streams } = job;
+        let Job { call, found, payload, deadline, attempt, shared, streams, admitted } = job;
         if self.has_ended() {
             self.running.take(call);
             return None;
@@ -106,18 +111,18 @@ impl Dispatch {
         let context = Context::new(call, deadline, attempt, peer, shared);
         if self.sender.account().judge().is_some() {
             // Calls that came together with others may take more than those have left.
-            self.serve_when_modest(call, found, IncomingCall { context, payload, streams });
+            self.serve_when_modest(call, found, IncomingCall { context, payload, streams }, admitted);
             return None;
         }
         let size = payload.short_len().map_or_else(|| long_len(&payload), |len| len as usize);
         if !place.has_room() {
-            self.serve_later(call, found, IncomingCall { context, payload, streams });
+            self.serve_later(call, found, IncomingCall { context, payload, streams }, admitted);
             return None;
         }
         current.set(&context);
         at_work.call = Some(call);
         let request = IncomingCall { context, payload, streams };
-        let future = at_work.future.insert(self.handler(found, request));
+        let future = at_work.future.insert(self.handler(found, request, admitted));
         // If the handler is not done, its task polls it again, with a waker that works.
         match future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
             Poll::Ready(mut reply) => {
@@ -145,11 +150,33 @@ impl Dispatch {
     }
 
     #[inline(always)]
-    fn handler(&self, found: FoundMethod, request: IncomingCall) -> HandlerFuture {
-        match request.payload.short_len() {
+    fn handler(
+        &self,
+        found: FoundMethod,
+        request: IncomingCall,
+        admitted: Option<Box<Admitted>>,
+    ) -> HandlerFuture {
+        let handler = match request.payload.short_len() {
             Some(_) => self.registry.call(found, request),
             None => self.handler_of_any(found, request),
+        };
+        match admitted {
+            None => handler,
+            Some(admitted) => admitted.during(handler),
         }
+    }
+
+    /// Runs the handler of a call that has waited, unless its deadline has passed meanwhile.
+    async fn handle_late(
+        &self,
+        found: FoundMethod,
+        request: IncomingCall,
+        admitted: Option<Box<Admitted>>,
+    ) -> Reply {
+        if request.context.remaining().is_some_and(|left| left.is_zero()) {
+            return Reply::Status(too_late());
+        }
+        self.handler(found, request, admitted).await
     }
 
     /// Returns the handler of a call whose arguments may be compressed, or take long to decode.
@@ -192,20 +219,32 @@ impl Dispatch {
     /// Runs a handler later, because the limit of handlers is reached. Some of them are cancelled, and will be dropped
     /// when the runtime gets to it. The call waits for that, as long as its deadline allows.
     #[cold]
-    fn serve_later(&self, call: u64, found: FoundMethod, request: IncomingCall) {
+    fn serve_later(
+        &self,
+        call: u64,
+        found: FoundMethod,
+        request: IncomingCall,
+        admitted: Option<Box<Admitted>>,
+    ) {
         let Some(this) = self.me.upgrade() else { return };
         let (room, context) = (self.limit.clone().room(), request.context.clone());
         let gauge = self.gauge(request.payload.len());
         let future = Box::pin(async move {
             let _alive = room.await;
-            this.handler(found, request).await
+            this.handle_late(found, request, admitted).await
         });
         self.spawn(call, HandlerTask::new(context, Some(future), None, gauge));
     }
 
     /// Runs a handler when its connection no longer holds more than its share of memory, or refuses the call.
     #[cold]
-    fn serve_when_modest(&self, call: u64, found: FoundMethod, request: IncomingCall) {
+    fn serve_when_modest(
+        &self,
+        call: u64,
+        found: FoundMethod,
+        request: IncomingCall,
+        admitted: Option<Box<Admitted>>,
+    ) {
         let Some(this) = self.me.upgrade() else { return };
         let (limit, context) = (self.limit.clone(), request.context.clone());
         let gauge = self.gauge(request.payload.len());
@@ -216,7 +255,7 @@ impl Dispatch {
                 return Reply::Status(no_memory());
             }
             let _alive = limit.room().await;
-            this.handler(found, request).await
+            this.handle_late(found, request, admitted).await
         });
         self.spawn(call, HandlerTask::new(context, Some(future), None, gauge));
     }

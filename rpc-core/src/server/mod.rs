@@ -1,5 +1,6 @@
 //! The server without a listener: its services, its connections, and its shutdown.
 
+mod age;
 mod arrivals;
 mod watch;
 
@@ -70,6 +71,7 @@ impl ServerCore {
             let spawns = settings.calls.spawn_handlers;
             registry.add(if spawns { Arc::new(Spawned::new(service)) } else { service })?;
         }
+        registry.limit(&settings.admission)?;
         Ok(Arc::new(Self {
             registry: Arc::new(registry),
             memory: Budget::of(settings.limits.memory),
@@ -129,6 +131,7 @@ impl ServerCore {
         let status = tokio::select! {
             status = connection.closed() => status,
             why = connection.evicted() => connection.close_to_make_room(why).await,
+            status = self.retire_when_old(&connection) => status,
         };
         tracing::debug!(peer = ?connection.peer(), class = %connection.class(), %status, "a session ended");
         connection.gone().await;

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
+use farcall_core::config::{Limits, Policy};
 use farcall_core::settings::Settings;
 use farcall_core::transport::{Attempt, BoxFuture, Candidate, Link, Reason, Unavailable, Upgrade, memory};
 
 use super::tap::Tap;
-use super::{Setup, reading, setup};
+use super::{Setup, plain, reading, setup};
 
 #[derive(Debug, Default)]
 pub(crate) struct Fabric {
@@ -111,16 +111,8 @@ impl Upgrade for ToFabric {
 }
 
 pub(crate) fn settings(fabric: &Arc<Fabric>, policy: Policy) -> Settings {
-    Settings {
-        limits: Limits::default(),
-        liveness: Liveness::default(),
-        calls: Calls::default(),
-        balance: Balance::default(),
-        retry: Retry::default(),
-        policy,
-        upgrade: Ok(Arc::new(ToFabric(fabric.clone()))),
-        plaintext_upgrade: false,
-    }
+    let upgrade = Ok(Arc::new(ToFabric(fabric.clone())) as _);
+    Settings { policy, upgrade, ..plain(Limits::default()) }
 }
 
 /// Returns a client with this policy and a server with policy `auto`.

@@ -2,7 +2,7 @@
 
 use farcall_core::client::{Call, Connector, RawChannel, Stub};
 use farcall_core::codec::Raw;
-use farcall_core::config::{Balance, Calls, Limits, Liveness, Policy, Retry};
+use farcall_core::config::{Limits, Liveness};
 use farcall_core::payload::{Encoder, Payload};
 use farcall_core::proto::wire::{
     Answer, Bind, BindMethod, Content, Done, Down, Hello, Offer, Pull, RequestHead, Up, Upgrade, features,
@@ -12,7 +12,7 @@ use farcall_core::server::ServerCore;
 use farcall_core::service::{HandlerFuture, IncomingCall, Method, Reply, Service, ServiceInfo};
 use farcall_core::settings::Settings;
 use farcall_core::testing::Peer;
-use farcall_core::transport::{BoxFuture, memory};
+use farcall_core::transport::{BoxFuture, Reason, Unavailable, memory};
 
 use super::*;
 
@@ -67,16 +67,8 @@ impl Setup {
             let mut liveness = Liveness::default();
             liveness.retry_ms = 0;
             let upgrade = Ok(Arc::new(node.upgrade.clone()) as _);
-            Settings {
-                limits: Limits::default(),
-                liveness,
-                calls: Calls::default(),
-                balance: Balance::default(),
-                retry: Retry::default(),
-                policy: Policy::Auto,
-                upgrade,
-                plaintext_upgrade: false,
-            }
+            let plain = Settings::plain(Limits::default(), liveness, Unavailable::new(Reason::Disabled, ""));
+            Settings { upgrade, ..plain }
         });
         let methods = vec![Method::unary("echo", "echo")];
         let info = Arc::new(ServiceInfo { name: "echo".into(), codec: "raw".into(), methods });

@@ -1,0 +1,242 @@
+//! Admission of calls to a server that may be overloaded: how many it takes at once, and which are refused first.
+
+mod limit;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use self::limit::{Average, Limit};
+use crate::class::TrafficClass;
+use crate::config::{self, Priority};
+use crate::interface::{Kind, ServiceInfo};
+use crate::metadata::Metadata;
+use crate::refusal::refusal;
+use crate::reply::Reply;
+use crate::service::HandlerFuture;
+use crate::status::{Blame, Code, RETRY_AFTER, Status};
+use crate::sync::{Mutex, rank};
+
+/// By how much sooner a connection is refused that has more than its share, as a part of the limit. It is less than priorities differ.
+const FOR_OTHERS: f64 = 0.1;
+
+/// The shortest time after which callers are told to try again.
+const SOONEST: Duration = Duration::from_millis(1);
+
+/// The longest one.
+const LATEST: Duration = Duration::from_secs(10);
+
+/// The calls that a server takes, all connections together.
+pub(crate) struct Admission {
+    /// The priorities of methods, by service and method. `None`: that of the connection.
+    priorities: Vec<Vec<Option<Priority>>>,
+    state: Mutex<rank::Leaf, State>,
+}
+
+struct State {
+    limit: Limit,
+    running: usize,
+    /// The number of connections that have calls in progress.
+    connections: usize,
+    /// How long calls take at present.
+    at_present: Average,
+    /// How long calls take alone, by service and method.
+    alone: Vec<Vec<Average>>,
+}
+
+/// The calls of one connection that were admitted and are in progress. The count is written under the lock of the state.
+#[derive(Debug, Default)]
+pub(crate) struct Share(AtomicUsize);
+
+/// A call that was admitted. It counts as in progress until this is dropped.
+pub(crate) struct Admitted {
+    admission: Arc<Admission>,
+    share: Arc<Share>,
+    service: usize,
+    method: usize,
+    began: Instant,
+    was_alone: bool,
+    outcome: Outcome,
+}
+
+/// The end of a call, which decides whether its time says something of others.
+#[derive(Clone, Copy)]
+enum Outcome {
+    Answered,
+    /// It would have taken longer.
+    GivenUp,
+    /// A status often comes sooner than a result.
+    Status,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").finish_non_exhaustive()
+    }
+}
+
+impl Admission {
+    /// Returns the admission of a server with these services. `None`: it takes all calls.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration contradicts itself, or names a method that is not there. The message says which.
+    pub(crate) fn new<'a>(
+        config: &config::Admission,
+        services: impl Iterator<Item = &'a ServiceInfo>,
+    ) -> Result<Option<Arc<Self>>, String> {
+        config.check()?;
+        if config.max_calls == 0 {
+            return Ok(None);
+        }
+        let (mut unknown, mut priorities, mut alone) = (config.methods.clone(), Vec::new(), Vec::new());
+        for info in services {
+            let is_own = info.name.starts_with("farcall.");
+            let mut of_methods = Vec::new();
+            for method in &info.methods {
+                let set = unknown.remove(&format!("{}/{}", info.name, method.name));
+                let is_exempt = is_own || method.kind != Kind::Unary;
+                of_methods.push(if is_exempt { Some(Priority::Always) } else { set });
+            }
+            alone.push(of_methods.iter().map(|_| Average::default()).collect());
+            priorities.push(of_methods);
+        }
+        if let Some(path) = unknown.keys().next() {
+            return Err(format!("admission.methods names `{path}`, which is no method of this server"));
+        }
+        let limit = Limit::new(config.min_calls, config.max_calls, Instant::now());
+        let state = State { limit, running: 0, connections: 0, at_present: Average::default(), alone };
+        Ok(Some(Arc::new(Self { priorities, state: Mutex::new(state) })))
+    }
+
+    /// Admits a call of a connection, or refuses it. `None`: the call does not count.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        share: &Arc<Share>,
+        class: TrafficClass,
+        service: usize,
+        method: usize,
+    ) -> Result<Option<Admitted>, Status> {
+        let priority = self.priorities[service][method].unwrap_or(match class {
+            TrafficClass::Urgent => Priority::Urgent,
+            TrafficClass::Normal => Priority::Normal,
+            TrafficClass::Bulk => Priority::Bulk,
+        });
+        let part = match priority {
+            Priority::Always => return Ok(None),
+            Priority::Urgent => 1.0,
+            Priority::Normal => 0.8,
+            Priority::Bulk => 0.6,
+        };
+        let was_alone = {
+            let mut state = self.state.lock();
+            if let Err(why) = state.may_begin(part, share.calls()) {
+                state.limit.refused();
+                let (running, after) = (state.running, state.retry_after());
+                drop(state);
+                return Err(overloaded(running, why, after));
+            }
+            state.begin(share);
+            let running = state.running;
+            state.limit.began(running)
+        };
+        let (admission, share, began) = (self.clone(), share.clone(), Instant::now());
+        let outcome = Outcome::GivenUp;
+        Ok(Some(Admitted { admission, share, service, method, began, was_alone, outcome }))
+    }
+}
+
+impl Share {
+    fn calls(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, calls: usize) {
+        self.0.store(calls, Ordering::Relaxed);
+    }
+}
+
+impl State {
+    /// Checks that a call may begin whose priority has this part of the limit, and whose connection has so many calls in progress. `Err`
+    /// says why not.
+    fn may_begin(&self, part: f64, own: usize) -> Result<(), &'static str> {
+        let limit = self.limit.calls();
+        // One call is always possible.
+        let has_room = |part: f64| (self.running as f64) < (limit * part).max(1.0);
+        let connections = self.connections + usize::from(own == 0);
+        let has_more_than_its_share = own as f64 >= limit / connections as f64;
+        if !has_room(part) {
+            Err("which is all that it can do in time")
+        } else if has_more_than_its_share && !has_room(part - FOR_OTHERS) {
+            Err("and this client has more than its share of them")
+        } else {
+            Ok(())
+        }
+    }
+
+    fn begin(&mut self, share: &Share) {
+        let own = share.calls();
+        share.set(own + 1);
+        self.running += 1;
+        self.connections += usize::from(own == 0);
+    }
+
+    fn end(&mut self, share: &Share) {
+        let own = share.calls() - 1;
+        share.set(own);
+        self.running -= 1;
+        self.connections -= usize::from(own == 0);
+    }
+
+    /// Returns when a caller that was refused may try again: when those in progress now are done.
+    fn retry_after(&self) -> Duration {
+        (self.at_present.time() + SOONEST).min(LATEST)
+    }
+}
+
+impl Admitted {
+    /// Returns a handler during which the call counts as in progress.
+    pub(crate) fn during(mut self, handler: HandlerFuture) -> HandlerFuture {
+        Box::pin(async move {
+            let reply = handler.await;
+            let is_status = matches!(reply, Reply::Status(_));
+            self.outcome = if is_status { Outcome::Status } else { Outcome::Answered };
+            drop(self);
+            reply
+        })
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let took = now - self.began;
+        let mut state = self.admission.state.lock();
+        state.end(&self.share);
+        let State { limit, at_present, alone, .. } = &mut *state;
+        let alone = &mut alone[self.service][self.method];
+        match self.outcome {
+            Outcome::Answered => {
+                at_present.note(took);
+                limit.answered(took, self.was_alone, alone, now);
+            }
+            Outcome::GivenUp => limit.given_up(took, alone, now),
+            Outcome::Status => {}
+        }
+    }
+}
+
+#[cold]
+fn overloaded(running: usize, why: &str, after: Duration) -> Status {
+    let after = after.as_millis();
+    let message = format!(
+        "the server is overloaded: {running} calls are in progress, {why} (admission); try again after {after} ms"
+    );
+    let mut metadata = Metadata::new();
+    // It can't fail: key and value are ASCII.
+    let _ = metadata.insert(RETRY_AFTER, after.to_string());
+    refusal(Code::ResourceExhausted, message).with_blame(Blame::Environment).with_metadata(metadata)
+}

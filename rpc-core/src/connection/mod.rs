@@ -67,7 +67,7 @@ use crate::transport::{Identity, Link, Reason, Unavailable};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Transport {
-    /// `tcp`, `rdma`, or `memory` in tests.
+    /// `tcp`, `rdma`, `unix` for a Unix-domain socket, `stream` for another stream of the application's, or `memory` in tests.
     pub name: &'static str,
     /// The device, where there is one, as in `rxe0 port 1 gid 1`.
     pub device: String,
@@ -327,7 +327,7 @@ impl Connection {
         self.sender.terms().address()
     }
 
-    /// Returns who the peer is, if the connection is encrypted and the peer has a certificate.
+    /// Returns who the peer is: by its certificate on an encrypted connection, or by its process on a Unix-domain socket.
     pub fn identity(&self) -> Option<Arc<Identity>> {
         self.sender.stream().identity()
     }

@@ -299,12 +299,12 @@ pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::region;
 pub use farcall_core::status::{Blame, Code, Executed, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};
-pub use farcall_core::transport::{Counters, Reason, Unavailable};
+pub use farcall_core::transport::{Counters, Identity, PeerProcess, Reason, Unavailable};
 pub use farcall_macros::service;
 #[cfg(feature = "rdma")]
 pub use farcall_rdma::RdmaConfig;
 #[cfg(feature = "tcp")]
-pub use farcall_tcp::TcpConfig;
+pub use farcall_tcp::{Listener, TcpConfig};
 #[cfg(feature = "tcp")]
 pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats};
 
@@ -345,7 +345,6 @@ pub mod tcp {
 /// be replaced while servers and channels run. [`Context::identity`] says who a caller is.
 #[cfg(feature = "tls")]
 pub mod tls {
-    pub use farcall_core::transport::Identity;
     pub use farcall_tcp::tls::{ClientAuth, TlsClient, TlsConfig, TlsError, TlsServer, rustls};
 }
 

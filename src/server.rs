@@ -1,8 +1,10 @@
 //! The server's end.
 
+mod error;
+mod listen;
+
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +18,13 @@ use farcall_core::middleware::{Next, Request, Response, Stack};
 use farcall_core::server::ServerCore;
 use farcall_core::service::Service;
 use farcall_core::status::Status;
-use farcall_core::transport::Unavailable;
-use farcall_tcp::Acceptor;
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsServer;
+use farcall_tcp::{Acceptor, Listener};
 use tokio::sync::watch;
 
-use crate::address::check_listen;
+pub use self::error::BindError;
+use self::listen::{accept_all, check_all};
 use crate::admin::Operator;
 use crate::reflection::Services;
 use crate::{Config, ConfigError, Policy};
@@ -34,8 +36,7 @@ const GRACE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 #[must_use = "a server does nothing until it serves"]
 pub struct Server {
-    acceptor: Acceptor,
-    local_addr: SocketAddr,
+    acceptors: Vec<Acceptor>,
     handle: Handle,
     stopped: watch::Receiver<bool>,
 }
@@ -45,6 +46,7 @@ pub struct Server {
 #[must_use = "a builder does nothing until it is bound"]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
+    listeners: Vec<Listener>,
     stack: Option<Stack>,
     config: Config,
     transport: Option<Policy>,
@@ -62,58 +64,6 @@ impl fmt::Debug for ServerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.services.iter().map(|s| &s.info().name).collect();
         f.debug_struct("ServerBuilder").field("services", &names).field("config", &self.config).finish()
-    }
-}
-
-/// Why a server could not be set up.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum BindError {
-    /// The address or the configuration is wrong.
-    Config(ConfigError),
-    /// The services can't be served together; the text says why. For example, two have the same name.
-    Services(String),
-    /// RDMA is required, and can't be had on this machine.
-    Rdma(Unavailable),
-    /// There is no tokio runtime, which the server's connections would run on.
-    NoRuntime,
-    /// The system refused to listen.
-    Io(io::Error),
-}
-
-impl fmt::Display for BindError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Services(why) => f.write_str(why),
-            Self::Rdma(why) => write!(f, "transport = \"rdma\" is required and can't be had: {why}"),
-            Self::NoRuntime => {
-                f.write_str("the server must be bound within a tokio runtime, which its connections run on")
-            }
-            Self::Io(error) => error.fmt(f),
-        }
-    }
-}
-
-/// Its text has the texts of what is in it. So its source is that of the system's error.
-impl std::error::Error for BindError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-impl From<ConfigError> for BindError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(error)
-    }
-}
-
-impl From<io::Error> for BindError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
     }
 }
 
@@ -228,15 +178,50 @@ impl ServerBuilder {
         self
     }
 
-    /// Listens on `HOST:PORT`, for example `0.0.0.0:7400` or `[::]:7400`. Port 0 chooses a free port, which [`Server::local_addr`]
-    /// returns. The system queues connections from now on. They are served once [`Server::serve`] runs.
+    /// Also takes connections from here: another [address](Listener), a listener that the application has made, or
+    /// [connections](Listener::incoming) that it accepts itself. [`build`](Self::build) or [`bind`](Self::bind) must follow.
+    ///
+    /// ```
+    /// # use farcall::{Result, Server};
+    /// # #[farcall::service]
+    /// # trait Greeter { async fn hello(&self) -> Result<String>; }
+    /// # struct Polite;
+    /// # impl Greeter for Polite { async fn hello(&self) -> Result<String> { Ok("hello".into()) } }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// let own = std::net::TcpListener::bind("127.0.0.1:0")?;
+    /// let server = Server::builder().add(GreeterServer::new(Polite)).listen(own).listen("127.0.0.1:0").build().await?;
+    /// for address in server.local_addrs() {
+    ///     println!("farcall://{address}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn listen(mut self, on: impl Into<Listener>) -> Self {
+        self.listeners.push(on.into());
+        self
+    }
+
+    /// Listens on `HOST:PORT`, for example `0.0.0.0:7400` or `[::]:7400`, or on the Unix-domain socket `unix:PATH`. Port 0 chooses a
+    /// free port, which [`Server::local_addr`] returns. The system queues connections from now on. They are served once
+    /// [`Server::serve`] runs.
     ///
     /// # Errors
     ///
     /// [`BindError`] says what is wrong: the address or the configuration, two services of one name, no RDMA where it is required,
     /// no tokio runtime, or the system's refusal.
-    pub async fn bind(self, address: &str) -> Result<Server, BindError> {
-        check_listen(address)?;
+    pub async fn bind(mut self, address: &str) -> Result<Server, BindError> {
+        self.listeners.insert(0, address.into());
+        self.build().await
+    }
+
+    /// Listens where [`listen`](Self::listen) says, as [`bind`](Self::bind) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of `bind`. If one of several addresses can't be listened on, the server listens on none, and the error names that address.
+    pub async fn build(self) -> Result<Server, BindError> {
+        check_all(&self.listeners)?;
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(BindError::NoRuntime);
         }
@@ -278,15 +263,18 @@ impl ServerBuilder {
             (None, Some(files)) => Some(TlsServer::from_files(files).map_err(ConfigError::tls)?),
             (tls, _) => tls,
         };
-        let acceptor = Acceptor::bind(address, config.tcp).await?;
-        #[cfg(feature = "tls")]
-        let acceptor = match &tls {
-            Some(tls) => acceptor.with_tls(tls.clone()),
-            None => acceptor,
-        };
-        let local_addr = acceptor.local_addr()?;
+        let mut acceptors = Vec::new();
+        for listener in self.listeners {
+            let acceptor = Acceptor::bind(listener, config.tcp.clone()).await?;
+            #[cfg(feature = "tls")]
+            let acceptor = match &tls {
+                Some(tls) => acceptor.with_tls(tls.clone()),
+                None => acceptor,
+            };
+            acceptors.push(acceptor);
+        }
         let (stop, stopped) = watch::channel(false);
-        Ok(Server { acceptor, local_addr, handle: Handle { host, stop: Arc::new(stop) }, stopped })
+        Ok(Server { acceptors, handle: Handle { host, stop: Arc::new(stop) }, stopped })
     }
 }
 
@@ -296,9 +284,19 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address that it listens on, or the first one.
+    ///
+    /// # Panics
+    ///
+    /// If it listens on no port, but only on Unix-domain sockets or to the application's connections.
     pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+        *self.local_addrs().first().expect("the server listens on a port")
+    }
+
+    /// Returns the addresses of all ports that it listens on: that of [`bind`](ServerBuilder::bind) first, then those of
+    /// [`listen`](ServerBuilder::listen) in their order. Unix-domain sockets and the application's connections have none.
+    pub fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.acceptors.iter().filter_map(|acceptor| acceptor.local_addr().ok()).collect()
     }
 
     /// Returns what the server holds for its clients now. See [`Handle::stats`].
@@ -321,18 +319,14 @@ impl Server {
     /// session.
     pub async fn serve_until<S: Future>(mut self, signal: S) {
         let _close = CloseOnDrop(self.handle.host.clone());
-        let accept = async {
-            loop {
-                self.handle.host.serve(self.acceptor.accept().await);
-            }
-        };
+        let accept = accept_all(&self.acceptors, &self.handle.host);
         let told = tokio::select! {
             () = accept => false,
             () = self.handle.host.watch() => false,
             _ = signal => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };
-        drop(self.acceptor);
+        drop(self.acceptors);
         if told {
             self.handle.host.finished().await;
         } else {

@@ -1,5 +1,6 @@
 //! Making connections.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -52,11 +53,8 @@ async fn dial(
 ) -> Result<Arc<TcpLink>, Status> {
     let until = Instant::now() + patience;
     if let Some(path) = unix::path(target) {
-        let connected = timeout(patience, unix::connect(path)).await.unwrap_or_else(|late| Err(late.into()));
-        let link = connected.and_then(|stream| TcpLink::new(stream, config, None));
-        return link.map_err(|error| unavailable(target, &error.to_string()));
+        return connect_by(unix::connect(path), target, config, patience).await;
     }
-    let silent = || format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall");
     let addresses: Vec<SocketAddr> = match timeout_at(until, lookup_host(target)).await {
         Ok(Ok(addresses)) => addresses.collect(),
         Ok(Err(error)) => return Err(unavailable(target, &format!("the name: {error}"))),
@@ -76,7 +74,7 @@ async fn dial(
                 }
             }
             Ok(Err(error)) => error.to_string(),
-            Err(_) => silent(),
+            Err(_) => silent(patience),
         };
         tried.push(if address.to_string() == target { why } else { format!("{address}: {why}") });
     }
@@ -86,32 +84,65 @@ async fn dial(
     Err(unavailable(target, &tried.join("; ")))
 }
 
-/// Makes a link of a stream that the application has connected. Must be called within a tokio runtime.
+/// Makes a link of the stream that `connecting` brings within `patience`: anything that tokio reads and writes. `target` is the
+/// peer's name for messages. Must be called within a tokio runtime.
 ///
 /// # Errors
 ///
-/// UNAVAILABLE, not executed, if a socket can't be set up.
-pub fn over<S>(stream: S, config: &TcpConfig) -> Result<Arc<TcpLink>, Status>
+/// UNAVAILABLE, not executed, with the target and what `connecting` said.
+pub async fn connect_by<S>(
+    connecting: impl Future<Output = io::Result<S>>,
+    target: &str,
+    config: &TcpConfig,
+    patience: Duration,
+) -> Result<Arc<TcpLink>, Status>
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
-    let link = TcpLink::new(Stream::of(stream), config, None);
-    link.map_err(|error| unavailable("the server", &error.to_string()))
+    set_up(connecting, target, config, patience, || Ok(None)).await
 }
 
-/// Makes a link of a stream that the application has connected, and encrypts what goes by it, as [`connect_tls`] does.
+/// Makes a link like [`connect_by`], and encrypts what goes by it, as [`connect_tls`] does.
 ///
 /// # Errors
 ///
-/// Those of [`over`]. The name must be one that a certificate can have, or an address.
+/// Those of `connect_by`. The name must be one that a certificate can have, or an address.
 #[cfg(feature = "tls")]
-pub fn over_tls<S>(stream: S, name: &str, config: &TcpConfig, tls: &TlsClient) -> Result<Arc<TcpLink>, Status>
+pub async fn connect_by_tls<S>(
+    connecting: impl Future<Output = io::Result<S>>,
+    target: &str,
+    name: &str,
+    config: &TcpConfig,
+    tls: &TlsClient,
+    patience: Duration,
+) -> Result<Arc<TcpLink>, Status>
 where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
-    let session = tls.session(name).map_err(|error| unavailable(name, &error.to_string()))?;
-    let link = TcpLink::new(Stream::of(stream), config, Some(session));
-    link.map_err(|error| unavailable(name, &error.to_string()))
+    let session = || tls.session(name).map(Some).map_err(io::Error::other);
+    set_up(connecting, target, config, patience, session).await
+}
+
+async fn set_up<S>(
+    connecting: impl Future<Output = io::Result<S>>,
+    target: &str,
+    config: &TcpConfig,
+    patience: Duration,
+    session: impl Fn() -> io::Result<Option<Session>>,
+) -> Result<Arc<TcpLink>, Status>
+where
+    S: AsyncRead + AsyncWrite + Send + 'static,
+{
+    let link = match timeout(patience, connecting).await {
+        Ok(Ok(stream)) => session().and_then(|tls| TcpLink::new(Stream::of(stream), config, tls)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => return Err(unavailable(target, &silent(patience))),
+    };
+    link.map_err(|error| unavailable(target, &error.to_string()))
+}
+
+fn silent(patience: Duration) -> String {
+    format!("no answer within {patience:?} (liveness.connect_ms): host down, or a firewall")
 }
 
 fn unavailable(target: &str, why: &str) -> Status {

@@ -28,8 +28,8 @@ mod write;
 
 pub use accept::Acceptor;
 pub use config::{Completion, TcpConfig};
-pub use connect::{connect, over};
+pub use connect::{connect, connect_by};
 #[cfg(feature = "tls")]
-pub use connect::{connect_tls, over_tls};
+pub use connect::{connect_by_tls, connect_tls};
 pub use link::TcpLink;
 pub use listener::Listener;

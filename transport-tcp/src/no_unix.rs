@@ -18,7 +18,7 @@ pub(crate) fn path(address: &str) -> Option<&str> {
     address.strip_prefix("unix:")
 }
 
-pub(crate) async fn connect(_: &str) -> io::Result<Stream> {
+pub(crate) async fn connect(_: &str) -> io::Result<tokio::net::TcpStream> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

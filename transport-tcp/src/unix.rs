@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use farcall_core::transport::{Identity, Process};
+use farcall_core::transport::{Identity, PeerProcess};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -38,14 +38,14 @@ pub(crate) fn path(address: &str) -> Option<&str> {
     Some(path.strip_prefix("//").unwrap_or(path))
 }
 
-pub(crate) async fn connect(path: &str) -> io::Result<Stream> {
-    UnixStream::connect(path).await.map(Stream::Unix)
+pub(crate) async fn connect(path: &str) -> io::Result<UnixStream> {
+    UnixStream::connect(path).await
 }
 
 /// Returns who the process at the other end of a socket is, if the kernel knows.
 pub(crate) fn identity(socket: &UnixStream) -> Option<Identity> {
     let peer = socket.peer_cred().ok()?;
-    Some(Identity::of_process(Process { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() }))
+    Some(Identity::of_process(PeerProcess { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() }))
 }
 
 /// Listens on `PATH` or `PATH?mode=OCTAL`.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use farcall_core::testing::conformance;
 use farcall_core::transport::Link;
-use farcall_tcp::{Acceptor, Listener, TcpConfig, TcpLink, connect, over};
+use farcall_tcp::{Acceptor, Listener, TcpConfig, TcpLink, connect, connect_by};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc;
@@ -119,9 +119,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Reluctant<S> {
     }
 }
 
-fn over_pair<S: AsyncRead + AsyncWrite + Send + 'static>((near, far): (S, S)) -> conformance::Pair {
-    let config = TcpConfig::default();
-    (over(near, &config).unwrap() as Arc<dyn Link>, over(far, &config).unwrap() as Arc<dyn Link>)
+async fn over<S: AsyncRead + AsyncWrite + Send + 'static>(stream: S) -> Arc<dyn Link> {
+    connect_by(async { Ok(stream) }, "the peer", &TcpConfig::default(), PATIENCE).await.unwrap()
+}
+
+async fn over_pair<S: AsyncRead + AsyncWrite + Send + 'static>((near, far): (S, S)) -> conformance::Pair {
+    (over(near).await, over(far).await)
 }
 
 /// How much a stream holds, in bytes: more than all that is written at once, less than a frame, and less than a header.
@@ -130,13 +133,13 @@ const SIZES: [usize; 3] = [8 << 20, 5000, 20];
 #[tokio::test]
 async fn streams_of_the_application_conform() {
     for size in SIZES {
-        conformance::check(|| async move { over_pair(tokio::io::duplex(size)) }).await;
+        conformance::check(|| async move { over_pair(tokio::io::duplex(size)).await }).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_of_the_application_conform_on_two_threads() {
-    conformance::check(async || over_pair(tokio::io::duplex(5000))).await;
+    conformance::check(async || over_pair(tokio::io::duplex(5000)).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,7 +147,7 @@ async fn streams_that_keep_what_is_written_conform() {
     let reluctant = |inner| Reluctant { inner, kept: Vec::new() };
     conformance::check(async || {
         let (near, far) = tokio::io::duplex(5000);
-        over_pair((reluctant(near), reluctant(far)))
+        over_pair((reluctant(near), reluctant(far))).await
     })
     .await;
 }
@@ -175,7 +178,7 @@ impl AsyncWrite for Restless {
 
 #[tokio::test]
 async fn a_stream_that_is_always_worth_a_try_does_not_keep_the_thread() {
-    let link = over(Restless, &TcpConfig::default()).unwrap();
+    let link = over(Restless).await;
     let end = farcall_core::testing::End::start(link);
     for _ in 0..1000 {
         tokio::task::yield_now().await;
@@ -288,4 +291,15 @@ async fn a_socket_that_nobody_listens_on_is_named() {
     let error = connect(&folder.socket(), &TcpConfig::default(), PATIENCE).await.unwrap_err();
     assert!(error.message().contains(&folder.socket()), "{error}");
     assert_eq!(error.executed(), farcall_core::status::Executed::No);
+}
+
+#[tokio::test]
+async fn a_dialler_that_fails_or_says_nothing_is_told_with_its_target() {
+    let config = TcpConfig::default();
+    let refused = async { Err::<TcpStream, _>(io::Error::other("the tunnel is closed")) };
+    let error = connect_by(refused, "db1:7400", &config, PATIENCE).await.unwrap_err();
+    assert_eq!(error.message(), "can't connect to db1:7400: the tunnel is closed");
+    let silent = std::future::pending::<io::Result<TcpStream>>();
+    let error = connect_by(silent, "db1:7400", &config, Duration::from_millis(1)).await.unwrap_err();
+    assert!(error.message().contains("db1:7400: no answer within 1ms"), "{error}");
 }

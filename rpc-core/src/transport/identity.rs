@@ -23,12 +23,12 @@ pub struct Identity {
     /// The certificates that the peer has presented, its own first, in DER. Empty for a process.
     pub certificates: Vec<Bytes>,
     /// The process at the other end of a Unix-domain socket. `None` for a certificate.
-    pub process: Option<Process>,
+    pub process: Option<PeerProcess>,
 }
 
 /// A process of this machine, as the kernel names it (unix(7), `SO_PEERCRED`), at the time when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct PeerProcess {
     /// Its effective user.
     pub uid: u32,
     /// Its effective group.
@@ -44,7 +44,7 @@ impl Identity {
     }
 
     /// Returns the identity of a process. Its subject is `uid=` and the number of its user.
-    pub fn of_process(process: Process) -> Self {
+    pub fn of_process(process: PeerProcess) -> Self {
         Self { subject: format!("uid={}", process.uid), process: Some(process), ..Self::default() }
     }
 

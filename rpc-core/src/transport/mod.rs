@@ -31,7 +31,7 @@ pub mod spin;
 pub mod words;
 
 pub use atomics::{Atomic, DeviceAtomics, DeviceId};
-pub use identity::{Identity, Process};
+pub use identity::{Identity, PeerProcess};
 pub use reason::{Reason, Unavailable};
 pub use round_trip::RoundTrip;
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};

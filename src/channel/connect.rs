@@ -337,8 +337,10 @@ impl Connector for Dial {
 
     fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned();
-        let target = peer.to_string();
-        self.dial(target.clone(), host.unwrap_or(target))
+        let host = host.unwrap_or_else(|| peer.to_string());
+        // Where the application dials, the peer may be a proxy.
+        let target = if self.dialer.own.is_some() { host.clone() } else { peer.to_string() };
+        self.dial(target, host)
     }
 
     fn peers(&self) -> usize {

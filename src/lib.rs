@@ -270,6 +270,8 @@ pub mod reflection;
 #[cfg(feature = "tcp")]
 mod server;
 pub mod stream;
+#[cfg(feature = "systemd")]
+pub mod systemd;
 pub mod trace;
 
 pub use address::Address;

@@ -39,6 +39,8 @@ pub struct Server {
     acceptors: Vec<Acceptor>,
     handle: Handle,
     stopped: watch::Receiver<bool>,
+    #[cfg(feature = "systemd")]
+    systemd: bool,
 }
 
 /// Options of a [`Server`].
@@ -56,6 +58,8 @@ pub struct ServerBuilder {
     reflection: bool,
     admin: bool,
     capture: bool,
+    #[cfg(feature = "systemd")]
+    systemd: bool,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
 }
@@ -155,6 +159,15 @@ impl ServerBuilder {
     /// Chooses the transport. The environment counts more [if asked](Self::with_env): [`Config`] has the whole order.
     pub fn transport(mut self, policy: Policy) -> Self {
         self.transport = Some(policy);
+        self
+    }
+
+    /// Tells systemd that the service is ready when the server serves, and that it stops when the server begins to drain or is
+    /// closed. If the unit has `WatchdogSec=`, also tells it that the program lives, as long as the runtime's tasks have their turn. Does
+    /// nothing in a program that systemd has not started with `NotifyAccess=` or `Type=notify`. See [`systemd`](crate::systemd).
+    #[cfg(feature = "systemd")]
+    pub fn with_systemd(mut self) -> Self {
+        self.systemd = true;
         self
     }
 
@@ -274,7 +287,14 @@ impl ServerBuilder {
             acceptors.push(acceptor);
         }
         let (stop, stopped) = watch::channel(false);
-        Ok(Server { acceptors, handle: Handle { host, stop: Arc::new(stop) }, stopped })
+        let handle = Handle { host, stop: Arc::new(stop) };
+        Ok(Server {
+            acceptors,
+            handle,
+            stopped,
+            #[cfg(feature = "systemd")]
+            systemd: self.systemd,
+        })
     }
 }
 
@@ -319,6 +339,8 @@ impl Server {
     /// session.
     pub async fn serve_until<S: Future>(mut self, signal: S) {
         let _close = CloseOnDrop(self.handle.host.clone());
+        #[cfg(feature = "systemd")]
+        let systemd = self.systemd.then(crate::systemd::Serving::begin);
         let accept = accept_all(&self.acceptors, &self.handle.host);
         let told = tokio::select! {
             () = accept => false,
@@ -326,6 +348,8 @@ impl Server {
             _ = signal => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };
+        #[cfg(feature = "systemd")]
+        systemd.as_ref().inspect(|systemd| systemd.stopping());
         drop(self.acceptors);
         if told {
             self.handle.host.finished().await;

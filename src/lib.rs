@@ -249,6 +249,7 @@
 //! - `toml` (default): [`Config::from_toml`], and settings in an [`Address`].
 //! - `prost` (default): the codec [`Prost`], and [`details`] of statuses.
 //! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
+//! - `systemd`: sockets that systemd has opened, and what it is told of a server (`farcall::systemd`).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farcall_core::status::{Blame, Code, Executed, Status};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpSocket, lookup_host};
+use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::stream::Stream;
@@ -63,7 +63,7 @@ async fn dial(
     let mut tried = Vec::new();
     for (i, address) in addresses.iter().enumerate() {
         let share = until.saturating_duration_since(Instant::now()) / (addresses.len() - i) as u32;
-        let connecting = async { new_socket(*address, config)?.connect(*address).await };
+        let connecting = async { config.new_socket(*address)?.connect(*address).await };
         let why = match timeout(share, connecting).await {
             Ok(Ok(socket)) => {
                 let link = session().map(|session| TcpLink::new(Stream::Tcp(socket), config, session));
@@ -149,17 +149,4 @@ fn unavailable(target: &str, why: &str) -> Status {
     Status::new(Code::Unavailable, format!("can't connect to {target}: {why}"))
         .with_executed(Executed::No)
         .with_blame(Blame::Environment)
-}
-
-/// Makes a socket with the buffers that are configured: the window that TCP agrees on depends on them (tcp(7)). Connections that it
-/// accepts have them, too.
-pub(crate) fn new_socket(address: SocketAddr, config: &TcpConfig) -> io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if config.receive_buffer > 0 {
-        socket.set_recv_buffer_size(config.receive_buffer)?;
-    }
-    if config.send_buffer > 0 {
-        socket.set_send_buffer_size(config.send_buffer)?;
-    }
-    Ok(socket)
 }

@@ -13,12 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixListener;
 use tokio::net::{TcpListener, lookup_host};
 
-use crate::connect::new_socket;
+use crate::config::BACKLOG;
 use crate::stream::Stream;
 use crate::{TcpConfig, unix};
-
-/// How many connections the kernel keeps for us before they are accepted.
-pub(crate) const BACKLOG: u32 = 1024;
 
 /// A source of a server's connections: an address to listen on, a listener that the application has made, or its connections.
 ///
@@ -193,7 +190,7 @@ async fn listen_on(target: &str, config: &TcpConfig) -> io::Result<TcpListener> 
 }
 
 fn listen(address: SocketAddr, config: &TcpConfig) -> io::Result<TcpListener> {
-    let socket = new_socket(address, config)?;
+    let socket = config.new_socket(address)?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -11,6 +11,8 @@ use std::task::{Context, Poll};
 
 use bytes::BufMut;
 use farcall_core::transport::Identity;
+#[cfg(unix)]
+use farcall_core::transport::PeerProcess;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::TcpStream;
@@ -78,7 +80,11 @@ impl Stream {
     pub(crate) fn identity(&self) -> Option<Arc<Identity>> {
         match self {
             #[cfg(unix)]
-            Self::Unix(unix) => crate::unix::identity(unix).map(Arc::new),
+            Self::Unix(unix) => {
+                let peer = unix.peer_cred().ok()?;
+                let process = PeerProcess { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() };
+                Some(Arc::new(Identity::of_process(process)))
+            }
             _ => None,
         }
     }

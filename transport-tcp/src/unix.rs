@@ -5,11 +5,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use farcall_core::transport::{Identity, PeerProcess};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::listener::BACKLOG;
+use crate::config::BACKLOG;
 use crate::stream::Stream;
 
 /// A listening socket. It is closed after its file is gone: while it listens, no other server takes the file for a dead one's.
@@ -40,12 +39,6 @@ pub(crate) fn path(address: &str) -> Option<&str> {
 
 pub(crate) async fn connect(path: &str) -> io::Result<UnixStream> {
     UnixStream::connect(path).await
-}
-
-/// Returns who the process at the other end of a socket is, if the kernel knows.
-pub(crate) fn identity(socket: &UnixStream) -> Option<Identity> {
-    let peer = socket.peer_cred().ok()?;
-    Some(Identity::of_process(PeerProcess { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() }))
 }
 
 /// Listens on `PATH` or `PATH?mode=OCTAL`.

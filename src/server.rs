@@ -25,9 +25,11 @@ use tokio::sync::watch;
 
 pub use self::error::BindError;
 use self::listen::{accept_all, check_all};
+#[cfg(feature = "tls")]
+use crate::ConfigError;
 use crate::admin::Operator;
 use crate::reflection::Services;
-use crate::{Config, ConfigError, Policy};
+use crate::{Config, Policy};
 
 /// How long a server that is told to stop waits for the calls in progress, unless it is told otherwise.
 const GRACE: Duration = Duration::from_secs(30);

@@ -147,7 +147,7 @@ impl Names {
                 match every {
                     // An error means that the time has come, or that the channel is gone.
                     Some(every) => {
-                        drop(tokio::time::timeout_at(looked_up + every.max(PAUSE), any_fails).await)
+                        drop(tokio::time::timeout_at(looked_up + every.max(PAUSE), any_fails).await);
                     }
                     None => std::future::pending().await,
                 }

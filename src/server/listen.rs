@@ -27,11 +27,11 @@ pub(super) async fn accept_all(acceptors: &[Acceptor], host: &Arc<ServerCore>) {
         }
     };
     let mut all: Vec<_> = acceptors.iter().map(|acceptor| Box::pin(accept(acceptor))).collect();
-    poll_fn(|cx| {
+    let poll_all = poll_fn(|cx| {
         for one in &mut all {
             let _: Poll<()> = one.as_mut().poll(cx);
         }
-        Poll::Pending
-    })
-    .await
+        Poll::<()>::Pending
+    });
+    poll_all.await;
 }

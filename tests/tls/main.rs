@@ -247,7 +247,7 @@ async fn streams_of_the_application_are_encrypted() {
     let near = std::sync::Mutex::new(Some(near));
     let channel = Channel::builder()
         .dial_with(move |_| {
-            std::future::ready(near.lock().unwrap().take().ok_or(std::io::ErrorKind::Other.into()))
+            std::future::ready(near.lock().unwrap().take().ok_or_else(|| std::io::ErrorKind::Other.into()))
         })
         .config(with(authority.issue("ann", as_it_is)));
     let channel = channel.connect("tcp+tls://localhost:1").await.unwrap();

@@ -174,6 +174,6 @@ impl Stream {
         match_stream!(self, socket => {
             // An error says that it has ended already.
             let _ = SockRef::from(socket).shutdown(Shutdown::Both);
-        }, own => own.end())
+        }, own => own.end());
     }
 }

@@ -173,7 +173,7 @@ impl ServerBuilder {
         self
     }
 
-    /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
+    /// Encrypts all connections except those by Unix-domain sockets. Without this, the configuration's section `[tls]` counts.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsServer) -> Self {
         self.tls = Some(tls);
@@ -395,7 +395,7 @@ impl Handle {
         self.stop.send_replace(true);
     }
 
-    /// Returns the connections that are open now.
+    /// Returns the connections that are open now. Each can be [closed](Connection::close) or [drained](Connection::drain) by itself.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
         self.host.connections()
     }

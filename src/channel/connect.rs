@@ -167,7 +167,7 @@ impl ChannelBuilder {
         self
     }
 
-    /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
+    /// Encrypts all connections except those by Unix-domain sockets. Without this, the configuration's section `[tls]` counts.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsClient) -> Self {
         self.tls = Some(tls);

@@ -51,7 +51,8 @@ impl Endpoint {
         self
     }
 
-    /// Encrypts connections to this server as `tls` says, and not as the channel's other connections.
+    /// Encrypts connections to this server as `tls` says, and not as the channel's other connections. A Unix-domain socket is never
+    /// encrypted.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsClient) -> Self {
         self.tls = Some(tls);

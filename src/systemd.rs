@@ -58,7 +58,8 @@ impl Serving {
         let watchdog = system::watchdog().map(|limit| {
             let watchdog = async move {
                 loop {
-                    system::tell(system::WATCHDOG);
+                    // It waits while systemd has not read earlier messages. An error means that the runtime ends.
+                    let _ = tokio::task::spawn_blocking(|| system::tell(system::WATCHDOG)).await;
                     // As sd_watchdog_enabled(3) recommends.
                     tokio::time::sleep(limit / 2).await;
                 }

@@ -49,7 +49,7 @@ async fn a_service_has_its_sockets_from_systemd_and_tells_it_what_it_does() {
     let command = ["bash", "-c", ACTIVATE, "activate", "2"];
     let mut service = Process::start_as(&command, "serve_as_a_service", "", |command| {
         command.stdin(OwnedFd::from(tcp)).stderr(OwnedFd::from(unix));
-        command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "20000");
+        command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "1000000");
     });
     assert_eq!(service.said(), "2 sockets, then 0");
     assert_eq!(told_to(&systemd).await, "READY=1\n");

@@ -17,9 +17,11 @@ use crate::{ConfigError, ConfigErrorKind};
 /// farcall://[fd00::7]:7400                an IPv6 address
 /// farcall://db1:7400?rdma.device=mlx5_0   a setting of [`Config`](crate::Config) for this channel
 /// farcall+tls://db1:7400                  encrypted; also rdma+tls, tcp+tls. Needs the section `[tls]`, or a channel with TLS
+/// unix:/run/app.sock                      a Unix-domain socket; also unix:///run/app.sock
 /// ```
 ///
-/// With a section `[tls]` every address is encrypted, with `+tls` or without.
+/// With a section `[tls]` every address is encrypted, with `+tls` or without, except Unix-domain sockets. Calls by these never go
+/// by RDMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     policy: Option<Policy>,
@@ -29,7 +31,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// The transport that the scheme chooses; `None` for `farcall://`, which leaves it to the configuration.
+    /// The transport that the scheme chooses; `None` for `farcall://`, which leaves it to the configuration. A Unix-domain socket
+    /// counts as TCP.
     pub fn policy(&self) -> Option<Policy> {
         self.policy
     }
@@ -39,9 +42,15 @@ impl Address {
         self.tls
     }
 
-    /// The servers, each as `host:port`; at least one.
+    /// The servers, each as `host:port`; at least one. A Unix-domain socket is a single one, as `unix:PATH`.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
+    }
+
+    /// Whether the server is at a Unix-domain socket.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn is_unix(&self) -> bool {
+        unix_path(&self.hosts[0]).is_some()
     }
 
     /// The settings after `?`, as written.
@@ -56,8 +65,20 @@ impl FromStr for Address {
     fn from_str(address: &str) -> Result<Self, ConfigError> {
         let wrong =
             |why: &str| ConfigError::new(ConfigErrorKind::Address, format!("address `{address}`: {why}"));
+        if let Some(path) = unix_path(address) {
+            let (path, query) =
+                path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+            if path.is_empty() {
+                return Err(wrong(UNIX_FORM));
+            }
+            let settings = settings(query).map_err(wrong)?;
+            let hosts = vec![format!("unix:{path}")];
+            return Ok(Self { policy: Some(Policy::Tcp), tls: false, hosts, settings });
+        }
         let Some((scheme, rest)) = address.split_once("://") else {
-            return Err(wrong("it has no scheme; write `farcall://HOST:PORT`, `rdma://…` or `tcp://…`"));
+            return Err(wrong(
+                "it has no scheme; write `farcall://HOST:PORT`, `rdma://…`, `tcp://…` or `unix:PATH`",
+            ));
         };
         let (transport, tls) = match scheme.strip_suffix("+tls") {
             Some(transport) => (transport, true),
@@ -69,7 +90,7 @@ impl FromStr for Address {
             "tcp" => Some(Policy::Tcp),
             _ => {
                 return Err(wrong(
-                    "the scheme is not `farcall`, `rdma` or `tcp`, or one of these with `+tls`",
+                    "the scheme is not `farcall`, `rdma` or `tcp`, or one of these with `+tls`, nor `unix`",
                 ));
             }
         };
@@ -86,22 +107,38 @@ impl FromStr for Address {
         };
         let wrong_host = |why| wrong(&format!("{why}; write HOST:PORT, as in `farcall://db1:7400`"));
         let hosts = hosts.split(',').map(|h| host(h).map_err(wrong_host)).collect::<Result<_, _>>()?;
-        let mut settings = Vec::new();
-        for setting in query.unwrap_or("").split('&').filter(|s| !s.is_empty()) {
-            let Some((key, value)) = setting.split_once('=') else {
-                return Err(wrong("a setting after `?` is not `key=value`"));
-            };
-            settings.push((key.to_owned(), value.to_owned()));
-        }
+        let settings = settings(query).map_err(wrong)?;
         Ok(Self { policy, tls, hosts, settings })
     }
+}
+
+const UNIX_FORM: &str = "a Unix-domain socket has no path; write `unix:PATH`, as in `unix:/run/app.sock`";
+
+/// Returns what follows `unix:` or `unix://`.
+fn unix_path(address: &str) -> Option<&str> {
+    let path = address.strip_prefix("unix:")?;
+    Some(path.strip_prefix("//").unwrap_or(path))
+}
+
+/// Returns the settings after `?`.
+fn settings(query: Option<&str>) -> Result<Vec<(String, String)>, &'static str> {
+    let pair = |setting: &str| {
+        let (key, value) = setting.split_once('=').ok_or("a setting after `?` is not `key=value`")?;
+        Ok((key.to_owned(), value.to_owned()))
+    };
+    query.unwrap_or("").split('&').filter(|setting| !setting.is_empty()).map(pair).collect()
 }
 
 /// Refuses what is no address to listen on.
 #[cfg(feature = "tcp")]
 pub(crate) fn check_listen(address: &str) -> Result<(), ConfigError> {
-    let why = match check_host(address) {
-        Ok(_) => return Ok(()),
+    let checked = match unix_path(address) {
+        Some(path) if path.is_empty() || path.starts_with('?') => Err(UNIX_FORM),
+        Some(_) => Ok(()),
+        None => check_host(address).map(drop),
+    };
+    let why = match checked {
+        Ok(()) => return Ok(()),
         Err(_) if address.contains("://") => "a server listens for every transport, so there is no scheme",
         Err(why) => why,
     };
@@ -109,7 +146,7 @@ pub(crate) fn check_listen(address: &str) -> Result<(), ConfigError> {
         ConfigErrorKind::Address,
         format!(
             "can't listen on `{address}`: {why}; write HOST:PORT, as in `0.0.0.0:7400`, `[::]:7400` or, for a free port, \
-         `127.0.0.1:0`"
+         `127.0.0.1:0`; or `unix:PATH`"
         ),
     ))
 }
@@ -136,7 +173,10 @@ impl fmt::Display for Address {
             _ => "farcall",
         };
         let tls = if self.tls { "+tls" } else { "" };
-        write!(f, "{scheme}{tls}://{}", self.hosts.join(","))?;
+        match &self.hosts[..] {
+            [unix] if unix_path(unix).is_some() => f.write_str(unix)?,
+            hosts => write!(f, "{scheme}{tls}://{}", hosts.join(","))?,
+        }
         for (i, (key, value)) in self.settings.iter().enumerate() {
             write!(f, "{}{key}={value}", if i == 0 { '?' } else { '&' })?;
         }
@@ -157,6 +197,13 @@ mod tests {
         assert_eq!(a.to_string().parse::<Address>().unwrap(), a);
         assert_eq!("rdma://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Rdma));
         assert_eq!("tcp://a:1".parse::<Address>().unwrap().policy(), Some(Policy::Tcp));
+        for text in ["unix:/run/a,b.sock?liveness.connect_ms=5", "unix:///run/a,b.sock?liveness.connect_ms=5"]
+        {
+            let a: Address = text.parse().unwrap();
+            assert_eq!((a.policy(), a.hosts()), (Some(Policy::Tcp), &["unix:/run/a,b.sock".to_owned()][..]));
+            assert_eq!(a.settings()[0], ("liveness.connect_ms".into(), "5".into()));
+            assert_eq!(a.to_string(), "unix:/run/a,b.sock?liveness.connect_ms=5");
+        }
     }
 
     #[cfg(feature = "tls")]
@@ -175,7 +222,7 @@ mod tests {
     #[cfg(feature = "tcp")]
     #[test]
     fn what_can_not_be_listened_on_is_told_the_form() {
-        for address in ["127.0.0.1:0", "localhost:7400", "[::]:7400"] {
+        for address in ["127.0.0.1:0", "localhost:7400", "[::]:7400", "unix:/run/a", "unix://a?mode=660"] {
             assert_eq!(check_listen(address), Ok(()));
         }
         for (address, why) in [
@@ -185,6 +232,8 @@ mod tests {
             (":7400", "no name"),
             ("::1:7400", "brackets"),
             ("db1:http", "port"),
+            ("unix:", "no path"),
+            ("unix:?mode=660", "no path"),
         ] {
             let error = check_listen(address).unwrap_err().to_string();
             assert!(error.contains(&format!("`{address}`: ")) && error.contains(why), "{address}: {error}");
@@ -207,6 +256,9 @@ mod tests {
             ("farcall://a:99999", "port"),
             ("farcall://a:0", "port"),
             ("farcall://a:1?x", "key=value"),
+            ("unix://", "no path"),
+            ("unix:/a?x", "key=value"),
+            ("rdma+unix:///a", "nor `unix`"),
         ] {
             let error = address.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains(why) && error.contains(address), "{address}: {error}");

@@ -20,6 +20,8 @@ use tokio::sync::watch;
 #[cfg(feature = "tcp")]
 mod connect;
 #[cfg(feature = "tcp")]
+mod dial;
+#[cfg(feature = "tcp")]
 mod endpoints;
 #[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;

@@ -249,6 +249,7 @@
 //! - `toml` (default): [`Config::from_toml`], and settings in an [`Address`].
 //! - `prost` (default): the codec [`Prost`], and [`details`] of statuses.
 //! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
+//! - `systemd`: sockets that systemd has opened, and what it is told of a server (`farcall::systemd`).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 
@@ -270,6 +271,8 @@ pub mod reflection;
 #[cfg(feature = "tcp")]
 mod server;
 pub mod stream;
+#[cfg(feature = "systemd")]
+pub mod systemd;
 pub mod trace;
 
 pub use address::Address;
@@ -301,12 +304,12 @@ pub use farcall_core::metadata::{Metadata, MetadataError, MetadataValue};
 pub use farcall_core::region;
 pub use farcall_core::status::{Blame, Code, Executed, RETRY_AFTER, Result, Status};
 pub use farcall_core::stream::{EndReason, Stream, Streaming};
-pub use farcall_core::transport::{Counters, Reason, Unavailable};
+pub use farcall_core::transport::{Counters, Identity, PeerProcess, Reason, Unavailable};
 pub use farcall_macros::service;
 #[cfg(feature = "rdma")]
 pub use farcall_rdma::RdmaConfig;
 #[cfg(feature = "tcp")]
-pub use farcall_tcp::TcpConfig;
+pub use farcall_tcp::{Listener, TcpConfig};
 #[cfg(feature = "tcp")]
 pub use server::{BindError, Handle, Server, ServerBuilder, ServerStats, StopSignals};
 
@@ -347,7 +350,6 @@ pub mod tcp {
 /// be replaced while servers and channels run. [`Context::identity`] says who a caller is.
 #[cfg(feature = "tls")]
 pub mod tls {
-    pub use farcall_core::transport::Identity;
     pub use farcall_tcp::tls::{ClientAuth, TlsClient, TlsConfig, TlsError, TlsServer, rustls};
 }
 

@@ -1,10 +1,11 @@
 //! The server's end.
 
+mod error;
+mod listen;
 mod stop;
 
 use std::fmt;
 use std::future::{Future, pending};
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,31 +20,34 @@ use farcall_core::middleware::{Next, Request, Response, Stack};
 use farcall_core::server::ServerCore;
 use farcall_core::service::Service;
 use farcall_core::status::Status;
-use farcall_core::transport::Unavailable;
-use farcall_tcp::Acceptor;
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsServer;
+use farcall_tcp::{Acceptor, Listener};
 use tokio::sync::watch;
 
+pub use self::error::BindError;
+use self::listen::{accept_all, check_all};
 pub use self::stop::StopSignals;
-use crate::address::check_listen;
+#[cfg(feature = "tls")]
+use crate::ConfigError;
 use crate::admin::Operator;
 use crate::health::Reporter;
 use crate::health::progress::Progress;
 use crate::reflection::Services;
-use crate::{Config, ConfigError, Policy, ServerConfig};
+use crate::{Config, Policy, ServerConfig};
 
 /// A server that listens and has not begun to serve.
 #[derive(Debug)]
 #[must_use = "a server does nothing until it serves"]
 pub struct Server {
-    acceptor: Acceptor,
-    local_addr: SocketAddr,
+    acceptors: Vec<Acceptor>,
     config: ServerConfig,
     /// The watch over handlers that may be stuck, if there is one.
     progress: Option<Arc<Progress>>,
     handle: Handle,
     stopped: watch::Receiver<bool>,
+    #[cfg(feature = "systemd")]
+    systemd: bool,
 }
 
 /// Options of a [`Server`].
@@ -51,6 +55,7 @@ pub struct Server {
 #[must_use = "a builder does nothing until it is bound"]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
+    listeners: Vec<Listener>,
     stack: Option<Stack>,
     config: Config,
     transport: Option<Policy>,
@@ -62,6 +67,8 @@ pub struct ServerBuilder {
     descriptors: Vec<Bytes>,
     admin: bool,
     capture: bool,
+    #[cfg(feature = "systemd")]
+    systemd: bool,
     #[cfg(feature = "tls")]
     tls: Option<TlsServer>,
 }
@@ -70,60 +77,6 @@ impl fmt::Debug for ServerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.services.iter().map(|s| &s.info().name).collect();
         f.debug_struct("ServerBuilder").field("services", &names).field("config", &self.config).finish()
-    }
-}
-
-/// Why a server could not be set up.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum BindError {
-    /// The address or the configuration is wrong.
-    Config(ConfigError),
-    /// The services can't be served together; the text says why. For example, two have the same name.
-    Services(String),
-    /// Bytes that [`with_descriptors`](ServerBuilder::with_descriptors) got are no descriptors; the text says more.
-    Descriptors(String),
-    /// RDMA is required, and can't be had on this machine.
-    Rdma(Unavailable),
-    /// There is no tokio runtime, which the server's connections would run on.
-    NoRuntime,
-    /// The system refused to listen.
-    Io(io::Error),
-}
-
-impl fmt::Display for BindError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Services(why) | Self::Descriptors(why) => f.write_str(why),
-            Self::Rdma(why) => write!(f, "transport = \"rdma\" is required and can't be had: {why}"),
-            Self::NoRuntime => {
-                f.write_str("the server must be bound within a tokio runtime, which its connections run on")
-            }
-            Self::Io(error) => error.fmt(f),
-        }
-    }
-}
-
-/// Its text has the texts of what is in it. So its source is that of the system's error.
-impl std::error::Error for BindError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-impl From<ConfigError> for BindError {
-    fn from(error: ConfigError) -> Self {
-        Self::Config(error)
-    }
-}
-
-impl From<io::Error> for BindError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
     }
 }
 
@@ -248,7 +201,16 @@ impl ServerBuilder {
         self
     }
 
-    /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
+    /// Tells systemd that the service is ready when the server serves, and that it stops when the server begins to drain or is
+    /// closed. If the unit has `WatchdogSec=`, also tells it that the program lives, as long as the runtime's tasks have their turn. Does
+    /// nothing in a program that systemd has not started with `NotifyAccess=` or `Type=notify`. See [`systemd`](crate::systemd).
+    #[cfg(feature = "systemd")]
+    pub fn with_systemd(mut self) -> Self {
+        self.systemd = true;
+        self
+    }
+
+    /// Encrypts all connections except those by Unix-domain sockets. Without this, the configuration's section `[tls]` counts.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsServer) -> Self {
         self.tls = Some(tls);
@@ -268,15 +230,50 @@ impl ServerBuilder {
         self
     }
 
-    /// Listens on `HOST:PORT`, for example `0.0.0.0:7400` or `[::]:7400`. Port 0 chooses a free port, which [`Server::local_addr`]
-    /// returns. The system queues connections from now on. They are served once [`Server::serve`] runs.
+    /// Also takes connections from here: another [address](Listener), a listener that the application has made, or
+    /// [connections](Listener::incoming) that it accepts itself. [`build`](Self::build) or [`bind`](Self::bind) must follow.
+    ///
+    /// ```
+    /// # use farcall::{Result, Server};
+    /// # #[farcall::service]
+    /// # trait Greeter { async fn hello(&self) -> Result<String>; }
+    /// # struct Polite;
+    /// # impl Greeter for Polite { async fn hello(&self) -> Result<String> { Ok("hello".into()) } }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// let own = std::net::TcpListener::bind("127.0.0.1:0")?;
+    /// let server = Server::builder().add(GreeterServer::new(Polite)).listen(own).listen("127.0.0.1:0").build().await?;
+    /// for address in server.local_addrs() {
+    ///     println!("farcall://{address}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn listen(mut self, on: impl Into<Listener>) -> Self {
+        self.listeners.push(on.into());
+        self
+    }
+
+    /// Listens on `HOST:PORT`, for example `0.0.0.0:7400` or `[::]:7400`, or on the Unix-domain socket `unix:PATH`. Port 0 chooses a
+    /// free port, which [`Server::local_addr`] returns. The system queues connections from now on. They are served once
+    /// [`Server::serve`] runs.
     ///
     /// # Errors
     ///
     /// [`BindError`] says what is wrong: the address or the configuration, two services of one name, bytes that are no descriptors, no
     /// RDMA where it is required, no tokio runtime, or the system's refusal.
-    pub async fn bind(self, address: &str) -> Result<Server, BindError> {
-        check_listen(address)?;
+    pub async fn bind(mut self, address: &str) -> Result<Server, BindError> {
+        self.listeners.insert(0, address.into());
+        self.build().await
+    }
+
+    /// Listens where [`listen`](Self::listen) says, as [`bind`](Self::bind) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of `bind`. If one of several addresses can't be listened on, the server listens on none, and the error names that address.
+    pub async fn build(self) -> Result<Server, BindError> {
+        check_all(&self.listeners)?;
         if tokio::runtime::Handle::try_current().is_err() {
             return Err(BindError::NoRuntime);
         }
@@ -326,16 +323,27 @@ impl ServerBuilder {
             (None, Some(files)) => Some(TlsServer::from_files(files).map_err(ConfigError::tls)?),
             (tls, _) => tls,
         };
-        let acceptor = Acceptor::bind(address, config.tcp).await?;
-        #[cfg(feature = "tls")]
-        let acceptor = match &tls {
-            Some(tls) => acceptor.with_tls(tls.clone()),
-            None => acceptor,
-        };
-        let local_addr = acceptor.local_addr()?;
+        let mut acceptors = Vec::new();
+        for listener in self.listeners {
+            let acceptor = Acceptor::bind(listener, config.tcp.clone()).await?;
+            #[cfg(feature = "tls")]
+            let acceptor = match &tls {
+                Some(tls) => acceptor.with_tls(tls.clone()),
+                None => acceptor,
+            };
+            acceptors.push(acceptor);
+        }
         let (stop, stopped) = watch::channel(false);
         let handle = Handle { host, health: self.health, stop: Arc::new(stop) };
-        Ok(Server { acceptor, local_addr, config: config.server, progress, handle, stopped })
+        Ok(Server {
+            acceptors,
+            config: config.server,
+            progress,
+            handle,
+            stopped,
+            #[cfg(feature = "systemd")]
+            systemd: self.systemd,
+        })
     }
 }
 
@@ -345,9 +353,19 @@ impl Server {
         ServerBuilder::default()
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address that it listens on, or the first one.
+    ///
+    /// # Panics
+    ///
+    /// If it listens on no port, but only on Unix-domain sockets or to the application's connections.
     pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+        *self.local_addrs().first().expect("the server listens on a port")
+    }
+
+    /// Returns the addresses of all ports that it listens on: that of [`bind`](ServerBuilder::bind) first, then those of
+    /// [`listen`](ServerBuilder::listen) in their order. Unix-domain sockets and the application's connections have none.
+    pub fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.acceptors.iter().filter_map(|acceptor| acceptor.local_addr().ok()).collect()
     }
 
     /// Returns what the server holds for its clients now. See [`Handle::stats`].
@@ -372,11 +390,14 @@ impl Server {
     pub async fn serve_until<S: Future>(mut self, signal: S) {
         let (config, handle, progress) = (self.config, self.handle, self.progress);
         let _close = CloseOnDrop(handle.host.clone());
-        let accept = async {
-            loop {
-                handle.host.serve(self.acceptor.accept().await);
-            }
+        #[cfg(feature = "systemd")]
+        let systemd = self.systemd.then(crate::systemd::Serving::begin);
+        let say_stopping = || {
+            handle.say_not_serving();
+            #[cfg(feature = "systemd")]
+            systemd.as_ref().inspect(|systemd| systemd.stopping());
         };
+        let accept = accept_all(&self.acceptors, &handle.host);
         let watch_progress = async {
             match progress {
                 Some(progress) => progress.watch().await,
@@ -385,7 +406,7 @@ impl Server {
         };
         let stop = async {
             signal.await;
-            handle.say_not_serving();
+            say_stopping();
             let (delay, grace) = (config.drain_delay(), config.drain_grace());
             tracing::info!(?delay, ?grace, "the server was told to stop");
             tokio::time::sleep(delay).await;
@@ -397,8 +418,9 @@ impl Server {
             () = stop => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };
-        drop(self.acceptor);
+        drop(self.acceptors);
         if told {
+            say_stopping();
             handle.host.finished().await;
         } else {
             handle.host.drain(config.drain_grace()).await;
@@ -448,7 +470,7 @@ impl Handle {
         }
     }
 
-    /// Returns the connections that are open now.
+    /// Returns the connections that are open now. Each can be [closed](Connection::close) or [drained](Connection::drain) by itself.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
         self.host.connections()
     }

@@ -1,8 +1,8 @@
 //! `farcall serve`: the other side of `farcall perf` and `farcall doctor HOST`.
 
 use clap::Args;
-use farcall::Server;
 use farcall::health::Reporter;
+use farcall::{Server, ServerBuilder};
 
 use crate::doctor::service::{DoctorServer, Looking};
 use crate::output::{self, Failure};
@@ -18,11 +18,12 @@ use crate::target::{PORT, Settings};
 Examples:
   farcall serve                              on all addresses, port 7400
   farcall serve --listen 127.0.0.1:0         on a port that the system chooses
+  farcall serve --listen unix:/tmp/a.sock    on a Unix-domain socket
   farcall serve --config service.toml        with the settings of a service")]
 pub(crate) struct Arguments {
-    /// The address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value_t = format!("0.0.0.0:{PORT}"))]
-    listen: String,
+    /// The address to listen on, HOST:PORT or unix:PATH. Several addresses: give it several times
+    #[arg(long, value_name = "ADDRESS", default_values_t = [format!("0.0.0.0:{PORT}")])]
+    listen: Vec<String>,
     /// Threads that serve. One, as is the default, is what most others measure with
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
@@ -42,8 +43,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
             Server::builder().add(PerfServer::new(Service::default())).add(doctor).with_health(&health);
         let server = server.with_reflection().config(config);
         let server = if arguments.admin { server.with_admin() } else { server };
-        let server = server.bind(&arguments.listen).await.map_err(Failure::no)?;
-        output::print(&format!("listening on {}\n", server.local_addr()))?;
+        let server = arguments.listen.iter().fold(server, ServerBuilder::listen);
+        let server = server.build().await.map_err(Failure::no)?;
+        let sockets = arguments.listen.iter().filter(|address| address.starts_with("unix:")).cloned();
+        let all = server.local_addrs().into_iter().map(|address| address.to_string()).chain(sockets);
+        output::print(&all.map(|address| format!("listening on {address}\n")).collect::<String>())?;
         server.serve_until_stopped().await.map_err(Failure::no)?;
         Ok(0)
     })

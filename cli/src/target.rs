@@ -142,6 +142,9 @@ impl Target {
             config.tls.get_or_insert_default().server_name.clone_from(&self.server_name);
         }
         let address = self.address(by);
+        if is_unix(&address) && by == By::Rdma {
+            return Err(Failure::no(format!("{address}: calls by a Unix-domain socket never go by RDMA")));
+        }
         Channel::builder().config(config).connect(&address).await.map_err(|status| match status.code() {
             Code::InvalidArgument => Failure::usage(status),
             _ => Failure::no(status),
@@ -150,6 +153,9 @@ impl Target {
 
     /// Returns the address for a link.
     fn address(&self, by: By) -> String {
+        if is_unix(&self.host) {
+            return self.host.clone();
+        }
         let (given, rest) = self.host.split_once("://").unwrap_or(("farcall", &self.host));
         let (given, tls) = given.strip_suffix("+tls").map_or((given, ""), |given| (given, "+tls"));
         let scheme = match (given, by) {
@@ -164,6 +170,11 @@ impl Target {
         let settings = settings.map_or_else(String::new, |settings| format!("?{settings}"));
         format!("{scheme}{tls}://{}{settings}", hosts.join(","))
     }
+}
+
+/// Whether an address is that of a Unix-domain socket.
+fn is_unix(address: &str) -> bool {
+    address.starts_with("unix:")
 }
 
 /// Returns the host with a port.
@@ -192,6 +203,7 @@ mod tests {
         assert_eq!(address("farcall+tls://db1,db2:5?rdma.port=2"), "rdma+tls://db1:7400,db2:5?rdma.port=2");
         assert_eq!(address("tcp://db1"), "rdma://db1:7400");
         assert_eq!(address("http://db1"), "http://db1:7400");
+        assert_eq!(address("unix:/run/a.sock?rdma.port=2"), "unix:/run/a.sock?rdma.port=2");
         assert_eq!(target("tcp+tls://db1").address(By::Auto), "tcp+tls://db1:7400");
     }
 }

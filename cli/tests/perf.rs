@@ -215,3 +215,19 @@ fn a_server_that_is_another_one_is_told_from_a_missing_one() {
     let connected = farcall(&["connect", &format!("tcp://{address}")]);
     assert!(printed(&connected).contains("calls travel by tcp"), "{}", complaint(&connected));
 }
+
+#[test]
+fn a_unix_socket_is_served_beside_a_port() {
+    let socket = std::env::temp_dir().join(format!("farcall-{}.sock", std::process::id()));
+    let address = format!("unix:{}", socket.display());
+    let server = Server::start(&["--listen", &address]);
+    for address in [&server.address, &address] {
+        let output = farcall(&["list", address]);
+        assert!(printed(&output).contains("farcall.perf"), "{}", complaint(&output));
+    }
+    assert!(printed(&farcall(&["connect", &address])).contains("unix"));
+    let output = farcall(&["connect", "--rdma", &address]);
+    assert!(complaint(&output).contains("never go by RDMA"), "{}", complaint(&output));
+    drop(server);
+    std::fs::remove_file(socket).unwrap();
+}

@@ -213,7 +213,7 @@ impl Context {
         self.call.peer
     }
 
-    /// Returns who the caller is, if the connection is encrypted and the caller has a certificate.
+    /// Returns who the caller is: by its certificate on an encrypted connection, or by its process on a Unix-domain socket.
     ///
     /// ```
     /// # use farcall_core::context::Context;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +14,14 @@ use farcall_core::status::{Blame, Code, Executed, Status};
 use farcall_core::transport::{BoxFuture, Link};
 #[cfg(feature = "tls")]
 use farcall_tcp::tls::TlsClient;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Channel;
+use super::dial::{Dialer, OwnDial};
 use super::endpoints::{Endpoint, Names, by_system, follow};
 #[cfg(feature = "tls")]
 use crate::ConfigErrorKind;
-use crate::{Address, Config, ConfigError, Stream, TcpConfig};
+use crate::{Address, Config, ConfigError, Stream};
 
 impl Channel {
     /// Connects to an [`Address`] with the default configuration, as [`ChannelBuilder::connect`] does.
@@ -58,6 +61,7 @@ pub struct ChannelBuilder {
     wait_for_room: Option<bool>,
     compress: Option<Compression>,
     balance: Option<BalancePolicy>,
+    dial: Option<OwnDial>,
     #[cfg(feature = "tls")]
     tls: Option<TlsClient>,
 }
@@ -112,13 +116,58 @@ impl ChannelBuilder {
     }
 
     /// Sets how calls are shared among the servers of an address. Names are looked up for that: each address that one of them stands for is
-    /// a server. [`Balance`](crate::Balance) has the other settings.
+    /// a server. [`Balance`](crate::Balance) has the other settings. The address of a Unix-domain socket stands for one server.
     pub fn balance(mut self, policy: BalancePolicy) -> Self {
         self.balance = Some(policy);
         self
     }
 
-    /// Encrypts all connections. Without this, the configuration's section `[tls]` counts.
+    /// Makes connections by `dial`, instead of by TCP: through a proxy or a tunnel, by vsock, to a simulated host, or from a certain
+    /// address. It is given the server as the address names it, and returns anything that tokio reads and writes. Names are not
+    /// looked up. What `dial` returns is encrypted where a TCP connection would be. Sockets of tokio's serve as well as those that
+    /// the channel makes itself; others cost more work for each call.
+    ///
+    /// A connection is also needed when an earlier one is lost, and for each other [`TrafficClass`](crate::TrafficClass). So `dial` is
+    /// called again and again. It has as long as [`Liveness::connect_ms`](crate::Liveness::connect_ms) says, and its future is
+    /// dropped then. RDMA is used where both ends have it, unless [`transport`](Self::transport) or the scheme says TCP.
+    ///
+    /// ```
+    /// # use farcall::{Channel, Listener, Result, Server, stream};
+    /// # #[farcall::service]
+    /// # trait Greeter { async fn hello(&self) -> Result<String>; }
+    /// # struct Polite;
+    /// # impl Greeter for Polite { async fn hello(&self) -> Result<String> { Ok("hello".into()) } }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// // The two ends of a pipe in memory stand for a network of your own.
+    /// let (near, far) = tokio::io::duplex(64 << 10);
+    /// let accepted = stream::iter([Ok(far)]);
+    /// let server = Server::builder().add(GreeterServer::new(Polite)).listen(Listener::incoming(accepted)).build().await?;
+    /// tokio::spawn(server.serve());
+    ///
+    /// let near = std::sync::Mutex::new(Some(near));
+    /// let channel = Channel::builder()
+    ///     .dial_with(move |server: String| {
+    ///         let dialled = near.lock().unwrap().take();
+    ///         async move { dialled.ok_or_else(|| std::io::Error::other(format!("no way to {server}"))) }
+    ///     })
+    ///     .connect("farcall://greeter:1")
+    ///     .await?;
+    /// assert_eq!(GreeterClient::new(&channel).hello().await?, "hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dial_with<D, F, S>(mut self, dial: D) -> Self
+    where
+        D: Fn(String) -> F + Send + Sync + 'static,
+        F: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        self.dial = Some(OwnDial::new(dial));
+        self
+    }
+
+    /// Encrypts all connections except those by Unix-domain sockets. Without this, the configuration's section `[tls]` counts.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsClient) -> Self {
         self.tls = Some(tls);
@@ -153,6 +202,12 @@ impl ChannelBuilder {
             return Ok(Channel { raw: RawChannel::new(dial, settings) });
         }
         let (raw, endpoints) = RawChannel::balanced(&address.to_string(), settings);
+        if address.is_unix() || dialer.own.is_some() {
+            // There is nothing to look up.
+            let given = address.hosts().iter().map(|host| Endpoint::new(host).dialled_by(&dialer));
+            endpoints.set(given.collect());
+            return Ok(Channel { raw });
+        }
         let every = (config.balance.resolve_s > 0).then(|| Duration::from_secs(config.balance.resolve_s));
         let names = Names { hosts: address.hosts().to_vec(), every, dialer, look_up: by_system };
         spawn(names.follow(raw.clone(), endpoints));
@@ -220,6 +275,7 @@ impl ChannelBuilder {
             (tls, _) => tls,
         };
         let dialer = Dialer {
+            own: self.dial,
             tcp: config.tcp.clone(),
             patience: config.liveness.connect(),
             #[cfg(feature = "tls")]
@@ -250,50 +306,6 @@ fn invalid(error: &ConfigError) -> Status {
     status.with_executed(Executed::No).with_blame(Blame::Caller)
 }
 
-/// The way to make a link to an address.
-#[derive(Clone)]
-pub(super) struct Dialer {
-    tcp: TcpConfig,
-    patience: Duration,
-    #[cfg(feature = "tls")]
-    tls: Option<TlsClient>,
-}
-
-impl Dialer {
-    /// Returns one that encrypts nothing.
-    #[cfg(test)]
-    pub(super) fn plain(config: &Config) -> Self {
-        Self {
-            tcp: config.tcp.clone(),
-            patience: config.liveness.connect(),
-            #[cfg(feature = "tls")]
-            tls: None,
-        }
-    }
-
-    /// Returns one that encrypts as `tls` says.
-    #[cfg(feature = "tls")]
-    pub(super) fn with_tls(mut self, tls: TlsClient) -> Self {
-        self.tls = Some(tls);
-        self
-    }
-
-    /// Connects to a target that `host` has led to. A certificate must be for that host.
-    pub(super) fn dial(&self, target: String, host: String) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
-        let this = self.clone();
-        Box::pin(async move {
-            #[cfg(feature = "tls")]
-            if let Some(tls) = &this.tls {
-                let link = farcall_tcp::connect_tls(&target, name(&host), &this.tcp, tls, this.patience);
-                return Ok(link.await? as _);
-            }
-            #[cfg(not(feature = "tls"))]
-            drop(host);
-            Ok(farcall_tcp::connect(&target, &this.tcp, this.patience).await? as _)
-        })
-    }
-}
-
 /// Dials the hosts of an address.
 struct Dial {
     address: Address,
@@ -316,12 +328,6 @@ impl Dial {
     }
 }
 
-/// The name in `HOST:PORT`.
-#[cfg(feature = "tls")]
-fn name(host: &str) -> &str {
-    host.rsplit_once(':').map_or(host, |(name, _)| name)
-}
-
 impl Connector for Dial {
     fn connect(&self, peer: usize) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let hosts = self.address.hosts();
@@ -331,8 +337,10 @@ impl Connector for Dial {
 
     fn connect_beside(&self, peer: SocketAddr) -> BoxFuture<Result<Arc<dyn Link>, Status>> {
         let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned();
-        let target = peer.to_string();
-        self.dial(target.clone(), host.unwrap_or(target))
+        let host = host.unwrap_or_else(|| peer.to_string());
+        // Where the application dials, the peer may be a proxy.
+        let target = if self.dialer.own.is_some() { host.clone() } else { peer.to_string() };
+        self.dial(target, host)
     }
 
     fn peers(&self) -> usize {

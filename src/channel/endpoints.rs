@@ -14,7 +14,7 @@ use farcall_core::transport::{BoxFuture, Link};
 use farcall_tcp::tls::TlsClient;
 use tokio::time::Instant;
 
-use super::connect::Dialer;
+use super::dial::Dialer;
 use crate::Stream;
 
 /// A server that a channel may call. See [`ChannelBuilder::discover`](crate::ChannelBuilder::discover).
@@ -29,7 +29,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Returns the server at `HOST:PORT`.
+    /// Returns the server at `HOST:PORT`, or at the Unix-domain socket `unix:PATH`.
     pub fn new(address: impl Into<String>) -> Self {
         Self {
             address: address.into(),
@@ -52,7 +52,8 @@ impl Endpoint {
         self
     }
 
-    /// Encrypts connections to this server as `tls` says, and not as the channel's other connections.
+    /// Encrypts connections to this server as `tls` says, and not as the channel's other connections. A Unix-domain socket is never
+    /// encrypted.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsClient) -> Self {
         self.tls = Some(tls);
@@ -60,7 +61,7 @@ impl Endpoint {
     }
 
     /// Returns the server as the core has it.
-    fn dialled_by(self, dialer: &Dialer) -> farcall_core::client::Endpoint {
+    pub(super) fn dialled_by(self, dialer: &Dialer) -> farcall_core::client::Endpoint {
         let dialer = dialer.clone();
         #[cfg(feature = "tls")]
         let dialer = self.tls.map_or_else(|| dialer.clone(), |tls| dialer.clone().with_tls(tls));

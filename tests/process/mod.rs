@@ -20,16 +20,22 @@ impl Process {
 
     /// Starts it by a command that runs another one, which is given as its last arguments: `nice`, for example.
     pub(crate) fn start_by(command: &[&str], part: &str, argument: &str) -> Self {
+        Self::start_as(command, part, argument, |_| {})
+    }
+
+    /// As `start_by`, and `change` has the last word about the command.
+    pub(crate) fn start_as(
+        command: &[&str],
+        part: &str,
+        argument: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let this = std::env::current_exe().unwrap();
         let mut words = command.iter().map(AsRef::as_ref).chain([this.as_os_str()]);
-        let child = Command::new(words.next().unwrap())
-            .args(words)
-            .args(["--exact", part, "--nocapture"])
-            .env(PART, argument)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Self(child)
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).args(["--exact", part, "--nocapture"]).env(PART, argument);
+        change(command.stdout(Stdio::piped()));
+        Self(command.spawn().unwrap())
     }
 
     /// Returns its number.

@@ -235,3 +235,44 @@ async fn half_open_handshakes_do_not_keep_others_out() {
     let ended = tokio::time::timeout(Duration::from_secs(60), silent[0].read(&mut byte)).await.unwrap();
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
 }
+
+#[tokio::test]
+async fn streams_of_the_application_are_encrypted() {
+    let authority = Authority::new("ca");
+    let (near, far) = tokio::io::duplex(16 << 10);
+    let accepted = farcall::Listener::incoming(farcall::stream::iter([Ok(far)]));
+    let server =
+        Server::builder().add(DeskServer::new(Office)).config(with(authority.issue("desk", as_it_is)));
+    tokio::spawn(server.listen(accepted).build().await.unwrap().serve());
+    let near = std::sync::Mutex::new(Some(near));
+    let channel = Channel::builder()
+        .dial_with(move |_| {
+            std::future::ready(near.lock().unwrap().take().ok_or_else(|| std::io::ErrorKind::Other.into()))
+        })
+        .config(with(authority.issue("ann", as_it_is)));
+    let channel = channel.connect("tcp+tls://localhost:1").await.unwrap();
+    assert!(channel.connection().await.unwrap().is_encrypted());
+    let desk = DeskClient::new(&channel);
+    assert_eq!(desk.whoami().await.unwrap().as_deref(), Some("spiffe://example.org/ann"));
+    assert_eq!(desk.echo(vec![7; 1 << 20]).await.unwrap(), vec![7; 1 << 20]);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn unix_sockets_are_not_encrypted_and_the_callers_process_is_known() {
+    let authority = Authority::new("ca");
+    let path = authority.write("socket", "");
+    std::fs::remove_file(&path).unwrap();
+    let address = format!("unix:{}", path.display());
+    let server =
+        Server::builder().add(DeskServer::new(Office)).config(with(authority.issue("desk", as_it_is)));
+    let server = server.listen(&address).bind("127.0.0.1:0").await.unwrap();
+    let tcp = server.local_addr().to_string();
+    tokio::spawn(server.serve());
+    for config in [Config::default(), with(authority.issue("ann", as_it_is))] {
+        let channel = Channel::builder().config(config).connect(&address).await.unwrap();
+        assert!(!channel.connection().await.unwrap().is_encrypted());
+        assert!(DeskClient::new(&channel).whoami().await.unwrap().unwrap().starts_with("uid="));
+    }
+    assert!(connect("tcp", &tcp, Config::default()).await.is_err());
+}

@@ -1,12 +1,13 @@
 use std::io;
 #[cfg(target_os = "linux")]
 use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use farcall_core::class::ByClass;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Options of every socket, besides `TCP_NODELAY`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub struct TcpConfig {
 
 /// Sizes that a buffer of the kernel's may be given, in bytes.
 const BUFFERS: std::ops::RangeInclusive<u32> = 4096..=1 << 30;
+
+/// How many connections the kernel keeps for us before they are accepted.
+pub(crate) const BACKLOG: u32 = 1024;
 
 /// How a wait for the peer ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +83,19 @@ impl TcpConfig {
             }
         }
         self.dscp.check("tcp.dscp", 63)
+    }
+
+    /// Makes a socket with the buffers that are configured: the window that TCP agrees on depends on them (tcp(7)). Connections that
+    /// it accepts have them, too.
+    pub(crate) fn new_socket(&self, address: SocketAddr) -> io::Result<TcpSocket> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        if self.receive_buffer > 0 {
+            socket.set_recv_buffer_size(self.receive_buffer)?;
+        }
+        if self.send_buffer > 0 {
+            socket.set_send_buffer_size(self.send_buffer)?;
+        }
+        Ok(socket)
     }
 
     /// Sets up a connected socket.

@@ -2,7 +2,6 @@ mod ending;
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -14,14 +13,13 @@ use farcall_core::transport::{
     BoxFuture, BusyPoll, Counters, Description, FrameSource, Identity, Link, LinkEnd, LinkHandler, Reason,
     Secret, Unavailable,
 };
-use socket2::SockRef;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{Completion, TcpConfig, mark};
 use crate::read::{MAX_FRAME, ReadEnd, Reader};
 use crate::socket::Socket;
+use crate::stream::Stream;
 use crate::tls::Session;
 use crate::waits::{self, Delivering, Waits};
 use crate::write::Writer;
@@ -38,7 +36,7 @@ const SEND_TURN: u64 = 2 << 20;
 /// After so many looks that found something the link's task sleeps once.
 const LOOKS: usize = 64;
 
-/// A connected TCP socket as a link.
+/// A connected socket or another stream of bytes as a link.
 #[derive(Debug)]
 pub struct TcpLink {
     description: Description,
@@ -68,8 +66,7 @@ struct ShutdownOnDrop(Arc<TcpLink>);
 
 impl Drop for ShutdownOnDrop {
     fn drop(&mut self) {
-        // An error says that it has ended already.
-        let _ = SockRef::from(&self.0.socket.tcp).shutdown(Shutdown::Both);
+        self.0.socket.stream.end_now();
     }
 }
 
@@ -110,21 +107,25 @@ struct Out {
 }
 
 impl TcpLink {
-    /// Sets a connected socket up, encrypted if there is a session. Must be called within a tokio runtime.
-    pub(crate) fn new(socket: TcpStream, config: &TcpConfig, tls: Option<Session>) -> io::Result<Arc<Self>> {
-        config.apply(&socket)?;
+    /// Sets a connected stream up, encrypted if there is a session. Must be called within a tokio runtime.
+    pub(crate) fn new(stream: Stream, config: &TcpConfig, tls: Option<Session>) -> io::Result<Arc<Self>> {
+        if let Stream::Tcp(socket) = &stream {
+            config.apply(socket)?;
+        }
         // To look is to read past the runtime, and records are read with it.
-        let completion = if tls.is_some() { Completion::Event } else { config.completion };
+        let looks = tls.is_none() && stream.can_look();
+        let completion = if looks { config.completion } else { Completion::Event };
+        let (local, peer) = stream.addresses();
         let description = Description {
-            transport: "tcp",
-            local: socket.local_addr().ok(),
-            peer: socket.peer_addr().ok(),
+            transport: stream.transport(),
+            local,
+            peer,
             device: String::new(),
             busy_polls: waits::can_look(completion),
         };
         Ok(Arc::new(Self {
             description,
-            socket: Socket::new(socket, tls),
+            socket: Socket::new(stream, tls),
             dscp: config.dscp.clone(),
             reading: Mutex::new(Reading::new(Waits::new(completion))),
             handler: OnceLock::new(),
@@ -237,8 +238,8 @@ impl TcpLink {
         let blocked = self.is_stuck() && self.out().blocked;
         poll_fn(|cx| {
             // An error is met again by who reads or writes.
-            if self.socket.tcp.poll_read_ready(cx).is_ready()
-                || blocked && self.socket.tcp.poll_write_ready(cx).is_ready()
+            if self.socket.stream.poll_read_ready(cx).is_ready()
+                || blocked && self.socket.stream.poll_write_ready(cx).is_ready()
             {
                 return Poll::Ready(Event::Socket);
             }
@@ -261,7 +262,7 @@ impl TcpLink {
                 if pause.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
-                if blocked && self.socket.tcp.poll_write_ready(cx).is_ready() {
+                if blocked && self.socket.stream.poll_write_ready(cx).is_ready() {
                     return Poll::Ready(Some(Event::Socket));
                 }
                 attention.as_mut().poll(cx).map(|()| Some(Event::Attention))
@@ -324,7 +325,7 @@ impl TcpLink {
             if !looks || self.is_stuck() || self.closing.load(Ordering::Acquire) {
                 return Ok(more);
             }
-            if !waits.look(|room| reader.look(&self.socket.tcp, room, handler))? {
+            if !waits.look(|room| reader.look(&self.socket.stream, room, handler))? {
                 return Ok(false);
             }
             self.end_batch(reader, handler);
@@ -374,7 +375,8 @@ impl Link for TcpLink {
     }
 
     fn mark(&self, class: TrafficClass) {
-        if let Err(error) = mark(&self.socket.tcp, self.dscp.of(class)) {
+        let Stream::Tcp(socket) = &self.socket.stream else { return };
+        if let Err(error) = mark(socket, self.dscp.of(class)) {
             let peer = self.description.peer;
             tracing::warn!(?peer, %class, %error, "packets can't be marked with the DSCP of tcp.dscp");
         }
@@ -418,7 +420,7 @@ impl Link for TcpLink {
         if *over || end.is_some() || !waits.asked() {
             return BusyPoll::Sleep;
         }
-        match waits.look(|room| reader.look(&self.socket.tcp, room, &*handler)) {
+        match waits.look(|room| reader.look(&self.socket.stream, room, &*handler)) {
             Ok(true) => self.end_batch(reader, &*handler),
             Ok(false) => return BusyPoll::Sleep,
             Err(error) => {
@@ -451,7 +453,10 @@ impl Link for TcpLink {
     }
 
     fn identity(&self) -> Option<Arc<Identity>> {
-        self.socket.tls().and_then(Session::identity)
+        match self.socket.tls() {
+            Some(tls) => tls.identity(),
+            None => self.socket.stream.identity(),
+        }
     }
 
     fn is_amid_frame(&self) -> bool {

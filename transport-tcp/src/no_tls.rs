@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use bytes::BufMut;
 use farcall_core::transport::{Identity, Secret, Unavailable};
-use tokio::net::TcpStream;
+
+use crate::stream::Stream;
 
 #[derive(Debug)]
 pub(crate) enum Session {}
 
 impl Session {
-    pub(crate) fn read(&self, _: &TcpStream, _: &mut impl BufMut, _: usize) -> (io::Result<usize>, bool) {
+    pub(crate) fn read(&self, _: &Stream, _: &mut impl BufMut, _: usize) -> (io::Result<usize>, bool) {
         match *self {}
     }
 
-    pub(crate) fn write(&self, _: &TcpStream, _: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(crate) fn write(&self, _: &Stream, _: &[IoSlice<'_>]) -> io::Result<usize> {
         match *self {}
     }
 
@@ -27,7 +28,7 @@ impl Session {
         match *self {}
     }
 
-    pub(crate) fn flush(&self, _: &TcpStream) -> io::Result<()> {
+    pub(crate) fn flush(&self, _: &Stream) -> io::Result<()> {
         match *self {}
     }
 

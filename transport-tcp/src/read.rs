@@ -1,17 +1,16 @@
 //! The way in: bytes to frames.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _};
+use std::io;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use farcall_core::buffer_pool;
 use farcall_core::proto::wire::{FrameType, Frames, HEADER_LEN, Header, PREFACE, WireError};
 use farcall_core::transport::{LinkHandler, SHARED_BUFFER, SHORT_PAYLOAD, SHORT_PAYLOADS_SHARE};
-use socket2::SockRef;
-use tokio::net::TcpStream;
 
 use crate::socket::Socket;
+use crate::stream::Stream;
 
 /// The longest payload of a frame. A longer message goes in fragments, between which others can go. Bytes.
 pub(crate) const MAX_FRAME: usize = 256 * 1024;
@@ -195,14 +194,14 @@ impl Reader {
     /// there is continues a frame and must be [read](Self::read).
     pub(crate) fn look(
         &mut self,
-        socket: &TcpStream,
+        stream: &Stream,
         room: &mut [u8],
         handler: &dyn LinkHandler,
     ) -> Result<bool, ReadEnd> {
         if self.bulk.is_some() || !self.buffer.is_empty() {
             return Ok(false);
         }
-        match (&*SockRef::from(socket)).read(room) {
+        match stream.read_now(room) {
             Ok(0) => Err(self.end()),
             Ok(n) => {
                 self.long = 0;

@@ -1,11 +1,10 @@
-//! A TCP socket, encrypted or not.
+//! A connected stream, encrypted or not.
 
 use std::io::{self, IoSlice};
 
 use bytes::BufMut;
-use tokio::net::TcpStream;
 
-use crate::read_some::read_some;
+use crate::stream::Stream;
 use crate::tls::Session;
 
 /// The most pieces of one write; the system's own limit is 1024 (writev(2)).
@@ -14,14 +13,14 @@ pub(crate) const MAX_PIECES: usize = 64;
 /// A connected socket. Reading and writing never block.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    pub(crate) tcp: TcpStream,
+    pub(crate) stream: Stream,
     /// `None`: bytes go as they are.
     tls: Option<Session>,
 }
 
 impl Socket {
-    pub(crate) fn new(tcp: TcpStream, tls: Option<Session>) -> Self {
-        Self { tcp, tls }
+    pub(crate) fn new(stream: Stream, tls: Option<Session>) -> Self {
+        Self { stream, tls }
     }
 
     pub(crate) fn tls(&self) -> Option<&Session> {
@@ -31,36 +30,37 @@ impl Socket {
     /// Reads once, `room` bytes at most, and says whether there is nothing more to read now.
     pub(crate) fn read(&self, buffer: &mut impl BufMut, room: usize) -> (io::Result<usize>, bool) {
         match &self.tls {
-            None => read_some(&self.tcp, &mut buffer.limit(room), room),
-            Some(tls) => tls.read(&self.tcp, buffer, room),
+            None => self.stream.read(&mut buffer.limit(room), room),
+            Some(tls) => tls.read(&self.stream, buffer, room),
         }
     }
 
     /// Writes what is taken now; how much that was.
     pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match &self.tls {
-            None => self.tcp.try_write(bytes),
-            Some(tls) => tls.write(&self.tcp, &[IoSlice::new(bytes)]),
+            None => self.stream.write(bytes),
+            Some(tls) => tls.write(&self.stream, &[IoSlice::new(bytes)]),
         }
     }
 
     /// Writes what is taken now of these pieces; how much that was.
     pub(crate) fn write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         match &self.tls {
-            None => self.tcp.try_write_vectored(pieces),
-            Some(tls) => tls.write(&self.tcp, pieces),
+            None => self.stream.write_vectored(pieces),
+            Some(tls) => tls.write(&self.stream, pieces),
         }
     }
 
     /// Whether bytes that were taken still wait for the kernel.
     #[inline]
     pub(crate) fn has_unflushed(&self) -> bool {
-        self.tls.as_ref().is_some_and(Session::has_unflushed)
+        self.tls.as_ref().is_some_and(Session::has_unflushed) || self.stream.has_unflushed()
     }
 
     /// Writes bytes that were taken before.
     pub(crate) fn flush(&self) -> io::Result<()> {
-        self.tls.as_ref().map_or(Ok(()), |tls| tls.flush(&self.tcp))
+        self.tls.as_ref().map_or(Ok(()), |tls| tls.flush(&self.stream))?;
+        self.stream.flush()
     }
 
     /// Queues the message that nothing more comes, where there is one. [`flush`](Self::flush) must follow.

@@ -123,7 +123,7 @@ impl Connection {
             Action::Pull(link, described) => self.pull(&*link, *described),
             Action::PullLater(link, described) => self.pull_later(link, described),
             Action::StreamOver => self.close_if_drained(),
-            Action::Fail(status) => self.close(CloseCode::Internal, *status),
+            Action::Fail(status) => self.close_as(CloseCode::Internal, *status),
             Action::Abort(task) => {
                 task.inspect(AbortHandle::abort);
                 self.sender.progress().note();

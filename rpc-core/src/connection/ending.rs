@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 
-use super::{Connection, Phase, Stage, Traffic, Upgrading};
+use super::{Connection, Phase, Role, Stage, Traffic, Upgrading};
 use crate::memory::Gauge;
 use crate::proto::inbox::Inbox;
 use crate::proto::wire::{Close, CloseCode, FrameType, Goaway};
@@ -98,8 +98,8 @@ impl Connection {
             self.phase.subscribe().wait_for(|phase| !matches!(phase, Phase::Greeting | Phase::Open)).await;
     }
 
-    /// Resolves with the final status when the connection has ended.
-    pub(crate) async fn closed(&self) -> Status {
+    /// Resolves when the connection has ended, with the status that its calls ended with. Cancel safe.
+    pub async fn closed(&self) -> Status {
         let mut phase = self.phase.subscribe();
         match phase.wait_for(|p| matches!(p, Phase::Closed(_))).await.map(|p| p.clone()) {
             Ok(Phase::Closed(status)) => status,
@@ -114,12 +114,60 @@ impl Connection {
         let _ = self.gone.subscribe().wait_for(|gone| *gone).await;
     }
 
-    /// Accepts no more calls, finishes those that were accepted, then closes. Returns when that is done.
-    pub(crate) async fn drain(&self, reason: &str) {
+    /// Ends the connection now. On a server, handlers of its calls are dropped. All its calls end UNAVAILABLE: their status says
+    /// which side has closed the connection, with `reason`, and whether the call may have been executed. The peer is sent the first
+    /// 512 bytes of the reason.
+    ///
+    /// It keeps nobody out. A client's next call makes another connection, so a server that wants to be rid of a client must also
+    /// refuse its calls, in an interceptor for example.
+    ///
+    /// A server closes connections that [`Handle::connections`] lists, or a handler closes that of its call,
+    /// [`Context::connection`].
+    ///
+    /// [`Handle::connections`]: https://docs.rs/farcall/latest/farcall/struct.Handle.html#method.connections
+    /// [`Context::connection`]: crate::context::Context::connection
+    pub fn close(&self, reason: &str) {
+        let blame = match self.role() {
+            Role::Client => Blame::Caller,
+            Role::Server => Blame::Environment,
+        };
+        let status = self.status(format!("closed by this side: {reason}"), Executed::Maybe, blame);
+        self.close_saying(CloseCode::Done, reason, status);
+    }
+
+    /// Lets the connection finish: it takes no new calls, and ends when those that have begun are answered. A client's new calls go by
+    /// another connection, and so do those that a draining server has not taken. `reason` is for the peer, which is sent the first 512
+    /// bytes, and for statuses.
+    ///
+    /// Resolves when the connection has ended. Dropping the future does not call the draining off. There is no limit of time; to set
+    /// one, [close](Self::close) the connection then. A handler must not wait for this on the connection of its own call, which
+    /// would wait for the handler. It leaves that to a task:
+    ///
+    /// ```
+    /// # use farcall_core::context::Context;
+    /// async fn move_on(cx: &Context) {
+    ///     if let Some(connection) = cx.connection() {
+    ///         tokio::spawn(async move { connection.drain("another server is nearer").await });
+    ///     }
+    /// }
+    /// ```
+    pub async fn drain(&self, reason: &str) {
+        match (self.role(), self.me()) {
+            (Role::Server, Some(this)) => {
+                let reason = reason.to_owned();
+                self.runtime.spawn(async move { this.drain_server(&reason).await });
+            }
+            _ => self.drain_client(&format!("this side drains: {reason}")),
+        }
+        self.closed().await;
+    }
+
+    /// Server: accepts no more calls, finishes those that were accepted, then closes.
+    async fn drain_server(&self, reason: &str) {
         tokio::select! {
             () = self.finish(reason) => {
                 let detail = format!("this side drained: {reason}");
-                self.close(CloseCode::Done, self.status(detail, Executed::No, Blame::Environment));
+                self.close_as(CloseCode::Done, self.status(detail, Executed::No, Blame::Environment));
             }
             _ = self.closed() => {}
         }
@@ -201,7 +249,7 @@ impl Connection {
         let is_idle = || self.calls.is_idle() && self.accesses.is_idle();
         if self.is_draining() && self.dispatch.is_none() && is_idle() {
             let status = self.status("the server drained", Executed::No, Blame::Environment);
-            self.close(CloseCode::Done, status);
+            self.close_as(CloseCode::Done, status);
         }
     }
 
@@ -210,11 +258,17 @@ impl Connection {
     }
 
     /// Ends the connection: tells the peer why, fails waiting calls, and drops running handlers.
-    pub(crate) fn close(&self, code: CloseCode, status: Status) {
+    pub(crate) fn close_as(&self, code: CloseCode, status: Status) {
         // The prefix names the peer, for this side only. The peer adds its own.
         let reason = status.message();
         let reason = reason.strip_prefix(&self.sender.terms().with_whom()).unwrap_or(reason).to_owned();
+        self.close_saying(code, &reason, status);
+    }
+
+    /// Ends the connection with a status for this side, and another reason for the peer.
+    fn close_saying(&self, code: CloseCode, reason: &str, status: Status) {
         if self.end(status) {
+            let reason = reason.to_owned();
             self.sender.send_link(FrameType::CLOSE, |out| Close { code, reason }.encode(out));
         }
         self.sender.stream().close();
@@ -223,15 +277,18 @@ impl Connection {
     /// Client: closes the connection because nobody can make a call on it any more.
     pub(crate) fn close_for_want_of_callers(&self) {
         let status = self.status("closed by this side", Executed::No, Blame::Caller);
-        self.close(CloseCode::Done, status);
+        self.close_as(CloseCode::Done, status);
     }
 
     /// Client: accepts no new calls, and closes when those in progress have ended. Calls that wait for a place go
     /// elsewhere.
     pub(crate) fn retire(&self) {
+        self.drain_client("its caller uses another connection");
+    }
+
+    fn drain_client(&self, why: &str) {
         self.start_draining();
-        let status = self.status("its caller uses another connection", Executed::No, Blame::Environment);
-        self.calls.refuse(status);
+        self.calls.refuse(self.status(why, Executed::No, Blame::Environment));
         self.close_if_drained();
     }
 
@@ -243,14 +300,14 @@ impl Connection {
     /// Server: closes the connection to make room in memory. Returns its status.
     pub(crate) async fn close_to_make_room(&self, why: String) -> Status {
         tracing::warn!(peer = ?self.peer(), why, "closing a connection to make room");
-        self.close(CloseCode::Internal, self.status(why, Executed::Maybe, Blame::Peer));
+        self.close_as(CloseCode::Internal, self.status(why, Executed::Maybe, Blame::Peer));
         self.closed().await
     }
 
     /// Server: closes the connection because its peer stopped in the middle of a message, for longer than `limit`.
     pub(crate) fn close_stalled(&self, limit: Duration) {
         let detail = format!("the peer stopped in the middle of a message for {limit:?} (limits.stall_ms)");
-        self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
+        self.close_as(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
     }
 
     /// Server: closes the connection because it is too old, and its calls did not end within `grace`.
@@ -258,13 +315,13 @@ impl Connection {
         let detail = format!(
             "the connection was too old, and its calls went on for {grace:?} (limits.max_connection_age_grace_ms)"
         );
-        self.close(CloseCode::Done, self.status(detail, Executed::Maybe, Blame::Environment));
+        self.close_as(CloseCode::Done, self.status(detail, Executed::Maybe, Blame::Environment));
     }
 
     /// Server: closes the connection without waiting for running handlers.
     pub(crate) fn close_by_server(&self) {
         let status = self.status("the server was closed", Executed::Maybe, Blame::Environment);
-        self.close(CloseCode::Done, status);
+        self.close_as(CloseCode::Done, status);
     }
 
     /// Ends the session on this side. The first status is kept. Returns whether this call was the first.

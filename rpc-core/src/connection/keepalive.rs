@@ -67,7 +67,7 @@ impl Connection {
                  its host gone",
                 liveness.ping() * looked
             );
-            self.close(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
+            self.close_as(CloseCode::Silent, self.status(detail, Executed::Maybe, Blame::Peer));
         } else if looked > 0 {
             let again = self.receiving.lock().pings.again();
             self.send_ping(again);

@@ -22,6 +22,7 @@
 //! code runs under any of them.
 
 mod batch;
+mod context;
 mod control;
 mod ending;
 mod keepalive;
@@ -67,7 +68,7 @@ use crate::transport::{Identity, Link, Reason, Unavailable};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Transport {
-    /// `tcp`, `rdma`, or `memory` in tests.
+    /// `tcp`, `rdma`, `unix` for a Unix-domain socket, `stream` for another stream of the application's, or `memory` in tests.
     pub name: &'static str,
     /// The device, where there is one, as in `rxe0 port 1 gid 1`.
     pub device: String,
@@ -144,8 +145,8 @@ const ENCRYPTION: usize = 32 << 10;
 
 /// A session with one peer, which carries calls.
 ///
-/// It is for inspection: calls are made on a channel, which makes connections as it needs them. When a connection ends,
-/// so do its calls, each with whether it may have been executed. Holding a `Connection` does not keep the session open,
+/// It is for inspection, and to be [ended](Self::close): calls are made on a channel, which makes connections as it needs them. When
+/// a connection ends, so do its calls, each with whether it may have been executed. Holding a `Connection` does not keep the session open,
 /// only its state in memory.
 pub struct Connection {
     me: Weak<Self>,
@@ -206,7 +207,7 @@ impl Connection {
             let calls = Calls::new(sender.clone(), streams.clone(), unpacking.clone(), accesses.clone());
             let dispatch = registry.map(|registry| {
                 let (sender, streams) = (sender.clone(), streams.clone());
-                Dispatch::new(registry, sender, streams, unpacking, &accesses, runtime.clone())
+                Dispatch::new(registry, sender, streams, unpacking, &accesses, me.clone(), runtime.clone())
             });
             Self {
                 me: me.clone(),
@@ -327,7 +328,7 @@ impl Connection {
         self.sender.terms().address()
     }
 
-    /// Returns who the peer is, if the connection is encrypted and the peer has a certificate.
+    /// Returns who the peer is: by its certificate on an encrypted connection, or by its process on a Unix-domain socket.
     pub fn identity(&self) -> Option<Arc<Identity>> {
         self.sender.stream().identity()
     }

@@ -485,7 +485,7 @@ impl Connection {
 
     fn on_stream_closed(&self, end: &LinkEnd) {
         if end.malformed {
-            self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
+            self.close_as(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         } else {
             self.end(self.status(end, Executed::Maybe, Blame::Peer));
             self.sender.stream().close();
@@ -498,7 +498,7 @@ impl Connection {
     pub(super) fn protocol_error(&self, error: &WireError) {
         tracing::warn!(peer = ?self.peer(), %error, "the peer broke the protocol; closing the connection");
         let detail = format!("the peer broke the protocol ({error}); is it of the same version?");
-        self.close(CloseCode::Protocol, self.status(detail, Executed::Maybe, Blame::Peer));
+        self.close_as(CloseCode::Protocol, self.status(detail, Executed::Maybe, Blame::Peer));
     }
 }
 

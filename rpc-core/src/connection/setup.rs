@@ -48,7 +48,7 @@ impl Connection {
             () = displaced => {
                 let why = "the server has too many unfinished handshakes (limits.handshakes)";
                 let status = guard.status(why, Executed::No, Blame::Environment);
-                guard.close(CloseCode::Overloaded, status.clone());
+                guard.close_as(CloseCode::Overloaded, status.clone());
                 guard.sender.stream().abort();
                 return Err(status);
             }
@@ -64,7 +64,7 @@ impl Connection {
         let handler = receive::LinkReceiver::stream(connection.clone());
         connection.sender.stream().clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
-        connection.close(CloseCode::Overloaded, status);
+        connection.close_as(CloseCode::Overloaded, status);
         connection.gone().await;
     }
 
@@ -153,7 +153,7 @@ impl Connection {
                 "the peer accepted the connection but sent no HELLO within {patience:?} (liveness.connect_ms); \
                  is it a farcall server?"
             );
-            self.close(CloseCode::Silent, self.status(detail, Executed::No, Blame::Peer));
+            self.close_as(CloseCode::Silent, self.status(detail, Executed::No, Blame::Peer));
             self.sender.stream().abort();
         }
         self.not_closed()
@@ -167,7 +167,7 @@ impl Connection {
         self.not_closed()?;
         if let (Ok(Upgrading::Stream { why, .. }), Policy::Rdma) = (decision, self.settings().policy) {
             let status = required(&self.diagnosed(why).await);
-            self.close(CloseCode::Required, status.clone());
+            self.close_as(CloseCode::Required, status.clone());
             return Err(status);
         }
         Ok(())
@@ -185,7 +185,7 @@ impl Connection {
     pub(super) fn on_hello(&self, hello: Hello) -> Result<(), WireError> {
         if let Some(status) = self.unusable(&hello) {
             let version = hello.version_min > VERSION || hello.version_max < VERSION;
-            self.close(if version { CloseCode::Version } else { CloseCode::Required }, status);
+            self.close_as(if version { CloseCode::Version } else { CloseCode::Required }, status);
             return Ok(());
         }
         let describes = hello.features & wire::features::DESCRIBED != 0;
@@ -261,7 +261,7 @@ impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             let status = connection.status("given up while connecting", Executed::No, Blame::Caller);
-            connection.close(CloseCode::Done, status);
+            connection.close_as(CloseCode::Done, status);
         }
     }
 }

@@ -87,7 +87,7 @@ impl Connection {
         if let (Policy::Rdma, Upgrading::Stream { why, .. }, false) =
             (self.settings().policy, upgrading, moved)
         {
-            self.close(CloseCode::Required, required(&why));
+            self.close_as(CloseCode::Required, required(&why));
         }
     }
 
@@ -241,7 +241,7 @@ impl Connection {
 
     pub(super) fn on_upgraded_closed(&self, epoch: u32, end: &LinkEnd) {
         if end.malformed && self.receiving.lock().upgrade_state.is_usable(epoch) {
-            return self.close(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
+            return self.close_as(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         }
         let why = Unavailable::new(Reason::QueuePair, end.detail.clone());
         if end.failed {
@@ -325,7 +325,7 @@ impl Connection {
                     "the peer {what} within {lease:?} of the loss of the upgraded link: its process is stopped, or \
                      it is at fault"
                 );
-                this.close(CloseCode::Silent, this.status(detail, Executed::Maybe, Blame::Peer));
+                this.close_as(CloseCode::Silent, this.status(detail, Executed::Maybe, Blame::Peer));
             }
         });
     }

@@ -1,5 +1,6 @@
 //! The signal that a server or connection is draining, for handlers that would otherwise run for ever.
 
+use std::any::Any;
 use std::future::{Future, pending};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -25,6 +26,8 @@ pub(crate) struct ConnectionContext {
     pub(super) account: Weak<Account>,
     /// The memory that the connection's peer lends.
     pub(super) accesses: Weak<Accesses>,
+    /// The connection, which this room does not know.
+    connection: Weak<dyn Any + Send + Sync>,
     /// Set when the peer's HELLO has arrived, if the peer has one.
     pub(super) identity: OnceLock<Arc<Identity>>,
 }
@@ -61,12 +64,14 @@ impl Drain {
         &self,
         account: &Arc<Account>,
         accesses: Weak<Accesses>,
+        connection: Weak<dyn Any + Send + Sync>,
     ) -> Arc<ConnectionContext> {
         Arc::new(ConnectionContext {
             server: self.0.clone(),
             own: Signal::default(),
             account: Arc::downgrade(account),
             accesses,
+            connection,
             identity: OnceLock::new(),
         })
     }
@@ -110,6 +115,11 @@ impl Context {
         }
     }
 
+    /// Returns the connection that the call came by, as its room knows it.
+    pub(crate) fn of_connection(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.connection.as_ref()?.connection.upgrade()
+    }
+
     /// Whether [`draining`](Self::draining) has resolved, for code that does not wait.
     pub fn is_draining(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_draining())
@@ -122,7 +132,7 @@ mod tests {
 
     fn context(drain: &Drain) -> Context {
         Context {
-            connection: Some(drain.of_connection(&Account::unlimited(None), Weak::new())),
+            connection: Some(drain.of_connection(&Account::unlimited(None), Weak::new(), Weak::<()>::new())),
             ..Context::background()
         }
     }

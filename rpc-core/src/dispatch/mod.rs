@@ -10,6 +10,7 @@ mod registry;
 mod running;
 mod serve;
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -51,12 +52,13 @@ impl Dispatch {
         streams: Arc<StreamTable>,
         unpacking: Arc<Unpacking>,
         accesses: &Arc<Accesses>,
+        connection: Weak<dyn Any + Send + Sync>,
         runtime: Handle,
     ) -> Arc<Self> {
         let most = sender.terms().settings.limits.concurrent_calls as usize;
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
-            context: registry.drain().of_connection(sender.account(), Arc::downgrade(accesses)),
+            context: registry.drain().of_connection(sender.account(), Arc::downgrade(accesses), connection),
             registry,
             sender,
             streams,

@@ -7,9 +7,9 @@ use crate::refusal::refusal;
 use crate::status::{Code, Status};
 use crate::transport::{BoxFuture, Identity};
 
-/// Returns an interceptor for servers that passes on the calls that `allows` permits, by the caller's certificate and the path of
-/// the method, as in `shop.v1.Kv/get`. Calls without a certificate end UNAUTHENTICATED, others PERMISSION_DENIED, both not
-/// executed.
+/// Returns an interceptor for servers that passes on the calls that `allows` permits, by the caller's identity and the path of
+/// the method, as in `shop.v1.Kv/get`. The identity is that of a certificate, or of a process that calls by a Unix-domain socket.
+/// Calls without an identity end UNAUTHENTICATED, others PERMISSION_DENIED, both not executed.
 ///
 /// ```
 /// # mod farcall { pub use farcall_core::middleware; }

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 
-/// The identity of a peer, from the certificate that it has proved to be its own. A CA that this side trusts has signed it.
+/// The identity of a peer: from the certificate that it has proved to be its own, which a CA that this side trusts has signed, or
+/// from the kernel, for the process at the other end of a Unix-domain socket.
 ///
 /// Compare names that a CA gives out with care, such as a URI or a DNS name. `subject` is for people: CAs differ in what they
 /// write there.
@@ -19,14 +20,32 @@ pub struct Identity {
     pub uris: Vec<String>,
     /// The addresses among its alternative names.
     pub ip_addresses: Vec<IpAddr>,
-    /// The certificates that the peer has presented, its own first, in DER.
+    /// The certificates that the peer has presented, its own first, in DER. Empty for a process.
     pub certificates: Vec<Bytes>,
+    /// The process at the other end of a Unix-domain socket. `None` for a certificate.
+    pub process: Option<PeerProcess>,
+}
+
+/// A process of this machine, as the kernel names it (unix(7), `SO_PEERCRED`), at the time when it connected or began to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerProcess {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+    /// Its number, where the system tells it. It may have ended, and another have its number.
+    pub pid: Option<i32>,
 }
 
 impl Identity {
     /// Returns an identity without names.
     pub fn new(certificates: Vec<Bytes>) -> Self {
         Self { certificates, ..Self::default() }
+    }
+
+    /// Returns the identity of a process. Its subject is `uid=` and the number of its user.
+    pub fn of_process(process: PeerProcess) -> Self {
+        Self { subject: format!("uid={}", process.uid), process: Some(process), ..Self::default() }
     }
 
     /// Returns a name for messages: the SPIFFE ID, else the first DNS name, else the subject.

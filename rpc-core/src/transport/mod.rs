@@ -31,7 +31,7 @@ pub mod spin;
 pub mod words;
 
 pub use atomics::{Atomic, DeviceAtomics, DeviceId};
-pub use identity::Identity;
+pub use identity::{Identity, PeerProcess};
 pub use reason::{Reason, Unavailable};
 pub use round_trip::RoundTrip;
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
@@ -174,7 +174,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         BusyPoll::Sleep
     }
 
-    /// Returns who the peer is, if the link has found out: after the handshake of an encrypted link, before it delivers anything.
+    /// Returns who the peer is, if the link has found out before it delivers anything: by the handshake of an encrypted link, or from
+    /// the kernel.
     fn identity(&self) -> Option<Arc<Identity>> {
         None
     }
@@ -280,7 +281,7 @@ pub struct Counters {
 /// The description of a link.
 #[derive(Clone, Debug)]
 pub struct Description {
-    /// The transport's name: `tcp`, `rdma`, `memory`.
+    /// The transport's name: `tcp`, `unix`, `stream` for one of the application's, `rdma`, `memory`.
     pub transport: &'static str,
     /// The local network address, where there is one.
     pub local: Option<SocketAddr>,

@@ -1,17 +1,16 @@
 //! The end of a link: what was taken leaves, and the peer reads it.
 
+use std::future::poll_fn;
 use std::io;
-use std::net::Shutdown;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 
 use farcall_core::transport::LinkHandler;
-use socket2::SockRef;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 use super::TcpLink;
 use crate::read::MAX_FRAME;
+use crate::stream::Stream;
 
 /// How long a closed link goes on sending what it had taken to a peer that reads slowly.
 const FLUSH: Duration = Duration::from_secs(10);
@@ -24,6 +23,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// The most that a closed link reads of what was on its way when it closed. A peer that has sent so much since the end is not going
 /// to stop. Bytes.
 const MOST_DISCARDED: usize = 64 << 20;
+
+/// How much of it is read at once. Bytes.
+const PIECE: usize = 16 << 10;
 
 /// How much of it is read before other tasks have their turn. Bytes.
 const DISCARDED_AT_ONCE: usize = 64 << 10;
@@ -45,11 +47,12 @@ impl TcpLink {
             if is_over(read) || is_over(flushed.map(|()| 1)) {
                 return;
             }
-            let ready = match self.socket.has_unflushed() {
-                true => self.socket.tcp.ready(Interest::READABLE | Interest::WRITABLE).await,
-                false => self.socket.tcp.ready(Interest::READABLE).await,
-            };
-            if ready.is_err() {
+            let stream = &self.socket.stream;
+            let ready = poll_fn(|cx| match stream.poll_write_ready(cx) {
+                Poll::Ready(ready) if self.socket.has_unflushed() => Poll::Ready(ready),
+                _ => stream.poll_read_ready(cx),
+            });
+            if ready.await.is_err() {
                 return;
             }
         }
@@ -85,24 +88,27 @@ impl TcpLink {
                     }
                     continue;
                 }
-                if self.socket.tcp.writable().await.is_err() {
+                if self.socket.stream.writable().await.is_err() {
                     return;
                 }
             }
         };
         let _ = tokio::time::timeout(FLUSH, flushed).await;
-        // An error means that the peer is gone: then there is nobody to tell.
-        let _ = SockRef::from(&self.socket.tcp).shutdown(Shutdown::Write);
-        let _ = tokio::time::timeout(LINGER, discard(&self.socket.tcp)).await;
+        let lingered = async {
+            // An error means that the peer is gone: then there is nobody to tell.
+            let _ = self.socket.stream.end().await;
+            discard(&self.socket.stream).await;
+        };
+        let _ = tokio::time::timeout(LINGER, lingered).await;
     }
 }
 
 /// Reads until the peer closes, or has sent so much that it does not heed the end. Other tasks have their turn in between:
 /// a peer that sends without a pause must not keep the thread.
-async fn discard(socket: &TcpStream) {
+async fn discard(stream: &Stream) {
     let mut left = MOST_DISCARDED;
-    while left > 0 && socket.readable().await.is_ok() {
-        match discard_turn(socket) {
+    while left > 0 && stream.readable().await.is_ok() {
+        match discard_turn(stream) {
             Ok(n) => left = left.saturating_sub(n),
             Err(_) => return,
         }
@@ -111,11 +117,11 @@ async fn discard(socket: &TcpStream) {
 }
 
 /// Reads what there is, up to a turn's share. Returns how much that was, in bytes, or an error when nothing more comes.
-fn discard_turn(socket: &TcpStream) -> io::Result<usize> {
-    let mut unread = [0; 16 * 1024];
+fn discard_turn(stream: &Stream) -> io::Result<usize> {
+    let mut unread = [0; PIECE];
     let mut discarded = 0;
     while discarded < DISCARDED_AT_ONCE {
-        match socket.try_read(&mut unread) {
+        match stream.read(&mut &mut unread[..], PIECE).0 {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => discarded += n,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -127,10 +133,10 @@ fn discard_turn(socket: &TcpStream) -> io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
     use std::io::Write;
     use std::pin::pin;
-    use std::task::Poll;
+
+    use tokio::net::TcpStream;
 
     use super::*;
 
@@ -140,7 +146,8 @@ mod tests {
         let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (socket, _) = listener.accept().await.unwrap();
         let mut peer = peer.into_std().unwrap();
-        let mut discard = pin!(discard(&socket));
+        let stream = Stream::Tcp(socket);
+        let mut discard = pin!(discard(&stream));
         let (mut turns, mut written) = (0, 0);
         loop {
             while let Ok(n) = peer.write(&[0; 64 << 10]) {

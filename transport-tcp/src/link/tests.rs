@@ -11,9 +11,11 @@ use farcall_core::proto::message::{Frame, Pieces};
 use farcall_core::proto::wire::{FrameType, HEADER_LEN, Header, PREFACE, WireError};
 use farcall_core::transport::{BusyPoll, FrameSource, Link, LinkEnd, LinkHandler};
 use socket2::SockRef;
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::{Reading, TcpLink};
+use crate::stream::Stream;
 use crate::waits::Waits;
 use crate::{Acceptor, TcpConfig, connect};
 
@@ -24,6 +26,14 @@ async fn ends(listen: &str, host: &str, config: &TcpConfig) -> Option<[Arc<TcpLi
     let connect = connect(&target, config, Duration::from_secs(60));
     let (near, far) = tokio::join!(connect, acceptor.accept());
     Some([near.unwrap(), far])
+}
+
+/// The socket under a link.
+fn tcp(link: &TcpLink) -> &TcpStream {
+    match &link.socket.stream {
+        Stream::Tcp(socket) => socket,
+        other => panic!("{other:?} is no TCP socket"),
+    }
 }
 
 /// Whether a caller that polls finds anything.
@@ -46,7 +56,7 @@ async fn sockets_have_the_mark_of_their_class() {
             };
             for link in ends {
                 link.mark(class);
-                let socket = SockRef::from(&link.socket.tcp);
+                let socket = SockRef::from(tcp(&link));
                 let marked = if v6 { socket.tclass_v6() } else { socket.tos_v4() };
                 assert_eq!(marked.unwrap(), tos, "{class} by {host} at {listen}");
             }
@@ -277,7 +287,7 @@ async fn sockets_have_the_buffers_that_are_configured() {
     let mut config = TcpConfig::default();
     (config.receive_buffer, config.send_buffer) = (50_000, 60_000);
     for link in ends("127.0.0.1:0", "127.0.0.1", &config).await.unwrap() {
-        let socket = SockRef::from(&link.socket.tcp);
+        let socket = SockRef::from(tcp(&link));
         // The kernel doubles it, for what it keeps beside the bytes: socket(7).
         assert_eq!(socket.recv_buffer_size().unwrap(), 100_000);
         assert_eq!(socket.send_buffer_size().unwrap(), 120_000);

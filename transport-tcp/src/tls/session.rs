@@ -9,12 +9,11 @@ use farcall_core::buffer_pool;
 use farcall_core::transport::{Identity, SHARED_BUFFER, Secret, Unavailable};
 use rustls::Connection;
 use rustls::crypto::CryptoProvider;
-use tokio::net::TcpStream;
 
 use super::identity::identity;
 use super::secret::SessionSecret;
 use super::{ALPN, explain};
-use crate::read_some::read_some;
+use crate::stream::Stream;
 
 /// A TLS session over a socket. rustls encrypts and decrypts in memory; this moves the records.
 ///
@@ -84,7 +83,7 @@ impl Session {
     /// Reads what is there in the clear, and decrypts more if there is nothing. Says whether there is nothing more now.
     pub(crate) fn read(
         &self,
-        tcp: &TcpStream,
+        stream: &Stream,
         to: &mut impl BufMut,
         room: usize,
     ) -> (io::Result<usize>, bool) {
@@ -96,7 +95,7 @@ impl Session {
             }
             if state.incoming.is_empty() {
                 // Records may be empty, and come for ever. Other tasks have their turn after one read.
-                let received = if has_received { Err(state.let_go()) } else { state.receive(tcp) };
+                let received = if has_received { Err(state.let_go()) } else { state.receive(stream) };
                 if let Err(error) = received {
                     return (Err(error), true);
                 }
@@ -133,11 +132,11 @@ impl Session {
     }
 
     /// Encrypts these pieces, and writes what the kernel takes. Returns how much was encrypted.
-    pub(crate) fn write(&self, tcp: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(crate) fn write(&self, stream: &Stream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut state = self.lock();
-        self.send(&mut state, tcp)?;
+        self.send(&mut state, stream)?;
         let written = state.connection.writer().write_vectored(pieces)?;
-        match self.send(&mut state, tcp) {
+        match self.send(&mut state, stream) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             _ => Ok(written),
         }
@@ -154,14 +153,14 @@ impl Session {
     }
 
     /// Writes the records that were made before.
-    pub(crate) fn flush(&self, tcp: &TcpStream) -> io::Result<()> {
-        self.send(&mut self.lock(), tcp)
+    pub(crate) fn flush(&self, stream: &Stream) -> io::Result<()> {
+        self.send(&mut self.lock(), stream)
     }
 
-    fn send(&self, state: &mut State, tcp: &TcpStream) -> io::Result<()> {
+    fn send(&self, state: &mut State, stream: &Stream) -> io::Result<()> {
         let mut sent = Ok(());
         while sent.is_ok() && state.connection.wants_write() {
-            sent = state.connection.write_tls(&mut Direct(tcp)).map(drop);
+            sent = state.connection.write_tls(&mut Direct(stream)).map(drop);
         }
         self.unflushed.store(state.connection.wants_write(), Ordering::Release);
         sent
@@ -193,7 +192,7 @@ impl State {
     }
 
     /// Reads records from the socket. Reads nothing where the socket has ended.
-    fn receive(&mut self, tcp: &TcpStream) -> io::Result<()> {
+    fn receive(&mut self, stream: &Stream) -> io::Result<()> {
         if self.is_drained {
             return Err(self.let_go());
         }
@@ -201,7 +200,7 @@ impl State {
             self.incoming = buffer_pool::take(SHARED_BUFFER);
         }
         let mut buffer = (&mut self.incoming).limit(SHARED_BUFFER);
-        let (read, is_drained) = read_some(tcp, &mut buffer, SHARED_BUFFER);
+        let (read, is_drained) = stream.read(&mut buffer, SHARED_BUFFER);
         match read {
             Ok(n) => self.is_drained = is_drained && n > 0,
             Err(error) => {
@@ -237,15 +236,15 @@ impl State {
 }
 
 /// The socket as a blocking writer would have it.
-struct Direct<'a>(&'a TcpStream);
+struct Direct<'a>(&'a Stream);
 
 impl Write for Direct<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.try_write(bytes)
+        self.0.write(bytes)
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.try_write_vectored(pieces)
+        self.0.write_vectored(pieces)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -9,8 +9,10 @@ use crate::failure::{Context, Failure, Result};
 use crate::host::{self, TempDir, cargo};
 
 /// Features of `farcall` that change what is compiled.
-pub(super) const FEATURES: &[&str] =
-    &["tcp", "rdma", "tls", "tls-ring", "toml", "prost", "lz4", "zstd", "metrics", "tower", "testing"];
+pub(super) const FEATURES: &[&str] = &[
+    "tcp", "rdma", "tls", "tls-ring", "toml", "prost", "lz4", "zstd", "metrics", "tower", "systemd",
+    "testing",
+];
 
 /// Crates that must build, with their tests, where no feature is on.
 const BY_THEMSELVES: &[&str] =
@@ -94,7 +96,7 @@ impl Run {
         for other in others {
             // No C compiler for that target is needed to check what has no C in it.
             let features =
-                ["--no-default-features", "--features", "tcp,rdma,tls,toml,prost,lz4,metrics,tower"];
+                ["--no-default-features", "--features", "tcp,rdma,tls,toml,prost,lz4,metrics,tower,systemd"];
             self.checked(cargo().args(["check", "--package", "farcall", "--target", &other]).args(features))?;
         }
         Ok(())

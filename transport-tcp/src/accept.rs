@@ -1,0 +1,119 @@
+//! Taking connections.
+
+use std::future::{pending, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use crate::listener::{Listener, Listening};
+use crate::stream::Stream;
+use crate::tls::Session;
+#[cfg(feature = "tls")]
+use crate::tls::TlsServer;
+use crate::{TcpConfig, TcpLink};
+
+/// Takes the connections of a [`Listener`].
+#[derive(Debug)]
+pub struct Acceptor {
+    listening: Listening,
+    config: TcpConfig,
+    #[cfg(feature = "tls")]
+    tls: Option<TlsServer>,
+}
+
+impl Acceptor {
+    /// Begins to listen. If a name has several addresses, the first that works is used. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// The system's, with the address.
+    pub async fn bind(listener: impl Into<Listener>, config: TcpConfig) -> io::Result<Self> {
+        let listening = listener.into().listen(&config).await?;
+        Ok(Self {
+            listening,
+            config,
+            #[cfg(feature = "tls")]
+            tls: None,
+        })
+    }
+
+    /// Encrypts the connections that are accepted from now on, except by Unix-domain sockets.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn with_tls(mut self, tls: TlsServer) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Begins the TLS session of a connection, if it is to have one.
+    fn session(&self) -> io::Result<Option<Session>> {
+        #[cfg(feature = "tls")]
+        if let Some(tls) = self.tls.as_ref().filter(|_| !self.listening.is_unix()) {
+            return tls.session().map(Some).map_err(io::Error::other);
+        }
+        Ok(None)
+    }
+
+    /// Returns the address that it listens on, with the port that was chosen.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if it listens on no port: it has a Unix-domain socket, or the application's connections.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.listening {
+            Listening::Tcp(listener) => listener.local_addr(),
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Takes the next connection. Cancel safe. Errors that concern one connection are passed over; when the process has
+    /// no more file descriptors it waits for some, and says so in the log. When the application's connections end, it waits for
+    /// ever.
+    pub async fn accept(&self) -> Arc<TcpLink> {
+        loop {
+            // After the others' turn. Where many connect, the runtime would let 128 of them in first, which takes 10 ms.
+            tokio::task::yield_now().await;
+            match self.next().await {
+                Ok(stream) => {
+                    let (_, peer) = stream.addresses();
+                    let link = self.session().and_then(|tls| TcpLink::new(stream, &self.config, tls));
+                    match link {
+                        Ok(link) => return link,
+                        Err(error) => {
+                            tracing::debug!(?peer, %error, "a connection ended before it was set up");
+                        }
+                    }
+                }
+                Err(error) if concerns_one(&error) => {
+                    tracing::debug!(%error, "a connection ended before it was accepted");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "can't accept connections now; trying again in 100 ms");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    async fn next(&self) -> io::Result<Stream> {
+        match &self.listening {
+            Listening::Tcp(listener) => Ok(Stream::Tcp(listener.accept().await?.0)),
+            Listening::Unix(listening) => listening.accept().await,
+            Listening::Incoming(incoming) => {
+                let next = poll_fn(|cx| {
+                    incoming.lock().unwrap_or_else(PoisonError::into_inner).as_mut().poll_next(cx)
+                });
+                match next.await {
+                    Some(next) => next,
+                    None => pending().await,
+                }
+            }
+        }
+    }
+}
+
+fn concerns_one(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::half::{CLOCK_EVERY, Half, Patience, address};
+use super::half::{Half, LOOK_EVERY, Patience, address};
 use super::{Contact, Failed, Operation, Request};
 use crate::config::RdmaConfig;
 use crate::device::{
@@ -153,7 +153,13 @@ impl Answering {
 
     fn send_back(&mut self, mut is_wanted: impl FnMut() -> bool) -> Result<(), Stop> {
         let mut polls = 0_u32;
-        while !polls.is_multiple_of(CLOCK_EVERY) || is_wanted() {
+        loop {
+            if polls.is_multiple_of(LOOK_EVERY) {
+                self.half.reap()?;
+                if !is_wanted() {
+                    return Ok(());
+                }
+            }
             polls = polls.wrapping_add(1);
             self.half.poll(Cq::Receive, &mut self.arrived)?;
             if self.arrived.is_empty() && self.half.works.is_empty() {
@@ -170,7 +176,6 @@ impl Answering {
             }
             self.half.reap()?;
         }
-        Ok(())
     }
 }
 

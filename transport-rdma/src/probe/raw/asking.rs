@@ -123,7 +123,9 @@ impl Asking {
             self.half.post()?;
             due = self.completed()?;
             if due == 0 {
-                patience.wait()?;
+                if patience.wait()? && self.half.plan.operation == Operation::Send {
+                    self.half.reap()?;
+                }
                 continue;
             }
             now = Instant::now();
@@ -163,8 +165,6 @@ impl Asking {
         if count > 0 {
             self.slots.extend(self.arrived.drain(..).map(|(slot, _)| slot));
             self.half.queues.post_receives(&mut self.slots)?;
-        }
-        if count > 0 || !self.half.works.is_empty() {
             self.half.reap()?;
         }
         Ok(count)

@@ -167,12 +167,10 @@ impl Half {
         Ok(count)
     }
 
-    /// Takes the completions of sends, which nothing waits for but their memory.
+    /// Takes the completions of messages that were sent. Their memory waits for them. A failure comes there, too, also of messages
+    /// whose completion was not asked for.
     pub(super) fn reap(&mut self) -> Result<(), Stop> {
-        if self.queues.awaits_sends() {
-            self.poll(Cq::Send, &mut Vec::new())?;
-        }
-        Ok(())
+        self.poll(Cq::Send, &mut Vec::new()).map(drop)
     }
 }
 
@@ -200,16 +198,16 @@ impl Patience {
         *self = Self { since: now, polls: 0 };
     }
 
-    /// Lets others have the processor until the next poll. Now and then looks at the clock, which may take longer than a poll.
-    pub(super) fn wait(&mut self) -> Result<(), Stop> {
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(CLOCK_EVERY) && self.since.elapsed() > LIMIT {
-            return Err(Stop::silent(LIMIT));
-        }
+    /// Lets others have the processor until the next poll. Returns `true` if it is time to look at what is not polled for.
+    pub(super) fn wait(&mut self) -> Result<bool, Stop> {
         thread::yield_now();
-        Ok(())
+        self.polls = self.polls.wrapping_add(1);
+        if !self.polls.is_multiple_of(LOOK_EVERY) {
+            return Ok(false);
+        }
+        if self.since.elapsed() > LIMIT { Err(Stop::silent(LIMIT)) } else { Ok(true) }
     }
 }
 
-/// Every how many polls something is looked at that takes longer than a poll.
-pub(super) const CLOCK_EVERY: u32 = 64;
+/// Every how many polls something else is looked at, such as the clock. It takes longer than a poll.
+pub(super) const LOOK_EVERY: u32 = 64;

@@ -113,12 +113,13 @@ impl Asking {
     fn work(&mut self, mut ended: impl FnMut(Instant, Instant) -> bool) -> Result<(), Stop> {
         let mut begun = VecDeque::new();
         let mut patience = Patience::new();
-        let (mut now, mut goes_on) = (Instant::now(), true);
+        let mut goes_on = true;
         let mut due = usize::from(self.half.plan.in_flight);
         while goes_on || !begun.is_empty() {
-            for _ in 0..due {
-                self.ask();
-                begun.push_back(now);
+            if due > 0 {
+                let now = Instant::now();
+                begun.extend(std::iter::repeat_n(now, due));
+                (0..due).for_each(|_| self.ask());
             }
             self.half.post()?;
             due = self.completed()?;
@@ -128,7 +129,7 @@ impl Asking {
                 }
                 continue;
             }
-            now = Instant::now();
+            let now = Instant::now();
             patience.renew(now);
             for begun in begun.drain(..due.min(begun.len())) {
                 goes_on &= ended(begun, now);

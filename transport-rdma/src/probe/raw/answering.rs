@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::half::{Half, LOOK_EVERY, Patience, address};
+use super::half::{Half, LOOK_EVERY, Patience, address, give_way};
 use super::{Contact, Failed, Operation, Request};
 use crate::config::RdmaConfig;
 use crate::device::{
@@ -163,7 +163,7 @@ impl Answering {
             polls = polls.wrapping_add(1);
             self.half.poll(Cq::Receive, &mut self.arrived)?;
             if self.arrived.is_empty() && self.half.works.is_empty() {
-                thread::yield_now();
+                give_way(polls);
                 continue;
             }
             let longest = self.half.plan.size as usize;

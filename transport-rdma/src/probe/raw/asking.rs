@@ -100,7 +100,8 @@ impl Asking {
 
     /// Has the device do its work in a closed loop, and polls for it: a request begins when one has ended.
     ///
-    /// `ended` gets the times at which each request was posted and its end was seen. Once it has returned `false`, no further request
+    /// `ended` gets two times for each request: when its turn came, and when its end was seen. The first is the end of the request before
+    /// it, so what `ended` takes counts, too. Once it has returned `false`, no further request
     /// begins, and this returns when the last has ended. Keeps the thread's processor busy meanwhile.
     ///
     /// # Errors
@@ -113,13 +114,11 @@ impl Asking {
     fn work(&mut self, mut ended: impl FnMut(Instant, Instant) -> bool) -> Result<(), Stop> {
         let mut begun = VecDeque::new();
         let mut patience = Patience::new();
-        let mut goes_on = true;
-        let mut due = usize::from(self.half.plan.in_flight);
+        let (mut now, mut goes_on, mut due) = (Instant::now(), true, usize::from(self.half.plan.in_flight));
         while goes_on || !begun.is_empty() {
-            if due > 0 {
-                let now = Instant::now();
-                begun.extend(std::iter::repeat_n(now, due));
+            if goes_on {
                 (0..due).for_each(|_| self.ask());
+                begun.extend(std::iter::repeat_n(now, due));
             }
             self.half.post()?;
             due = self.completed()?;
@@ -129,13 +128,10 @@ impl Asking {
                 }
                 continue;
             }
-            let now = Instant::now();
+            now = Instant::now();
             patience.renew(now);
             for begun in begun.drain(..due.min(begun.len())) {
                 goes_on &= ended(begun, now);
-            }
-            if !goes_on {
-                due = 0;
             }
         }
         Ok(())

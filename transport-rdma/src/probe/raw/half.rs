@@ -198,14 +198,21 @@ impl Patience {
         *self = Self { since: now, polls: 0 };
     }
 
-    /// Lets others have the processor until the next poll. Returns `true` if it is time to look at what is not polled for.
+    /// Lets others have the processor now and then. Returns `true` if it is time to look at what is not polled for.
     pub(super) fn wait(&mut self) -> Result<bool, Stop> {
-        thread::yield_now();
+        give_way(self.polls);
         self.polls = self.polls.wrapping_add(1);
         if !self.polls.is_multiple_of(LOOK_EVERY) {
             return Ok(false);
         }
         if self.since.elapsed() > LIMIT { Err(Stop::silent(LIMIT)) } else { Ok(true) }
+    }
+}
+
+/// Lets others have the processor at every sixteenth poll. It takes longer than a poll, and what is polled for may need it.
+pub(super) fn give_way(polls: u32) {
+    if polls.is_multiple_of(16) {
+        thread::yield_now();
     }
 }
 

@@ -49,7 +49,7 @@ fn ran((mut asking, mut answering): (Asking, Answering), requests: u32) -> (u32,
             count < requests
         });
         wanted.store(false, Ordering::Relaxed);
-        (count, [asked, answered.join().unwrap()])
+        (count, [asked, answered.join().expect("it does not panic")])
     })
 }
 

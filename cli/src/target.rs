@@ -1,11 +1,11 @@
 //! The server that a command talks to.
 
-use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use farcall::{Channel, Code, Config};
-use serde::{Deserialize, Serialize};
 
 use crate::output::Failure;
 
@@ -13,8 +13,7 @@ use crate::output::Failure;
 pub(crate) const PORT: u16 = 7400;
 
 /// The link that calls go by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum By {
     /// TCP
     Tcp,
@@ -32,15 +31,6 @@ impl By {
             Self::Rdma => "rdma",
             Self::Auto => "farcall",
         }
-    }
-}
-
-impl fmt::Display for By {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Auto => "auto",
-            by => by.scheme(),
-        })
     }
 }
 
@@ -133,6 +123,11 @@ impl Target {
         }
     }
 
+    /// Returns the settings, without those in the address.
+    pub(crate) fn config(&self) -> Result<Config, Failure> {
+        self.settings.read()
+    }
+
     /// Connects by a link. The address and the configuration may narrow `Auto` down.
     pub(crate) async fn connect(&self, by: By) -> Result<Channel, Failure> {
         #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "encryption alone changes it"))]
@@ -175,6 +170,14 @@ impl Target {
 /// Whether an address is that of a Unix-domain socket.
 fn is_unix(address: &str) -> bool {
     address.starts_with("unix:")
+}
+
+/// Returns the address of this host that the kernel's route to a peer begins with.
+pub(crate) fn own_address(peer: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// Returns the host with a port.

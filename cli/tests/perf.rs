@@ -52,7 +52,7 @@ fn outcomes(results: &Value) -> &Vec<Value> {
 #[test]
 fn each_pattern_makes_calls_and_counts_their_bytes() {
     let server = Server::start(&[]);
-    let patterns = "echo,put,get,stream-down,stream-up,lend,fill,read,add";
+    let patterns = "echo,put,get,stream-down,stream-up,lend,fill,read,write,add";
     let results = measured(&server, "patterns.json", &["--pattern", patterns, "--size", "16K"]);
     let names: Vec<_> =
         outcomes(&results).iter().map(|outcome| outcome["pattern"].as_str().unwrap()).collect();

@@ -18,7 +18,7 @@ use serving::Server;
 fn both_links_are_measured_and_one_sided_work_costs_the_server_nothing() {
     let server = Server::start(&[]);
     let json = path("vm.json");
-    let patterns = "echo,put,get,stream-down,stream-up,lend,fill,read,add";
+    let patterns = "echo,put,get,stream-down,stream-up,lend,fill,read,write,add";
     let arguments = [
         "perf",
         &server.address,
@@ -35,7 +35,7 @@ fn both_links_are_measured_and_one_sided_work_costs_the_server_nothing() {
     assert_eq!(output.status.code(), Some(0), "{}{}", printed(&output), complaint(&output));
     let results: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let outcomes = results["outcomes"].as_array().unwrap();
-    assert_eq!(outcomes.len(), 18);
+    assert_eq!(outcomes.len(), 20);
     for outcome in outcomes {
         assert!(outcome["calls"].as_u64().unwrap() > 0 && outcome["errors"] == 0, "{outcome:#}");
         let transport = outcome["transport"].as_str().unwrap();
@@ -44,7 +44,7 @@ fn both_links_are_measured_and_one_sided_work_costs_the_server_nothing() {
     assert!(results["server"]["devices"][0].as_str().unwrap().starts_with("rxe0 (rxe, "), "{results:#}");
     // A tenth is what looking at the clock, keeping the connection alive and its files may take on an emulated processor.
     let by_device = |outcome: &&Value| {
-        outcome["by"] == "rdma" && ["read", "add"].contains(&outcome["pattern"].as_str().unwrap())
+        outcome["by"] == "rdma" && ["read", "write", "add"].contains(&outcome["pattern"].as_str().unwrap())
     };
     for outcome in outcomes.iter().filter(by_device) {
         let micros = outcome["server_cpu"].as_f64().unwrap_or(0.0) * outcome["calls"].as_f64().unwrap();

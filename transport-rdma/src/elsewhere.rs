@@ -104,7 +104,9 @@ pub mod probe {
     use std::fmt;
     use std::net::IpAddr;
     use std::path::PathBuf;
+    use std::time::Instant;
 
+    use crate::probe::raw::{Contact, Failed, Plan, Request};
     use crate::probe::{Finding, Probe, Report};
     use crate::{RdmaConfig, Unavailable};
 
@@ -121,6 +123,68 @@ pub mod probe {
 
     /// Does nothing: the report says that this platform has no RDMA.
     pub fn trial(_report: &mut Report, _config: &RdmaConfig) {}
+
+    /// The end that asks. There is none on this platform.
+    #[derive(Debug)]
+    pub struct Asking(Infallible);
+
+    impl Asking {
+        /// Returns the error that this platform has no RDMA.
+        pub fn open(_config: &RdmaConfig, _local: Option<IpAddr>, _plan: Plan) -> Result<Self, Failed> {
+            Err(Unavailable::UnsupportedPlatform.into())
+        }
+
+        /// Returns what the other process needs.
+        pub fn request(&self) -> Request {
+            match self.0 {}
+        }
+
+        /// Returns the device in words.
+        pub fn name(&self) -> String {
+            match self.0 {}
+        }
+
+        /// Connects.
+        pub fn connect(&mut self, _answering: &Contact) -> Result<(), Failed> {
+            match self.0 {}
+        }
+
+        /// Has the device work.
+        pub fn run(&mut self, _ended: impl FnMut(Instant, Instant) -> bool) -> Result<(), Failed> {
+            match self.0 {}
+        }
+    }
+
+    /// The end that answers. There is none on this platform.
+    #[derive(Debug)]
+    pub struct Answering(Infallible);
+
+    impl Answering {
+        /// Returns the error that this platform has no RDMA.
+        pub fn open(
+            _config: &RdmaConfig,
+            _local: Option<IpAddr>,
+            _peer: Option<IpAddr>,
+            _request: &Request,
+        ) -> Result<Self, Failed> {
+            Err(Unavailable::UnsupportedPlatform.into())
+        }
+
+        /// Returns what the other process needs.
+        pub fn contact(&self) -> Contact {
+            match self.0 {}
+        }
+
+        /// Returns the device in words.
+        pub fn name(&self) -> String {
+            match self.0 {}
+        }
+
+        /// Answers.
+        pub fn answer(&mut self, _is_wanted: impl FnMut() -> bool) -> Result<(), Failed> {
+            match self.0 {}
+        }
+    }
 
     /// The files and programs of a machine, which nobody looks at on this platform.
     #[derive(Debug, Default)]

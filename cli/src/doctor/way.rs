@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 
 use farcall::rdma::RdmaConfig;
 use farcall::rdma::probe::Severity;
@@ -15,6 +15,7 @@ use super::between::{Between, PATIENCE, list};
 use super::kinds;
 use super::mirror::{Asker, Head, Seen};
 use super::service::{DoctorClient, Mirror};
+use crate::target::own_address;
 
 /// The DSCP that most networks give to RoCE. It is tried for configurations without one.
 const CUSTOMARY: u8 = 26;
@@ -73,14 +74,6 @@ fn ends_of(report: &Value) -> Vec<End> {
         list(port, "addresses").iter().filter_map(end).collect::<Vec<_>>()
     };
     ports.flat_map(of_port).collect()
-}
-
-/// Returns the address of this host that the kernel's route to a peer begins with.
-fn own_address(peer: SocketAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(peer)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 /// A way with a mirror at its end.

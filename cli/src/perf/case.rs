@@ -7,6 +7,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::target::By;
 
+/// The link that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Link {
+    /// calls by TCP
+    Tcp,
+    /// calls by RDMA
+    Rdma,
+    /// calls by RDMA where both ends have it, else by TCP
+    Auto,
+    /// no calls: the RDMA devices alone, by SEND (echo), READ (read) and WRITE (write), polled for
+    Verbs,
+}
+
+impl Link {
+    /// Returns the link of the calls. The devices alone are asked for by TCP.
+    pub(crate) fn by(self) -> By {
+        match self {
+            Self::Tcp | Self::Verbs => By::Tcp,
+            Self::Rdma => By::Rdma,
+            Self::Auto => By::Auto,
+        }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.pad(value.as_ref().map_or("", |value| value.get_name()))
+    }
+}
+
 /// The use of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -27,6 +59,8 @@ pub(crate) enum Pattern {
     Fill,
     /// a one-sided read of the server's memory
     Read,
+    /// a one-sided write to the server's memory
+    Write,
     /// a one-sided addition to a number of the server's
     Add,
 }
@@ -55,7 +89,7 @@ impl fmt::Display for Pattern {
 /// One measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Case {
-    pub(crate) by: By,
+    pub(crate) by: Link,
     pub(crate) pattern: Pattern,
     /// Bytes of a payload.
     pub(crate) size: usize,

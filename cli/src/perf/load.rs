@@ -1,7 +1,7 @@
 //! Makes the calls of a case, and takes their times.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farcall::bulk::BulkWrite;
@@ -10,6 +10,7 @@ use farcall::{Buf, Bytes, Channel, Result, Status, stream};
 use hdrhistogram::Histogram;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::JoinHandle;
 
 use super::case::{Case, Latency, Outcome, Pattern, STREAM};
 use super::environment::processor_micros;
@@ -58,7 +59,7 @@ struct Schedule {
 
 impl Schedule {
     /// Begins now.
-    fn begin(time: Length, rate: Option<u32>) -> Arc<Self> {
+    fn begin(time: Length, rate: Option<u32>) -> Self {
         let begin = Instant::now();
         let counted_from = begin + time.warm_up;
         let end = counted_from + time.measured;
@@ -68,7 +69,7 @@ impl Schedule {
             tokio::spawn(dispense(begin, end, Duration::from_secs(1) / rate, sender));
             Mutex::new(receiver)
         });
-        Arc::new(Self { counted_from, end, due })
+        Self { counted_from, end, due }
     }
 
     /// Waits for the next call that is due, and returns its time. `None`: there is none any more.
@@ -110,6 +111,81 @@ async fn dispense(begin: Instant, end: Instant, interval: Duration, due: Sender<
     }
 }
 
+/// A case while it runs.
+pub(super) struct Run {
+    schedule: Schedule,
+    times: std::sync::Mutex<Times>,
+    progress: Arc<Progress>,
+    time: Length,
+}
+
+impl Run {
+    /// Begins now.
+    pub(super) fn begin(time: Length, rate: Option<u32>, progress: &Arc<Progress>) -> Arc<Self> {
+        let times = Times { histogram: histogram(), completed: 0, errors: 0, error: None };
+        let (schedule, progress) = (Schedule::begin(time, rate), Arc::clone(progress));
+        Arc::new(Self { schedule, times: std::sync::Mutex::new(times), progress, time })
+    }
+
+    /// Returns the time when no further call begins.
+    pub(super) fn end(&self) -> Instant {
+        self.schedule.end
+    }
+
+    /// Counts a call that was due then, and was answered now.
+    pub(super) fn answered(&self, due: Instant, now: Instant) {
+        let mut times = self.times();
+        times.completed += u64::from((self.schedule.counted_from..self.schedule.end).contains(&now));
+        if due >= self.schedule.counted_from {
+            times.histogram.saturating_record((now - due).as_nanos() as u64);
+            self.progress.calls.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a call that was due then, and failed.
+    pub(super) fn failed(&self, due: Instant, why: String) {
+        let mut times = self.times();
+        times.errors += u64::from(due >= self.schedule.counted_from);
+        times.error.get_or_insert(why);
+    }
+
+    /// Waits for the workers, and sees meanwhile what the processors do.
+    pub(super) async fn outcome(
+        &self,
+        case: &Case,
+        transport: String,
+        server: &PerfClient,
+        workers: Vec<JoinHandle<()>>,
+    ) -> Result<Outcome> {
+        tokio::time::sleep_until(self.schedule.counted_from.into()).await;
+        let before = (processor_micros(), server.usage().await?.processor_micros);
+        tokio::time::sleep_until(self.schedule.end.into()).await;
+        let after = (processor_micros(), server.usage().await?.processor_micros);
+        for worker in workers {
+            worker.await.map_err(|error| Status::internal(error.to_string()))?;
+        }
+        let times = self.times();
+        let mut outcome = outcome(case, transport, self.time.measured.as_secs_f64(), &times);
+        // Waiting for the schedule takes the processor, too, so with one nothing can be said of calls.
+        let of_client = after.0.checked_sub(before.0).filter(|_| case.rate.is_none());
+        // A server that was started again counts anew.
+        let of_server = after.1.checked_sub(before.1);
+        let each = |micros: Option<u64>| {
+            micros
+                .filter(|micros| *micros > 0 && times.completed > 0)
+                .map(|micros| micros as f64 / times.completed as f64)
+        };
+        (outcome.client_cpu, outcome.server_cpu) = (each(of_client), each(of_server));
+        let due = case.rate.map_or(0, |rate| self.schedule.due(rate));
+        outcome.not_begun = due.saturating_sub(outcome.calls + outcome.errors);
+        Ok(outcome)
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Makes the calls of a case over these channels, one for each connection.
 pub(crate) async fn run(
     case: &Case,
@@ -119,24 +195,16 @@ pub(crate) async fn run(
 ) -> Result<Outcome> {
     let transport = channels[0].transport().await?.to_string();
     let first = PerfClient::new(&channels[0]);
-    if case.pattern == Pattern::Read && case.size > REGION {
+    let is_one_sided = matches!(case.pattern, Pattern::Read | Pattern::Write | Pattern::Add);
+    if is_one_sided && case.size > REGION {
         return Err(Status::invalid_argument(format!(
-            "the region has {REGION} bytes, so no more can be read"
+            "the region has {REGION} bytes, so no more can be read or written"
         )));
     }
     let payload = filled(case.size);
-    let region = match case.pattern {
-        Pattern::Read | Pattern::Add => Some(first.region().await?),
-        _ => None,
-    };
-    let schedule = Schedule::begin(time, case.rate);
-    let times = Arc::new(std::sync::Mutex::new(Times {
-        histogram: histogram(),
-        completed: 0,
-        errors: 0,
-        error: None,
-    }));
-    let workers: Vec<_> = (0..case.in_flight)
+    let region = if is_one_sided { Some(first.region().await?) } else { None };
+    let run = Run::begin(time, case.rate, progress);
+    let workers = (0..case.in_flight)
         .map(|number| {
             let channel = &channels[number % channels.len()];
             let caller = Caller {
@@ -146,62 +214,21 @@ pub(crate) async fn run(
                 region: region.as_ref().map(|region| region.clone().on(channel)),
                 buffer: None,
             };
-            tokio::spawn(work(caller, Arc::clone(&schedule), Arc::clone(&times), Arc::clone(progress)))
+            tokio::spawn(work(caller, Arc::clone(&run)))
         })
         .collect();
-    tokio::time::sleep_until(schedule.counted_from.into()).await;
-    let before = (processor_micros(), first.usage().await?.processor_micros);
-    tokio::time::sleep_until(schedule.end.into()).await;
-    let after = (processor_micros(), first.usage().await?.processor_micros);
-    for worker in workers {
-        worker.await.map_err(|error| Status::internal(error.to_string()))?;
-    }
-    let times = times.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut outcome = outcome(case, transport, time.measured.as_secs_f64(), &times);
-    // Waiting for the schedule takes the processor, too, so with one nothing can be said of calls.
-    let of_client = after.0.checked_sub(before.0).filter(|_| case.rate.is_none());
-    // A server that was started again counts anew.
-    let of_server = after.1.checked_sub(before.1);
-    let each = |micros: Option<u64>| {
-        micros
-            .filter(|micros| *micros > 0 && times.completed > 0)
-            .map(|micros| micros as f64 / times.completed as f64)
-    };
-    (outcome.client_cpu, outcome.server_cpu) = (each(of_client), each(of_server));
-    outcome.not_begun =
-        case.rate.map_or(0, |rate| schedule.due(rate).saturating_sub(outcome.calls + outcome.errors));
-    Ok(outcome)
+    run.outcome(case, transport, &first, workers).await
 }
 
-async fn work(
-    mut caller: Caller,
-    schedule: Arc<Schedule>,
-    times: Arc<std::sync::Mutex<Times>>,
-    progress: Arc<Progress>,
-) {
-    while let Some(due) = schedule.next().await {
-        let result = caller.call().await;
-        let now = Instant::now();
-        let failed = result.is_err();
-        {
-            let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-            match result {
-                Ok(()) => {
-                    times.completed += u64::from((schedule.counted_from..schedule.end).contains(&now));
-                    if due >= schedule.counted_from {
-                        times.histogram.saturating_record((now - due).as_nanos() as u64);
-                        progress.calls.fetch_add(1, Ordering::Relaxed);
-                    }
-                }
-                Err(status) => {
-                    times.errors += u64::from(due >= schedule.counted_from);
-                    times.error.get_or_insert_with(|| status.to_string());
-                }
+async fn work(mut caller: Caller, run: Arc<Run>) {
+    while let Some(due) = run.schedule.next().await {
+        match caller.call().await {
+            Ok(()) => run.answered(due, Instant::now()),
+            Err(status) => {
+                run.failed(due, status.to_string());
+                // A server that refuses at once is not asked in a busy loop.
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
-        }
-        if failed {
-            // A server that refuses at once is not asked in a busy loop.
-            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 }
@@ -277,6 +304,7 @@ impl Caller {
             Pattern::Lend => client.lend(payload.clone().into()).timeout(DEADLINE).await.map(drop),
             Pattern::Fill => self.fill().await,
             Pattern::Read => self.region()?.read(..payload.len()).await.map(drop),
+            Pattern::Write => self.region()?.write(0, payload.clone()).await,
             Pattern::Add => self.region()?.fetch_add(0, 1).await.map(drop),
             Pattern::Echo | Pattern::Put | Pattern::Get => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! `farcall perf`: what calls to a server take, by TCP and by RDMA.
+//! `farcall perf`: what calls to a server take, by TCP and by RDMA, and what the devices take alone.
 
 mod case;
 mod compare;
@@ -8,6 +8,7 @@ mod html;
 mod load;
 pub(crate) mod service;
 mod table;
+mod verbs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,17 +17,18 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Args;
+use farcall::rdma::RdmaConfig;
 use farcall::{Channel, Code};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use self::case::{Case, Outcome, Pattern};
+use self::case::{Case, Link, Outcome, Pattern};
 use self::environment::Environment;
 use self::load::{Length, Progress};
 use self::service::PerfClient;
 use crate::number;
 use crate::output::{self, Failure};
-use crate::target::{By, Target};
+use crate::target::Target;
 
 /// Measure calls to a host that runs `farcall serve`, by TCP and RDMA side by side.
 ///
@@ -39,6 +41,7 @@ Examples:
   farcall perf db1                                       64 B calls by TCP and RDMA
   farcall perf db1 --size 64,4K,1M --in-flight 1,32      the whole picture
   farcall perf db1 --pattern lend,fill --size 1M         lent memory
+  farcall perf db1 --transport tcp,rdma,verbs            calls beside the devices alone
   farcall perf db1 --rate 20000 --in-flight 64           latency at a load, free of coordinated omission
   farcall perf db1 --html report.html --json new.json    a report to send, and data to compare
   farcall perf db1 --compare old.json                    against an earlier run
@@ -47,9 +50,9 @@ Exit status: 0 measured, 1 not all of it could be, 64 wrong arguments")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// The links that calls go by
+    /// The links that are measured
     #[arg(long, value_delimiter = ',', default_value = "tcp,rdma")]
-    transport: Vec<By>,
+    transport: Vec<Link>,
     /// The use of the link
     #[arg(long, value_delimiter = ',', default_value = "echo")]
     pattern: Vec<Pattern>,
@@ -133,6 +136,7 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
         outcomes: Vec::new(),
         missing: Vec::new(),
     };
+    let config = arguments.target.config()?.rdma;
     let mut reached = false;
     for by in &arguments.transport {
         let most = arguments.connections.iter().copied().max().unwrap_or(1);
@@ -157,7 +161,7 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
         };
         reached = true;
         for case in cases(arguments, *by) {
-            match watched(&case, &channels[..case.connections], arguments.seconds).await {
+            match watched(&case, &channels[..case.connections], &config, arguments.seconds).await {
                 Ok(outcome) => results.outcomes.push(outcome),
                 Err(status) => results.missing.push(format!("{}: {status}", case.name())),
             }
@@ -166,16 +170,16 @@ async fn measure(arguments: &Arguments) -> Result<Results, Failure> {
     if reached { Ok(results) } else { Err(Failure::no(results.missing.join("\n"))) }
 }
 
-async fn connect(arguments: &Arguments, by: By, connections: u32) -> Result<Vec<Channel>, Failure> {
+async fn connect(arguments: &Arguments, by: Link, connections: u32) -> Result<Vec<Channel>, Failure> {
     let mut channels = Vec::new();
     for _ in 0..connections {
-        channels.push(arguments.target.connect(by).await?);
+        channels.push(arguments.target.connect(by.by()).await?);
     }
     Ok(channels)
 }
 
 /// Returns all combinations of what is to be measured by a transport.
-fn cases(arguments: &Arguments, by: By) -> Vec<Case> {
+fn cases(arguments: &Arguments, by: Link) -> Vec<Case> {
     let rates: Vec<_> = match arguments.rate.is_empty() {
         true => vec![None],
         false => arguments.rate.iter().copied().map(Some).collect(),
@@ -205,7 +209,12 @@ fn cases(arguments: &Arguments, by: By) -> Vec<Case> {
 }
 
 /// Runs a case, and shows how far it is where a person looks.
-async fn watched(case: &Case, channels: &[Channel], seconds: f64) -> farcall::Result<Outcome> {
+async fn watched(
+    case: &Case,
+    channels: &[Channel],
+    config: &RdmaConfig,
+    seconds: f64,
+) -> farcall::Result<Outcome> {
     let measured = Duration::from_secs_f64(seconds);
     let length = Length { warm_up: (measured / 5).min(Duration::from_secs(1)), measured };
     let progress = Arc::new(Progress::default());
@@ -214,7 +223,12 @@ async fn watched(case: &Case, channels: &[Channel], seconds: f64) -> farcall::Re
     );
     let whole = length.warm_up + length.measured;
     let begin = std::time::Instant::now();
-    let mut run = std::pin::pin!(load::run(case, channels, length, &progress));
+    let mut run = std::pin::pin!(async {
+        match case.by {
+            Link::Verbs => verbs::run(case, &channels[0], config, length, &progress).await,
+            _ => load::run(case, channels, length, &progress).await,
+        }
+    });
     let mut tick = tokio::time::interval(Duration::from_millis(100));
     let outcome = loop {
         tokio::select! {

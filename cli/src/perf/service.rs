@@ -1,12 +1,16 @@
 //! The service by which `farcall perf` measures: what `farcall serve` serves.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use farcall::bulk::{BulkRead, BulkWrite};
+use farcall::rdma::RdmaConfig;
+use farcall::rdma::probe::raw::{Answering, Contact, Failed, Request};
 use farcall::region::{Region, RemoteRegion, Rights};
-use farcall::{Bytes, Status, Stream, Streaming, stream};
+use farcall::{Bytes, Context, Status, Stream, Streaming, stream};
 use serde::{Deserialize, Serialize};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore, oneshot};
 
 use super::environment::{Environment, processor_micros};
 
@@ -44,8 +48,18 @@ pub(crate) trait Perf {
     /// Writes all of what is lent.
     async fn fill(&self, into: BulkWrite) -> farcall::Result<u64>;
 
-    /// Returns memory that may be read, and counted in.
+    /// Returns memory that may be read and written, and counted in.
     async fn region(&self) -> farcall::Result<RemoteRegion>;
+
+    /// Has this machine's device answer the caller's for so many seconds, at most until the caller drops the stream. The stream has one
+    /// item, by which the devices connect. `at` is this machine's address, as the caller has it.
+    async fn device(
+        &self,
+        cx: &Context,
+        at: IpAddr,
+        request: Request,
+        seconds: u32,
+    ) -> farcall::Result<impl Stream<Item = farcall::Result<Contact>>>;
 }
 
 /// The work of a process so far.
@@ -58,9 +72,16 @@ pub(crate) struct Usage {
 /// The largest payload, which is also the length of the region.
 pub(crate) const MOST: usize = 64 << 20;
 
+/// The most callers at once whose devices are answered. A thread polls for each, and the memory of each is registered.
+const DEVICES: usize = 2;
+
+/// The longest time for which a device is answered, in seconds: that of the longest measurement.
+const MOST_SECONDS: u32 = 3700;
+
 /// Serves [`Perf`].
-#[derive(Default)]
 pub(crate) struct Service {
+    config: RdmaConfig,
+    devices: Arc<Semaphore>,
     /// The longest payload that was asked for.
     payload: Mutex<Bytes>,
     region: OnceLock<Region>,
@@ -68,6 +89,17 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    /// Measures with this configuration.
+    pub(crate) fn new(config: RdmaConfig) -> Self {
+        Self {
+            config,
+            devices: Arc::new(Semaphore::new(DEVICES)),
+            payload: Mutex::default(),
+            region: OnceLock::new(),
+            environment: OnceCell::new(),
+        }
+    }
+
     /// Returns a payload of this size.
     fn payload(&self, size: usize) -> farcall::Result<Bytes> {
         if size > MOST {
@@ -91,9 +123,7 @@ pub(crate) fn filled(size: usize) -> Bytes {
 impl Perf for Service {
     async fn environment(&self) -> farcall::Result<Environment> {
         // It is the same for all, and takes a look at the machine.
-        let environment =
-            self.environment.get_or_try_init(|| tokio::task::spawn_blocking(Environment::here)).await;
-        environment.cloned().map_err(|error| Status::internal(error.to_string()))
+        self.environment.get_or_try_init(|| blocking(Environment::here)).await.cloned()
     }
 
     async fn usage(&self) -> farcall::Result<Usage> {
@@ -139,10 +169,53 @@ impl Perf for Service {
     }
 
     async fn region(&self) -> farcall::Result<RemoteRegion> {
-        let export = || Region::zeroed(REGION, Rights::READ | Rights::ATOMICS);
+        let export = || Region::zeroed(REGION, Rights::READ | Rights::WRITE | Rights::ATOMICS);
         Ok(self.region.get_or_init(export).remote())
+    }
+
+    async fn device(
+        &self,
+        cx: &Context,
+        at: IpAddr,
+        request: Request,
+        seconds: u32,
+    ) -> farcall::Result<impl Stream<Item = farcall::Result<Contact>>> {
+        let busy = || Status::resource_exhausted("others measure this machine's devices: try again");
+        let place = self.devices.clone().try_acquire_owned().map_err(|_| busy())?;
+        let peer = cx.peer().map(|peer| peer.ip().to_canonical());
+        let config = self.config.clone();
+        // The place is free when the device is: this goes on where the caller has gone.
+        let open = move || Answering::open(&config, Some(at), peer, &request).map(|ends| (ends, place));
+        let (mut answering, place) = blocking(open).await?.map_err(|why| refused(&why))?;
+        Ok(stream::generate(async move |contacts| {
+            let contact = answering.contact();
+            let (outcome, answered) = oneshot::channel();
+            tokio::task::spawn_blocking(move || {
+                let end = Instant::now() + Duration::from_secs(seconds.min(MOST_SECONDS).into());
+                let result = answering.answer(|| !outcome.is_closed() && Instant::now() < end);
+                drop((answering, place));
+                // Nobody may wait for it.
+                let _ = outcome.send(result);
+            });
+            contacts.send(contact).await;
+            match answered.await {
+                Ok(result) => result.map_err(|why| refused(&why)),
+                Err(_) => Err(Status::internal("the thread that answers has ended")),
+            }
+        }))
     }
 }
 
-/// The length of the region, in bytes: the longest one-sided read.
+/// Runs on a thread that may block.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> farcall::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))
+}
+
+fn refused(why: &Failed) -> Status {
+    Status::failed_precondition(format!("the server's device: {why}"))
+}
+
+/// The length of the region, in bytes: the most that one access reads or writes.
 pub(crate) const REGION: usize = 1 << 20;

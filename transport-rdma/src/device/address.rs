@@ -197,3 +197,15 @@ pub struct RemoteQp {
     /// Its port's local identifier; zero on Ethernet.
     pub lid: u16,
 }
+
+impl RemoteQp {
+    /// Checks the numbers that a peer tells, which have 24 bits. `Err` names the fault.
+    pub(crate) fn check(self) -> Result<Self, String> {
+        const MOST: u32 = 0xff_ffff;
+        let Self { qp_num, psn, .. } = self;
+        if qp_num > MOST || psn > MOST {
+            return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));
+        }
+        Ok(self)
+    }
+}

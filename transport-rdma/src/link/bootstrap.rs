@@ -13,9 +13,6 @@ const VERSION: u8 = 1;
 /// The least that a receive must hold, header included. The tag of a sealed message comes on top.
 const MIN_SLOT: u32 = (HEADER_LEN + MIN_PAYLOAD) as u32;
 
-/// Queue pair and packet numbers have 24 bits.
-const MAX_NUMBER: u32 = 0xff_ffff;
-
 /// One end of a link, as it tells the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bootstrap {
@@ -67,14 +64,11 @@ impl Bootstrap {
         let mtu =
             Mtu::from_code(fields.mtu).ok_or_else(|| format!("its path MTU has the code {}", fields.mtu))?;
         let Fields { qp_num, psn, slot, grant, reads, reads_served, protection, wanted, .. } = fields;
-        if qp_num > MAX_NUMBER || psn > MAX_NUMBER {
-            return Err(format!("its queue pair is {qp_num:#x}, its first packet {psn:#x}"));
-        }
+        let qp = RemoteQp { qp_num, psn, gid: Gid(fields.gid), lid: fields.lid }.check()?;
         let overhead = if protection == PLAINTEXT { 0 } else { TAG_LEN as u32 };
         if slot < MIN_SLOT + overhead || grant == 0 {
             return Err(format!("it has {grant} receives of {slot} bytes"));
         }
-        let qp = RemoteQp { qp_num, psn, gid: Gid(fields.gid), lid: fields.lid };
         Ok(Self { qp, mtu, slot, grant, reads, reads_served, protection, wanted })
     }
 

@@ -8,7 +8,7 @@ use super::{
     Counters, Kind, Probe, Report, addresses, counters, devices, finding, firewall, limits, network,
     placement, software, trial,
 };
-use crate::device::{Device, Host, LocalPath, RdmaConfig, Unavailable, choose};
+use crate::device::{Device, DeviceSummary, Host, LocalPath, RdmaConfig, Selection, Unavailable, choose};
 use crate::machine::Machine;
 use crate::resources::Memory;
 use crate::verbs::SystemHost;
@@ -41,7 +41,17 @@ pub(super) fn open(
 ) -> Result<(Arc<dyn Device>, LocalPath), Unavailable> {
     let devices = host.devices()?;
     let chosen = choose(&devices, &host.interfaces(), config, local)?;
-    let device = host.open(chosen.summary(&devices)?, config)?;
+    open_chosen(host, config, &devices, &chosen)
+}
+
+/// Opens the device of an address, and returns the path from there.
+pub(super) fn open_chosen(
+    host: &dyn Host,
+    config: &RdmaConfig,
+    devices: &[DeviceSummary],
+    chosen: &Selection,
+) -> Result<(Arc<dyn Device>, LocalPath), Unavailable> {
+    let device = host.open(chosen.summary(devices)?, config)?;
     let status = device.port(chosen.port)?;
     let path = LocalPath::new(chosen.port, &chosen.gid, status, config);
     Ok((device, path))

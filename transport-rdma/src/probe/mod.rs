@@ -2,9 +2,11 @@
 //!
 //! [`probe()`] answers the first question for a connection. [`examine`] looks at everything that people lose days with: modules,
 //! permissions, ports, addresses, limits, placement, the network's settings, counters. It reads files and runs programs that only
-//! report. [`trial`] then has a device do what farcall asks of devices.
+//! report. [`trial`] then has a device do what farcall asks of devices. [`raw`] has the devices of two machines move bytes, without
+//! sessions and calls.
 
 mod finding;
+pub mod raw;
 mod report;
 
 pub use self::finding::{Area, Finding, Kind, Severity};
@@ -21,6 +23,7 @@ cfg_if::cfg_if! {
         mod network;
         mod placement;
         mod software;
+        mod stop;
         mod trial;
         mod view;
 

@@ -5,10 +5,11 @@ mod pair;
 use std::thread;
 use std::time::Instant;
 
-use self::pair::{Pair, Stop};
+use self::pair::Pair;
 use super::examine::open;
 use super::finding::kinds;
 use super::report::{DeviceView, Step, StepResult};
+use super::stop::Stop;
 use super::{Finding, Report};
 use crate::config::RdmaConfig;
 use crate::device::{Device, Host, LocalPath};

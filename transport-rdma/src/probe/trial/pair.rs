@@ -10,11 +10,11 @@ use bytes::Bytes;
 use farcall_core::transport::{Atomic, Words};
 
 use crate::device::{
-    Arena, Completion, Cq, Device, DeviceError, ExposeError, Exposure, LocalPath, NUMBER, PostError, QpSize,
-    QueuePair, QueueSize, Queues, ReadTarget, RegisteredWords, RemoteAccess, RemoteRange, SlabLayout,
-    Unavailable, WcError, WcStatus, Work, connect_with_itself,
+    Arena, Completion, Cq, Device, Exposure, LocalPath, NUMBER, QpSize, QueuePair, QueueSize, Queues,
+    ReadTarget, RegisteredWords, RemoteAccess, RemoteRange, SlabLayout, WcStatus, Work, connect_with_itself,
 };
 use crate::dma::SharedExtent;
+use crate::probe::stop::Stop;
 
 /// The longest time that one step may take. A device gives up by itself long before.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -27,47 +27,6 @@ const LENGTH: usize = 64 << 10;
 
 /// Bytes of a message.
 const MESSAGE: usize = 4096;
-
-/// The reason why a step failed.
-#[derive(Debug)]
-pub(super) enum Stop {
-    Unavailable(Unavailable),
-    Completion(WcError),
-    Other(String),
-}
-
-impl From<Unavailable> for Stop {
-    fn from(unavailable: Unavailable) -> Self {
-        Self::Unavailable(unavailable)
-    }
-}
-
-impl From<DeviceError> for Stop {
-    fn from(error: DeviceError) -> Self {
-        Self::Unavailable(error.into())
-    }
-}
-
-impl From<PostError> for Stop {
-    fn from(error: PostError) -> Self {
-        match error {
-            PostError::Device(error) => error.into(),
-            error => Self::Other(format!("a request was not posted: {error:?}")),
-        }
-    }
-}
-
-impl From<ExposeError> for Stop {
-    fn from(error: ExposeError) -> Self {
-        Self::Other(format!("memory was not exposed: {error:?}"))
-    }
-}
-
-impl From<std::io::Error> for Stop {
-    fn from(error: std::io::Error) -> Self {
-        Self::Other(error.to_string())
-    }
-}
 
 /// Two queue pairs of the device that are connected with each other. One asks, the other owns the memory.
 pub(super) struct Pair {
@@ -91,8 +50,7 @@ impl Pair {
 
     /// Returns registered memory with numbers in it.
     fn filled(&self, length: usize) -> Result<Bytes, Stop> {
-        let mut extent =
-            self.arena.take(length).ok_or_else(|| Stop::Other("the memory is used up".to_owned()))?;
+        let mut extent = self.arena.take(length).ok_or_else(Stop::no_memory)?;
         extent.iter_mut().zip(0..).for_each(|(byte, i): (&mut u8, u32)| *byte = ((i * 31) >> 3) as u8);
         Ok(extent.freeze(0..length))
     }
@@ -123,7 +81,7 @@ impl Pair {
         self.post_message(self.filled(64)?)?;
         let woken = runtime
             .block_on(async { tokio::time::timeout(LIMIT, poll_fn(|cx| channel.poll_event(cx))).await });
-        woken.map_err(|_| silent())??;
+        woken.map_err(|_| Stop::silent(LIMIT))??;
         self.wait(Cq::Receive, |completion| matches!(completion, Completion::Received { .. }).then_some(()))?;
         self.sent()
     }
@@ -151,8 +109,7 @@ impl Pair {
 
     /// Returns words that the peer may write to, and change numbers in.
     pub(super) fn words(&mut self) -> Result<(Words, Exposure), Stop> {
-        let extent =
-            self.arena.take(LENGTH).ok_or_else(|| Stop::Other("the memory is used up".to_owned()))?;
+        let extent = self.arena.take(LENGTH).ok_or_else(Stop::no_memory)?;
         let words: Words = SharedExtent::new(extent);
         let registered = Arc::new(RegisteredWords::within_arena(Arc::clone(&words), LENGTH));
         let access = RemoteAccess { read: false, write: true, atomics: self.device.limits().atomics };
@@ -200,8 +157,7 @@ impl Pair {
     }
 
     fn target(&self, length: usize) -> Result<Arc<ReadTarget>, Stop> {
-        let extent =
-            self.arena.take(length).ok_or_else(|| Stop::Other("the memory is used up".to_owned()))?;
+        let extent = self.arena.take(length).ok_or_else(Stop::no_memory)?;
         Ok(ReadTarget::new(extent))
     }
 
@@ -239,12 +195,8 @@ impl Pair {
             }
             thread::yield_now();
         }
-        Err(silent())
+        Err(Stop::silent(LIMIT))
     }
-}
-
-fn silent() -> Stop {
-    Stop::Other(format!("the device said nothing for {} s", LIMIT.as_secs()))
 }
 
 fn range(exposure: &Exposure) -> RemoteRange {

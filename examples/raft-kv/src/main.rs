@@ -11,7 +11,8 @@ use commands::Arguments;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,raft_kv=info,openraft=error"));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("warn,raft_kv=info,openraft=error"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match commands::run(Arguments::parse()).await {
         Ok(()) => ExitCode::SUCCESS,

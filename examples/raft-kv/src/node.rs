@@ -70,7 +70,13 @@ impl Node {
     /// # Errors
     ///
     /// If the directory, the address or the configuration can't be used.
-    pub async fn start(id: NodeId, listen: &str, data: &Path, config: Config, timing: Timing) -> Result<Self> {
+    pub async fn start(
+        id: NodeId,
+        listen: &str,
+        data: &Path,
+        config: Config,
+        timing: Timing,
+    ) -> Result<Self> {
         let data = data.to_owned();
         let store = tokio::task::spawn_blocking(move || Store::open(&data, id)).await??;
         let network = Network::new(config.clone(), timing.heartbeat);
@@ -101,7 +107,12 @@ impl Node {
     /// # Errors
     ///
     /// If raft stops by itself, for example because the disk is full.
-    pub async fn serve(self, stop: impl Future<Output = ()>, notice: Duration, grace: Duration) -> Result<()> {
+    pub async fn serve(
+        self,
+        stop: impl Future<Output = ()>,
+        notice: Duration,
+        grace: Duration,
+    ) -> Result<()> {
         let Self { raft, server, health } = self;
         let handle = server.handle();
         let serving = tokio::spawn(server.serve());
@@ -127,15 +138,18 @@ impl Node {
 /// Says whether this node can serve clients, or send them to the leader. Returns why raft stopped.
 async fn follow(raft: &Raft, health: &Reporter) -> String {
     let mut metrics = raft.metrics();
+    let lease = raft.config().election_timeout_max;
     loop {
-        let (leader, running) = {
+        let (serves, running) = {
             let metrics = metrics.borrow_and_update();
-            (metrics.current_leader, metrics.running_state.clone())
+            // openraft 0.9 lets a leader stay one that hears from no majority; it can't answer anything then.
+            let is_alone = metrics.millis_since_quorum_ack.is_some_and(|silence| silence > lease);
+            (metrics.current_leader.is_some() && !is_alone, metrics.running_state.clone())
         };
         if let Err(why) = running {
             return why.to_string();
         }
-        health.set(SERVICE, if leader.is_some() { Serving::Serving } else { Serving::NotServing });
+        health.set(SERVICE, if serves { Serving::Serving } else { Serving::NotServing });
         if metrics.changed().await.is_err() {
             return "it has ended".into();
         }

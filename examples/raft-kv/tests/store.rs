@@ -1,5 +1,7 @@
 //! What is on disk: openraft's own tests of a store, requests that come twice, and snapshots that break.
 
+#![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
+
 use std::fs;
 use std::path::Path;
 
@@ -11,7 +13,8 @@ use openraft::{CommittedLeaderId, RaftLogReader, RaftSnapshotBuilder};
 use raft_kv::network::{Network, Progress, RaftPeerClient, Receiver};
 use raft_kv::store::{LogStore, Reader, StateMachine, Store};
 use raft_kv::types::{
-    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, StorageError, TypeConfig, Vote,
+    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, StorageError, TypeConfig,
+    Vote,
 };
 use tempfile::TempDir;
 

@@ -32,11 +32,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            config: Config::default(),
-            attempt: Duration::from_secs(1),
-            patience: Duration::from_secs(10),
-        }
+        Self { config: Config::default(), attempt: Duration::from_secs(1), patience: Duration::from_secs(10) }
     }
 }
 
@@ -191,16 +187,15 @@ impl Client {
     }
 
     /// Makes a change. All attempts have one request, which the store applies once.
-    async fn write<T, F>(
-        &self,
-        call: impl Fn(&Leader, RequestId, Duration) -> F,
-    ) -> Result<T, KvError>
+    async fn write<T, F>(&self, call: impl Fn(&Leader, RequestId, Duration) -> F) -> Result<T, KvError>
     where
         F: Future<Output = Result<T, KvError>>,
     {
         loop {
             let open = |session| {
-                self.follow(self.0.options.attempt, move |leader, limit| leader.kv.open(session).timeout(limit))
+                self.follow(self.0.options.attempt, move |leader, limit| {
+                    leader.kv.open(session).timeout(limit)
+                })
             };
             let request = self.0.sessions.request(open).await?;
             let attempts = Mutex::new(0);
@@ -263,7 +258,9 @@ impl Client {
         if let Some(leader) = locked(&self.0.leader).clone() {
             return Ok(leader);
         }
-        let Some(member) = self.status().await?.leader else { return Err(KvError::NotLeader { leader: None }) };
+        let Some(member) = self.status().await?.leader else {
+            return Err(KvError::NotLeader { leader: None });
+        };
         let leader = self.leader_at(&member.address)?;
         *locked(&self.0.leader) = Some(leader.clone());
         Ok(leader)
@@ -306,7 +303,9 @@ fn is_passing(error: &KvError) -> bool {
 }
 
 /// Returns the servers of a channel as they change.
-fn endpoints(mut nodes: watch::Receiver<BTreeSet<String>>) -> impl Stream<Item = farcall::Result<Vec<Endpoint>>> {
+fn endpoints(
+    mut nodes: watch::Receiver<BTreeSet<String>>,
+) -> impl Stream<Item = farcall::Result<Vec<Endpoint>>> {
     stream::generate(async move |endpoints| {
         loop {
             let all = nodes.borrow_and_update().iter().map(Endpoint::new).collect();

@@ -38,7 +38,8 @@ impl Cluster {
         let mut running = BTreeMap::new();
         for (id, address) in &addresses {
             let mut node = self.start(arguments, *id, address)?;
-            let pid = node.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).context("the node has ended")?;
+            let pid =
+                node.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).context("the node has ended")?;
             running.insert(*id, pid);
             let id = *id;
             println!("node {id} at {address} is process {pid}", pid = pid.as_raw_nonzero());
@@ -78,14 +79,21 @@ impl Cluster {
 
     fn start(&self, arguments: &Arguments, id: NodeId, address: &str) -> Result<Child> {
         let program = std::env::current_exe()?;
-        let node = Command::new(program).args(self.options(arguments, id, address)).kill_on_drop(true).spawn();
+        let node =
+            Command::new(program).args(self.options(arguments, id, address)).kill_on_drop(true).spawn();
         node.with_context(|| format!("node {id} can't be started"))
     }
 
     fn options(&self, arguments: &Arguments, id: NodeId, address: &str) -> Vec<std::ffi::OsString> {
         let Times { heartbeat_ms, election_ms, snapshot_entries } = self.times;
         let mut options = arguments.of_config();
-        options.extend(["serve".into(), "--id".into(), id.to_string().into(), "--listen".into(), address.into()]);
+        options.extend([
+            "serve".into(),
+            "--id".into(),
+            id.to_string().into(),
+            "--listen".into(),
+            address.into(),
+        ]);
         options.extend(["--data".into(), self.data.join(format!("node-{id}")).into()]);
         for (option, value) in [
             ("--heartbeat-ms", heartbeat_ms),

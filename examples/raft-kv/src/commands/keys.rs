@@ -44,7 +44,9 @@ pub(super) struct Cas {
 
 impl Get {
     pub(super) async fn run(&self, config: &Config) -> Result<()> {
-        let Some(value) = self.to.client(config)?.get(&self.key).await? else { bail!("no key `{}`", self.key) };
+        let Some(value) = self.to.client(config)?.get(&self.key).await? else {
+            bail!("no key `{}`", self.key)
+        };
         let mut out = std::io::stdout();
         out.write_all(&value)?;
         Ok(writeln!(out)?)

@@ -96,7 +96,10 @@ impl Status {
             println!("node {} belongs to no cluster yet: `raft-kv init` makes one", known.id);
             return Ok(());
         }
-        println!("{:>4}  {:<21} {:<9} {:>6} {:>9} {:>9} {:>9}", "node", "address", "role", "term", "log", "applied", "snapshot");
+        println!(
+            "{:>4}  {:<21} {:<9} {:>6} {:>9} {:>9} {:>9}",
+            "node", "address", "role", "term", "log", "applied", "snapshot"
+        );
         for Member { id, address } in &members {
             match client.status_of(address).await {
                 Ok(status) => println!("{}", line(address, &status)),

@@ -19,7 +19,9 @@ use farcall::{Channel, Code, Config, Status, TrafficClass};
 use openraft::BasicNode;
 use openraft::error::{NetworkError, RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
-use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse,
+};
 
 pub use protocol::{Progress, RaftPeer, RaftPeerClient, RaftPeerServer};
 pub use receive::Receiver;

@@ -89,7 +89,10 @@ impl RaftPeer for Receiver {
                 items.send(Progress::Arrived(arrived)).await;
             }
             if arrived < len {
-                return Err(Status::data_loss(format!("{} bytes of the snapshot did not come", len - arrived)));
+                return Err(Status::data_loss(format!(
+                    "{} bytes of the snapshot did not come",
+                    len - arrived
+                )));
             }
             let (of, from) = (meta.clone(), snapshots.clone());
             let snapshot = on_disk(move || whole(&from, &of)).await?;
@@ -112,7 +115,8 @@ impl RaftPeer for Receiver {
 fn open_at(snapshots: &Snapshots, meta: &SnapshotMeta, offset: u64) -> Result<File> {
     let arrived = snapshots.arrived(meta)?;
     ensure!(offset <= arrived, "{arrived} bytes have arrived, so it can't go on at {offset}");
-    let mut file = File::options().create(true).truncate(false).write(true).open(snapshots.arriving_path())?;
+    let mut file =
+        File::options().create(true).truncate(false).write(true).open(snapshots.arriving_path())?;
     file.set_len(offset)?;
     file.seek(SeekFrom::Start(offset))?;
     Ok(file)
@@ -129,8 +133,6 @@ fn whole(snapshots: &Snapshots, meta: &SnapshotMeta) -> Result<SnapshotFile> {
     Ok(file)
 }
 
-async fn on_disk<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> farcall::Result<T> {
+async fn on_disk<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> farcall::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(disk)?.map_err(disk)
 }

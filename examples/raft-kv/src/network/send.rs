@@ -64,7 +64,9 @@ async fn attempt(
             Some(Progress::Arrived(bytes)) => *arrived = bytes,
             Some(Progress::Installing) => {}
             Some(Progress::Done(vote)) => return Ok(vote),
-            None => return Err(Status::internal("the receiver did not say whether the snapshot is installed")),
+            None => {
+                return Err(Status::internal("the receiver did not say whether the snapshot is installed"));
+            }
         }
     }
 }

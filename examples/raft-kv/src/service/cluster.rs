@@ -74,7 +74,9 @@ fn members(membership: &StoredMembership) -> impl Iterator<Item = Member> {
 fn change_error(error: RaftError<NodeId, ClientWriteError<NodeId, BasicNode>>) -> KvError {
     match error {
         RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => forward.into(),
-        RaftError::APIError(ClientWriteError::ChangeMembershipError(why)) => KvError::Invalid(why.to_string()),
+        RaftError::APIError(ClientWriteError::ChangeMembershipError(why)) => {
+            KvError::Invalid(why.to_string())
+        }
         RaftError::Fatal(why) => stopped(why),
     }
 }

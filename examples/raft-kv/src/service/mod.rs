@@ -142,7 +142,9 @@ impl std::fmt::Display for KvError {
             }
             Self::NotLeader { leader: None } => f.write_str("the node does not lead, and knows no leader"),
             Self::NoQuorum(why) => write!(f, "the leader can't reach a majority: {why}"),
-            Self::NoSession => f.write_str("the session is not open; the change may have been made before it ended"),
+            Self::NoSession => {
+                f.write_str("the session is not open; the change may have been made before it ended")
+            }
             Self::Late => f.write_str("the request comes after its client gave it up"),
             Self::Invalid(why) => f.write_str(why),
             Self::Rpc(status) => status.fmt(f),

@@ -35,7 +35,9 @@ async fn run(raft: Raft, mut reads: mpsc::Receiver<Waiting>) {
     while reads.recv_many(&mut waiting, WAITING).await > 0 {
         let confirmed = raft.ensure_linearizable().await.map(drop).map_err(|error| match error {
             RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward)) => KvError::from(forward),
-            RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(why)) => KvError::NoQuorum(why.to_string()),
+            RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(why)) => {
+                KvError::NoQuorum(why.to_string())
+            }
             RaftError::Fatal(why) => stopped(why),
         });
         for read in waiting.drain(..) {

@@ -7,7 +7,9 @@ use anyhow::Result;
 use farcall::Bytes;
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogIdOptionExt, OptionalSend, RaftSnapshotBuilder};
-use redb::{Database, Durability, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    Database, Durability, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
+};
 
 use super::apply::{ANSWERS, SESSIONS, Tables, USES, VALUES};
 use super::blocking;
@@ -155,7 +157,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         let last = entries.last().map_or(0, |entry| entry.log_id.index);
         let sync = last >= self.synced + SYNC_STEP;
         let machine = self.clone();
-        let answers = blocking(move || machine.apply_all(&entries, sync)).await.map_err(|why| write_fault(&why))?;
+        let answers =
+            blocking(move || machine.apply_all(&entries, sync)).await.map_err(|why| write_fault(&why))?;
         if sync {
             self.synced = last;
         }

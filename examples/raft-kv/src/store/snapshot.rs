@@ -86,7 +86,10 @@ impl SnapshotFile {
         }
         let mut expected = [0; 4];
         self.file.read_exact_at(&mut expected, summed)?;
-        ensure!(sum.finalize() == u32::from_le_bytes(expected), "the snapshot is damaged: its checksum differs");
+        ensure!(
+            sum.finalize() == u32::from_le_bytes(expected),
+            "the snapshot is damaged: its checksum differs"
+        );
         ensure!(self.meta()? == *meta, "it is another snapshot than was announced");
         Ok(())
     }

@@ -30,14 +30,15 @@ fn right_histories_pass() {
             "two puts overlap, and the one that began first wins",
             &[call(1, 4, Put(1)), call(2, 3, Put(2)), call(5, 6, Get(Some(1)))],
         ),
-        (
-            "a lost put takes effect late",
-            &[lost(1, Put(1)), call(2, 3, Get(None)), call(4, 5, Get(Some(1)))],
-        ),
+        ("a lost put takes effect late", &[lost(1, Put(1)), call(2, 3, Get(None)), call(4, 5, Get(Some(1)))]),
         ("a lost put never takes effect", &[lost(1, Put(1)), call(2, 3, Get(None)), call(4, 5, ABSENT)]),
         (
             "of two comparisons one finds its value",
-            &[call(1, 2, Put(1)), call(3, 6, set(Some(1), Some(2), true)), call(4, 5, set(Some(1), Some(3), false))],
+            &[
+                call(1, 2, Put(1)),
+                call(3, 6, set(Some(1), Some(2), true)),
+                call(4, 5, set(Some(1), Some(3), false)),
+            ],
         ),
         (
             "a removal by comparison",
@@ -61,10 +62,17 @@ fn wrong_histories_are_found() {
         ),
         (
             "both of two comparisons find one value",
-            &[call(1, 2, Put(1)), call(3, 6, set(Some(1), Some(2), true)), call(4, 5, set(Some(1), Some(3), true))],
+            &[
+                call(1, 2, Put(1)),
+                call(3, 6, set(Some(1), Some(2), true)),
+                call(4, 5, set(Some(1), Some(3), true)),
+            ],
         ),
         ("two removals find one value", &[call(1, 2, Put(1)), call(3, 6, FOUND), call(4, 5, FOUND)]),
-        ("a comparison misses the only value", &[call(1, 2, Put(1)), call(3, 4, set(Some(1), Some(2), false))]),
+        (
+            "a comparison misses the only value",
+            &[call(1, 2, Put(1)), call(3, 4, set(Some(1), Some(2), false))],
+        ),
         (
             "a lost put takes effect twice",
             &[lost(1, Put(1)), call(2, 3, Get(Some(1))), call(4, 5, Put(2)), call(6, 7, Get(Some(1)))],
@@ -114,7 +122,9 @@ fn random_histories_get_the_verdict_of_trying_all_orders() {
                 let action = match random.u8(..5) {
                     0 | 1 if end.is_some() => Get(value(&mut random)),
                     2 => Delete { found: told },
-                    3 => CompareAndSet { expected: value(&mut random), value: value(&mut random), equal: told },
+                    3 => {
+                        CompareAndSet { expected: value(&mut random), value: value(&mut random), equal: told }
+                    }
                     _ => Put(random.u64(1..3)),
                 };
                 Call { action, begin, end }

@@ -2,12 +2,14 @@
 //!
 //! `RAFT_KV_SECONDS` says for how long; 20 unless set. `RAFT_KV_SEED` repeats the choices of an earlier run.
 
+#![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
+
 mod checker;
-#[cfg(test)]
 mod checker_tests;
 mod clients;
 mod nemesis;
 #[path = "../support/mod.rs"]
+#[expect(dead_code, reason = "the tests of another program need the rest")]
 mod support;
 
 use std::collections::BTreeMap;

@@ -71,7 +71,8 @@ impl Cluster {
     pub(crate) fn client(&self) -> Client {
         let mut config = Config::default();
         config.transport = Some(Policy::Tcp);
-        let options = Options { config, attempt: Duration::from_millis(500), patience: Duration::from_secs(10) };
+        let options =
+            Options { config, attempt: Duration::from_millis(500), patience: Duration::from_secs(10) };
         Client::new(self.nodes.values().map(|node| node.address.clone()), options).unwrap()
     }
 

@@ -5,10 +5,11 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use farcall::Bytes;
+use farcall::{Bytes, Channel};
 use raft_kv::client::Client;
-use raft_kv::service::KvError;
-use tokio::time::Instant;
+use raft_kv::service::{KvClient, KvError};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
 use super::checker::{Action, Call, Value};
 use super::support::Cluster;
@@ -19,6 +20,9 @@ const TASKS: usize = 2;
 /// How many keys they use in a round.
 const KEYS: u64 = 5;
 
+/// How often each node is asked by itself.
+const OBSERVED: Duration = Duration::from_millis(20);
+
 /// What became of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
@@ -27,20 +31,35 @@ pub(crate) struct Tally {
     pub(crate) lost: u64,
 }
 
-pub(crate) fn of(cluster: &Cluster) -> Vec<Client> {
-    (0..CLIENTS).map(|_| cluster.client()).collect()
+/// All who call.
+pub(crate) struct Clients {
+    clients: Vec<Client>,
+    /// A client of each node, which asks that one whether it leads or not.
+    nodes: Vec<KvClient>,
+}
+
+pub(crate) fn of(cluster: &Cluster) -> Clients {
+    let node = |id| {
+        let address = format!("tcp://{}", cluster.address(id));
+        KvClient::new(Channel::connect_lazy(&address).unwrap())
+    };
+    Clients {
+        clients: (0..CLIENTS).map(|_| cluster.client()).collect(),
+        nodes: cluster.ids().into_iter().map(node).collect(),
+    }
 }
 
 /// Has clients call for a while. Returns the history of each key, which no other round uses.
 pub(crate) async fn round(
-    clients: &[Client],
+    clients: &Clients,
     round: u32,
     length: Duration,
     tally: &mut Tally,
 ) -> BTreeMap<String, Vec<Call>> {
     let end = Instant::now() + length;
-    let tasks = clients.iter().flat_map(|client| vec![client.clone(); TASKS]);
-    let tasks: Vec<_> = tasks.map(|client| tokio::spawn(run(client, round, end))).collect();
+    let tasks = clients.clients.iter().flat_map(|client| vec![client.clone(); TASKS]);
+    let mut tasks: Vec<_> = tasks.map(|client| tokio::spawn(run(client, round, end))).collect();
+    tasks.extend(clients.nodes.iter().map(|node| tokio::spawn(observe(node.clone(), round, end))));
     let mut histories: BTreeMap<String, Vec<Call>> = BTreeMap::new();
     for task in tasks {
         for (key, call) in task.await.unwrap() {
@@ -56,6 +75,24 @@ pub(crate) async fn round(
         }
     }
     histories
+}
+
+/// Asks one node again and again, and does not wait for an answer before it asks again. So a leader that was paused finds
+/// questions that were put when another one led: it must not answer them from what it has.
+async fn observe(node: KvClient, round: u32, end: Instant) -> Vec<(String, Call)> {
+    let mut gets = JoinSet::new();
+    while Instant::now() < end {
+        let key = format!("round-{round}-{}", fastrand::u64(..KEYS));
+        let begin = now();
+        let get = node.get(key.as_str()).timeout(Duration::from_secs(4));
+        gets.spawn(async move {
+            // Errors are those of a node that does not lead, or does not run.
+            let value = get.await.ok()?.map(|value| read(&value));
+            Some((key, Call { action: Action::Get(value), begin, end: Some(now()) }))
+        });
+        sleep(OBSERVED).await;
+    }
+    gets.join_all().await.into_iter().flatten().collect()
 }
 
 async fn run(client: Client, round: u32, end: Instant) -> Vec<(String, Call)> {

@@ -34,7 +34,7 @@ async fn fault(cluster: &mut Cluster, random: &mut fastrand::Rng) {
     if victims.len() == 1 && random.bool() {
         victims = vec![cluster.leader().await];
     }
-    let length = Duration::from_millis(random.u64(100..1500));
+    let length = Duration::from_millis(random.u64(100..2000));
     if random.bool() {
         println!("{victims:?} killed for {length:?}");
         each(&victims, |id| cluster.kill(id));

@@ -2,6 +2,7 @@
 
 mod commands;
 
+use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -11,10 +12,11 @@ use commands::Arguments;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,raft_kv=info,openraft=error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    match commands::run(Arguments::parse()).await {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(arguments.log_filter()));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(stderr().is_terminal());
+    log.with_writer(stderr).init();
+    match commands::run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("raft-kv: {error:#}");

@@ -91,8 +91,13 @@ impl To {
 }
 
 /// Runs a command.
-pub(crate) async fn run(arguments: Arguments) -> Result<()> {
-    let config = arguments.read_config()?;
+pub(crate) async fn run(mut arguments: Arguments) -> Result<()> {
+    let mut config = arguments.read_config()?;
+    if matches!(arguments.command, Command::Cluster(_)) && config.transport.is_none() {
+        // On one machine RDMA has nothing to give, and most have none.
+        arguments.transport = Some(Transport::Tcp);
+        config.transport = Some(Policy::Tcp);
+    }
     match &arguments.command {
         Command::Serve(serve) => serve.run(config).await,
         Command::Cluster(cluster) => cluster.run(&arguments, &config).await,
@@ -109,6 +114,14 @@ pub(crate) async fn run(arguments: Arguments) -> Result<()> {
 }
 
 impl Arguments {
+    /// Returns what is logged unless `RUST_LOG` says otherwise. The results of a command are what it prints.
+    pub(crate) fn log_filter(&self) -> &'static str {
+        match self.command {
+            Command::Serve(_) => "warn,raft_kv=info,openraft=error",
+            _ => "error",
+        }
+    }
+
     fn read_config(&self) -> Result<Config> {
         let mut config = match &self.config {
             None => Config::default(),

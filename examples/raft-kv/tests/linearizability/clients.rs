@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use farcall::{Bytes, Channel};
 use raft_kv::client::Client;
+use raft_kv::network::farcall_address;
 use raft_kv::service::{KvClient, KvError};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -40,7 +41,7 @@ pub(crate) struct Clients {
 
 pub(crate) fn of(cluster: &Cluster) -> Clients {
     let node = |id| {
-        let address = format!("tcp://{}", cluster.address(id));
+        let address = farcall_address(cluster.address(id));
         KvClient::new(Channel::connect_lazy(&address).unwrap())
     };
     Clients {

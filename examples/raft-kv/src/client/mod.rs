@@ -15,9 +15,10 @@ use crate::service::{ClusterClient, KvClient, KvError, NodeStatus};
 use crate::types::{NodeId, RequestId};
 use session::Sessions;
 
-/// The pause before the leader is looked for again. It grows to the longest one, and each is up to half as long at random.
+/// The pause before the leader is looked for again. It grows to the longest one, and each is up to a half shorter at random. It is
+/// what a client adds to the time of an election.
 const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(40);
 
 /// Options of a [`Client`].
 #[derive(Clone, Debug)]

@@ -117,7 +117,8 @@ impl Arguments {
     /// Returns what is logged unless `RUST_LOG` says otherwise. The results of a command are what it prints.
     pub(crate) fn log_filter(&self) -> &'static str {
         match self.command {
-            Command::Serve(_) => "warn,raft_kv=info,openraft=error",
+            // openraft tells of each message that a node which is away does not get.
+            Command::Serve(_) => "warn,raft_kv=info,openraft=error,openraft::replication=off",
             _ => "error",
         }
     }

@@ -1,6 +1,7 @@
 //! Clients call a cluster whose nodes are killed, paused and started again, and what they see must be linearizable.
 //!
 //! `RAFT_KV_SECONDS` says for how long; 20 unless set. `RAFT_KV_SEED` repeats the choices of an earlier run.
+//! `RAFT_KV_ELECTION_MS` is the shortest election timeout, 200 unless set; a slow machine needs a longer one.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
@@ -32,11 +33,13 @@ async fn histories_are_linearizable_while_nodes_fail() {
     let length = Duration::from_secs(setting("RAFT_KV_SECONDS").unwrap_or(20));
     let seed = setting("RAFT_KV_SEED").unwrap_or_else(|| fastrand::u64(..));
     println!("RAFT_KV_SEED={seed}");
-    let options = ["--heartbeat-ms", "50", "--election-ms", "200", "--snapshot-entries", "500"];
-    let cluster = Cluster::start(3, &options).await;
+    let election = setting("RAFT_KV_ELECTION_MS").unwrap_or(200);
+    let (heartbeat_ms, election_ms) = ((election / 4).to_string(), election.to_string());
+    let times = ["--heartbeat-ms", &heartbeat_ms, "--election-ms", &election_ms, "--snapshot-entries", "500"];
+    let cluster = Cluster::start(3, &times).await;
     let clients = clients::of(&cluster);
     let (stop, stopped) = watch::channel(false);
-    let nemesis = tokio::spawn(nemesis::run(cluster, fastrand::Rng::with_seed(seed), stopped));
+    let nemesis = tokio::spawn(nemesis::run(cluster, fastrand::Rng::with_seed(seed), election, stopped));
 
     let (end, mut round, mut total) = (Instant::now() + length, 0, clients::Tally::default());
     while Instant::now() < end {

@@ -8,15 +8,17 @@ use tokio::time::{sleep, timeout};
 
 use super::support::Cluster;
 
-/// Makes faults until it is told to stop. Returns the cluster, with all nodes running, and how many faults there were.
+/// Makes faults until it is told to stop, with time for an election between most of them. `election` is its shortest timeout in
+/// milliseconds. Returns the cluster, with all nodes running, and how many faults there were.
 pub(crate) async fn run(
     mut cluster: Cluster,
     mut random: fastrand::Rng,
+    election: u64,
     mut stopped: watch::Receiver<bool>,
 ) -> (Cluster, u32) {
     let mut faults = 0;
     loop {
-        let quiet = Duration::from_millis(random.u64(300..1500));
+        let quiet = Duration::from_millis(random.u64(election..election * 8));
         if timeout(quiet, stopped.wait_for(|stopped| *stopped)).await.is_ok() {
             return (cluster, faults);
         }

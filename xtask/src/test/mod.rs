@@ -20,8 +20,9 @@ use tally::Tally;
 /// The version that is installed, so that a new one cannot fail a build that passed before.
 const CARGO_DENY: &str = "0.20.2";
 
-/// A workspace of its own.
-const PEERS: &str = "benches/peers/Cargo.toml";
+/// Workspaces of their own, each with the name of its directory for what is built of it.
+const WORKSPACES: [(&str, &str); 2] =
+    [("peers", "benches/peers/Cargo.toml"), ("raft-kv", "examples/raft-kv/Cargo.toml")];
 
 /// One part of the whole: its name on the command line, and its function.
 type Step = (&'static str, fn(&mut Run) -> Result<()>);
@@ -47,10 +48,11 @@ const STEPS: &[Step] = &[
     ("msrv", Run::msrv),
     ("targets", Run::targets),
     ("miri", Run::miri),
+    ("raft-kv", Run::raft_kv),
 ];
 
 /// Steps that run only with `--long`, or when they are named.
-const LONG: &[&str] = &["features", "minimal", "msrv", "targets", "miri"];
+const LONG: &[&str] = &["features", "minimal", "msrv", "targets", "miri", "raft-kv"];
 
 /// The request, and its results so far.
 #[derive(Debug, Default)]
@@ -144,7 +146,10 @@ impl Run {
     fn fmt(&mut self) -> Result<()> {
         let check = ["fmt", "--all", "--check"];
         self.cargo(&check)?;
-        self.cargo(&[&check[..], &["--manifest-path", PEERS]].concat())
+        for (_, manifest) in WORKSPACES {
+            self.cargo(&[&check[..], &["--manifest-path", manifest]].concat())?;
+        }
+        Ok(())
     }
 
     fn clippy(&mut self) -> Result<()> {
@@ -158,8 +163,12 @@ impl Run {
             clippy(&["--package", "farcall", "--no-default-features", "--features", feature])?;
         }
         // Apart, because what else is built there is none of this workspace's.
-        let target = host::target_dir()?.join("peers").display().to_string();
-        clippy(&["--manifest-path", PEERS, "--target-dir", &target, "--all-features"])
+        for (name, manifest) in WORKSPACES {
+            let target = host::target_dir()?.join(name).display().to_string();
+            let all = ["--all-features", "--all-targets"];
+            clippy(&[&["--manifest-path", manifest, "--target-dir", &target], &all[..]].concat())?;
+        }
+        Ok(())
     }
 
     /// All tests, and what a build says of the features that it lacks.
@@ -254,6 +263,12 @@ impl Run {
     fn machine(&mut self) -> Result<()> {
         packages::ensure(packages::TESTS)?;
         self.cargo_tests(&["--package", "xtask", "--test", "machine"])
+    }
+
+    /// The store on openraft: what it says of a cluster whose nodes fail.
+    fn raft_kv(&mut self) -> Result<()> {
+        let target = host::target_dir()?.join("raft-kv").display().to_string();
+        self.cargo_tests(&["--manifest-path", "examples/raft-kv/Cargo.toml", "--target-dir", &target])
     }
 
     fn cargo(&mut self, args: &[&str]) -> Result<()> {

@@ -1,0 +1,323 @@
+//! The client: it finds the leader, follows it, and makes requests again that were not answered. The store applies each once.
+
+mod session;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farcall::{BalancePolicy, Bytes, Channel, Code, Config, Endpoint, Executed, Status, Stream, stream};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::network::farcall_address;
+use crate::service::{ClusterClient, KvClient, KvError, NodeStatus};
+use crate::types::{NodeId, RequestId};
+use session::Sessions;
+
+/// The pause before the leader is looked for again. It grows to the longest one, and each is up to a half shorter at random. It is
+/// what a client adds to the time of an election.
+const PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(40);
+
+/// Options of a [`Client`].
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The configuration of the channels: transport, TLS and all.
+    pub config: Config,
+    /// How long a node has to answer, before another one is tried.
+    pub attempt: Duration,
+    /// How long a request is tried for, as a whole.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { config: Config::default(), attempt: Duration::from_secs(1), patience: Duration::from_secs(10) }
+    }
+}
+
+/// A client of a cluster. Clones share its connections and its session.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    options: Options,
+    /// Any node that can be reached, for questions that all of them answer.
+    any: ClusterClient,
+    /// The addresses of the nodes, which `any` follows.
+    nodes: watch::Sender<BTreeSet<String>>,
+    leader: Mutex<Option<Arc<Leader>>>,
+    sessions: Sessions,
+}
+
+/// The node that leads, as far as the client knows.
+struct Leader {
+    address: String,
+    kv: KvClient,
+    cluster: ClusterClient,
+}
+
+impl Client {
+    /// Returns a client of the cluster with a node at one of these addresses, each `HOST:PORT`. It learns of the others. Must be
+    /// called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is wrong.
+    pub fn new(addresses: impl IntoIterator<Item = String>, options: Options) -> anyhow::Result<Self> {
+        let nodes = watch::Sender::new(addresses.into_iter().collect());
+        let mut config = options.config.clone();
+        // A node that is stopped does not answer; another one is asked meanwhile.
+        config.retry.max_attempts = config.retry.max_attempts.max(3);
+        config.retry.hedging_delay_ms = 100;
+        let builder = Channel::builder().config(config).with_env().balance(BalancePolicy::RoundRobin);
+        let any = ClusterClient::new(&builder.discover("raft-kv", endpoints(nodes.subscribe()))?);
+        let (leader, sessions) = (Mutex::default(), Sessions::default());
+        Ok(Self(Arc::new(Inner { options, any, nodes, leader, sessions })))
+    }
+
+    /// Returns the value of a key, as of a moment during this call.
+    ///
+    /// # Errors
+    ///
+    /// If no leader answers in time, or the key is wrong.
+    pub async fn get(&self, key: &str) -> Result<Option<Bytes>, KvError> {
+        self.follow(self.0.options.attempt, |leader, limit| leader.kv.get(key).timeout(limit)).await
+    }
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    ///
+    /// If no leader answers in time, or the arguments are wrong. It may still be done then, unless the error is
+    /// [`KvError::Invalid`].
+    pub async fn put(&self, key: &str, value: Bytes) -> Result<(), KvError> {
+        self.write(|leader, request, limit| leader.kv.put(request, key, value.clone()).timeout(limit)).await
+    }
+
+    /// Removes a key. Returns whether there was one.
+    ///
+    /// # Errors
+    ///
+    /// As [`put`](Self::put) does.
+    pub async fn delete(&self, key: &str) -> Result<bool, KvError> {
+        self.write(|leader, request, limit| leader.kv.delete(request, key).timeout(limit)).await
+    }
+
+    /// Sets or removes the value of a key if it is `expected`. `None` stands for a key that is absent. Returns whether it was.
+    ///
+    /// # Errors
+    ///
+    /// As [`put`](Self::put) does.
+    pub async fn compare_and_set(
+        &self,
+        key: &str,
+        expected: Option<Bytes>,
+        value: Option<Bytes>,
+    ) -> Result<bool, KvError> {
+        self.write(|leader, request, limit| {
+            leader.kv.compare_and_set(request, key, expected.clone(), value.clone()).timeout(limit)
+        })
+        .await
+    }
+
+    /// Makes a cluster of these nodes, with their addresses. Once in the life of a cluster.
+    ///
+    /// # Errors
+    ///
+    /// If the first of the nodes can't be reached, or belongs to a cluster already.
+    pub async fn init(&self, members: BTreeMap<NodeId, String>) -> Result<(), KvError> {
+        let Some(first) = members.values().next() else {
+            return Err(KvError::Invalid("a cluster has a node at least".into()));
+        };
+        let first = self.leader_at(first)?;
+        let call = first.cluster.init(members);
+        call.wait_for_ready(true).timeout(self.0.options.patience).await
+    }
+
+    /// Adds a node that gets all entries and does not vote. Returns when it has caught up.
+    ///
+    /// # Errors
+    ///
+    /// If no leader answers in time, or another change is under way.
+    pub async fn add_learner(&self, id: NodeId, address: &str) -> Result<(), KvError> {
+        // It may need a snapshot, whose progress the leader watches.
+        let patience = self.0.options.patience;
+        self.follow(patience, |leader, limit| leader.cluster.add_learner(id, address).timeout(limit)).await
+    }
+
+    /// Sets which nodes vote. New ones must be learners; those that vote no more leave the cluster.
+    ///
+    /// # Errors
+    ///
+    /// As [`add_learner`](Self::add_learner) does.
+    pub async fn set_voters(&self, voters: &BTreeSet<NodeId>) -> Result<(), KvError> {
+        let patience = self.0.options.patience;
+        self.follow(patience, |leader, limit| leader.cluster.set_voters(voters.clone()).timeout(limit)).await
+    }
+
+    /// Returns what one of the nodes knows of the cluster.
+    ///
+    /// # Errors
+    ///
+    /// If no node answers in time.
+    pub async fn status(&self) -> farcall::Result<NodeStatus> {
+        let status = self.0.any.status().timeout(self.0.options.attempt).await?;
+        let members = status.voters.iter().chain(&status.learners);
+        let addresses: BTreeSet<_> = members.map(|member| member.address.clone()).collect();
+        // A node that was not added yet knows of none.
+        if !addresses.is_empty() {
+            self.0.nodes.send_if_modified(|known| {
+                let changed = *known != addresses;
+                *known = addresses;
+                changed
+            });
+        }
+        Ok(status)
+    }
+
+    /// Returns what the node at an address knows.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer in time.
+    pub async fn status_of(&self, address: &str) -> Result<NodeStatus, KvError> {
+        let node = self.leader_at(address)?;
+        Ok(node.cluster.status().timeout(self.0.options.attempt).await?)
+    }
+
+    /// Makes a change. All attempts have one request, which the store applies once.
+    async fn write<T, F>(&self, call: impl Fn(&Leader, RequestId, Duration) -> F) -> Result<T, KvError>
+    where
+        F: Future<Output = Result<T, KvError>>,
+    {
+        loop {
+            let open = |session| {
+                self.follow(self.0.options.attempt, move |leader, limit| {
+                    leader.kv.open(session).timeout(limit)
+                })
+            };
+            let request = self.0.sessions.request(open).await?;
+            let attempts = Mutex::new(0);
+            let made = self.follow(self.0.options.attempt, |leader, limit| {
+                *locked(&attempts) += 1;
+                call(leader, request.id(), limit)
+            });
+            match made.await {
+                Err(KvError::NoSession) => {
+                    self.0.sessions.ended(request.id().session);
+                    // An earlier attempt may have been applied when the session was open.
+                    if *locked(&attempts) > 1 {
+                        return Err(KvError::NoSession);
+                    }
+                }
+                made => return made,
+            }
+        }
+    }
+
+    /// Calls the leader, until it answers or patience ends. Each attempt may take `attempt`.
+    async fn follow<T, F>(
+        &self,
+        attempt: Duration,
+        call: impl Fn(&Leader, Duration) -> F,
+    ) -> Result<T, KvError>
+    where
+        F: Future<Output = Result<T, KvError>>,
+    {
+        let patience = self.0.options.patience;
+        let (deadline, mut pause) = (Instant::now() + patience, PAUSE);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let known = self.known_leader().await;
+            let failed = match known {
+                Ok(leader) => match call(&leader, attempt.min(left)).await {
+                    Err(error) if is_passing(&error) => {
+                        let known = self.leave(&leader, &error);
+                        if known {
+                            pause = PAUSE;
+                            continue;
+                        }
+                        error
+                    }
+                    done => return done,
+                },
+                Err(error) => error,
+            };
+            if Instant::now() + pause >= deadline {
+                let why = format!("no leader has answered within {patience:?}; the last failure: {failed}");
+                return Err(Status::deadline_exceeded(why).with_executed(Executed::Maybe).into());
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Returns the leader that is known, or asks for it.
+    async fn known_leader(&self) -> Result<Arc<Leader>, KvError> {
+        if let Some(leader) = locked(&self.0.leader).clone() {
+            return Ok(leader);
+        }
+        let Some(member) = self.status().await?.leader else {
+            return Err(KvError::NotLeader { leader: None });
+        };
+        let leader = self.leader_at(&member.address)?;
+        *locked(&self.0.leader) = Some(leader.clone());
+        Ok(leader)
+    }
+
+    /// Forgets a leader that failed. Returns whether the failure named another one, which is the leader from now on.
+    fn leave(&self, failed: &Arc<Leader>, error: &KvError) -> bool {
+        let named = match error {
+            KvError::NotLeader { leader: Some(member) } if member.address != failed.address => {
+                self.leader_at(&member.address).ok()
+            }
+            _ => None,
+        };
+        let mut leader = locked(&self.0.leader);
+        // Another call may have found a new one meanwhile.
+        if leader.as_ref().is_some_and(|leader| Arc::ptr_eq(leader, failed)) {
+            leader.clone_from(&named);
+        }
+        named.is_some()
+    }
+
+    fn leader_at(&self, address: &str) -> Result<Arc<Leader>, KvError> {
+        let builder = Channel::builder().config(self.0.options.config.clone()).with_env();
+        let channel = builder.connect_lazy(&farcall_address(address));
+        let channel = channel.map_err(|why| KvError::Invalid(why.to_string()))?;
+        let (kv, cluster) = (KvClient::new(&channel), ClusterClient::new(&channel));
+        Ok(Arc::new(Leader { address: address.to_owned(), kv, cluster }))
+    }
+}
+
+/// Returns whether another attempt may go well.
+fn is_passing(error: &KvError) -> bool {
+    match error {
+        KvError::NotLeader { .. } | KvError::NoQuorum(_) => true,
+        KvError::Rpc(status) => {
+            matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted)
+        }
+        _ => false,
+    }
+}
+
+/// Returns the servers of a channel as they change.
+fn endpoints(
+    mut nodes: watch::Receiver<BTreeSet<String>>,
+) -> impl Stream<Item = farcall::Result<Vec<Endpoint>>> {
+    stream::generate(async move |endpoints| {
+        loop {
+            let all = nodes.borrow_and_update().iter().map(Endpoint::new).collect();
+            endpoints.send(all).await;
+            if nodes.changed().await.is_err() {
+                return Ok(());
+            }
+        }
+    })
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

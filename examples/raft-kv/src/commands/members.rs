@@ -1,0 +1,118 @@
+//! Commands about the cluster and its members.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail, ensure};
+use farcall::Config;
+use raft_kv::client::Client;
+use raft_kv::service::{Member, NodeStatus};
+use raft_kv::types::NodeId;
+
+use super::To;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Init {
+    /// The nodes, which run already.
+    #[arg(required = true, value_name = "ID=HOST:PORT", value_parser = member)]
+    members: Vec<(NodeId, String)>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Add {
+    #[command(flatten)]
+    to: To,
+    /// The node, which runs already.
+    #[arg(value_name = "ID=HOST:PORT", value_parser = member)]
+    member: (NodeId, String),
+    /// Let it only follow, without a vote.
+    #[arg(long)]
+    learner: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Remove {
+    #[command(flatten)]
+    to: To,
+    id: NodeId,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Status {
+    #[command(flatten)]
+    to: To,
+}
+
+fn member(text: &str) -> Result<(NodeId, String)> {
+    let (id, address) = text.split_once('=').context("a node is written ID=HOST:PORT")?;
+    Ok((id.parse().with_context(|| format!("`{id}` is no number of a node"))?, address.to_owned()))
+}
+
+impl Init {
+    pub(super) async fn run(&self, config: &Config) -> Result<()> {
+        let members: BTreeMap<_, _> = self.members.iter().cloned().collect();
+        ensure!(members.len() == self.members.len(), "two nodes have one number");
+        let to = To { nodes: members.values().cloned().collect(), patience: 10 };
+        Ok(to.client(config)?.init(members).await?)
+    }
+}
+
+impl Add {
+    pub(super) async fn run(&self, config: &Config) -> Result<()> {
+        let client = self.to.client(config)?;
+        let (id, address) = &self.member;
+        client.add_learner(*id, address).await?;
+        if self.learner {
+            return Ok(());
+        }
+        let mut voters = voters(&client).await?;
+        voters.insert(*id);
+        Ok(client.set_voters(&voters).await?)
+    }
+}
+
+impl Remove {
+    pub(super) async fn run(&self, config: &Config) -> Result<()> {
+        let client = self.to.client(config)?;
+        let mut voters = voters(&client).await?;
+        ensure!(voters.remove(&self.id), "node {} does not vote", self.id);
+        ensure!(!voters.is_empty(), "node {} is the last one", self.id);
+        Ok(client.set_voters(&voters).await?)
+    }
+}
+
+/// Returns the nodes that vote, as the leader knows them.
+async fn voters(client: &Client) -> Result<BTreeSet<NodeId>> {
+    let Some(leader) = client.status().await?.leader else { bail!("there is no leader now") };
+    let status = client.status_of(&leader.address).await?;
+    Ok(status.voters.iter().map(|member| member.id).collect())
+}
+
+impl Status {
+    pub(super) async fn run(&self, config: &Config) -> Result<()> {
+        let client = self.to.client(config)?;
+        let known = client.status().await.context("no node answers")?;
+        let members: Vec<_> = known.voters.iter().chain(&known.learners).cloned().collect();
+        if members.is_empty() {
+            println!("node {} belongs to no cluster yet: `raft-kv init` makes one", known.id);
+            return Ok(());
+        }
+        println!(
+            "{:>4}  {:<21} {:<9} {:>6} {:>9} {:>9} {:>9}",
+            "node", "address", "role", "term", "log", "applied", "snapshot"
+        );
+        for Member { id, address } in &members {
+            match client.status_of(address).await {
+                Ok(status) => println!("{}", line(address, &status)),
+                Err(why) => println!("{id:>4}  {address:<21} {why}"),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn line(address: &str, status: &NodeStatus) -> String {
+    let index = |index: Option<u64>| index.map_or_else(|| "-".to_owned(), |index| index.to_string());
+    let NodeStatus { id, role, term, last_log, applied, snapshot, .. } = status;
+    let (log, applied, snapshot) = (index(*last_log), index(*applied), index(*snapshot));
+    format!("{id:>4}  {address:<21} {role:<9} {term:>6} {log:>9} {applied:>9} {snapshot:>9}")
+}

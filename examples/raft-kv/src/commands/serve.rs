@@ -1,0 +1,72 @@
+//! `raft-kv serve`: a node.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use farcall::Config;
+use raft_kv::node::{Node, Timing};
+use raft_kv::types::NodeId;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Serve {
+    /// The node's number. It stays with the data for good.
+    #[arg(long)]
+    id: NodeId,
+    /// The address to listen on. Others know the node by the address that `init` and `add` get.
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: String,
+    /// The directory of the node's data.
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    #[command(flatten)]
+    times: Times,
+    /// How long health says NOT_SERVING before a stop, in seconds, so that balancers go elsewhere.
+    #[arg(long, default_value_t = 0)]
+    notice: u64,
+    /// How long calls in progress get at a stop, in seconds.
+    #[arg(long, default_value_t = 5)]
+    grace: u64,
+}
+
+/// Times and sizes of raft.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Times {
+    /// How often the leader says that it is there, in milliseconds. Followers sync their disks in this time.
+    #[arg(long, default_value_t = 100)]
+    pub(super) heartbeat_ms: u64,
+    /// The shortest election timeout, in milliseconds. The longest is twice as long.
+    #[arg(long, default_value_t = 500)]
+    pub(super) election_ms: u64,
+    /// After how many entries a snapshot is written.
+    #[arg(long, default_value_t = 10_000)]
+    pub(super) snapshot_entries: u64,
+}
+
+impl Times {
+    fn timing(self) -> Timing {
+        Timing {
+            heartbeat: Duration::from_millis(self.heartbeat_ms),
+            election: Duration::from_millis(self.election_ms),
+            snapshot_entries: self.snapshot_entries,
+        }
+    }
+}
+
+impl Serve {
+    pub(super) async fn run(&self, config: Config) -> Result<()> {
+        let node = Node::start(self.id, &self.listen, &self.data, config, self.times.timing()).await?;
+        tracing::info!(id = self.id, listen = self.listen, "the node serves");
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let stop = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("the node stops");
+        };
+        node.serve(stop, Duration::from_secs(self.notice), Duration::from_secs(self.grace)).await
+    }
+}

@@ -1,0 +1,18 @@
+//! A replicated key-value store: [openraft](https://docs.rs/openraft) agrees on the order of changes, [redb](https://docs.rs/redb)
+//! keeps them on disk, and farcall carries them, over TCP or RDMA.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`types`] | commands, answers, and openraft's types with their parameters |
+//! | [`store`] | log, vote, state machine and snapshots on disk |
+//! | [`network`] | calls between nodes |
+//! | [`service`] | calls of clients and operators |
+//! | [`node`] | one node: all of these, from start to graceful stop |
+//! | [`client`] | the client, which follows the leader |
+
+pub mod client;
+pub mod network;
+pub mod node;
+pub mod service;
+pub mod store;
+pub mod types;

@@ -1,0 +1,214 @@
+//! What is on disk: openraft's own tests of a store, requests that come twice, and snapshots that break.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
+
+use std::fs;
+use std::path::Path;
+
+use farcall::{Bytes, stream};
+use openraft::entry::FromAppData;
+use openraft::storage::{RaftLogStorageExt, RaftStateMachine};
+use openraft::testing::{StoreBuilder, Suite};
+use openraft::{CommittedLeaderId, RaftLogReader, RaftSnapshotBuilder};
+use raft_kv::network::{Network, Progress, RaftPeerClient, Receiver};
+use raft_kv::store::{LogStore, Reader, StateMachine, Store};
+use raft_kv::types::{
+    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, StorageError, TypeConfig,
+    Vote,
+};
+use tempfile::TempDir;
+
+fn open(directory: &Path) -> Store {
+    Store::open(directory, 1).unwrap()
+}
+
+struct Builder;
+
+impl StoreBuilder<TypeConfig, LogStore, StateMachine, TempDir> for Builder {
+    async fn build(&self) -> Result<(TempDir, LogStore, StateMachine), StorageError> {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path());
+        Ok((directory, store.log, store.machine))
+    }
+}
+
+#[test]
+fn the_store_keeps_what_openraft_asks_of_it() {
+    Suite::<TypeConfig, LogStore, StateMachine, Builder, TempDir>::test_all(Builder).unwrap();
+}
+
+fn put(session: u128, number: u64, first_open: u64, key: &str, value: &str) -> Command {
+    let operation = Operation::Put { key: key.into(), value: Bytes::copy_from_slice(value.as_bytes()) };
+    Command { request: RequestId { session, number, first_open }, operation }
+}
+
+fn session(session: u128) -> Command {
+    Command { request: RequestId { session, number: 0, first_open: 0 }, operation: Operation::Open }
+}
+
+fn entry(index: u64, commands: Vec<Command>) -> Entry {
+    let mut entry = Entry::from_app_data(Batch(commands));
+    entry.log_id = LogId::new(CommittedLeaderId::new(1, 1), index);
+    entry
+}
+
+async fn value(reader: &Reader, key: &str) -> Option<Bytes> {
+    reader.get(key.into()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_request_is_applied_once_however_often_it_comes() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut machine = open(directory.path()).machine;
+    let reader = machine.reader();
+    let removed = Command { operation: Operation::Delete { key: "k".into() }, ..put(1, 2, 1, "k", "") };
+    let first = vec![session(1), put(1, 1, 1, "k", "a"), removed.clone(), put(1, 3, 1, "k", "b")];
+    let answers = machine.apply([entry(1, first)]).await.unwrap();
+    assert_eq!(answers, [[Answer::Done, Answer::Done, Answer::Changed(true), Answer::Done]]);
+
+    // In a later entry, the removal gets the answer that it got, and removes nothing.
+    let answers = machine.apply([entry(2, vec![removed.clone()])]).await.unwrap();
+    assert_eq!(answers, [[Answer::Changed(true)]]);
+    assert_eq!(value(&reader, "k").await, Some("b".into()));
+
+    // When its client has its answer, it is forgotten, and still not applied.
+    let answers = machine.apply([entry(3, vec![put(1, 4, 3, "k", "c"), removed])]).await.unwrap();
+    assert_eq!(answers, [[Answer::Done, Answer::Late]]);
+    assert_eq!(value(&reader, "k").await, Some("c".into()));
+
+    let answers = machine.apply([entry(4, vec![put(2, 1, 1, "k", "d")])]).await.unwrap();
+    assert_eq!(answers, [[Answer::NoSession]]);
+    assert_eq!(value(&reader, "k").await, Some("c".into()));
+}
+
+#[tokio::test]
+async fn a_snapshot_has_requests_as_well_as_values() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut machine = open(from.path()).machine;
+    let command = put(1, 1, 1, "k", "a");
+    machine.apply([entry(1, vec![session(1), command.clone()])]).await.unwrap();
+    let snapshot = machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+
+    let mut other = open(to.path()).machine;
+    other.install_snapshot(&snapshot.meta, snapshot.snapshot).await.unwrap();
+    assert_eq!(value(&other.reader(), "k").await, Some("a".into()));
+    // A request of before is still known.
+    let other_value = Command { operation: Operation::Delete { key: "k".into() }, ..command };
+    let answers = other.apply([entry(2, vec![other_value])]).await.unwrap();
+    assert_eq!(answers, [[Answer::Done]]);
+    assert_eq!(value(&other.reader(), "k").await, Some("a".into()));
+}
+
+#[tokio::test]
+async fn a_state_that_a_crash_took_back_comes_from_the_snapshot() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut machine = open(directory.path()).machine;
+    machine.apply([entry(1, vec![session(1), put(1, 1, 1, "k", "a")])]).await.unwrap();
+    machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
+    drop(machine);
+
+    // As if nothing of the state had been synced.
+    fs::remove_file(directory.path().join("state.redb")).unwrap();
+    let mut machine = open(directory.path()).machine;
+    assert_eq!(value(&machine.reader(), "k").await, Some("a".into()));
+    assert_eq!(machine.applied_state().await.unwrap().0.map(|log_id| log_id.index), Some(1));
+}
+
+#[tokio::test]
+async fn the_log_outlasts_its_process_and_belongs_to_one_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut log = open(directory.path()).log;
+    let entries = [entry(0, vec![session(1)]), entry(1, vec![put(1, 1, 1, "k", "a")])];
+    log.blocking_append(entries.clone()).await.unwrap();
+    // A second process finds the directory in use.
+    assert!(Store::open(directory.path(), 1).is_err());
+    drop(log);
+    let read = open(directory.path()).log.try_get_log_entries(0..).await.unwrap();
+    assert_eq!(read, entries);
+    let Err(why) = Store::open(directory.path(), 2) else { panic!("node 2 took the log of node 1") };
+    assert!(why.to_string().contains("belongs to node 1, not to node 2"), "{why}");
+}
+
+/// Returns a snapshot of several blocks.
+async fn large_snapshot(directory: &Path) -> Snapshot {
+    let mut machine = open(directory).machine;
+    let half = "v".repeat(700_000);
+    let commands = (1..=6).map(|number| put(1, number, 1, &format!("k{number}"), &half)).collect();
+    machine.apply([entry(1, vec![session(1)]), entry(2, commands)]).await.unwrap();
+    machine.get_snapshot_builder().await.build_snapshot().await.unwrap()
+}
+
+/// Returns a node that takes snapshots, and what reads its values.
+async fn receiver(directory: &Path) -> (RaftPeerClient, Reader) {
+    let store = open(directory);
+    let reader = store.machine.reader();
+    let network = Network::new(farcall::Config::default(), std::time::Duration::from_millis(100));
+    let raft = Raft::new(1, Default::default(), network, store.log, store.machine).await.unwrap();
+    (RaftPeerClient::in_process(Receiver::new(raft, store.snapshots)), reader)
+}
+
+/// Returns the blocks of a snapshot from `offset` on.
+fn blocks(snapshot: &Snapshot, mut offset: u64) -> Vec<Bytes> {
+    let mut blocks = Vec::new();
+    while offset < snapshot.snapshot.len() {
+        let block = snapshot.snapshot.block(offset).unwrap();
+        offset += block.len() as u64;
+        blocks.push(block);
+    }
+    blocks
+}
+
+/// Sends these blocks, and returns the last that the receiver says.
+async fn send(
+    client: &RaftPeerClient,
+    snapshot: &Snapshot,
+    offset: u64,
+    blocks: Vec<Bytes>,
+) -> farcall::Result<Option<Progress>> {
+    let (vote, meta, len) = (Vote::new_committed(1, 2), snapshot.meta.clone(), snapshot.snapshot.len());
+    let mut progress = client.install(vote, meta, len, offset, stream::iter(blocks)).await?;
+    let mut last = None;
+    while let Some(next) = progress.message().await? {
+        last = Some(next);
+    }
+    Ok(last)
+}
+
+#[tokio::test]
+async fn a_snapshot_that_was_cut_short_goes_on_where_it_was() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let (client, reader) = receiver(to.path()).await;
+    assert_eq!(client.arrived(snapshot.meta.clone()).await.unwrap(), 0);
+
+    let beginning = blocks(&snapshot, 0)[..2].to_vec();
+    let error = send(&client, &snapshot, 0, beginning).await.unwrap_err();
+    assert_eq!(error.code(), farcall::Code::DataLoss);
+    let arrived = client.arrived(snapshot.meta.clone()).await.unwrap();
+    assert_eq!(arrived, 2 << 20);
+    assert_eq!(value(&reader, "k1").await, None);
+
+    let last = send(&client, &snapshot, arrived, blocks(&snapshot, arrived)).await.unwrap();
+    assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
+    assert_eq!(value(&reader, "k6").await.map(|value| value.len()), Some(700_000));
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_damaged_on_its_way_is_not_installed() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let (client, reader) = receiver(to.path()).await;
+    let mut damaged = blocks(&snapshot, 0);
+    let mut block = damaged[1].to_vec();
+    block[1000] ^= 1;
+    damaged[1] = block.into();
+    let error = send(&client, &snapshot, 0, damaged).await.unwrap_err();
+    assert!(error.message().contains("its checksum differs"), "{error}");
+    assert_eq!(value(&reader, "k1").await, None);
+
+    // The next attempt begins anew, and goes well.
+    assert_eq!(client.arrived(snapshot.meta.clone()).await.unwrap(), 0);
+    let last = send(&client, &snapshot, 0, blocks(&snapshot, 0)).await.unwrap();
+    assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
+    assert_eq!(value(&reader, "k1").await.map(|value| value.len()), Some(700_000));
+}

@@ -1,0 +1,171 @@
+//! A cluster of processes on this machine, whose nodes can be killed, paused and started again.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use farcall::{Config, Policy};
+use raft_kv::client::{Client, Options};
+use raft_kv::service::NodeStatus;
+use raft_kv::types::NodeId;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+/// How long a cluster may take to come to a state that it must come to.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A cluster. Its processes end with it; its directory stays if the test fails.
+pub(crate) struct Cluster {
+    directory: Option<TempDir>,
+    options: Vec<String>,
+    nodes: BTreeMap<NodeId, Node>,
+}
+
+struct Node {
+    address: String,
+    process: Option<Child>,
+}
+
+impl Cluster {
+    /// Starts nodes with these options of `raft-kv serve`, and makes a cluster of them.
+    pub(crate) async fn start(count: u64, options: &[&str]) -> Self {
+        let directory = Some(tempfile::tempdir().unwrap());
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let mut cluster = Self { directory, options, nodes: BTreeMap::new() };
+        // All ports are held before one is used, so that they differ.
+        let ports: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        for (id, port) in (1..).zip(ports) {
+            cluster.nodes.insert(id, Node { address: port.local_addr().unwrap().to_string(), process: None });
+        }
+        for id in cluster.ids() {
+            cluster.run(id);
+        }
+        let members = cluster.nodes.iter().map(|(id, node)| (*id, node.address.clone())).collect();
+        cluster.client().init(members).await.unwrap();
+        cluster
+    }
+
+    /// Starts a node that belongs to no cluster yet.
+    pub(crate) fn start_another(&mut self) -> NodeId {
+        let id = self.nodes.len() as NodeId + 1;
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        self.nodes.insert(id, Node { address: port.local_addr().unwrap().to_string(), process: None });
+        drop(port);
+        self.run(id);
+        id
+    }
+
+    pub(crate) fn ids(&self) -> Vec<NodeId> {
+        self.nodes.keys().copied().collect()
+    }
+
+    pub(crate) fn address(&self, id: NodeId) -> &str {
+        &self.nodes[&id].address
+    }
+
+    /// Returns a client with connections and a session of its own.
+    pub(crate) fn client(&self) -> Client {
+        let mut config = Config::default();
+        config.transport = Some(Policy::Tcp);
+        let options =
+            Options { config, attempt: Duration::from_millis(500), patience: Duration::from_secs(10) };
+        Client::new(self.nodes.values().map(|node| node.address.clone()), options).unwrap()
+    }
+
+    fn directory_of(&self, id: NodeId) -> PathBuf {
+        self.directory.as_ref().unwrap().path().join(format!("node-{id}"))
+    }
+
+    /// Starts a node that does not run.
+    pub(crate) fn run(&mut self, id: NodeId) {
+        let data = self.directory_of(id);
+        let log = File::options().create(true).append(true).open(data.with_extension("log")).unwrap();
+        let node = self.nodes.get_mut(&id).unwrap();
+        assert!(node.process.is_none(), "node {id} runs");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
+        command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.address]);
+        command.arg("--data").arg(data).args(&self.options).env_remove("RUST_LOG");
+        node.process = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+    }
+
+    /// Kills a node as a crash does, if it runs.
+    pub(crate) fn kill(&mut self, id: NodeId) {
+        if let Some(mut process) = self.nodes.get_mut(&id).unwrap().process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Tells a node to stop, and returns how it ended.
+    pub(crate) async fn stop(&mut self, id: NodeId) -> ExitStatus {
+        self.signal(id, Signal::TERM);
+        let mut process = self.nodes.get_mut(&id).unwrap().process.take().unwrap();
+        tokio::task::spawn_blocking(move || process.wait().unwrap()).await.unwrap()
+    }
+
+    pub(crate) fn pause(&self, id: NodeId) {
+        self.signal(id, Signal::STOP);
+    }
+
+    pub(crate) fn resume(&self, id: NodeId) {
+        self.signal(id, Signal::CONT);
+    }
+
+    fn signal(&self, id: NodeId, signal: Signal) {
+        let process = self.nodes[&id].process.as_ref().unwrap();
+        kill_process(Pid::from_raw(process.id().cast_signed()).unwrap(), signal).unwrap();
+    }
+
+    /// Returns the leader, once there is one that nodes know.
+    pub(crate) async fn leader(&self) -> NodeId {
+        let client = &self.client();
+        let leader = || async move { client.status().await.ok()?.leader.map(|leader| leader.id) };
+        until("there is a leader", leader).await
+    }
+
+    /// Returns what all nodes know, once they have applied the same entries.
+    pub(crate) async fn converged(&self) -> Vec<NodeStatus> {
+        let (client, nodes) = (&self.client(), &self.nodes);
+        until("all nodes have applied the same entries", || async move {
+            let mut all = Vec::new();
+            for node in nodes.values() {
+                all.push(client.status_of(&node.address).await.ok()?);
+            }
+            let first = &all[0];
+            let same = |status: &NodeStatus| {
+                status.applied == first.applied && status.last_log == first.applied && status.leader.is_some()
+            };
+            all.iter().all(same).then_some(all)
+        })
+        .await
+    }
+}
+
+/// Returns what `found` finds, which must come in time.
+pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut found: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = found().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "after {PATIENCE:?} it is still not so: {what}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for id in self.ids() {
+            self.kill(id);
+        }
+        if std::thread::panicking()
+            && let Some(directory) = self.directory.take()
+        {
+            eprintln!("the nodes' data and logs are in {}", directory.keep().display());
+        }
+    }
+}

@@ -52,6 +52,11 @@ impl SendHalf {
         self.stopped
     }
 
+    /// Returns what was sent in all, and what the peer has granted in all.
+    pub fn moved(&self) -> [Window; 2] {
+        [self.sent, self.granted]
+    }
+
     /// There are no more: how many items END is to say. `None`: it has said so.
     pub fn end(&mut self) -> Option<u64> {
         let ended = std::mem::replace(&mut self.ended, true);
@@ -161,6 +166,11 @@ impl RecvHalf {
             bytes: self.consumed.bytes + self.size.bytes,
         };
         Some(self.granted)
+    }
+
+    /// Returns what has come in all, and what of it the application has taken.
+    pub fn moved(&self) -> [Window; 2] {
+        [self.received, self.consumed]
     }
 
     /// How many bytes the window has [grown](Self::consumed) by.

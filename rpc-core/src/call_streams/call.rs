@@ -8,7 +8,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use bytes::{Bytes, BytesMut};
 
 use super::table::StreamTable;
-use crate::access::Lending;
+use crate::access::{Lending, Used};
 use crate::compress::Unpacking;
 use crate::memory::Gauge;
 use crate::metadata::AnswerMetadata;
@@ -69,6 +69,17 @@ struct Incoming {
     gauge: Gauge,
     end: Option<Ended>,
     waker: Option<Waker>,
+}
+
+/// What the streams of a call have moved so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamsMoved {
+    /// What this side has sent, and what the peer has granted.
+    pub(crate) out: Option<[Window; 2]>,
+    /// What has come, and what the application has taken.
+    pub(crate) incoming: Option<[Window; 2]>,
+    /// What the server has done with memory that the call lends.
+    pub(crate) lent: Option<Used>,
 }
 
 /// How a received stream has ended.
@@ -371,6 +382,22 @@ impl CallStreams {
             let end = super::pump::end(self.call, EndHead { reason, items }, Content::default());
             sender.enqueue(end.expect("what is empty has room"));
         }
+    }
+
+    /// Returns what the streams have moved so far, and what the server has done with memory that the call lends.
+    pub(crate) fn moved(&self) -> StreamsMoved {
+        let state = self.state();
+        StreamsMoved {
+            out: state.out.as_ref().map(|out| out.half.moved()),
+            incoming: state.incoming.as_ref().map(|incoming| incoming.half.moved()),
+            lent: state.lending.as_ref().map(Lending::used),
+        }
+    }
+
+    /// Whether this side waits for the peer before it may send another item.
+    pub(crate) fn is_held_up(&self) -> bool {
+        let state = self.state();
+        state.out.as_ref().is_some_and(|out| out.busy || out.half.room() == 0)
     }
 
     /// Returns the next ITEM, or how the stream has ended.

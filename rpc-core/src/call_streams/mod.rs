@@ -19,7 +19,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use tokio::task::coop;
 
-pub(crate) use self::call::{CallStreams, Ended};
+pub(crate) use self::call::{CallStreams, Ended, StreamsMoved};
 pub use self::handlers::Streams;
 pub(crate) use self::items_by::ItemsBy;
 pub(crate) use self::pump::{Encoded, Pump, Pumped, Source, end};

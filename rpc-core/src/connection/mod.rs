@@ -25,6 +25,7 @@ mod batch;
 mod control;
 mod ending;
 mod keepalive;
+mod moved;
 mod pending;
 mod pings;
 mod receive;
@@ -43,6 +44,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 pub(crate) use self::ending::Activity;
+pub(crate) use self::moved::Moved;
 pub(crate) use self::pending::{Line, Pending};
 use crate::access::Accesses;
 use crate::call_streams::StreamTable;

@@ -382,7 +382,10 @@ impl InFlightCall {
                 State::Sent(pending) => match pending.poll(cx) {
                     Poll::Ready(Err(status)) => self.again(status)?,
                     Poll::Pending if pending.is_late() => match self.look() {
-                        Some(next) => self.wait_until(next),
+                        Some(next) => {
+                            self.wait_until(next);
+                            continue;
+                        }
                         None => return Poll::Ready(Err(self.expire())),
                     },
                     polled => return polled,

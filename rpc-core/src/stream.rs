@@ -9,7 +9,7 @@ use std::task::{Context as TaskContext, Poll, ready};
 pub use futures_core::Stream;
 use tokio::time::{Instant, Sleep};
 
-pub use crate::call_streams::Streams;
+pub use crate::call_streams::{Available, OutgoingWindow, Streams};
 use crate::call_streams::{Ended, NextItem, Reader};
 use crate::client::ProgressAlarm;
 use crate::codec::{CodecError, all_read};

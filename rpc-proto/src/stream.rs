@@ -25,6 +25,14 @@ impl SendHalf {
         if is_open { self.granted.items - self.sent.items } else { 0 }
     }
 
+    /// What is left of the window, in items and bytes. None of both if nothing may be sent now.
+    pub fn left(&self) -> Window {
+        match self.room() {
+            0 => Window { items: 0, bytes: 0 },
+            items => Window { items, bytes: self.granted.bytes - self.sent.bytes },
+        }
+    }
+
     /// A message of so many items and bytes was queued; there was [room](Self::room) for it.
     pub fn sent(&mut self, items: u64, bytes: u64) {
         debug_assert!(0 < items && items <= self.room(), "an ITEM has room");

@@ -36,6 +36,7 @@
 
 mod channel;
 mod generate;
+mod permit;
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -44,7 +45,8 @@ use farcall_core::stream::Stream;
 
 pub use self::channel::{Closed, Receiver, Sender, TrySendError, channel};
 pub use self::generate::{Generate, Items, generate};
-pub use farcall_core::stream::StreamItem;
+pub use self::permit::Permit;
+pub use farcall_core::stream::{Available, StreamItem};
 
 /// The items of an iterator, each of which is there at once.
 pub fn iter<I: IntoIterator>(items: I) -> Iter<I::IntoIter> {

@@ -297,6 +297,10 @@ pub struct Calls {
     /// For clients: the [timeout](crate::client::Call::timeout) of calls that set none, in milliseconds, streams
     /// included. A call that needs no limit sets `Duration::MAX`. Default 0: no timeout.
     pub timeout_ms: u64,
+    /// For clients: the [progress timeout](crate::client::Call::progress_timeout) of calls that set none, in milliseconds:
+    /// how long nothing of a call may move, streams included. A call that may be quiet for longer sets `Duration::MAX`.
+    /// Default 0: no limit.
+    pub progress_timeout_ms: u64,
     /// For servers: whether each handler starts in its own task, as with
     /// [`spawn_handlers`](crate::middleware::ServiceExt::spawn_handlers) for a single service. Default false.
     pub spawn_handlers: bool,
@@ -327,6 +331,7 @@ impl Default for Calls {
             wait_for_ready: false,
             wait_for_room: true,
             timeout_ms: 0,
+            progress_timeout_ms: 0,
             spawn_handlers: false,
             causes: true,
             compress: Compression::None,

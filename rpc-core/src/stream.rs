@@ -9,8 +9,9 @@ use std::task::{Context as TaskContext, Poll, ready};
 pub use futures_core::Stream;
 use tokio::time::{Instant, Sleep};
 
-pub use crate::call_streams::Streams;
+pub use crate::call_streams::{Available, OutgoingWindow, Streams};
 use crate::call_streams::{Ended, NextItem, Reader};
+use crate::client::ProgressAlarm;
 use crate::codec::{CodecError, all_read};
 use crate::compress::Compression;
 use crate::connection::Connection;
@@ -100,6 +101,7 @@ pub(crate) struct Begun {
     pub(crate) reader: Reader,
     pub(crate) connection: Weak<Connection>,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) progress: Option<ProgressAlarm>,
     pub(crate) parent: Option<Parent>,
     pub(crate) metadata: Metadata,
     pub(crate) on_end: Vec<OnEnd>,
@@ -190,6 +192,9 @@ impl<E: From<Status>> End<E> {
     fn of(ended: Ended, error: ReadError<E>, is_late: bool) -> Box<Self> {
         Box::new(match ended {
             Ended::Lost(status) => Self::failed(EndReason::ConnectionLost, status),
+            Ended::GivenUp(status) if status.code() == Code::DeadlineExceeded => {
+                Self::failed(EndReason::Deadline, status)
+            }
             Ended::GivenUp(status) => Self::failed(EndReason::Cancelled, status),
             Ended::Said { reason, payload, metadata } => {
                 let end = Self::said(reason, payload, &metadata, error, is_late);
@@ -245,6 +250,8 @@ struct Remote<T, E> {
     /// Whether this is a client's answer, whose end ends the call.
     is_answer: bool,
     alarm: Option<Pin<Box<Sleep>>>,
+    /// The limit of time in which nothing of the call moves.
+    progress: Option<ProgressAlarm>,
     /// The parent of its call, unless that is the handler that reads it.
     parent: Option<Parent>,
 }
@@ -265,7 +272,16 @@ impl<T> Streaming<T> {
     pub(crate) fn requests(streams: &Streams, item: ReadItem<T>) -> Self {
         let error = |_: Payload| Err(CodecError::new("a client's stream has no error"));
         let (reader, connection) = (streams.reader(), Weak::new());
-        let remote = Remote { reader, connection, item, error, is_answer: false, alarm: None, parent: None };
+        let remote = Remote {
+            reader,
+            connection,
+            item,
+            error,
+            is_answer: false,
+            alarm: None,
+            progress: None,
+            parent: None,
+        };
         Self::from(Origin::Peer(Box::new(remote)), Metadata::new())
     }
 }
@@ -358,9 +374,9 @@ impl<T, E> Streaming<T, E> {
 
     /// Returns the stream that a call was answered with, given how to decode an item and the error.
     pub(crate) fn answered(begun: Begun, (item, error): (ReadItem<T>, ReadError<E>)) -> Self {
-        let Begun { reader, connection, deadline, parent, metadata, on_end } = begun;
+        let Begun { reader, connection, deadline, progress, parent, metadata, on_end } = begun;
         let alarm = deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline)));
-        let remote = Remote { reader, connection, item, error, is_answer: true, alarm, parent };
+        let remote = Remote { reader, connection, item, error, is_answer: true, alarm, progress, parent };
         let mut stream = Self::from(Origin::Peer(Box::new(remote)), metadata);
         stream.on_end = on_end;
         stream
@@ -433,11 +449,20 @@ impl<T, E: From<Status>> Remote<T, E> {
                 let parent_cancelled =
                     self.parent.as_mut().is_some_and(|parent| parent.poll_ended(cx).is_ready());
                 if !late && !parent_cancelled {
-                    return Poll::Pending;
+                    return self.poll_progress(cx).map(Err);
                 }
             }
         }
         Poll::Ready(Err(self.cut_short()))
+    }
+
+    /// Ready once nothing of the call has moved for too long.
+    fn poll_progress(&mut self, cx: &mut TaskContext<'_>) -> Poll<Box<End<E>>> {
+        let Some(alarm) = &mut self.progress else { return Poll::Pending };
+        let (streams, connection) = (self.reader.streams(), &self.connection);
+        let moved = || Some(connection.upgrade()?.moved(streams.call(), Some(streams)));
+        let status = ready!(alarm.poll(cx, moved));
+        Poll::Ready(Box::new(End::failed(EndReason::Deadline, status)))
     }
 
     /// Returns the end of a stream whose deadline has passed, or whose parent call has ended early.

@@ -97,6 +97,17 @@ pub enum Pulled {
     Stale,
 }
 
+/// How much has come of a message that is not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partly {
+    /// The bytes that have come in frames.
+    pub have: usize,
+    /// The length of the whole message, in bytes.
+    pub total: usize,
+    /// The number of the frame that described the rest, while a link reads that.
+    pub pulled: Option<u32>,
+}
+
 /// How much room this side has for messages that arrive in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Room {
@@ -266,6 +277,13 @@ impl Inbox {
     /// Whether a message has begun to arrive and is not whole.
     pub fn is_assembling(&self) -> bool {
         !self.assembling.is_empty()
+    }
+
+    /// Returns how much has come of a call's message that is not whole. `None`: there is no such message.
+    pub fn partly(&self, call: u64) -> Option<Partly> {
+        let assembly = self.assembling.get(&call)?;
+        let pulled = self.pulling.iter().find(|(_, of)| **of == call).map(|(seq, _)| *seq);
+        Some(Partly { have: assembly.have, total: assembly.total, pulled })
     }
 
     /// Returns what to do with a session frame that came by `from`. `Err`: the peer broke the order.

@@ -524,6 +524,11 @@ impl Fragmenter {
         self.left == 0
     }
 
+    /// Returns how many bytes have left.
+    pub(crate) fn sent(&self) -> u64 {
+        (self.total - self.left) as u64
+    }
+
     pub(crate) fn total(&self) -> u64 {
         self.total as u64
     }

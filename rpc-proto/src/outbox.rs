@@ -455,6 +455,16 @@ impl Outbox {
         calls
     }
 
+    /// Returns how much has left of a call's message, and its length, both in bytes, while a part has not left. What the peer
+    /// reads by itself counts when it has read all. `None`: there is no such message, or it is short.
+    pub fn partly(&self, call: u64) -> Option<(u64, u64)> {
+        let begun = self.cutting.iter().chain(self.exposed.values()).find(|message| message.call == call);
+        let unsent = || self.large.iter().find(|message| message.call == call);
+        begun
+            .map(|message| (message.sent(), message.total()))
+            .or_else(|| unsent().map(|m| (0, m.len() as u64)))
+    }
+
     /// How many messages are described to the peer, which has not said DONE.
     pub fn exposed(&self) -> usize {
         self.exposed.len()

@@ -25,6 +25,14 @@ impl SendHalf {
         if is_open { self.granted.items - self.sent.items } else { 0 }
     }
 
+    /// What is left of the window, in items and bytes. None of both if nothing may be sent now.
+    pub fn left(&self) -> Window {
+        match self.room() {
+            0 => Window { items: 0, bytes: 0 },
+            items => Window { items, bytes: self.granted.bytes - self.sent.bytes },
+        }
+    }
+
     /// A message of so many items and bytes was queued; there was [room](Self::room) for it.
     pub fn sent(&mut self, items: u64, bytes: u64) {
         debug_assert!(0 < items && items <= self.room(), "an ITEM has room");
@@ -50,6 +58,11 @@ impl SendHalf {
     /// Whether the peer takes no more.
     pub fn is_stopped(&self) -> bool {
         self.stopped
+    }
+
+    /// Returns what was sent in all, and what the peer has granted in all.
+    pub fn moved(&self) -> [Window; 2] {
+        [self.sent, self.granted]
     }
 
     /// There are no more: how many items END is to say. `None`: it has said so.
@@ -161,6 +174,11 @@ impl RecvHalf {
             bytes: self.consumed.bytes + self.size.bytes,
         };
         Some(self.granted)
+    }
+
+    /// Returns what has come in all, and what of it the application has taken.
+    pub fn moved(&self) -> [Window; 2] {
+        [self.received, self.consumed]
     }
 
     /// How many bytes the window has [grown](Self::consumed) by.

@@ -11,6 +11,8 @@ use farcall_core::status::{Blame, Code, Executed, Status};
 use farcall_core::stream::Stream;
 use tokio::sync::mpsc;
 
+use super::permit::Reader;
+
 /// Returns the two ends of a stream that other tasks feed. It holds up to `capacity` items that nobody has taken; then senders
 /// wait.
 ///
@@ -48,15 +50,37 @@ use tokio::sync::mpsc;
 /// ```
 pub fn channel<T, E>(capacity: usize) -> (Sender<T, E>, Receiver<T, E>) {
     let (items, receiver) = mpsc::channel(capacity);
-    let panicked = Arc::new(AtomicBool::new(false));
-    (Sender { items, panicked: panicked.clone() }, Receiver { items: receiver, panicked, ended: false })
+    let shared = Arc::new(Shared { panicked: AtomicBool::new(false), reader: Reader::default() });
+    (
+        Sender { items, shared: shared.clone() },
+        Receiver { items: receiver, shared, begun: false, ended: false },
+    )
 }
 
 /// The end of a [`channel`] that feeds the stream. Its clones feed the same stream.
 pub struct Sender<T, E = Status> {
-    items: mpsc::Sender<Result<T, E>>,
+    pub(super) items: mpsc::Sender<Queued<T, E>>,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What both ends of a channel share.
+pub(super) struct Shared {
     /// A panic has dropped a sender.
-    panicked: Arc<AtomicBool>,
+    panicked: AtomicBool,
+    pub(super) reader: Reader,
+}
+
+/// An item in a channel.
+pub(super) struct Queued<T, E> {
+    pub(super) item: Result<T, E>,
+    /// The bytes that a permit has reserved for it.
+    pub(super) bytes: u64,
+}
+
+impl<T, E> From<Result<T, E>> for Queued<T, E> {
+    fn from(item: Result<T, E>) -> Self {
+        Self { item, bytes: 0 }
+    }
 }
 
 impl<T, E> Sender<T, E> {
@@ -72,7 +96,7 @@ impl<T, E> Sender<T, E> {
     pub async fn send(&self, item: T) -> Result<(), Closed<T>> {
         match self.items.reserve().await {
             Ok(place) => {
-                place.send(Ok(item));
+                place.send(Ok(item).into());
                 Ok(())
             }
             Err(_) => Err(Closed(item)),
@@ -87,7 +111,7 @@ impl<T, E> Sender<T, E> {
     pub fn try_send(&self, item: T) -> Result<(), TrySendError<T>> {
         match self.items.try_reserve() {
             Ok(place) => {
-                place.send(Ok(item));
+                place.send(Ok(item).into());
                 Ok(())
             }
             Err(mpsc::error::TrySendError::Full(())) => Err(TrySendError::Full(item)),
@@ -105,7 +129,7 @@ impl<T, E> Sender<T, E> {
     ///
     /// If it is called in async code, whose thread it would block.
     pub fn blocking_send(&self, item: T) -> Result<(), Closed<T>> {
-        self.items.blocking_send(Ok(item)).map_err(|unsent| match unsent.0 {
+        self.items.blocking_send(Ok(item).into()).map_err(|unsent| match unsent.0.item {
             Ok(item) => Closed(item),
             Err(_) => unreachable!("an item was sent, no error"),
         })
@@ -121,7 +145,7 @@ impl<T, E> Sender<T, E> {
     ///
     /// If the future is dropped before it is ready, the item is not sent and is lost.
     pub async fn pass_on(&self, item: Result<T, E>) -> Result<(), Closed<Result<T, E>>> {
-        self.items.send(item).await.map_err(|unsent| Closed(unsent.0))
+        self.items.send(item.into()).await.map_err(|unsent| Closed(unsent.0.item))
     }
 
     /// Sends an error, after which the reader takes nothing more. Waits while the channel is full. Does nothing if the reader has
@@ -132,7 +156,7 @@ impl<T, E> Sender<T, E> {
     /// If the future is dropped before it is ready, the error is not sent.
     pub async fn fail(&self, error: E) {
         // Without a reader there is nobody to tell.
-        let _ = self.items.send(Err(error)).await;
+        let _ = self.items.send(Err(error).into()).await;
     }
 
     /// Returns when the reader has gone: nothing that is sent then is read. Cancel safe.
@@ -153,7 +177,7 @@ impl<T, E> Sender<T, E> {
 
 impl<T, E> Clone for Sender<T, E> {
     fn clone(&self) -> Self {
-        Self { items: self.items.clone(), panicked: self.panicked.clone() }
+        Self { items: self.items.clone(), shared: self.shared.clone() }
     }
 }
 
@@ -161,7 +185,7 @@ impl<T, E> Drop for Sender<T, E> {
     fn drop(&mut self) {
         // Before the channel's own end is dropped, by which the reader may see the end of the stream.
         if std::thread::panicking() {
-            self.panicked.store(true, Ordering::Release);
+            self.shared.panicked.store(true, Ordering::Release);
         }
     }
 }
@@ -230,8 +254,10 @@ impl<T> From<Closed<T>> for Status {
 /// The end of a [`channel`] that is the stream.
 #[must_use = "streams do nothing unless polled"]
 pub struct Receiver<T, E = Status> {
-    items: mpsc::Receiver<Result<T, E>>,
-    panicked: Arc<AtomicBool>,
+    items: mpsc::Receiver<Queued<T, E>>,
+    shared: Arc<Shared>,
+    /// Whether it was polled.
+    begun: bool,
     ended: bool,
 }
 
@@ -244,9 +270,18 @@ impl<T, E: From<Status>> Stream for Receiver<T, E> {
         if self.ended {
             return Poll::Ready(None);
         }
-        let item = ready!(self.items.poll_recv(cx));
+        if !self.begun {
+            self.begun = true;
+            self.shared.reader.attach();
+        }
+        let item = ready!(self.items.poll_recv(cx)).map(|Queued { item, bytes }| {
+            if bytes > 0 {
+                self.shared.reader.give_back(bytes);
+            }
+            item
+        });
         self.ended = !matches!(item, Some(Ok(_)));
-        if item.is_none() && self.panicked.load(Ordering::Acquire) {
+        if item.is_none() && self.shared.panicked.load(Ordering::Acquire) {
             let status = Status::new(Code::Internal, "the task that feeds the stream panicked");
             let status = status.with_executed(Executed::Maybe).with_blame(Blame::Application);
             return Poll::Ready(Some(Err(status.into())));

@@ -45,6 +45,8 @@ pub(super) struct OnLoan {
 #[derive(Debug, Default)]
 struct State {
     has_ended: bool,
+    /// How many accesses there were.
+    accesses: u64,
     /// What the server uses by itself, until it gives that back.
     grant: Option<GivenGrant>,
     /// Closed when it can do nothing by that any more.
@@ -57,8 +59,12 @@ impl OnLoan {
         &self,
         access: impl FnOnce(&dyn Memory) -> Result<R, Outcome>,
     ) -> Result<R, Outcome> {
-        let state = self.state.lock();
-        if state.has_ended { Err(Outcome::Gone) } else { access(&*self.memory) }
+        let mut state = self.state.lock();
+        if state.has_ended {
+            return Err(Outcome::Gone);
+        }
+        state.accesses += 1;
+        access(&*self.memory)
     }
 
     /// Ends what the server has given back.
@@ -72,6 +78,15 @@ impl Drop for OnLoan {
     fn drop(&mut self) {
         self.memory.end();
     }
+}
+
+/// What the server has done so far with memory that a call lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Used {
+    /// It has made this many accesses.
+    Accesses(u64),
+    /// Its device uses the memory by itself, which this side can't see.
+    Unseen,
 }
 
 /// The loans of a call. They end when this is dropped.
@@ -112,6 +127,19 @@ impl Accesses {
 }
 
 impl Lending {
+    /// Returns what the server has done so far.
+    pub(crate) fn used(&self) -> Used {
+        let mut accesses = 0;
+        for loan in &self.loans {
+            let state = loan.state.lock();
+            if state.grant.is_some() {
+                return Used::Unseen;
+            }
+            accesses += state.accesses;
+        }
+        Used::Accesses(accesses)
+    }
+
     /// Begins the loans, because the call has a number. Its request is not queued yet.
     pub(crate) fn begin(&mut self, call: u64) {
         self.call = call;

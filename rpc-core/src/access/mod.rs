@@ -24,7 +24,7 @@ pub(crate) use self::exports::{export, withdraw};
 pub(crate) use self::giving::GivenGrant;
 use self::giving::GivenGrants;
 use self::lending::OnLoan;
-pub(crate) use self::lending::{Lending, LentMemory};
+pub(crate) use self::lending::{Lending, LentMemory, Used};
 pub(crate) use self::owner::{ExportedMemory, Memory, Offered, Progress};
 pub(crate) use self::ranges::{check_number, check_range, range};
 use self::taking::TakenGrants;

@@ -7,8 +7,9 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 
+use super::outgoing_window::Available;
 use super::table::StreamTable;
-use crate::access::Lending;
+use crate::access::{Lending, Used};
 use crate::compress::Unpacking;
 use crate::memory::Gauge;
 use crate::metadata::AnswerMetadata;
@@ -56,6 +57,17 @@ struct Out {
     /// Whether a message is on its way that nothing may follow until it has been sent.
     busy: bool,
     waker: Option<Waker>,
+    /// The tasks that wait for more room.
+    watchers: Vec<Waker>,
+}
+
+impl Out {
+    /// Takes the wakers of all that wait for anything.
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let mut wakers = std::mem::take(&mut self.watchers);
+        wakers.extend(self.waker.take());
+        wakers
+    }
 }
 
 /// The stream that this side receives.
@@ -69,6 +81,17 @@ struct Incoming {
     gauge: Gauge,
     end: Option<Ended>,
     waker: Option<Waker>,
+}
+
+/// What the streams of a call have moved so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamsMoved {
+    /// What this side has sent, and what the peer has granted.
+    pub(crate) out: Option<[Window; 2]>,
+    /// What has come, and what the application has taken.
+    pub(crate) incoming: Option<[Window; 2]>,
+    /// What the server has done with memory that the call lends.
+    pub(crate) lent: Option<Used>,
 }
 
 /// How a received stream has ended.
@@ -103,6 +126,18 @@ pub(super) enum Room {
     Closed,
 }
 
+impl State {
+    fn left(&self) -> Available {
+        match &self.out {
+            Some(out) if !self.over => {
+                let Window { items, bytes } = out.half.left();
+                Available { items, bytes }
+            }
+            _ => Available::NONE,
+        }
+    }
+}
+
 impl CallStreams {
     /// Returns streams with these windows: `granted` for the stream that this side sends, `first` for the one that it
     /// receives.
@@ -116,7 +151,12 @@ impl CallStreams {
     ) -> Self {
         // A client's items must follow its REQUEST.
         let busy = role == Role::Client;
-        let out = granted.map(|granted| Out { half: SendHalf::new(granted), busy, waker: None });
+        let out = granted.map(|granted| Out {
+            half: SendHalf::new(granted),
+            busy,
+            waker: None,
+            watchers: Vec::new(),
+        });
         let is_answer = if role == Role::Client { first.is_some() } else { granted.is_some() };
         let incoming = first.map(|(first, gauge)| Incoming {
             half: RecvHalf::new(first),
@@ -186,7 +226,7 @@ impl CallStreams {
                 wakers.extend(incoming.waker.take());
                 if !is_client {
                     state.over = true;
-                    wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
+                    wakers.extend(state.out.iter_mut().flat_map(Out::take_wakers));
                     // Free the place now, because the caller may leave received items unread for long.
                     let (place, lending) = (state.place.take(), state.lending.take());
                     drop(guard);
@@ -200,12 +240,13 @@ impl CallStreams {
                 if out.half.on_window(Window::decode(bytes)?)? {
                     wakers.extend(out.waker.take());
                 }
+                wakers.append(&mut out.watchers);
             }
             _ => {
                 Stop::decode(bytes)?;
                 let out = state.out.as_mut().ok_or_else(|| none("stop"))?;
                 if out.half.on_stop() {
-                    wakers.extend(out.waker.take());
+                    wakers.extend(out.take_wakers());
                 }
             }
         }
@@ -242,7 +283,7 @@ impl CallStreams {
             incoming.end.get_or_insert(why);
             wakers.extend(incoming.waker.take());
         }
-        wakers.extend(state.out.as_mut().and_then(|out| out.waker.take()));
+        wakers.extend(state.out.iter_mut().flat_map(Out::take_wakers));
         let (reply, place, lending) = (state.reply.take(), state.place.take(), state.lending.take());
         drop(guard);
         drop((reply, place, lending));
@@ -325,6 +366,27 @@ impl CallStreams {
         if items > 0 { Room::Later(items) } else { Room::Wait }
     }
 
+    /// Returns what is left of the peer's window.
+    pub(super) fn left(&self) -> Available {
+        self.state().left()
+    }
+
+    /// Ready when `fits` holds of what is left of the peer's window. Otherwise the task is woken when the peer has granted more,
+    /// or wants no more.
+    pub(super) fn poll_left(&self, cx: &TaskContext<'_>, fits: impl FnOnce(Available) -> bool) -> Poll<()> {
+        let mut state = self.state();
+        if fits(state.left()) {
+            return Poll::Ready(());
+        }
+        let over = state.over;
+        if let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped())
+            && !out.watchers.iter().any(|watcher| watcher.will_wake(cx.waker()))
+        {
+            out.watchers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
     /// Whether an END may be queued now. If not, its sender is woken when it may.
     pub(super) fn is_free(&self, cx: &TaskContext<'_>) -> bool {
         let _before;
@@ -371,6 +433,22 @@ impl CallStreams {
             let end = super::pump::end(self.call, EndHead { reason, items }, Content::default());
             sender.enqueue(end.expect("what is empty has room"));
         }
+    }
+
+    /// Returns what the streams have moved so far, and what the server has done with memory that the call lends.
+    pub(crate) fn moved(&self) -> StreamsMoved {
+        let state = self.state();
+        StreamsMoved {
+            out: state.out.as_ref().map(|out| out.half.moved()),
+            incoming: state.incoming.as_ref().map(|incoming| incoming.half.moved()),
+            lent: state.lending.as_ref().map(Lending::used),
+        }
+    }
+
+    /// Whether this side waits for the peer before it may send another item.
+    pub(crate) fn is_held_up(&self) -> bool {
+        let state = self.state();
+        state.out.as_ref().is_some_and(|out| out.busy || out.half.room() == 0)
     }
 
     /// Returns the next ITEM, or how the stream has ended.

@@ -10,6 +10,7 @@ mod handlers;
 mod items_by;
 #[cfg(all(test, farcall_loom))]
 mod loom_tests;
+mod outgoing_window;
 mod pump;
 mod reader;
 mod table;
@@ -19,9 +20,10 @@ use std::task::{Context as TaskContext, Poll, ready};
 
 use tokio::task::coop;
 
-pub(crate) use self::call::{CallStreams, Ended};
+pub(crate) use self::call::{CallStreams, Ended, StreamsMoved};
 pub use self::handlers::Streams;
 pub(crate) use self::items_by::ItemsBy;
+pub use self::outgoing_window::{Available, OutgoingWindow};
 pub(crate) use self::pump::{Encoded, Pump, Pumped, Source, end};
 pub(crate) use self::reader::{NextItem, Reader};
 pub(crate) use self::table::StreamTable;

@@ -13,6 +13,7 @@ use tokio::task::coop;
 
 use super::call::{CallStreams, Room};
 use super::items_by::ItemsBy;
+use super::outgoing_window::Polling;
 use super::poll_share;
 use crate::buffer_pool;
 use crate::compress::Compression;
@@ -166,7 +167,10 @@ impl<S: Source> Pump<S> {
         let size = many.as_ref().map_or(0, BytesMut::capacity);
         let (mut batch, mut by) = (Batch::new(many.map_or_else(Encoder::new, Encoder::to)), None);
         // After a panic, the items before it are still sent, and the stream needs an end.
+        let streams = self.streams.clone();
+        let polling = Polling::of(&streams);
         let put = catch_unwind(AssertUnwindSafe(|| self.put_items(sender, room, &mut batch, &mut by, cx)));
+        drop(polling);
         let waits = put.unwrap_or_else(|panic| {
             batch.undo();
             if self.is_new {

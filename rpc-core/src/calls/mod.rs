@@ -133,7 +133,7 @@ impl Calls {
             };
         };
         let polls = busy_poll::polls_at_once(&self.sender);
-        let opened = match self.slots.open(place.is_some(), asked.deadline, polls, cx, queue) {
+        let opened = match self.slots.open(place.is_some(), asked.alarm, polls, cx, queue) {
             Ok(opened) => opened,
             Err(OpenError::Full) => return Err(NotSent::Full),
             Err(OpenError::For(why)) => return Err(why.with_executed(Executed::No).into()),
@@ -295,6 +295,13 @@ impl Calls {
         let (found, next) = self.slots.poll(call, keeps_place, cx);
         next.wake();
         found
+    }
+
+    /// Has a call that is late wait until another time.
+    pub(crate) fn extend(&self, call: u64, until: Instant) {
+        if self.slots.extend(call, until) {
+            self.first_deadline.notify_one();
+        }
     }
 
     /// Returns the place of a call that keeps it.

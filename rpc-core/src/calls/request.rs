@@ -24,8 +24,9 @@ pub(crate) struct CallRequest<'a> {
     pub(crate) service: &'a Arc<ServiceInfo>,
     pub(crate) method: usize,
     pub(crate) arguments: &'a Payload,
-    pub(crate) deadline: Option<Instant>,
-    /// The time until the deadline, from now.
+    /// When the caller is to be woken, unless the call has ended.
+    pub(crate) alarm: Option<Instant>,
+    /// The time until the call's deadline, from now.
     pub(crate) left: Option<Duration>,
     pub(crate) attempt: u8,
     pub(crate) options: Option<&'a CallOptions>,
@@ -47,6 +48,8 @@ pub(crate) struct CallOptions {
     pub(crate) parent: Option<Parent>,
     /// The call's deadline besides its timeout.
     pub(crate) deadline: Option<Instant>,
+    /// How long nothing of the call may move. `None`: as the channel is configured.
+    pub(crate) progress: Option<Duration>,
     /// `None`: as the channel is configured.
     pub(crate) compression: Option<Compression>,
     /// The hash of the key by which a server is chosen.
@@ -74,6 +77,7 @@ impl CallOptions {
             not_connected: None,
             parent: None,
             deadline: None,
+            progress: None,
             compression: None,
             key: None,
             idempotent: None,
@@ -92,9 +96,20 @@ impl CallOptions {
 
     /// Returns the options for another attempt of the call, without the stream.
     pub(crate) fn without_items(&self) -> Self {
-        let Self { kind, waits_for_ready, waits_for_room, compression, key, idempotent, .. } = *self;
+        let Self { kind, waits_for_ready, waits_for_room, progress, compression, key, idempotent, .. } =
+            *self;
         let metadata = self.metadata.clone();
-        Self { kind, waits_for_ready, waits_for_room, compression, key, idempotent, metadata, ..Self::none() }
+        Self {
+            kind,
+            waits_for_ready,
+            waits_for_room,
+            progress,
+            compression,
+            key,
+            idempotent,
+            metadata,
+            ..Self::none()
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod again;
 mod ending;
 mod hedge;
+mod progress;
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,6 +16,7 @@ use tokio::time::{Instant, Sleep};
 use self::ending::polled_again;
 use self::hedge::Hedge;
 use super::balance::{Chosen, Picked};
+use super::progress_watch::ProgressWatch;
 use super::request_memory::Room;
 use super::{Parts, Stub};
 use crate::buffer_pool;
@@ -59,6 +61,8 @@ pub(crate) struct InFlightCall {
     room: Option<Room>,
     /// The server that the call has gone to, if its channel has several.
     picked: Option<Picked>,
+    /// The watch over what moves of the call, if that has a limit.
+    watch: Option<Box<ProgressWatch>>,
     /// The timer until the call is sent. From then on the connection watches its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
 }
@@ -117,6 +121,7 @@ impl InFlightCall {
             state,
             room: None,
             picked: None,
+            watch: None,
             alarm: None,
         }
     }
@@ -243,8 +248,12 @@ impl InFlightCall {
         let left = self.start_time();
         match self.stub.channel().stack().cloned() {
             Some(stack) => self.enter(&stack),
-            None if self.stub.channel().retries() => self.hedge(),
-            None => {}
+            None => {
+                if self.stub.channel().retries() {
+                    self.hedge();
+                }
+                self.watch_progress();
+            }
         }
         left
     }
@@ -367,7 +376,13 @@ impl InFlightCall {
                 },
                 State::Sent(pending) => match pending.poll(cx) {
                     Poll::Ready(Err(status)) => self.again(status)?,
-                    Poll::Pending if pending.is_late() => return Poll::Ready(Err(self.expire())),
+                    Poll::Pending if pending.is_late() => match self.look() {
+                        Some(next) => {
+                            self.wait_until(next);
+                            continue;
+                        }
+                        None => return Poll::Ready(Err(self.expire())),
+                    },
                     polled => return polled,
                 },
             }
@@ -388,11 +403,14 @@ impl InFlightCall {
         place: Option<Place>,
         cx: &mut TaskContext<'_>,
     ) -> Result<(), Status> {
+        if let Some(watch) = &mut self.watch {
+            watch.begin();
+        }
         let asked = CallRequest {
             service: self.stub.service(),
             method: self.method,
             arguments: &self.arguments,
-            deadline: self.deadline,
+            alarm: self.next_alarm(),
             left,
             attempt: self.attempt,
             options: self.options.as_deref().filter(|options| options.is_sent()),

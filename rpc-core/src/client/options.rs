@@ -21,6 +21,27 @@ macro_rules! options {
                 self
             }
 
+            /// Limits how long nothing of the call may move: one setting that serves an answer of a megabyte and a stream of
+            /// 64 GB. Each of these moves the call and starts the time anew:
+            ///
+            /// - a part of a message, in either direction, also one that RDMA reads;
+            /// - an item that is sent or taken, and more room from the reader of the stream that this side sends;
+            /// - an access of the server to memory that the call lends.
+            ///
+            /// Signs of life of the connection do not. The time starts with the first poll, and again when the call is sent.
+            /// When it has passed, the call ends with DEADLINE_EXCEEDED, and the message says how far the call had come. The
+            /// server is told, and drops the handler. This happens up to an eighth of `timeout` late.
+            ///
+            /// A handler that works for long before it answers moves nothing, and neither does a stream without items. So
+            /// set it for calls that are always busy. While the server's device uses lent memory by RDMA by itself, this
+            /// side sees nothing of that, and the call is not ended. The limit of a stream of answers holds while it is
+            /// read. `Duration::MAX` sets no limit, and overrides the channel's
+            /// [`Calls::progress_timeout_ms`](crate::config::Calls::progress_timeout_ms).
+            pub fn progress_timeout(mut self, timeout: std::time::Duration) -> Self {
+                self.call.set_progress_timeout(timeout);
+                self
+            }
+
             /// Makes the call by the connection of this class, instead of the client's. This costs an allocation; a
             /// client on a [view](crate::client::RawChannel::class) of the channel avoids it.
             pub fn class(mut self, class: crate::class::TrafficClass) -> Self {

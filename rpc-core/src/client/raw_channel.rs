@@ -206,6 +206,13 @@ impl RawChannel {
         self.retries
     }
 
+    /// Returns how long nothing of a call may move that sets no limit.
+    #[inline]
+    pub(crate) fn progress_timeout(&self) -> Option<Duration> {
+        let timeout_ms = self.common.settings.calls.progress_timeout_ms;
+        (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms))
+    }
+
     /// Returns the timeout of calls that set none.
     #[inline]
     pub(crate) fn timeout(&self) -> Option<Duration> {

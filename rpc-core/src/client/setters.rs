@@ -31,6 +31,10 @@ impl InFlightCall {
         CallOptions::of(&mut self.options).deadline = Some(deadline);
     }
 
+    pub(super) fn set_progress_timeout(&mut self, timeout: Duration) {
+        CallOptions::of(&mut self.options).progress = Some(timeout);
+    }
+
     pub(super) fn set_class(&mut self, class: TrafficClass) {
         self.stub = self.stub.class(class);
     }

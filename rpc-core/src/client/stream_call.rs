@@ -3,14 +3,17 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Weak;
 use std::task::{Context as TaskContext, Poll};
 
 use super::in_flight::InFlightCall;
 use super::options::options;
+use super::progress_watch::ProgressAlarm;
 use super::{Parts, Response, Stub};
 use crate::call_streams::{Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
 use crate::calls::Answered;
 use crate::codec::{Decode, from_payload};
+use crate::connection::Connection;
 use crate::context::Context;
 use crate::payload::{Encoder, Payload};
 use crate::proto::wire::{EndReason, ResponseKind};
@@ -162,6 +165,7 @@ impl<O> StreamCall<O> {
                     reader: Reader::new(streams),
                     connection: self.call.connection(),
                     deadline: self.call.deadline(),
+                    progress: self.call.progress_alarm(),
                     parent: self.call.take_parent(),
                     metadata: self.call.initial_metadata(),
                     on_end: Vec::new(),
@@ -175,18 +179,37 @@ impl<O> StreamCall<O> {
     /// Moves the sending of arguments into a task, because the answer has begun and its reader need not drive them.
     fn go_on(&self, mut pump: Box<Pump<Box<dyn Source>>>) {
         let context = Context::current().unwrap_or_else(Context::background);
+        let (mut progress, connection) = (self.call.progress_alarm(), self.call.connection());
         let task = context.scope(async move {
-            let end = poll_fn(|cx| pump.poll(cx)).await;
+            let end = poll_fn(|cx| poll_watched(&mut pump, &mut progress, &connection, cx)).await;
             if let Some(status) = finish(&pump, end) {
                 tracing::debug!(%status, "a stream of arguments has failed; its call is cancelled");
                 let streams = pump.streams();
                 if let Some(table) = streams.table() {
-                    table.give_up_answer(streams.call(), 0, Ended::GivenUp(status));
+                    let reason = u8::from(status.code() == Code::DeadlineExceeded);
+                    table.give_up_answer(streams.call(), reason, Ended::GivenUp(status));
                 }
             }
         });
         tokio::spawn(task);
     }
+}
+
+/// Sends arguments, until the peer has taken nothing for too long. The reader of the answer may be busy elsewhere.
+fn poll_watched(
+    pump: &mut Pump<Box<dyn Source>>,
+    progress: &mut Option<ProgressAlarm>,
+    connection: &Weak<Connection>,
+    cx: &mut TaskContext<'_>,
+) -> Poll<Pumped> {
+    let polled = pump.poll(cx);
+    let Some(alarm) = progress.as_mut().filter(|_| polled.is_pending()) else { return polled };
+    let streams = pump.streams();
+    let moved = || {
+        let connection = connection.upgrade().filter(|_| streams.is_held_up())?;
+        Some(connection.moved(streams.call(), Some(streams)))
+    };
+    alarm.poll(cx, moved).map(|status| Pumped::Failed(Reply::Status(status)))
 }
 
 /// Ends the stream of arguments. Returns the status if the caller's own stream has failed; the call must then be

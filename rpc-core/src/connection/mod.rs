@@ -26,6 +26,7 @@ mod context;
 mod control;
 mod ending;
 mod keepalive;
+mod moved;
 mod pending;
 mod pings;
 mod receive;
@@ -44,6 +45,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 pub(crate) use self::ending::Activity;
+pub(crate) use self::moved::Moved;
 pub(crate) use self::pending::{Line, Pending};
 use crate::access::Accesses;
 use crate::call_streams::StreamTable;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
-use super::Connection;
+use tokio::time::Instant;
+
+use super::{Connection, Moved};
 use crate::access::Lending;
 use crate::call_streams::{CallStreams, Ended};
 use crate::calls::{Answered, BusyPolling, Received, SentRequest, poll_at_once};
@@ -124,7 +126,24 @@ impl Pending {
         }
     }
 
-    /// Whether the deadline has passed, so that the call must be [given up](Self::give_up).
+    /// Has a call that [is late](Self::is_late) wait until another time. It must be [polled](Self::poll) again.
+    pub(crate) fn wait_until(&mut self, until: Instant) {
+        self.late = false;
+        self.connection.calls.extend(self.id, until);
+    }
+
+    /// Returns what has moved of the call so far.
+    pub(crate) fn moved(&self) -> Moved {
+        let extras = self.extras.as_ref();
+        let mut moved = self.connection.moved(self.id, self.streams().map(|streams| &**streams));
+        if let Some(lending) = extras.and_then(|extras| extras.lending.as_ref()) {
+            moved.streams.lent = Some(lending.used());
+        }
+        moved
+    }
+
+    /// Whether the alarm of the call has gone off, so that the call must be [given up](Self::give_up), or
+    /// [wait](Self::wait_until) longer.
     pub(crate) fn is_late(&self) -> bool {
         self.late
     }

@@ -276,6 +276,17 @@ impl<E, R: Clone> Slots<E, R> {
         (late_ones, next)
     }
 
+    /// Sets another deadline for a waiting call that is late. Returns whether it is before all others, so that an alarm must
+    /// be set. The caller must [look](Self::poll) again.
+    pub(crate) fn extend(&self, call: u64, until: Instant) -> bool {
+        let mut table = self.lock();
+        if let Some(Slot { state: SlotState::Waiting { deadline, late, .. }, .. }) = table.slot(call) {
+            (*deadline, *late) = (Some(until), false);
+            return table.set_alarm(Some(until));
+        }
+        false
+    }
+
     /// Waits for a place. If there is a ticket at the end, it must be [handed in](Self::leave_line).
     pub(crate) fn wait_in_line(
         &self,

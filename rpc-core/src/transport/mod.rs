@@ -104,6 +104,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         drop(described);
     }
 
+    /// Returns how much has been read of the message that the frame of this number described. Any unit will do: it grows as
+    /// reading goes on.
+    fn pulled_so_far(&self, _seq: u32) -> usize {
+        0
+    }
+
     /// Ends the exposure for the frame of this number, because the peer has read what it described, or will not.
     fn revoke(&self, _seq: u32, _was_read: bool) {}
 

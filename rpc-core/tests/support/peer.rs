@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use farcall_core::client::{Connector, RawChannel};
 use farcall_core::config::Limits;
+use farcall_core::settings::Settings;
 use farcall_core::status::Result;
 use farcall_core::transport::{BoxFuture, Link, memory};
 use tokio::sync::mpsc;
@@ -48,8 +49,13 @@ pub(crate) fn played_by(pair: fn() -> Pair) -> Play {
 
 /// Like [`played_by`], for a caller with these limits.
 pub(crate) fn played_with(pair: fn() -> Pair, limits: Limits) -> Play {
+    played_to(pair, super::plain(limits))
+}
+
+/// Like [`played_by`], for a caller with these settings.
+pub(crate) fn played_to(pair: fn() -> Pair, settings: Settings) -> Play {
     let (far, links) = mpsc::unbounded_channel();
     let taps = Arc::<Mutex<Vec<_>>>::default();
-    let caller = RawChannel::new(Played { pair, far, taps: taps.clone() }, super::plain(limits));
+    let caller = RawChannel::new(Played { pair, far, taps: taps.clone() }, settings);
     (caller, links, taps)
 }

@@ -1,6 +1,6 @@
 //! A link that a test can inspect and interfere with.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::{Bytes, BytesMut};
@@ -19,6 +19,8 @@ pub(crate) struct Tap {
     pub(crate) mute: AtomicBool,
     /// Whether it has no room for what is to be sent.
     full: AtomicBool,
+    /// How many more frames it has room for.
+    room: AtomicUsize,
     cut: AtomicBool,
     handler: OnceLock<Weak<dyn LinkHandler>>,
     sent: Mutex<Vec<Passed>>,
@@ -38,6 +40,7 @@ impl Tap {
             deaf: flag(),
             mute: flag(),
             full: flag(),
+            room: AtomicUsize::new(usize::MAX),
             cut: flag(),
             handler: OnceLock::new(),
             sent: Mutex::default(),
@@ -57,6 +60,14 @@ impl Tap {
         self.full.store(full, Ordering::Relaxed);
         if !full {
             self.handler.get().and_then(Weak::upgrade).unwrap().writable();
+        }
+    }
+
+    /// Takes so many more frames that are to be sent.
+    pub(crate) fn take(&self, frames: usize) {
+        self.room.store(frames, Ordering::Relaxed);
+        if let Some(handler) = self.handler.get().and_then(Weak::upgrade) {
+            handler.writable();
         }
     }
 
@@ -85,7 +96,9 @@ struct Source<'a>(&'a Tap, &'a mut dyn FrameSource);
 
 impl FrameSource for Source<'_> {
     fn next(&mut self, max_payload: usize) -> Option<Frame> {
+        let room = self.0.room.load(Ordering::Relaxed).checked_sub(1)?;
         let frame = self.1.next(max_payload)?;
+        self.0.room.store(room, Ordering::Relaxed);
         let Header { kind, call, len, .. } = frame.header;
         self.0.sent.lock().unwrap().push((kind, call, len));
         Some(frame)

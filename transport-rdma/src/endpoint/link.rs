@@ -63,6 +63,10 @@ impl Link for RdmaLink {
         self.core.pull(direction, described);
     }
 
+    fn pulled_so_far(&self, seq: u32) -> usize {
+        self.core.pulled_so_far(seq)
+    }
+
     fn revoke(&self, seq: u32, was_read: bool) {
         self.core.revoke(seq, was_read);
     }

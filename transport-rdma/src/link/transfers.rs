@@ -232,6 +232,15 @@ impl LinkCore {
         }
     }
 
+    /// See [`farcall_core::transport::Link::pulled_so_far`].
+    pub(crate) fn pulled_so_far(&self, seq: u32) -> usize {
+        let sending = self.sending();
+        let is_of = |purpose: &Purpose| matches!(purpose, Purpose::Message { seq: of, .. } if *of == seq);
+        let transfer = sending.transfers.active.iter().find(|transfer| is_of(&transfer.purpose));
+        // Grows by at least one when a READ is posted, and by one when one has completed.
+        transfer.map_or(0, |transfer| transfer.next - transfer.outstanding)
+    }
+
     /// There may be memory for what is to be read.
     pub(crate) fn read_on(self: &Arc<Self>) {
         let mut sending = self.sending();

@@ -41,19 +41,27 @@ impl InFlightCall {
         self.named(parent_ended().with_executed(executed))
     }
 
-    /// Whether the deadline of an unsent call has passed. If not, registers to be polled when it does.
+    /// Whether an unsent call must [expire](Self::expire). If not, registers to be polled when that may be so.
     pub(super) fn is_late(&mut self, cx: &mut TaskContext<'_>) -> bool {
         if let State::Sent(_) = self.state {
             return false;
         }
-        let Some(deadline) = self.deadline else { return false };
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
-        alarm.as_mut().poll(cx).is_ready()
+        let Some(at) = self.next_alarm() else { return false };
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at)));
+        if alarm.as_mut().poll(cx).is_pending() {
+            return false;
+        }
+        let Some(next) = self.look() else { return true };
+        self.alarm = Some(Box::pin(tokio::time::sleep_until(next)));
+        cx.waker().wake_by_ref();
+        false
     }
 
-    /// Ends the call at its deadline, with a status that names what it was waiting for.
+    /// Ends the call at its deadline, or because nothing has moved for too long, with a status that names what it was waiting
+    /// for.
     pub(super) fn expire(&mut self) -> Status {
         let mut source = None;
+        let no_progress = self.no_progress();
         let (when, executed) = match &mut self.state {
             State::Sent(pending) => {
                 pending.give_up(1);
@@ -82,10 +90,14 @@ impl InFlightCall {
             }
             _ => ("not sent".to_owned(), Executed::No),
         };
-        let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
-        let late = Status::new(Code::DeadlineExceeded, format!("{self}: {when} after {after:.1?}"))
-            .with_executed(executed)
-            .with_blame(Blame::Caller);
+        let (message, blame) = match no_progress {
+            Some(why) => (format!("{self}: {when}: {why}"), Blame::Peer),
+            None => {
+                let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+                (format!("{self}: {when} after {after:.1?}"), Blame::Caller)
+            }
+        };
+        let late = Status::new(Code::DeadlineExceeded, message).with_executed(executed).with_blame(blame);
         match source {
             Some(source) => late.with_source(source),
             None => late,

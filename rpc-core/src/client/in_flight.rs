@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 use self::ending::polled_again;
 use self::hedge::Hedge;
 use super::balance::{Chosen, Picked};
-use super::progress_watch::ProgressWatch;
+
 use super::request_memory::Room;
 use super::{Parts, Stub};
 use crate::buffer_pool;
@@ -28,6 +28,7 @@ use crate::context::{Context, Parent, earlier};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::middleware::{Next, OutgoingCall, Passed, Request, Response};
 use crate::payload::Payload;
+use crate::progress_watch::ProgressWatch;
 use crate::refusal::refusal;
 use crate::slots::Place;
 use crate::status::{Code, Status};

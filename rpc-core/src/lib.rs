@@ -29,6 +29,7 @@ mod interface;
 pub mod memory;
 pub mod middleware;
 mod origin;
+mod progress_watch;
 mod refusal;
 pub mod region;
 mod reply;

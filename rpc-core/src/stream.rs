@@ -11,13 +11,13 @@ use tokio::time::{Instant, Sleep};
 
 pub use crate::call_streams::{Available, OutgoingWindow, Streams};
 use crate::call_streams::{Ended, NextItem, Reader};
-use crate::client::ProgressAlarm;
 use crate::codec::{CodecError, all_read};
 use crate::compress::Compression;
 use crate::connection::Connection;
 use crate::context::{Parent, parent_ended};
 use crate::metadata::{AnswerMetadata, Metadata};
 use crate::payload::{Decoder, Payload};
+use crate::progress_watch::ProgressAlarm;
 use crate::proto::wire::{self, decode_status};
 use crate::refusal::undecodable;
 use crate::reply::Sent;

@@ -8,7 +8,6 @@ use std::task::{Context as TaskContext, Poll};
 
 use super::in_flight::InFlightCall;
 use super::options::options;
-use super::progress_watch::ProgressAlarm;
 use super::{Parts, Response, Stub};
 use crate::call_streams::{Encoded, Ended, ItemsBy, Pump, Pumped, Reader, Source};
 use crate::calls::Answered;
@@ -16,6 +15,7 @@ use crate::codec::{Decode, from_payload};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::payload::{Encoder, Payload};
+use crate::progress_watch::ProgressAlarm;
 use crate::proto::wire::{EndReason, ResponseKind};
 use crate::service::{Kind, Outcome, Reply};
 use crate::status::{Blame, Code, Executed, Status};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{InFlightCall, State};
-use crate::client::progress_watch::{ProgressAlarm, ProgressWatch};
 use crate::connection::Moved;
 use crate::context::earlier;
+use crate::progress_watch::{ProgressAlarm, ProgressWatch};
 
 impl InFlightCall {
     /// Starts to watch what moves of the call, if it or its channel sets a limit.

@@ -14,6 +14,9 @@ use crate::status::{Blame, Code, Executed, Status};
 /// nothing. The price is that the limit may pass by one part in so many before it is noticed.
 const LOOKS: u32 = 8;
 
+/// The longest limit. Longer ones might not be times that a clock can tell.
+const LONGEST: Duration = Duration::from_secs(86_400 * 365);
+
 /// A watch over what moves of a call. It says when nothing has moved for a limit of time.
 #[derive(Clone, Debug)]
 pub(crate) struct ProgressWatch {
@@ -28,7 +31,7 @@ pub(crate) struct ProgressWatch {
 impl ProgressWatch {
     /// Returns a watch over a call of which nothing has been sent.
     pub(crate) fn new(limit: Duration) -> Self {
-        let now = Instant::now();
+        let (limit, now) = (limit.min(LONGEST), Instant::now());
         Self { limit, since: now, next: now + limit, seen: Moved::default() }
     }
 
@@ -46,7 +49,7 @@ impl ProgressWatch {
     /// Looks at what has moved so far. Returns false if nothing has for the limit of time.
     pub(crate) fn look(&mut self, moved: Moved) -> bool {
         let now = Instant::now();
-        if moved != self.seen {
+        if moved.is_progress_after(&self.seen) {
             (self.seen, self.since) = (moved, now);
         }
         let end = self.since + self.limit;

@@ -87,6 +87,8 @@ async fn a_channel_sets_the_limit_of_calls_that_set_none() {
         let late = support::call(caller, &t.info, HANG, "").await.unwrap_err();
         assert_stalled(&late, began);
     }
+    let ages = t.call(ECHO, "x").progress_timeout(Duration::MAX - Duration::from_secs(1));
+    assert_eq!(ages.await.unwrap(), "x");
     let began = Instant::now();
     let limited = t.call(HANG, "").progress_timeout(Duration::MAX).timeout(Duration::from_secs(100));
     assert_eq!(limited.await.unwrap_err().code(), Code::DeadlineExceeded);

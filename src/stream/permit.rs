@@ -129,7 +129,7 @@ impl<T, E> Sender<T, E> {
     /// # async fn main() -> farcall::Result<()> {
     /// use farcall::{Streaming, stream};
     ///
-    /// let (sender, versions) = stream::channel(1);
+    /// let (sender, versions) = stream::channel::<u64, farcall::Status>(1);
     /// let (newest, latest) = tokio::sync::watch::channel(1);
     /// tokio::spawn(async move {
     ///     // The reader gets what is newest when it can get anything.

@@ -166,9 +166,8 @@ impl<S: Source> Pump<S> {
         let many = self.many.then(|| buffer_pool::take(MANY_ITEMS));
         let size = many.as_ref().map_or(0, BytesMut::capacity);
         let (mut batch, mut by) = (Batch::new(many.map_or_else(Encoder::new, Encoder::to)), None);
+        let polling = Polling::of(&self.streams);
         // After a panic, the items before it are still sent, and the stream needs an end.
-        let streams = self.streams.clone();
-        let polling = Polling::of(&streams);
         let put = catch_unwind(AssertUnwindSafe(|| self.put_items(sender, room, &mut batch, &mut by, cx)));
         drop(polling);
         let waits = put.unwrap_or_else(|panic| {

@@ -16,7 +16,6 @@ use tokio::time::{Instant, Sleep};
 use self::ending::polled_again;
 use self::hedge::Hedge;
 use super::balance::{Chosen, Picked};
-
 use super::request_memory::Room;
 use super::{Parts, Stub};
 use crate::buffer_pool;

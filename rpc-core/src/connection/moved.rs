@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Connection;
+use crate::access::Used;
 use crate::call_streams::{CallStreams, StreamsMoved};
 use crate::proto::inbox::Partly;
 
@@ -16,6 +17,13 @@ pub(crate) struct Moved {
     /// How much has left of the message that is being sent, and its length, in bytes.
     outgoing: Option<(u64, u64)>,
     pub(super) streams: StreamsMoved,
+}
+
+impl Moved {
+    /// Whether anything has moved since an earlier look, or may have, unseen by this side.
+    pub(crate) fn is_progress_after(&self, before: &Self) -> bool {
+        self != before || self.streams.lent == Some(Used::Unseen)
+    }
 }
 
 impl Connection {
@@ -57,5 +65,21 @@ impl fmt::Display for Moved {
             return f.write_str("no part of an answer has come");
         }
         f.write_str(&parts.join("; "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_to_lent_memory_are_progress_and_so_is_what_cannot_be_seen() {
+        let lends = |used| Moved {
+            streams: StreamsMoved { lent: Some(used), ..StreamsMoved::default() },
+            ..Moved::default()
+        };
+        let [one, two] = [1, 2].map(|accesses| lends(Used::Accesses(accesses)));
+        assert!(two.is_progress_after(&one) && !one.is_progress_after(&one));
+        assert!(lends(Used::Unseen).is_progress_after(&lends(Used::Unseen)));
     }
 }

@@ -237,7 +237,7 @@ impl LinkCore {
         let sending = self.sending();
         let is_of = |purpose: &Purpose| matches!(purpose, Purpose::Message { seq: of, .. } if *of == seq);
         let transfer = sending.transfers.active.iter().find(|transfer| is_of(&transfer.purpose));
-        // Grows by at least one when a READ is posted, and by one when one has completed.
+        // Never falls: posting a READ adds its length less one, and its completion adds one.
         transfer.map_or(0, |transfer| transfer.next - transfer.outstanding)
     }
 

@@ -91,6 +91,7 @@ impl InFlightCall {
             _ => ("not sent".to_owned(), Executed::No),
         };
         let (message, blame) = match no_progress {
+            Some(why) if executed == Executed::No => (format!("{self}: {when}: {why}"), Blame::Caller),
             Some(why) => (format!("{self}: {when}: {why}"), Blame::Peer),
             None => {
                 let after = self.began.map_or(Duration::ZERO, |began| began.elapsed());

@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
 mod common;
+mod input;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::process::{Command, Stdio};
 
 use farcall::health::{Reporter, Serving};
@@ -152,27 +152,6 @@ fn call(server: &Running, method: &str, arguments: &[&str]) -> Result<String, St
     }
 }
 
-/// Calls a method with these lines on standard input.
-fn call_with_input(
-    server: &Running,
-    method: &str,
-    arguments: &[&str],
-    input: &str,
-) -> Result<String, String> {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_farcall"))
-        .args(["call", &server.address, method])
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The command may have ended before it has read all of it.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    let output = child.wait_with_output().unwrap();
-    if output.status.success() { Ok(printed(&output)) } else { Err(complaint(&output)) }
-}
-
 #[test]
 fn services_and_methods_are_listed_with_their_types() {
     let server = server();
@@ -255,9 +234,9 @@ fn numbers_that_json_has_not_are_text() {
 fn streams_go_line_by_line_each_way() {
     let server = server();
     assert_eq!(call(&server, "Zoo/count", &[r#"{"from": 1, "to": 4}"#]).unwrap(), "1\n2\n3\n");
-    assert_eq!(call_with_input(&server, "Zoo/sum", &["[100]"], "1\n2\n-3\n").unwrap(), "100\n");
-    assert_eq!(call_with_input(&server, "Zoo/upper", &[], "\"a\"\n\"b\"\n").unwrap(), "\"A\"\n\"B\"\n");
-    let wrong = call_with_input(&server, "Zoo/sum", &["[100]"], "1\ntwo\n").unwrap_err();
+    assert_eq!(input::call(&server.address, "Zoo/sum", &["[100]"], "1\n2\n-3\n").unwrap(), "100\n");
+    assert_eq!(input::call(&server.address, "Zoo/upper", &[], "\"a\"\n\"b\"\n").unwrap(), "\"A\"\n\"B\"\n");
+    let wrong = input::call(&server.address, "Zoo/sum", &["[100]"], "1\ntwo\n").unwrap_err();
     assert!(wrong.contains("line 2 of standard input: it is no JSON"), "{wrong}");
     let broken = call(&server, "Zoo/count", &["[12, 20]"]).unwrap_err();
     assert!(broken.contains("OUT_OF_RANGE: not that"), "{broken}");

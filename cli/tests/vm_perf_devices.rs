@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use common::{complaint, farcall};
+use common::{complaint, farcall, printed};
 use files::path;
 use serving::Server;
 
@@ -21,7 +21,8 @@ fn by_verbs(server: &Server, name: &str, arguments: &[&str]) -> (Value, Option<i
     let json = path(name);
     let first = ["perf", &server.address, "--transport", "verbs", "--seconds", "0.5", "--json"];
     let output = farcall(&[&first[..], &[json.to_str().unwrap()], arguments].concat());
-    let results = std::fs::read(json).unwrap_or_else(|_| panic!("{}", complaint(&output)));
+    let results =
+        std::fs::read(json).unwrap_or_else(|_| panic!("{}{}", printed(&output), complaint(&output)));
     (serde_json::from_slice(&results).unwrap(), output.status.code())
 }
 

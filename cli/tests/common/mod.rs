@@ -1,7 +1,5 @@
 //! Running the command.
 
-#![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
-
 use std::process::{Command, Output};
 
 pub(crate) fn farcall(arguments: &[&str]) -> Output {

@@ -6,9 +6,10 @@
 mod common;
 #[path = "../files/mod.rs"]
 mod files;
+#[path = "../input/mod.rs"]
+mod input;
 mod service;
 
-use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
 use farcall::{Channel, Server};
@@ -47,18 +48,7 @@ fn server() -> Running {
 impl Running {
     /// Calls a method with these lines on standard input.
     fn call(&self, method: &str, arguments: &[&str], input: &str) -> Result<String, String> {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_farcall"))
-            .args(["call", &self.address, method])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // The command may have ended before it has read all of it.
-        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-        let output = child.wait_with_output().unwrap();
-        if output.status.success() { Ok(printed(&output)) } else { Err(complaint(&output)) }
+        input::call(&self.address, method, arguments, input)
     }
 }
 

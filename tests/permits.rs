@@ -75,6 +75,39 @@ async fn permits_are_given_as_far_as_the_readers_window_goes() {
     assert!(more > sent / 3, "{more} more");
 }
 
+/// Several threads ask for permits while another takes the items: at no time does an item count neither as taken nor as sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn permits_of_several_threads_stay_within_the_window() {
+    for _ in 0..200 {
+        let (sender, feeder) = feeder();
+        let client = FeedClient::new(in_process(FeedServer::new(feeder)));
+        let mut items = client.feed().await.unwrap();
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let sender = sender.clone();
+                tokio::spawn(async move {
+                    while let Ok(permit) = sender.reserve(1000).await {
+                        permit.send(item(1000));
+                    }
+                })
+            })
+            .collect();
+        // One task waits with a place for its item. Items with permits have all room, so none waits in the channel for long.
+        let all_left = async {
+            while sender.available().bytes >= 1000 || sender.capacity() < 9_999 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let all_left = tokio::time::timeout(Duration::from_secs(20), all_left).await;
+        assert!(all_left.is_ok(), "an item has a permit, but no room: {sender:?}");
+        items.message().await.unwrap().unwrap();
+        drop(items);
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_permit_holds_its_bytes_until_it_is_dropped() {
     let (sender, feeder) = feeder();

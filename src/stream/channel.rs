@@ -63,7 +63,7 @@ pub struct Sender<T, E = Status> {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What both ends of a channel share.
+/// The state that both ends of a channel share.
 pub(super) struct Shared {
     /// A panic has dropped a sender.
     panicked: AtomicBool,

@@ -3,22 +3,31 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 
 use farcall_core::stream::{Available, OutgoingWindow};
 use tokio::sync::{Notify, mpsc};
 
 use super::channel::{Closed, Queued, Sender};
 
-/// What the senders of a channel know of the window of their stream's reader.
+/// The reader of a channel's stream, as far as the channel's senders know it.
 #[derive(Default)]
 pub(super) struct Reader {
     state: Mutex<State>,
-    /// Notified when the state has changed in favour of those that wait.
-    changed: Notify,
+    /// Notified when the state, or the window of the peer, has changed in favour of those that wait.
+    changed: Arc<Changed>,
     /// Held by the one that waits at the head of the line.
     line: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Changed(Notify);
+
+impl Wake for Changed {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_waiters();
+    }
 }
 
 #[derive(Default)]
@@ -51,14 +60,14 @@ impl Reader {
     #[cold]
     pub(super) fn attach(&self) {
         self.lock().reads = OutgoingWindow::current().map_or(Reads::Here, Reads::There);
-        self.changed.notify_waiters();
+        self.changed.0.notify_waiters();
     }
 
     /// Gives back what was reserved.
     #[cold]
     pub(super) fn give_back(&self, bytes: u64) {
         self.lock().reserved -= bytes;
-        self.changed.notify_waiters();
+        self.changed.0.notify_waiters();
     }
 
     /// Returns what is left, apart from what is reserved. `held` is the number of items that wait to be taken, and of permits.
@@ -70,9 +79,9 @@ impl Reader {
         left
     }
 
-    /// Reserves so many bytes, if there is room for them and for all items that are held. Otherwise the task is woken when the
-    /// peer grants more.
-    fn poll_reserve(&self, bytes: u64, held: u64, cx: &mut Context<'_>) -> Poll<()> {
+    /// Reserves so many bytes and returns true, if there is room for them and for all items that are held. Otherwise `changed` is
+    /// notified when that may be so.
+    fn try_reserve(&self, bytes: u64, held: u64) -> bool {
         let mut state = self.lock();
         let State { reads, reserved, largest } = &mut *state;
         let mut fits = |left: Available| {
@@ -81,16 +90,19 @@ impl Reader {
             let needed = bytes.min(*largest / 2).max(1);
             left.items >= held && left.bytes.saturating_sub(*reserved) >= needed
         };
-        let is_ready = match reads {
+        let has_room = match reads {
             Reads::Unread => false,
             Reads::Here => fits(Available::UNLIMITED),
-            Reads::There(window) => window.poll_until(cx, fits).is_ready(),
+            Reads::There(window) => {
+                // One waker for all, so that the window holds no more of them however many ask.
+                let waker = Waker::from(self.changed.clone());
+                window.poll_until(&mut Context::from_waker(&waker), fits).is_ready()
+            }
         };
-        if !is_ready {
-            return Poll::Pending;
+        if has_room {
+            *reserved = reserved.saturating_add(bytes);
         }
-        *reserved = reserved.saturating_add(bytes);
-        Poll::Ready(())
+        has_room
     }
 }
 
@@ -150,13 +162,13 @@ impl<T, E> Sender<T, E> {
         let place = self.items.reserve().await.map_err(|_| Closed(()))?;
         let mut closed = pin!(self.items.closed());
         loop {
-            let mut changed = pin!(reader.changed.notified());
+            let mut changed = pin!(reader.changed.0.notified());
             changed.as_mut().enable();
             let reserved = poll_fn(|cx| {
                 if closed.as_mut().poll(cx).is_ready() {
                     return Poll::Ready(Err(Closed(())));
                 }
-                if reader.poll_reserve(bytes, self.held(), cx).is_ready() {
+                if reader.try_reserve(bytes, self.held()) {
                     return Poll::Ready(Ok(true));
                 }
                 changed.as_mut().poll(cx).map(|()| Ok(false))
@@ -198,7 +210,7 @@ impl Drop for Reserved<'_> {
         if self.bytes > 0 {
             self.reader.give_back(self.bytes);
         } else {
-            self.reader.changed.notify_waiters();
+            self.reader.changed.0.notify_waiters();
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
 
@@ -33,6 +34,8 @@ pub(crate) struct CallStreams {
     role: Role,
     is_answer: bool,
     unpacking: Arc<Unpacking>,
+    /// Whether items were taken from the source that the window does not count yet. Cleared under the lock of `state`.
+    taking: AtomicBool,
     state: Mutex<rank::CallStreams, State>,
 }
 
@@ -126,18 +129,6 @@ pub(super) enum Room {
     Closed,
 }
 
-impl State {
-    fn left(&self) -> Available {
-        match &self.out {
-            Some(out) if !self.over => {
-                let Window { items, bytes } = out.half.left();
-                Available { items, bytes }
-            }
-            _ => Available::NONE,
-        }
-    }
-}
-
 impl CallStreams {
     /// Returns streams with these windows: `granted` for the stream that this side sends, `first` for the one that it
     /// receives.
@@ -169,7 +160,8 @@ impl CallStreams {
         });
         let state =
             State { out, incoming, begun: false, over: false, reply: None, place: None, lending: None };
-        Self { table, call, role, is_answer, unpacking, state: Mutex::new(state) }
+        let taking = AtomicBool::new(false);
+        Self { table, call, role, is_answer, unpacking, taking, state: Mutex::new(state) }
     }
 
     /// Whether the call's answer is a stream.
@@ -366,16 +358,38 @@ impl CallStreams {
         if items > 0 { Room::Later(items) } else { Room::Wait }
     }
 
-    /// Returns what is left of the peer's window.
-    pub(super) fn left(&self) -> Available {
-        self.state().left()
+    /// Notes that items are taken from the source. They count when their message is [sent](Self::send).
+    pub(super) fn begin_taking(&self) {
+        // Whoever learns that an item was taken sees this, too.
+        self.taking.store(true, Ordering::Relaxed);
     }
 
-    /// Ready when `fits` holds of what is left of the peer's window. Otherwise the task is woken when the peer has granted more,
-    /// or wants no more.
+    /// Notes that all items that were taken count. Returns the tasks to wake.
+    fn end_taking(&self, out: &mut Out) -> Vec<Waker> {
+        self.taking.store(false, Ordering::Relaxed);
+        std::mem::take(&mut out.watchers)
+    }
+
+    /// Returns what is left of the peer's window.
+    pub(super) fn left(&self) -> Available {
+        self.left_in(&self.state())
+    }
+
+    fn left_in(&self, state: &State) -> Available {
+        match &state.out {
+            Some(out) if !state.over && !self.taking.load(Ordering::Relaxed) => {
+                let Window { items, bytes } = out.half.left();
+                Available { items, bytes }
+            }
+            _ => Available::NONE,
+        }
+    }
+
+    /// Ready when `fits` holds of what is left of the peer's window. Otherwise the task is woken when that has changed, or the
+    /// peer wants no more.
     pub(super) fn poll_left(&self, cx: &TaskContext<'_>, fits: impl FnOnce(Available) -> bool) -> Poll<()> {
         let mut state = self.state();
-        if fits(state.left()) {
+        if fits(self.left_in(&state)) {
             return Poll::Ready(());
         }
         let over = state.over;
@@ -400,8 +414,8 @@ impl CallStreams {
         free
     }
 
-    /// Registers the sender to be woken when the call is over or the peer wants no more. Returns false if that is so
-    /// already.
+    /// Registers the sender, who has sent all items that it took, to be woken when the call is over or the peer wants no more.
+    /// Returns false if that is so already.
     pub(super) fn watch(&self, cx: &TaskContext<'_>) -> bool {
         let _before;
         let mut state = self.state();
@@ -410,6 +424,9 @@ impl CallStreams {
             return false;
         };
         _before = exchange(out.waker.get_or_insert_with(|| cx.waker().clone()), cx);
+        let wakers = self.end_taking(out);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
         true
     }
 
@@ -421,7 +438,10 @@ impl CallStreams {
         let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else { return };
         out.half.sent(items, message.len() as u64);
         out.busy = message.holds_back();
+        let wakers = self.end_taking(out);
         enqueue(message);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Client: ends the stream of arguments.

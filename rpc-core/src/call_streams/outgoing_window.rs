@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll};
 
 use super::CallStreams;
@@ -29,24 +29,25 @@ impl Available {
     pub const NONE: Self = Self { items: 0, bytes: 0 };
 }
 
-/// The window of a stream that is sent to a peer. Its clones are of one stream.
+/// The window of a stream that is sent to a peer. Its clones are of one stream. It does not keep the stream's call.
 #[derive(Clone)]
-pub struct OutgoingWindow(Arc<CallStreams>);
+pub struct OutgoingWindow(Weak<CallStreams>);
 
 impl OutgoingWindow {
     /// Returns the window of the stream whose source is being polled. `None`: nobody sends what is polled to a peer.
     pub fn current() -> Option<Self> {
-        CURRENT.with_borrow(|current| current.clone().map(Self))
+        CURRENT.with_borrow(|current| current.as_ref().map(Arc::downgrade).map(Self))
     }
 
-    /// Returns what is left. Nothing, if the reader wants no more or the call is over.
+    /// Returns how much is left. Nothing is left while items are taken from the source, because they are not counted yet, and if
+    /// the reader wants no more or the call is over.
     pub fn available(&self) -> Available {
-        self.0.left()
+        self.0.upgrade().map_or(Available::NONE, |streams| streams.left())
     }
 
-    /// Ready when `fits` holds of what is left. Otherwise the task is woken when that has changed.
+    /// Ready when `fits` holds of what is left. Otherwise the task is woken when that has changed, unless the call is over.
     pub fn poll_until(&self, cx: &mut TaskContext<'_>, fits: impl FnOnce(Available) -> bool) -> Poll<()> {
-        self.0.poll_left(cx, fits)
+        self.0.upgrade().map_or(Poll::Pending, |streams| streams.poll_left(cx, fits))
     }
 }
 
@@ -61,6 +62,7 @@ pub(super) struct Polling(Option<Arc<CallStreams>>);
 
 impl Polling {
     pub(super) fn of(streams: &Arc<CallStreams>) -> Self {
+        streams.begin_taking();
         Self(CURRENT.replace(Some(streams.clone())))
     }
 }

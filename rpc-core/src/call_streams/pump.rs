@@ -150,7 +150,7 @@ impl<S: Source> Pump<S> {
                 self.send(sender, count, message);
             }
             budget.made_progress();
-            if waits && self.streams.watch(cx) {
+            if waits && self.ahead.is_none() && self.streams.watch(cx) {
                 return Poll::Pending;
             }
         }

@@ -132,14 +132,18 @@ impl Reporter {
 
     #[cfg(feature = "tcp")]
     fn set_stuck(&self, stuck: BTreeSet<String>) {
-        self.0.send_if_modified(|states| {
+        let is_new = self.0.send_if_modified(|states| {
             let is_new = states.stuck != stuck;
             if is_new {
-                tracing::warn!(?stuck, "services whose calls get no answers (server.stuck_ms) have changed");
-                states.stuck = stuck;
+                states.stuck.clone_from(&stuck);
             }
             is_new
         });
+        match is_new {
+            true if stuck.is_empty() => tracing::info!("calls of all services get answers again"),
+            true => tracing::warn!(?stuck, "calls of some services get no answers (server.stuck_ms)"),
+            false => {}
+        }
     }
 
     /// Returns the service that tells the states, for [`ServerBuilder::add`](crate::ServerBuilder::add) of servers that are not built

@@ -7,6 +7,7 @@ mod stop;
 use std::fmt;
 use std::future::{Future, pending};
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -404,14 +405,15 @@ impl Server {
                 None => pending().await,
             }
         };
+        let (delay, grace) = (config.drain_delay(), config.drain_grace());
+        let mut signal = pin!(signal);
         let stop = async {
-            signal.await;
+            signal.as_mut().await;
             say_stopping();
-            let (delay, grace) = (config.drain_delay(), config.drain_grace());
             tracing::info!(?delay, ?grace, "the server was told to stop");
             tokio::time::sleep(delay).await;
         };
-        let told = tokio::select! {
+        let by_handle = tokio::select! {
             () = accept => false,
             () = handle.host.watch() => false,
             () = watch_progress => false,
@@ -419,12 +421,15 @@ impl Server {
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };
         drop(self.acceptors);
-        if told {
+        if by_handle {
             say_stopping();
-            handle.host.finished().await;
-        } else {
-            handle.host.drain(config.drain_grace()).await;
+            tokio::select! {
+                () = handle.host.finished() => return,
+                // From now on, the grace of the configuration counts, if the handle's is longer.
+                _ = signal => tracing::info!(?grace, "the server was told to stop while it drained"),
+            }
         }
+        handle.host.drain(grace).await;
     }
 }
 
@@ -460,6 +465,7 @@ impl Handle {
     /// Stops listening and ends every session now: handlers are dropped, and their callers learn that they may have
     /// been executed.
     pub fn close(&self) {
+        self.say_not_serving();
         self.host.close();
         self.stop.send_replace(true);
     }

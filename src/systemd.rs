@@ -30,6 +30,9 @@
 //! ```
 
 use std::io;
+use std::sync::mpsc::{self, TrySendError};
+use std::thread;
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
@@ -55,24 +58,33 @@ impl Serving {
     /// Tells systemd that the server is ready, and from now on that it lives. A runtime whose threads are all stuck tells that no more.
     pub(crate) fn begin() -> Self {
         system::tell(system::READY);
-        let watchdog = system::watchdog().map(|limit| {
-            let watchdog = async move {
-                loop {
-                    // It waits while systemd has not read earlier messages. An error means that the runtime ends.
-                    let _ = tokio::task::spawn_blocking(|| system::tell(system::WATCHDOG)).await;
-                    // As sd_watchdog_enabled(3) recommends.
-                    tokio::time::sleep(limit / 2).await;
-                }
-            };
-            tokio::spawn(watchdog).abort_handle()
-        });
-        Self(watchdog)
+        Self(system::watchdog().and_then(watch))
     }
 
-    /// Tells systemd that the server takes no more calls.
+    /// Tells systemd that the server is told to stop.
     pub(crate) fn stopping(&self) {
         system::tell(system::STOPPING);
     }
+}
+
+/// Tells systemd in half of this time that the runtime lives, as sd_watchdog_enabled(3) recommends. Returns the handle of the task that
+/// says so.
+fn watch(limit: Duration) -> Option<AbortHandle> {
+    let (lives, signs) = mpsc::sync_channel(1);
+    // A thread of its own: it waits while systemd has not read earlier messages, and the runtime's threads for that may all be taken.
+    let thread = thread::Builder::new().name("farcall-watchdog".to_owned());
+    let thread = thread.spawn(move || signs.iter().for_each(|()| system::tell(system::WATCHDOG)));
+    if let Err(error) = thread {
+        tracing::warn!(%error, "systemd's watchdog gets no messages, for want of a thread");
+        return None;
+    }
+    let task = async move {
+        // If there is a sign that systemd has not been told of, it needs no other.
+        while !matches!(lives.try_send(()), Err(TrySendError::Disconnected(()))) {
+            tokio::time::sleep(limit / 2).await;
+        }
+    };
+    Some(tokio::spawn(task).abort_handle())
 }
 
 impl Drop for Serving {

@@ -168,7 +168,7 @@ async fn calls_above_the_last_one_go_elsewhere_and_the_others_finish() {
     assert_eq!(second.await.unwrap().unwrap(), "2");
     old.respond(1, b"1");
     assert_eq!(first.await.unwrap().unwrap(), "1");
-    old.expect_close(CloseCode::Done, "drained").await;
+    old.expect_close(CloseCode::Done, "the server is draining").await;
     let last = ask("last");
     let (header, _) = new.expect(FrameType::REQUEST).await;
     new.respond(header.call, b"5");

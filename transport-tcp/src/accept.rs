@@ -1,9 +1,10 @@
 //! Taking connections.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use crate::listener::{Listener, Listening};
@@ -101,13 +102,17 @@ impl Acceptor {
             Listening::Tcp(listener) => Ok(Stream::Tcp(listener.accept().await?.0)),
             Listening::Unix(listening) => listening.accept().await,
             Listening::Incoming(incoming) => {
-                let next = poll_fn(|cx| {
-                    incoming.lock().unwrap_or_else(PoisonError::into_inner).as_mut().poll_next(cx)
-                });
-                match next.await {
-                    Some(next) => next,
-                    None => pending().await,
-                }
+                poll_fn(|cx| {
+                    let mut incoming = incoming.lock().unwrap_or_else(PoisonError::into_inner);
+                    let Some(connections) = incoming.as_mut() else { return Poll::Pending };
+                    let next = ready!(connections.as_mut().poll_next(cx));
+                    if next.is_none() {
+                        // A stream that has ended may not be polled again.
+                        *incoming = None;
+                    }
+                    next.map_or(Poll::Pending, Poll::Ready)
+                })
+                .await
             }
         }
     }

@@ -41,7 +41,8 @@ enum Source {
 pub(crate) enum Listening {
     Tcp(TcpListener),
     Unix(unix::Listening),
-    Incoming(Mutex<Incoming>),
+    /// `None` once they have ended.
+    Incoming(Mutex<Option<Incoming>>),
 }
 
 /// The application's connections.
@@ -83,7 +84,8 @@ impl Listener {
         S: AsyncRead + AsyncWrite + Send + 'static,
         I: Items<Item = io::Result<S>> + Send + 'static,
     {
-        Self(Source::Listening(Listening::Incoming(Mutex::new(Box::pin(Streams(Box::pin(incoming)))))))
+        let incoming: Incoming = Box::pin(Streams(Box::pin(incoming)));
+        Self(Source::Listening(Listening::Incoming(Mutex::new(Some(incoming)))))
     }
 
     /// Returns the address, if it is one.

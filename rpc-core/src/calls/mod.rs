@@ -211,6 +211,11 @@ impl Calls {
         self.slots.end(call, Err(why)).into_iter().for_each(Waker::wake);
     }
 
+    /// Returns why no more calls begin.
+    pub(crate) fn refusing(&self) -> Option<Status> {
+        self.slots.refusing()
+    }
+
     /// Makes no more calls, for this reason. Waiters for a place are told.
     pub(crate) fn refuse(&self, status: Status) {
         self.slots.refuse(status).into_iter().for_each(Waker::wake);

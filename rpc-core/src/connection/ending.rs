@@ -152,14 +152,21 @@ impl Connection {
     /// }
     /// ```
     pub async fn drain(&self, reason: &str) {
+        self.begin_draining(reason);
+        self.closed().await;
+    }
+
+    /// Begins to [drain](Self::drain), if that has not begun.
+    pub(crate) fn begin_draining(&self, reason: &str) {
         match (self.role(), self.me()) {
             (Role::Server, Some(this)) => {
-                let reason = reason.to_owned();
-                self.runtime.spawn(async move { this.drain_server(&reason).await });
+                if self.start_draining() {
+                    let reason = reason.to_owned();
+                    self.runtime.spawn(async move { this.drain_server(&reason).await });
+                }
             }
             _ => self.drain_client(&format!("this side drains: {reason}")),
         }
-        self.closed().await;
     }
 
     /// Server: accepts no more calls, finishes those that were accepted, then closes.
@@ -174,7 +181,6 @@ impl Connection {
     }
 
     async fn finish(&self, reason: &str) {
-        self.start_draining();
         if let Some(dispatch) = &self.dispatch {
             dispatch.say_draining();
         }
@@ -243,18 +249,19 @@ impl Connection {
         self.calls.take_back(goaway.last_call, &status);
     }
 
-    /// Closes a client's connection when the server drains and the last call is done.
+    /// Closes a client's connection when it drains and the last call is done.
     #[inline]
     pub(super) fn close_if_drained(&self) {
         let is_idle = || self.calls.is_idle() && self.accesses.is_idle();
         if self.is_draining() && self.dispatch.is_none() && is_idle() {
-            let status = self.status("the server drained", Executed::No, Blame::Environment);
-            self.close_as(CloseCode::Done, status);
+            // Nothing refuses calls yet when another thread has only just begun to drain. It looks here afterwards.
+            self.calls.refusing().into_iter().for_each(|why| self.close_as(CloseCode::Done, why));
         }
     }
 
-    pub(super) fn start_draining(&self) {
-        self.enter(|phase| matches!(phase, Phase::Open).then_some(Phase::Draining));
+    /// Takes no new calls. Returns whether this ended the time in which it took some.
+    pub(super) fn start_draining(&self) -> bool {
+        self.enter(|phase| matches!(phase, Phase::Open).then_some(Phase::Draining))
     }
 
     /// Ends the connection: tells the peer why, fails waiting calls, and drops running handlers.

@@ -125,7 +125,7 @@ impl ServerCore {
         };
         match ending {
             None => {}
-            Some(Ending::Drain) => connection.drain(DRAINING).await,
+            Some(Ending::Drain) => connection.begin_draining(DRAINING),
             Some(Ending::Close) => connection.close_by_server(),
         }
         let status = tokio::select! {
@@ -161,7 +161,7 @@ impl ServerCore {
         };
         self.registry.drain().begin();
         for connection in connections {
-            tokio::spawn(async move { connection.drain(DRAINING).await });
+            connection.begin_draining(DRAINING);
         }
         if tokio::time::timeout(grace, self.finished()).await.is_err() {
             self.close();

@@ -51,7 +51,7 @@ impl ServerCore {
                     }
                     Activity::Idle if idle.is_some_and(|idle| since >= idle) && connection.is_open() => {
                         let reason = format!("nothing was called for {since:.0?} (limits.idle_ms)");
-                        tokio::spawn(async move { connection.drain(&reason).await });
+                        connection.begin_draining(&reason);
                     }
                     _ => {}
                 }

@@ -235,6 +235,11 @@ impl<E, R: Clone> Slots<E, R> {
         Some(matches!(left.state, SlotState::Waiting { .. }))
     }
 
+    /// Returns why it opens no more slots.
+    pub(crate) fn refusing(&self) -> Option<R> {
+        self.lock().refusing.clone()
+    }
+
     /// Opens no more slots, for this reason unless one is set already. Returns the wakers of those in line.
     pub(crate) fn refuse(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();

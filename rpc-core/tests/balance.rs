@@ -5,7 +5,7 @@
 mod support;
 
 use std::future::Future;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
@@ -30,6 +30,8 @@ struct Node {
     host: Mutex<Option<Arc<ServerCore>>>,
     seen: Mutex<Vec<Arc<Seen>>>,
     taps: Mutex<Vec<Arc<Tap>>>,
+    /// Whether it takes no more connections.
+    refuses: AtomicBool,
 }
 
 impl Node {
@@ -62,7 +64,8 @@ struct To(Arc<Node>);
 
 impl Connector for To {
     fn connect(&self, _: usize) -> BoxFuture<Result<Arc<dyn Link>>> {
-        let Some(host) = self.0.host.lock().unwrap().clone() else {
+        let host = self.0.host.lock().unwrap().clone().filter(|_| !self.0.refuses.load(Ordering::Relaxed));
+        let Some(host) = host else {
             let status = Status::new(Code::Unavailable, format!("{} is away", self.0.name));
             return Box::pin(async move { Err(status.with_blame(Blame::Environment)) });
         };
@@ -230,6 +233,9 @@ async fn servers_come_and_go_as_they_are_set() {
     t.endpoints.set(vec![t.endpoint(1), t.endpoint(0).weight(3)]);
     t.ready(2).await;
     assert_eq!(t.share(40).await, [30, 10, 0]);
+    t.endpoints.set(vec![t.endpoint(1).weight(4), t.endpoint(0)]);
+    assert_eq!(t.share(40).await, [8, 32, 0]);
+    assert_eq!(taps(), [1, 2, 1], "another weight is no reason to connect again");
 
     t.endpoints.set(Vec::new());
     let late = call(&t.channel, &info("test"), ECHO, "x").timeout(Duration::from_secs(1)).await.unwrap_err();
@@ -264,7 +270,7 @@ async fn calls_fail_at_once_while_no_server_can_be_reached_unless_they_wait() {
     assert!(!waiting.is_finished());
     t.nodes[1].start();
     let began = Instant::now();
-    t.channel.reconnect().await.unwrap_or_default();
+    t.channel.reconnect().await.unwrap();
     waiting.await.unwrap().unwrap();
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
@@ -283,6 +289,30 @@ async fn calls_of_other_classes_and_several_connections_are_balanced_too() {
     }
     assert_eq!(t.nodes.iter().map(|node| node.runs()).collect::<Vec<_>>(), [20, 20]);
     assert!(t.nodes.iter().all(|node| node.core().connections().len() > 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_class_that_one_server_refuses_goes_to_another() {
+    let t = cluster(settings(BalancePolicy::RoundRobin), 2);
+    t.ready(2).await;
+    // From now on it takes no other connection.
+    t.nodes[0].refuses.store(true, Ordering::Relaxed);
+    let urgent = t.channel.class(TrafficClass::Urgent);
+    for _ in 0..10 {
+        call(&urgent, &info("test"), ECHO, "x").await.unwrap();
+    }
+    assert_eq!(t.nodes.iter().map(|node| node.runs()).collect::<Vec<_>>(), [0, 10]);
+
+    t.nodes[1].refuses.store(true, Ordering::Relaxed);
+    let bulk = t.channel.class(TrafficClass::Bulk);
+    let error = call(&bulk, &info("test"), ECHO, "x").await.unwrap_err();
+    assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No));
+    // A call that waits asks again after a pause each time, and not all the time.
+    let waiting = tokio::spawn(call(&bulk, &info("test"), ECHO, "x").wait_for_ready(true).into_future());
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert!(!waiting.is_finished());
+    t.nodes[1].refuses.store(false, Ordering::Relaxed);
+    waiting.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -306,6 +306,9 @@ async fn a_connector_that_panics_fails_its_calls_only() {
     let caller = RawChannel::new(Once(AtomicUsize::new(0), t.near.clone()), plain(Limits::default()));
     let error = call(&caller, &info("test"), ECHO, "").await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unavailable, Executed::No), "{error}");
+    // As after any failed attempt, there is a pause before the next.
+    call(&caller, &info("test"), ECHO, "").await.unwrap_err();
+    caller.reconnect().await.unwrap();
     assert_eq!(call(&caller, &info("test"), ECHO, "x").await.unwrap(), "x");
 }
 

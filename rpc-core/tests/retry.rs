@@ -235,6 +235,10 @@ async fn a_slow_server_is_asked_again_beside_the_first_time() {
     // A status that would not be another one the next time.
     t.tell(&[End::Hangs, End::Fails(Code::NotFound)]);
     assert_eq!(t.call(IDEMPOTENT).await.unwrap_err().code(), Code::NotFound);
+    // The other attempt was executed, or will be.
+    t.tell(&[End::Hangs, End::Refuses("-1")]);
+    let refused = t.call(IDEMPOTENT).await.unwrap_err();
+    assert_eq!((refused.code(), refused.executed()), (Code::ResourceExhausted, Executed::Maybe));
 
     t.tell(&[End::Hangs]);
     t.call(ONCE).timeout(Duration::from_millis(100)).await.unwrap_err();

@@ -97,6 +97,7 @@ pub(super) async fn follow(
     dialer: Dialer,
 ) {
     let mut updates = pin!(updates);
+    let mut why = Status::new(Code::Unavailable, "the stream of servers has ended without naming one");
     loop {
         let next = tokio::select! {
             next = std::future::poll_fn(|cx| updates.as_mut().poll_next(cx)) => next,
@@ -106,8 +107,15 @@ pub(super) async fn follow(
             Some(Ok(all)) => {
                 endpoints.set(all.into_iter().map(|endpoint| endpoint.dialled_by(&dialer)).collect());
             }
-            Some(Err(why)) => endpoints.failed(why),
-            None => return,
+            Some(Err(status)) => {
+                endpoints.failed(status.clone());
+                why = status;
+            }
+            None => {
+                // Counts only where there are no servers.
+                endpoints.failed(why);
+                return;
+            }
         }
     }
 }

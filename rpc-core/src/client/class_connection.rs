@@ -79,6 +79,11 @@ impl ClassConnection {
         current.as_ref().filter(|connection| connection.is_open()).cloned()
     }
 
+    /// Returns the connection, even if it takes no more calls.
+    pub(super) fn current(&self) -> Option<Arc<Connection>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Returns the connection, or the attempt to make one. Starts an attempt unless the last has just failed.
     pub(super) fn find(self: &Arc<Self>, shared: &Arc<Shared>) -> Lookup {
         let Some(runtime) = &shared.runtime else { return Lookup::Failed(no_runtime()) };
@@ -106,7 +111,7 @@ impl ClassConnection {
     /// Counts a connection that ended early and unused as a failed attempt.
     fn note_early_end(&self, state: &mut State, shared: &Shared) {
         let State::Connected { since, failures } = *state else { return };
-        let ended = self.current().take();
+        let ended = self.current_mut().take();
         let Some(ended) = ended.filter(|ended| since.elapsed() < EARLY && !ended.was_of_use()) else {
             return;
         };
@@ -150,13 +155,13 @@ impl ClassConnection {
     fn use_connection(&self, connection: &Arc<Connection>, failures: u32) {
         let mut state = self.state();
         *state = State::Connected { since: Instant::now(), failures };
-        *self.current() = Some(connection.clone());
+        *self.current_mut() = Some(connection.clone());
     }
 
     /// Replaces a connection by one to a better peer. Returns false if `old` is not current any more.
     pub(super) fn replace(&self, old: &Arc<Connection>, new: &Arc<Connection>) -> bool {
         let mut state = self.state();
-        let mut current = self.current();
+        let mut current = self.current_mut();
         let is_current = current.as_ref().is_some_and(|current| Arc::ptr_eq(current, old));
         if is_current {
             *state = State::Connected { since: Instant::now(), failures: 0 };
@@ -165,21 +170,22 @@ impl ClassConnection {
         is_current
     }
 
-    /// Forgets an attempt whose task has died. The next call starts another.
-    pub(super) fn forget(&self, attempt: &Connecting) {
+    /// Counts an attempt whose task has died as one that failed.
+    pub(super) fn forget(&self, attempt: &Connecting, shared: &Shared) {
         let mut state = self.state();
         if matches!(&*state, State::Connecting(current) if current.same_channel(attempt)) {
-            *state = State::Idle;
+            let at = Instant::now();
+            *state = State::Failed { at, until: at + shared.pause(0), failures: 1, status: gone() };
         }
     }
 
     /// Removes the connection for good and returns it, to be closed.
     pub(super) fn take(&self) -> Option<Arc<Connection>> {
         *self.state() = State::Idle;
-        self.current().take()
+        self.current_mut().take()
     }
 
-    fn current(&self) -> RwLockWriteGuard<'_, Option<Arc<Connection>>> {
+    fn current_mut(&self) -> RwLockWriteGuard<'_, Option<Arc<Connection>>> {
         self.current.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -76,7 +76,7 @@ impl Shared {
                 Ok(Some(Ok(_))) => {}
                 Ok(Some(Err(status))) => return Err(status),
                 _ => {
-                    of_class.forget(&attempt);
+                    of_class.forget(&attempt, self);
                     return Err(gone());
                 }
             }
@@ -239,9 +239,8 @@ fn all_of(mut failures: Vec<Status>) -> Status {
 
 /// Returns the status for a channel whose runtime has ended.
 pub(super) fn gone() -> Status {
-    Status::new(Code::Unavailable, "connecting was cut off: the runtime that made this channel has ended")
-        .with_executed(Executed::No)
-        .with_blame(Blame::Caller)
+    let message = "connecting was cut off: the runtime that made this channel has ended, or the channel's connector has panicked";
+    Status::new(Code::Unavailable, message).with_executed(Executed::No).with_blame(Blame::Caller)
 }
 
 /// Returns the status for a channel that was made without a runtime.

@@ -221,11 +221,12 @@ impl InFlightCall {
         if is_new && self.inherits && Context::is_scoped() {
             self.adopt();
         }
-        if self.options.is_some() && self.is_in_vain(cx) {
-            return Poll::Ready(Err(self.cut_short()));
-        }
-        let left = if is_new { self.start() } else { None };
-        let mut polled = self.step(left, cx);
+        let mut polled = if self.options.is_some() && self.is_in_vain(cx) {
+            Poll::Ready(Err(self.cut_short()))
+        } else {
+            let left = if is_new { self.start() } else { None };
+            self.step(left, cx)
+        };
         if polled.is_pending() && self.is_late(cx) {
             polled = Poll::Ready(Err(self.expire()));
         }

@@ -42,8 +42,6 @@ use crate::status::Status;
 pub struct RawChannel {
     way: Way,
     class: TrafficClass,
-    /// Whether calls may be made more than once.
-    retries: bool,
     common: Arc<Common>,
     /// The middleware of its calls.
     stack: Option<Next>,
@@ -98,9 +96,8 @@ impl RawChannel {
     fn by(way: Way, settings: Arc<Settings>) -> Self {
         let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
         let retry_budget = RetryBudget::new(&settings.retry);
-        let retries = settings.retry.max_attempts > 1;
         let common = Arc::new(Common { settings, memory, retry_budget });
-        Self { way, class: TrafficClass::default(), retries, common, stack: None }
+        Self { way, class: TrafficClass::default(), common, stack: None }
     }
 
     /// Returns this channel for calls of another class. Both share their connections.
@@ -203,7 +200,7 @@ impl RawChannel {
     /// Whether calls may be made more than once.
     #[inline]
     pub(super) fn retries(&self) -> bool {
-        self.retries
+        self.common.settings.retry.max_attempts > 1
     }
 
     /// Returns how long nothing of a call may move that sets no limit.

@@ -124,6 +124,10 @@ impl<O> StreamCall<O> {
 
     /// Sends arguments, once the call is sent. Ready when all were sent, or the caller's own stream has failed.
     fn pump(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Status>> {
+        if self.call.streams().is_none() {
+            // Not sent yet, or between two attempts.
+            return Poll::Pending;
+        }
         self.begin_pump();
         let Some(pump) = &mut self.pump else { return Poll::Pending };
         let polled = pump.poll(cx);

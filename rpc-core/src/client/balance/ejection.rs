@@ -29,8 +29,12 @@ struct State {
 }
 
 impl Ejection {
-    /// Notes a call that the server has answered. Returns whether `most` calls in a row have failed.
+    /// Notes a call that has ended at the server. Returns whether `most` calls in a row have failed.
     pub(super) fn note(&self, failure: Option<&Status>, most: u32) -> bool {
+        if failure.is_some_and(|status| status.code() == Code::Cancelled) {
+            // The caller's side gave it up, which says nothing of the server.
+            return false;
+        }
         if !failure.is_some_and(is_its_fault) {
             // Not written by each call, because many threads may end calls of one server.
             if self.failures.load(Ordering::Relaxed) > 0 {

@@ -1,7 +1,7 @@
 //! A server of a balanced channel, and the tasks that keep it connected.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::watch;
@@ -33,7 +33,9 @@ pub enum Readiness {
 
 /// A member of the set that a channel balances over.
 pub(super) struct Member {
-    endpoint: Endpoint,
+    pub(super) name: Arc<str>,
+    weight: AtomicU32,
+    locality: Mutex<Arc<str>>,
     /// One for each connection.
     lanes: Vec<Arc<Shared>>,
     next: AtomicUsize,
@@ -51,11 +53,13 @@ impl Member {
         runtime: &tokio::runtime::Handle,
         balancer: &Weak<Balancer>,
     ) -> Arc<Self> {
-        let lane =
-            |_| Shared::new(Arc::clone(&endpoint.connector), Arc::clone(settings), Some(runtime.clone()));
+        let Endpoint { name, weight, locality, connector } = endpoint;
+        let lane = |_| Shared::new(Arc::clone(&connector), Arc::clone(settings), Some(runtime.clone()));
         let lanes = (0..settings.balance.connections.max(1)).map(lane).collect();
         Arc::new(Self {
-            endpoint,
+            name,
+            weight: AtomicU32::new(weight),
+            locality: Mutex::new(locality),
             lanes,
             next: AtomicUsize::new(0),
             load: Load::new(),
@@ -76,15 +80,22 @@ impl Member {
     }
 
     pub(super) fn name(&self) -> &str {
-        &self.endpoint.name
+        &self.name
     }
 
     pub(super) fn weight(&self) -> u32 {
-        self.endpoint.weight
+        self.weight.load(Ordering::Relaxed)
     }
 
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    pub(super) fn locality(&self) -> Arc<str> {
+        Arc::clone(&self.locality.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes over the weight and the locality of this endpoint, which has this member's name.
+    pub(super) fn set_place(&self, endpoint: &Endpoint) {
+        self.weight.store(endpoint.weight, Ordering::Relaxed);
+        Arc::clone(&endpoint.locality)
+            .clone_into(&mut self.locality.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(super) fn readiness(&self) -> Readiness {
@@ -111,7 +122,7 @@ impl Member {
 
     /// Returns what another call would cost, by weight.
     pub(super) fn cost(&self, now: Instant) -> f64 {
-        self.load.cost(now) / f64::from(self.endpoint.weight.max(1))
+        self.load.cost(now) / f64::from(self.weight())
     }
 
     /// Returns a connection that takes calls of this class. `None`: the server is not connected. `Some(None)`: not for this class yet.
@@ -122,12 +133,6 @@ impl Member {
             _ => self.turn().find_map(|lane| lane.classes[class as usize].connected()),
         };
         if connected.is_some() || self.is_connected() { Some(connected) } else { None }
-    }
-
-    /// Whether this is the server that the endpoint names, with everything else as it is there.
-    pub(super) fn is_same(&self, endpoint: &Endpoint) -> bool {
-        let Endpoint { name, weight, locality, connector: _ } = &self.endpoint;
-        (name, *weight, locality) == (&endpoint.name, endpoint.weight, &endpoint.locality)
     }
 
     /// Whether it takes calls, although perhaps not of all classes yet.
@@ -148,8 +153,13 @@ impl Member {
         lane.connection(class).await
     }
 
-    /// Ends the pauses between attempts to connect.
+    /// Ends the pauses between attempts to connect. A server that can't be reached counts as connecting until the next attempt fails.
     pub(super) fn end_pauses(&self) {
+        let mut readiness = self.readiness.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Readiness::Failing(_) = *readiness {
+            *readiness = Readiness::Connecting;
+        }
+        drop(readiness);
         self.lanes.iter().for_each(|lane| lane.end_pauses());
     }
 
@@ -161,7 +171,7 @@ impl Member {
     pub(super) async fn retire(self: Arc<Self>) {
         self.stop();
         let all = self.lanes.iter().flat_map(|lane| &lane.classes);
-        let connections: Vec<_> = all.filter_map(|of_class| of_class.connected()).collect();
+        let connections: Vec<_> = all.filter_map(|of_class| of_class.current()).collect();
         for connection in &connections {
             connection.retire();
         }
@@ -178,7 +188,7 @@ impl Member {
 
 impl fmt::Debug for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.endpoint.fmt(f)
+        f.debug_tuple("Member").field(&self.name).finish()
     }
 }
 
@@ -222,6 +232,8 @@ pub(in crate::client) struct Picked {
     /// The time when the call counted as load, if loads decide.
     began: Option<Instant>,
     is_answered: bool,
+    /// Whether the server's part in the attempt is noted, or it had none.
+    is_noted: bool,
 }
 
 impl Picked {
@@ -229,7 +241,7 @@ impl Picked {
         if began.is_some() {
             member.load.begin();
         }
-        Self { member, began, is_answered: false }
+        Self { member, began, is_answered: false, is_noted: false }
     }
 
     /// Returns the server.
@@ -239,18 +251,22 @@ impl Picked {
 
     /// Returns the server as one that a further attempt should avoid.
     pub(in crate::client) fn again(&self) -> Self {
-        Self::new(Arc::clone(&self.member), None)
+        Self { member: Arc::clone(&self.member), began: None, is_answered: false, is_noted: true }
     }
 
-    /// Notes that the call has failed there.
-    pub(in crate::client) fn failed(&self, status: &Status) {
-        self.member.note(Some(status));
+    /// Notes that an attempt has failed there.
+    pub(in crate::client) fn failed(&mut self, status: &Status) {
+        if !std::mem::replace(&mut self.is_noted, true) {
+            self.member.note(Some(status));
+        }
     }
 
-    /// Notes that the call has ended there.
+    /// Notes that the call has ended, and its last attempt there, unless that is noted.
     pub(in crate::client) fn ended(mut self, failure: Option<&Status>) {
-        self.member.note(failure);
-        self.is_answered = failure.is_none();
+        if !self.is_noted {
+            self.member.note(failure);
+            self.is_answered = failure.is_none();
+        }
     }
 }
 

@@ -113,22 +113,29 @@ impl Balancer {
         self.states.subscribe()
     }
 
-    /// Sets the servers, each name once. Those that stay keep their connections. Calls to those that are gone end there.
+    /// Sets the servers, each name once. Those that stay keep their connections, and their connectors. Calls to those that are gone end
+    /// there.
     pub(super) fn set(&self, mut endpoints: Vec<Endpoint>) {
         let Some(runtime) = &self.runtime else { return };
         let mut names = HashSet::new();
         endpoints.retain(|endpoint| names.insert(Arc::clone(&endpoint.name)));
         let mut members = self.members();
         let mut before: HashMap<_, _> =
-            members.drain(..).map(|member| (Arc::clone(&member.endpoint().name), member)).collect();
+            members.drain(..).map(|member| (Arc::clone(&member.name), member)).collect();
         let mut new = Vec::new();
         for endpoint in self.subset(endpoints) {
-            let kept = before.remove(&endpoint.name).filter(|member| member.is_same(&endpoint));
-            members.push(kept.unwrap_or_else(|| {
-                let member = Member::new(endpoint, &self.settings, runtime, &self.me);
-                new.push(Arc::clone(&member));
-                member
-            }));
+            let member = match before.remove(&endpoint.name) {
+                Some(member) => {
+                    member.set_place(&endpoint);
+                    member
+                }
+                None => {
+                    let member = Member::new(endpoint, &self.settings, runtime, &self.me);
+                    new.push(Arc::clone(&member));
+                    member
+                }
+            };
+            members.push(member);
         }
         if !members.is_empty() {
             *self.none.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -175,15 +182,14 @@ impl Balancer {
             ready = of(|readiness| matches!(readiness, Readiness::Ejected));
         }
         let locality = &self.settings.balance.locality;
-        let is_near =
-            |member: &Arc<Member>| !locality.is_empty() && *member.endpoint().locality == **locality;
+        let is_near = |member: &Arc<Member>| !locality.is_empty() && *member.locality() == **locality;
         if ready.iter().any(is_near) {
             ready.retain(is_near);
         }
-        let picker = Picker::new(self.settings.balance.policy, ready);
+        let picker = Picker::new(self.settings.balance.policy, ready, &members);
         *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
         let state = |member: &Arc<Member>| EndpointState {
-            name: Arc::clone(&member.endpoint().name),
+            name: Arc::clone(&member.name),
             readiness: member.readiness(),
         };
         self.states.send_replace(members.iter().map(state).collect());
@@ -195,11 +201,12 @@ impl Balancer {
         let members = self.members();
         let ejected = members.iter().filter(|member| member.ejection().is_ejected()).count();
         let most = members.len() * balance.max_ejected_percent as usize / 100;
-        drop(members);
         if ejected >= most {
             return;
         }
         let Some(pause) = member.ejection().eject(Duration::from_millis(balance.eject_ms)) else { return };
+        // Held until here, so that two servers are not ejected where there is room for one.
+        drop(members);
         self.changed();
         count_ejection();
         let (this, member, most) = (Arc::downgrade(self), Arc::downgrade(member), balance.eject_after);
@@ -224,8 +231,9 @@ impl Balancer {
         key: Option<u64>,
         picked: &mut Option<Picked>,
     ) -> Option<Arc<Connection>> {
-        let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
+        // Dropped after the lock: it may be the last to hold a server that is gone.
         let avoid = picked.take();
+        let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
         let takes = |member: &Member| member.takes(class);
         let now = picker.now();
         let (member, connection) = picker.pick(key, now, avoid.as_ref().map(Picked::member), takes)?;
@@ -237,7 +245,7 @@ impl Balancer {
     ///
     /// # Errors
     ///
-    /// UNAVAILABLE, not executed: that server, or any of them, can't be reached.
+    /// UNAVAILABLE, not executed: no server can be reached, or none by a connection of this class.
     pub(super) async fn connection(
         &self,
         class: TrafficClass,
@@ -247,16 +255,21 @@ impl Balancer {
         if self.runtime.is_none() {
             return Err(no_runtime());
         }
-        let mut states = self.states.subscribe();
+        let (mut states, mut others) = (self.states.subscribe(), self.members().len());
         loop {
-            if at.is_none()
-                && let Some(connection) = self.choose(class, key, &mut at)
-            {
+            if let Some(picked) = at.take() {
+                match picked.member().connect(class).await {
+                    Ok(connection) => return Ok(Chosen { connection, picked: Some(picked) }),
+                    Err(status) if others <= 1 => return Err(status),
+                    // Another server may take it.
+                    Err(_) => (others, at) = (others - 1, Some(picked)),
+                }
+            }
+            if let Some(connection) = self.choose(class, key, &mut at) {
                 return Ok(Chosen { connection, picked: at });
             }
-            if let Some(picked) = at {
-                let connection = picked.member().connect(class).await?;
-                return Ok(Chosen { connection, picked: Some(picked) });
+            if at.is_some() {
+                continue;
             }
             if let Some(status) = self.hopeless(&states.borrow_and_update()) {
                 return Err(status);
@@ -269,15 +282,20 @@ impl Balancer {
     /// Waits until a call that waits for a server should ask again.
     pub(super) async fn pause(&self) {
         let mut states = self.states.subscribe();
-        // Can't fail, because `self` holds the sender.
-        let _ = states.wait_for(|states| self.hopeless(states).is_none()).await;
+        if self.hopeless(&states.borrow_and_update()).is_some() {
+            // Can't fail, because `self` holds the sender.
+            let _ = states.wait_for(|states| self.hopeless(states).is_none()).await;
+            return;
+        }
+        // A server can be reached, but not by a connection of the call's class. Or that has just changed.
+        let pause = self.settings.liveness.reconnect();
+        let _ = tokio::time::timeout(pause, states.changed()).await;
     }
 
     /// Returns why no server can be reached, if that is so.
     fn hopeless(&self, states: &[EndpointState]) -> Option<Status> {
-        let none = self.none.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if states.is_empty() {
-            return none;
+            return self.none.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         let failures = states.iter().map(|state| match &state.readiness {
             Readiness::Failing(status) => Some(status),
@@ -290,6 +308,7 @@ impl Balancer {
     /// Ends the pauses between attempts to connect.
     pub(super) fn end_pauses(&self) {
         self.members().iter().for_each(|member| member.end_pauses());
+        self.changed();
     }
 }
 

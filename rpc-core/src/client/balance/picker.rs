@@ -36,8 +36,9 @@ const POINTS: u32 = 100;
 const HEAVIEST: u32 = 100;
 
 impl Picker {
-    pub(super) fn new(policy: BalancePolicy, ready: Vec<Arc<Member>>) -> Self {
-        let weights = weights(&ready);
+    /// Returns a picker of the members that are ready, among `all`.
+    pub(super) fn new(policy: BalancePolicy, ready: Vec<Arc<Member>>, all: &[Arc<Member>]) -> Self {
+        let weights = weights(&ready, all);
         let order = match policy {
             BalancePolicy::LeastLoaded => Order::LeastLoaded,
             BalancePolicy::ByKey => Order::Ring(ring(&ready, &weights)),
@@ -135,19 +136,19 @@ fn best<'a, T>(
     last.and_then(|member| Some((member, takes(member)?)))
 }
 
-/// Returns weights from 1 to [`HEAVIEST`], in proportion.
-fn weights(members: &[Arc<Member>]) -> Vec<u32> {
-    let heaviest = members.iter().map(|member| member.weight()).max().unwrap_or(1).max(1);
-    let lightest = members.iter().map(|member| member.weight().max(1)).min().unwrap_or(1);
+/// Returns weights from 1 to [`HEAVIEST`], in proportion. `all` decide the scale, so that a key's place on the ring does not depend on who is
+/// ready.
+fn weights(ready: &[Arc<Member>], all: &[Arc<Member>]) -> Vec<u32> {
+    let of_all = || all.iter().map(|member| member.weight());
+    let (heaviest, lightest) = (of_all().max().unwrap_or(1), of_all().min().unwrap_or(1));
     let scaled = |weight: u32| {
         if lightest == heaviest {
             return 1;
         }
-        let weight = u64::from(weight.max(1));
         let most = u64::from(heaviest.min(HEAVIEST));
-        (weight * most / u64::from(heaviest)).max(1) as u32
+        (u64::from(weight) * most / u64::from(heaviest)).max(1) as u32
     };
-    members.iter().map(|member| scaled(member.weight())).collect()
+    ready.iter().map(|member| scaled(member.weight())).collect()
 }
 
 /// Returns each index as often as its weight says, spread evenly.

@@ -38,8 +38,8 @@ impl InFlightCall {
     }
 
     /// Notes for the server of this attempt that it has failed.
-    fn failed_there(&self, status: &Status) {
-        if let Some(picked) = &self.picked {
+    fn failed_there(&mut self, status: &Status) {
+        if let Some(picked) = &mut self.picked {
             picked.failed(status);
         }
     }

@@ -118,11 +118,12 @@ impl InFlightCall {
             picked.ended(answer.as_ref().err());
         }
         match answer {
-            Ok(_) => self.stub.channel().retry_budget().earn(),
+            // A call in front of middleware, or of attempts beside each other, earns nothing beside those.
+            Ok(_) if matches!(self.state, State::Sent(_)) => self.stub.channel().retry_budget().earn(),
             Err(status) if self.may_have_run && status.executed() == Executed::No => {
                 *status = status.clone().with_executed(Executed::Maybe);
             }
-            Err(_) => {}
+            _ => {}
         }
     }
 

@@ -39,9 +39,7 @@ impl InFlightCall {
         hedge.attempt(self);
         self.state = State::Hedged(Box::new(hedge));
     }
-}
 
-impl InFlightCall {
     /// Proceeds with the attempts until one is answered.
     pub(super) fn step_hedged(&mut self, cx: &mut TaskContext<'_>) -> Poll<Answered> {
         let State::Hedged(mut hedge) = std::mem::replace(&mut self.state, State::Failed) else {
@@ -96,6 +94,8 @@ impl Hedge {
                 };
                 of.may_have_run |= status.executed() != Executed::No;
                 if !of.is_retryable(&status) || (!self.goes_on(of) && self.attempts.is_empty()) {
+                    // The attempts that are given up here may have been executed.
+                    of.may_have_run |= !self.attempts.is_empty();
                     return Poll::Ready(Err(status));
                 }
             } else if self.has_more(of) && self.next.as_mut().poll(cx).is_ready() {

@@ -35,6 +35,11 @@ fn members(weights: &[u32]) -> Vec<Arc<Member>> {
     endpoints.map(|endpoint| Member::new(endpoint, &settings, &Handle::current(), &Weak::new())).collect()
 }
 
+/// Returns a picker of members that are all there are.
+fn picker(policy: BalancePolicy, members: Vec<Arc<Member>>) -> Picker {
+    Picker::new(policy, members.clone(), &members)
+}
+
 /// Returns how many of the calls each member gets.
 fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -> Vec<u32> {
     let mut shares = HashMap::new();
@@ -55,16 +60,16 @@ fn shares(picker: &Picker, calls: u32, takes: impl Fn(&Member) -> bool + Copy) -
 
 #[tokio::test]
 async fn round_robin_goes_by_weight_and_passes_over_the_dead() {
-    let even = Picker::new(BalancePolicy::RoundRobin, members(&[1, 1, 1]));
+    let even = picker(BalancePolicy::RoundRobin, members(&[1, 1, 1]));
     assert_eq!(shares(&even, 300, |_| true), [100, 100, 100]);
     assert_eq!(shares(&even, 300, |member| member.name() != "1"), [100, 0, 200]);
-    let weighted = Picker::new(BalancePolicy::RoundRobin, members(&[3, 1, 2]));
+    let weighted = picker(BalancePolicy::RoundRobin, members(&[3, 1, 2]));
     assert_eq!(shares(&weighted, 600, |_| true), [300, 100, 200]);
     // No run of one member is longer than it must be.
     let Order::Weighted(turns) = &weighted.order else { panic!("{weighted:?}") };
     assert_eq!(turns.len(), 6);
     assert!(turns.windows(3).all(|run| run.iter().any(|turn| *turn != run[0])), "{turns:?}");
-    let huge = Picker::new(BalancePolicy::RoundRobin, members(&[u32::MAX, 1]));
+    let huge = picker(BalancePolicy::RoundRobin, members(&[u32::MAX, 1]));
     assert_eq!(shares(&huge, 101, |_| true), [100, 1]);
     assert!(even.pick(None, Some(Instant::now()), None, |_| None::<()>).is_none());
     assert!(Picker::default().pick(None, Some(Instant::now()), None, |_| Some(())).is_none());
@@ -74,7 +79,7 @@ async fn round_robin_goes_by_weight_and_passes_over_the_dead() {
 async fn the_server_that_failed_comes_last() {
     for policy in [BalancePolicy::RoundRobin, BalancePolicy::LeastLoaded, BalancePolicy::ByKey] {
         let members = members(&[1, 1]);
-        let picker = Picker::new(policy, members.clone());
+        let picker = picker(policy, members.clone());
         for key in 0..100 {
             let picked =
                 picker.pick(Some(key), Some(Instant::now()), Some(&members[0]), |_| Some(())).unwrap().0;
@@ -90,8 +95,8 @@ async fn the_server_that_failed_comes_last() {
 async fn a_key_stays_where_it_is_when_others_come_and_go() {
     let all = members(&[1; 10]);
     let (ten, nine) = (
-        Picker::new(BalancePolicy::ByKey, all.clone()),
-        Picker::new(BalancePolicy::ByKey, all[..9].to_vec()),
+        Picker::new(BalancePolicy::ByKey, all.clone(), &all),
+        Picker::new(BalancePolicy::ByKey, all[..9].to_vec(), &all),
     );
     let mut counts = [0; 10];
     let mut moved = 0;
@@ -112,10 +117,25 @@ async fn a_key_stays_where_it_is_when_others_come_and_go() {
     assert!(counts.iter().all(|count| (700..1300).contains(count)), "{counts:?}");
 }
 
+#[tokio::test]
+async fn a_key_stays_where_it_is_when_the_heaviest_is_lost() {
+    let all = members(&[2, 2, 3]);
+    let (three, two) = (
+        Picker::new(BalancePolicy::ByKey, all.clone(), &all),
+        Picker::new(BalancePolicy::ByKey, all[..2].to_vec(), &all),
+    );
+    for key in 0..1000 {
+        let name =
+            |picker: &Picker| picker.pick(Some(key), None, None, |_| Some(())).unwrap().0.name().to_owned();
+        let before = name(&three);
+        assert!(*before == *"2" || before == name(&two), "key {key} moved");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn calls_go_where_there_is_less_to_do() {
     let all = members(&[1, 1, 1]);
-    let picker = Picker::new(BalancePolicy::LeastLoaded, all.clone());
+    let picker = picker(BalancePolicy::LeastLoaded, all.clone());
     // Calls in progress weigh as much as slow ones.
     let _busy: Vec<_> = (0..9).map(|_| Picked::new(all[0].clone(), Some(Instant::now()))).collect();
     for member in &all {

@@ -406,18 +406,17 @@ impl Server {
             }
         };
         let (delay, grace) = (config.drain_delay(), config.drain_grace());
-        let mut signal = pin!(signal);
-        let stop = async {
-            signal.as_mut().await;
+        let mut stop = pin!(async {
+            signal.await;
             say_stopping();
             tracing::info!(?delay, ?grace, "the server was told to stop");
             tokio::time::sleep(delay).await;
-        };
+        });
         let by_handle = tokio::select! {
             () = accept => false,
             () = handle.host.watch() => false,
             () = watch_progress => false,
-            () = stop => false,
+            () = &mut stop => false,
             _ = self.stopped.wait_for(|stopped| *stopped) => true,
         };
         drop(self.acceptors);
@@ -425,8 +424,8 @@ impl Server {
             say_stopping();
             tokio::select! {
                 () = handle.host.finished() => return,
-                // From now on, the grace of the configuration counts, if the handle's is longer.
-                _ = signal => tracing::info!(?grace, "the server was told to stop while it drained"),
+                // The signal has come, too: the configuration's grace counts if it ends before the handle's.
+                () = stop => {}
             }
         }
         handle.host.drain(grace).await;

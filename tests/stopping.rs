@@ -127,6 +127,26 @@ async fn a_handle_ends_the_delay() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_signal_counts_while_a_handle_drains() {
+    still();
+    let Stopping { address, handle, stop, served, .. } = serving().await;
+    let (work, _) = connect(&address).await;
+    let hanging = tokio::spawn(work.hang().into_future());
+    work.echo("the call before has arrived").await.unwrap();
+    tokio::spawn(async move { handle.drain(Duration::from_secs(3600)).await });
+    until(async || work.echo("elsewhere").await.is_err()).await;
+    advance(Duration::from_secs(60)).await;
+    assert!(!hanging.is_finished() && !served.is_finished());
+    stop.send(()).unwrap();
+    until(async || {
+        advance(Duration::from_secs(1)).await;
+        served.is_finished()
+    })
+    .await;
+    assert_eq!(hanging.await.unwrap().unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test(start_paused = true)]
 async fn handlers_learn_that_only_their_connection_drains() {
     still();
     let config = Config::from_toml("limits.max_connection_age_ms = 10_000").unwrap();

@@ -100,7 +100,7 @@ fn take_sockets() {
 }
 
 #[tokio::test]
-async fn without_systemd_nothing_is_told() {
+async fn without_systemd_a_server_serves_as_usual() {
     let server = Server::builder().add(DeskServer::new(Office)).with_systemd();
     let server = server.bind("127.0.0.1:0").await.unwrap();
     let address = format!("tcp://{}", server.local_addr());

@@ -40,22 +40,32 @@ async fn the_time_counts_in_which_messages_have_no_room() {
     tokio::time::advance(SECOND).await;
     assert_eq!((connection.unsent(), connection.traffic().waited), (0, Duration::ZERO));
 
-    tap.fill(true);
+    tap.take(0);
     tokio::time::advance(SECOND).await;
     let call = t.spawn(ECHO, "y");
     until("it waits", || connection.unsent() == 1).await;
     tokio::time::advance(2 * SECOND).await;
     assert_eq!(connection.traffic().waited, 2 * SECOND);
-    tap.fill(false);
+    tap.take(usize::MAX);
     assert_eq!(call.await.unwrap().unwrap(), "y");
     tokio::time::advance(SECOND).await;
     assert_eq!((connection.unsent(), connection.traffic().waited), (0, 2 * SECOND));
 
-    tap.fill(true);
+    tap.take(0);
     let call = t.spawn(ECHO, "z");
     until("it waits", || connection.unsent() == 1).await;
     tokio::time::advance(3 * SECOND).await;
-    tap.fill(false);
+    tap.take(usize::MAX);
     call.await.unwrap().unwrap();
     assert_eq!(connection.traffic().waited, 5 * SECOND);
+
+    // It counts no longer than the connection lives.
+    tap.take(0);
+    let call = t.spawn(ECHO, "z");
+    until("it waits", || connection.unsent() == 1).await;
+    tokio::time::advance(SECOND).await;
+    connection.close("enough");
+    assert_eq!(call.await.unwrap().unwrap(), "z", "by another connection");
+    tokio::time::advance(SECOND).await;
+    assert_eq!(connection.traffic().waited, 6 * SECOND);
 }

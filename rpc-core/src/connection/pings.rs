@@ -59,7 +59,7 @@ impl Connection {
         let mut receiving = self.receiving.lock();
         let pings = &mut receiving.pings;
         let took = pings.round_trip.took();
-        let next = (pings.waiter.is_none() && pings.round_trip.is_due()).then(|| pings.begin(None));
+        let next = pings.round_trip.is_due().then(|| pings.begin(None));
         drop(receiving);
         if let Some(ping) = next {
             self.send_ping(ping);

@@ -214,6 +214,7 @@ impl Sender {
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.flusher.end();
+        self.inspect(|sending| sending.wait_time.note(false));
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -431,7 +432,7 @@ impl Sender {
         self.note_backlog(&sending.outbox);
         let unsent = self.stream.unsent();
         sending.gauge.set(sending.outbox.memory() + unsent);
-        sending.wait_time.note(unsent > 0 || !sending.outbox.is_empty());
+        sending.wait_time.note(!self.has_ended() && (unsent > 0 || !sending.outbox.is_empty()));
         if sending.outbox.has_sent() {
             self.sent.note(sending.outbox.take_sent());
         }

@@ -17,8 +17,6 @@ pub(crate) struct Tap {
     pub(crate) deaf: AtomicBool,
     /// Whether arriving frames are lost.
     pub(crate) mute: AtomicBool,
-    /// Whether it has no room for what is to be sent.
-    full: AtomicBool,
     /// How many more frames it has room for.
     room: AtomicUsize,
     cut: AtomicBool,
@@ -39,7 +37,6 @@ impl Tap {
             inner,
             deaf: flag(),
             mute: flag(),
-            full: flag(),
             room: AtomicUsize::new(usize::MAX),
             cut: flag(),
             handler: OnceLock::new(),
@@ -53,14 +50,6 @@ impl Tap {
     pub(crate) fn silence(&self) {
         self.deaf.store(true, Ordering::Relaxed);
         self.mute.store(true, Ordering::Relaxed);
-    }
-
-    /// Takes nothing that is to be sent, until it is told otherwise.
-    pub(crate) fn fill(&self, full: bool) {
-        self.full.store(full, Ordering::Relaxed);
-        if !full {
-            self.handler.get().and_then(Weak::upgrade).unwrap().writable();
-        }
     }
 
     /// Takes so many more frames that are to be sent.
@@ -124,9 +113,6 @@ impl Link for Tap {
     }
 
     fn send(&self, source: &mut dyn FrameSource) {
-        if self.full.load(Ordering::Relaxed) {
-            return;
-        }
         let mut source = Source(self, source);
         if self.deaf.load(Ordering::Relaxed) {
             while source.next(self.max_frame()).is_some() {}

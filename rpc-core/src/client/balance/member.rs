@@ -124,7 +124,7 @@ impl Member {
         if connected.is_some() || self.is_connected() { Some(connected) } else { None }
     }
 
-    /// Whether this is the server that the endpoint names, with everything else as it is there.
+    /// Whether this is the server that the endpoint names, with the same weight and locality. Connectors can't be compared.
     pub(super) fn is_same(&self, endpoint: &Endpoint) -> bool {
         let Endpoint { name, weight, locality, connector: _ } = &self.endpoint;
         (name, *weight, locality) == (&endpoint.name, endpoint.weight, &endpoint.locality)
@@ -262,7 +262,7 @@ impl Drop for Picked {
     }
 }
 
-/// Returns a channel for the states of servers.
+/// The sender of the servers' states.
 pub(super) type States = watch::Sender<Arc<[EndpointState]>>;
 
 /// A server and its state.

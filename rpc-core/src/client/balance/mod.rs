@@ -113,7 +113,8 @@ impl Balancer {
         self.states.subscribe()
     }
 
-    /// Sets the servers, each name once. Those that stay keep their connections. Calls to those that are gone end there.
+    /// Sets the servers, each name once. A server that stays with its weight and locality keeps its connections. One that changes or
+    /// is gone gets no new calls, and its calls in progress finish there.
     pub(super) fn set(&self, mut endpoints: Vec<Endpoint>) {
         let Some(runtime) = &self.runtime else { return };
         let mut names = HashSet::new();

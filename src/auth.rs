@@ -59,7 +59,7 @@ use tokio::time::Instant;
 /// The metadata key of tokens.
 const KEY: &str = "authorization";
 
-/// What stands before a token there.
+/// The prefix of a token in the metadata value.
 const SCHEME: &str = "Bearer ";
 
 /// The share of a token's time after which it is fetched again, ahead of its end.

@@ -238,7 +238,7 @@ impl Lend for Buf {
             Memory::Shared(words) => {
                 self.memory = match farcall_rdma::Registered::unshare(words) {
                     Ok(memory) => Memory::Registered(memory),
-                    // Somebody has kept the words. What may yet come to them is not this buffer's.
+                    // Somebody has kept the words. Later writes to them are not this buffer's.
                     Err(words) => {
                         Memory::Heap(words::copy_out((*words).as_ref(), 0, self.len).unwrap_or_default())
                     }

@@ -25,7 +25,7 @@
 //!
 //! impl Codec for Text {
 //!     const NAME: &'static str = "text";
-//!     // What follows a text can't be told from it.
+//!     // A text does not say where it ends, so nothing can follow it.
 //!     const ARGUMENTS: usize = 1;
 //! }
 //!

@@ -49,8 +49,8 @@
 //! # Ok::<(), Status>(()) }).unwrap();
 //! ```
 //!
-//! What is added last comes first on the way in and last on the way back. On a server a panic in it ends its call, as that of a
-//! handler does. Without any, calls pay nothing for it; with some, each costs an allocation or two.
+//! The interceptor that is added last runs first on the way in and last on the way back. On a server, a panic in an interceptor ends
+//! its call, like a panic of a handler. Calls without interceptors pay nothing; with some, each call costs an allocation or two.
 //!
 //! With the feature `tower`, layers of that crate go where interceptors do, by methods called `layer`; inside they have a
 //! [`Next`], which is a `tower::Service`, as a channel is. For the order of a `tower::ServiceBuilder`, give the builder itself.

@@ -104,8 +104,8 @@ impl ServerBuilder {
         self
     }
 
-    /// As [`with_reflection`](Self::with_reflection), and tells what the messages of protobuf are. `set` is a `FileDescriptorSet`,
-    /// which prost-build writes to its `file_descriptor_set_path`, and protoc to its `--descriptor_set_out` (with
+    /// Describes the services to callers, like [`with_reflection`](Self::with_reflection), and their protobuf messages, too. `set` is a
+    /// `FileDescriptorSet`, which prost-build writes to its `file_descriptor_set_path`, and protoc to its `--descriptor_set_out` (with
     /// `--include_imports`). It is copied. Several calls add several sets.
     ///
     /// A message is found by the path of its Rust type, whose end prost-build derives from the message's name: `get_request::Filter`
@@ -202,16 +202,18 @@ impl ServerBuilder {
         self
     }
 
-    /// Tells systemd that the service is ready when the server serves, and that it stops when the server begins to drain or is
-    /// closed. If the unit has `WatchdogSec=`, also tells it that the program lives, as long as the runtime's tasks have their turn. Does
-    /// nothing in a program that systemd has not started with `NotifyAccess=` or `Type=notify`. See [`systemd`](crate::systemd).
+    /// Tells systemd that the service is ready when the server serves, and that it stops when the server is told to stop, before the
+    /// [delay](ServerConfig::drain_delay_ms). If the unit has `WatchdogSec=`, also tells it that the program lives, as long as the
+    /// runtime's tasks have their turn. Does nothing in a program that systemd has not started with `NotifyAccess=` or `Type=notify`. See
+    /// [`systemd`](crate::systemd).
     #[cfg(feature = "systemd")]
     pub fn with_systemd(mut self) -> Self {
         self.systemd = true;
         self
     }
 
-    /// Encrypts all connections except those by Unix-domain sockets. Without this, the configuration's section `[tls]` counts.
+    /// Encrypts all connections, except those of Unix-domain sockets that the server listens on. [Connections](Listener::incoming) that
+    /// the application accepts are encrypted, whatever their kind. Without this, the configuration's section `[tls]` counts.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsServer) -> Self {
         self.tls = Some(tls);
@@ -231,8 +233,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Also takes connections from here: another [address](Listener), a listener that the application has made, or
-    /// [connections](Listener::incoming) that it accepts itself. [`build`](Self::build) or [`bind`](Self::bind) must follow.
+    /// Adds a source of connections: another [address](Listener), a listener that the application has made, or
+    /// [connections](Listener::incoming) that the application accepts. [`build`](Self::build) or [`bind`](Self::bind) must follow.
     ///
     /// ```
     /// # use farcall::{Result, Server};
@@ -493,8 +495,8 @@ impl Handle {
     }
 }
 
-/// What a server holds for its clients. Memory is that of [`Limits::memory`](crate::Limits::memory), in bytes: servers that leave
-/// that setting at 0 share it.
+/// The connections and memory that a server holds for its clients. Memory is counted against
+/// [`Limits::memory`](crate::Limits::memory), in bytes. Servers that leave that setting at 0 share one account.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerStats {
@@ -506,6 +508,6 @@ pub struct ServerStats {
     pub memory_used: usize,
     /// The most that was ever used.
     pub memory_peak: usize,
-    /// What is held for each client address, the greediest first.
+    /// The memory that is held for each client address, the greediest first.
     pub peers: Vec<PeerMemory>,
 }

@@ -1,8 +1,8 @@
 //! A server as a service of systemd: the sockets that it is given, and what it tells.
 //!
 //! [`listeners`] takes the sockets of socket activation, and [`ServerBuilder::with_systemd`](crate::ServerBuilder::with_systemd) tells
-//! systemd when the server is ready and when it stops, and keeps the watchdog quiet. Where the program was not started by systemd,
-//! neither does anything.
+//! systemd when the server is ready and when it is told to stop, which is before the drain delay, and keeps the watchdog quiet. Where the
+//! program was not started by systemd, neither does anything.
 //!
 //! ```no_run
 //! use farcall::{Server, systemd};

@@ -167,7 +167,7 @@ fn span(request: &Request, kind: &'static str) -> Span {
     )
 }
 
-/// Records how a call has ended, also if it is dropped.
+/// Records how a call has ended, even if it is dropped.
 struct End {
     span: Span,
     is_client: bool,

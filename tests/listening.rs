@@ -134,7 +134,7 @@ async fn an_address_that_fails_is_named_and_none_is_listened_on() {
     assert!(matches!(&error, BindError::Io(_)), "{error:?}");
     assert!(error.to_string().contains(&format!("can't listen on {taken}: ")), "{error}");
     assert!(!folder.0.join("a").exists());
-    // What is no address is found out before anything is listened on.
+    // A malformed address is found before the server listens on anything.
     let error = builder().listen(folder.socket("a")).listen("nonsense").build().await.unwrap_err();
     assert!(matches!(&error, BindError::Config(_)) && error.to_string().contains("`nonsense`"), "{error}");
     let error = builder().build().await.unwrap_err();
@@ -216,7 +216,7 @@ async fn listeners_that_the_application_has_made_are_served() {
     }
 }
 
-/// What a channel brings, as a stream.
+/// The items of a tokio channel, as a stream.
 struct Received<T>(mpsc::UnboundedReceiver<T>);
 
 impl<T> Stream for Received<T> {

@@ -128,7 +128,7 @@ async fn one_at_a_time_has_a_lock_whose_holders_are_killed() {
     history.sort_unstable();
     for two in history.windows(2) {
         let [(fence, total), (next_fence, next_total)] = two else { unreachable!("of two") };
-        // What a holder wrote that was killed before it could say so is missing here.
+        // The writes of a holder that was killed before it could report them are missing here.
         assert!(fence < next_fence && total < next_total, "{two:?}: two had the lock at once");
         let unseen = (next_fence - fence) / 2 - 1;
         assert!(next_total - total <= unseen + 1, "{two:?}: a total was skipped");

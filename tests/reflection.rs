@@ -1,4 +1,4 @@
-//! What a server tells of its services and of its protobuf messages.
+//! Reflection: the services and protobuf messages that a server describes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 

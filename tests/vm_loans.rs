@@ -27,7 +27,7 @@ trait Borrower {
     async fn borrow(&self, from: BulkRead, into: BulkWrite) -> Result<bool>;
 }
 
-/// What is lent, and the way to answer.
+/// The memory that a call lends, and the way to answer the call.
 type Arrived = (BulkRead, BulkWrite, oneshot::Sender<bool>);
 
 struct Desk(mpsc::UnboundedSender<Arrived>);

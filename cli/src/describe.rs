@@ -107,7 +107,7 @@ fn signature(method: &Method) -> String {
     text
 }
 
-/// What a server tells of its services.
+/// The services and protobuf messages that a server describes.
 pub(crate) struct Told {
     pub(crate) services: Vec<Service>,
     pub(crate) messages: Messages,

@@ -53,7 +53,7 @@ use crate::transport::Identity;
 #[derive(Clone, Debug)]
 pub struct Context {
     call: About,
-    /// What the calls of the connection share. `None` outside of calls, and until the context is [given](Self::given) to
+    /// State that the calls of the connection share. `None` outside of calls, and until the context is [given](Self::given) to
     /// a handler.
     connection: Option<Arc<ConnectionContext>>,
     /// State that clones share. It is allocated when first needed, because most calls never use it.

@@ -8,7 +8,7 @@ use std::thread;
 
 use tokio::sync::Semaphore;
 
-/// Messages that are longer take milliseconds to decode or decompress. That happens on a thread for blocking work. Bytes.
+/// The length, in bytes, above which a message takes milliseconds to decode or decompress. A thread for blocking work does it then.
 pub(crate) const VERY_LONG: usize = 256 << 10;
 
 /// A permit for each job that may run at once. More would not be faster, and would take more memory.

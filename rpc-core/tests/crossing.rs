@@ -171,7 +171,7 @@ async fn a_call_that_was_cancelled_counts_no_more() {
     until("the handler is dropped", || w.seen.hanging() == 0).await;
 }
 
-/// The link by which a message was described falls before the READ, and there is another link. That one must read
+/// The link by which a message was described falls before the READ, and there is another link. The other link must read
 /// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_message_is_read_by_the_link_that_it_was_described_on() {

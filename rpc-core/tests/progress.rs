@@ -171,7 +171,7 @@ async fn an_answer_may_take_as_long_as_parts_of_it_come() {
     sleep(QUIET).await;
     peer.begin(FrameType::RESPONSE, call_number, total, &body[..1000]);
     let then = Instant::now();
-    // What keeps a connection alive is no progress.
+    // Frames that keep a connection alive are no progress.
     for _ in 0..3 {
         sleep(Duration::from_secs(2)).await;
         peer.link_frame(FrameType::PING, [0; 8].to_vec());

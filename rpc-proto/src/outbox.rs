@@ -455,8 +455,8 @@ impl Outbox {
         calls
     }
 
-    /// Returns how much has left of a call's message, and its length, both in bytes, while a part has not left. What the peer
-    /// reads by itself counts when it has read all. `None`: there is no such message, or it is short.
+    /// Returns how much has left of a call's message, and its length, both in bytes, while a part has not left. A message
+    /// that the peer reads by itself counts when the peer has read all of it. `None`: there is no such message, or it is short.
     pub fn partly(&self, call: u64) -> Option<(u64, u64)> {
         let begun = self.cutting.iter().chain(self.exposed.values()).find(|message| message.call == call);
         let unsent = || self.large.iter().find(|message| message.call == call);

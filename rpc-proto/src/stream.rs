@@ -25,7 +25,7 @@ impl SendHalf {
         if is_open { self.granted.items - self.sent.items } else { 0 }
     }
 
-    /// What is left of the window, in items and bytes. None of both if nothing may be sent now.
+    /// Returns the rest of the window, in items and bytes. Both are 0 if nothing may be sent now.
     pub fn left(&self) -> Window {
         match self.room() {
             0 => Window { items: 0, bytes: 0 },

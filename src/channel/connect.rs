@@ -124,7 +124,7 @@ impl ChannelBuilder {
 
     /// Makes connections by `dial`, instead of by TCP: through a proxy or a tunnel, by vsock, to a simulated host, or from a certain
     /// address. It is given the server as the address names it, and returns anything that tokio reads and writes. Names are not
-    /// looked up. What `dial` returns is encrypted where a TCP connection would be. Sockets of tokio's serve as well as those that
+    /// looked up. A connection from `dial` is encrypted where a TCP connection would be. Sockets of tokio's serve as well as those that
     /// the channel makes itself; others cost more work for each call.
     ///
     /// A connection is also needed when an earlier one is lost, and for each other [`TrafficClass`](crate::TrafficClass). So `dial` is
@@ -214,9 +214,10 @@ impl ChannelBuilder {
         Ok(Channel { raw })
     }
 
-    /// Returns a channel that balances its calls over the servers that a stream names: each item has all servers from then on. Those that stay
-    /// keep their connections; calls in progress at those that are gone end there. After the stream's end the last servers stay. An
-    /// error is why there are no servers: calls fail with it until there are some. `name` stands for the servers in messages.
+    /// Returns a channel that balances its calls over the servers that a stream names: each item has all servers from then on.
+    /// A server that stays keeps its connections, with another weight or locality, too. One that is gone gets no new calls, and its
+    /// calls in progress finish there. After the stream's end the last servers stay. An error is why there are no servers: calls fail
+    /// with it until there are some. `name` stands for the servers in messages.
     ///
     /// The policy is that of the configuration or of [`balance`](Self::balance), or [`BalancePolicy::RoundRobin`] if that is `first`. Must be
     /// called within a tokio runtime, which the channel's connections run on.
@@ -251,7 +252,7 @@ impl ChannelBuilder {
         Ok(Channel { raw })
     }
 
-    /// Returns all settings as they count, and what dials.
+    /// Returns the settings that apply, and the dialer.
     fn resolved(self, address: Option<&Address>) -> Result<(Config, Dialer), ConfigError> {
         let mut config = self.config;
         config.transport = self.transport.or(config.transport);
@@ -292,7 +293,7 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// A timeout as the configuration has it: rounded up, and 0 for none.
+/// Returns a timeout in milliseconds, as the configuration has it: rounded up, and 0 for none.
 fn whole_ms(timeout: Duration) -> u64 {
     if timeout == Duration::MAX {
         return 0;

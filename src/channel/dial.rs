@@ -26,7 +26,7 @@ pub(super) struct Dialer {
 }
 
 impl Dialer {
-    /// Returns one that encrypts nothing.
+    /// Returns a dialer that encrypts nothing.
     #[cfg(test)]
     pub(super) fn plain(config: &crate::Config) -> Self {
         Self {
@@ -38,7 +38,7 @@ impl Dialer {
         }
     }
 
-    /// Returns one that encrypts as `tls` says.
+    /// Returns this dialer, which then encrypts as `tls` says.
     #[cfg(feature = "tls")]
     pub(super) fn with_tls(mut self, tls: TlsClient) -> Self {
         self.tls = Some(tls);
@@ -85,7 +85,7 @@ impl Dialer {
     }
 }
 
-/// The name in `HOST:PORT`.
+/// Returns the name in `HOST:PORT`.
 #[cfg(feature = "tls")]
 fn name(host: &str) -> &str {
     host.rsplit_once(':').map_or(host, |(name, _)| name)

@@ -53,14 +53,14 @@ impl Endpoint {
     }
 
     /// Encrypts connections to this server as `tls` says, and not as the channel's other connections. A Unix-domain socket is never
-    /// encrypted.
+    /// encrypted. A server that [stays](crate::ChannelBuilder::discover) keeps the `tls` with which it first came.
     #[cfg(feature = "tls")]
     pub fn tls(mut self, tls: TlsClient) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// Returns the server as the core has it.
+    /// Returns the core's endpoint for this server.
     pub(super) fn dialled_by(self, dialer: &Dialer) -> farcall_core::client::Endpoint {
         let dialer = dialer.clone();
         #[cfg(feature = "tls")]
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// What the name stands for now. An error: it can't be looked up.
+    /// The addresses that the name stands for now. An error: the name can't be looked up.
     static NAME: Mutex<Result<Vec<u8>, &str>> = Mutex::new(Err("no such name"));
 
     fn stands_for(answer: Result<Vec<u8>, &'static str>) {
@@ -263,7 +263,7 @@ mod tests {
         stands_for(Ok(vec![2, 3]));
         until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;
         assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
-        // What it stood for counts while it can't be looked up.
+        // The addresses of the last look-up count while the name can't be looked up.
         stands_for(Err("the server for names is away"));
         tokio::time::sleep(Duration::from_secs(100)).await;
         until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;

@@ -63,17 +63,18 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// How long a server that is told to stop still serves everybody.
+    /// Returns how long a server that is told to stop still serves everybody.
     pub fn drain_delay(&self) -> Duration {
         Duration::from_millis(self.drain_delay_ms)
     }
 
-    /// How long it waits after that for calls in progress.
+    /// Returns how long a server waits after the delay for calls in progress.
     pub fn drain_grace(&self) -> Duration {
         Duration::from_millis(self.drain_grace_ms)
     }
 
-    /// How long calls of a method may be in progress without any of them being answered. `None`: for ever.
+    /// Returns how long calls of a method may be in progress, with none of them answered, before its handlers count as stuck. `None`:
+    /// they are not watched.
     pub fn stuck(&self) -> Option<Duration> {
         (self.stuck_ms > 0).then(|| Duration::from_millis(self.stuck_ms))
     }

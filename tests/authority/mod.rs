@@ -27,7 +27,7 @@ impl Drop for Authority {
     }
 }
 
-/// What is written to a certificate, besides its names.
+/// A change to a certificate before it is signed.
 pub(crate) type Change = fn(&mut CertificateParams);
 
 pub(crate) const SERIAL: u64 = 77;

@@ -23,7 +23,7 @@ impl Process {
         Self::start_as(command, part, argument, |_| {})
     }
 
-    /// As `start_by`, and `change` has the last word about the command.
+    /// Starts it by a command that runs another one, after `change` has adjusted the whole.
     pub(crate) fn start_as(
         command: &[&str],
         part: &str,

@@ -1,4 +1,4 @@
-//! What takes a stream, and does not say so as it must.
+//! Methods that take a stream, and do not declare it as they must.
 
 #[farcall::service]
 pub trait Kv {

@@ -1,4 +1,4 @@
-//! What answers with a stream, and does not say so as it must.
+//! Methods that answer with a stream, and do not declare it as they must.
 
 #[farcall::service]
 pub trait Kv {

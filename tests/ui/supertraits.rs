@@ -1,4 +1,4 @@
-//! What a client is can be asked for, and nothing else.
+//! The supertraits of a service: those that a client has, and no other.
 
 pub trait Base {}
 

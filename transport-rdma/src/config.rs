@@ -45,8 +45,8 @@ pub struct RdmaConfig {
     pub ecn: bool,
     /// InfiniBand's service level for each class's connections, 0 to 15. Default 0.
     pub service_level: ByClass,
-    /// Lets the device write payloads to memory in any order, which some machines (AMD's) need for full speed. What
-    /// peers write to regions keeps its order. Ignored by devices and libraries that do not know it. Default `false`.
+    /// Lets the device write payloads to memory in any order, which some machines (AMD's) need for full speed.
+    /// Writes of peers to regions keep their order. Ignored by devices and libraries that do not know it. Default `false`.
     pub relaxed_ordering: bool,
     /// How the end of a wait for the network is noticed. Default `adaptive`.
     pub completion: Completion,

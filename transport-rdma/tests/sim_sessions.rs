@@ -91,7 +91,7 @@ async fn long_messages_are_read_from_the_memory_they_lie_in() {
                     }
                     let after = server.traffic().upgraded;
                     assert!(after.bytes_received - before.bytes_received >= len as u64);
-                    // What is sealed is a copy.
+                    // Sealed bytes are a copy.
                     if after.bytes_copied - before.bytes_copied < 1000 || sealed_by(seed).is_some() {
                         return;
                     }

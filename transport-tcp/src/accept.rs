@@ -39,7 +39,8 @@ impl Acceptor {
         })
     }
 
-    /// Encrypts the connections that are accepted from now on, except by Unix-domain sockets.
+    /// Encrypts the connections that are accepted from now on, unless this listens on a Unix-domain socket. Connections that the
+    /// application accepts are encrypted, whatever their kind.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, tls: TlsServer) -> Self {

@@ -1,7 +1,7 @@
-//! farcall's TCP transport, also by Unix-domain sockets and by streams of the application's.
+//! farcall's transport over TCP, Unix-domain sockets and streams of the application's.
 //!
-//! Frames are written by whoever has them, straight from where they are, with one vectored write for as many as
-//! there are; they are read by one task per connection, large payloads straight to where they belong.
+//! Whichever task has frames writes them straight from where they lie, by one vectored write for as many as there are. One
+//! task per connection reads. It reads large payloads straight to where they belong.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -21,9 +21,9 @@ use crate::{TcpConfig, unix};
 ///
 /// An address is `HOST:PORT`, or `unix:PATH` for a Unix-domain socket. A listener is one of [`std`] or of tokio, by `into`.
 ///
-/// A Unix-domain socket is unencrypted, also where TLS is configured: the permissions of its file say who may connect, and the
-/// kernel says who has. `unix:/run/app.sock?mode=660` sets these permissions, in octal; otherwise the process's umask does. A file
-/// that a dead server has left is replaced. The file is removed when the server stops listening.
+/// A Unix-domain socket that the server listens on is never encrypted, even if TLS is configured: the permissions of its file decide who
+/// may connect, and the kernel says who has. `unix:/run/app.sock?mode=660` sets these permissions, in octal; otherwise the process's
+/// umask does. A file that a dead server has left is replaced. The file is removed when the server stops listening.
 #[derive(Debug)]
 pub struct Listener(Source);
 

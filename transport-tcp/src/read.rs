@@ -25,7 +25,10 @@ const POOL: usize = 16;
 /// and how many while nothing arrives.
 const IDLE: usize = 2;
 
-/// The least that is read at once. Reads grow while small frames fill them; they stay short while payloads come
+/// The size of the first buffer, and the most that is read at once to it. A connection that says little needs no more.
+const FIRST: usize = 1024;
+
+/// The least that is read at once later on. Reads grow while small frames fill them; they stay short while payloads come
 /// that are read straight to where they belong, because what of those is read with the header must be copied there.
 const SHORT_READ: usize = 4096;
 
@@ -89,11 +92,11 @@ struct Bulk {
 impl Reader {
     pub(crate) fn new() -> Self {
         Self {
-            buffer: BytesMut::new(),
-            size: 0,
+            buffer: BytesMut::with_capacity(FIRST),
+            size: FIRST,
             small_frames: BytesMut::new(),
             retired: VecDeque::new(),
-            read_size: SHORT_READ,
+            read_size: FIRST,
             long: 0,
             greeted: false,
             bulk: None,
@@ -173,7 +176,7 @@ impl Reader {
             }
             None => {
                 if n == self.read_size {
-                    self.read_size = (2 * self.read_size).min(BUFFER);
+                    self.read_size = (2 * self.read_size).clamp(SHORT_READ, BUFFER);
                 }
                 self.deliver(handler)?;
             }

@@ -10,7 +10,7 @@ use crate::tls::Session;
 /// The most pieces of one write; the system's own limit is 1024 (writev(2)).
 pub(crate) const MAX_PIECES: usize = 64;
 
-/// A connected socket. Reading and writing never block.
+/// A connected socket, or a stream of the application's. Reading and writing never block.
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) stream: Stream,

@@ -16,6 +16,9 @@ use crate::socket::{MAX_PIECES, Socket};
 /// Pieces below this are copied together; longer ones are written from where they are.
 const COPY: usize = 4096;
 
+/// The room for the preface and HELLO. A connection that says little needs no more.
+const FIRST: usize = 512;
+
 /// How much is taken before it is written.
 const BATCH: usize = 256 * 1024;
 
@@ -32,7 +35,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn new() -> Self {
-        let mut tail = BytesMut::with_capacity(COPY);
+        let mut tail = BytesMut::with_capacity(FIRST);
         tail.extend_from_slice(PREFACE);
         Self { pieces: VecDeque::new(), len: tail.len(), tail, empty: BytesMut::new() }
     }

@@ -217,7 +217,7 @@ async fn listeners_and_connections_of_the_application_are_served() {
     assert!(over.is_err(), "no more come");
 }
 
-/// What a channel brings, as a stream.
+/// The items of a tokio channel, as a stream.
 struct Received<T>(mpsc::UnboundedReceiver<T>);
 
 impl<T> farcall_core::stream::Stream for Received<T> {

@@ -158,7 +158,7 @@ pub(crate) struct Client {
     size: usize,
     /// The server's region, if it is used.
     region: Option<RemoteMemory>,
-    /// What this caller lends to be filled, between two calls.
+    /// The buffer that this caller lends to be filled. It is kept here between two calls.
     buffer: Option<Buf>,
 }
 

@@ -1,4 +1,4 @@
-//! What the messages of a method have.
+//! The forms of a method's messages: how JSON becomes a message, and a message JSON.
 
 use std::fmt;
 use std::sync::Arc;

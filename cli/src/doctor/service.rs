@@ -31,7 +31,7 @@ pub(crate) trait Doctor {
 pub(crate) struct Mirror {
     /// Its port.
     pub(crate) port: u16,
-    /// What datagrams must have, so that it answers them.
+    /// The token that datagrams must have, so that it answers them.
     pub(crate) token: u64,
 }
 

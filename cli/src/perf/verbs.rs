@@ -73,7 +73,7 @@ fn plan(case: &Case) -> Result<Plan> {
             "the devices alone are measured with one connection, and without a rate",
         ));
     }
-    // Both were checked against less than 2^32. What is beyond the plan's own limit stays beyond it.
+    // Both were checked against less than 2^32. A value beyond the plan's own limit stays beyond it.
     let in_flight = u16::try_from(case.in_flight).unwrap_or(u16::MAX);
     let plan = Plan { operation, size: case.size as u32, in_flight };
     plan.check().map_err(|why| Status::invalid_argument(why.to_string()))?;

@@ -52,7 +52,7 @@ pub struct RequestId {
     pub first_open: u64,
 }
 
-/// What a command does.
+/// The operation of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// Opens the session of the request, if it is not open.
@@ -88,7 +88,7 @@ impl Operation {
     }
 }
 
-/// What became of a command.
+/// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The session is open, or the value is set.

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use super::owner::ExportedMemory;
 use crate::sync::{Mutex, rank};
 
-/// What is exported, by number. It belongs to the process, because peers may use it by any connection.
+/// The exported memory, by number. It belongs to the process, because peers may use it by any connection.
 static EXPORTS: LazyLock<Mutex<rank::Leaf, Exports>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]

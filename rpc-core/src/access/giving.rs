@@ -1,6 +1,6 @@
 //! Grants of this side: regions and loans that the peer uses by itself, without this side's program.
 //!
-//! The peer asks for the grant of a region. That of a loan is offered in front of the call's request, if the link can give it at once.
+//! The peer asks for the grant of a region. The grant of a loan is offered in front of the call's request, if the link can give it at once.
 
 use std::sync::Weak;
 use std::time::Duration;

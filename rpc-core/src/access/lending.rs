@@ -47,7 +47,7 @@ struct State {
     has_ended: bool,
     /// How many accesses there were.
     accesses: u64,
-    /// What the server uses by itself, until it gives that back.
+    /// The grant by which the server uses the memory by itself, until it gives the grant back.
     grant: Option<GivenGrant>,
     /// Closed when it can do nothing by that any more.
     in_effect: Option<watch::Receiver<()>>,
@@ -80,7 +80,7 @@ impl Drop for OnLoan {
     }
 }
 
-/// What the server has done so far with memory that a call lends.
+/// The use that the server has made so far of memory that a call lends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Used {
     /// It has made this many accesses.
@@ -94,7 +94,7 @@ pub(crate) struct Lending {
     to: Weak<Accesses>,
     call: u64,
     loans: Vec<Arc<OnLoan>>,
-    /// What the server is told of when the call has a number, by the loan's place.
+    /// Offers of grants, by the loan's place. The server is told of them when the call has a number.
     offers: Vec<(usize, Offer)>,
 }
 

@@ -42,7 +42,7 @@ const MOST: usize = 64;
 /// Writes are cut into pieces of so many bytes, so that none holds up its receiver for long.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// What a message of an access has beside its bytes, at most, in bytes.
+/// The most bytes of an access's message besides those that it reads or writes.
 const HEAD: u64 = 64;
 
 /// The numbers of accesses have this bit, and those that a server starts have [`OF_SERVER`], too. So none is that of a call.
@@ -62,11 +62,11 @@ pub(crate) struct Accesses {
     permits: Arc<Semaphore>,
     /// Notified when one is started.
     pub(crate) begun: Notify,
-    /// What the peer lets this side use by itself.
+    /// Memory of the peer that this side may use by itself.
     taken: Mutex<rank::Leaf, TakenGrants>,
-    /// What this side lets the peer use by itself.
+    /// Memory of this side that the peer may use by itself.
     given: Mutex<rank::Leaf, GivenGrants>,
-    /// What this side lends to the peer, by call and number.
+    /// Memory that this side lends to the peer, by call and number.
     lent: Mutex<rank::Leaf, HashMap<(u64, u64), Arc<OnLoan>>>,
     /// How many accesses of the peer have no answer that has left.
     serving: AtomicUsize,

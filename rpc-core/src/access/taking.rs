@@ -1,8 +1,8 @@
 //! Grants of the peer: regions and loans that this side uses by itself, without the owner's program.
 //!
-//! The first access to a region goes by messages, and asks for a grant beside it. Further ones use the grant. That of a loan comes in
+//! The first access to a region goes by messages, and asks for a grant beside it. Further ones use the grant. The grant of a loan comes in
 //! front of the request of its call, and is given back when the handler has dropped all its handles of the loan. A grant is good for one
-//! link. What can't be done by a grant is done by messages.
+//! link. Accesses that can't use a grant go by messages.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -26,7 +26,7 @@ const FOR_OTHERS: f64 = 0.1;
 /// The shortest time after which callers are told to try again.
 const SOONEST: Duration = Duration::from_millis(1);
 
-/// The longest one.
+/// The longest time after which callers are told to try again.
 const LATEST: Duration = Duration::from_secs(10);
 
 /// The calls that a server takes, all connections together.

@@ -1,4 +1,4 @@
-//! What travels in the arguments.
+//! Handles of lent memory, which travel in the arguments of a call.
 
 use std::fmt;
 use std::ops::RangeBounds;

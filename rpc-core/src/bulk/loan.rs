@@ -168,7 +168,7 @@ struct State {
 pub(super) struct Lent<M> {
     number: u64,
     pub(super) len: usize,
-    /// What the peer may read.
+    /// The bytes that the peer may read.
     parts: Mutex<rank::Leaf, Vec<Bytes>>,
     /// `None` once it is reclaimed.
     memory: Mutex<rank::Leaf, Option<M>>,

@@ -86,14 +86,14 @@ struct Incoming {
     waker: Option<Waker>,
 }
 
-/// What the streams of a call have moved so far.
+/// The items and bytes that the streams of a call have moved so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamsMoved {
-    /// What this side has sent, and what the peer has granted.
+    /// The items and bytes that this side has sent, and those that the peer has granted.
     pub(crate) out: Option<[Window; 2]>,
-    /// What has come, and what the application has taken.
+    /// The items and bytes that have arrived, and those that the application has taken.
     pub(crate) incoming: Option<[Window; 2]>,
-    /// What the server has done with memory that the call lends.
+    /// The use that the server has made of memory that the call lends.
     pub(crate) lent: Option<Used>,
 }
 

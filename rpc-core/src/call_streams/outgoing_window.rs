@@ -12,7 +12,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<CallStreams>>> = const { RefCell::new(None) };
 }
 
-/// What is left of a stream's window: how much may be sent before its reader has taken something.
+/// The rest of a stream's window: how much may be sent before its reader has taken something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Available {

@@ -58,7 +58,7 @@ pub(crate) struct SentRequest {
     /// Whether the caller polls the link at once, before it is woken by anything.
     pub(crate) polls_at_once: bool,
     pub(crate) streams: Option<Arc<CallStreams>>,
-    /// What the call lends. The loan ends when this is dropped.
+    /// The memory that the call lends. The loan ends when this is dropped.
     pub(crate) lending: Option<Lending>,
 }
 

@@ -36,7 +36,8 @@ pub trait Connector: Send + Sync + 'static {
     fn target(&self) -> String;
 }
 
-/// The state that all clones and classes of a channel share.
+/// The connections to one peer, or to one of several: one for each class. A channel that balances has one or more of these for each
+/// server.
 pub(super) struct Shared {
     pub(super) connector: Arc<dyn Connector>,
     pub(super) settings: Arc<Settings>,

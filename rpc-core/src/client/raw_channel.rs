@@ -37,7 +37,8 @@ use crate::status::Status;
 /// the earlier ones at intervals, and new calls go there when one is back. Connections of another class go to the peer
 /// that the channel is already connected to, if it can be reached.
 ///
-/// A channel that [balances](Self::balanced) keeps connections to all of its servers instead, and chooses one for each call.
+/// A channel that [balances](Self::balanced) keeps connections to all of its servers instead, and chooses one for each call. There,
+/// calls fail at once only while no server can be reached, and only [`reconnect`](Self::reconnect) ends pauses early.
 #[derive(Clone)]
 pub struct RawChannel {
     way: Way,
@@ -56,7 +57,7 @@ enum Way {
     Balanced(Arc<Balancer>),
 }
 
-/// What all clones and classes of a channel share.
+/// The state that all clones and classes of a channel share.
 struct Common {
     settings: Arc<Settings>,
     /// The bound on the arguments of calls in progress, for each class.
@@ -84,8 +85,8 @@ impl RawChannel {
         Self::by(way, settings)
     }
 
-    /// Returns a channel that balances its calls over servers as [`Settings::balance`] says, and what tells it which these are. It
-    /// connects to them as soon as it knows them. Must be called within a tokio runtime, like [`new`](Self::new).
+    /// Returns a channel that balances its calls over servers as [`Settings::balance`] says, and the handle that sets these servers. The
+    /// channel connects to them as soon as it knows them. Must be called within a tokio runtime, like [`new`](Self::new).
     pub fn balanced(name: &str, settings: Settings) -> (Self, Endpoints) {
         let (settings, runtime) = (Arc::new(settings), Handle::try_current().ok());
         let balancer = Balancer::new(name.to_owned(), Arc::clone(&settings), runtime);
@@ -203,7 +204,7 @@ impl RawChannel {
         self.common.settings.retry.max_attempts > 1
     }
 
-    /// Returns how long nothing of a call may move that sets no limit.
+    /// Returns the progress timeout of calls that set none.
     #[inline]
     pub(crate) fn progress_timeout(&self) -> Option<Duration> {
         let timeout_ms = self.common.settings.calls.progress_timeout_ms;
@@ -272,13 +273,13 @@ impl RawChannel {
     }
 }
 
-/// What tells a channel which servers it balances over.
+/// The handle by which a channel learns which servers it balances over.
 #[derive(Clone, Debug)]
 pub struct Endpoints(Weak<Balancer>);
 
 impl Endpoints {
-    /// Sets the servers. Those that stay keep their connections. Calls in progress at those that are gone end there. Returns false if the
-    /// channel is gone.
+    /// Sets the servers. A server that stays keeps its connections, and its connector. One that is gone gets no new calls, and its
+    /// calls in progress finish there. Returns false if the channel is gone.
     pub fn set(&self, endpoints: Vec<Endpoint>) -> bool {
         self.0.upgrade().map(|balancer| balancer.set(endpoints)).is_some()
     }
@@ -291,7 +292,7 @@ impl Endpoints {
         }
     }
 
-    /// Says why there are no servers. Calls fail with this status until there are some.
+    /// Sets the status with which calls fail while there are no servers.
     pub fn failed(&self, why: Status) {
         if let Some(balancer) = self.0.upgrade() {
             balancer.failed(why);

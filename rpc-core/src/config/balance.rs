@@ -26,7 +26,7 @@ pub struct Balance {
     pub eject_after: u32,
     /// For how long that is the first time, in milliseconds. It is twice as long each further time, up to five minutes. Default 10,000.
     pub eject_ms: u64,
-    /// Which part of the servers may be ejected at once, in percent. Default 50.
+    /// The share of the servers that may be ejected at once, in percent. Default 50.
     pub max_ejected_percent: u32,
     /// How often names are looked up again, in seconds. A server that can't be reached is reason to do it earlier. Default 30; 0: never
     /// again.

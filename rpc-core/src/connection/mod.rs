@@ -147,9 +147,9 @@ const ENCRYPTION: usize = 32 << 10;
 
 /// A session with one peer, which carries calls.
 ///
-/// It is for inspection, and to be [ended](Self::close): calls are made on a channel, which makes connections as it needs them. When
-/// a connection ends, so do its calls, each with whether it may have been executed. Holding a `Connection` does not keep the session open,
-/// only its state in memory.
+/// Use it to inspect a session and to [close](Self::close) or [drain](Self::drain) it. Calls are made on a channel, which makes
+/// connections as it needs them. When a connection ends, its calls end, too, and their statuses say whether each may have been
+/// executed. Holding a `Connection` keeps only its state in memory, not the session open.
 pub struct Connection {
     me: Weak<Self>,
     runtime: tokio::runtime::Handle,

@@ -1,4 +1,4 @@
-//! What has moved of one call.
+//! The progress of one call.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::access::Used;
 use crate::call_streams::{CallStreams, StreamsMoved};
 use crate::proto::inbox::Partly;
 
-/// What has moved of a call so far. If two looks at a call differ, something has moved between them.
+/// The parts of a call that have moved so far. If two looks at a call differ, something has moved between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
     /// The message that is arriving.

@@ -60,7 +60,7 @@ pub(crate) struct Pending {
 #[derive(Debug, Default)]
 struct Extras {
     streams: Option<Arc<CallStreams>>,
-    /// What the call lends, until it ends.
+    /// The memory that the call lends, until the call ends.
     lending: Option<Lending>,
     /// Metadata and compression of the answer.
     received: Received,

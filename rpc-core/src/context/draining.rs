@@ -15,12 +15,12 @@ use crate::transport::Identity;
 #[derive(Debug, Default)]
 pub(crate) struct Drain(Arc<Signal>);
 
-/// What the calls of one connection share. Each connection has its own, because each call counts a reference. With one for
+/// State that the calls of one connection share. Each connection has its own, because each call counts a reference. With one for
 /// all connections, threads would contend for its count.
 #[derive(Debug)]
 pub(crate) struct ConnectionContext {
     server: Arc<Signal>,
-    /// Given when this connection drains, also without its server.
+    /// Given when this connection drains, even if its server does not.
     own: Signal,
     /// The account of what the connection makes this process hold. Contexts that outlive the connection do not keep it.
     pub(super) account: Weak<Account>,
@@ -84,10 +84,12 @@ impl Drop for Drain {
 }
 
 impl Context {
-    /// Resolves when the server begins to drain: it accepts no more calls, and waits for the running ones. It may also drain
-    /// only the connection of this call, because that is [too old](crate::config::Limits::max_connection_age_ms). A handler
-    /// whose stream never ends, or that waits for an event, should then end as if nothing more were to come: its client comes
-    /// again. Otherwise it is cut off when the drain timeout expires.
+    /// Resolves when the server begins to drain: it accepts no more calls, and waits for the running ones. A server may also
+    /// drain only the connection of this call: by [`Connection::drain`](crate::connection::Connection::drain), or because
+    /// the connection is [too old](crate::config::Limits::max_connection_age_ms) or was
+    /// [idle](crate::config::Limits::idle_ms). A handler whose stream never ends, or that waits for an event, should then
+    /// end as if nothing more were to come: its client comes again. Otherwise it is cut off when the grace of the server, or
+    /// of the old connection, ends. A drained or idle connection has no limit of time.
     ///
     /// ```
     /// # use farcall_core::context::Context;

@@ -50,7 +50,7 @@ pub(crate) struct Account {
     /// Whether calls are refused.
     refuses: AtomicBool,
     evicted: AtomicBool,
-    /// What is still taken since it was evicted, in bytes.
+    /// The memory that is still taken after the eviction, in bytes.
     closing: AtomicUsize,
     /// Notified when this connection holds less.
     freed: Notify,

@@ -162,7 +162,7 @@ impl Response {
         self.connection.as_ref()
     }
 
-    /// Calls `f` once when the stream ends, also if its reader drops it. Calls it at once if the response is not a
+    /// Calls `f` once when the stream ends, even if its reader drops it. Calls it at once if the response is not a
     /// stream, or the stream has ended. `f` runs in the task that reads, and should be quick.
     pub fn on_end(&mut self, f: impl FnOnce(&StreamEnd) + Send + 'static) {
         match (self.end(), &mut self.body) {

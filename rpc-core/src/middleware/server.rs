@@ -201,7 +201,7 @@ pub trait ServiceExt: Service + Sized {
     }
 
     /// Starts each handler in its own task, including the decoding of its arguments. Use it for handlers that compute
-    /// for more than some 100 µs. Other handlers start in the task that receives their call. That saves a task, but a
+    /// for more than some 100 µs. Other handlers start in the task that receives their call. This saves a task, but a
     /// long computation holds up the connection's other calls, and with RDMA the calls of all connections of the
     /// runtime. `#[rpc(spawn)]` does the same for a single method, `calls.spawn_handlers` for a server.
     fn spawn_handlers(self) -> Spawned {

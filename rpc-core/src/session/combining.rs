@@ -244,7 +244,7 @@ mod loom_tests {
         check(2, &[push, push_and_change]);
     }
 
-    /// The flusher's task begins while another thread notifies it of more. That notification is either merged, or wakes
+    /// The flusher's task begins while another thread notifies it of more. This notification is either merged, or wakes
     /// the task again.
     #[test]
     fn what_the_flusher_is_told_of_is_worked_on() {

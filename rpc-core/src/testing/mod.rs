@@ -1,4 +1,4 @@
-//! What tests of transports and of sessions need: a suite that every transport passes, the end of a link, and a peer that a test
+//! Tools for tests of transports and of sessions: a suite that every transport passes, the end of a link, and a peer that a test
 //! plays frame by frame.
 
 pub mod conformance;

@@ -130,7 +130,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Reads memory that the peer has granted by this link, from an offset on. Resolves to `None` if nothing was read. The link keeps a
-    /// clone of the descriptor until it reads no more, also if the future is dropped.
+    /// clone of the descriptor until it reads no more, even if the future is dropped.
     fn read_granted(&self, _descriptor: Bytes, _offset: usize, _len: usize) -> BoxFuture<Option<Bytes>> {
         Box::pin(std::future::ready(None))
     }

@@ -71,7 +71,7 @@ pub fn copy_out(words: &[AtomicU64], offset: usize, len: usize) -> Result<Vec<u8
         word.copy_from_slice(&load(begin + i));
     }
     load_part(&load, offset + head + middle, &mut bytes[head + middle..]);
-    // What is read later is as new as this.
+    // Later reads are at least as new as these.
     fence(Ordering::Acquire);
     Ok(bytes)
 }

@@ -60,7 +60,7 @@ enum Account {
 pub(super) struct Allowance {
     /// How much they may take before the account is asked for more, in bytes.
     left: u32,
-    /// What `left` is for each message at first.
+    /// The value that `left` has at first for each message.
     first: u32,
     /// How much they may take beyond `left` if the account grants it, in bytes.
     beyond: u32,
@@ -96,7 +96,7 @@ impl Allowance {
         };
     }
 
-    /// Begins anew, for the next message. What was granted for the last one is given back.
+    /// Begins anew, for the next message. Memory that was granted for the last one is given back.
     #[inline]
     pub(super) fn renew(&mut self) {
         self.left = self.first;

@@ -1,4 +1,4 @@
-//! What the arguments of a call lend.
+//! Memory that the arguments of a call lend.
 
 use std::any::Any;
 use std::fmt;

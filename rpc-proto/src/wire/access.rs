@@ -7,14 +7,14 @@ use super::read::{Reader, WireError};
 /// The memory that an access is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// What a call lends.
+    /// Memory that a call lends.
     Loan {
         /// The call.
         call: u64,
         /// The number that its arguments name.
         number: u64,
     },
-    /// What is exported, by number and key.
+    /// Memory that is exported, by number and key.
     Region {
         /// The number of the region in its process.
         number: u64,
@@ -23,7 +23,7 @@ pub enum Target {
     },
 }
 
-/// What an access does, from an offset on.
+/// The operation of an access, from an offset on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Reads so many bytes.

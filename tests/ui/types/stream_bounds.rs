@@ -15,7 +15,7 @@ pub trait Items {
     fn watch(&self) -> impl Stream<Item = farcall::Result<Row>>;
 }
 
-/// What the macro can't see through.
+/// An alias, which the macro can't see through.
 type Text = String;
 
 #[farcall::service]

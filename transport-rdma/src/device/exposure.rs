@@ -1,6 +1,6 @@
 //! Memory that a peer may use for a while.
 
-/// What a peer may do with memory.
+/// The rights of a peer to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAccess {
     /// READ it.

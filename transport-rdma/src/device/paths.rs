@@ -50,7 +50,7 @@ impl StreamEnds {
     }
 }
 
-/// What was found out about pairs of addresses.
+/// The pairs of addresses that have failed, and when.
 #[derive(Debug, Default)]
 pub struct Paths {
     failed: Mutex<HashMap<(Gid, Gid), Instant>>,

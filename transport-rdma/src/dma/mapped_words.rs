@@ -42,8 +42,8 @@ impl MappedWords {
         Ok(Self { mapping: Mapping::new(len, None)?, words })
     }
 
-    /// Maps a file that is open for reading and writing, without the bytes behind its last whole word. What peers and this process write
-    /// is in the file at once for those who read it, and on disk after [`sync`](Self::sync).
+    /// Maps a file that is open for reading and writing, without the bytes behind its last whole word. Bytes that peers
+    /// and this process write are in the file at once for its readers, and on disk after [`sync`](Self::sync).
     ///
     /// The kernel must let a device write to the pages of the file. Those of tmpfs and hugetlbfs it does. Of other file systems newer
     /// kernels do not. Then a warning says so, and this process does the accesses of its peers.

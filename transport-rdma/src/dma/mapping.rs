@@ -24,8 +24,8 @@ pub enum Pages {
     File,
 }
 
-/// Memory that is unmapped on drop: private, anonymous and zeroed, or that of a file. What is divided into slots or extents is private,
-/// and their owners decide who may touch it.
+/// Memory that is unmapped on drop: private, anonymous and zeroed, or that of a file. Memory that is divided into
+/// slots or extents is private, and their owners decide who may touch it.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,

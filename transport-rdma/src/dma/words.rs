@@ -12,7 +12,7 @@ use farcall_core::transport::Words;
 /// They are atomic, so all parties may read and change them at once, and no reference says otherwise. They stay where they are as long
 /// as this exists: it holds the `Arc` through which it has borrowed them, and hands out nothing by which that could be changed.
 pub struct RegisteredWords {
-    /// What the device has of them. It goes before the words.
+    /// The device's registration of the words. It is dropped before them.
     registration: Box<dyn Any + Send + Sync>,
     words: Words,
     range: Range<usize>,

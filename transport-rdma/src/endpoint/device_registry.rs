@@ -29,7 +29,7 @@ pub(crate) struct DeviceRegistry {
     /// The last discovery, and when it began.
     found: Mutex<Option<(Instant, Found)>>,
     open: Mutex<Open>,
-    /// Which addresses reach those of peers.
+    /// The pairs of addresses that have failed.
     paths: Arc<Paths>,
     /// By device, for the life of the process.
     counts: Mutex<BTreeMap<String, DeviceCounts>>,

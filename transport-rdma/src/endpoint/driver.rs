@@ -36,7 +36,7 @@ pub(super) struct Driver {
     completions: Vec<Completion>,
     /// Since sends were looked at.
     turns: u32,
-    /// What was delivered in the last turn took long.
+    /// Whether handlers took long in the last turn.
     was_long: bool,
 }
 

@@ -54,7 +54,7 @@ mod counting {
     }
 
     impl Drop for Shard {
-        /// Tells the rest, also where the runtime ends first.
+        /// Reports the rest, even if the runtime ends first.
         fn drop(&mut self) {
             self.sample();
         }

@@ -36,7 +36,7 @@ impl End {
     }
 }
 
-/// What a key is for.
+/// The use of a key.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
 enum Use {
@@ -218,7 +218,7 @@ impl Seal {
         let (tag, at) = (tag.ok_or(Unsealable)?, index * CHUNK);
         let end = len.min(at + CHUNK);
         let text_and_tag = sealed.get_mut(at..end + TAG_LEN).ok_or(Unsealable)?;
-        // A cipher wants the tag behind the text, where the next chunk begins. That gets its bytes back.
+        // A cipher wants the tag behind the text, where the next chunk begins. The chunk gets its bytes back.
         let (_, behind) = text_and_tag.split_last_chunk_mut::<TAG_LEN>().ok_or(Unsealable)?;
         let kept = std::mem::replace(behind, tag);
         let number = first.checked_add(index as u64).ok_or(Unsealable)?;

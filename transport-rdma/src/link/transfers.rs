@@ -30,7 +30,7 @@ const LONG: usize = 8 << 10;
 /// The tags of READs and WRITEs of regions begin here. Those of messages are the numbers of their frames.
 const REGIONS: u64 = 1 << 32;
 
-/// What one link reads and writes.
+/// The READs and WRITEs of one link.
 #[derive(Default)]
 pub(super) struct Transfers {
     /// READs and WRITEs that may be outstanding: what both devices can do of READs.
@@ -85,17 +85,17 @@ enum Local {
     Changed(Arc<ReadTarget>, Atomic),
 }
 
-/// What becomes of what was read or written.
+/// The purpose of the bytes that a READ or WRITE moves.
 enum Purpose {
-    /// It is the message of the frame of this number. If it is sealed, that is the number of its first chunk.
+    /// They are the message of the frame of this number. If it is sealed, `number` is that of its first chunk.
     Message { seq: u32, number: Option<u64> },
-    /// It is a part of a region, or a number of it, for whoever waits for it. The descriptor is kept until no request needs it.
+    /// They are a part of a region, or a number of it, for whoever waits for it. The descriptor is kept until no request needs it.
     Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
-    /// It is written to a region, for whoever waits for that.
+    /// They are written to a region, for whoever waits for that.
     Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
 }
 
-/// What is left to do when the last READ or WRITE has completed, without the lock.
+/// The work that is left when the last READ or WRITE has completed. It is done without the lock.
 enum Whole {
     Sealed(SealedMessage),
     Read(oneshot::Sender<Bytes>, Bytes),

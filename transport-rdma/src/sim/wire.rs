@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What crosses the network.
+/// A thing that crosses the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crossing {
     /// A message that is sent.

@@ -288,15 +288,15 @@ impl Region {
             (Some(dma_buf), _) => {
                 let reg_dmabuf_mr = verbs.ibv_reg_dmabuf_mr.ok_or(libc::ENOSYS)?;
                 let (offset, iova) = ((range.start - whole.start) as u64, range.start as u64);
-                // SAFETY: a descriptor that is open during the call; the region keeps the dma-buf by itself. What peers write
-                // there its words see as atomic ones, as `Exportable::dma_buf` says.
+                // SAFETY: a descriptor that is open during the call; the region keeps the dma-buf by itself. Its words
+                // see the writes of peers as atomic ones, as `Exportable::dma_buf` says.
                 unsafe { reg_dmabuf_mr(hca.pd(), offset, range.len(), iova, dma_buf.as_raw_fd(), access) }
             }
-            // What peers write to words is seen in the order in which they wrote it.
+            // Words must show the writes of peers in the order in which they were made, so only mappings are relaxed.
             (None, Some(reg_mr_iova2)) if hca.relaxed_ordering && matches!(memory, Pinned::Mapping(_)) => {
                 let access = access | sys::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. What a device may
-                // write to is a mapping, of which the requests and windows of this module decide, or words, which are atomic.
+                // SAFETY: the memory is there, and stays so while the region exists, because that keeps it. A device may
+                // write only to a mapping, as the requests and windows of this module decide, or to words, which are atomic.
                 unsafe { reg_mr_iova2(hca.pd(), start, range.len(), range.start as u64, access as u32) }
             }
             // SAFETY: as above.

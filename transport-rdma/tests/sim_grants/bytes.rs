@@ -27,7 +27,7 @@ async fn a_region_is_read_while_its_owner_does_nothing() {
             tokio::time::timeout(PATIENCE, remote.read(range.clone())).await.expect("the owner must act");
         assert!(read.unwrap() == bytes(&memory)[range.clone()], "{range:?}");
     }
-    // What the owner changes is seen at once.
+    // Changes by the owner are seen at once.
     memory[5].store(77, Ordering::Relaxed);
     let read = tokio::time::timeout(PATIENCE, remote.read(40..48)).await.expect("the owner must act");
     assert_eq!(read.unwrap(), 77_u64.to_ne_bytes()[..]);
@@ -81,7 +81,7 @@ async fn a_write_whose_link_fails_is_repeated_after_the_end_of_the_first_attempt
     t.fabric.kill_qp(paths[0]);
     t.fabric.set_acknowledgements(true);
     t.until(|_| !owners_host.is_stall_to_come()).await;
-    // Meanwhile somebody else has seen the bytes, and changes them. That is not undone later.
+    // Meanwhile somebody else has seen the bytes, and changes them. This change is not undone later.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }

@@ -34,7 +34,7 @@ impl TcpLink {
     /// Goes on with a handshake until it is over or has failed. Nothing that was taken leaves before that.
     async fn establish(&self) {
         let Some(tls) = self.socket.tls() else { return };
-        // What the peer says is of no use any more.
+        // The peer's bytes are of no use any more.
         let mut unread = Vec::with_capacity(MAX_FRAME);
         while tls.is_establishing() {
             let read = self.socket.read(&mut unread, MAX_FRAME).0;

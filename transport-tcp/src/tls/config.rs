@@ -49,7 +49,7 @@ pub struct TlsConfig {
     pub reload_s: u64,
 }
 
-/// What a server asks of its clients.
+/// The certificate that a server asks of its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

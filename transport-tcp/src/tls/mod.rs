@@ -66,7 +66,7 @@ impl TlsServer {
     ///
     /// # Errors
     ///
-    /// The setting and the file that is wrong. What was read before stays in use.
+    /// The setting and the file that is wrong. The files that were read before stay in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.0.reload()
     }
@@ -110,7 +110,7 @@ impl TlsClient {
     ///
     /// # Errors
     ///
-    /// The setting and the file that is wrong. What was read before stays in use.
+    /// The setting and the file that is wrong. The files that were read before stay in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.0.reload()
     }

@@ -21,7 +21,7 @@ struct Current<C> {
     config: Arc<C>,
     /// When the files were looked at.
     looked: Instant,
-    /// What they were then.
+    /// The time of change and the length of each file at that time.
     stamps: Vec<Option<(SystemTime, u64)>>,
 }
 

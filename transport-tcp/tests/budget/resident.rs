@@ -16,7 +16,7 @@ fn terms() -> (Duration, usize) {
     }
 }
 
-/// What else a process holds: code, stacks, buffers for reuse, and what its allocator has not given back.
+/// The memory that a process holds besides, in bytes: code, stacks, buffers for reuse, and what its allocator has not given back.
 const BESIDES: usize = 96 * MIB;
 
 const HALF_MESSAGES: &str = "half messages";

@@ -274,7 +274,7 @@ async fn files_are_read_again() {
     far.reload().unwrap();
     let after = subject(&near).await.unwrap();
     assert_ne!(after, before);
-    // What can't be used is not used.
+    // A key that can't be used is not used.
     authority.write("b.key", "nonsense");
     let error = far.reload().unwrap_err().to_string();
     assert!(error.starts_with("tls.key: ") && error.contains("b.key"), "{error}");

@@ -22,6 +22,9 @@ const WORDS: &[(&str, &str)] = &[
     (concat!("#[ig", "nore"), "is a test that does not run"),
 ];
 
+/// Words that begin no sentence of a doc comment, because such a sentence has to be read twice.
+const CLAUSES: &[&str] = &["What", "Who", "That"];
+
 /// The places that may lift the workspace's ban of unsafe code. `docs/SAFETY.md` argues each.
 const UNSAFE: &[&str] = &["transport-rdma/src/verbs/", "transport-rdma/src/dma/", "rpc-segments/src/lib.rs"];
 
@@ -60,6 +63,12 @@ fn broken(file: &File) -> Vec<String> {
         for (_, why) in WORDS.iter().filter(|(word, _)| line.contains(word)) {
             found.push(format!("{path}:{} {why}", n + 1));
         }
+        if let Some(word) = clause(line).filter(|_| is_rust) {
+            let place = format!("{path}:{}", n + 1);
+            found.push(format!(
+                "{place} begins a sentence with `{word}`: begin with the thing that is meant, or a verb"
+            ));
+        }
     }
     // The workspace denies unsafe code and `allow`, so a file needs `expect(unsafe_code)` for it.
     let lifts = concat!("unsafe", "_code,");
@@ -67,6 +76,16 @@ fn broken(file: &File) -> Vec<String> {
         found.push(format!("{path} has unsafe code, and is no place for it"));
     }
     found
+}
+
+/// Returns the word of [`CLAUSES`] that begins a sentence in this line, if the line is of a doc comment.
+fn clause(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+    let is_marker = |word: &&str| matches!(*word, "-" | "*");
+    let mut first_words =
+        text.split(". ").filter_map(|text| text.split_whitespace().find(|word| !is_marker(word)));
+    first_words.find(|word| CLAUSES.contains(word))
 }
 
 /// Reads all text files below `directory`, but those that are hidden or built.
@@ -105,6 +124,24 @@ mod tests {
         assert_eq!(found("a.rs", &"\n".repeat(601)), 1);
         assert_eq!(found("a.md", &"\n".repeat(601)), 0);
         assert_eq!(found("a.md", concat!("see /wo", "rk/x\nTO", "DO")), 2);
+    }
+
+    #[test]
+    fn sentences_of_doc_comments_begin_with_what_they_are_about() {
+        for line in
+            ["/// What it is.", "    /// - Who asks.", "//! It ends. That", "/// It ends. That is all."]
+        {
+            assert_eq!(found("a.rs", line), 1, "{line}");
+        }
+        for line in [
+            "// What it is.",
+            "/// Whatever it is.",
+            "/// It says that What is a type.",
+            "let x = 1; // That",
+        ] {
+            assert_eq!(found("a.rs", line), 0, "{line}");
+        }
+        assert_eq!(found("a.md", "/// What it is."), 0);
     }
 
     #[test]

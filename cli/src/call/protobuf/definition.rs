@@ -117,6 +117,6 @@ fn is_optional(field: &FieldDescriptor) -> bool {
 }
 
 fn name(of: &Kind) -> String {
-    // What prost-reflect prints for people is what a .proto file has.
+    // The debug output of prost-reflect is the name that a .proto file has.
     format!("{of:?}")
 }

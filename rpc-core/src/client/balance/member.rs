@@ -278,7 +278,7 @@ impl Drop for Picked {
     }
 }
 
-/// Returns a channel for the states of servers.
+/// The sender of the servers' states.
 pub(super) type States = watch::Sender<Arc<[EndpointState]>>;
 
 /// A server and its state.

@@ -113,8 +113,8 @@ impl Balancer {
         self.states.subscribe()
     }
 
-    /// Sets the servers, each name once. Those that stay keep their connections, and their connectors. Calls to those that are gone end
-    /// there.
+    /// Sets the servers, each name once. A server that stays keeps its connections, and its connector. One that is gone gets no new
+    /// calls, and its calls in progress finish there.
     pub(super) fn set(&self, mut endpoints: Vec<Endpoint>) {
         let Some(runtime) = &self.runtime else { return };
         let mut names = HashSet::new();

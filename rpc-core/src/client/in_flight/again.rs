@@ -53,7 +53,7 @@ impl InFlightCall {
         }
         let failures = u32::from(self.attempt).saturating_sub(1);
         let pause = match self.said_retry_after() {
-            // What is no number of milliseconds forbids it, as with gRPC.
+            // A value that is no number of milliseconds forbids another attempt, as with gRPC.
             Some(after) => Duration::from_millis(after.parse().ok()?),
             None => backoff::pause(failures, retry.initial_backoff(), retry.max_backoff()),
         };
@@ -65,7 +65,7 @@ impl InFlightCall {
         Some(pause)
     }
 
-    /// Returns what the server has said of when to come again.
+    /// Returns the server's word on when to try again, from the answer's metadata.
     fn said_retry_after(&self) -> Option<String> {
         let State::Sent(pending) = &self.state else { return None };
         let metadata = &pending.received()?.metadata;

@@ -16,7 +16,7 @@ use crate::client::meter::{Further, count_attempt};
 use crate::service::Kind;
 use crate::status::{Executed, Status};
 
-/// The attempts of a call of which the first answer counts.
+/// The attempts of one call, made beside each other. The first answer ends them all.
 pub(in crate::client) struct Hedge {
     attempts: Vec<InFlightCall>,
     delay: Duration,

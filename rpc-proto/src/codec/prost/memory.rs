@@ -18,7 +18,7 @@ const DEPTH: usize = 100;
 const STEP: usize = 4096;
 
 /// Returns how much memory the messages within a message may take beside numbers and strings. The bytes do not say which fields
-/// are messages, so each that could be one counts as one. What stands before an error counts, too, because prost reads it.
+/// are messages, so each that could be one counts as one. Fields before an error count, too, because prost reads them.
 /// Source: protobuf.dev, "Encoding".
 pub(super) fn of_messages(mut message: &[u8]) -> usize {
     fields(&mut message, None, DEPTH).0
@@ -78,7 +78,7 @@ fn field(message: &mut &[u8], depth: usize) -> Field {
 pub(super) struct Counted<'a> {
     body: Bytes,
     input: &'a mut Decoder,
-    /// What was read and not yet taken, in bytes of memory.
+    /// The memory that the values read so far take, as far as it is not counted yet, in bytes.
     memory: usize,
     refusal: Option<TooLarge>,
 }
@@ -128,7 +128,7 @@ impl Buf for Counted<'_> {
         }
     }
 
-    /// Returns a view, which takes no memory. A field of type `Vec<u8>` is copied from it. That copy is not counted: it is no longer
+    /// Returns a view, which takes no memory. A field of type `Vec<u8>` is copied from it. The copy is not counted: it is no longer
     /// than the message, which is.
     #[inline]
     fn copy_to_bytes(&mut self, len: usize) -> Bytes {

@@ -48,7 +48,7 @@ pub(crate) enum Kept {
     Invalidate(Exposure),
     /// Where a READ writes.
     ReadTarget(Arc<ReadTarget>, u64),
-    /// What is written to the peer; empty if the device copied it when it was posted.
+    /// The bytes that a WRITE takes to the peer; empty if the device copied them when they were posted.
     Source(Bytes, u64),
     Marker,
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use farcall::{Channel, Code, Config};
+use farcall::{Channel, Code, Config, Status};
 
 use crate::output::Failure;
 
@@ -37,7 +37,7 @@ impl By {
 /// A server's address, and how to reach it.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
-    /// The server: HOST, HOST:PORT (7400 if it is left out), or an address such as farcall+tls://HOST:PORT?rdma.device=mlx5_0
+    /// The server: HOST, HOST:PORT (7400 if it is left out), unix:PATH, or an address such as farcall+tls://HOST:PORT?rdma.device=mlx5_0
     host: String,
     #[command(flatten)]
     settings: Settings,
@@ -168,12 +168,25 @@ impl Target {
 }
 
 /// Whether an address is that of a Unix-domain socket.
-fn is_unix(address: &str) -> bool {
+pub(crate) fn is_unix(address: &str) -> bool {
     address.starts_with("unix:")
 }
 
+/// Returns the ends of a channel's connection: this host's address, at which the kernel's route to the server begins, and the server's.
+pub(crate) async fn ends(channel: &Channel) -> farcall::Result<(IpAddr, SocketAddr)> {
+    let unknown = || Status::unavailable("the server's address is not known");
+    let peer = channel.connection().await?.peer().ok_or_else(unknown)?;
+    let peer = match peer.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, peer.port()).into(),
+        // With its scope, which a link-local address needs.
+        IpAddr::V6(_) => peer,
+    };
+    let own = own_address(peer).map_err(|error| Status::unavailable(format!("{peer}: {error}")))?;
+    Ok((own, peer))
+}
+
 /// Returns the address of this host that the kernel's route to a peer begins with.
-pub(crate) fn own_address(peer: SocketAddr) -> io::Result<IpAddr> {
+fn own_address(peer: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(peer)?;

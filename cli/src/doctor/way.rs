@@ -15,7 +15,7 @@ use super::between::{Between, PATIENCE, list};
 use super::kinds;
 use super::mirror::{Asker, Head, Seen};
 use super::service::{DoctorClient, Mirror};
-use crate::target::own_address;
+use crate::target::ends;
 
 /// The DSCP that most networks give to RoCE. It is tried for configurations without one.
 const CUSTOMARY: u8 = 26;
@@ -26,7 +26,7 @@ const ECN: u8 = 0b11;
 /// The value of these bits in packets that switches may mark so.
 const ECN_CAPABLE: u8 = 0b10;
 
-/// Looks at the way between two addresses of RoCE, on which RDMA works or does not. Looks at nothing if a host has no such address.
+/// Looks at the way between two addresses of RoCE, whether or not RDMA works on it. Looks at nothing if a host has no such address.
 pub(super) async fn look(
     channel: &Channel,
     here: &Value,
@@ -95,10 +95,7 @@ impl Way {
             )
         };
         let unreached = |error: io::Error| refused(Status::unavailable(error.to_string()));
-        let connection = channel.connection().await.map_err(refused)?;
-        let peer = connection.peer().ok_or_else(|| unreached(io::ErrorKind::NotConnected.into()))?;
-        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        let address = own_address(peer).map_err(unreached)?;
+        let (address, peer) = ends(channel).await.map_err(refused)?;
         let among = |ends: &[End], address| ends.iter().find(|end| end.address == address).cloned();
         let (Some(own), Some(peer)) = (among(ours, address), among(theirs, peer.ip())) else {
             let chosen = theirs.iter().find(|end| end.is_chosen).unwrap_or(&theirs[0]).address;

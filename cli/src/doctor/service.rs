@@ -82,16 +82,15 @@ impl Doctor for Looking {
 
     async fn mirror(&self, cx: &Context, at: IpAddr) -> Result<impl Stream<Item = Result<Mirror>>> {
         let peer = cx.peer().ok_or_else(|| Status::failed_precondition("the caller has no address"))?;
-        let peer = peer.ip().to_canonical();
         let busy = || Status::resource_exhausted("others look at their ways to this host: try again");
         let place = self.mirrors.clone().try_acquire_owned().map_err(|_| busy())?;
         let token = getrandom::u64().map_err(|error| Status::internal(error.to_string()))?;
-        let socket = Marked::bind(at).await.map_err(|error| not_bound(at, &error))?;
+        let socket = Marked::bind(at, peer).await.map_err(|error| not_bound(at, &error))?;
         let port = socket.port().map_err(|error| not_bound(at, &error))?;
         Ok(stream::generate(async move |mirrors| {
             let _place = place;
             mirrors.send(Mirror { port, token }).await;
-            let answered = timeout(LIFETIME, mirror::answer(&socket, peer, token)).await;
+            let answered = timeout(LIFETIME, mirror::answer(&socket, peer.ip().to_canonical(), token)).await;
             answered.unwrap_or(Ok(())).map_err(|error| Status::unavailable(error.to_string()))
         }))
     }

@@ -95,13 +95,13 @@ impl Way {
             )
         };
         let unreached = |error: io::Error| refused(Status::unavailable(error.to_string()));
-        let (address, peer) = ends(channel).await.map_err(refused)?;
+        let (address, server) = ends(channel).await.map_err(refused)?;
         let among = |ends: &[End], address| ends.iter().find(|end| end.address == address).cloned();
-        let (Some(own), Some(peer)) = (among(ours, address), among(theirs, peer.ip())) else {
+        let (Some(own), Some(peer)) = (among(ours, address), among(theirs, server.ip())) else {
             let chosen = theirs.iter().find(|end| end.is_chosen).unwrap_or(&theirs[0]).address;
-            let chosen = SocketAddr::new(chosen, peer.port());
+            let chosen = SocketAddr::new(chosen, server.port());
             return Err(untried(
-                format!("{address} and {} are not both addresses of RoCE", peer.ip()),
+                format!("{address} and {} are not both addresses of RoCE", server.ip()),
                 format!("name the host by its address of RoCE: `farcall doctor {chosen}`"),
             ));
         };
@@ -109,7 +109,9 @@ impl Way {
         let mut mirrors = mirrors.await.map_err(refused)?;
         let mirror = mirrors.message().await.map_err(refused)?;
         let Mirror { port, token } = mirror.ok_or_else(|| refused(Status::unavailable("it has ended")))?;
-        let to = SocketAddr::new(peer.address, port);
+        // With the scope of the server's address, which a link-local one needs.
+        let mut to = server;
+        to.set_port(port);
         let asker = Asker::new(own.address, to, token).await.map_err(unreached)?;
         let mut way = Self { asker, own, peer, _mirror: mirrors };
         match way.asker.ask(Head::LENGTH, 0, false).await {

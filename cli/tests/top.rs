@@ -109,6 +109,7 @@ fn connections_without_addresses_are_told_apart() {
     let text = printed(&farcall(&["top", &address, "--count", "1", "--every", "0.1"]));
     let connections = text.lines().skip_while(|line| !line.contains("travels by")).skip(1).take(3);
     let connections: Vec<_> = connections.collect();
+    assert_eq!(connections.len(), 3, "{text}");
     assert!(connections.iter().all(|line| line.contains("unix") && !line.contains("MiB")), "{text}");
 }
 

@@ -109,7 +109,7 @@ impl Way {
         let mut mirrors = mirrors.await.map_err(refused)?;
         let mirror = mirrors.message().await.map_err(refused)?;
         let Mirror { port, token } = mirror.ok_or_else(|| refused(Status::unavailable("it has ended")))?;
-        // With the scope of the server's address, which a link-local one needs.
+        // The scope stays that of the server's address, which a link-local one needs.
         let mut to = server;
         to.set_port(port);
         let asker = Asker::new(own.address, to, token).await.map_err(unreached)?;

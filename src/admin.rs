@@ -91,9 +91,11 @@ impl MethodCalls {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionState {
+    /// The connection's number, which no other connection of the server's process has.
+    pub number: u64,
     /// The peer's address, if it has one.
     pub peer: Option<String>,
-    /// The name in the peer's certificate, if it has shown one.
+    /// The name in the peer's certificate, or the user of its process as in `uid=1000`. `None`: neither is known.
     pub identity: Option<String>,
     /// The link that calls go by, with the device, or with the reason why it is not RDMA.
     pub transport: String,
@@ -246,6 +248,7 @@ fn state(connection: &crate::Connection) -> ConnectionState {
     let traffic = connection.traffic();
     let sum = |count: fn(&crate::Counters) -> u64| count(&traffic.stream) + count(&traffic.upgraded);
     ConnectionState {
+        number: connection.number(),
         peer: connection.peer().map(|peer| peer.to_string()),
         identity: connection.identity().map(|identity| identity.name().to_owned()),
         transport: connection.transport().to_string(),

@@ -8,7 +8,7 @@ use farcall::reflection::{Method, Service};
 
 use crate::describe::services;
 use crate::output::{self, BAD, BOLD, FAINT, Failure, GOOD};
-use crate::target::{By, Settings, Target};
+use crate::target::{By, ClientSettings, Target};
 
 /// Find out what a rolling upgrade would refuse: calls of old clients to new servers, and the reverse.
 ///
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// The new version: a file, or a server
     new: String,
     #[command(flatten)]
-    settings: Settings,
+    settings: ClientSettings,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 }
 
 /// Reads the services of a version.
-fn read(version: &str, settings: &Settings) -> Result<Vec<Service>, Failure> {
+fn read(version: &str, settings: &ClientSettings) -> Result<Vec<Service>, Failure> {
     if Path::new(version).is_file() {
         let unusable = |why: &dyn std::fmt::Display| Failure::usage(format!("{version}: {why}"));
         let text = std::fs::read_to_string(version).map_err(|error| unusable(&error))?;

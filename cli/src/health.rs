@@ -18,7 +18,7 @@ Examples:
 
 Exit status: 0 serving, 1 not serving or not known, 64 wrong arguments
 
-The server needs the service of `farcall::health::Reporter`.")]
+The server needs `Server::builder().with_health(&reporter)`, with a `farcall::health::Reporter`.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,

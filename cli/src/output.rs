@@ -29,7 +29,7 @@ impl Failure {
         Self { text: text.to_string(), code: USAGE }
     }
 
-    /// The call failed, perhaps because the server lacks a service: that of this function of its builder.
+    /// Returns the failure of a call. Where the server lacks the service, it names the function of its builder that adds it.
     pub(crate) fn of_call(status: &Status, builder: &str) -> Self {
         match status.code() {
             Code::Unimplemented => {

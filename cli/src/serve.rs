@@ -7,7 +7,7 @@ use farcall::{Server, ServerBuilder};
 use crate::doctor::service::{DoctorServer, Looking};
 use crate::output::{self, Failure};
 use crate::perf::service::{PerfServer, Service};
-use crate::target::{PORT, Settings};
+use crate::target::{PORT, Settings, is_unix};
 
 /// Serve what `farcall perf` measures and `farcall doctor HOST` looks at.
 ///
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let server = if arguments.admin { server.with_admin() } else { server };
         let server = arguments.listen.iter().fold(server, ServerBuilder::listen);
         let server = server.build().await.map_err(Failure::no)?;
-        let sockets = arguments.listen.iter().filter(|address| address.starts_with("unix:")).cloned();
+        let sockets = arguments.listen.iter().filter(|address| is_unix(address)).cloned();
         let all = server.local_addrs().into_iter().map(|address| address.to_string()).chain(sockets);
         output::print(&all.map(|address| format!("listening on {address}\n")).collect::<String>())?;
         server.serve_until_stopped().await.map_err(Failure::no)?;

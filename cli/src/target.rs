@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use farcall::{Channel, Code, Config};
+use farcall::{Channel, Code, Config, Status};
 
 use crate::output::Failure;
 
@@ -37,14 +37,33 @@ impl By {
 /// A server's address, and how to reach it.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
-    /// The server: HOST, HOST:PORT (7400 if it is left out), or an address such as farcall+tls://HOST:PORT?rdma.device=mlx5_0
+    /// The server: HOST, HOST:PORT (7400 if it is left out), unix:PATH, or an address such as farcall+tls://HOST:PORT?rdma.device=mlx5_0
     host: String,
+    #[command(flatten)]
+    settings: ClientSettings,
+}
+
+/// A configuration for connections to servers.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ClientSettings {
     #[command(flatten)]
     settings: Settings,
     /// The name that the server's certificate must have, if it is not the host's
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "NAME", help_heading = ENCRYPTION)]
     server_name: Option<String>,
+}
+
+impl ClientSettings {
+    pub(crate) fn read(&self) -> Result<Config, Failure> {
+        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "encryption alone changes it"))]
+        let mut config = self.settings.read()?;
+        #[cfg(feature = "tls")]
+        if self.server_name.is_some() {
+            config.tls.get_or_insert_default().server_name.clone_from(&self.server_name);
+        }
+        Ok(config)
+    }
 }
 
 /// The heading of arguments for encryption.
@@ -114,13 +133,8 @@ fn read(file: &Path) -> Result<Config, Failure> {
 
 impl Target {
     /// Returns a server that is reached with these settings.
-    pub(crate) fn of(host: &str, settings: &Settings) -> Self {
-        Self {
-            host: host.to_owned(),
-            settings: settings.clone(),
-            #[cfg(feature = "tls")]
-            server_name: None,
-        }
+    pub(crate) fn of(host: &str, settings: &ClientSettings) -> Self {
+        Self { host: host.to_owned(), settings: settings.clone() }
     }
 
     /// Returns the settings, without those in the address.
@@ -130,12 +144,7 @@ impl Target {
 
     /// Connects by a link. The address and the configuration may narrow `Auto` down.
     pub(crate) async fn connect(&self, by: By) -> Result<Channel, Failure> {
-        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "encryption alone changes it"))]
-        let mut config = self.settings.read()?;
-        #[cfg(feature = "tls")]
-        if self.server_name.is_some() {
-            config.tls.get_or_insert_default().server_name.clone_from(&self.server_name);
-        }
+        let config = self.config()?;
         let address = self.address(by);
         if is_unix(&address) && by == By::Rdma {
             return Err(Failure::no(format!("{address}: calls by a Unix-domain socket never go by RDMA")));
@@ -168,12 +177,25 @@ impl Target {
 }
 
 /// Whether an address is that of a Unix-domain socket.
-fn is_unix(address: &str) -> bool {
+pub(crate) fn is_unix(address: &str) -> bool {
     address.starts_with("unix:")
 }
 
+/// Returns the ends of a channel's connection: this host's address, at which the kernel's route to the server begins, and the server's.
+pub(crate) async fn ends(channel: &Channel) -> farcall::Result<(IpAddr, SocketAddr)> {
+    let unknown = || Status::unavailable("the server's address is not known");
+    let peer = channel.connection().await?.peer().ok_or_else(unknown)?;
+    let peer = match peer.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, peer.port()).into(),
+        // With its scope, which a link-local address needs.
+        IpAddr::V6(_) => peer,
+    };
+    let own = own_address(peer).map_err(|error| Status::unavailable(format!("{peer}: {error}")))?;
+    Ok((own, peer))
+}
+
 /// Returns the address of this host that the kernel's route to a peer begins with.
-pub(crate) fn own_address(peer: SocketAddr) -> io::Result<IpAddr> {
+fn own_address(peer: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(peer)?;
@@ -197,7 +219,7 @@ mod tests {
 
     #[test]
     fn addresses_are_completed() {
-        let target = |host: &str| Target::of(host, &Settings::default());
+        let target = |host: &str| Target::of(host, &ClientSettings::default());
         let address = |host: &str| target(host).address(By::Rdma);
         assert_eq!(address("db1"), "rdma://db1:7400");
         assert_eq!(address("db1:99"), "rdma://db1:99");

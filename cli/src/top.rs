@@ -187,8 +187,7 @@ fn write_connections(text: &mut String, last: &Snapshot, now: &Snapshot, seconds
 
 /// Returns a connection whose counts are those since the last look.
 fn moved(last: &Snapshot, now: &ConnectionState) -> ConnectionState {
-    let is_it = |last: &&ConnectionState| (&last.peer, &last.class) == (&now.peer, &now.class);
-    let last = last.connections.iter().find(is_it).cloned().unwrap_or_default();
+    let last = last.connections.iter().find(|last| last.number == now.number).cloned().unwrap_or_default();
     let mut moved = now.clone();
     moved.bytes = (now.bytes.0.saturating_sub(last.bytes.0), now.bytes.1.saturating_sub(last.bytes.1));
     moved.waited_us = now.waited_us.saturating_sub(last.waited_us);

@@ -37,6 +37,11 @@ fn both_sides_take_certificates_as_arguments() {
     let connected = connect(&known);
     assert_eq!(connected.status.code(), Some(0), "{}", complaint(&connected));
     assert!(printed(&connected).contains("calls travel by"), "{}", printed(&connected));
+    // `compat` and `doctor` do not need a server, and take the name as well.
+    let compared = farcall(&[&["compat", &server.address, &server.address], &known[..]].concat());
+    assert_eq!(compared.status.code(), Some(0), "{}", complaint(&compared));
+    let looked = farcall(&[&["doctor", &server.address, "--no-trial", "--json"], &known[..]].concat());
+    assert!(printed(&looked).contains("\"there\": {"), "{}{}", printed(&looked), complaint(&looked));
 
     let other_name = connect(&arguments(&client));
     assert_eq!(other_name.status.code(), Some(1));

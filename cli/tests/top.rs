@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use farcall::admin::Snapshot;
-use farcall::{Channel, Server, Status};
+use farcall::{Channel, Config, Server, Status};
 
 use common::{complaint, farcall, printed};
 
@@ -16,6 +16,7 @@ trait Work {
     async fn short(&self) -> farcall::Result<()>;
     async fn refuse(&self) -> farcall::Result<()>;
     async fn wait(&self) -> farcall::Result<()>;
+    async fn take(&self, data: Vec<u8>) -> farcall::Result<()>;
 }
 
 struct Worker;
@@ -31,6 +32,10 @@ impl Work for Worker {
 
     async fn wait(&self) -> farcall::Result<()> {
         std::future::pending().await
+    }
+
+    async fn take(&self, _: Vec<u8>) -> farcall::Result<()> {
+        Ok(())
     }
 }
 
@@ -83,6 +88,29 @@ fn calls_connections_and_memory_are_shown() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn connections_without_addresses_are_told_apart() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let socket = std::env::temp_dir().join(format!("farcall-top-{}.sock", std::process::id()));
+    let address = format!("unix:{}", socket.display());
+    // Memory of its own, which the other test does not see.
+    let config = Config::from_toml("limits.memory = 1_000_000_000").unwrap();
+    let server = Server::builder().add(WorkServer::new(Worker)).with_admin().config(config).listen(&address);
+    let server = runtime.block_on(server.build()).unwrap();
+    runtime.spawn(server.serve());
+    // Both do nothing while they are looked at. The second has moved far more than the first before.
+    let _channels = [1, 40 << 20].map(|length| {
+        let channel = runtime.block_on(Channel::connect(&address)).unwrap();
+        runtime.block_on(async { WorkClient::new(&channel).take(vec![0; length]).await }).unwrap();
+        channel
+    });
+    let text = printed(&farcall(&["top", &address, "--count", "1", "--every", "0.1"]));
+    let connections = text.lines().skip_while(|line| !line.contains("travels by")).skip(1).take(3);
+    let connections: Vec<_> = connections.collect();
+    assert_eq!(connections.len(), 3, "{text}");
+    assert!(connections.iter().all(|line| line.contains("unix") && !line.contains("MiB")), "{text}");
 }
 
 #[test]

@@ -24,8 +24,8 @@ pub struct SmallFrames {
 /// In place of the type of a frame that was taken out.
 const GAP: FrameType = FrameType(0);
 
-/// How much is allocated at least.
-const LEAST: usize = 8 * 1024;
+/// The sizes of an allocation before it is a chunk. Idle connections keep several, each of the size that it once needed.
+const SMALL: [usize; 2] = [1024, 8 * 1024];
 
 /// The size of a chunk.
 pub const CHUNK: usize = 64 * 1024;
@@ -55,8 +55,8 @@ impl SmallFrames {
             return;
         }
         let needed = self.last.len() + len;
-        if needed <= LEAST {
-            return self.last.reserve(LEAST);
+        if let Some(size) = SMALL.into_iter().find(|size| needed <= *size) {
+            return self.last.reserve(size);
         }
         let old = std::mem::replace(&mut self.last, BytesMut::with_capacity(CHUNK));
         if needed > CHUNK {

@@ -25,7 +25,7 @@ const POOL: usize = 16;
 /// and how many while nothing arrives.
 const IDLE: usize = 2;
 
-/// The size of the first buffer, and the most that is read at once to it. A connection that says little needs no more.
+/// The most that is read at once at first, and half of the first buffer. A connection that says little needs no more.
 const FIRST: usize = 1024;
 
 /// The least that is read at once later on. Reads grow while small frames fill them; they stay short while payloads come
@@ -92,8 +92,8 @@ struct Bulk {
 impl Reader {
     pub(crate) fn new() -> Self {
         Self {
-            buffer: BytesMut::with_capacity(FIRST),
-            size: FIRST,
+            buffer: BytesMut::with_capacity(2 * FIRST),
+            size: 2 * FIRST,
             small_frames: BytesMut::new(),
             retired: VecDeque::new(),
             read_size: FIRST,
@@ -376,8 +376,8 @@ impl Reader {
     /// Takes short frames off the buffer, all of them in one copy.
     fn copy_out(&mut self, len: usize) -> Bytes {
         if self.small_frames.capacity() < len {
-            // Takes its old allocation back if nobody has a view of it any more.
-            self.small_frames.reserve(SHORT_PAYLOADS_SHARE);
+            // Takes its old allocation back if nobody has a view of it any more. A few frames need no more than the first buffer.
+            self.small_frames.reserve(if len <= FIRST / 4 { 2 * FIRST } else { SHORT_PAYLOADS_SHARE });
         }
         self.small_frames.extend_from_slice(&self.buffer[..len]);
         self.buffer.advance(len);

@@ -37,9 +37,14 @@ mod linux {
     pub(in super::super) struct Marked(UdpSocket);
 
     impl Marked {
-        /// Binds a socket to a free port of an address of this machine.
-        pub(in super::super) async fn bind(address: IpAddr) -> io::Result<Self> {
-            let socket = UdpSocket::bind((address, 0)).await?;
+        /// Binds a socket to a free port of an address of this machine, for datagrams of a peer.
+        pub(in super::super) async fn bind(address: IpAddr, peer: SocketAddr) -> io::Result<Self> {
+            let mut own = SocketAddr::new(address, 0);
+            // A link-local address needs the scope, which is this machine's interface. That of the peer's address is the same.
+            if let (SocketAddr::V6(own), SocketAddr::V6(peer)) = (&mut own, peer) {
+                own.set_scope_id(peer.scope_id());
+            }
+            let socket = UdpSocket::bind(own).await?;
             // PROBE: packets as long as the interface takes are sent, whatever the kernel has learned of the way.
             if address.is_ipv4() {
                 setsockopt(&socket, sockopt::IpRecvTos, &true)?;
@@ -111,7 +116,7 @@ pub(super) struct Marked(std::convert::Infallible);
 
 #[cfg(not(target_os = "linux"))]
 impl Marked {
-    pub(super) async fn bind(_: IpAddr) -> io::Result<Self> {
+    pub(super) async fn bind(_: IpAddr, _: SocketAddr) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

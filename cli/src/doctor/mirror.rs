@@ -103,7 +103,7 @@ pub(super) struct Seen {
 impl Asker {
     /// Asks a mirror from an address of this machine.
     pub(super) async fn new(own: IpAddr, mirror: SocketAddr, token: u64) -> io::Result<Self> {
-        Ok(Self { socket: Marked::bind(own).await?, mirror, token, number: 0 })
+        Ok(Self { socket: Marked::bind(own, mirror).await?, mirror, token, number: 0 })
     }
 
     /// Sends a datagram of this length that the mirror does not answer. Returns `false` if it is longer than the network interface takes.
@@ -151,7 +151,7 @@ mod tests {
 
     /// Begins a mirror at an address of the loopback interface, which ends with the test's runtime.
     async fn asker(at: IpAddr, token: u64) -> Asker {
-        let socket = Marked::bind(at).await.unwrap();
+        let socket = Marked::bind(at, (at, 0).into()).await.unwrap();
         let mirror = SocketAddr::new(at, socket.port().unwrap());
         tokio::spawn(async move { answer(&socket, at, 7).await });
         Asker::new(at, mirror, token).await.unwrap()

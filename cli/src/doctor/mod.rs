@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use self::between::Other;
 use crate::output::{self, Failure};
-use crate::target::{Settings, Target};
+use crate::target::{ClientSettings, Target};
 
 /// Find out what keeps RDMA from working on this machine, or from working well.
 ///
@@ -57,7 +57,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     watch: Option<u64>,
     #[command(flatten)]
-    settings: Settings,
+    settings: ClientSettings,
     /// Do not try the device
     #[arg(long)]
     no_trial: bool,

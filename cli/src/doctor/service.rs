@@ -14,6 +14,7 @@ use tokio::time::timeout;
 
 use super::datagram::Marked;
 use super::mirror;
+use crate::perf::service::blocking;
 
 /// Looks at the machine that the server runs on.
 #[farcall::service(package = "farcall.doctor.v1")]
@@ -31,11 +32,11 @@ pub(crate) trait Doctor {
 pub(crate) struct Mirror {
     /// Its port.
     pub(crate) port: u16,
-    /// The token that datagrams must have, so that it answers them.
+    /// The secret that a datagram must carry to be answered.
     pub(crate) token: u64,
 }
 
-/// For so long a report is told again: everybody who reaches the port may ask, and a look takes programs and seconds.
+/// How long a report is told again. Everybody who reaches the port may ask, and a look runs programs for seconds.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// How long a mirror answers.
@@ -48,50 +49,48 @@ const MIRRORS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Looking {
     config: RdmaConfig,
-    last: Mutex<Option<(Instant, String)>>,
+    last: Arc<Mutex<Option<(Instant, String)>>>,
     mirrors: Arc<Semaphore>,
 }
 
 impl Looking {
     /// Judges for a service with this configuration.
     pub(crate) fn new(config: RdmaConfig) -> Self {
-        Self { config, last: Mutex::default(), mirrors: Arc::new(Semaphore::new(MIRRORS)) }
+        Self { config, last: Arc::default(), mirrors: Arc::new(Semaphore::new(MIRRORS)) }
     }
 }
 
 impl Doctor for Looking {
     async fn examine(&self) -> Result<String> {
-        let mut last = self.last.lock().await;
+        let mut last = Arc::clone(&self.last).lock_owned().await;
         if let Some((at, report)) = &*last
             && at.elapsed() < FRESH
         {
             return Ok(report.clone());
         }
         let config = self.config.clone();
+        // The look goes on where the caller has gone, and keeps the lock until it ends.
         let look = move || {
             let mut report = probe::examine(&Machine::this(), &config);
             probe::trial(&mut report, &config);
-            serde_json::to_string(&report)
+            let report = serde_json::to_string(&report)?;
+            *last = Some((Instant::now(), report.clone()));
+            Ok::<_, serde_json::Error>(report)
         };
-        let report =
-            tokio::task::spawn_blocking(look).await.map_err(|error| Status::internal(error.to_string()))?;
-        let report = report.map_err(|error| Status::internal(error.to_string()))?;
-        *last = Some((Instant::now(), report.clone()));
-        Ok(report)
+        blocking(look).await?.map_err(|error| Status::internal(error.to_string()))
     }
 
     async fn mirror(&self, cx: &Context, at: IpAddr) -> Result<impl Stream<Item = Result<Mirror>>> {
         let peer = cx.peer().ok_or_else(|| Status::failed_precondition("the caller has no address"))?;
-        let peer = peer.ip().to_canonical();
         let busy = || Status::resource_exhausted("others look at their ways to this host: try again");
         let place = self.mirrors.clone().try_acquire_owned().map_err(|_| busy())?;
         let token = getrandom::u64().map_err(|error| Status::internal(error.to_string()))?;
-        let socket = Marked::bind(at).await.map_err(|error| not_bound(at, &error))?;
+        let socket = Marked::bind(at, peer).await.map_err(|error| not_bound(at, &error))?;
         let port = socket.port().map_err(|error| not_bound(at, &error))?;
         Ok(stream::generate(async move |mirrors| {
             let _place = place;
             mirrors.send(Mirror { port, token }).await;
-            let answered = timeout(LIFETIME, mirror::answer(&socket, peer, token)).await;
+            let answered = timeout(LIFETIME, mirror::answer(&socket, peer.ip().to_canonical(), token)).await;
             answered.unwrap_or(Ok(())).map_err(|error| Status::unavailable(error.to_string()))
         }))
     }
@@ -105,7 +104,10 @@ fn not_bound(at: IpAddr, error: &io::Error) -> Status {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
 
+    use std::future::Future;
     use std::net::SocketAddr;
+    use std::pin::pin;
+    use std::task::{Context as TaskContext, Waker};
 
     use farcall::{Channel, Code, Server, Streaming};
 
@@ -118,6 +120,14 @@ mod tests {
         let mut mirrors = client.mirror(at).await?;
         let mirror = mirrors.message().await?;
         Ok((mirrors, mirror.unwrap()))
+    }
+
+    #[tokio::test]
+    async fn a_look_whose_caller_has_gone_goes_on_and_holds_off_the_next() {
+        let looking = Looking::new(RdmaConfig::default());
+        // The first poll begins the look. Dropping it is what a cancelled call does.
+        let _ = pin!(looking.examine()).poll(&mut TaskContext::from_waker(Waker::noop()));
+        assert!(looking.last.lock().await.is_some());
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use super::between::{Between, PATIENCE, list};
 use super::kinds;
 use super::mirror::{Asker, Head, Seen};
 use super::service::{DoctorClient, Mirror};
-use crate::target::own_address;
+use crate::target::ends;
 
 /// The DSCP that most networks give to RoCE. It is tried for configurations without one.
 const CUSTOMARY: u8 = 26;
@@ -26,7 +26,7 @@ const ECN: u8 = 0b11;
 /// The value of these bits in packets that switches may mark so.
 const ECN_CAPABLE: u8 = 0b10;
 
-/// Looks at the way between two addresses of RoCE, on which RDMA works or does not. Looks at nothing if a host has no such address.
+/// Looks at the way between two addresses of RoCE, whether or not RDMA works on it. Looks at nothing if a host has no such address.
 pub(super) async fn look(
     channel: &Channel,
     here: &Value,
@@ -95,16 +95,13 @@ impl Way {
             )
         };
         let unreached = |error: io::Error| refused(Status::unavailable(error.to_string()));
-        let connection = channel.connection().await.map_err(refused)?;
-        let peer = connection.peer().ok_or_else(|| unreached(io::ErrorKind::NotConnected.into()))?;
-        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        let address = own_address(peer).map_err(unreached)?;
+        let (address, server) = ends(channel).await.map_err(refused)?;
         let among = |ends: &[End], address| ends.iter().find(|end| end.address == address).cloned();
-        let (Some(own), Some(peer)) = (among(ours, address), among(theirs, peer.ip())) else {
+        let (Some(own), Some(peer)) = (among(ours, address), among(theirs, server.ip())) else {
             let chosen = theirs.iter().find(|end| end.is_chosen).unwrap_or(&theirs[0]).address;
-            let chosen = SocketAddr::new(chosen, peer.port());
+            let chosen = SocketAddr::new(chosen, server.port());
             return Err(untried(
-                format!("{address} and {} are not both addresses of RoCE", peer.ip()),
+                format!("{address} and {} are not both addresses of RoCE", server.ip()),
                 format!("name the host by its address of RoCE: `farcall doctor {chosen}`"),
             ));
         };
@@ -112,7 +109,9 @@ impl Way {
         let mut mirrors = mirrors.await.map_err(refused)?;
         let mirror = mirrors.message().await.map_err(refused)?;
         let Mirror { port, token } = mirror.ok_or_else(|| refused(Status::unavailable("it has ended")))?;
-        let to = SocketAddr::new(peer.address, port);
+        // The scope stays that of the server's address, which a link-local one needs.
+        let mut to = server;
+        to.set_port(port);
         let asker = Asker::new(own.address, to, token).await.map_err(unreached)?;
         let mut way = Self { asker, own, peer, _mirror: mirrors };
         match way.asker.ask(Head::LENGTH, 0, false).await {

@@ -207,7 +207,7 @@ impl Perf for Service {
 }
 
 /// Runs on a thread that may block.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> farcall::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|error| Status::internal(error.to_string()))

@@ -1,6 +1,5 @@
 //! Measures the devices alone: no calls, no sessions.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use tokio::time::timeout;
 use super::case::{Case, Outcome, Pattern};
 use super::load::{Length, Progress, Run};
 use super::service::{PerfClient, blocking};
-use crate::target::own_address;
+use crate::target::ends;
 
 /// How long the server's device is there beyond the time that is measured.
 const SPARE: Duration = Duration::from_secs(30);
@@ -44,10 +43,7 @@ async fn connect(
     time: Length,
 ) -> Result<(Asking, Streaming<Contact>)> {
     let plan = plan(case)?;
-    let unreached = || Status::unavailable("the server's address is not known");
-    let peer = channel.connection().await?.peer().ok_or_else(unreached)?;
-    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-    let local = own_address(peer).map_err(|error| Status::unavailable(format!("{peer}: {error}")))?;
+    let (local, peer) = ends(channel).await?;
     let config = config.clone();
     let mut asking = blocking(move || Asking::open(&config, Some(local), plan)).await?.map_err(refused)?;
     let lasts = time.warm_up + time.measured + SPARE;

@@ -320,6 +320,11 @@ impl Connection {
         self.link().credits()
     }
 
+    /// Returns the connection's number, which no other connection of this process has.
+    pub fn number(&self) -> u64 {
+        self.sender.account().number()
+    }
+
     /// Returns the traffic class of the connection.
     pub fn class(&self) -> TrafficClass {
         self.sender.terms().class()

@@ -93,6 +93,11 @@ impl Account {
         Self::open(UNLIMITED.clone(), peer.map(|peer| peer.ip()))
     }
 
+    /// Returns the account's number, which no other account of this process has.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Returns the bytes that are held for this use.
     pub(super) fn held(&self, of: Use) -> usize {
         self.held[of as usize].load(Ordering::Relaxed)

@@ -56,12 +56,12 @@ impl From<CreateQpError> for Stop {
 }
 
 impl Stop {
-    /// The device completed nothing for so long.
+    /// Returns the reason for a device that completed nothing for so long.
     pub(super) fn silent(limit: Duration) -> Self {
         Self::Other(format!("the device said nothing for {} s", limit.as_secs()))
     }
 
-    /// The memory that was registered is too small.
+    /// Returns the reason for registered memory that is too small.
     pub(super) fn no_memory() -> Self {
         Self::Other("the memory is used up".to_owned())
     }

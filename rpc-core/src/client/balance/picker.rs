@@ -73,7 +73,7 @@ impl Picker {
             Order::Weighted(turns) => u64::from(turns[(turn % turns.len() as u64) as usize]),
             Order::LeastLoaded => now.map_or(0, |now| self.less_loaded(turn, now, avoid)),
             Order::Ring(points) => match key {
-                Some(key) => return self.around(points, key, avoid, takes),
+                Some(key) => u64::from(points[place(points, key)].1),
                 None => turn % len as u64,
             },
         };
@@ -84,7 +84,14 @@ impl Picker {
         {
             return Some((member, taken));
         }
-        best((0..len).map(|step| &self.ready[(first + step) % len]), avoid, takes)
+        match (&self.order, key) {
+            (Order::Ring(points), Some(key)) => {
+                let at = place(points, key);
+                let around = points[at..].iter().chain(&points[..at]);
+                best(around.map(|(_, index)| &self.ready[*index as usize]), avoid, takes)
+            }
+            _ => best((0..len).map(|step| &self.ready[(first + step) % len]), avoid, takes),
+        }
     }
 
     /// Returns the one of two members at random that has less to do.
@@ -104,18 +111,14 @@ impl Picker {
         };
         if one != other && cost(other) < cost(one) { other } else { one }
     }
+}
 
-    fn around<T>(
-        &self,
-        points: &[(u64, u32)],
-        key: u64,
-        avoid: Option<&Arc<Member>>,
-        takes: impl Fn(&Member) -> Option<T>,
-    ) -> Option<(&Arc<Member>, T)> {
-        let key = mix(key);
-        let at = points.partition_point(|(point, _)| *point < key);
-        let around = points[at..].iter().chain(&points[..at]);
-        best(around.map(|(_, index)| &self.ready[*index as usize]), avoid, takes)
+/// Returns the place of the first point from a key on, around the ring. There is a point.
+fn place(points: &[(u64, u32)], key: u64) -> usize {
+    let key = mix(key);
+    match points.partition_point(|(point, _)| *point < key) {
+        at if at < points.len() => at,
+        _ => 0,
     }
 }
 

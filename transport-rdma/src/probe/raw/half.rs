@@ -193,7 +193,7 @@ impl Patience {
         Self { since: Instant::now(), polls: 0 }
     }
 
-    /// The device has said something.
+    /// Notes that the device has said something.
     pub(super) fn renew(&mut self, now: Instant) {
         *self = Self { since: now, polls: 0 };
     }

@@ -151,7 +151,7 @@ pub struct Request {
     contact: Contact,
 }
 
-/// The reason why a device did not do it: what happened, and what to do.
+/// The reason why devices could not do a plan, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed(String);
 

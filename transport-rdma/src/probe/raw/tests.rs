@@ -2,9 +2,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use super::half::Half;
 use super::*;
 use crate::config::RdmaConfig;
-use crate::device::{StreamEnds, WcStatus};
+use crate::device::{Cq, Host, Slab, StreamEnds, WcStatus, choose};
+use crate::probe::stop::Stop;
 use crate::sim::{Fabric, SimHost};
 use crate::{DeviceError, Unavailable};
 
@@ -77,6 +79,57 @@ fn as_many_requests_are_under_way_as_planned() {
     let ends = connected(&here, &there, plan(Operation::Read, 64, 5)).unwrap();
     // The first that ends is the last to begin: five have begun before.
     assert_eq!(ran(ends, 1), (5, [Ok(()), Ok(())]));
+}
+
+/// Makes an end that sends each message back twice.
+fn doubling(host: &SimHost, request: &Request) -> Result<(Half, Arc<Slab>), Stop> {
+    let (config, devices) = (RdmaConfig::default(), host.devices()?);
+    let chosen = choose(&devices, &host.interfaces(), &config, Some(THERE.into()))?;
+    let half = Half::open(host, &config, &devices, &chosen, request.plan)?;
+    let slab = half.slab(request.plan.slots())?;
+    half.connect(&request.contact)?;
+    Ok((half, slab))
+}
+
+/// Sends each message back twice, for as long as it is wanted.
+fn send_back_twice(half: &mut Half, slab: &Arc<Slab>, wanted: &AtomicBool) -> Result<(), Stop> {
+    let (mut arrived, mut slots) = (Vec::new(), Vec::new());
+    while wanted.load(Ordering::Relaxed) {
+        slots.extend(slab.take());
+        half.queues.post_receives(&mut slots)?;
+        half.poll(Cq::Receive, &mut arrived)?;
+        for (slot, len) in arrived.drain(..) {
+            let message = slot.freeze(0..len);
+            half.send(message.clone());
+            half.send(message);
+        }
+        half.post()?;
+        half.reap()?;
+        thread::yield_now();
+    }
+    Ok(())
+}
+
+#[test]
+fn requests_do_not_pile_up_when_more_messages_come_than_were_asked_for() {
+    for in_flight in [1, 7, 100] {
+        let (_fabric, here, there) = hosts(8);
+        let mut asking = asking(&here, plan(Operation::Send, 64, in_flight)).unwrap();
+        let (mut half, slab) = doubling(&there, &asking.request()).unwrap();
+        asking.connect(&half.contact(None)).unwrap();
+        let (wanted, mut count) = (AtomicBool::new(true), 0);
+        thread::scope(|scope| {
+            let answered = scope.spawn(|| send_back_twice(&mut half, &slab, &wanted));
+            let asked = asking.run(|_, _| {
+                count += 1;
+                count < 2000
+            });
+            wanted.store(false, Ordering::Relaxed);
+            assert_eq!((asked, answered.join().unwrap().is_ok()), (Ok(()), true));
+        });
+        // Each request that has ended was posted.
+        assert_eq!(asking.half.works.len(), 0, "x{in_flight}");
+    }
 }
 
 #[test]

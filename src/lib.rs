@@ -290,7 +290,7 @@ pub use farcall_core::client::{
 };
 #[cfg(feature = "prost")]
 pub use farcall_core::codec::Prost;
-pub use farcall_core::codec::{Codec, Postcard, Raw, attachment};
+pub use farcall_core::codec::{Codec, EncodedOnce, Postcard, Raw, attachment};
 pub use farcall_core::compress::Compression;
 pub use farcall_core::config::{
     Admission, Balance, BalancePolicy, Calls, Limits, Liveness, Policy, Priority, Retry,

@@ -281,10 +281,9 @@ impl Connection {
         self.sender.stream().close();
     }
 
-    /// Client: closes the connection because nobody can make a call on it any more.
+    /// Client: closes the connection when its streams have ended, because nobody can make a call on it any more.
     pub(crate) fn close_for_want_of_callers(&self) {
-        let status = self.status("closed by this side", Executed::No, Blame::Caller);
-        self.close_as(CloseCode::Done, status);
+        self.drain_client("closed by this side, whose channel is gone");
     }
 
     /// Client: accepts no new calls, and closes when those in progress have ended. Calls that wait for a place go

@@ -5,6 +5,7 @@
 
 pub mod attachment;
 pub mod loan;
+mod once;
 mod postcard;
 #[cfg(feature = "prost")]
 mod prost;
@@ -14,6 +15,7 @@ mod shape;
 use std::borrow::Cow;
 use std::fmt;
 
+pub use self::once::EncodedOnce;
 pub use self::postcard::Postcard;
 #[cfg(feature = "prost")]
 pub use self::prost::Prost;

@@ -17,6 +17,8 @@ use farcall_core::status::Status;
 use farcall_core::transport::BoxFuture;
 use tokio::sync::watch;
 
+#[cfg(all(feature = "tcp", feature = "tower"))]
+mod changes;
 #[cfg(feature = "tcp")]
 mod connect;
 #[cfg(feature = "tcp")]

@@ -1,7 +1,5 @@
 //! One value to many readers: it is encoded once.
 
-#![expect(clippy::unwrap_used, reason = "a test fails where its set-up does")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use farcall::middleware::{Next, Request, Response, ServiceExt};
-use farcall::{Channel, Code, Executed, Result, Server, Status, Stream, in_process, stream};
+use farcall::{Channel, Code, Endpoint, Executed, Result, Server, Status, Stream, in_process, stream};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tower::discover::Change;
 use tower::retry::Policy;
 use tower::{Service, ServiceBuilder, ServiceExt as _};
 
@@ -221,4 +222,49 @@ async fn other_errors_of_a_layer_are_unknown_and_keep_their_cause() {
     let error = client.flaky(u32::MAX).await.unwrap_err();
     assert_eq!((error.code(), error.executed()), (Code::Unknown, Executed::Maybe));
     assert!(error.message().contains("a cause of its own"), "{error}");
+}
+
+#[tokio::test]
+async fn a_source_of_changes_tells_a_channel_its_servers() {
+    async fn start(text: &'static str) -> (String, farcall::Handle) {
+        let server = Server::builder().add(FixedServer::new(Says(text))).bind("127.0.0.1:0").await.unwrap();
+        let (address, handle) = (server.local_addr().to_string(), server.handle());
+        tokio::spawn(server.serve());
+        (address, handle)
+    }
+    let ((a, _a), (b, _b)) = tokio::join!(start("a"), start("b"));
+    let (registry, changes) = stream::channel(4);
+    let channel = Channel::builder().discover_changes("texts", changes).unwrap();
+    let client = FixedClient::new(&channel);
+    let insert = |key: &'static str, at: &str| Change::Insert(key, Endpoint::new(at));
+
+    registry.send(insert("one", &a)).await.unwrap();
+    assert_eq!(client.text().await.unwrap(), "a");
+    registry.send(insert("two", &b)).await.unwrap();
+    registry.send(Change::Remove("one")).await.unwrap();
+    let mut states = channel.endpoints().unwrap();
+    states.wait_for(|states| states.len() == 1 && *states[0].name == *b).await.unwrap();
+    assert_eq!(client.text().await.unwrap(), "b");
+    // Another server with a key that there is already replaces its server.
+    registry.send(insert("two", &a)).await.unwrap();
+    states.wait_for(|states| states.len() == 1 && *states[0].name == *a).await.unwrap();
+    assert_eq!(client.text().await.unwrap(), "a");
+    registry.send(Change::Remove("two")).await.unwrap();
+    states.wait_for(|states| states.is_empty()).await.unwrap();
+    registry.fail(Status::unavailable("the registry is gone")).await;
+    registry.closed().await;
+    assert!(client.text().await.unwrap_err().message().contains("the registry is gone"));
+}
+
+#[farcall::service]
+trait Fixed {
+    async fn text(&self) -> Result<String>;
+}
+
+struct Says(&'static str);
+
+impl Fixed for Says {
+    async fn text(&self) -> Result<String> {
+        Ok(self.0.to_owned())
+    }
 }

@@ -11,8 +11,9 @@ use std::time::Duration;
 use farcall::health::{HealthClient, Serving};
 use farcall::{Bytes, Channel};
 use raft_kv::client::Client;
+use raft_kv::network::farcall_address;
 use raft_kv::node::SERVICE;
-use raft_kv::service::KvError;
+use raft_kv::service::{KvClient, KvError};
 use raft_kv::types::NodeId;
 use support::{Cluster, until};
 use tokio::sync::{Mutex, MutexGuard};
@@ -63,6 +64,27 @@ async fn a_cluster_that_crashes_as_a_whole_has_all_that_it_confirmed() {
     }
     for number in 0..200 {
         assert_eq!(client.get(&format!("key-{number}")).await.unwrap(), Some("v".into()));
+    }
+}
+
+/// The state is not synced with each entry, so a crash takes it back. Nobody stands for election meanwhile, so the node leads on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_starts_again_answers_no_read_from_an_older_state() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(3, &["--election-ms", "5000"]).await;
+    let client = cluster.client();
+    for round in 0..5u64 {
+        let value = Bytes::from(vec![round as u8; 100_000]);
+        put_all(&client, 200, &value).await;
+        let leader = cluster.leader().await;
+        cluster.kill(leader);
+        cluster.run(leader);
+        let node = KvClient::new(&Channel::connect_lazy(&farcall_address(cluster.address(leader))).unwrap());
+        let node = &node;
+        let read = until("the node answers a read", || async move {
+            node.get("key-199").wait_for_ready(true).timeout(Duration::from_secs(5)).await.ok()
+        });
+        assert!(read.await == Some(value), "round {round}: the node answers from an older state");
     }
 }
 

@@ -3,18 +3,20 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
 use std::fs;
+use std::future::pending;
 use std::path::Path;
 
 use farcall::{Bytes, stream};
 use openraft::entry::FromAppData;
 use openraft::storage::{RaftLogStorageExt, RaftStateMachine};
 use openraft::testing::{StoreBuilder, Suite};
-use openraft::{CommittedLeaderId, RaftLogReader, RaftSnapshotBuilder};
+use openraft::{CommittedLeaderId, OptionalSend, RaftLogReader, RaftSnapshotBuilder};
 use raft_kv::network::{Network, Progress, RaftPeerClient, Receiver};
+use raft_kv::store::snapshot::SnapshotFile;
 use raft_kv::store::{LogStore, Reader, StateMachine, Store};
 use raft_kv::types::{
-    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, StorageError, TypeConfig,
-    Vote,
+    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, SnapshotMeta, StorageError,
+    StoredMembership, TypeConfig, Vote,
 };
 use tempfile::TempDir;
 
@@ -138,13 +140,95 @@ async fn large_snapshot(directory: &Path) -> Snapshot {
     machine.get_snapshot_builder().await.build_snapshot().await.unwrap()
 }
 
+/// Returns node 1, without the service by which others call it.
+async fn raft(log: LogStore, machine: impl RaftStateMachine<TypeConfig>) -> Raft {
+    let network = Network::new(farcall::Config::default(), std::time::Duration::from_millis(100));
+    Raft::new(1, Default::default(), network, log, machine).await.unwrap()
+}
+
 /// Returns a node that takes snapshots, and what reads its values.
 async fn receiver(directory: &Path) -> (RaftPeerClient, Reader) {
-    let store = open(directory);
-    let reader = store.machine.reader();
-    let network = Network::new(farcall::Config::default(), std::time::Duration::from_millis(100));
-    let raft = Raft::new(1, Default::default(), network, store.log, store.machine).await.unwrap();
-    (RaftPeerClient::in_process(Receiver::new(raft, store.snapshots)), reader)
+    let Store { log, machine, snapshots } = open(directory);
+    let reader = machine.reader();
+    let raft = raft(log, machine).await;
+    (RaftPeerClient::in_process(Receiver::new(raft, snapshots)), reader)
+}
+
+/// A state machine whose node crashes before it adopts a snapshot.
+struct Crashing(StateMachine);
+
+impl RaftStateMachine<TypeConfig> for Crashing {
+    type SnapshotBuilder = StateMachine;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
+        self.0.applied_state().await
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Vec<Answer>>, StorageError>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        self.0.apply(entries).await
+    }
+
+    async fn get_snapshot_builder(&mut self) -> StateMachine {
+        self.0.get_snapshot_builder().await
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
+        self.0.begin_receiving_snapshot().await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        _meta: &SnapshotMeta,
+        _snapshot: Box<SnapshotFile>,
+    ) -> Result<(), StorageError> {
+        pending().await
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, StorageError> {
+        self.0.get_current_snapshot().await
+    }
+}
+
+/// Copies the files of a node, as a crash leaves them.
+fn crashed(directory: &Path) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(directory).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    copy
+}
+
+/// openraft removes the entries from the log while the snapshot is still being installed.
+#[tokio::test]
+async fn a_crash_between_the_removal_of_entries_and_the_installation_of_their_snapshot_loses_nothing() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let store = open(to.path());
+    let node = raft(store.log, Crashing(store.machine)).await;
+    let client = RaftPeerClient::in_process(Receiver::new(node.clone(), store.snapshots));
+    let (last, all) = (snapshot.meta.last_log_id, blocks(&snapshot, 0));
+    let sending = tokio::spawn(async move { send(&client, &snapshot, 0, all).await });
+    node.wait(None).metrics(|metrics| metrics.purged == last, "the entries left the log").await.unwrap();
+    let crashed_first = crashed(to.path());
+    sending.abort();
+
+    let store = open(crashed_first.path());
+    // A further crash, before any of the state is synced.
+    let crashed_again = crashed(crashed_first.path());
+    fs::remove_file(crashed_again.path().join("state.redb")).unwrap();
+    drop(store);
+    for directory in [crashed_first, crashed_again] {
+        let Store { log, mut machine, .. } = open(directory.path());
+        assert_eq!(machine.applied_state().await.unwrap().0, last);
+        assert_eq!(value(&machine.reader(), "k6").await.map(|value| value.len()), Some(700_000));
+        // openraft finds that log and state go together.
+        raft(log, machine).await;
+    }
 }
 
 /// Returns the blocks of a snapshot from `offset` on.

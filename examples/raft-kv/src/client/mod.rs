@@ -3,13 +3,14 @@
 mod session;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farcall::{BalancePolicy, Bytes, Channel, Code, Config, Endpoint, Executed, Status, Stream, stream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::locked;
 use crate::network::farcall_address;
 use crate::service::{ClusterClient, KvClient, KvError, NodeStatus};
 use crate::types::{NodeId, RequestId};
@@ -316,8 +317,4 @@ fn endpoints(
             }
         }
     })
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

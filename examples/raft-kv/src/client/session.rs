@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::locked;
+use crate::locked;
 use crate::service::{KvError, MOST_OPEN};
 use crate::types::RequestId;
 

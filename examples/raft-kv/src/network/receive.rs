@@ -1,19 +1,19 @@
 //! The node's end of calls from other nodes.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use farcall::{Bytes, Status, Stream, Streaming, stream};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, VoteRequest, VoteResponse};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
 use super::{Progress, RaftPeer};
-use crate::store::snapshot::{SnapshotFile, Snapshots};
+use crate::store::snapshot::Snapshots;
 use crate::types::{NodeId, Raft, Snapshot, SnapshotMeta, TypeConfig, Vote};
 
 /// How long a sender may send nothing, before another may begin.
@@ -95,7 +95,7 @@ impl RaftPeer for Receiver {
                 )));
             }
             let (of, from) = (meta.clone(), snapshots.clone());
-            let snapshot = on_disk(move || whole(&from, &of)).await?;
+            let snapshot = on_disk(move || from.begin_install(&of)).await?;
             let snapshot = Snapshot { meta, snapshot: Box::new(snapshot) };
             let mut install = pin!(raft.install_full_snapshot(vote, snapshot));
             let installed = loop {
@@ -104,7 +104,7 @@ impl RaftPeer for Receiver {
                     () = sleep(TOLD) => items.send(Progress::Installing).await,
                 }
             };
-            on_disk(move || Ok(fs::remove_file(snapshots.arriving_path())?)).await?;
+            on_disk(move || Ok(snapshots.end_install()?)).await?;
             items.send(Progress::Done(installed.vote)).await;
             Ok(())
         }))
@@ -119,17 +119,6 @@ fn open_at(snapshots: &Snapshots, meta: &SnapshotMeta, offset: u64) -> Result<Fi
         File::options().create(true).truncate(false).write(true).open(snapshots.arriving_path())?;
     file.set_len(offset)?;
     file.seek(SeekFrom::Start(offset))?;
-    Ok(file)
-}
-
-/// Opens the snapshot that has arrived. A damaged one is removed, so that the next attempt begins anew.
-fn whole(snapshots: &Snapshots, meta: &SnapshotMeta) -> Result<SnapshotFile> {
-    let path = snapshots.arriving_path();
-    let file = SnapshotFile::open(&path)?;
-    if let Err(why) = file.verify(meta) {
-        fs::remove_file(&path).context("a damaged snapshot can't be removed")?;
-        return Err(why);
-    }
     Ok(file)
 }
 

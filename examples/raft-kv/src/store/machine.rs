@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use farcall::Bytes;
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogIdOptionExt, OptionalSend, RaftSnapshotBuilder};
@@ -38,22 +38,41 @@ pub struct StateMachine {
 }
 
 impl StateMachine {
-    pub(super) fn open(database: Arc<Database>, snapshots: Snapshots) -> Result<Self> {
+    /// Opens the state of a log whose entries up to `purged` were removed.
+    pub(super) fn open(database: Arc<Database>, snapshots: Snapshots, purged: Option<LogId>) -> Result<Self> {
         let transaction = database.begin_write()?;
         Tables::open(&transaction)?;
         transaction.open_table(FACTS)?;
         transaction.commit()?;
         let mut machine = Self { database, snapshots, synced: 0 };
-        let (applied, _) = machine.applied()?;
-        machine.synced = applied.index().unwrap_or(0);
-        // A crash may have lost entries that the snapshot has and the log has no more.
-        if let Some(snapshot) = machine.snapshots.latest()?
-            && snapshot.meta.last_log_id > applied
-        {
-            snapshot.snapshot.verify(&snapshot.meta)?;
-            machine.load(&snapshot.snapshot)?;
-        }
+        machine.restore(purged)?;
+        machine.synced = machine.applied()?.0.index().unwrap_or(0);
         Ok(machine)
+    }
+
+    /// Loads the snapshot that has what a crash took from the state, and what the log has no more.
+    fn restore(&self, purged: Option<LogId>) -> Result<()> {
+        if let Some(latest) = self.snapshots.latest()?
+            && latest.meta.last_log_id > self.applied()?.0
+        {
+            latest.snapshot.verify(&latest.meta)?;
+            self.load(&latest.snapshot)?;
+        }
+        // Only then is it known that openraft took the snapshot that was being installed.
+        if self.applied()?.0 < purged
+            && let Some(installing) = self.snapshots.installing()?
+        {
+            installing.snapshot.verify(&installing.meta)?;
+            self.load(&self.snapshots.adopt(&installing.snapshot)?.snapshot)?;
+        }
+        let applied = self.applied()?.0;
+        ensure!(
+            applied >= purged,
+            "the state ends at entry {:?}, the log begins after {:?}, and no snapshot has the entries between",
+            applied.index(),
+            purged.index()
+        );
+        Ok(self.snapshots.end_install()?)
     }
 
     /// Returns what reads values.
@@ -93,7 +112,7 @@ impl StateMachine {
     }
 
     /// Replaces the state by that of a snapshot.
-    fn load(&mut self, snapshot: &SnapshotFile) -> Result<()> {
+    fn load(&self, snapshot: &SnapshotFile) -> Result<()> {
         let transaction = self.database.begin_write()?;
         transaction.delete_table(VALUES)?;
         transaction.delete_table(SESSIONS)?;
@@ -110,9 +129,7 @@ impl StateMachine {
         })?;
         drop(tables);
         set_applied(&transaction, &(meta.last_log_id, meta.last_membership))?;
-        transaction.commit()?;
-        self.synced = meta.last_log_id.index().unwrap_or(0);
-        Ok(())
+        Ok(transaction.commit()?)
     }
 }
 
@@ -181,12 +198,9 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         meta: &SnapshotMeta,
         snapshot: Box<SnapshotFile>,
     ) -> Result<(), StorageError> {
-        let mut machine = self.clone();
-        let loaded = blocking(move || {
-            // A crash between the two: `open` loads it.
-            let snapshot = machine.snapshots.adopt(&snapshot)?;
-            machine.load(&snapshot)
-        });
+        let machine = self.clone();
+        // After a crash before the end of it, `restore` does the rest.
+        let loaded = blocking(move || machine.load(&machine.snapshots.adopt(&snapshot)?.snapshot));
         loaded.await.map_err(|why| write_fault(&why))?;
         self.synced = meta.last_log_id.index().unwrap_or(0);
         Ok(())
@@ -214,7 +228,7 @@ impl StateMachine {
         // Two nodes may write the state of one entry in different bytes, and a part of one does not fit the other.
         let snapshot_id = format!("{index}-{:016x}", fastrand::u64(..));
         let meta = SnapshotMeta { last_log_id, last_membership, snapshot_id };
-        self.snapshots.write(meta, |writer| {
+        self.snapshots.write(&meta, |writer| {
             for item in transaction.open_table(VALUES)?.iter()? {
                 let (key, value) = item?;
                 let (key, value) = (key.value().to_owned(), Bytes::copy_from_slice(value.value()));

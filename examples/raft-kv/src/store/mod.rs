@@ -5,7 +5,9 @@
 //! | `log.redb` | the log, the vote, the node's number | before a call that writes returns |
 //! | `state.redb` | keys, sessions, the last applied entry | now and then: the log and the snapshot bring it back |
 //! | `snapshot` | all of a state, in a form that is sent to other nodes | before it has this name |
-//! | `arriving` | a snapshot of which a part has come | before it is installed |
+//! | `arriving` | a snapshot of which a part has come | before it has the next name |
+//! | `installing` | a snapshot that has come, until the state machine has it | before it has this name |
+//! | `built`, `adopted` | the next `snapshot`, while it is written or copied | before it has that name |
 
 mod apply;
 mod log;
@@ -47,7 +49,8 @@ impl Store {
         let owner = log.owner(id)?;
         ensure!(owner == id, "{} belongs to node {owner}, not to node {id}", directory.display());
         let snapshots = Snapshots::new(directory);
-        let machine = StateMachine::open(database(&directory.join("state.redb"))?, snapshots.clone())?;
+        let state = database(&directory.join("state.redb"))?;
+        let machine = StateMachine::open(state, snapshots.clone(), log.purged()?)?;
         Ok(Self { log, machine, snapshots })
     }
 }

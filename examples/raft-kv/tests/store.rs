@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
 use std::fs;
-use std::future::pending;
 use std::path::Path;
+use std::sync::Arc;
 
 use farcall::{Bytes, stream};
 use openraft::entry::FromAppData;
@@ -19,6 +19,7 @@ use raft_kv::types::{
     StoredMembership, TypeConfig, Vote,
 };
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 fn open(directory: &Path) -> Store {
     Store::open(directory, 1).unwrap()
@@ -154,10 +155,10 @@ async fn receiver(directory: &Path) -> (RaftPeerClient, Reader) {
     (RaftPeerClient::in_process(Receiver::new(raft, snapshots)), reader)
 }
 
-/// A state machine whose node crashes before it adopts a snapshot.
-struct Crashing(StateMachine);
+/// A state machine that installs a snapshot when the semaphore has a permit.
+struct Gated(StateMachine, Arc<Semaphore>);
 
-impl RaftStateMachine<TypeConfig> for Crashing {
+impl RaftStateMachine<TypeConfig> for Gated {
     type SnapshotBuilder = StateMachine;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
@@ -182,10 +183,11 @@ impl RaftStateMachine<TypeConfig> for Crashing {
 
     async fn install_snapshot(
         &mut self,
-        _meta: &SnapshotMeta,
-        _snapshot: Box<SnapshotFile>,
+        meta: &SnapshotMeta,
+        snapshot: Box<SnapshotFile>,
     ) -> Result<(), StorageError> {
-        pending().await
+        let _permit = self.1.acquire().await.unwrap();
+        self.0.install_snapshot(meta, snapshot).await
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, StorageError> {
@@ -209,7 +211,7 @@ async fn a_crash_between_the_removal_of_entries_and_the_installation_of_their_sn
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let snapshot = large_snapshot(from.path()).await;
     let store = open(to.path());
-    let node = raft(store.log, Crashing(store.machine)).await;
+    let node = raft(store.log, Gated(store.machine, Arc::new(Semaphore::new(0)))).await;
     let client = RaftPeerClient::in_process(Receiver::new(node.clone(), store.snapshots));
     let (last, all) = (snapshot.meta.last_log_id, blocks(&snapshot, 0));
     let sending = tokio::spawn(async move { send(&client, &snapshot, 0, all).await });
@@ -295,4 +297,31 @@ async fn a_snapshot_that_is_damaged_on_its_way_is_not_installed() {
     let last = send(&client, &snapshot, 0, blocks(&snapshot, 0)).await.unwrap();
     assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
     assert_eq!(value(&reader, "k1").await.map(|value| value.len()), Some(700_000));
+}
+
+/// Sends all of a snapshot until the receiver installs it, and then breaks the connection off.
+async fn send_and_leave(client: &RaftPeerClient, snapshot: &Snapshot) {
+    let (vote, meta, len) = (Vote::new_committed(1, 2), snapshot.meta.clone(), snapshot.snapshot.len());
+    let all = stream::iter(blocks(snapshot, 0));
+    let mut progress = client.install(vote, meta, len, 0, all).await.unwrap();
+    while progress.message().await.unwrap() != Some(Progress::Installing) {}
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_sender_leaves_during_the_installation_is_installed_and_no_other_begins_meanwhile() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let Store { log, machine, snapshots } = open(to.path());
+    let (reader, gate) = (machine.reader(), Arc::new(Semaphore::new(0)));
+    let node = raft(log, Gated(machine, gate.clone())).await;
+    let client = RaftPeerClient::in_process(Receiver::new(node.clone(), snapshots));
+    send_and_leave(&client, &snapshot).await;
+
+    let error = send(&client, &snapshot, 0, blocks(&snapshot, 0)).await.unwrap_err();
+    assert_eq!(error.code(), farcall::Code::Unavailable, "{error}");
+
+    gate.add_permits(1);
+    let last = snapshot.meta.last_log_id;
+    node.wait(None).metrics(|metrics| metrics.last_applied == last, "it is installed").await.unwrap();
+    assert_eq!(value(&reader, "k6").await.map(|value| value.len()), Some(700_000));
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{NodeId, SnapshotMeta, TypeConfig, Vote};
 
-/// What nodes ask of each other.
+/// Calls between nodes.
 #[farcall::service(package = "raftkv.v1")]
 pub trait RaftPeer {
     /// Appends entries of the leader to the log. Without entries it is a heartbeat.
@@ -39,7 +39,7 @@ pub trait RaftPeer {
 pub enum Progress {
     /// So many bytes have arrived.
     Arrived(u64),
-    /// All has arrived, and is being installed.
+    /// All has arrived, and is being checked and installed.
     Installing,
     /// It is installed, or the receiver's vote, which is this, is above that of the sender.
     Done(Vote),

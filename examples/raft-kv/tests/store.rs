@@ -205,6 +205,20 @@ fn crashed(directory: &Path) -> TempDir {
     copy
 }
 
+/// After a crash raft reads at once all entries that the state lacks.
+#[tokio::test]
+async fn a_crash_takes_back_less_than_128_mib_of_entries() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut machine = open(directory.path()).machine;
+    let long = "v".repeat(16 << 20);
+    for index in 1..=8 {
+        machine.apply([entry(index, vec![session(1), put(1, index, index, "k", &long)])]).await.unwrap();
+    }
+    let crashed = crashed(directory.path());
+    let (applied, _) = open(crashed.path()).machine.applied_state().await.unwrap();
+    assert!(applied.is_some_and(|applied| applied.index >= 4), "{applied:?}");
+}
+
 /// openraft removes the entries from the log while the snapshot is still being installed.
 #[tokio::test]
 async fn a_crash_between_the_removal_of_entries_and_the_installation_of_their_snapshot_loses_nothing() {

@@ -23,7 +23,7 @@ use redb::Database;
 
 pub use log::LogStore;
 pub use machine::{Reader, StateMachine};
-use snapshot::Snapshots;
+use snapshot::{Snapshots, sync_directory};
 
 use crate::types::NodeId;
 
@@ -44,8 +44,8 @@ impl Store {
     ///
     /// If the directory can't be used, is used by another process, is damaged, or belongs to another node.
     pub fn open(directory: &Path, id: NodeId) -> Result<Self> {
-        fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
-        let log = LogStore::open(database(&directory.join("log.redb"))?)?;
+        let log = log_database(directory).with_context(|| format!("{}", directory.display()))?;
+        let log = LogStore::open(log)?;
         let owner = log.owner(id)?;
         ensure!(owner == id, "{} belongs to node {owner}, not to node {id}", directory.display());
         let snapshots = Snapshots::new(directory);
@@ -53,6 +53,17 @@ impl Store {
         let machine = StateMachine::open(state, snapshots.clone(), log.purged()?)?;
         Ok(Self { log, machine, snapshots })
     }
+}
+
+/// Opens the log in a directory. A vote must outlast a power failure, so the names of both are on disk when this returns.
+fn log_database(directory: &Path) -> Result<Arc<Database>> {
+    fs::create_dir_all(directory)?;
+    let log = database(&directory.join("log.redb"))?;
+    sync_directory(directory)?;
+    if let Some(parent) = directory.canonicalize()?.parent() {
+        sync_directory(parent)?;
+    }
+    Ok(log)
 }
 
 fn database(path: &Path) -> Result<Arc<Database>> {

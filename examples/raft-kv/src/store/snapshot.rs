@@ -221,6 +221,15 @@ impl Snapshots {
         self.path("arriving")
     }
 
+    /// Returns a new file that is gone when it is closed.
+    pub(super) fn nameless(&self) -> io::Result<SnapshotFile> {
+        let path = self.path("nameless");
+        File::create(&path)?;
+        let file = SnapshotFile::open(&path)?;
+        fs::remove_file(&path)?;
+        Ok(file)
+    }
+
     /// Returns how many bytes of a snapshot have arrived.
     ///
     /// # Errors

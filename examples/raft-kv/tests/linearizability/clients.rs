@@ -24,12 +24,12 @@ const KEYS: u64 = 5;
 /// How often each node is asked by itself.
 const OBSERVED: Duration = Duration::from_millis(20);
 
-/// What became of calls.
+/// Counts of the clients' calls by outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    pub(crate) answered: u64,
+    pub(crate) answered: usize,
     /// Calls whose result is not known.
-    pub(crate) lost: u64,
+    pub(crate) lost: usize,
 }
 
 /// All who call.
@@ -59,21 +59,23 @@ pub(crate) async fn round(
 ) -> BTreeMap<String, Vec<Call>> {
     let end = Instant::now() + length;
     let tasks = clients.clients.iter().flat_map(|client| vec![client.clone(); TASKS]);
-    let mut tasks: Vec<_> = tasks.map(|client| tokio::spawn(run(client, round, end))).collect();
-    tasks.extend(clients.nodes.iter().map(|node| tokio::spawn(observe(node.clone(), round, end))));
-    let mut histories: BTreeMap<String, Vec<Call>> = BTreeMap::new();
+    let tasks: Vec<_> = tasks.map(|client| tokio::spawn(run(client, round, end))).collect();
+    let observe = |node: &KvClient| tokio::spawn(observe(node.clone(), round, end));
+    let observers: Vec<_> = clients.nodes.iter().map(observe).collect();
+    let mut calls = Vec::new();
     for task in tasks {
-        for (key, call) in task.await.unwrap() {
-            if call.end.is_some() {
-                tally.answered += 1;
-            } else {
-                tally.lost += 1;
-            }
-            // A read without a result says nothing.
-            if call.end.is_some() || !matches!(call.action, Action::Get(_)) {
-                histories.entry(key).or_default().push(call);
-            }
-        }
+        calls.extend(task.await.unwrap());
+    }
+    tally.answered += calls.iter().filter(|(_, call)| call.end.is_some()).count();
+    tally.lost += calls.iter().filter(|(_, call)| call.end.is_none()).count();
+    for observer in observers {
+        calls.extend(observer.await.unwrap());
+    }
+    // A read without a result says nothing.
+    calls.retain(|(_, call)| call.end.is_some() || !matches!(call.action, Action::Get(_)));
+    let mut histories: BTreeMap<String, Vec<Call>> = BTreeMap::new();
+    for (key, call) in calls {
+        histories.entry(key).or_default().push(call);
     }
     histories
 }

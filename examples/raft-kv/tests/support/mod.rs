@@ -30,6 +30,25 @@ struct Node {
     process: Option<Child>,
 }
 
+impl Node {
+    /// Panics if the node has ended by itself.
+    fn assert_runs(&mut self) {
+        assert_eq!(self.ended(), None, "the node at {} has ended by itself", self.address);
+    }
+
+    /// Returns how the node ended, if it did so by itself.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.as_mut().and_then(|process| process.try_wait().unwrap())
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+}
+
 impl Cluster {
     /// Starts nodes with these options of `raft-kv serve`, and makes a cluster of them.
     pub(crate) async fn start(count: u64, options: &[&str]) -> Self {
@@ -92,12 +111,11 @@ impl Cluster {
         node.process = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
     }
 
-    /// Kills a node as a crash does, if it runs.
+    /// Kills a node as a crash does, if the test has not ended it. It must run until then.
     pub(crate) fn kill(&mut self, id: NodeId) {
-        if let Some(mut process) = self.nodes.get_mut(&id).unwrap().process.take() {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.assert_runs();
+        node.kill();
     }
 
     /// Tells a node to stop, and returns how it ended.
@@ -107,16 +125,18 @@ impl Cluster {
         tokio::task::spawn_blocking(move || process.wait().unwrap()).await.unwrap()
     }
 
-    pub(crate) fn pause(&self, id: NodeId) {
+    pub(crate) fn pause(&mut self, id: NodeId) {
         self.signal(id, Signal::STOP);
     }
 
-    pub(crate) fn resume(&self, id: NodeId) {
+    pub(crate) fn resume(&mut self, id: NodeId) {
         self.signal(id, Signal::CONT);
     }
 
-    fn signal(&self, id: NodeId, signal: Signal) {
-        let process = self.nodes[&id].process.as_ref().unwrap();
+    fn signal(&mut self, id: NodeId, signal: Signal) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.assert_runs();
+        let process = node.process.as_ref().unwrap();
         kill_process(Pid::from_raw(process.id().cast_signed()).unwrap(), signal).unwrap();
     }
 
@@ -125,6 +145,13 @@ impl Cluster {
         let client = &self.client();
         let leader = || async move { client.status().await.ok()?.leader.map(|leader| leader.id) };
         until("there is a leader", leader).await
+    }
+
+    /// Returns when a node answers and knows the leader.
+    pub(crate) async fn answers(&self, id: NodeId) {
+        let (client, address) = (&self.client(), self.address(id));
+        until("the node knows a leader", || async move { client.status_of(address).await.ok()?.leader })
+            .await;
     }
 
     /// Returns what all nodes know, once they have applied the same entries.
@@ -159,13 +186,15 @@ pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut foun
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for id in self.ids() {
-            self.kill(id);
-        }
-        if std::thread::panicking()
+        let ended: Vec<_> = self.nodes.values_mut().filter_map(Node::ended).collect();
+        self.nodes.values_mut().for_each(Node::kill);
+        let panicking = std::thread::panicking();
+        if (panicking || !ended.is_empty())
             && let Some(directory) = self.directory.take()
         {
             eprintln!("the nodes' data and logs are in {}", directory.keep().display());
         }
+        // A second panic would end the program without the first one's message.
+        assert!(panicking || ended.is_empty(), "nodes have ended by themselves: {ended:?}");
     }
 }

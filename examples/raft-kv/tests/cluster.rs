@@ -9,14 +9,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use farcall::health::{HealthClient, Serving};
-use farcall::{Bytes, Channel};
+use farcall::{Bytes, Channel, Executed};
 use raft_kv::client::Client;
 use raft_kv::network::farcall_address;
 use raft_kv::node::SERVICE;
 use raft_kv::service::{KvClient, KvError};
-use raft_kv::types::NodeId;
+use raft_kv::types::{NodeId, RequestId};
 use support::{Cluster, until};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Locked by each test: a cluster must not miss heartbeats because of another one.
@@ -108,7 +109,8 @@ async fn a_new_node_gets_a_snapshot_and_a_vote_and_another_one_leaves() {
 
     let leaver = (1..=3).find(|id| *id != leader).unwrap();
     let voters: BTreeSet<NodeId> = cluster.ids().into_iter().filter(|id| *id != leaver).collect();
-    client.set_voters(&voters).await.unwrap();
+    client.add_voter(new).await.unwrap();
+    assert!(client.remove(leaver).await.unwrap());
     cluster.kill(leaver);
     let after = client.status_of(cluster.address(leader)).await.unwrap();
     assert_eq!(after.voters.iter().map(|member| member.id).collect::<BTreeSet<_>>(), voters);
@@ -118,17 +120,111 @@ async fn a_new_node_gets_a_snapshot_and_a_vote_and_another_one_leaves() {
     assert_eq!(client.get("key-199").await.unwrap().map(|value| value.len()), Some(50_000));
 }
 
+async fn voters(client: &Client, leader: &str) -> BTreeSet<NodeId> {
+    client.status_of(leader).await.unwrap().voters.iter().map(|member| member.id).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_are_added_at_once_all_vote_and_voters_and_learners_can_leave() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(1, &[]).await;
+    let new: Vec<_> = (0..3).map(|_| cluster.start_another()).collect();
+    let client = cluster.client();
+    let mut adding = JoinSet::new();
+    for id in new {
+        let (client, address) = (client.clone(), cluster.address(id).to_owned());
+        adding.spawn(async move {
+            client.add_learner(id, &address).await.unwrap();
+            client.add_voter(id).await.unwrap();
+        });
+    }
+    adding.join_all().await;
+    let leader = cluster.leader().await;
+    let leader = cluster.address(leader);
+    assert_eq!(voters(&client, leader).await, BTreeSet::from([1, 2, 3, 4]));
+
+    let learner = 5;
+    client.add_learner(learner, "127.0.0.1:1").await.unwrap();
+    let status = client.status_of(leader).await.unwrap();
+    assert!(status.learners.iter().any(|member| member.id == learner), "{status:?}");
+    assert!(client.remove(learner).await.unwrap());
+    assert!(!client.remove(learner).await.unwrap());
+    assert!(client.remove(4).await.unwrap());
+    assert_eq!(voters(&client, leader).await, BTreeSet::from([1, 2, 3]));
+    assert_eq!(client.status_of(leader).await.unwrap().learners, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_belongs_to_a_cluster_makes_no_other() {
+    let _alone = alone().await;
+    let cluster = Cluster::start(1, &[]).await;
+    let again = cluster.client().init([(1, cluster.address(1).to_owned())].into()).await;
+    assert_eq!(again, Err(KvError::Exists));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_has_1024_open_requests_at_most() {
+    let _alone = alone().await;
+    let cluster = Cluster::start(1, &[]).await;
+    cluster.leader().await;
+    let node = KvClient::new(&Channel::connect_lazy(&farcall_address(cluster.address(1))).unwrap());
+    node.open(1).await.unwrap();
+    let put = async |number, first_open| {
+        node.put(RequestId { session: 1, number, first_open }, "k", Bytes::new()).await
+    };
+    assert_eq!(put(1024, 1).await, Ok(()));
+    assert!(matches!(put(1025, 1).await, Err(KvError::Invalid(_))));
+    assert!(matches!(put(1026, 1027).await, Err(KvError::Invalid(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_says_whether_a_leader_may_have_made_it() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(1, &[]).await;
+    let client = cluster.client();
+    client.put("k", "a".into()).await.unwrap();
+    let executed = async || match client.put("k", "b".into()).await {
+        Err(KvError::Rpc(status)) => status.executed(),
+        other => panic!("{other:?}"),
+    };
+    // It may have come before the process stood still.
+    cluster.pause(1);
+    assert_eq!(executed().await, Executed::Maybe);
+    cluster.kill(1);
+    assert_eq!(executed().await, Executed::No);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_without_a_majority_refuses_commands_when_64_mib_of_them_wait() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(3, &[]).await;
+    let leader = cluster.leader().await;
+    let node = KvClient::new(&Channel::connect_lazy(&farcall_address(cluster.address(leader))).unwrap());
+    node.open(1).await.unwrap();
+    for id in cluster.ids().into_iter().filter(|id| *id != leader) {
+        cluster.kill(id);
+    }
+    let mut puts = JoinSet::new();
+    for number in 1..=80 {
+        let (node, value) = (node.clone(), Bytes::from(vec![7; 1 << 20]));
+        let request = RequestId { session: 1, number, first_open: 1 };
+        puts.spawn(async move { node.put(request, "k", value).timeout(Duration::from_secs(5)).await });
+    }
+    let refused = |put: &Result<(), KvError>| matches!(put, Err(KvError::Rpc(status)) if status.message().contains("wait for a majority"));
+    assert!(puts.join_all().await.iter().filter(|put| refused(put)).count() >= 80 - 64);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_told_to_stop_ends_in_order_and_loses_no_call() {
     let _alone = alone().await;
     let mut cluster = Cluster::start(3, &[]).await;
     let client = cluster.client();
+    let (end, told) = watch::channel(false);
     let load = tokio::spawn({
         let client = client.clone();
         async move {
-            let end = Instant::now() + Duration::from_secs(6);
             let mut count = 0;
-            while Instant::now() < end {
+            while !*told.borrow() {
                 client.put("k", "v".into()).await.unwrap();
                 count += 1;
             }
@@ -143,6 +239,9 @@ async fn a_node_that_is_told_to_stop_ends_in_order_and_loses_no_call() {
     });
     assert_ne!(next.await, leader);
     cluster.run(leader);
+    // The load goes on until the node is back.
+    cluster.answers(leader).await;
+    end.send_replace(true);
     assert!(load.await.unwrap() > 0);
     cluster.converged().await;
 }

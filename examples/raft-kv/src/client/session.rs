@@ -84,7 +84,7 @@ impl Session {
         let mut requests = locked(&self.requests);
         let number = requests.latest + 1;
         let first_open = requests.open.first().copied().unwrap_or(number);
-        if number - first_open > MOST_OPEN {
+        if number - first_open >= MOST_OPEN {
             return None;
         }
         requests.latest = number;

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::{Progress, RaftPeer};
 use crate::store::snapshot::Snapshots;
-use crate::types::{NodeId, Raft, Snapshot, SnapshotMeta, TypeConfig, Vote};
+use crate::types::{NodeId, Raft, Snapshot, SnapshotMeta, TypeConfig, Vote, stopped};
 
 /// How long a sender may send nothing, before another may begin.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,11 +33,6 @@ impl Receiver {
     pub fn new(raft: Raft, snapshots: Snapshots) -> Self {
         Self { raft, snapshots, arriving: Arc::default() }
     }
-}
-
-/// Says to another node that raft has stopped here.
-fn stopped(why: impl std::fmt::Display) -> Status {
-    Status::unavailable(format!("raft has stopped on this node: {why}"))
 }
 
 fn disk(why: impl std::fmt::Display) -> Status {

@@ -7,8 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{KvError, stopped};
-use crate::types::{Batch, Raft};
+use super::KvError;
+use crate::types::{Batch, Raft, stopped};
 
 /// How many reads may wait.
 const WAITING: usize = 4096;
@@ -78,6 +78,6 @@ async fn confirm(raft: &Raft) -> Result<(), KvError> {
     raft.ensure_linearizable().await.map(drop).map_err(|error| match error {
         RaftError::APIError(CheckIsLeaderError::ForwardToLeader(forward)) => forward.into(),
         RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(why)) => KvError::NoQuorum(why.to_string()),
-        RaftError::Fatal(why) => stopped(why),
+        RaftError::Fatal(why) => stopped(why).into(),
     })
 }

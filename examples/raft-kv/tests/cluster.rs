@@ -6,6 +6,9 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use farcall::health::{HealthClient, Serving};
@@ -15,6 +18,8 @@ use raft_kv::network::farcall_address;
 use raft_kv::node::SERVICE;
 use raft_kv::service::{KvClient, KvError};
 use raft_kv::types::{NodeId, RequestId};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Cluster, until};
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::task::JoinSet;
@@ -266,6 +271,23 @@ async fn health_says_whether_there_is_a_leader() {
     assert_eq!(health.check("").await.unwrap(), Serving::Serving);
     cluster.run(2);
     is(Serving::Serving).await;
+}
+
+#[test]
+fn a_cluster_on_one_machine_that_is_told_to_stop_takes_its_nodes_along() {
+    let directory = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
+    command.args(["cluster", "--nodes", "1", "--port", &(free - 1).to_string(), "--data"]);
+    let mut cluster = command.arg(directory.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let node = lines.next().unwrap();
+    let (_, node) = node.split_once(" is process ").unwrap();
+    let pid = |number| Pid::from_raw(number).unwrap();
+    let node = pid(node.parse().unwrap());
+    kill_process(pid(cluster.id().cast_signed()), Signal::TERM).unwrap();
+    assert!(cluster.wait().unwrap().success());
+    assert_eq!(test_kill_process(node), Err(Errno::SRCH), "the node still runs");
 }
 
 /// Prints how long each put took, which `README.md` tells. `RAFT_KV_ROUNDS` says how often the leader is killed; 2 unless set.

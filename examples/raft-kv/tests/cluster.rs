@@ -14,9 +14,8 @@ use std::time::Duration;
 use farcall::health::{HealthClient, Serving};
 use farcall::{Bytes, Channel, Executed};
 use raft_kv::client::Client;
-use raft_kv::network::farcall_address;
 use raft_kv::node::SERVICE;
-use raft_kv::service::{KvClient, KvError};
+use raft_kv::service::KvError;
 use raft_kv::types::{NodeId, RequestId};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -85,7 +84,7 @@ async fn a_leader_that_starts_again_answers_no_read_from_an_older_state() {
         let leader = cluster.leader().await;
         cluster.kill(leader);
         cluster.run(leader);
-        let node = KvClient::new(&Channel::connect_lazy(&farcall_address(cluster.address(leader))).unwrap());
+        let node = cluster.node(leader);
         let node = &node;
         let read = until("the node answers a read", || async move {
             node.get("key-199").wait_for_ready(true).timeout(Duration::from_secs(5)).await.ok()
@@ -172,7 +171,7 @@ async fn a_session_has_1024_open_requests_at_most() {
     let _alone = alone().await;
     let cluster = Cluster::start(1, &[]).await;
     cluster.leader().await;
-    let node = KvClient::new(&Channel::connect_lazy(&farcall_address(cluster.address(1))).unwrap());
+    let node = cluster.node(1);
     node.open(1).await.unwrap();
     let put = async |number, first_open| {
         node.put(RequestId { session: 1, number, first_open }, "k", Bytes::new()).await
@@ -204,7 +203,7 @@ async fn a_leader_without_a_majority_refuses_commands_when_64_mib_of_them_wait()
     let _alone = alone().await;
     let mut cluster = Cluster::start(3, &[]).await;
     let leader = cluster.leader().await;
-    let node = KvClient::new(&Channel::connect_lazy(&farcall_address(cluster.address(leader))).unwrap());
+    let node = cluster.node(leader);
     node.open(1).await.unwrap();
     for id in cluster.ids().into_iter().filter(|id| *id != leader) {
         cluster.kill(id);

@@ -54,11 +54,11 @@ impl Init {
         match to.client(config)?.init(members).await {
             // A job that makes the cluster may run again.
             Err(KvError::Exists) => {
-                println!("the first node belongs to a cluster already; nothing has changed")
+                println!("the first node belongs to a cluster already; nothing has changed");
+                Ok(())
             }
-            made => made?,
+            made => Ok(made?),
         }
-        Ok(())
     }
 }
 

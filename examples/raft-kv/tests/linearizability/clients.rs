@@ -5,9 +5,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use farcall::{Bytes, Channel};
+use farcall::Bytes;
 use raft_kv::client::Client;
-use raft_kv::network::farcall_address;
 use raft_kv::service::{KvClient, KvError};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -40,13 +39,9 @@ pub(crate) struct Clients {
 }
 
 pub(crate) fn of(cluster: &Cluster) -> Clients {
-    let node = |id| {
-        let address = farcall_address(cluster.address(id));
-        KvClient::new(Channel::connect_lazy(&address).unwrap())
-    };
     Clients {
         clients: (0..CLIENTS).map(|_| cluster.client()).collect(),
-        nodes: cluster.ids().into_iter().map(node).collect(),
+        nodes: cluster.ids().into_iter().map(|id| cluster.node(id)).collect(),
     }
 }
 

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use farcall::{Config, Policy};
+use farcall::{Channel, Config, Policy};
 use raft_kv::client::{Client, Options};
-use raft_kv::service::NodeStatus;
+use raft_kv::network::farcall_address;
+use raft_kv::service::{KvClient, NodeStatus};
 use raft_kv::types::NodeId;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -93,6 +94,11 @@ impl Cluster {
         let options =
             Options { config, attempt: Duration::from_millis(500), patience: Duration::from_secs(10) };
         Client::new(self.nodes.values().map(|node| node.address.clone()), options).unwrap()
+    }
+
+    /// Returns a client of one node, which does not follow the leader.
+    pub(crate) fn node(&self, id: NodeId) -> KvClient {
+        KvClient::new(Channel::connect_lazy(&farcall_address(self.address(id))).unwrap())
     }
 
     fn directory_of(&self, id: NodeId) -> PathBuf {

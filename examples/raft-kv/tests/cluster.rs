@@ -251,6 +251,57 @@ async fn a_node_that_is_told_to_stop_ends_in_order_and_loses_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_cut_off_answers_no_read_and_the_others_go_on() {
+    let _alone = alone().await;
+    let cluster = Cluster::start_to_fail(3, &[]).await;
+    let client = cluster.client();
+    client.put("k", "old".into()).await.unwrap();
+    let leader = cluster.leader().await;
+    let others = cluster.ids().into_iter().filter(|id| *id != leader);
+    cluster.cut(others.flat_map(|other| [(leader, other), (other, leader)]).collect());
+    next_leader(&cluster, leader).await;
+    client.put("k", "new".into()).await.unwrap();
+    // It does not know yet that another one leads, and must not answer from what it has.
+    let status = client.status_of(cluster.address(leader)).await.unwrap();
+    assert_eq!(status.role, "Leader");
+    let read = cluster.node(leader).get("k").timeout(Duration::from_secs(5)).await;
+    assert!(matches!(read, Err(KvError::NoQuorum(_))), "{read:?}");
+
+    cluster.cut(BTreeSet::new());
+    cluster.converged().await;
+    assert_eq!(client.get("k").await.unwrap(), Some("new".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_disk_is_full_ends_and_comes_back_when_there_is_room() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start_to_fail(3, &[]).await;
+    if !cluster.has_disks() {
+        println!("skipped: only root may mount a disk to fill");
+        return;
+    }
+    let client = cluster.client();
+    client.put("k", "v".into()).await.unwrap();
+    let leader = cluster.leader().await;
+    let full = cluster.ids().into_iter().find(|id| *id != leader).unwrap();
+    cluster.fill_disk(full);
+    // The others go on.
+    let value = Bytes::from(vec![7; 10_000]);
+    let mut puts = 0;
+    let ended = loop {
+        client.put("k", value.clone()).await.unwrap();
+        if let Some(ended) = cluster.ended(full) {
+            break ended;
+        }
+        puts += 1;
+        assert!(puts < 3000, "the node takes 30 MB on a full disk");
+    };
+    assert!(!ended.success(), "{ended}");
+    cluster.empty_disk(full);
+    cluster.converged().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn health_says_whether_there_is_a_leader() {
     let _alone = alone().await;
     let mut cluster = Cluster::start(3, &[]).await;

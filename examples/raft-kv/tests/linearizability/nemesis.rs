@@ -1,5 +1,6 @@
-//! Faults: nodes are killed, paused and started again at random.
+//! Faults at random: nodes are killed, paused and started again, the network between them is cut, and their disks are full.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use raft_kv::types::NodeId;
@@ -37,17 +38,48 @@ async fn fault(cluster: &mut Cluster, random: &mut fastrand::Rng) {
         victims = vec![cluster.leader().await];
     }
     let length = Duration::from_millis(random.u64(100..2000));
-    if random.bool() {
-        println!("{victims:?} killed for {length:?}");
-        each(&victims, |id| cluster.kill(id));
-        sleep(length).await;
-        each(&victims, |id| cluster.run(id));
-    } else {
-        println!("{victims:?} paused for {length:?}");
-        each(&victims, |id| cluster.pause(id));
-        sleep(length).await;
-        each(&victims, |id| cluster.resume(id));
+    match random.u8(..if cluster.has_disks() { 4 } else { 3 }) {
+        0 => {
+            println!("{victims:?} killed for {length:?}");
+            each(&victims, |id| cluster.kill(id));
+            sleep(length).await;
+            each(&victims, |id| cluster.run(id));
+        }
+        1 => {
+            println!("{victims:?} paused for {length:?}");
+            each(&victims, |id| cluster.pause(id));
+            sleep(length).await;
+            each(&victims, |id| cluster.resume(id));
+        }
+        2 => {
+            let (ways, length) = (cut(&ids, &victims, random), length * 2);
+            println!("nothing passes on {ways:?} for {length:?}");
+            cluster.cut(ways);
+            sleep(length).await;
+            cluster.cut(BTreeSet::new());
+        }
+        _ => {
+            each(&victims, |id| cluster.fill_disk(id));
+            sleep(length).await;
+            let ended: Vec<_> = victims.iter().filter(|id| cluster.ended(**id).is_some()).collect();
+            println!("the disks of {victims:?} full for {length:?}; {ended:?} ended");
+            each(&victims, |id| cluster.empty_disk(id));
+        }
     }
+}
+
+/// Returns the ways between the victims and the others, or between all nodes if all are victims. Now and then only those that lead
+/// away from the victims.
+fn cut(ids: &[NodeId], victims: &[NodeId], random: &mut fastrand::Rng) -> BTreeSet<(NodeId, NodeId)> {
+    let (all, both_ways) = (victims.len() == ids.len(), random.u8(..3) > 0);
+    let is_cut = |from: &NodeId, to: &NodeId| match (victims.contains(from), victims.contains(to)) {
+        (true, true) => all && from != to,
+        (true, false) => true,
+        (false, true) => both_ways,
+        (false, false) => false,
+    };
+    let ways = ids.iter().flat_map(|from| ids.iter().map(move |to| (*from, *to)));
+    ways.filter(|(from, to)| is_cut(from, to)).collect()
 }
 
 fn each(ids: &[NodeId], act: impl FnMut(NodeId)) {

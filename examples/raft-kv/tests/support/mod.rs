@@ -1,13 +1,19 @@
-//! A cluster of processes on this machine, whose nodes can be killed, paused and started again.
+//! A cluster of processes on this machine, whose nodes can be killed, paused and started again. Their network can be cut, and their
+//! disks filled.
 
-use std::collections::BTreeMap;
+mod disk;
+mod network;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use disk::Disk;
 use farcall::{Channel, Config, Policy};
+use network::{Network, Way};
 use raft_kv::client::{Client, Options};
 use raft_kv::network::farcall_address;
 use raft_kv::service::{KvClient, NodeStatus};
@@ -23,15 +29,25 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Cluster {
     directory: Option<TempDir>,
     options: Vec<String>,
+    /// `None`: nodes call each other without a relay.
+    network: Option<Network>,
     nodes: BTreeMap<NodeId, Node>,
 }
 
 struct Node {
+    /// The address by which others know it.
     address: String,
+    /// The address on which it listens.
+    listen: String,
+    disk: Option<Disk>,
     process: Option<Child>,
 }
 
 impl Node {
+    fn new(address: String) -> Self {
+        Self { listen: address.clone(), address, disk: None, process: None }
+    }
+
     /// Panics if the node has ended by itself.
     fn assert_runs(&mut self) {
         assert_eq!(self.ended(), None, "the node at {} has ended by itself", self.address);
@@ -53,28 +69,50 @@ impl Node {
 impl Cluster {
     /// Starts nodes with these options of `raft-kv serve`, and makes a cluster of them.
     pub(crate) async fn start(count: u64, options: &[&str]) -> Self {
+        let mut cluster = Self::new(options);
+        // All ports are held before one is used, so that they differ.
+        for (id, port) in (1..).zip(ports(count)) {
+            cluster.nodes.insert(id, Node::new(address(&port)));
+        }
+        cluster.make().await;
+        cluster
+    }
+
+    /// Starts nodes as [`start`](Self::start) does, with a network that can be cut, and with disks that can be filled if the test
+    /// may mount them.
+    pub(crate) async fn start_to_fail(count: u64, options: &[&str]) -> Self {
+        let mut cluster = Self::new(options);
+        let network = Network::default();
+        for ((id, relay), port) in (1..).zip(ports(count)).zip(ports(count)) {
+            let disk = Disk::mount(&cluster.directory_of(id));
+            let (address, listen) = (address(&relay), address(&port));
+            network.carry(id, relay, port.local_addr().unwrap());
+            cluster.nodes.insert(id, Node { listen, disk, ..Node::new(address) });
+        }
+        cluster.network = Some(network);
+        cluster.make().await;
+        cluster
+    }
+
+    fn new(options: &[&str]) -> Self {
         let directory = Some(tempfile::tempdir().unwrap());
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        let mut cluster = Self { directory, options, nodes: BTreeMap::new() };
-        // All ports are held before one is used, so that they differ.
-        let ports: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        for (id, port) in (1..).zip(ports) {
-            cluster.nodes.insert(id, Node { address: port.local_addr().unwrap().to_string(), process: None });
+        Self { directory, options, network: None, nodes: BTreeMap::new() }
+    }
+
+    async fn make(&mut self) {
+        for id in self.ids() {
+            self.run(id);
         }
-        for id in cluster.ids() {
-            cluster.run(id);
-        }
-        let members = cluster.nodes.iter().map(|(id, node)| (*id, node.address.clone())).collect();
-        cluster.client().init(members).await.unwrap();
-        cluster
+        let members = self.nodes.iter().map(|(id, node)| (*id, node.address.clone())).collect();
+        self.client().init(members).await.unwrap();
     }
 
     /// Starts a node that belongs to no cluster yet.
     pub(crate) fn start_another(&mut self) -> NodeId {
         let id = self.nodes.len() as NodeId + 1;
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        self.nodes.insert(id, Node { address: port.local_addr().unwrap().to_string(), process: None });
-        drop(port);
+        let address = address(&ports(1)[0]);
+        self.nodes.insert(id, Node::new(address));
         self.run(id);
         id
     }
@@ -112,9 +150,41 @@ impl Cluster {
         let node = self.nodes.get_mut(&id).unwrap();
         assert!(node.process.is_none(), "node {id} runs");
         let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
-        command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.address]);
+        command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.listen]);
         command.arg("--data").arg(data).args(&self.options).env_remove("RUST_LOG");
-        node.process = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        let process = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        if let Some(network) = &self.network {
+            network.set_process(id, process.id());
+        }
+        node.process = Some(process);
+    }
+
+    /// Lets nothing pass on these ways between nodes, and on no others.
+    pub(crate) fn cut(&self, ways: BTreeSet<Way>) {
+        self.network.as_ref().unwrap().cut(ways);
+    }
+
+    /// Returns whether all nodes have disks that can be filled.
+    pub(crate) fn has_disks(&self) -> bool {
+        self.nodes.values().all(|node| node.disk.is_some())
+    }
+
+    /// Fills the disk of a node, which may end then.
+    pub(crate) fn fill_disk(&self, id: NodeId) {
+        self.nodes[&id].disk.as_ref().unwrap().fill();
+    }
+
+    /// Returns how a node ended by itself, if it did.
+    pub(crate) fn ended(&mut self, id: NodeId) -> Option<ExitStatus> {
+        self.nodes.get_mut(&id).unwrap().ended()
+    }
+
+    /// Makes room on the disk of a node, and starts the node again.
+    pub(crate) fn empty_disk(&mut self, id: NodeId) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.kill();
+        node.disk.as_ref().unwrap().empty();
+        self.run(id);
     }
 
     /// Kills a node as a crash does, if the test has not ended it. It must run until then.
@@ -178,6 +248,15 @@ impl Cluster {
     }
 }
 
+/// Returns ports that are free until they are dropped.
+fn ports(count: u64) -> Vec<TcpListener> {
+    (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()
+}
+
+fn address(port: &TcpListener) -> String {
+    port.local_addr().unwrap().to_string()
+}
+
 /// Returns what `found` finds, which must come in time.
 pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut found: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -200,6 +279,8 @@ impl Drop for Cluster {
         {
             eprintln!("the nodes' data and logs are in {}", directory.keep().display());
         }
+        // Their disks must go before the directory does.
+        self.nodes.clear();
         // A second panic would end the program without the first one's message.
         assert!(panicking || ended.is_empty(), "nodes have ended by themselves: {ended:?}");
     }

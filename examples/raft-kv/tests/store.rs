@@ -1,4 +1,4 @@
-//! What is on disk: openraft's own tests of a store, requests that come twice, and snapshots that break.
+//! The store on disk: openraft's own tests of a store, requests that come twice, and snapshots that break.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 

@@ -18,7 +18,7 @@ use raft_kv::client::{Client, Options};
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// What carries calls. It overrides the configuration.
+    /// The transport that carries calls. It overrides the configuration.
     #[arg(long, global = true, value_enum)]
     transport: Option<Transport>,
     /// The configuration of farcall: transport, TLS, limits and all.
@@ -62,7 +62,7 @@ enum Command {
     Load(load::Load),
 }
 
-/// Which cluster a command is for.
+/// The cluster that a command is for.
 #[derive(Debug, clap::Args)]
 struct To {
     /// Nodes of the cluster; one that runs is enough.

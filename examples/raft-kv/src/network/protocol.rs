@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{NodeId, SnapshotMeta, TypeConfig, Vote};
 
-/// Calls between nodes.
+/// The calls that nodes make to each other.
 #[farcall::service(package = "raftkv.v1")]
 pub trait RaftPeer {
     /// Appends entries of the leader to the log. Without entries it is a heartbeat.

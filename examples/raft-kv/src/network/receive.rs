@@ -118,7 +118,12 @@ impl Transfer {
         let file = Arc::new(on_disk(move || open_at(&snapshots, &meta, offset)).await?);
         let (len, mut arrived) = (self.len, offset);
         let late = |_| Status::deadline_exceeded(format!("the sender sent nothing for {PATIENCE:?}"));
-        while let Some(block) = timeout(PATIENCE, blocks.message()).await.map_err(late)?? {
+        loop {
+            let block = tokio::select! {
+                block = timeout(PATIENCE, blocks.message()) => block.map_err(late)??,
+                () = self.told.closed() => return Err(Status::cancelled("the sender has gone away")),
+            };
+            let Some(block) = block else { break };
             arrived += block.len() as u64;
             if arrived > len {
                 return Err(Status::invalid_argument(format!("the snapshot has more than {len} bytes")));

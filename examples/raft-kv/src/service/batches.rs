@@ -47,7 +47,10 @@ impl Batches {
         let bytes = u32::try_from(command.operation.size()).unwrap_or(u32::MAX);
         // A command that waited for room would take memory, too.
         let room = self.room.clone().try_acquire_many_owned(bytes);
-        let full = |_| Status::resource_exhausted("commands of 64 MiB wait for a majority: try again later");
+        let full = |_| {
+            let mib = WAITING_BYTES >> 20;
+            Status::resource_exhausted(format!("commands of {mib} MiB wait for a majority: try again later"))
+        };
         let waiting = Waiting { command, answer, room: room.map_err(full)? };
         self.commands.send(waiting).await.map_err(stopped)?;
         answered.await.map_err(stopped)?

@@ -19,10 +19,8 @@ impl ClusterService {
     pub fn new(raft: Raft) -> Self {
         Self { raft }
     }
-}
 
-impl ClusterService {
-    /// Changes what is told of the members, and leaves the rest as the log has it: another change may have come before.
+    /// Makes one change of the members, and leaves the others as the log has them: another change may have come before.
     async fn change(&self, change: ChangeMembers<NodeId, BasicNode>) -> Result<(), KvError> {
         // A node that votes no more leaves: else it would stay as a learner.
         let retain = false;

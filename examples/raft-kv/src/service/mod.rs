@@ -79,7 +79,7 @@ pub trait Cluster {
     async fn snapshot(&self) -> farcall::Result<()>;
 }
 
-/// A node's view of itself and of the cluster.
+/// The state of a node and of the cluster, as the node knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
     pub id: NodeId,

@@ -22,7 +22,7 @@ const MOST_SESSIONS: u64 = 10_000;
 /// A session's last use is noted in steps of so many entries, so that not every command has to write it.
 const USE_STEP: u64 = 1000;
 
-/// The store's record of a client.
+/// The session of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Session {
     /// The index of the session's latest entry, or of one less than [`USE_STEP`] older.

@@ -15,7 +15,7 @@ use crate::types::{Entry, LogId, NodeId, StorageError, StorageIOError, TypeConfi
 
 /// Entries by their index.
 const LOG: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("log");
-/// Other durable facts, by the names below.
+/// Other facts that have to last, by the names below.
 const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
 const VOTE: &str = "vote";
 const PURGED: &str = "purged";

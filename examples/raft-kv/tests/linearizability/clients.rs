@@ -23,7 +23,7 @@ const KEYS: u64 = 5;
 /// How often each node is asked by itself.
 const OBSERVED: Duration = Duration::from_millis(20);
 
-/// Counts of the clients' calls by outcome.
+/// The numbers of calls by outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) answered: usize,
@@ -95,7 +95,7 @@ async fn observe(node: KvClient, round: u32, end: Instant) -> Vec<(String, Call)
 
 async fn run(client: Client, round: u32, end: Instant) -> Vec<(String, Call)> {
     let mut calls = Vec::new();
-    // What this task has seen of each key, so that comparisons have a chance.
+    // The last value that this task has seen of each key, so that comparisons have a chance.
     let mut seen = [None; KEYS as usize];
     while Instant::now() < end {
         let index = fastrand::usize(..seen.len());

@@ -254,6 +254,10 @@ async fn a_node_that_is_told_to_stop_ends_in_order_and_loses_no_call() {
 async fn a_leader_that_is_cut_off_answers_no_read_and_the_others_go_on() {
     let _alone = alone().await;
     let cluster = Cluster::start_to_fail(3, &[]).await;
+    if !cluster.has_network() {
+        println!("skipped: FARCALL_TRANSPORT asks for another network than TCP");
+        return;
+    }
     let client = cluster.client();
     client.put("k", "old".into()).await.unwrap();
     let leader = cluster.leader().await;

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
 use std::fs;
+use std::future::pending;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -311,6 +312,34 @@ async fn a_snapshot_that_is_damaged_on_its_way_is_not_installed() {
     let last = send(&client, &snapshot, 0, blocks(&snapshot, 0)).await.unwrap();
     assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
     assert_eq!(value(&reader, "k1").await.map(|value| value.len()), Some(700_000));
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_sender_leaves_on_the_way_goes_on_where_it_was() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let (client, reader) = receiver(to.path()).await;
+    let (vote, meta, len) = (Vote::new_committed(1, 2), snapshot.meta.clone(), snapshot.snapshot.len());
+    let beginning = blocks(&snapshot, 0)[..2].to_vec();
+    let stuck = stream::generate(async move |items| {
+        for block in beginning {
+            items.send(block).await;
+        }
+        pending().await
+    });
+    let mut progress = client.install(vote, meta, len, 0, stuck).await.unwrap();
+    while progress.message().await.unwrap() != Some(Progress::Arrived(2 << 20)) {}
+    drop(progress);
+
+    let last = loop {
+        match send(&client, &snapshot, 2 << 20, blocks(&snapshot, 2 << 20)).await {
+            // The receiver has not noticed yet.
+            Err(error) if error.code() == farcall::Code::Unavailable => tokio::task::yield_now().await,
+            sent => break sent.unwrap(),
+        }
+    };
+    assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
+    assert_eq!(value(&reader, "k6").await.map(|value| value.len()), Some(700_000));
 }
 
 /// Sends all of a snapshot until the receiver installs it, and then breaks the connection off.

@@ -38,6 +38,9 @@ async fn histories_are_linearizable_while_nodes_fail() {
     let (heartbeat_ms, election_ms) = ((election / 4).to_string(), election.to_string());
     let times = ["--heartbeat-ms", &heartbeat_ms, "--election-ms", &election_ms, "--snapshot-entries", "500"];
     let cluster = Cluster::start_to_fail(3, &times).await;
+    if !cluster.has_network() {
+        println!("the network is not cut: FARCALL_TRANSPORT asks for another one than TCP");
+    }
     if !cluster.has_disks() {
         println!("disks are not filled: only root may mount some");
     }
@@ -53,7 +56,7 @@ async fn histories_are_linearizable_while_nodes_fail() {
     }
     stop.send_replace(true);
     let (cluster, faults) = nemesis.await.unwrap();
-    println!("{total:?}, {faults} faults");
+    println!("{total:?}, faults: {faults:?}");
     // Under load and faults most calls end well; else the history says little.
     assert!(total.answered > 100 && total.answered > total.lost, "{total:?}");
     let states = cluster.converged().await;

@@ -1,6 +1,6 @@
 //! Faults at random: nodes are killed, paused and started again, the network between them is cut, and their disks are full.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use raft_kv::types::NodeId;
@@ -9,6 +9,14 @@ use tokio::time::{sleep, timeout};
 
 use super::support::Cluster;
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    Kill,
+    Pause,
+    Cut,
+    FullDisk,
+}
+
 /// Makes faults until it is told to stop, with time for an election between most of them. `election` is its shortest timeout in
 /// milliseconds. Returns the cluster, with all nodes running, and how many faults there were.
 pub(crate) async fn run(
@@ -16,19 +24,23 @@ pub(crate) async fn run(
     mut random: fastrand::Rng,
     election: u64,
     mut stopped: watch::Receiver<bool>,
-) -> (Cluster, u32) {
-    let mut faults = 0;
+) -> (Cluster, BTreeMap<Fault, u32>) {
+    let mut possible = vec![Fault::Kill, Fault::Pause];
+    possible.extend(cluster.has_network().then_some(Fault::Cut));
+    possible.extend(cluster.has_disks().then_some(Fault::FullDisk));
+    let mut faults = BTreeMap::new();
     loop {
         let quiet = Duration::from_millis(random.u64(election..election * 8));
         if timeout(quiet, stopped.wait_for(|stopped| *stopped)).await.is_ok() {
             return (cluster, faults);
         }
-        fault(&mut cluster, &mut random).await;
-        faults += 1;
+        let fault = possible[random.usize(..possible.len())];
+        make(fault, &mut cluster, &mut random).await;
+        *faults.entry(fault).or_default() += 1;
     }
 }
 
-async fn fault(cluster: &mut Cluster, random: &mut fastrand::Rng) {
+async fn make(fault: Fault, cluster: &mut Cluster, random: &mut fastrand::Rng) {
     let ids = cluster.ids();
     let mut victims = ids.clone();
     random.shuffle(&mut victims);
@@ -38,27 +50,27 @@ async fn fault(cluster: &mut Cluster, random: &mut fastrand::Rng) {
         victims = vec![cluster.leader().await];
     }
     let length = Duration::from_millis(random.u64(100..2000));
-    match random.u8(..if cluster.has_disks() { 4 } else { 3 }) {
-        0 => {
+    match fault {
+        Fault::Kill => {
             println!("{victims:?} killed for {length:?}");
             each(&victims, |id| cluster.kill(id));
             sleep(length).await;
             each(&victims, |id| cluster.run(id));
         }
-        1 => {
+        Fault::Pause => {
             println!("{victims:?} paused for {length:?}");
             each(&victims, |id| cluster.pause(id));
             sleep(length).await;
             each(&victims, |id| cluster.resume(id));
         }
-        2 => {
+        Fault::Cut => {
             let (ways, length) = (cut(&ids, &victims, random), length * 2);
             println!("nothing passes on {ways:?} for {length:?}");
             cluster.cut(ways);
             sleep(length).await;
             cluster.cut(BTreeSet::new());
         }
-        _ => {
+        Fault::FullDisk => {
             each(&victims, |id| cluster.fill_disk(id));
             sleep(length).await;
             let ended: Vec<_> = victims.iter().filter(|id| cluster.ended(**id).is_some()).collect();

@@ -78,18 +78,21 @@ impl Cluster {
         cluster
     }
 
-    /// Starts nodes as [`start`](Self::start) does, with a network that can be cut, and with disks that can be filled if the test
-    /// may mount them.
+    /// Starts nodes as [`start`](Self::start) does, with a network that can be cut if it is TCP, and with disks that can be filled if
+    /// the test may mount them.
     pub(crate) async fn start_to_fail(count: u64, options: &[&str]) -> Self {
         let mut cluster = Self::new(options);
-        let network = Network::default();
+        let by_tcp = std::env::var("FARCALL_TRANSPORT").map_or(true, |transport| transport == "tcp");
+        cluster.network = by_tcp.then(Network::default);
         for ((id, relay), port) in (1..).zip(ports(count)).zip(ports(count)) {
-            let disk = Disk::mount(&cluster.directory_of(id));
-            let (address, listen) = (address(&relay), address(&port));
-            network.carry(id, relay, port.local_addr().unwrap());
-            cluster.nodes.insert(id, Node { listen, disk, ..Node::new(address) });
+            let mut node = Node::new(address(&port));
+            node.disk = Disk::mount(&cluster.directory_of(id));
+            if let Some(network) = &cluster.network {
+                node.address = address(&relay);
+                network.carry(id, relay, port.local_addr().unwrap());
+            }
+            cluster.nodes.insert(id, node);
         }
-        cluster.network = Some(network);
         cluster.make().await;
         cluster
     }
@@ -162,6 +165,11 @@ impl Cluster {
     /// Lets nothing pass on these ways between nodes, and on no others.
     pub(crate) fn cut(&self, ways: BTreeSet<Way>) {
         self.network.as_ref().unwrap().cut(ways);
+    }
+
+    /// Returns whether the network can be cut.
+    pub(crate) fn has_network(&self) -> bool {
+        self.network.is_some()
     }
 
     /// Returns whether all nodes have disks that can be filled.

@@ -12,7 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What a node sends to another one.
+/// The direction from one node to another.
 pub(crate) type Way = (NodeId, NodeId);
 
 /// The connections to the nodes of a cluster. Those of clients are never cut.

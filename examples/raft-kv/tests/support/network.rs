@@ -18,7 +18,8 @@ pub(crate) type Way = (NodeId, NodeId);
 /// The connections to the nodes of a cluster. Those of clients are never cut.
 #[derive(Clone, Default)]
 pub(crate) struct Network {
-    /// The ways on which nothing goes at present. What was sent arrives when the way is free again, if the connection lasts.
+    /// The ways on which nothing goes at present. Bytes that were sent arrive when the way is free
+    /// again, if the connection lasts.
     blocked: watch::Sender<BTreeSet<Way>>,
     /// The processes of the nodes.
     processes: Arc<Mutex<BTreeMap<NodeId, u32>>>,

@@ -52,6 +52,8 @@ async fn make(fault: Fault, cluster: &mut Cluster, random: &mut fastrand::Rng) {
     let length = Duration::from_millis(random.u64(100..2000));
     match fault {
         Fault::Kill => {
+            // A leader that is back before an election leads on.
+            let length = if random.bool() { Duration::ZERO } else { length };
             println!("{victims:?} killed for {length:?}");
             each(&victims, |id| cluster.kill(id));
             sleep(length).await;

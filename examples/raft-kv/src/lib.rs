@@ -16,3 +16,10 @@ pub mod node;
 pub mod service;
 pub mod store;
 pub mod types;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex. A task that panicked while it held the lock left a whole value behind.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

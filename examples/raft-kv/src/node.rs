@@ -90,7 +90,7 @@ impl Node {
             .add(KvServer::new(KvService::new(&raft, reader)))
             .add(ClusterServer::new(ClusterService::new(raft.clone())))
             .add(RaftPeerServer::new(Receiver::new(raft.clone(), store.snapshots)))
-            .add(health.service())
+            .with_health(&health)
             .with_reflection()
             .with_admin()
             .bind(listen)
@@ -99,34 +99,25 @@ impl Node {
         Ok(Self { raft, server, health })
     }
 
-    /// Serves until `stop` resolves, and then stops in order: health says NOT_SERVING for `notice`, so that balancers go elsewhere;
-    /// calls in progress get up to `grace`; raft ends last, because they need it.
+    /// Serves until `stop` resolves, and then stops in the phases of [`ServerConfig`](farcall::ServerConfig). raft ends last, because
+    /// calls in progress need it.
     ///
     /// openraft 0.9 can't hand leadership over. The others elect a leader when they miss this one.
     ///
     /// # Errors
     ///
     /// If raft stops by itself, for example because the disk is full.
-    pub async fn serve(
-        self,
-        stop: impl Future<Output = ()>,
-        notice: Duration,
-        grace: Duration,
-    ) -> Result<()> {
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<()> {
         let Self { raft, server, health } = self;
-        let handle = server.handle();
-        let serving = tokio::spawn(server.serve());
-        let failed = tokio::select! {
-            () = stop => None,
-            why = follow(&raft, &health) => Some(why),
-        };
-        health.set_all(Serving::NotServing);
-        if failed.is_none() {
-            tokio::time::sleep(notice).await;
-        }
-        handle.drain(grace).await;
-        // It can't fail: the task does not panic, and nobody aborts it.
-        let _ = serving.await;
+        let mut failed = None;
+        server
+            .serve_until(async {
+                failed = tokio::select! {
+                    () = stop => None,
+                    why = follow(&raft, &health) => Some(why),
+                };
+            })
+            .await;
         raft.shutdown().await.context("raft did not stop in order")?;
         match failed {
             Some(why) => bail!("raft stopped by itself: {why}"),

@@ -1,6 +1,6 @@
 //! The types that raft replicates, and openraft's own with this store's parameters.
 
-use farcall::Bytes;
+use farcall::{Bytes, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::store::snapshot::SnapshotFile;
@@ -99,4 +99,9 @@ pub enum Answer {
     NoSession,
     /// The request is below `first_open` of a later one: nobody waits for its answer.
     Late,
+}
+
+/// Returns the status for a caller whose callee's raft has stopped. Another node may serve it.
+pub(crate) fn stopped(why: impl std::fmt::Display) -> Status {
+    Status::unavailable(format!("raft has stopped on this node: {why}"))
 }

@@ -6,16 +6,22 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use farcall::health::{HealthClient, Serving};
-use farcall::{Bytes, Channel};
+use farcall::{Bytes, Channel, Executed};
 use raft_kv::client::Client;
 use raft_kv::node::SERVICE;
 use raft_kv::service::KvError;
-use raft_kv::types::NodeId;
+use raft_kv::types::{NodeId, RequestId};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Cluster, until};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Locked by each test: a cluster must not miss heartbeats because of another one.
@@ -66,6 +72,27 @@ async fn a_cluster_that_crashes_as_a_whole_has_all_that_it_confirmed() {
     }
 }
 
+/// The state is not synced with each entry, so a crash takes it back. Nobody stands for election meanwhile, so the node leads on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_starts_again_answers_no_read_from_an_older_state() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(3, &["--election-ms", "5000"]).await;
+    let client = cluster.client();
+    for round in 0..5u64 {
+        let value = Bytes::from(vec![round as u8; 100_000]);
+        put_all(&client, 200, &value).await;
+        let leader = cluster.leader().await;
+        cluster.kill(leader);
+        cluster.run(leader);
+        let node = cluster.node(leader);
+        let node = &node;
+        let read = until("the node answers a read", || async move {
+            node.get("key-199").wait_for_ready(true).timeout(Duration::from_secs(5)).await.ok()
+        });
+        assert!(read.await == Some(value), "round {round}: the node answers from an older state");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_node_gets_a_snapshot_and_a_vote_and_another_one_leaves() {
     let _alone = alone().await;
@@ -86,7 +113,8 @@ async fn a_new_node_gets_a_snapshot_and_a_vote_and_another_one_leaves() {
 
     let leaver = (1..=3).find(|id| *id != leader).unwrap();
     let voters: BTreeSet<NodeId> = cluster.ids().into_iter().filter(|id| *id != leaver).collect();
-    client.set_voters(&voters).await.unwrap();
+    client.add_voter(new).await.unwrap();
+    assert!(client.remove(leaver).await.unwrap());
     cluster.kill(leaver);
     let after = client.status_of(cluster.address(leader)).await.unwrap();
     assert_eq!(after.voters.iter().map(|member| member.id).collect::<BTreeSet<_>>(), voters);
@@ -96,17 +124,111 @@ async fn a_new_node_gets_a_snapshot_and_a_vote_and_another_one_leaves() {
     assert_eq!(client.get("key-199").await.unwrap().map(|value| value.len()), Some(50_000));
 }
 
+async fn voters(client: &Client, leader: &str) -> BTreeSet<NodeId> {
+    client.status_of(leader).await.unwrap().voters.iter().map(|member| member.id).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_are_added_at_once_all_vote_and_voters_and_learners_can_leave() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(1, &[]).await;
+    let new: Vec<_> = (0..3).map(|_| cluster.start_another()).collect();
+    let client = cluster.client();
+    let mut adding = JoinSet::new();
+    for id in new {
+        let (client, address) = (client.clone(), cluster.address(id).to_owned());
+        adding.spawn(async move {
+            client.add_learner(id, &address).await.unwrap();
+            client.add_voter(id).await.unwrap();
+        });
+    }
+    adding.join_all().await;
+    let leader = cluster.leader().await;
+    let leader = cluster.address(leader);
+    assert_eq!(voters(&client, leader).await, BTreeSet::from([1, 2, 3, 4]));
+
+    let learner = 5;
+    client.add_learner(learner, "127.0.0.1:1").await.unwrap();
+    let status = client.status_of(leader).await.unwrap();
+    assert!(status.learners.iter().any(|member| member.id == learner), "{status:?}");
+    assert!(client.remove(learner).await.unwrap());
+    assert!(!client.remove(learner).await.unwrap());
+    assert!(client.remove(4).await.unwrap());
+    assert_eq!(voters(&client, leader).await, BTreeSet::from([1, 2, 3]));
+    assert_eq!(client.status_of(leader).await.unwrap().learners, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_belongs_to_a_cluster_makes_no_other() {
+    let _alone = alone().await;
+    let cluster = Cluster::start(1, &[]).await;
+    let again = cluster.client().init([(1, cluster.address(1).to_owned())].into()).await;
+    assert_eq!(again, Err(KvError::Exists));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_has_1024_open_requests_at_most() {
+    let _alone = alone().await;
+    let cluster = Cluster::start(1, &[]).await;
+    cluster.leader().await;
+    let node = cluster.node(1);
+    node.open(1).await.unwrap();
+    let put = async |number, first_open| {
+        node.put(RequestId { session: 1, number, first_open }, "k", Bytes::new()).await
+    };
+    assert_eq!(put(1024, 1).await, Ok(()));
+    assert!(matches!(put(1025, 1).await, Err(KvError::Invalid(_))));
+    assert!(matches!(put(1026, 1027).await, Err(KvError::Invalid(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_says_whether_a_leader_may_have_made_it() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(1, &[]).await;
+    let client = cluster.client();
+    client.put("k", "a".into()).await.unwrap();
+    let executed = async || match client.put("k", "b".into()).await {
+        Err(KvError::Rpc(status)) => status.executed(),
+        other => panic!("{other:?}"),
+    };
+    // It may have come before the process stood still.
+    cluster.pause(1);
+    assert_eq!(executed().await, Executed::Maybe);
+    cluster.kill(1);
+    assert_eq!(executed().await, Executed::No);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_without_a_majority_refuses_commands_when_64_mib_of_them_wait() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start(3, &[]).await;
+    let leader = cluster.leader().await;
+    let node = cluster.node(leader);
+    node.open(1).await.unwrap();
+    for id in cluster.ids().into_iter().filter(|id| *id != leader) {
+        cluster.kill(id);
+    }
+    let mut puts = JoinSet::new();
+    for number in 1..=80 {
+        let (node, value) = (node.clone(), Bytes::from(vec![7; 1 << 20]));
+        let request = RequestId { session: 1, number, first_open: 1 };
+        puts.spawn(async move { node.put(request, "k", value).timeout(Duration::from_secs(5)).await });
+    }
+    let refused = |put: &Result<(), KvError>| matches!(put, Err(KvError::Rpc(status)) if status.message().contains("wait for a majority"));
+    assert!(puts.join_all().await.iter().filter(|put| refused(put)).count() >= 80 - 64);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_told_to_stop_ends_in_order_and_loses_no_call() {
     let _alone = alone().await;
     let mut cluster = Cluster::start(3, &[]).await;
     let client = cluster.client();
+    let (end, told) = watch::channel(false);
     let load = tokio::spawn({
         let client = client.clone();
         async move {
-            let end = Instant::now() + Duration::from_secs(6);
             let mut count = 0;
-            while Instant::now() < end {
+            while !*told.borrow() {
                 client.put("k", "v".into()).await.unwrap();
                 count += 1;
             }
@@ -121,7 +243,65 @@ async fn a_node_that_is_told_to_stop_ends_in_order_and_loses_no_call() {
     });
     assert_ne!(next.await, leader);
     cluster.run(leader);
+    // The load goes on until the node is back.
+    cluster.answers(leader).await;
+    end.send_replace(true);
     assert!(load.await.unwrap() > 0);
+    cluster.converged().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_cut_off_answers_no_read_and_the_others_go_on() {
+    let _alone = alone().await;
+    let cluster = Cluster::start_to_fail(3, &[]).await;
+    if !cluster.has_network() {
+        println!("skipped: FARCALL_TRANSPORT asks for another network than TCP");
+        return;
+    }
+    let client = cluster.client();
+    client.put("k", "old".into()).await.unwrap();
+    let leader = cluster.leader().await;
+    let others = cluster.ids().into_iter().filter(|id| *id != leader);
+    cluster.cut(others.flat_map(|other| [(leader, other), (other, leader)]).collect());
+    next_leader(&cluster, leader).await;
+    client.put("k", "new".into()).await.unwrap();
+    // It does not know yet that another one leads, and must not answer from what it has.
+    let status = client.status_of(cluster.address(leader)).await.unwrap();
+    assert_eq!(status.role, "Leader");
+    let read = cluster.node(leader).get("k").timeout(Duration::from_secs(5)).await;
+    assert!(matches!(read, Err(KvError::NoQuorum(_))), "{read:?}");
+
+    cluster.cut(BTreeSet::new());
+    cluster.converged().await;
+    assert_eq!(client.get("k").await.unwrap(), Some("new".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_disk_is_full_ends_and_comes_back_when_there_is_room() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start_to_fail(3, &[]).await;
+    if !cluster.has_disks() {
+        println!("skipped: only root may mount a disk to fill");
+        return;
+    }
+    let client = cluster.client();
+    client.put("k", "v".into()).await.unwrap();
+    let leader = cluster.leader().await;
+    let full = cluster.ids().into_iter().find(|id| *id != leader).unwrap();
+    cluster.fill_disk(full);
+    // The others go on.
+    let value = Bytes::from(vec![7; 10_000]);
+    let mut puts = 0;
+    let ended = loop {
+        client.put("k", value.clone()).await.unwrap();
+        if let Some(ended) = cluster.ended(full) {
+            break ended;
+        }
+        puts += 1;
+        assert!(puts < 3000, "the node takes 30 MB on a full disk");
+    };
+    assert!(!ended.success(), "{ended}");
+    cluster.empty_disk(full);
     cluster.converged().await;
 }
 
@@ -145,6 +325,23 @@ async fn health_says_whether_there_is_a_leader() {
     assert_eq!(health.check("").await.unwrap(), Serving::Serving);
     cluster.run(2);
     is(Serving::Serving).await;
+}
+
+#[test]
+fn a_cluster_on_one_machine_that_is_told_to_stop_takes_its_nodes_along() {
+    let directory = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
+    command.args(["cluster", "--nodes", "1", "--port", &(free - 1).to_string(), "--data"]);
+    let mut cluster = command.arg(directory.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(cluster.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let node = lines.next().unwrap();
+    let (_, node) = node.split_once(" is process ").unwrap();
+    let pid = |number| Pid::from_raw(number).unwrap();
+    let node = pid(node.parse().unwrap());
+    kill_process(pid(cluster.id().cast_signed()), Signal::TERM).unwrap();
+    assert!(cluster.wait().unwrap().success());
+    assert_eq!(test_kill_process(node), Err(Errno::SRCH), "the node still runs");
 }
 
 /// Prints how long each put took, which `README.md` tells. `RAFT_KV_ROUNDS` says how often the leader is killed; 2 unless set.

@@ -3,20 +3,24 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
 use std::fs;
+use std::future::pending;
 use std::path::Path;
+use std::sync::Arc;
 
 use farcall::{Bytes, stream};
 use openraft::entry::FromAppData;
 use openraft::storage::{RaftLogStorageExt, RaftStateMachine};
 use openraft::testing::{StoreBuilder, Suite};
-use openraft::{CommittedLeaderId, RaftLogReader, RaftSnapshotBuilder};
+use openraft::{CommittedLeaderId, OptionalSend, RaftLogReader, RaftSnapshotBuilder};
 use raft_kv::network::{Network, Progress, RaftPeerClient, Receiver};
+use raft_kv::store::snapshot::SnapshotFile;
 use raft_kv::store::{LogStore, Reader, StateMachine, Store};
 use raft_kv::types::{
-    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, StorageError, TypeConfig,
-    Vote,
+    Answer, Batch, Command, Entry, LogId, Operation, Raft, RequestId, Snapshot, SnapshotMeta, StorageError,
+    StoredMembership, TypeConfig, Vote,
 };
 use tempfile::TempDir;
+use tokio::sync::Semaphore;
 
 fn open(directory: &Path) -> Store {
     Store::open(directory, 1).unwrap()
@@ -138,13 +142,110 @@ async fn large_snapshot(directory: &Path) -> Snapshot {
     machine.get_snapshot_builder().await.build_snapshot().await.unwrap()
 }
 
+/// Returns node 1, without the service by which others call it.
+async fn raft(log: LogStore, machine: impl RaftStateMachine<TypeConfig>) -> Raft {
+    let network = Network::new(farcall::Config::default(), std::time::Duration::from_millis(100));
+    Raft::new(1, Default::default(), network, log, machine).await.unwrap()
+}
+
 /// Returns a node that takes snapshots, and what reads its values.
 async fn receiver(directory: &Path) -> (RaftPeerClient, Reader) {
-    let store = open(directory);
-    let reader = store.machine.reader();
-    let network = Network::new(farcall::Config::default(), std::time::Duration::from_millis(100));
-    let raft = Raft::new(1, Default::default(), network, store.log, store.machine).await.unwrap();
-    (RaftPeerClient::in_process(Receiver::new(raft, store.snapshots)), reader)
+    let Store { log, machine, snapshots } = open(directory);
+    let reader = machine.reader();
+    let raft = raft(log, machine).await;
+    (RaftPeerClient::in_process(Receiver::new(raft, snapshots)), reader)
+}
+
+/// A state machine that installs a snapshot when the semaphore has a permit.
+struct Gated(StateMachine, Arc<Semaphore>);
+
+impl RaftStateMachine<TypeConfig> for Gated {
+    type SnapshotBuilder = StateMachine;
+
+    async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
+        self.0.applied_state().await
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Vec<Answer>>, StorageError>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        self.0.apply(entries).await
+    }
+
+    async fn get_snapshot_builder(&mut self) -> StateMachine {
+        self.0.get_snapshot_builder().await
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
+        self.0.begin_receiving_snapshot().await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMeta,
+        snapshot: Box<SnapshotFile>,
+    ) -> Result<(), StorageError> {
+        let _permit = self.1.acquire().await.unwrap();
+        self.0.install_snapshot(meta, snapshot).await
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, StorageError> {
+        self.0.get_current_snapshot().await
+    }
+}
+
+/// Copies the files of a node, as a crash leaves them.
+fn crashed(directory: &Path) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(directory).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    copy
+}
+
+/// After a crash raft reads at once all entries that the state lacks.
+#[tokio::test]
+async fn a_crash_takes_back_less_than_128_mib_of_entries() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut machine = open(directory.path()).machine;
+    let long = "v".repeat(16 << 20);
+    for index in 1..=8 {
+        machine.apply([entry(index, vec![session(1), put(1, index, index, "k", &long)])]).await.unwrap();
+    }
+    let crashed = crashed(directory.path());
+    let (applied, _) = open(crashed.path()).machine.applied_state().await.unwrap();
+    assert!(applied.is_some_and(|applied| applied.index >= 4), "{applied:?}");
+}
+
+/// openraft removes the entries from the log while the snapshot is still being installed.
+#[tokio::test]
+async fn a_crash_between_the_removal_of_entries_and_the_installation_of_their_snapshot_loses_nothing() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let store = open(to.path());
+    let node = raft(store.log, Gated(store.machine, Arc::new(Semaphore::new(0)))).await;
+    let client = RaftPeerClient::in_process(Receiver::new(node.clone(), store.snapshots));
+    let (last, all) = (snapshot.meta.last_log_id, blocks(&snapshot, 0));
+    let sending = tokio::spawn(async move { send(&client, &snapshot, 0, all).await });
+    node.wait(None).metrics(|metrics| metrics.purged == last, "the entries left the log").await.unwrap();
+    let crashed_first = crashed(to.path());
+    sending.abort();
+
+    let store = open(crashed_first.path());
+    // A further crash, before any of the state is synced.
+    let crashed_again = crashed(crashed_first.path());
+    fs::remove_file(crashed_again.path().join("state.redb")).unwrap();
+    drop(store);
+    for directory in [crashed_first, crashed_again] {
+        let Store { log, mut machine, .. } = open(directory.path());
+        assert_eq!(machine.applied_state().await.unwrap().0, last);
+        assert_eq!(value(&machine.reader(), "k6").await.map(|value| value.len()), Some(700_000));
+        // openraft finds that log and state go together.
+        raft(log, machine).await;
+    }
 }
 
 /// Returns the blocks of a snapshot from `offset` on.
@@ -211,4 +312,59 @@ async fn a_snapshot_that_is_damaged_on_its_way_is_not_installed() {
     let last = send(&client, &snapshot, 0, blocks(&snapshot, 0)).await.unwrap();
     assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
     assert_eq!(value(&reader, "k1").await.map(|value| value.len()), Some(700_000));
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_sender_leaves_on_the_way_goes_on_where_it_was() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let (client, reader) = receiver(to.path()).await;
+    let (vote, meta, len) = (Vote::new_committed(1, 2), snapshot.meta.clone(), snapshot.snapshot.len());
+    let beginning = blocks(&snapshot, 0)[..2].to_vec();
+    let stuck = stream::generate(async move |items| {
+        for block in beginning {
+            items.send(block).await;
+        }
+        pending().await
+    });
+    let mut progress = client.install(vote, meta, len, 0, stuck).await.unwrap();
+    while progress.message().await.unwrap() != Some(Progress::Arrived(2 << 20)) {}
+    drop(progress);
+
+    let last = loop {
+        match send(&client, &snapshot, 2 << 20, blocks(&snapshot, 2 << 20)).await {
+            // The receiver has not noticed yet.
+            Err(error) if error.code() == farcall::Code::Unavailable => tokio::task::yield_now().await,
+            sent => break sent.unwrap(),
+        }
+    };
+    assert!(matches!(last, Some(Progress::Done(_))), "{last:?}");
+    assert_eq!(value(&reader, "k6").await.map(|value| value.len()), Some(700_000));
+}
+
+/// Sends all of a snapshot until the receiver installs it, and then breaks the connection off.
+async fn send_and_leave(client: &RaftPeerClient, snapshot: &Snapshot) {
+    let (vote, meta, len) = (Vote::new_committed(1, 2), snapshot.meta.clone(), snapshot.snapshot.len());
+    let all = stream::iter(blocks(snapshot, 0));
+    let mut progress = client.install(vote, meta, len, 0, all).await.unwrap();
+    while progress.message().await.unwrap() != Some(Progress::Installing) {}
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_sender_leaves_during_the_installation_is_installed_and_no_other_begins_meanwhile() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let Store { log, machine, snapshots } = open(to.path());
+    let (reader, gate) = (machine.reader(), Arc::new(Semaphore::new(0)));
+    let node = raft(log, Gated(machine, gate.clone())).await;
+    let client = RaftPeerClient::in_process(Receiver::new(node.clone(), snapshots));
+    send_and_leave(&client, &snapshot).await;
+
+    let error = send(&client, &snapshot, 0, blocks(&snapshot, 0)).await.unwrap_err();
+    assert_eq!(error.code(), farcall::Code::Unavailable, "{error}");
+
+    gate.add_permits(1);
+    let last = snapshot.meta.last_log_id;
+    node.wait(None).metrics(|metrics| metrics.last_applied == last, "it is installed").await.unwrap();
+    assert_eq!(value(&reader, "k6").await.map(|value| value.len()), Some(700_000));
 }

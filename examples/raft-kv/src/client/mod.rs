@@ -1,19 +1,22 @@
 //! The client: it finds the leader, follows it, and makes requests again that were not answered. The store applies each once.
 
 mod session;
+mod tries;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farcall::{BalancePolicy, Bytes, Channel, Code, Config, Endpoint, Executed, Status, Stream, stream};
+use farcall::{BalancePolicy, Bytes, Channel, Config, Endpoint, Stream, stream};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::timeout;
 
+use crate::locked;
 use crate::network::farcall_address;
 use crate::service::{ClusterClient, KvClient, KvError, NodeStatus};
 use crate::types::{NodeId, RequestId};
 use session::Sessions;
+use tries::{Tries, is_passing};
 
 /// The pause before the leader is looked for again. It grows to the longest one, and each is up to a half shorter at random. It is
 /// what a client adds to the time of an election.
@@ -27,7 +30,7 @@ pub struct Options {
     pub config: Config,
     /// How long a node has to answer, before another one is tried.
     pub attempt: Duration,
-    /// How long a request is tried for, as a whole.
+    /// How long a request is tried for, as a whole, with all its attempts.
     pub patience: Duration,
 }
 
@@ -47,12 +50,15 @@ struct Inner {
     any: ClusterClient,
     /// The addresses of the nodes, which `any` follows.
     nodes: watch::Sender<BTreeSet<String>>,
-    leader: Mutex<Option<Arc<Leader>>>,
+    /// The addresses that the user gave. They stay: a node that is not up to date may tell of members that are gone.
+    seeds: BTreeSet<String>,
+    /// The node that leads, as far as the client knows.
+    leader: Mutex<Option<Arc<Node>>>,
     sessions: Sessions,
 }
 
-/// The node that leads, as far as the client knows.
-struct Leader {
+/// A node that is called by itself.
+struct Node {
     address: String,
     kv: KvClient,
     cluster: ClusterClient,
@@ -66,7 +72,8 @@ impl Client {
     ///
     /// If the configuration is wrong.
     pub fn new(addresses: impl IntoIterator<Item = String>, options: Options) -> anyhow::Result<Self> {
-        let nodes = watch::Sender::new(addresses.into_iter().collect());
+        let seeds: BTreeSet<_> = addresses.into_iter().collect();
+        let nodes = watch::Sender::new(seeds.clone());
         let mut config = options.config.clone();
         // A node that is stopped does not answer; another one is asked meanwhile.
         config.retry.max_attempts = config.retry.max_attempts.max(3);
@@ -74,7 +81,7 @@ impl Client {
         let builder = Channel::builder().config(config).with_env().balance(BalancePolicy::RoundRobin);
         let any = ClusterClient::new(&builder.discover("raft-kv", endpoints(nodes.subscribe()))?);
         let (leader, sessions) = (Mutex::default(), Sessions::default());
-        Ok(Self(Arc::new(Inner { options, any, nodes, leader, sessions })))
+        Ok(Self(Arc::new(Inner { options, any, nodes, seeds, leader, sessions })))
     }
 
     /// Returns the value of a key, as of a moment during this call.
@@ -83,7 +90,7 @@ impl Client {
     ///
     /// If no leader answers in time, or the key is wrong.
     pub async fn get(&self, key: &str) -> Result<Option<Bytes>, KvError> {
-        self.follow(self.0.options.attempt, |leader, limit| leader.kv.get(key).timeout(limit)).await
+        self.ask(self.0.options.attempt, |leader, limit| leader.kv.get(key).timeout(limit)).await
     }
 
     /// Sets the value of a key.
@@ -131,7 +138,7 @@ impl Client {
         let Some(first) = members.values().next() else {
             return Err(KvError::Invalid("a cluster has a node at least".into()));
         };
-        let first = self.leader_at(first)?;
+        let first = self.node_at(first)?;
         let call = first.cluster.init(members);
         call.wait_for_ready(true).timeout(self.0.options.patience).await
     }
@@ -140,21 +147,31 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If no leader answers in time, or another change is under way.
+    /// If no leader answers in time, or another change is under way for that long.
     pub async fn add_learner(&self, id: NodeId, address: &str) -> Result<(), KvError> {
         // It may need a snapshot, whose progress the leader watches.
         let patience = self.0.options.patience;
-        self.follow(patience, |leader, limit| leader.cluster.add_learner(id, address).timeout(limit)).await
+        self.ask(patience, |leader, limit| leader.cluster.add_learner(id, address).timeout(limit)).await
     }
 
-    /// Sets which nodes vote. New ones must be learners; those that vote no more leave the cluster.
+    /// Gives a learner a vote.
     ///
     /// # Errors
     ///
     /// As [`add_learner`](Self::add_learner) does.
-    pub async fn set_voters(&self, voters: &BTreeSet<NodeId>) -> Result<(), KvError> {
+    pub async fn add_voter(&self, id: NodeId) -> Result<(), KvError> {
         let patience = self.0.options.patience;
-        self.follow(patience, |leader, limit| leader.cluster.set_voters(voters.clone()).timeout(limit)).await
+        self.ask(patience, |leader, limit| leader.cluster.add_voter(id).timeout(limit)).await
+    }
+
+    /// Removes a node from the cluster. Returns whether it was a member when the answered attempt was made.
+    ///
+    /// # Errors
+    ///
+    /// As [`add_learner`](Self::add_learner) does.
+    pub async fn remove(&self, id: NodeId) -> Result<bool, KvError> {
+        let patience = self.0.options.patience;
+        self.ask(patience, |leader, limit| leader.cluster.remove(id).timeout(limit)).await
     }
 
     /// Returns what one of the nodes knows of the cluster.
@@ -165,15 +182,13 @@ impl Client {
     pub async fn status(&self) -> farcall::Result<NodeStatus> {
         let status = self.0.any.status().timeout(self.0.options.attempt).await?;
         let members = status.voters.iter().chain(&status.learners);
-        let addresses: BTreeSet<_> = members.map(|member| member.address.clone()).collect();
-        // A node that was not added yet knows of none.
-        if !addresses.is_empty() {
-            self.0.nodes.send_if_modified(|known| {
-                let changed = *known != addresses;
-                *known = addresses;
-                changed
-            });
-        }
+        let mut addresses = self.0.seeds.clone();
+        addresses.extend(members.map(|member| member.address.clone()));
+        self.0.nodes.send_if_modified(|known| {
+            let changed = *known != addresses;
+            *known = addresses;
+            changed
+        });
         Ok(status)
     }
 
@@ -183,71 +198,83 @@ impl Client {
     ///
     /// If it does not answer in time.
     pub async fn status_of(&self, address: &str) -> Result<NodeStatus, KvError> {
-        let node = self.leader_at(address)?;
+        let node = self.node_at(address)?;
         Ok(node.cluster.status().timeout(self.0.options.attempt).await?)
     }
 
     /// Makes a change. All attempts have one request, which the store applies once.
-    async fn write<T, F>(&self, call: impl Fn(&Leader, RequestId, Duration) -> F) -> Result<T, KvError>
+    async fn write<T, F>(&self, call: impl Fn(&Node, RequestId, Duration) -> F) -> Result<T, KvError>
     where
         F: Future<Output = Result<T, KvError>>,
     {
-        loop {
-            let open = |session| {
-                self.follow(self.0.options.attempt, move |leader, limit| {
-                    leader.kv.open(session).timeout(limit)
-                })
-            };
-            let request = self.0.sessions.request(open).await?;
-            let attempts = Mutex::new(0);
-            let made = self.follow(self.0.options.attempt, |leader, limit| {
-                *locked(&attempts) += 1;
-                call(leader, request.id(), limit)
-            });
-            match made.await {
-                Err(KvError::NoSession) => {
-                    self.0.sessions.ended(request.id().session);
-                    // An earlier attempt may have been applied when the session was open.
-                    if *locked(&attempts) > 1 {
-                        return Err(KvError::NoSession);
+        let (attempt, tries) = (self.0.options.attempt, &Tries::default());
+        let work = async {
+            loop {
+                let open = |session| {
+                    self.follow(tries, attempt, move |leader, limit| leader.kv.open(session).timeout(limit))
+                };
+                let request = self.0.sessions.request(open).await?;
+                tries.begin();
+                let made = self.follow(tries, attempt, |leader, limit| call(leader, request.id(), limit));
+                match made.await {
+                    Err(KvError::NoSession) => {
+                        self.0.sessions.ended(request.id().session);
+                        // An earlier attempt may have been applied when the session was open.
+                        if tries.may_be_executed() {
+                            return Err(KvError::NoSession);
+                        }
                     }
+                    made => return made,
                 }
-                made => return made,
             }
-        }
+        };
+        self.patiently(tries, work).await
     }
 
-    /// Calls the leader, until it answers or patience ends. Each attempt may take `attempt`.
+    /// Calls the leader, with `attempt` for each attempt.
+    async fn ask<T, F>(&self, attempt: Duration, call: impl Fn(&Node, Duration) -> F) -> Result<T, KvError>
+    where
+        F: Future<Output = Result<T, KvError>>,
+    {
+        let tries = &Tries::default();
+        self.patiently(tries, self.follow(tries, attempt, call)).await
+    }
+
+    /// Ends a request when patience ends.
+    async fn patiently<T>(
+        &self,
+        tries: &Tries,
+        work: impl Future<Output = Result<T, KvError>>,
+    ) -> Result<T, KvError> {
+        let patience = self.0.options.patience;
+        timeout(patience, work).await.unwrap_or_else(|_| Err(tries.late(patience)))
+    }
+
+    /// Calls the leader until it answers. Each attempt may take `attempt`.
     async fn follow<T, F>(
         &self,
+        tries: &Tries,
         attempt: Duration,
-        call: impl Fn(&Leader, Duration) -> F,
+        call: impl Fn(&Node, Duration) -> F,
     ) -> Result<T, KvError>
     where
         F: Future<Output = Result<T, KvError>>,
     {
-        let patience = self.0.options.patience;
-        let (deadline, mut pause) = (Instant::now() + patience, PAUSE);
+        let mut pause = PAUSE;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let known = self.known_leader().await;
-            let failed = match known {
-                Ok(leader) => match call(&leader, attempt.min(left)).await {
+            match self.known_leader().await {
+                Ok(leader) => match tries.attempt(call(&leader, attempt)).await {
                     Err(error) if is_passing(&error) => {
-                        let known = self.leave(&leader, &error);
-                        if known {
+                        let named = self.leave(&leader, &error);
+                        tries.failed(error);
+                        if named {
                             pause = PAUSE;
                             continue;
                         }
-                        error
                     }
                     done => return done,
                 },
-                Err(error) => error,
-            };
-            if Instant::now() + pause >= deadline {
-                let why = format!("no leader has answered within {patience:?}; the last failure: {failed}");
-                return Err(Status::deadline_exceeded(why).with_executed(Executed::Maybe).into());
+                Err(error) => tries.failed(error),
             }
             tokio::time::sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -255,23 +282,23 @@ impl Client {
     }
 
     /// Returns the leader that is known, or asks for it.
-    async fn known_leader(&self) -> Result<Arc<Leader>, KvError> {
+    async fn known_leader(&self) -> Result<Arc<Node>, KvError> {
         if let Some(leader) = locked(&self.0.leader).clone() {
             return Ok(leader);
         }
         let Some(member) = self.status().await?.leader else {
             return Err(KvError::NotLeader { leader: None });
         };
-        let leader = self.leader_at(&member.address)?;
+        let leader = self.node_at(&member.address)?;
         *locked(&self.0.leader) = Some(leader.clone());
         Ok(leader)
     }
 
     /// Forgets a leader that failed. Returns whether the failure named another one, which is the leader from now on.
-    fn leave(&self, failed: &Arc<Leader>, error: &KvError) -> bool {
+    fn leave(&self, failed: &Arc<Node>, error: &KvError) -> bool {
         let named = match error {
             KvError::NotLeader { leader: Some(member) } if member.address != failed.address => {
-                self.leader_at(&member.address).ok()
+                self.node_at(&member.address).ok()
             }
             _ => None,
         };
@@ -283,23 +310,14 @@ impl Client {
         named.is_some()
     }
 
-    fn leader_at(&self, address: &str) -> Result<Arc<Leader>, KvError> {
-        let builder = Channel::builder().config(self.0.options.config.clone()).with_env();
-        let channel = builder.connect_lazy(&farcall_address(address));
+    fn node_at(&self, address: &str) -> Result<Arc<Node>, KvError> {
+        let mut config = self.0.options.config.clone();
+        // `Tries` has to know of each attempt, so the channel makes none by itself.
+        config.retry.max_attempts = 1;
+        let channel = Channel::builder().config(config).with_env().connect_lazy(&farcall_address(address));
         let channel = channel.map_err(|why| KvError::Invalid(why.to_string()))?;
         let (kv, cluster) = (KvClient::new(&channel), ClusterClient::new(&channel));
-        Ok(Arc::new(Leader { address: address.to_owned(), kv, cluster }))
-    }
-}
-
-/// Returns whether another attempt may go well.
-fn is_passing(error: &KvError) -> bool {
-    match error {
-        KvError::NotLeader { .. } | KvError::NoQuorum(_) => true,
-        KvError::Rpc(status) => {
-            matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted)
-        }
-        _ => false,
+        Ok(Arc::new(Node { address: address.to_owned(), kv, cluster }))
     }
 }
 
@@ -316,8 +334,4 @@ fn endpoints(
             }
         }
     })
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::locked;
+use crate::locked;
 use crate::service::{KvError, MOST_OPEN};
 use crate::types::RequestId;
 
@@ -84,7 +84,7 @@ impl Session {
         let mut requests = locked(&self.requests);
         let number = requests.latest + 1;
         let first_open = requests.open.first().copied().unwrap_or(number);
-        if number - first_open > MOST_OPEN {
+        if number - first_open >= MOST_OPEN {
             return None;
         }
         requests.latest = number;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::pin::pin;
 
 use anyhow::{Context, Result, ensure};
-use farcall::Config;
+use farcall::{Config, StopSignals};
 use raft_kv::service::KvError;
 use raft_kv::types::NodeId;
 use rustix::process::{Pid, Signal, kill_process};
@@ -34,6 +35,7 @@ impl Cluster {
         ensure!(self.port.checked_add(self.nodes).is_some(), "there are no ports above {}", self.port);
         let addresses: BTreeMap<NodeId, String> =
             (1..=self.nodes).map(|id| (id.into(), format!("127.0.0.1:{}", self.port + id))).collect();
+        let mut stop = StopSignals::new()?;
         let mut nodes = JoinSet::new();
         let mut running = BTreeMap::new();
         for (id, address) in &addresses {
@@ -47,34 +49,36 @@ impl Cluster {
         }
         let to = To { nodes: addresses.values().cloned().collect(), patience: 10 };
         let client = to.client(config)?;
-        tokio::select! {
-            made = client.init(addresses.clone()) => match made {
-                // It was made when the cluster ran before.
-                Ok(()) | Err(KvError::Invalid(_)) => println!("the cluster serves; Ctrl-C stops it"),
-                Err(why) => return Err(why).context("the cluster can't be made"),
-            },
-            _ = tokio::signal::ctrl_c() => {}
-        }
-        loop {
+        let mut make = pin!(client.init(addresses.clone()));
+        let mut is_made = false;
+        let result = loop {
             tokio::select! {
+                made = &mut make, if !is_made => match made {
+                    // It was made when the cluster ran before.
+                    Ok(()) | Err(KvError::Exists) => {
+                        is_made = true;
+                        println!("the cluster serves; Ctrl-C stops it");
+                    }
+                    Err(why) => break Err(why).context("the cluster can't be made"),
+                },
                 Some(ended) = nodes.join_next() => {
                     let (id, status) = ended?;
                     running.remove(&id);
                     println!("node {id} has ended: {}", status?);
                     println!("start it again by: {}", self.again(arguments, id, &addresses[&id]));
                     if running.is_empty() {
-                        return Ok(());
+                        break Ok(());
                     }
                 }
-                _ = tokio::signal::ctrl_c() => break,
+                () = stop.next() => break Ok(()),
             }
-        }
+        };
         for pid in running.values() {
             // A node that has ended by itself meanwhile needs no signal.
             let _ = kill_process(*pid, Signal::TERM);
         }
         while nodes.join_next().await.is_some() {}
-        Ok(())
+        result
     }
 
     fn start(&self, arguments: &Arguments, id: NodeId, address: &str) -> Result<Child> {

@@ -1,11 +1,10 @@
 //! Commands about the cluster and its members.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use farcall::Config;
-use raft_kv::client::Client;
-use raft_kv::service::{Member, NodeStatus};
+use raft_kv::service::{KvError, Member, NodeStatus};
 use raft_kv::types::NodeId;
 
 use super::To;
@@ -52,7 +51,14 @@ impl Init {
         let members: BTreeMap<_, _> = self.members.iter().cloned().collect();
         ensure!(members.len() == self.members.len(), "two nodes have one number");
         let to = To { nodes: members.values().cloned().collect(), patience: 10 };
-        Ok(to.client(config)?.init(members).await?)
+        match to.client(config)?.init(members).await {
+            // A job that makes the cluster may run again.
+            Err(KvError::Exists) => {
+                println!("the first node belongs to a cluster already; nothing has changed");
+                Ok(())
+            }
+            made => Ok(made?),
+        }
     }
 }
 
@@ -64,27 +70,16 @@ impl Add {
         if self.learner {
             return Ok(());
         }
-        let mut voters = voters(&client).await?;
-        voters.insert(*id);
-        Ok(client.set_voters(&voters).await?)
+        Ok(client.add_voter(*id).await?)
     }
 }
 
 impl Remove {
     pub(super) async fn run(&self, config: &Config) -> Result<()> {
-        let client = self.to.client(config)?;
-        let mut voters = voters(&client).await?;
-        ensure!(voters.remove(&self.id), "node {} does not vote", self.id);
-        ensure!(!voters.is_empty(), "node {} is the last one", self.id);
-        Ok(client.set_voters(&voters).await?)
+        let was_member = self.to.client(config)?.remove(self.id).await?;
+        ensure!(was_member, "node {} is no member of the cluster", self.id);
+        Ok(())
     }
-}
-
-/// Returns the nodes that vote, as the leader knows them.
-async fn voters(client: &Client) -> Result<BTreeSet<NodeId>> {
-    let Some(leader) = client.status().await?.leader else { bail!("there is no leader now") };
-    let status = client.status_of(&leader.address).await?;
-    Ok(status.voters.iter().map(|member| member.id).collect())
 }
 
 impl Status {

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use farcall::Config;
+use farcall::{Config, StopSignals};
 use raft_kv::node::{Node, Timing};
 use raft_kv::types::NodeId;
-use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
@@ -22,12 +21,6 @@ pub(super) struct Serve {
     data: PathBuf,
     #[command(flatten)]
     times: Times,
-    /// How long health says NOT_SERVING before a stop, in seconds, so that balancers go elsewhere.
-    #[arg(long, default_value_t = 0)]
-    notice: u64,
-    /// How long calls in progress get at a stop, in seconds.
-    #[arg(long, default_value_t = 5)]
-    grace: u64,
 }
 
 /// Times and sizes of raft.
@@ -56,17 +49,13 @@ impl Times {
 
 impl Serve {
     pub(super) async fn run(&self, config: Config) -> Result<()> {
+        let mut stop = StopSignals::new()?;
         let node = Node::start(self.id, &self.listen, &self.data, config, self.times.timing()).await?;
         tracing::info!(id = self.id, listen = self.listen, "the node serves");
-        let (mut terminate, mut interrupt) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let stop = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
+        let stop = async move {
+            stop.next().await;
             tracing::info!("the node stops");
         };
-        node.serve(stop, Duration::from_secs(self.notice), Duration::from_secs(self.grace)).await
+        node.serve(stop).await
     }
 }

@@ -39,7 +39,7 @@ pub trait RaftPeer {
 pub enum Progress {
     /// So many bytes have arrived.
     Arrived(u64),
-    /// All has arrived, and is being installed.
+    /// All has arrived, and is being checked and installed.
     Installing,
     /// It is installed, or the receiver's vote, which is this, is above that of the sender.
     Done(Vote),

@@ -1,44 +1,38 @@
 //! The node's end of calls from other nodes.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use farcall::{Bytes, Status, Stream, Streaming, stream};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, VoteRequest, VoteResponse};
-use tokio::sync::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Mutex, watch};
+use tokio::time::timeout;
 
 use super::{Progress, RaftPeer};
-use crate::store::snapshot::{SnapshotFile, Snapshots};
-use crate::types::{NodeId, Raft, Snapshot, SnapshotMeta, TypeConfig, Vote};
+use crate::store::snapshot::Snapshots;
+use crate::types::{NodeId, Raft, Snapshot, SnapshotMeta, TypeConfig, Vote, stopped};
 
 /// How long a sender may send nothing, before another may begin.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often the sender learns that a snapshot is still being installed.
+/// How often the sender is told how far a snapshot is, when there is nothing new.
 const TOLD: Duration = Duration::from_secs(2);
 
 /// Serves other nodes.
 pub struct Receiver {
     raft: Raft,
     snapshots: Snapshots,
-    /// Locked while a snapshot arrives: there is one file for it.
+    /// Locked while a snapshot arrives and is installed: there is one file for each.
     arriving: Arc<Mutex<()>>,
 }
 
 impl Receiver {
-    /// Returns what serves other nodes.
+    /// Creates the service for other nodes.
     pub fn new(raft: Raft, snapshots: Snapshots) -> Self {
         Self { raft, snapshots, arriving: Arc::default() }
     }
-}
-
-/// Says to another node that raft has stopped here.
-fn stopped(why: impl std::fmt::Display) -> Status {
-    Status::unavailable(format!("raft has stopped on this node: {why}"))
 }
 
 fn disk(why: impl std::fmt::Display) -> Status {
@@ -68,46 +62,80 @@ impl RaftPeer for Receiver {
         meta: SnapshotMeta,
         len: u64,
         offset: u64,
-        mut blocks: Streaming<Bytes>,
+        blocks: Streaming<Bytes>,
     ) -> farcall::Result<impl Stream<Item = farcall::Result<Progress>>> {
-        let busy = |_| Status::unavailable("another snapshot is arriving");
+        let busy = |_| Status::unavailable("another snapshot is arriving or being installed");
         let alone = self.arriving.clone().try_lock_owned().map_err(busy)?;
-        let (raft, snapshots) = (self.raft.clone(), self.snapshots.clone());
-        Ok(stream::generate(async move |items| {
+        let (told, mut progress) = watch::channel(Progress::Arrived(offset));
+        let transfer =
+            Transfer { raft: self.raft.clone(), snapshots: self.snapshots.clone(), meta, len, told };
+        // A task of its own: if the sender goes away, the files stay in use until the task ends.
+        let transfer = tokio::spawn(async move {
             let _alone = alone;
-            let (of, to) = (meta.clone(), snapshots.clone());
-            let file = on_disk(move || open_at(&to, &of, offset)).await?;
-            let (file, mut arrived) = (Arc::new(file), offset);
-            let late = |_| Status::deadline_exceeded(format!("the sender sent nothing for {PATIENCE:?}"));
-            while let Some(block) = timeout(PATIENCE, blocks.message()).await.map_err(late)?? {
-                arrived += block.len() as u64;
-                if arrived > len {
-                    return Err(Status::invalid_argument(format!("the snapshot has more than {len} bytes")));
+            transfer.run(vote, offset, blocks).await
+        });
+        Ok(stream::generate(async move |items| {
+            loop {
+                let now = *progress.borrow_and_update();
+                items.send(now).await;
+                // Without news the sender is told again, so that it knows that this node is there.
+                if let Ok(Err(_ended)) = timeout(TOLD, progress.changed()).await {
+                    break;
                 }
-                let file = file.clone();
-                on_disk(move || Ok((&*file).write_all(&block)?)).await?;
-                items.send(Progress::Arrived(arrived)).await;
             }
-            if arrived < len {
-                return Err(Status::data_loss(format!(
-                    "{} bytes of the snapshot did not come",
-                    len - arrived
-                )));
-            }
-            let (of, from) = (meta.clone(), snapshots.clone());
-            let snapshot = on_disk(move || whole(&from, &of)).await?;
-            let snapshot = Snapshot { meta, snapshot: Box::new(snapshot) };
-            let mut install = pin!(raft.install_full_snapshot(vote, snapshot));
-            let installed = loop {
-                tokio::select! {
-                    installed = &mut install => break installed.map_err(stopped)?,
-                    () = sleep(TOLD) => items.send(Progress::Installing).await,
-                }
-            };
-            on_disk(move || Ok(fs::remove_file(snapshots.arriving_path())?)).await?;
-            items.send(Progress::Done(installed.vote)).await;
+            let vote = transfer.await.map_err(disk)??;
+            items.send(Progress::Done(vote)).await;
             Ok(())
         }))
+    }
+}
+
+/// A snapshot on its way from another node to the state machine.
+struct Transfer {
+    raft: Raft,
+    snapshots: Snapshots,
+    meta: SnapshotMeta,
+    /// Its length in bytes.
+    len: u64,
+    told: watch::Sender<Progress>,
+}
+
+impl Transfer {
+    /// Takes the blocks from `offset` on, then installs the snapshot. Returns the vote of this node.
+    async fn run(self, vote: Vote, offset: u64, blocks: Streaming<Bytes>) -> farcall::Result<Vote> {
+        self.receive(offset, blocks).await?;
+        self.told.send_replace(Progress::Installing);
+        let (snapshots, meta) = (self.snapshots.clone(), self.meta.clone());
+        let snapshot = on_disk(move || snapshots.begin_install(&meta)).await?;
+        let snapshot = Snapshot { meta: self.meta, snapshot: Box::new(snapshot) };
+        let installed = self.raft.install_full_snapshot(vote, snapshot).await.map_err(stopped)?;
+        on_disk(move || Ok(self.snapshots.end_install()?)).await?;
+        Ok(installed.vote)
+    }
+
+    async fn receive(&self, offset: u64, mut blocks: Streaming<Bytes>) -> farcall::Result<()> {
+        let (snapshots, meta) = (self.snapshots.clone(), self.meta.clone());
+        let file = Arc::new(on_disk(move || open_at(&snapshots, &meta, offset)).await?);
+        let (len, mut arrived) = (self.len, offset);
+        let late = |_| Status::deadline_exceeded(format!("the sender sent nothing for {PATIENCE:?}"));
+        loop {
+            let block = tokio::select! {
+                block = timeout(PATIENCE, blocks.message()) => block.map_err(late)??,
+                () = self.told.closed() => return Err(Status::cancelled("the sender has gone away")),
+            };
+            let Some(block) = block else { break };
+            arrived += block.len() as u64;
+            if arrived > len {
+                return Err(Status::invalid_argument(format!("the snapshot has more than {len} bytes")));
+            }
+            let file = file.clone();
+            on_disk(move || Ok((&*file).write_all(&block)?)).await?;
+            self.told.send_replace(Progress::Arrived(arrived));
+        }
+        match len - arrived {
+            0 => Ok(()),
+            left => Err(Status::data_loss(format!("{left} bytes of the snapshot did not come"))),
+        }
     }
 }
 
@@ -119,17 +147,6 @@ fn open_at(snapshots: &Snapshots, meta: &SnapshotMeta, offset: u64) -> Result<Fi
         File::options().create(true).truncate(false).write(true).open(snapshots.arriving_path())?;
     file.set_len(offset)?;
     file.seek(SeekFrom::Start(offset))?;
-    Ok(file)
-}
-
-/// Opens the snapshot that has arrived. A damaged one is removed, so that the next attempt begins anew.
-fn whole(snapshots: &Snapshots, meta: &SnapshotMeta) -> Result<SnapshotFile> {
-    let path = snapshots.arriving_path();
-    let file = SnapshotFile::open(&path)?;
-    if let Err(why) = file.verify(meta) {
-        fs::remove_file(&path).context("a damaged snapshot can't be removed")?;
-        return Err(why);
-    }
     Ok(file)
 }
 

@@ -1,13 +1,17 @@
 //! Commands, put together: those that come while others are written share the next log entry.
 
+use std::sync::Arc;
+
+use farcall::Status;
 use openraft::error::{ClientWriteError, RaftError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::{KvError, stopped};
-use crate::types::{Answer, Batch, Command, Raft};
+use super::KvError;
+use crate::types::{Answer, Batch, Command, Raft, stopped};
 
-/// How many commands may wait for an entry.
+/// How many commands may wait to be applied, and about how many bytes of them. Without a majority none is.
 const WAITING: usize = 4096;
+const WAITING_BYTES: usize = 64 << 20;
 /// How many commands an entry has at most.
 const COMMANDS: usize = 256;
 /// About how many bytes an entry has at most.
@@ -18,29 +22,43 @@ const UNDER_WAY: usize = 4;
 struct Waiting {
     command: Command,
     answer: oneshot::Sender<Result<Answer, KvError>>,
+    /// The bytes of the command, until it is answered.
+    room: OwnedSemaphorePermit,
 }
 
 /// Writes commands to the log.
-pub(super) struct Batches(mpsc::Sender<Waiting>);
+pub(super) struct Batches {
+    commands: mpsc::Sender<Waiting>,
+    room: Arc<Semaphore>,
+}
 
 impl Batches {
-    /// Returns what writes to the log of `raft`. Must be called within a tokio runtime.
+    /// Starts the task that writes commands to the log. Must be called within a tokio runtime.
     pub(super) fn new(raft: Raft) -> Self {
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (commands, receiver) = mpsc::channel(WAITING);
         tokio::spawn(run(raft, receiver));
-        Self(sender)
+        Self { commands, room: Arc::new(Semaphore::new(WAITING_BYTES)) }
     }
 
     /// Writes a command, and returns what became of it when it is applied. If the future is dropped, it may be applied nevertheless.
     pub(super) async fn write(&self, command: Command) -> Result<Answer, KvError> {
         let (answer, answered) = oneshot::channel();
-        self.0.send(Waiting { command, answer }).await.map_err(stopped)?;
+        // A key and two values have less than 4 GiB.
+        let bytes = u32::try_from(command.operation.size()).unwrap_or(u32::MAX);
+        // A command that waited for room would take memory, too.
+        let room = self.room.clone().try_acquire_many_owned(bytes);
+        let full = |_| {
+            let mib = WAITING_BYTES >> 20;
+            Status::resource_exhausted(format!("commands of {mib} MiB wait for a majority: try again later"))
+        };
+        let waiting = Waiting { command, answer, room: room.map_err(full)? };
+        self.commands.send(waiting).await.map_err(stopped)?;
         answered.await.map_err(stopped)?
     }
 }
 
 async fn run(raft: Raft, mut commands: mpsc::Receiver<Waiting>) {
-    let places = std::sync::Arc::new(tokio::sync::Semaphore::new(UNDER_WAY));
+    let places = Arc::new(Semaphore::new(UNDER_WAY));
     // The first command of the next entry, if it did not fit the last.
     let mut first = None;
     loop {
@@ -62,6 +80,11 @@ async fn run(raft: Raft, mut commands: mpsc::Receiver<Waiting>) {
             }
             batch.push(next);
         }
+        // Nobody waits for these any more: their callers were late, or went away.
+        batch.retain(|waiting| !waiting.answer.is_closed());
+        if batch.is_empty() {
+            continue;
+        }
         let raft = raft.clone();
         tokio::spawn(async move {
             write(&raft, batch).await;
@@ -72,20 +95,20 @@ async fn run(raft: Raft, mut commands: mpsc::Receiver<Waiting>) {
 
 async fn write(raft: &Raft, batch: Vec<Waiting>) {
     let (commands, waiting): (Vec<_>, Vec<_>) =
-        batch.into_iter().map(|waiting| (waiting.command, waiting.answer)).unzip();
+        batch.into_iter().map(|Waiting { command, answer, room }| (command, (answer, room))).unzip();
     // A caller that has gone is not told.
     match raft.client_write(Batch(commands)).await {
         Ok(written) => {
-            for (waiting, answer) in waiting.into_iter().zip(written.data) {
+            for ((waiting, _), answer) in waiting.into_iter().zip(written.data) {
                 let _ = waiting.send(Ok(answer));
             }
         }
         Err(error) => {
             let error = match error {
                 RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => KvError::from(forward),
-                other => stopped(other),
+                other => stopped(other).into(),
             };
-            for waiting in waiting {
+            for (waiting, _) in waiting {
                 let _ = waiting.send(Err(error.clone()));
             }
         }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farcall::Status;
-use openraft::BasicNode;
-use openraft::error::{ClientWriteError, RaftError};
+use openraft::error::{ChangeMembershipError, ClientWriteError, InitializeError, RaftError};
+use openraft::{BasicNode, ChangeMembers};
 
-use super::{Cluster, KvError, Member, NodeStatus, stopped};
-use crate::types::{NodeId, Raft, StoredMembership};
+use super::{Cluster, KvError, Member, NodeStatus};
+use crate::types::{NodeId, Raft, StoredMembership, stopped};
 
 /// Serves operators.
 pub struct ClusterService {
@@ -15,9 +15,16 @@ pub struct ClusterService {
 }
 
 impl ClusterService {
-    /// Returns what serves operators.
+    /// Creates the service for operators.
     pub fn new(raft: Raft) -> Self {
         Self { raft }
+    }
+
+    /// Makes one change of the members, and leaves the others as the log has them: another change may have come before.
+    async fn change(&self, change: ChangeMembers<NodeId, BasicNode>) -> Result<(), KvError> {
+        // A node that votes no more leaves: else it would stay as a learner.
+        let retain = false;
+        self.raft.change_membership(change, retain).await.map(drop).map_err(change_error)
     }
 }
 
@@ -46,8 +53,9 @@ impl Cluster for ClusterService {
         let members: BTreeMap<_, _> =
             members.into_iter().map(|(id, address)| (id, BasicNode::new(address))).collect();
         self.raft.initialize(members).await.map_err(|error| match error {
+            RaftError::APIError(InitializeError::NotAllowed(_)) => KvError::Exists,
             RaftError::APIError(why) => KvError::Invalid(why.to_string()),
-            RaftError::Fatal(why) => stopped(why),
+            RaftError::Fatal(why) => stopped(why).into(),
         })
     }
 
@@ -56,10 +64,20 @@ impl Cluster for ClusterService {
         self.raft.add_learner(id, BasicNode::new(address), blocking).await.map(drop).map_err(change_error)
     }
 
-    async fn set_voters(&self, voters: BTreeSet<NodeId>) -> Result<(), KvError> {
-        // A node that votes no more leaves: else it would stay as a learner.
-        let retain = false;
-        self.raft.change_membership(voters, retain).await.map(drop).map_err(change_error)
+    async fn add_voter(&self, id: NodeId) -> Result<(), KvError> {
+        self.change(ChangeMembers::AddVoterIds([id].into())).await
+    }
+
+    async fn remove(&self, id: NodeId) -> Result<bool, KvError> {
+        let membership = self.raft.metrics().borrow().membership_config.clone();
+        let change = if membership.voter_ids().any(|voter| voter == id) {
+            ChangeMembers::RemoveVoters([id].into())
+        } else {
+            ChangeMembers::RemoveNodes([id].into())
+        };
+        // Also without such a member: the change finds out whether this node leads.
+        self.change(change).await?;
+        Ok(membership.nodes().any(|(member, _)| *member == id))
     }
 
     async fn snapshot(&self) -> farcall::Result<()> {
@@ -74,9 +92,12 @@ fn members(membership: &StoredMembership) -> impl Iterator<Item = Member> {
 fn change_error(error: RaftError<NodeId, ClientWriteError<NodeId, BasicNode>>) -> KvError {
     match error {
         RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => forward.into(),
-        RaftError::APIError(ClientWriteError::ChangeMembershipError(why)) => {
-            KvError::Invalid(why.to_string())
-        }
-        RaftError::Fatal(why) => stopped(why),
+        RaftError::APIError(ClientWriteError::ChangeMembershipError(why)) => match why {
+            ChangeMembershipError::InProgress(_) => {
+                Status::unavailable(format!("another change is under way: {why}")).into()
+            }
+            why => KvError::Invalid(why.to_string()),
+        },
+        RaftError::Fatal(why) => stopped(why).into(),
     }
 }

@@ -16,14 +16,18 @@ pub struct KvService {
 }
 
 impl KvService {
-    /// Returns what serves clients. Must be called within a tokio runtime.
+    /// Creates the service for clients. Must be called within a tokio runtime.
     pub fn new(raft: &Raft, reader: Reader) -> Self {
         Self { batches: Batches::new(raft.clone()), reads: Reads::new(raft.clone()), reader }
     }
 
     async fn write(&self, request: RequestId, operation: Operation) -> Result<bool, KvError> {
-        if request.number.saturating_sub(request.first_open) > MOST_OPEN {
-            return Err(KvError::Invalid(format!("a session has at most {MOST_OPEN} open requests")));
+        match request.number.checked_sub(request.first_open) {
+            Some(older) if older < MOST_OPEN => {}
+            Some(_) => {
+                return Err(KvError::Invalid(format!("a session has at most {MOST_OPEN} open requests")));
+            }
+            None => return Err(KvError::Invalid("a request that is below the first open one".into())),
         }
         match self.batches.write(Command { request, operation }).await? {
             Answer::Done => Ok(true),

@@ -5,7 +5,7 @@ mod cluster;
 mod kv;
 mod reads;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use farcall::{Bytes, Status};
 use openraft::error::ForwardToLeader;
@@ -69,8 +69,11 @@ pub trait Cluster {
     /// Adds a node that gets all entries and does not vote. Returns when it has caught up.
     async fn add_learner(&self, id: NodeId, address: String) -> Result<(), KvError>;
 
-    /// Sets which nodes vote. Those that are new must be learners. Those that vote no more leave the cluster.
-    async fn set_voters(&self, voters: BTreeSet<NodeId>) -> Result<(), KvError>;
+    /// Gives a learner a vote.
+    async fn add_voter(&self, id: NodeId) -> Result<(), KvError>;
+
+    /// Removes a node, a voter or a learner. Returns whether it was a member.
+    async fn remove(&self, id: NodeId) -> Result<bool, KvError>;
 
     /// Writes a snapshot of the state, whose entries can then leave the log.
     async fn snapshot(&self) -> farcall::Result<()>;
@@ -104,7 +107,7 @@ pub struct Member {
     pub address: String,
 }
 
-/// Why the store did not do what it was asked for.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvError {
     /// The node does not lead; here is which one does, if it knows. A change may still be made.
@@ -117,6 +120,8 @@ pub enum KvError {
     Late,
     /// The request can't be right; the text says why.
     Invalid(String),
+    /// The node belongs to a cluster already, so it can't make one.
+    Exists,
     /// The call itself failed.
     Rpc(Status),
 }
@@ -147,14 +152,10 @@ impl std::fmt::Display for KvError {
             }
             Self::Late => f.write_str("the request comes after its client gave it up"),
             Self::Invalid(why) => f.write_str(why),
+            Self::Exists => f.write_str("the node belongs to a cluster already"),
             Self::Rpc(status) => status.fmt(f),
         }
     }
 }
 
 impl std::error::Error for KvError {}
-
-/// Says to a caller that raft has stopped here. Another node may serve it.
-fn stopped(why: impl std::fmt::Display) -> KvError {
-    Status::unavailable(format!("raft has stopped on this node: {why}")).into()
-}

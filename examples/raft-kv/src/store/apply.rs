@@ -5,7 +5,7 @@ use anyhow::Result;
 use redb::{ReadableTable, ReadableTableMetadata, Table, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
 
-use crate::types::{Answer, Command, Operation};
+use crate::types::{Answer, Command, Operation, RequestId};
 
 /// Values by their keys.
 pub(super) const VALUES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("values");
@@ -16,7 +16,7 @@ pub(super) const USES: TableDefinition<'_, (u64, u128), ()> = TableDefinition::n
 /// Answers that a client may ask for again, by session and number of the request.
 pub(super) const ANSWERS: TableDefinition<'_, (u128, u64), &[u8]> = TableDefinition::new("answers");
 
-/// How many sessions there may be. One more ends the one that was idle for longest.
+/// How many sessions there may be. One more ends one of those that were idle for longest.
 const MOST_SESSIONS: u64 = 10_000;
 
 /// A session's last use is noted in steps of so many entries, so that not every command has to write it.
@@ -25,15 +25,17 @@ const USE_STEP: u64 = 1000;
 /// The session of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Session {
-    /// The index of an entry with a command of it: the latest, or one that is less than [`USE_STEP`] older.
+    /// The index of the session's latest entry, or of one less than [`USE_STEP`] older.
     pub(super) used: u64,
     /// Requests below this number are answered, and no attempt of them counts.
     pub(super) first_open: u64,
 }
 
+type Values<'t> = Table<'t, &'static str, &'static [u8]>;
+
 /// The tables of a transaction.
 pub(super) struct Tables<'t> {
-    pub(super) values: Table<'t, &'static str, &'static [u8]>,
+    pub(super) values: Values<'t>,
     sessions: Table<'t, u128, &'static [u8]>,
     uses: Table<'t, (u64, u128), ()>,
     answers: Table<'t, (u128, u64), &'static [u8]>,
@@ -52,9 +54,37 @@ impl<'t> Tables<'t> {
     /// Applies a command of the entry `index`, unless it was applied before. Returns its answer, the first one if there was one.
     pub(super) fn apply(&mut self, index: u64, command: &Command) -> Result<Answer> {
         let request = command.request;
-        if command.operation == Operation::Open {
-            return self.open_session(index, request.session);
+        match &command.operation {
+            Operation::Open => self.open_session(index, request.session),
+            Operation::Put { key, value } => self.once(index, request, |values| {
+                values.insert(key.as_str(), value.as_ref())?;
+                Ok(Answer::Done)
+            }),
+            Operation::Delete { key } => self
+                .once(index, request, |values| Ok(Answer::Changed(values.remove(key.as_str())?.is_some()))),
+            Operation::CompareAndSet { key, expected, value } => self.once(index, request, |values| {
+                let equal = match values.get(key.as_str())? {
+                    Some(found) => expected.as_deref() == Some(found.value()),
+                    None => expected.is_none(),
+                };
+                if equal {
+                    match value {
+                        Some(value) => drop(values.insert(key.as_str(), value.as_ref())?),
+                        None => drop(values.remove(key.as_str())?),
+                    }
+                }
+                Ok(Answer::Changed(equal))
+            }),
         }
+    }
+
+    /// Makes the change of a request, unless it was made before.
+    fn once(
+        &mut self,
+        index: u64,
+        request: RequestId,
+        change: impl FnOnce(&mut Values<'t>) -> Result<Answer>,
+    ) -> Result<Answer> {
         let Some(mut session) = self.session(request.session)? else { return Ok(Answer::NoSession) };
         if request.number < session.first_open {
             return Ok(Answer::Late);
@@ -63,8 +93,8 @@ impl<'t> Tables<'t> {
         if let Some(answer) = self.answers.get(place)? {
             return Ok(postcard::from_bytes(answer.value())?);
         }
-        let answer = self.execute(&command.operation)?;
-        self.answers.insert(place, postcard::to_allocvec(&answer)?.as_slice())?;
+        let answer = change(&mut self.values)?;
+        self.put_answer(request.session, request.number, answer)?;
         let before = session;
         if request.first_open > session.first_open {
             self.answers.retain_in(
@@ -75,6 +105,7 @@ impl<'t> Tables<'t> {
         }
         if index - session.used >= USE_STEP {
             self.uses.remove((session.used, request.session))?;
+            self.uses.insert((index, request.session), ())?;
             session.used = index;
         }
         if session != before {
@@ -83,35 +114,11 @@ impl<'t> Tables<'t> {
         Ok(answer)
     }
 
-    fn execute(&mut self, operation: &Operation) -> Result<Answer> {
-        Ok(match operation {
-            Operation::Open => Answer::Done,
-            Operation::Put { key, value } => {
-                self.values.insert(key.as_str(), value.as_ref())?;
-                Answer::Done
-            }
-            Operation::Delete { key } => Answer::Changed(self.values.remove(key.as_str())?.is_some()),
-            Operation::CompareAndSet { key, expected, value } => {
-                let equal = match self.values.get(key.as_str())? {
-                    Some(found) => expected.as_deref() == Some(found.value()),
-                    None => expected.is_none(),
-                };
-                if equal {
-                    match value {
-                        Some(value) => drop(self.values.insert(key.as_str(), value.as_ref())?),
-                        None => drop(self.values.remove(key.as_str())?),
-                    }
-                }
-                Answer::Changed(equal)
-            }
-        })
-    }
-
     fn open_session(&mut self, index: u64, number: u128) -> Result<Answer> {
         if self.session(number)?.is_some() {
             return Ok(Answer::Done);
         }
-        self.put_session(number, Session { used: index, first_open: 0 })?;
+        self.add_session(number, Session { used: index, first_open: 0 })?;
         if self.sessions.len()? > MOST_SESSIONS {
             let idle = self.uses.first()?.map(|(place, _)| place.value().1);
             if let Some(idle) = idle {
@@ -134,9 +141,14 @@ impl<'t> Tables<'t> {
         Ok(session.map(|session| postcard::from_bytes(session.value())).transpose()?)
     }
 
-    pub(super) fn put_session(&mut self, number: u128, session: Session) -> Result<()> {
-        self.sessions.insert(number, postcard::to_allocvec(&session)?.as_slice())?;
+    /// Adds a session that is not there.
+    pub(super) fn add_session(&mut self, number: u128, session: Session) -> Result<()> {
         self.uses.insert((session.used, number), ())?;
+        self.put_session(number, session)
+    }
+
+    fn put_session(&mut self, number: u128, session: Session) -> Result<()> {
+        self.sessions.insert(number, postcard::to_allocvec(&session)?.as_slice())?;
         Ok(())
     }
 

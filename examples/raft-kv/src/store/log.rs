@@ -51,6 +51,11 @@ impl LogStore {
         Ok(id)
     }
 
+    /// Returns the last of the entries that were removed from the beginning of the log.
+    pub(super) fn purged(&self) -> Result<Option<LogId>> {
+        self.fact(PURGED)
+    }
+
     fn fact<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let facts = self.database.begin_read()?.open_table(FACTS)?;
         let fact = facts.get(name)?;
@@ -104,7 +109,7 @@ impl LogStore {
     }
 
     fn state(&self) -> Result<LogState<TypeConfig>> {
-        let last_purged_log_id = self.fact(PURGED)?;
+        let last_purged_log_id = self.purged()?;
         let log = self.database.begin_read()?.open_table(LOG)?;
         let last = log.last()?.map(|(_, entry)| postcard::from_bytes::<Entry>(entry.value())).transpose()?;
         let last_log_id = last.map(|entry| *entry.get_log_id()).or(last_purged_log_id);

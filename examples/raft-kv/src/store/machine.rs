@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use farcall::Bytes;
 use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, LogIdOptionExt, OptionalSend, RaftSnapshotBuilder};
@@ -21,9 +21,11 @@ use crate::types::{
 /// One value, [`Applied`].
 const FACTS: TableDefinition<'_, (), &[u8]> = TableDefinition::new("facts");
 
-/// After how many entries the state is synced. Until then a crash takes the state back to an earlier one, and raft applies the
-/// entries again from the log. It also bounds what redb can't reuse of its file.
-const SYNC_STEP: u64 = 1000;
+/// After how many entries the state is synced, and after about how many bytes of them. Until then a crash takes the state back to
+/// an earlier one. raft then reads the entries from the log, all at once, and applies them again. It also bounds what redb can't
+/// reuse of its file.
+const SYNC_ENTRIES: usize = 1000;
+const SYNC_BYTES: usize = 64 << 20;
 
 /// The last entry that was applied, and the members that entries have set.
 type Applied = (Option<LogId>, StoredMembership);
@@ -33,27 +35,45 @@ type Applied = (Option<LogId>, StoredMembership);
 pub struct StateMachine {
     database: Arc<Database>,
     snapshots: Snapshots,
-    /// The index of the last entry whose state was synced.
-    synced: u64,
+    /// The entries since the state was synced, and about how many bytes they have.
+    unsynced: (usize, usize),
 }
 
 impl StateMachine {
-    pub(super) fn open(database: Arc<Database>, snapshots: Snapshots) -> Result<Self> {
+    /// Opens the state of a log whose entries up to `purged` were removed.
+    pub(super) fn open(database: Arc<Database>, snapshots: Snapshots, purged: Option<LogId>) -> Result<Self> {
         let transaction = database.begin_write()?;
         Tables::open(&transaction)?;
         transaction.open_table(FACTS)?;
         transaction.commit()?;
-        let mut machine = Self { database, snapshots, synced: 0 };
-        let (applied, _) = machine.applied()?;
-        machine.synced = applied.index().unwrap_or(0);
-        // A crash may have lost entries that the snapshot has and the log has no more.
-        if let Some(snapshot) = machine.snapshots.latest()?
-            && snapshot.meta.last_log_id > applied
-        {
-            snapshot.snapshot.verify(&snapshot.meta)?;
-            machine.load(&snapshot.snapshot)?;
-        }
+        let machine = Self { database, snapshots, unsynced: (0, 0) };
+        machine.restore(purged)?;
         Ok(machine)
+    }
+
+    /// Loads the snapshot that has what a crash took from the state, and what the log has no more.
+    fn restore(&self, purged: Option<LogId>) -> Result<()> {
+        if let Some(latest) = self.snapshots.latest()?
+            && latest.meta.last_log_id > self.applied()?.0
+        {
+            latest.snapshot.verify(&latest.meta)?;
+            self.load(&latest.snapshot)?;
+        }
+        // Only then is it known that openraft took the snapshot that was being installed.
+        if self.applied()?.0 < purged
+            && let Some(installing) = self.snapshots.installing()?
+        {
+            installing.snapshot.verify(&installing.meta)?;
+            self.load(&self.snapshots.adopt(&installing.snapshot)?.snapshot)?;
+        }
+        let applied = self.applied()?.0;
+        ensure!(
+            applied >= purged,
+            "the state ends at entry {:?}, the log begins after {:?}, and no snapshot has the entries between",
+            applied.index(),
+            purged.index()
+        );
+        Ok(self.snapshots.end_install()?)
     }
 
     /// Returns what reads values.
@@ -93,7 +113,7 @@ impl StateMachine {
     }
 
     /// Replaces the state by that of a snapshot.
-    fn load(&mut self, snapshot: &SnapshotFile) -> Result<()> {
+    fn load(&self, snapshot: &SnapshotFile) -> Result<()> {
         let transaction = self.database.begin_write()?;
         transaction.delete_table(VALUES)?;
         transaction.delete_table(SESSIONS)?;
@@ -105,14 +125,12 @@ impl StateMachine {
                 tables.values.insert(key.as_str(), value.as_ref())?;
                 Ok(())
             }
-            Record::Session { number, session } => tables.put_session(number, session),
+            Record::Session { number, session } => tables.add_session(number, session),
             Record::Answer { session, number, answer } => tables.put_answer(session, number, answer),
         })?;
         drop(tables);
         set_applied(&transaction, &(meta.last_log_id, meta.last_membership))?;
-        transaction.commit()?;
-        self.synced = meta.last_log_id.index().unwrap_or(0);
-        Ok(())
+        Ok(transaction.commit()?)
     }
 }
 
@@ -127,7 +145,15 @@ fn set_applied(transaction: &WriteTransaction, applied: &Applied) -> Result<()> 
     Ok(())
 }
 
-/// Makes openraft's error of one of these.
+/// Returns about how many bytes of commands an entry has.
+fn size(entry: &Entry) -> usize {
+    match &entry.payload {
+        EntryPayload::Normal(batch) => batch.0.iter().map(|command| command.operation.size()).sum(),
+        EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+    }
+}
+
+/// Converts an error into openraft's.
 fn fault(to: fn(io::Error) -> StorageIOError, why: &anyhow::Error) -> StorageError {
     to(io::Error::other(format!("{why:#}"))).into()
 }
@@ -154,41 +180,37 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<_> = entries.into_iter().collect();
-        let last = entries.last().map_or(0, |entry| entry.log_id.index);
-        let sync = last >= self.synced + SYNC_STEP;
-        let machine = self.clone();
-        let answers =
-            blocking(move || machine.apply_all(&entries, sync)).await.map_err(|why| write_fault(&why))?;
+        self.unsynced.0 += entries.len();
+        self.unsynced.1 += entries.iter().map(size).sum::<usize>();
+        let sync = self.unsynced.0 >= SYNC_ENTRIES || self.unsynced.1 >= SYNC_BYTES;
         if sync {
-            self.synced = last;
+            self.unsynced = (0, 0);
         }
-        Ok(answers)
+        let machine = self.clone();
+        blocking(move || machine.apply_all(&entries, sync)).await.map_err(|why| write_fault(&why))
     }
 
     async fn get_snapshot_builder(&mut self) -> Self {
         self.clone()
     }
 
-    /// Never called: the network writes arriving snapshots to a file of its own.
+    /// Returns an empty file without a name. openraft's own tests call this; the network has a file of its own.
     async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
-        let path = self.snapshots.arriving_path();
-        let file = std::fs::File::create(&path).and_then(|_| SnapshotFile::open(&path));
+        let snapshots = self.snapshots.clone();
+        let file = blocking(move || snapshots.nameless()).await;
         Ok(Box::new(file.map_err(|error| StorageIOError::write_snapshot(None, &error))?))
     }
 
     async fn install_snapshot(
         &mut self,
-        meta: &SnapshotMeta,
+        _meta: &SnapshotMeta,
         snapshot: Box<SnapshotFile>,
     ) -> Result<(), StorageError> {
-        let mut machine = self.clone();
-        let loaded = blocking(move || {
-            // A crash between the two: `open` loads it.
-            let snapshot = machine.snapshots.adopt(&snapshot)?;
-            machine.load(&snapshot)
-        });
+        let machine = self.clone();
+        // After a crash before the end of it, `restore` does the rest.
+        let loaded = blocking(move || machine.load(&machine.snapshots.adopt(&snapshot)?.snapshot));
         loaded.await.map_err(|why| write_fault(&why))?;
-        self.synced = meta.last_log_id.index().unwrap_or(0);
+        self.unsynced = (0, 0);
         Ok(())
     }
 
@@ -214,7 +236,7 @@ impl StateMachine {
         // Two nodes may write the state of one entry in different bytes, and a part of one does not fit the other.
         let snapshot_id = format!("{index}-{:016x}", fastrand::u64(..));
         let meta = SnapshotMeta { last_log_id, last_membership, snapshot_id };
-        self.snapshots.write(meta, |writer| {
+        self.snapshots.write(&meta, |writer| {
             for item in transaction.open_table(VALUES)?.iter()? {
                 let (key, value) = item?;
                 let (key, value) = (key.value().to_owned(), Bytes::copy_from_slice(value.value()));

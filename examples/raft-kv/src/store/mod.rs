@@ -5,7 +5,9 @@
 //! | `log.redb` | the log, the vote, the node's number | before a call that writes returns |
 //! | `state.redb` | keys, sessions, the last applied entry | now and then: the log and the snapshot bring it back |
 //! | `snapshot` | all of a state, in a form that is sent to other nodes | before it has this name |
-//! | `arriving` | a snapshot of which a part has come | before it is installed |
+//! | `arriving` | a snapshot of which a part has come | before it has the next name |
+//! | `installing` | a snapshot that has come, until the state machine has it | before it has this name |
+//! | `built`, `adopted` | the next `snapshot`, while it is written or copied | before it has that name |
 
 mod apply;
 mod log;
@@ -21,7 +23,7 @@ use redb::Database;
 
 pub use log::LogStore;
 pub use machine::{Reader, StateMachine};
-use snapshot::Snapshots;
+use snapshot::{Snapshots, sync_directory};
 
 use crate::types::NodeId;
 
@@ -42,14 +44,26 @@ impl Store {
     ///
     /// If the directory can't be used, is used by another process, is damaged, or belongs to another node.
     pub fn open(directory: &Path, id: NodeId) -> Result<Self> {
-        fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
-        let log = LogStore::open(database(&directory.join("log.redb"))?)?;
+        let log = log_database(directory).with_context(|| format!("{}", directory.display()))?;
+        let log = LogStore::open(log)?;
         let owner = log.owner(id)?;
         ensure!(owner == id, "{} belongs to node {owner}, not to node {id}", directory.display());
         let snapshots = Snapshots::new(directory);
-        let machine = StateMachine::open(database(&directory.join("state.redb"))?, snapshots.clone())?;
+        let state = database(&directory.join("state.redb"))?;
+        let machine = StateMachine::open(state, snapshots.clone(), log.purged()?)?;
         Ok(Self { log, machine, snapshots })
     }
+}
+
+/// Opens the log in a directory. A vote must outlast a power failure, so the names of both are on disk when this returns.
+fn log_database(directory: &Path) -> Result<Arc<Database>> {
+    fs::create_dir_all(directory)?;
+    let log = database(&directory.join("log.redb"))?;
+    sync_directory(directory)?;
+    if let Some(parent) = directory.canonicalize()?.parent() {
+        sync_directory(parent)?;
+    }
+    Ok(log)
 }
 
 fn database(path: &Path) -> Result<Arc<Database>> {

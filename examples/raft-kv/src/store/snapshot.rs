@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail, ensure};
 use farcall::Bytes;
@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::apply::Session;
+use crate::locked;
 use crate::types::{Answer, Snapshot, SnapshotMeta};
 
 const WORD: &[u8; 8] = b"RAFTKV01";
@@ -29,6 +30,10 @@ const WORD: &[u8; 8] = b"RAFTKV01";
 const LONGEST: u32 = 16 << 20;
 /// How many bytes are read or written at a time.
 const BLOCK: usize = 1 << 20;
+
+/// The names of the files of snapshots that a node opens when it starts.
+const LATEST: &str = "snapshot";
+const INSTALLING: &str = "installing";
 
 /// A part of a state.
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,6 +55,14 @@ impl SnapshotFile {
         let file = File::open(path)?;
         let len = file.metadata()?.len();
         Ok(Self { file: Arc::new(file), len })
+    }
+
+    /// Opens the file at `path`, if there is one.
+    fn find(path: &Path) -> io::Result<Option<Self>> {
+        match Self::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            file => file.map(Some),
+        }
     }
 
     /// Returns its length in bytes.
@@ -186,24 +199,35 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// The snapshots of a node: the latest one, and one that arrives.
+/// The snapshots of a node: the latest one, one that arrives from another node, and one that has arrived and is being installed.
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     directory: Arc<PathBuf>,
+    /// Locked while the latest snapshot is replaced.
+    replacing: Arc<Mutex<()>>,
 }
 
 impl Snapshots {
     pub(super) fn new(directory: &Path) -> Self {
-        Self { directory: Arc::new(directory.to_owned()) }
+        Self { directory: Arc::new(directory.to_owned()), replacing: Arc::default() }
     }
 
-    fn latest_path(&self) -> PathBuf {
-        self.directory.join("snapshot")
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
     }
 
     /// Returns where a snapshot from another node is put while it arrives.
     pub(crate) fn arriving_path(&self) -> PathBuf {
-        self.directory.join("arriving")
+        self.path("arriving")
+    }
+
+    /// Returns a new file that is gone when it is closed.
+    pub(super) fn nameless(&self) -> io::Result<SnapshotFile> {
+        let path = self.path("nameless");
+        File::create(&path)?;
+        let file = SnapshotFile::open(&path)?;
+        fs::remove_file(&path)?;
+        Ok(file)
     }
 
     /// Returns how many bytes of a snapshot have arrived.
@@ -212,50 +236,140 @@ impl Snapshots {
     ///
     /// If the disk fails.
     pub(crate) fn arrived(&self, meta: &SnapshotMeta) -> io::Result<u64> {
-        let arriving = match SnapshotFile::open(&self.arriving_path()) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
-            arriving => arriving?,
-        };
+        let Some(arriving) = SnapshotFile::find(&self.arriving_path())? else { return Ok(0) };
         // A beginning that does not say which snapshot it is of is of no use.
         Ok(if arriving.meta().is_ok_and(|of| of == *meta) { arriving.len } else { 0 })
     }
 
+    /// Checks the snapshot that has arrived, and gives it a name that outlasts a crash: openraft removes its entries from the log
+    /// before the state machine has it. A damaged one is removed, so that the next attempt begins anew.
+    ///
+    /// # Errors
+    ///
+    /// If it is damaged, is not the one that `meta` tells of, or if the disk fails.
+    pub(crate) fn begin_install(&self, meta: &SnapshotMeta) -> Result<SnapshotFile> {
+        let arriving = self.arriving_path();
+        let file = SnapshotFile::open(&arriving)?;
+        if let Err(why) = file.verify(meta) {
+            fs::remove_file(&arriving).context("a damaged snapshot can't be removed")?;
+            return Err(why);
+        }
+        file.file.sync_all()?;
+        self.rename(&arriving, &self.path(INSTALLING))?;
+        Ok(file)
+    }
+
+    /// Removes the snapshot that was being installed, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the disk fails.
+    pub(crate) fn end_install(&self) -> io::Result<()> {
+        match fs::remove_file(self.path(INSTALLING)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    /// Returns the snapshot that was being installed when the node crashed.
+    pub(super) fn installing(&self) -> Result<Option<Snapshot>> {
+        self.find(INSTALLING)
+    }
+
     /// Returns the latest snapshot.
     pub(super) fn latest(&self) -> Result<Option<Snapshot>> {
-        let file = match SnapshotFile::open(&self.latest_path()) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
+        self.find(LATEST)
+    }
+
+    fn find(&self, name: &str) -> Result<Option<Snapshot>> {
+        let Some(file) = SnapshotFile::find(&self.path(name))? else { return Ok(None) };
         Ok(Some(Snapshot { meta: file.meta()?, snapshot: Box::new(file) }))
     }
 
-    /// Writes a snapshot, of which `fill` adds the records. It becomes the latest when it is on disk.
+    /// Writes a snapshot, of which `fill` adds the records. Returns the latest one, which is this, unless a newer one was adopted
+    /// meanwhile.
     pub(super) fn write(
         &self,
-        meta: SnapshotMeta,
+        meta: &SnapshotMeta,
         fill: impl FnOnce(&mut Writer<BufWriter<File>>) -> Result<()>,
     ) -> Result<Snapshot> {
-        let path = self.directory.join("snapshot.new");
-        let mut writer = Writer::begin(BufWriter::with_capacity(BLOCK, File::create(&path)?), &meta)?;
+        let path = self.path("built");
+        let mut writer = Writer::begin(BufWriter::with_capacity(BLOCK, File::create(&path)?), meta)?;
         fill(&mut writer)?;
-        let file = writer.end()?.into_inner()?;
-        Ok(Snapshot { meta, snapshot: Box::new(self.accept(&path, &file)?) })
+        writer.end()?.into_inner()?.sync_all()?;
+        self.accept(&path, meta)
     }
 
-    /// Makes a snapshot of another node the latest.
-    pub(super) fn adopt(&self, snapshot: &SnapshotFile) -> Result<SnapshotFile> {
-        let path = self.directory.join("snapshot.new");
+    /// Makes a snapshot of another node the latest, unless there is a newer one. Returns the latest.
+    pub(super) fn adopt(&self, snapshot: &SnapshotFile) -> Result<Snapshot> {
+        let path = self.path("adopted");
         let mut copy = File::create(&path)?;
         io::copy(&mut At { file: &snapshot.file, offset: 0 }, &mut copy)?;
-        self.accept(&path, &copy)
+        copy.sync_all()?;
+        self.accept(&path, &snapshot.meta()?)
     }
 
-    /// Gives a file that was written the name of the latest snapshot, once it is on disk.
-    fn accept(&self, path: &Path, file: &File) -> Result<SnapshotFile> {
-        file.sync_all()?;
-        fs::rename(path, self.latest_path())?;
-        // The new name lasts when the directory is on disk.
-        File::open(&*self.directory)?.sync_all()?;
-        Ok(SnapshotFile::open(&self.latest_path())?)
+    /// Gives a file that is on disk the name of the latest snapshot, or removes it if there is a newer one: a snapshot may be
+    /// built for so long that one from another node is newer. Returns the latest.
+    fn accept(&self, path: &Path, meta: &SnapshotMeta) -> Result<Snapshot> {
+        let _alone = locked(&self.replacing);
+        match self.latest()? {
+            Some(newer) if newer.meta.last_log_id > meta.last_log_id => {
+                fs::remove_file(path)?;
+                Ok(newer)
+            }
+            _ => {
+                self.rename(path, &self.path(LATEST))?;
+                self.latest()?.context("the snapshot was removed")
+            }
+        }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)?;
+        sync_directory(&self.directory)
+    }
+}
+
+/// Returns when the names of a directory's files are on disk.
+pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use openraft::CommittedLeaderId;
+
+    use super::*;
+    use crate::types::LogId;
+
+    fn meta(index: u64) -> SnapshotMeta {
+        let last_log_id = Some(LogId::new(CommittedLeaderId::new(1, 1), index));
+        SnapshotMeta { last_log_id, snapshot_id: index.to_string(), ..SnapshotMeta::default() }
+    }
+
+    fn record(key: &str) -> Record {
+        Record::Value { key: key.into(), value: Bytes::from_static(b"v") }
+    }
+
+    #[test]
+    fn an_older_snapshot_that_is_done_later_does_not_replace_a_newer_one() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let newer =
+            Snapshots::new(there.path()).write(&meta(2), |writer| writer.record(&record("new"))).unwrap();
+        let snapshots = Snapshots::new(here.path());
+        let built = snapshots.write(&meta(1), |writer| {
+            writer.record(&record("old"))?;
+            // While it is written, a newer one comes from another node.
+            snapshots.adopt(&newer.snapshot)?;
+            writer.record(&record("older"))
+        });
+        for latest in [built.unwrap(), snapshots.latest().unwrap().unwrap()] {
+            assert_eq!(latest.meta, newer.meta);
+            latest.snapshot.verify(&newer.meta).unwrap();
+        }
+        let files: Vec<_> =
+            fs::read_dir(here.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(files, ["snapshot"]);
     }
 }

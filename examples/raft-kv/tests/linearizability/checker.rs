@@ -1,4 +1,4 @@
-//! Whether a recorded history of one key is linearizable: the algorithm of Wing and Gong, with Lowe's memory of configurations
+//! A check of whether a recorded history of one key is linearizable: the algorithm of Wing and Gong, with Lowe's memory of configurations
 //! that were seen.
 //!
 //! It looks for an order of the calls in which each takes effect at one moment between its begin and its end, and each result is

@@ -5,9 +5,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use farcall::{Bytes, Channel};
+use farcall::Bytes;
 use raft_kv::client::Client;
-use raft_kv::network::farcall_address;
 use raft_kv::service::{KvClient, KvError};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -27,9 +26,9 @@ const OBSERVED: Duration = Duration::from_millis(20);
 /// The numbers of calls by outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    pub(crate) answered: u64,
+    pub(crate) answered: usize,
     /// Calls whose result is not known.
-    pub(crate) lost: u64,
+    pub(crate) lost: usize,
 }
 
 /// All who call.
@@ -40,13 +39,9 @@ pub(crate) struct Clients {
 }
 
 pub(crate) fn of(cluster: &Cluster) -> Clients {
-    let node = |id| {
-        let address = farcall_address(cluster.address(id));
-        KvClient::new(Channel::connect_lazy(&address).unwrap())
-    };
     Clients {
         clients: (0..CLIENTS).map(|_| cluster.client()).collect(),
-        nodes: cluster.ids().into_iter().map(node).collect(),
+        nodes: cluster.ids().into_iter().map(|id| cluster.node(id)).collect(),
     }
 }
 
@@ -59,21 +54,23 @@ pub(crate) async fn round(
 ) -> BTreeMap<String, Vec<Call>> {
     let end = Instant::now() + length;
     let tasks = clients.clients.iter().flat_map(|client| vec![client.clone(); TASKS]);
-    let mut tasks: Vec<_> = tasks.map(|client| tokio::spawn(run(client, round, end))).collect();
-    tasks.extend(clients.nodes.iter().map(|node| tokio::spawn(observe(node.clone(), round, end))));
-    let mut histories: BTreeMap<String, Vec<Call>> = BTreeMap::new();
+    let tasks: Vec<_> = tasks.map(|client| tokio::spawn(run(client, round, end))).collect();
+    let observe = |node: &KvClient| tokio::spawn(observe(node.clone(), round, end));
+    let observers: Vec<_> = clients.nodes.iter().map(observe).collect();
+    let mut calls = Vec::new();
     for task in tasks {
-        for (key, call) in task.await.unwrap() {
-            if call.end.is_some() {
-                tally.answered += 1;
-            } else {
-                tally.lost += 1;
-            }
-            // A read without a result says nothing.
-            if call.end.is_some() || !matches!(call.action, Action::Get(_)) {
-                histories.entry(key).or_default().push(call);
-            }
-        }
+        calls.extend(task.await.unwrap());
+    }
+    tally.answered += calls.iter().filter(|(_, call)| call.end.is_some()).count();
+    tally.lost += calls.iter().filter(|(_, call)| call.end.is_none()).count();
+    for observer in observers {
+        calls.extend(observer.await.unwrap());
+    }
+    // A read without a result says nothing.
+    calls.retain(|(_, call)| call.end.is_some() || !matches!(call.action, Action::Get(_)));
+    let mut histories: BTreeMap<String, Vec<Call>> = BTreeMap::new();
+    for (key, call) in calls {
+        histories.entry(key).or_default().push(call);
     }
     histories
 }

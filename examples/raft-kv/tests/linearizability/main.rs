@@ -1,4 +1,5 @@
-//! Clients call a cluster whose nodes are killed, paused and started again, and what they see must be linearizable.
+//! Clients call a cluster whose nodes are killed, paused and started again, whose network is cut and whose disks are full. Their
+//! calls must be linearizable. Disks are filled only where the test may mount some, which root may.
 //!
 //! `RAFT_KV_SECONDS` says for how long; 20 unless set. `RAFT_KV_SEED` repeats the choices of an earlier run.
 //! `RAFT_KV_ELECTION_MS` is the shortest election timeout, 200 unless set; a slow machine needs a longer one.
@@ -36,7 +37,13 @@ async fn histories_are_linearizable_while_nodes_fail() {
     let election = setting("RAFT_KV_ELECTION_MS").unwrap_or(200);
     let (heartbeat_ms, election_ms) = ((election / 4).to_string(), election.to_string());
     let times = ["--heartbeat-ms", &heartbeat_ms, "--election-ms", &election_ms, "--snapshot-entries", "500"];
-    let cluster = Cluster::start(3, &times).await;
+    let cluster = Cluster::start_to_fail(3, &times).await;
+    if !cluster.has_network() {
+        println!("the network is not cut: FARCALL_TRANSPORT asks for another one than TCP");
+    }
+    if !cluster.has_disks() {
+        println!("disks are not filled: only root may mount some");
+    }
     let clients = clients::of(&cluster);
     let (stop, stopped) = watch::channel(false);
     let nemesis = tokio::spawn(nemesis::run(cluster, fastrand::Rng::with_seed(seed), election, stopped));
@@ -49,7 +56,7 @@ async fn histories_are_linearizable_while_nodes_fail() {
     }
     stop.send_replace(true);
     let (cluster, faults) = nemesis.await.unwrap();
-    println!("{total:?}, {faults} faults");
+    println!("{total:?}, faults: {faults:?}");
     // Under load and faults most calls end well; else the history says little.
     assert!(total.answered > 100 && total.answered > total.lost, "{total:?}");
     let states = cluster.converged().await;

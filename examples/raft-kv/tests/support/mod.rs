@@ -1,15 +1,22 @@
-//! A cluster of processes on this machine, whose nodes can be killed, paused and started again.
+//! A cluster of processes on this machine, whose nodes can be killed, paused and started again. Their network can be cut, and their
+//! disks filled.
 
-use std::collections::BTreeMap;
+mod disk;
+mod network;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use farcall::{Config, Policy};
+use disk::Disk;
+use farcall::{Channel, Config, Policy};
+use network::{Network, Way};
 use raft_kv::client::{Client, Options};
-use raft_kv::service::NodeStatus;
+use raft_kv::network::farcall_address;
+use raft_kv::service::{KvClient, NodeStatus};
 use raft_kv::types::NodeId;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -22,39 +29,93 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Cluster {
     directory: Option<TempDir>,
     options: Vec<String>,
+    /// `None`: nodes call each other without a relay.
+    network: Option<Network>,
     nodes: BTreeMap<NodeId, Node>,
 }
 
 struct Node {
+    /// The address by which others know it.
     address: String,
+    /// The address on which it listens.
+    listen: String,
+    disk: Option<Disk>,
     process: Option<Child>,
+}
+
+impl Node {
+    fn new(address: String) -> Self {
+        Self { listen: address.clone(), address, disk: None, process: None }
+    }
+
+    /// Panics if the node has ended by itself.
+    fn assert_runs(&mut self) {
+        assert_eq!(self.ended(), None, "the node at {} has ended by itself", self.address);
+    }
+
+    /// Returns how the node ended, if it did so by itself.
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.as_mut().and_then(|process| process.try_wait().unwrap())
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
 }
 
 impl Cluster {
     /// Starts nodes with these options of `raft-kv serve`, and makes a cluster of them.
     pub(crate) async fn start(count: u64, options: &[&str]) -> Self {
+        let mut cluster = Self::new(options);
+        // All ports are held before one is used, so that they differ.
+        for (id, port) in (1..).zip(ports(count)) {
+            cluster.nodes.insert(id, Node::new(address(&port)));
+        }
+        cluster.make().await;
+        cluster
+    }
+
+    /// Starts nodes as [`start`](Self::start) does, with a network that can be cut if it is TCP, and with disks that can be filled if
+    /// the test may mount them.
+    pub(crate) async fn start_to_fail(count: u64, options: &[&str]) -> Self {
+        let mut cluster = Self::new(options);
+        let by_tcp = std::env::var("FARCALL_TRANSPORT").map_or(true, |transport| transport == "tcp");
+        cluster.network = by_tcp.then(Network::default);
+        for ((id, relay), port) in (1..).zip(ports(count)).zip(ports(count)) {
+            let mut node = Node::new(address(&port));
+            node.disk = Disk::mount(&cluster.directory_of(id));
+            if let Some(network) = &cluster.network {
+                node.address = address(&relay);
+                network.carry(id, relay, port.local_addr().unwrap());
+            }
+            cluster.nodes.insert(id, node);
+        }
+        cluster.make().await;
+        cluster
+    }
+
+    fn new(options: &[&str]) -> Self {
         let directory = Some(tempfile::tempdir().unwrap());
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        let mut cluster = Self { directory, options, nodes: BTreeMap::new() };
-        // All ports are held before one is used, so that they differ.
-        let ports: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        for (id, port) in (1..).zip(ports) {
-            cluster.nodes.insert(id, Node { address: port.local_addr().unwrap().to_string(), process: None });
+        Self { directory, options, network: None, nodes: BTreeMap::new() }
+    }
+
+    async fn make(&mut self) {
+        for id in self.ids() {
+            self.run(id);
         }
-        for id in cluster.ids() {
-            cluster.run(id);
-        }
-        let members = cluster.nodes.iter().map(|(id, node)| (*id, node.address.clone())).collect();
-        cluster.client().init(members).await.unwrap();
-        cluster
+        let members = self.nodes.iter().map(|(id, node)| (*id, node.address.clone())).collect();
+        self.client().init(members).await.unwrap();
     }
 
     /// Starts a node that belongs to no cluster yet.
     pub(crate) fn start_another(&mut self) -> NodeId {
         let id = self.nodes.len() as NodeId + 1;
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        self.nodes.insert(id, Node { address: port.local_addr().unwrap().to_string(), process: None });
-        drop(port);
+        let address = address(&ports(1)[0]);
+        self.nodes.insert(id, Node::new(address));
         self.run(id);
         id
     }
@@ -76,6 +137,11 @@ impl Cluster {
         Client::new(self.nodes.values().map(|node| node.address.clone()), options).unwrap()
     }
 
+    /// Returns a client of one node, which does not follow the leader.
+    pub(crate) fn node(&self, id: NodeId) -> KvClient {
+        KvClient::new(Channel::connect_lazy(&farcall_address(self.address(id))).unwrap())
+    }
+
     fn directory_of(&self, id: NodeId) -> PathBuf {
         self.directory.as_ref().unwrap().path().join(format!("node-{id}"))
     }
@@ -87,17 +153,53 @@ impl Cluster {
         let node = self.nodes.get_mut(&id).unwrap();
         assert!(node.process.is_none(), "node {id} runs");
         let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
-        command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.address]);
+        command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.listen]);
         command.arg("--data").arg(data).args(&self.options).env_remove("RUST_LOG");
-        node.process = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        let process = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        if let Some(network) = &self.network {
+            network.set_process(id, process.id());
+        }
+        node.process = Some(process);
     }
 
-    /// Kills a node as a crash does, if it runs.
+    /// Lets nothing pass on these ways between nodes, and on no others.
+    pub(crate) fn cut(&self, ways: BTreeSet<Way>) {
+        self.network.as_ref().unwrap().cut(ways);
+    }
+
+    /// Returns whether the network can be cut.
+    pub(crate) fn has_network(&self) -> bool {
+        self.network.is_some()
+    }
+
+    /// Returns whether all nodes have disks that can be filled.
+    pub(crate) fn has_disks(&self) -> bool {
+        self.nodes.values().all(|node| node.disk.is_some())
+    }
+
+    /// Fills the disk of a node, which may end then.
+    pub(crate) fn fill_disk(&self, id: NodeId) {
+        self.nodes[&id].disk.as_ref().unwrap().fill();
+    }
+
+    /// Returns how a node ended by itself, if it did.
+    pub(crate) fn ended(&mut self, id: NodeId) -> Option<ExitStatus> {
+        self.nodes.get_mut(&id).unwrap().ended()
+    }
+
+    /// Makes room on the disk of a node, and starts the node again.
+    pub(crate) fn empty_disk(&mut self, id: NodeId) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.kill();
+        node.disk.as_ref().unwrap().empty();
+        self.run(id);
+    }
+
+    /// Kills a node as a crash does, if the test has not ended it. It must run until then.
     pub(crate) fn kill(&mut self, id: NodeId) {
-        if let Some(mut process) = self.nodes.get_mut(&id).unwrap().process.take() {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.assert_runs();
+        node.kill();
     }
 
     /// Tells a node to stop, and returns how it ended.
@@ -107,16 +209,18 @@ impl Cluster {
         tokio::task::spawn_blocking(move || process.wait().unwrap()).await.unwrap()
     }
 
-    pub(crate) fn pause(&self, id: NodeId) {
+    pub(crate) fn pause(&mut self, id: NodeId) {
         self.signal(id, Signal::STOP);
     }
 
-    pub(crate) fn resume(&self, id: NodeId) {
+    pub(crate) fn resume(&mut self, id: NodeId) {
         self.signal(id, Signal::CONT);
     }
 
-    fn signal(&self, id: NodeId, signal: Signal) {
-        let process = self.nodes[&id].process.as_ref().unwrap();
+    fn signal(&mut self, id: NodeId, signal: Signal) {
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.assert_runs();
+        let process = node.process.as_ref().unwrap();
         kill_process(Pid::from_raw(process.id().cast_signed()).unwrap(), signal).unwrap();
     }
 
@@ -125,6 +229,13 @@ impl Cluster {
         let client = &self.client();
         let leader = || async move { client.status().await.ok()?.leader.map(|leader| leader.id) };
         until("there is a leader", leader).await
+    }
+
+    /// Returns when a node answers and knows the leader.
+    pub(crate) async fn answers(&self, id: NodeId) {
+        let (client, address) = (&self.client(), self.address(id));
+        until("the node knows a leader", || async move { client.status_of(address).await.ok()?.leader })
+            .await;
     }
 
     /// Returns what all nodes know, once they have applied the same entries.
@@ -145,6 +256,15 @@ impl Cluster {
     }
 }
 
+/// Returns ports that are free until they are dropped.
+fn ports(count: u64) -> Vec<TcpListener> {
+    (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect()
+}
+
+fn address(port: &TcpListener) -> String {
+    port.local_addr().unwrap().to_string()
+}
+
 /// Returns what `found` finds, which must come in time.
 pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut found: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + PATIENCE;
@@ -159,13 +279,17 @@ pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut foun
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for id in self.ids() {
-            self.kill(id);
-        }
-        if std::thread::panicking()
+        let ended: Vec<_> = self.nodes.values_mut().filter_map(Node::ended).collect();
+        self.nodes.values_mut().for_each(Node::kill);
+        let panicking = std::thread::panicking();
+        if (panicking || !ended.is_empty())
             && let Some(directory) = self.directory.take()
         {
             eprintln!("the nodes' data and logs are in {}", directory.keep().display());
         }
+        // Their disks must go before the directory does.
+        self.nodes.clear();
+        // A second panic would end the program without the first one's message.
+        assert!(panicking || ended.is_empty(), "nodes have ended by themselves: {ended:?}");
     }
 }

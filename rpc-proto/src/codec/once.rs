@@ -1,5 +1,10 @@
 //! Values that are encoded once, however often they are sent.
 
+#![expect(
+    clippy::disallowed_types,
+    reason = "the first that sends a value keeps its encoded form for the others, by `&self`"
+)]
+
 use std::any::TypeId;
 use std::fmt;
 use std::ops::Deref;

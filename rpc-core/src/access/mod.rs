@@ -3,6 +3,7 @@
 //! One side *starts* an access: it sends an ACCESS and waits for the ACCESSED. The other side *owns* the memory: its runtime does
 //! the access. Either side can be either. Memory that a call lends is found by its number, as long as the call is in progress.
 
+mod awaiting;
 mod exports;
 mod giving;
 mod lending;

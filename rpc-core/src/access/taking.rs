@@ -4,8 +4,8 @@
 //! front of the request of its call, and is given back when the handler has dropped all its handles of the loan. A grant is good for one
 //! link. What can't be done by a grant is done by messages.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::Accesses;
+use super::awaiting::done;
 use crate::payload::Payload;
 use crate::proto::wire::{Access, Granted, Operation, Target, WireError};
 use crate::session::Role;
@@ -24,7 +25,7 @@ use crate::transport::{Atomic, Link};
 pub(super) struct TakenGrants {
     /// The link's.
     epoch: u32,
-    by_target: HashMap<Target, TakenGrant>,
+    by_target: BTreeMap<Target, TakenGrant>,
 }
 
 #[derive(Debug)]
@@ -67,7 +68,7 @@ const MOST_LOANS: usize = 64;
 
 impl TakenGrants {
     /// Forgets the grants for another link than this one.
-    fn keep_to(&mut self, epoch: u32) -> &mut HashMap<Target, TakenGrant> {
+    fn keep_to(&mut self, epoch: u32) -> &mut BTreeMap<Target, TakenGrant> {
         if self.epoch != epoch {
             self.epoch = epoch;
             self.by_target.clear();
@@ -80,14 +81,16 @@ impl Accesses {
     /// Reads memory by a grant. `None`: there is none, or its link has failed.
     pub(super) async fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Bytes> {
         let (link, descriptor) = self.taken_grant(target, Granted::READ)?;
-        link.read_granted(descriptor, usize::try_from(offset).ok()?, len).await
+        let read = link.read_granted(descriptor, usize::try_from(offset).ok()?, len)?;
+        done(link, read).await
     }
 
-    /// Writes to memory by a grant. `None`: there is none. False: its link has failed, so the bytes may be there, or may come before the
-    /// owner does anything that it is asked for by another link.
+    /// Writes to memory by a grant. `None`: nothing was begun. False: the grant's link has failed, so the bytes may be there, or may come
+    /// before the owner does anything that it is asked for by another link.
     pub(super) async fn write_directly(&self, target: Target, offset: u64, bytes: &Bytes) -> Option<bool> {
         let (link, descriptor) = self.taken_grant(target, Granted::WRITE)?;
-        Some(link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone()).await)
+        let written = link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone())?;
+        Some(done(link, written).await.is_some())
     }
 
     /// Has the owner's device change a number by a grant. Returns the number before, or whether it may have been changed.
@@ -115,7 +118,8 @@ impl Accesses {
     ) -> Result<u64, Executed> {
         let (link, descriptor) = self.taken_grant(target, rights).ok_or(Executed::No)?;
         let offset = usize::try_from(offset).map_err(|_| Executed::No)?;
-        link.change_granted(descriptor, offset, atomic).await
+        let before = link.change_granted(descriptor, offset, atomic).ok_or(Executed::No)?;
+        done(link, before).await.ok_or(Executed::Maybe)
     }
 
     /// Returns a grant with these rights, and its link. Asks for one if that was not done yet.

@@ -27,12 +27,17 @@ impl BusyPolling {
             return Self::Over;
         }
         let Some(link) = sender.upgraded() else { return Self::Over };
-        if link.busy_poll(Duration::ZERO) != BusyPoll::Again {
-            return Self::Over;
-        }
-        let polling = Self::Since(Instant::now(), link);
+        let polling = Self::by(link);
         polling.again(cx);
         polling
+    }
+
+    /// Starts polling an upgraded link, if it asks for that.
+    pub(crate) fn by(link: Arc<dyn Link>) -> Self {
+        match link.busy_poll(Duration::ZERO) {
+            BusyPoll::Again => Self::Since(Instant::now(), link),
+            BusyPoll::Found | BusyPoll::Sleep => Self::Over,
+        }
     }
 
     /// Polls instead of sleeping. Returns true if answers have arrived, perhaps the awaited one.

@@ -30,6 +30,12 @@ impl ReadTarget {
         Ok(read_target.extent.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns the bytes, if nothing else holds the target that might have a device write to it.
+    pub(crate) fn bytes(this: &mut Arc<Self>) -> Option<&[u8]> {
+        let extent = &mut Arc::get_mut(this)?.extent;
+        Some(extent.get_mut().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The extent's length.
     #[cfg_attr(
         feature = "testing",

@@ -15,6 +15,8 @@ use farcall_core::transport::BusyPoll;
 use super::Shard;
 use super::intake::Intake;
 use super::wait::LOOK;
+use crate::device::{Completion, Cq};
+use crate::link::LinkCore;
 
 /// Completions that a helper takes at once. If there are more, their order and their count are the driver's business.
 const BATCH: usize = 16;
@@ -107,10 +109,16 @@ impl Shard {
                     return true;
                 }
                 Looked::NotMine => return false,
-                Looked::Nothing if Instant::now() >= end => return false,
                 Looked::Nothing => {}
             }
             drop(intake);
+            if self.take_moved() {
+                self.polling.found.fetch_add(1, Ordering::Relaxed);
+                return true;
+            }
+            if Instant::now() >= end {
+                return false;
+            }
             super::relax();
         }
     }
@@ -135,6 +143,34 @@ impl Shard {
             looked = Looked::Found;
         }
         looked
+    }
+}
+
+impl Shard {
+    /// Takes what the device has done with memory of peers' regions, and tells those who wait for it. Returns whether there was any. All
+    /// else is the driver's, and what comes behind it.
+    pub(super) fn take_moved(&self) -> bool {
+        if !self.queues.awaits_sends() {
+            return false;
+        }
+        let Ok(mut done) = self.done.try_lock() else { return false };
+        // The driver will meet the same error.
+        if !done.is_empty() || self.queues.poll(Cq::Send, BATCH, &mut done).is_err() {
+            return false;
+        }
+        let is_mine =
+            |done: &&Completion| matches!(done, Completion::Moved { tag, .. } if LinkCore::is_of_region(*tag));
+        let mine = done.iter().take_while(is_mine).count();
+        for completion in done.drain(..mine) {
+            if let Completion::Moved { qp_num, .. } = completion
+                && let Some(link) = self.link(qp_num)
+                && link.on_moved()
+            {
+                // The driver lets them go on.
+                self.resources.mailbox.changed(qp_num);
+            }
+        }
+        mine > 0
     }
 }
 

@@ -1,8 +1,9 @@
 //! Waiting for what a device does by itself.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use tokio::sync::oneshot;
 use tokio::task::coop;
@@ -10,25 +11,42 @@ use tokio::task::coop;
 use crate::calls::BusyPolling;
 use crate::transport::Link;
 
-/// Waits for what a link has begun. `None`: the link has failed.
+/// Something that a link has begun. Resolves to `None` if the link has failed.
 ///
 /// The device does it without the peer's program, so it may be done by now. So the caller looks first, and then polls while that pays.
 /// Then no other task wakes it, and the task that serves the link has no turn between.
-pub(super) async fn done<T>(link: Arc<dyn Link>, mut answer: oneshot::Receiver<T>) -> Option<T> {
-    // Callers that never have to wait must let other tasks run all the same.
-    coop::consume_budget().await;
-    link.look();
-    if let Ok(done) = answer.try_recv() {
-        return Some(done);
+pub(super) struct Begun<T> {
+    link: Arc<dyn Link>,
+    answer: oneshot::Receiver<T>,
+    /// `None`: the caller has not looked yet.
+    polling: Option<BusyPolling>,
+}
+
+impl<T> Begun<T> {
+    pub(super) fn new(link: Arc<dyn Link>, answer: oneshot::Receiver<T>) -> Self {
+        Self { link, answer, polling: None }
     }
-    let mut polling = BusyPolling::by(link);
-    poll_fn(|cx| {
+}
+
+impl<T> Future for Begun<T> {
+    type Output = Option<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let Self { link, answer, polling } = self.get_mut();
+        if polling.is_none() {
+            // Callers that never have to wait must let other tasks run all the same.
+            ready!(coop::poll_proceed(cx)).made_progress();
+            link.look();
+            if let Ok(done) = answer.try_recv() {
+                return Poll::Ready(Some(done));
+            }
+        }
+        let polling = polling.get_or_insert_with(|| BusyPolling::by(Arc::clone(link)));
         polling.poll();
-        let done = Pin::new(&mut answer).poll(cx).map(Result::ok);
+        let done = Pin::new(answer).poll(cx).map(Result::ok);
         if done.is_pending() {
             polling.again(cx);
         }
         done
-    })
-    .await
+    }
 }

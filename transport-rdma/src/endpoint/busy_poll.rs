@@ -6,6 +6,9 @@
 //! helps and is never polled again. It need not be woken for what a helper has polled and leaves to it, either. A
 //! completion from before it armed is in the intake at its second look, whoever has polled it. A later one makes an
 //! event.
+//!
+//! So it is with the completions of sends, which lie in `Shard::done` until they are handled. A helper handles those of READs, WRITEs and
+//! atomic operations of regions, because they run no handler.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -144,11 +147,9 @@ impl Shard {
         }
         looked
     }
-}
 
-impl Shard {
-    /// Takes what the device has done with memory of peers' regions, and tells those who wait for it. Returns whether there was any. All
-    /// else is the driver's, and what comes behind it.
+    /// Looks once for what the device has done with regions of peers, and tells those who wait for it. Returns whether there was any. It
+    /// ends at the first completion of another kind: that one and those behind it are the driver's.
     pub(super) fn take_moved(&self) -> bool {
         if !self.queues.awaits_sends() {
             return false;
@@ -158,19 +159,18 @@ impl Shard {
         if !done.is_empty() || self.queues.poll(Cq::Send, BATCH, &mut done).is_err() {
             return false;
         }
-        let is_mine =
-            |done: &&Completion| matches!(done, Completion::Moved { tag, .. } if LinkCore::is_of_region(*tag));
-        let mine = done.iter().take_while(is_mine).count();
-        for completion in done.drain(..mine) {
-            if let Completion::Moved { qp_num, .. } = completion
-                && let Some(link) = self.link(qp_num)
-                && link.on_moved()
-            {
-                // The driver lets them go on.
-                self.resources.mailbox.changed(qp_num);
+        let mut taken = 0;
+        while let Some(Completion::Moved { qp_num, tag, .. }) = done.get(taken)
+            && LinkCore::is_of_region(*tag)
+        {
+            taken += 1;
+            if self.link(*qp_num).is_some_and(|link| link.on_moved()) {
+                // The driver lets go on what waits for room in the queue.
+                self.resources.mailbox.changed(*qp_num);
             }
         }
-        mine > 0
+        done.drain(..taken);
+        taken > 0
     }
 }
 

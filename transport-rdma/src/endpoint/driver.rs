@@ -40,13 +40,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(shard: Arc<Shard>, watch: AbortHandle) -> Self {
-        Self {
-            shard,
-            watch,
-            teardown: Teardown::default(),
-            turns: 0,
-            was_long: false,
-        }
+        Self { shard, watch, teardown: Teardown::default(), turns: 0, was_long: false }
     }
 
     pub(super) fn shard(&self) -> &Arc<Shard> {

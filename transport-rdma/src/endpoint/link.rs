@@ -86,12 +86,7 @@ impl Link for RdmaLink {
         self.core.read_granted(descriptor, offset, len)
     }
 
-    fn write_granted(
-        &self,
-        descriptor: Bytes,
-        offset: usize,
-        bytes: Bytes,
-    ) -> Option<oneshot::Receiver<()>> {
+    fn write_granted(&self, descriptor: Bytes, offset: usize, bytes: Bytes) -> Option<oneshot::Receiver<()>> {
         self.core.write_granted(descriptor, offset, bytes)
     }
 

@@ -30,7 +30,9 @@ use self::driver::Driver;
 use self::intake::Intake;
 use self::meter::Meter;
 use crate::config::{Completion, RdmaConfig};
-use crate::device::{Completion as Completed, CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable};
+use crate::device::{
+    Completion as Completed, CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
+};
 use crate::link::LinkCore;
 use crate::resources::{self, DropOnControlThread, Memory, NewQp, NoRoom, Resources, Shares};
 

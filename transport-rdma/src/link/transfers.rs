@@ -251,7 +251,8 @@ impl LinkCore {
         let Transfers { waiting, outstanding, .. } = &sending.transfers;
         let tag = u64::from(seq);
         let transfers = outstanding.iter().filter_map(|posted| posted.last_of.as_ref()).chain(waiting);
-        let posted = transfers.filter(|transfer| transfer.purpose.tag() == tag).map(|transfer| transfer.next).sum();
+        let posted =
+            transfers.filter(|transfer| transfer.purpose.tag() == tag).map(|transfer| transfer.next).sum();
         // Never falls: posting a READ adds its length less one, and its completion adds one.
         outstanding.iter().filter(|posted| posted.tag == tag).fold(posted, |sum: usize, _| sum - 1)
     }
@@ -301,7 +302,9 @@ impl LinkCore {
                 transfers.done.push_back((asked.described.seq, None));
             }
         }
-        while let Some(read) = transfers.next() {
+        while !transfers.waiting.is_empty()
+            && let Some(read) = transfers.next()
+        {
             requests.push_back(read);
         }
     }
@@ -331,7 +334,9 @@ impl LinkCore {
                 if len > SHORT {
                     // Its future may have been dropped.
                     let _ = ReadTarget::into_extent(target).map(|extent| reader.send(extent.freeze(0..len)));
-                } else if let Some(bytes) = self.short_answer(target, |answer| answer.get(..len).map(Bytes::copy_from_slice)) {
+                } else if let Some(bytes) =
+                    self.short_answer(target, |answer| answer.get(..len).map(Bytes::copy_from_slice))
+                {
                     let _ = reader.send(bytes);
                 }
             }
@@ -359,7 +364,11 @@ impl LinkCore {
     }
 
     /// Returns what a short answer says, and keeps its memory for the next one.
-    fn short_answer<T>(&self, mut target: Arc<ReadTarget>, says: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+    fn short_answer<T>(
+        &self,
+        mut target: Arc<ReadTarget>,
+        says: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
         // The queue pair holds it no more, because its request has completed.
         let answer = ReadTarget::bytes(&mut target).and_then(says);
         self.resources.rendezvous_pool.keep(target);

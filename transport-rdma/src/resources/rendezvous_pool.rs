@@ -396,6 +396,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_ready_is_not_in_use_and_keeps_no_arena() {
+        let (_host, bulk) = bulk(64 * MIB);
+        let short: Vec<_> = (0..20).map(|_| bulk.target(64).unwrap()).collect();
+        assert!(bulk.in_use() > 0);
+        short.into_iter().for_each(|target| bulk.keep(target));
+        assert_eq!((bulk.in_use(), bulk.ready().len()), (0, MOST_READY));
+        drop(bulk.target(SHORT).unwrap());
+        assert_eq!(bulk.ready().len(), MOST_READY - 1);
+        // No arena has room for it: those that there are must go first.
+        assert_eq!(take(&bulk, Direction::Response, 30 * MIB).unwrap().len(), 30 * MIB);
+        assert!(bulk.ready().is_empty());
+    }
+
+    #[test]
     fn device_that_registers_no_more_is_asked_no_more() {
         let (host, bulk) = bulk(64 * MIB);
         host.limit_memory(Some(8 << 20));

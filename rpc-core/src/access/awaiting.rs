@@ -37,9 +37,9 @@ impl<T> Future for Begun<T> {
             // Callers that never have to wait must let other tasks run all the same.
             ready!(coop::poll_proceed(cx)).made_progress();
             link.look();
-            if let Ok(done) = answer.try_recv() {
-                return Poll::Ready(Some(done));
-            }
+        }
+        if let Ok(done) = answer.try_recv() {
+            return Poll::Ready(Some(done));
         }
         let polling = polling.get_or_insert_with(|| BusyPolling::by(Arc::clone(link)));
         polling.poll();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::Extent;
 
-/// An extent while READs into it may be in flight. There is no way to its bytes: every work request that writes to it
-/// holds a clone of the `Arc`, and only the last owner gets the extent back.
+/// An extent while READs into it may be in flight. Every work request that writes to it holds a clone of the `Arc`. Only the sole
+/// owner gets the extent back, or a look at its bytes.
 ///
 /// The part of a message that came with its announcement is written to the extent before the extent becomes a read
 /// target.

@@ -33,16 +33,19 @@ impl<T> Future for Begun<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
         let Self { link, answer, polling } = self.get_mut();
+        let mut may_poll = true;
         if polling.is_none() {
             // Callers that never have to wait must let other tasks run all the same.
             ready!(coop::poll_proceed(cx)).made_progress();
-            link.look();
+            may_poll = link.look();
         }
         if let Ok(done) = answer.try_recv() {
             return Poll::Ready(Some(done));
         }
         let polling = polling.get_or_insert_with(|| BusyPolling::by(Arc::clone(link)));
-        polling.poll();
+        if may_poll {
+            polling.poll();
+        }
         let done = Pin::new(answer).poll(cx).map(Result::ok);
         if done.is_pending() {
             polling.again(cx);

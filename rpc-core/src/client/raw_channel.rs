@@ -156,7 +156,7 @@ impl RawChannel {
         if let Some(connection) = self.choose(None, &mut None) {
             return Ok(connection);
         }
-        // Boxed, so that the future of who need not wait is short.
+        // Boxed, so that the future of a caller that need not wait is short.
         Box::pin(self.connect(None, None)).await.map(|chosen| chosen.connection)
     }
 

@@ -165,7 +165,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Looks once, on the caller's thread, for what the device has done of reads, writes and changes of granted memory, and tells their
     /// receivers. Never waits for another thread, and runs no handler. Without it the link's own task tells them.
-    fn look(&self) {}
+    ///
+    /// Returns false if it has not looked, because that task must have its turn first.
+    fn look(&self) -> bool {
+        true
+    }
 
     /// Returns the device that would change numbers in memory that this side grants by this link, if one would.
     fn changes_numbers(&self) -> Option<DeviceId> {

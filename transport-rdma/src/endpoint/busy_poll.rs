@@ -24,6 +24,9 @@ use crate::link::LinkCore;
 /// Completions that a helper takes at once. If there are more, their order and their count are the driver's business.
 const BATCH: usize = 16;
 
+/// How often callers look between two turns of the driver. Each time the device has done something, which takes microseconds.
+const LOOKS: u32 = 16;
+
 /// The longest that a caller looks.
 const LONGEST: Duration = Duration::from_millis(1);
 
@@ -34,6 +37,8 @@ pub(super) struct BusyPolling {
     window: AtomicU32,
     /// Counts the times when something was found.
     found: AtomicU32,
+    /// How often callers have looked since the driver's last turn.
+    looks: AtomicU32,
     turn: Turn,
 }
 
@@ -63,7 +68,8 @@ impl Turn {
 impl Default for BusyPolling {
     fn default() -> Self {
         let turn = Turn { began: Instant::now(), taken_until: AtomicU64::new(0) };
-        Self { window: AtomicU32::new(0), found: AtomicU32::new(0), turn }
+        let [window, found, looks] = Default::default();
+        Self { window, found, looks, turn }
     }
 }
 
@@ -74,6 +80,11 @@ impl BusyPolling {
 
     fn window(&self) -> Duration {
         Duration::from_micros(self.window.load(Ordering::Relaxed).into())
+    }
+
+    /// The driver has a turn.
+    pub(super) fn driver_turns(&self) {
+        self.looks.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn found(&self) -> u32 {
@@ -148,6 +159,16 @@ impl Shard {
         looked
     }
 
+    /// Looks for a caller that has just begun something. False: callers have done so often since the driver's last turn. They have to wait
+    /// for the next one, so that those who never wait do not keep the driver from the thread.
+    pub(crate) fn look(&self) -> bool {
+        let looks = self.polling.looks.fetch_add(1, Ordering::Relaxed) < LOOKS;
+        if looks {
+            self.take_moved();
+        }
+        looks
+    }
+
     /// Looks once for what the device has done with regions of peers, and tells those who wait for it. Returns whether there was any. It
     /// ends at the first completion of another kind: that one and those behind it are the driver's.
     pub(super) fn take_moved(&self) -> bool {
@@ -165,7 +186,7 @@ impl Shard {
         {
             taken += 1;
             if self.link(*qp_num).is_some_and(|link| link.on_moved()) {
-                // The driver lets go on what waits for room in the queue.
+                // The driver sees to what waits for room in the queue.
                 self.resources.mailbox.changed(*qp_num);
             }
         }

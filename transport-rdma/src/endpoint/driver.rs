@@ -74,6 +74,7 @@ impl Driver {
     pub(super) fn turn(&mut self) -> Result<bool, DeviceError> {
         let shard = Arc::clone(&self.shard);
         shard.resources.counts.polled();
+        shard.polling.driver_turns();
         shard.meter.tell_soon(&shard);
         // Waits for a helper at most, for microseconds. Handlers run while this is held: they, too, can only ask whether
         // it is free, which it is not.

@@ -99,8 +99,8 @@ impl Link for RdmaLink {
         self.core.change_granted(descriptor, offset, atomic)
     }
 
-    fn look(&self) {
-        self.endpoint.shard().take_moved();
+    fn look(&self) -> bool {
+        self.endpoint.shard().look()
     }
 
     fn changes_numbers(&self) -> Option<DeviceId> {

@@ -51,7 +51,7 @@ async fn caller_takes_the_end_of_what_it_has_begun() {
         let mut written = link.write_granted(t.descriptor(), 8 * 100, vec![7; 8].into()).unwrap();
         assert_eq!(read.try_recv(), Err(TryRecvError::Empty));
         while written.try_recv().is_err() {
-            link.look();
+            t.near.shard().take_moved();
         }
         let expected = [number as u64, number as u64 + 1].map(u64::to_ne_bytes).concat();
         assert_eq!(read.try_recv().unwrap(), expected);
@@ -59,6 +59,28 @@ async fn caller_takes_the_end_of_what_it_has_begun() {
     }
     assert_eq!(t.memory[100].load(Ordering::Relaxed), u64::from_ne_bytes([7; 8]));
     assert!(!t.near.shard().take_moved(), "there is nothing more");
+}
+
+/// Else the driver of a runtime with one thread would have no turn beside a caller that never waits.
+#[tokio::test]
+async fn callers_look_so_often_and_then_the_driver_has_its_turn() {
+    let t = Granted::new().await;
+    let began = || t.link().change_granted(t.descriptor(), 0, Atomic::FetchAdd(1)).unwrap();
+    let mut in_a_row = 0;
+    let last = loop {
+        let mut before = began();
+        if !t.link().look() {
+            break before;
+        }
+        assert_eq!(before.try_recv(), Ok(in_a_row));
+        in_a_row += 1;
+    };
+    assert!(in_a_row > 1);
+    // That turn ends what was begun, and lets callers look again.
+    assert_eq!(tokio::time::timeout(LIMIT, last).await.expect("the driver has no turn"), Ok(in_a_row));
+    let mut before = began();
+    assert!(t.link().look());
+    assert_eq!(before.try_recv(), Ok(in_a_row + 1));
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use tokio::sync::oneshot;
 use tokio::task::coop;
 
-use crate::calls::BusyPolling;
+use crate::session::BusyPolling;
 use crate::transport::Link;
 
 /// Something that a link has begun. Resolves to `None` if the link has failed.

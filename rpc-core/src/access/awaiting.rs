@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::coop;
 
 use crate::session::BusyPolling;
@@ -39,8 +39,10 @@ impl<T> Future for Begun<T> {
             ready!(coop::poll_proceed(cx)).made_progress();
             may_poll = link.look();
         }
-        if let Ok(done) = answer.try_recv() {
-            return Poll::Ready(Some(done));
+        match answer.try_recv() {
+            Ok(done) => return Poll::Ready(Some(done)),
+            Err(TryRecvError::Closed) => return Poll::Ready(None),
+            Err(TryRecvError::Empty) => {}
         }
         let polling = polling.get_or_insert_with(|| BusyPolling::by(Arc::clone(link)));
         if may_poll {

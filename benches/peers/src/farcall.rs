@@ -179,13 +179,11 @@ impl Client {
         Ok(Self { echo, method, size, region, buffer: None })
     }
 
-    /// Makes a call that lends memory, or an access to the server's region.
-    async fn use_memory(&mut self, payload: &Bytes) -> Result<usize> {
+    /// Makes a call that lends memory.
+    async fn lend(&mut self, payload: &Bytes) -> Result<usize> {
         let moved = match self.method {
             Method::Lend => self.echo.lend(payload.clone().into()).timeout(DEADLINE).await? as usize,
             Method::Fill => self.fill().await?,
-            Method::Peek => self.region()?.read(..self.size).await?.len(),
-            Method::Add => self.region()?.fetch_add(0, 1).await.map(|_| self.size)?,
             other => return Err(format!("there is no method {other:?}").into()),
         };
         Ok(moved)
@@ -214,8 +212,10 @@ impl Caller for Client {
             Method::Echo => self.echo.echo(payload.clone()).timeout(DEADLINE).await?.len(),
             Method::Put => self.echo.put(payload.clone()).timeout(DEADLINE).await.map(|()| payload.len())?,
             Method::Get => self.echo.get(self.size as u64).timeout(DEADLINE).await?.len(),
+            Method::Peek => self.region()?.read(..self.size).await?.len(),
+            Method::Add => self.region()?.fetch_add(0, 1).await.map(|_| self.size)?,
             // Boxed, so that the future of the others is no longer than it must be.
-            _ => Box::pin(self.use_memory(payload)).await?,
+            _ => Box::pin(self.lend(payload)).await?,
         };
         Ok(moved)
     }

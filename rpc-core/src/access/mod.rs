@@ -3,6 +3,7 @@
 //! One side *starts* an access: it sends an ACCESS and waits for the ACCESSED. The other side *owns* the memory: its runtime does
 //! the access. Either side can be either. Memory that a call lends is found by its number, as long as the call is in progress.
 
+mod awaiting;
 mod exports;
 mod giving;
 mod lending;
@@ -30,7 +31,9 @@ pub(crate) use self::ranges::{check_number, check_range, range};
 use self::taking::TakenGrants;
 use crate::payload::Payload;
 use crate::proto::message::Message;
-use crate::proto::wire::{Access, Accessed, FrameType, Operation, Outcome, Target, WireError, features};
+use crate::proto::wire::{
+    Access, Accessed, FrameType, Granted, Operation, Outcome, Target, WireError, features,
+};
 use crate::session::{Role, Sender};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::sync::{Mutex, rank};
@@ -134,10 +137,13 @@ impl Accesses {
     pub(crate) async fn read(&self, target: Target, offset: u64, len: usize) -> Result<Bytes, Status> {
         match u32::try_from(len) {
             Ok(length) if u64::from(length) <= self.max_read() => {
-                if let Some(bytes) = self.read_directly(target, offset, len).await {
+                if let Some(begun) = self.read_directly(target, offset, len)
+                    && let Some(bytes) = begun.await
+                {
                     return Ok(bytes);
                 }
-                self.access(target, offset, Operation::Read(length), len).await
+                // Boxed, as in the others, so that the future of an access by the device is short.
+                Box::pin(self.access(target, offset, Operation::Read(length), len)).await
             }
             _ => {
                 let message = format!(
@@ -156,11 +162,13 @@ impl Accesses {
         mut offset: u64,
         mut bytes: Bytes,
     ) -> Result<(), Status> {
-        let in_vain = match self.write_directly(target, offset, &bytes).await {
-            Some(true) => return Ok(()),
-            Some(false) => true,
-            None => false,
-        };
+        let mut in_vain = false;
+        if let Some(begun) = self.write_directly(target, offset, &bytes) {
+            if begun.await.is_some() {
+                return Ok(());
+            }
+            in_vain = true;
+        }
         let max = self.sender.terms().peer().map_or(PIECE as u64, |peer| peer.max_message - HEAD);
         let piece = PIECE.min(max as usize);
         let mut outcomes = Vec::with_capacity(bytes.len().div_ceil(piece));
@@ -193,23 +201,26 @@ impl Accesses {
     /// Returns the value of eight bytes of the peer's memory, read whole.
     pub(crate) async fn load(&self, target: Target, offset: u64) -> Result<u64, Status> {
         const LEN: usize = size_of::<u64>();
-        if let Some(value) = self.load_directly(target, offset).await {
+        // An addition reads the number whole. A device that only reads need not.
+        let rights = Granted::READ | Granted::ATOMICS;
+        if let Some(begun) = self.change_directly(target, offset, Atomic::FetchAdd(0), rights)
+            && let Some(value) = begun.await
+        {
             return Ok(value);
         }
-        Ok(number(&self.access(target, offset, Operation::Read(LEN as u32), LEN).await?))
+        Ok(number(&Box::pin(self.access(target, offset, Operation::Read(LEN as u32), LEN)).await?))
     }
 
     /// Does an operation on eight bytes of the peer's memory. Returns the value before it.
     pub(crate) async fn atomic(&self, target: Target, offset: u64, atomic: Atomic) -> Result<u64, Status> {
-        match self.change_directly(target, offset, atomic).await {
-            Ok(before) => Ok(before),
-            Err(Executed::No) => {
-                Ok(number(&self.access(target, offset, atomic.into(), size_of::<u64>()).await?))
-            }
-            Err(executed) => {
-                Err(unknown("the RDMA link has failed while the owner's device changed a number", executed))
-            }
-        }
+        let Some(begun) = self.change_directly(target, offset, atomic, Granted::ATOMICS) else {
+            let access = self.access(target, offset, atomic.into(), size_of::<u64>());
+            return Ok(number(&Box::pin(access).await?));
+        };
+        begun.await.ok_or_else(|| {
+            let why = "the RDMA link has failed while the owner's device changed a number";
+            unknown(why, Executed::Maybe)
+        })
     }
 
     async fn access(

@@ -4,8 +4,7 @@
 //! front of the request of its call, and is given back when the handler has dropped all its handles of the loan. A grant is good for one
 //! link. Accesses that can't use a grant go by messages.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,10 +12,11 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::Accesses;
+use super::awaiting::Begun;
 use crate::payload::Payload;
 use crate::proto::wire::{Access, Granted, Operation, Target, WireError};
 use crate::session::Role;
-use crate::status::{Code, Executed};
+use crate::status::Code;
 use crate::transport::{Atomic, Link};
 
 /// The grants of the peer, all for one link.
@@ -24,7 +24,7 @@ use crate::transport::{Atomic, Link};
 pub(super) struct TakenGrants {
     /// The link's.
     epoch: u32,
-    by_target: HashMap<Target, TakenGrant>,
+    by_target: BTreeMap<Target, TakenGrant>,
 }
 
 #[derive(Debug)]
@@ -67,7 +67,7 @@ const MOST_LOANS: usize = 64;
 
 impl TakenGrants {
     /// Forgets the grants for another link than this one.
-    fn keep_to(&mut self, epoch: u32) -> &mut HashMap<Target, TakenGrant> {
+    fn keep_to(&mut self, epoch: u32) -> &mut BTreeMap<Target, TakenGrant> {
         if self.epoch != epoch {
             self.epoch = epoch;
             self.by_target.clear();
@@ -77,63 +77,49 @@ impl TakenGrants {
 }
 
 impl Accesses {
-    /// Reads memory by a grant. `None`: there is none, or its link has failed.
-    pub(super) async fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Bytes> {
+    /// Begins to read memory by a grant. `None`: there is none that serves.
+    pub(super) fn read_directly(&self, target: Target, offset: u64, len: usize) -> Option<Begun<Bytes>> {
         let (link, descriptor) = self.taken_grant(target, Granted::READ)?;
-        link.read_granted(descriptor, usize::try_from(offset).ok()?, len).await
+        let read = link.read_granted(descriptor, usize::try_from(offset).ok()?, len)?;
+        Some(Begun::new(link, read))
     }
 
-    /// Writes to memory by a grant. `None`: there is none. False: its link has failed, so the bytes may be there, or may come before the
-    /// owner does anything that it is asked for by another link.
-    pub(super) async fn write_directly(&self, target: Target, offset: u64, bytes: &Bytes) -> Option<bool> {
+    /// Begins to write to memory by a grant. `None`: there is none that serves. If the link fails, the bytes may be there, or may come
+    /// before the owner does anything that it is asked for by another link.
+    pub(super) fn write_directly(&self, target: Target, offset: u64, bytes: &Bytes) -> Option<Begun<()>> {
         let (link, descriptor) = self.taken_grant(target, Granted::WRITE)?;
-        Some(link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone()).await)
+        let written = link.write_granted(descriptor, usize::try_from(offset).ok()?, bytes.clone())?;
+        Some(Begun::new(link, written))
     }
 
-    /// Has the owner's device change a number by a grant. Returns the number before, or whether it may have been changed.
-    pub(super) async fn change_directly(
-        &self,
-        target: Target,
-        offset: u64,
-        atomic: Atomic,
-    ) -> Result<u64, Executed> {
-        self.change_by_right(target, offset, atomic, Granted::ATOMICS).await
-    }
-
-    /// Reads a number by a grant, whole: a device that only reads need not. `None`: there is no grant for that, or its link has failed.
-    pub(super) async fn load_directly(&self, target: Target, offset: u64) -> Option<u64> {
-        let rights = Granted::READ | Granted::ATOMICS;
-        self.change_by_right(target, offset, Atomic::FetchAdd(0), rights).await.ok()
-    }
-
-    async fn change_by_right(
+    /// Has the owner's device change a number by a grant with these rights. `None`: there is none that serves. If the link fails, the
+    /// number may have been changed.
+    pub(super) fn change_directly(
         &self,
         target: Target,
         offset: u64,
         atomic: Atomic,
         rights: u8,
-    ) -> Result<u64, Executed> {
-        let (link, descriptor) = self.taken_grant(target, rights).ok_or(Executed::No)?;
-        let offset = usize::try_from(offset).map_err(|_| Executed::No)?;
-        link.change_granted(descriptor, offset, atomic).await
+    ) -> Option<Begun<u64>> {
+        let (link, descriptor) = self.taken_grant(target, rights)?;
+        let before = link.change_granted(descriptor, usize::try_from(offset).ok()?, atomic)?;
+        Some(Begun::new(link, before))
     }
 
     /// Returns a grant with these rights, and its link. Asks for one if that was not done yet.
     fn taken_grant(&self, target: Target, needed: u8) -> Option<(Arc<dyn Link>, Bytes)> {
         let (epoch, link) = self.sender.upgraded_in_epoch().filter(|_| self.grants())?;
         let mut taken = self.taken.lock();
-        match (taken.keep_to(epoch).entry(target), target) {
-            (Entry::Occupied(grant), _) => match grant.get() {
-                TakenGrant::Held { rights, descriptor, .. } if rights & needed == needed => {
-                    Some((link, descriptor.clone()))
-                }
-                _ => None,
-            },
-            (Entry::Vacant(_), Target::Loan { .. }) => None,
-            (Entry::Vacant(entry), Target::Region { .. }) => {
+        let grants = taken.keep_to(epoch);
+        match (grants.get(&target), target) {
+            (Some(TakenGrant::Held { rights, descriptor, .. }), _) if rights & needed == needed => {
+                Some((link, descriptor.clone()))
+            }
+            (Some(_), _) | (None, Target::Loan { .. }) => None,
+            (None, Target::Region { .. }) => {
                 static QUESTIONS: AtomicU64 = AtomicU64::new(0);
                 let question = QUESTIONS.fetch_add(1, Ordering::Relaxed);
-                entry.insert(TakenGrant::Asked(question));
+                grants.insert(target, TakenGrant::Asked(question));
                 drop(taken);
                 let this = self.me.upgrade()?;
                 self.runtime.spawn(async move { this.ask(target, epoch, question).await });

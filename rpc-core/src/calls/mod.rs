@@ -1,7 +1,6 @@
 //! The calls of this side that wait for an answer.
 
 mod announced;
-mod busy_poll;
 mod request;
 
 use std::collections::HashSet;
@@ -13,7 +12,6 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::announced::AnnouncedServices;
-pub(crate) use self::busy_poll::{BusyPolling, poll_at_once};
 pub(crate) use self::request::{Answered, CallOptions, CallRequest, Received};
 use crate::access::{Accesses, Lending};
 use crate::call_streams::{CallStreams, Ended, StreamTable};
@@ -25,7 +23,7 @@ use crate::proto::wire::{
     Content, FrameType, PLAIN_REQUEST, RequestHead, ResponseHead, ResponseKind, WireError, decode_status,
 };
 use crate::refusal::{refusal, too_large};
-use crate::session::{Role, Sender};
+use crate::session::{Role, Sender, polls_at_once};
 use crate::slots::{CallSlots, NeverMade, OpenError, Place, SlotOutcome, Slots, Ticket};
 use crate::status::{Blame, Code, Executed, Status};
 
@@ -132,7 +130,7 @@ impl Calls {
                 }
             };
         };
-        let polls = busy_poll::polls_at_once(&self.sender);
+        let polls = polls_at_once(&self.sender);
         let opened = match self.slots.open(place.is_some(), asked.alarm, polls, cx, queue) {
             Ok(opened) => opened,
             Err(OpenError::Full) => return Err(NotSent::Full),

@@ -151,7 +151,11 @@ impl RawChannel {
     ///
     /// UNAVAILABLE, not executed, with the reason. Returned at once while a failed attempt is recent.
     pub async fn connection(&self) -> Result<Arc<Connection>, Status> {
-        self.connect(None, None).await.map(|chosen| chosen.connection)
+        if let Some(connection) = self.choose(None, &mut None) {
+            return Ok(connection);
+        }
+        // Boxed, so that the future of a caller that need not wait is short.
+        Box::pin(self.connect(None, None)).await.map(|chosen| chosen.connection)
     }
 
     /// Returns a connection for a call with this key, and makes one if there is none. `at`: the server that was chosen for it.

@@ -8,8 +8,9 @@ use tokio::time::Instant;
 use super::{Connection, Moved};
 use crate::access::Lending;
 use crate::call_streams::{CallStreams, Ended};
-use crate::calls::{Answered, BusyPolling, Received, SentRequest, poll_at_once};
+use crate::calls::{Answered, Received, SentRequest};
 use crate::proto::wire::ResponseKind;
+use crate::session::{BusyPolling, poll_at_once};
 use crate::slots::{Place, SlotOutcome, Ticket};
 use crate::status::Status;
 

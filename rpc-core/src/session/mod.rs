@@ -4,6 +4,7 @@
 //! session.
 
 mod acknowledge;
+mod busy_poll;
 mod combining;
 mod flusher;
 mod metadata;
@@ -16,6 +17,7 @@ mod staging;
 mod terms;
 mod wait_time;
 
+pub(crate) use self::busy_poll::{BusyPolling, poll_at_once, polls_at_once};
 pub(crate) use self::meter::count_fallback;
 pub use self::sender::Traffic;
 pub(crate) use self::sender::{Owner, Sender, Sending};

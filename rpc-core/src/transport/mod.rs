@@ -13,13 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::class::TrafficClass;
 use crate::proto::inbox::Described;
 use crate::proto::message::{Bulk, Expose, Frame};
 use crate::proto::wire::{Frames, Header, WireError};
-use crate::status::Executed;
 
 mod atomics;
 mod identity;
@@ -129,29 +128,47 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Reads memory that the peer has granted by this link, from an offset on. Resolves to `None` if nothing was read. The link keeps a
-    /// clone of the descriptor until it reads no more, even if the future is dropped.
-    fn read_granted(&self, _descriptor: Bytes, _offset: usize, _len: usize) -> BoxFuture<Option<Bytes>> {
-        Box::pin(std::future::ready(None))
+    /// Begins to read memory that the peer has granted by this link, from an offset on. `None`: nothing was begun. The receiver gets an
+    /// error if the link fails. The link keeps a clone of the descriptor until it reads no more, even if the receiver is dropped.
+    fn read_granted(
+        &self,
+        _descriptor: Bytes,
+        _offset: usize,
+        _len: usize,
+    ) -> Option<oneshot::Receiver<Bytes>> {
+        None
     }
 
-    /// Writes to memory that the peer has granted by this link, from an offset on. Resolves to whether the bytes are there. If they
-    /// are not, some may be, or may come as long as the peer's end of the link exists. The link keeps a clone of the descriptor as for
-    /// a read.
-    fn write_granted(&self, _descriptor: Bytes, _offset: usize, _bytes: Bytes) -> BoxFuture<bool> {
-        Box::pin(std::future::ready(false))
+    /// Begins to write to memory that the peer has granted by this link, from an offset on. The receiver hears that the bytes are there.
+    /// If it gets an error, some may be, or may come as long as the peer's end of the link exists. The link keeps a clone of the
+    /// descriptor as for a read.
+    fn write_granted(
+        &self,
+        _descriptor: Bytes,
+        _offset: usize,
+        _bytes: Bytes,
+    ) -> Option<oneshot::Receiver<()>> {
+        None
     }
 
-    /// Has the peer's device change a number in memory that the peer has granted by this link. Resolves to the number before, or to whether
-    /// it may have been changed, or may be as long as the peer's end of the link exists. The link keeps a clone of the descriptor as for
-    /// a read.
+    /// Has the peer's device change a number in memory that the peer has granted by this link. The receiver gets the number before. If it
+    /// gets an error, the number may have been changed, or may be as long as the peer's end of the link exists. The link keeps a clone
+    /// of the descriptor as for a read.
     fn change_granted(
         &self,
         _descriptor: Bytes,
         _offset: usize,
         _: Atomic,
-    ) -> BoxFuture<Result<u64, Executed>> {
-        Box::pin(std::future::ready(Err(Executed::No)))
+    ) -> Option<oneshot::Receiver<u64>> {
+        None
+    }
+
+    /// Looks once, on the caller's thread, for what the device has done of reads, writes and changes of granted memory, and tells their
+    /// receivers. Never waits for another thread, and runs no handler. Without it the link's own task tells them.
+    ///
+    /// Returns false if it has not looked, because that task must have its turn first.
+    fn look(&self) -> bool {
+        true
     }
 
     /// Returns the device that would change numbers in memory that this side grants by this link, if one would.

@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::read::{Reader, WireError};
 
 /// The memory that an access is to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {
     /// Memory that a call lends.
     Loan {

@@ -36,6 +36,11 @@ impl Arena {
         Some(Extent { arena: Arc::clone(self), first, len })
     }
 
+    /// Returns how many bytes an extent of this many takes.
+    pub(crate) fn taken_for(len: usize) -> usize {
+        pages(len) * PAGE
+    }
+
     /// Lets nothing be taken any more, if nothing is; says whether that is so.
     pub(crate) fn retire(&self) -> bool {
         self.pages.retire()

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::arena::Extent;
 
-/// An extent while READs into it may be in flight. There is no way to its bytes: every work request that writes to it
-/// holds a clone of the `Arc`, and only the last owner gets the extent back.
+/// An extent while READs into it may be in flight. Every work request that writes to it holds a clone of the `Arc`. Only the sole
+/// owner gets the extent back, or a look at its bytes.
 ///
 /// The part of a message that came with its announcement is written to the extent before the extent becomes a read
 /// target.
@@ -28,6 +28,12 @@ impl ReadTarget {
     pub fn into_extent(this: Arc<Self>) -> Result<Extent, Arc<Self>> {
         let read_target = Arc::try_unwrap(this)?;
         Ok(read_target.extent.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the bytes, if nothing else holds the target that might have a device write to it.
+    pub(crate) fn bytes(this: &mut Arc<Self>) -> Option<&[u8]> {
+        let extent = &mut Arc::get_mut(this)?.extent;
+        Some(extent.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The extent's length.

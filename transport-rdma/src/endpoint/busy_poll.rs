@@ -6,6 +6,9 @@
 //! helps and is never polled again. It need not be woken for what a helper has polled and leaves to it, either. A
 //! completion from before it armed is in the intake at its second look, whoever has polled it. A later one makes an
 //! event.
+//!
+//! So it is with the completions of sends, which lie in `Shard::done` until they are handled. A helper handles those of READs, WRITEs and
+//! atomic operations of regions, because they run no handler.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,9 +18,14 @@ use farcall_core::transport::BusyPoll;
 use super::Shard;
 use super::intake::Intake;
 use super::wait::LOOK;
+use crate::device::{Completion, Cq};
+use crate::link::LinkCore;
 
 /// Completions that a helper takes at once. If there are more, their order and their count are the driver's business.
 const BATCH: usize = 16;
+
+/// How often callers look between two turns of the driver. Each time the device has done something, which takes microseconds.
+const LOOKS: u32 = 16;
 
 /// The longest that a caller looks.
 const LONGEST: Duration = Duration::from_millis(1);
@@ -29,6 +37,8 @@ pub(super) struct BusyPolling {
     window: AtomicU32,
     /// Counts the times when something was found.
     found: AtomicU32,
+    /// How often callers have looked since the driver's last turn.
+    looks: AtomicU32,
     turn: Turn,
 }
 
@@ -58,7 +68,8 @@ impl Turn {
 impl Default for BusyPolling {
     fn default() -> Self {
         let turn = Turn { began: Instant::now(), taken_until: AtomicU64::new(0) };
-        Self { window: AtomicU32::new(0), found: AtomicU32::new(0), turn }
+        let [window, found, looks] = Default::default();
+        Self { window, found, looks, turn }
     }
 }
 
@@ -69,6 +80,11 @@ impl BusyPolling {
 
     fn window(&self) -> Duration {
         Duration::from_micros(self.window.load(Ordering::Relaxed).into())
+    }
+
+    /// The driver has a turn.
+    pub(super) fn driver_turns(&self) {
+        self.looks.store(0, Ordering::Relaxed);
     }
 
     pub(super) fn found(&self) -> u32 {
@@ -107,10 +123,16 @@ impl Shard {
                     return true;
                 }
                 Looked::NotMine => return false,
-                Looked::Nothing if Instant::now() >= end => return false,
                 Looked::Nothing => {}
             }
             drop(intake);
+            if self.take_moved() {
+                self.polling.found.fetch_add(1, Ordering::Relaxed);
+                return true;
+            }
+            if Instant::now() >= end {
+                return false;
+            }
             super::relax();
         }
     }
@@ -135,6 +157,41 @@ impl Shard {
             looked = Looked::Found;
         }
         looked
+    }
+
+    /// Looks for a caller that has just begun something. False: callers have done so often since the driver's last turn. They have to wait
+    /// for the next one, so that those who never wait do not keep the driver from the thread.
+    pub(crate) fn look(&self) -> bool {
+        let looks = self.polling.looks.fetch_add(1, Ordering::Relaxed) < LOOKS;
+        if looks {
+            self.take_moved();
+        }
+        looks
+    }
+
+    /// Looks once for what the device has done with regions of peers, and tells those who wait for it. Returns whether there was any. It
+    /// ends at the first completion of another kind: that one and those behind it are the driver's.
+    pub(super) fn take_moved(&self) -> bool {
+        if !self.queues.awaits_sends() {
+            return false;
+        }
+        let Ok(mut done) = self.done.try_lock() else { return false };
+        // The driver will meet the same error.
+        if !done.is_empty() || self.queues.poll(Cq::Send, BATCH, &mut done).is_err() {
+            return false;
+        }
+        let mut taken = 0;
+        while let Some(Completion::Moved { qp_num, tag, .. }) = done.get(taken)
+            && LinkCore::is_of_region(*tag)
+        {
+            taken += 1;
+            if self.link(*qp_num).is_some_and(|link| link.on_moved()) {
+                // The driver sees to what waits for room in the queue.
+                self.resources.mailbox.changed(*qp_num);
+            }
+        }
+        done.drain(..taken);
+        taken > 0
     }
 }
 

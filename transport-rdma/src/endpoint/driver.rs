@@ -32,8 +32,6 @@ pub(super) struct Driver {
     /// The task that reads the device's events.
     watch: AbortHandle,
     teardown: Teardown,
-    /// Empty between turns; kept for its memory.
-    completions: Vec<Completion>,
     /// Since sends were looked at.
     turns: u32,
     /// Whether handlers took long in the last turn.
@@ -42,14 +40,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(shard: Arc<Shard>, watch: AbortHandle) -> Self {
-        Self {
-            shard,
-            watch,
-            teardown: Teardown::default(),
-            completions: Vec::with_capacity(BATCH),
-            turns: 0,
-            was_long: false,
-        }
+        Self { shard, watch, teardown: Teardown::default(), turns: 0, was_long: false }
     }
 
     pub(super) fn shard(&self) -> &Arc<Shard> {
@@ -83,6 +74,7 @@ impl Driver {
     pub(super) fn turn(&mut self) -> Result<bool, DeviceError> {
         let shard = Arc::clone(&self.shard);
         shard.resources.counts.polled();
+        shard.polling.driver_turns();
         shard.meter.tell_soon(&shard);
         // Waits for a helper at most, for microseconds. Handlers run while this is held: they, too, can only ask whether
         // it is free, which it is not.
@@ -91,7 +83,7 @@ impl Driver {
         if polled < BATCH && !self.teardown.is_empty() {
             self.finish_drained();
         }
-        let sent = self.reap(&mut intake)?;
+        let sent = self.reap(&shard, &mut intake)?;
         let mail = self.read_mail(&mut intake)?;
         self.teardown.advance(&self.shard.device.control);
         Ok(intake.is_ready() || polled + delivered + sent + mail > 0)
@@ -134,27 +126,29 @@ impl Driver {
     }
 
     /// Takes completions of sends, and lets those go on who waited for room.
-    fn reap(&mut self, intake: &mut Intake) -> Result<usize, DeviceError> {
+    fn reap(&mut self, shard: &Shard, intake: &mut Intake) -> Result<usize, DeviceError> {
+        // Waits for a helper at most, as for the intake.
+        let mut done = shard.done();
         self.turns += 1;
-        if self.turns < SILENT_TURNS && !self.shard.queues.awaits_sends() {
+        if self.turns < SILENT_TURNS && done.is_empty() && !shard.queues.awaits_sends() {
             return Ok(0);
         }
         self.turns = 0;
-        let polled = self.shard.queues.poll(Cq::Send, BATCH, &mut self.completions)?;
-        if polled == 0 {
+        shard.queues.poll(Cq::Send, BATCH, &mut done)?;
+        let count = done.len();
+        if count == 0 {
             return Ok(0);
         }
-        let mut completions = std::mem::take(&mut self.completions);
-        for completion in completions.drain(..) {
+        for completion in done.drain(..) {
             match completion {
                 Completion::Sent { qp_num, .. } => {
                     if let Some(link) = self.link(qp_num) {
                         link.on_room();
                     }
                 }
-                Completion::Moved { qp_num, tag, .. } => {
+                Completion::Moved { qp_num, .. } => {
                     if let Some(link) = self.link(qp_num) {
-                        link.on_moved(tag);
+                        link.on_moved();
                         self.go_on(&link);
                     }
                 }
@@ -169,13 +163,13 @@ impl Driver {
                 Completion::Received { .. } | Completion::ReceiveFailed { .. } => {}
             }
         }
-        self.completions = completions;
+        drop(done);
         for waiter in self.shard.resources.mailbox.take_slot_waiters() {
             if let Some(link) = self.link(waiter) {
                 link.on_room();
             }
         }
-        Ok(polled)
+        Ok(count)
     }
 
     fn read_mail(&mut self, intake: &mut Intake) -> Result<usize, DeviceError> {
@@ -252,7 +246,7 @@ impl Driver {
     }
 
     fn link(&self, qp_num: u32) -> Option<Arc<LinkCore>> {
-        self.shard.links().get(&qp_num).cloned()
+        self.shard.link(qp_num)
     }
 
     /// The queues are lost, and all links with them. The next link gets an endpoint of its own.

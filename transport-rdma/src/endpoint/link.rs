@@ -6,12 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use farcall_core::proto::inbox::Described;
 use farcall_core::proto::message::Bulk;
-use farcall_core::status::Executed;
 use farcall_core::transport::{
     Atomic, BoxFuture, BusyPoll, Counters, Description, DeviceAtomics, DeviceId, DirectMemory, Direction,
     FrameSource, Grant, GrantTerms, Link, LinkHandler, Words,
 };
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::Endpoint;
 use crate::link::{LinkCore, watch_exposed};
@@ -83,21 +82,12 @@ impl Link for RdmaLink {
         self.core.grant_loan(memory, in_effect)
     }
 
-    fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> BoxFuture<Option<Bytes>> {
-        let read = self.core.read_granted(descriptor, offset, len);
-        // An error: the link has failed.
-        Box::pin(async move { read?.await.ok() })
+    fn read_granted(&self, descriptor: Bytes, offset: usize, len: usize) -> Option<oneshot::Receiver<Bytes>> {
+        self.core.read_granted(descriptor, offset, len)
     }
 
-    fn write_granted(&self, descriptor: Bytes, offset: usize, bytes: Bytes) -> BoxFuture<bool> {
-        let written = self.core.write_granted(descriptor, offset, bytes);
-        // A `written` that ends without a word: the link has failed.
-        Box::pin(async move {
-            match written {
-                Some(written) => written.await.is_ok(),
-                None => false,
-            }
-        })
+    fn write_granted(&self, descriptor: Bytes, offset: usize, bytes: Bytes) -> Option<oneshot::Receiver<()>> {
+        self.core.write_granted(descriptor, offset, bytes)
     }
 
     fn change_granted(
@@ -105,13 +95,12 @@ impl Link for RdmaLink {
         descriptor: Bytes,
         offset: usize,
         atomic: Atomic,
-    ) -> BoxFuture<Result<u64, Executed>> {
-        let changed = self.core.change_granted(descriptor, offset, atomic);
-        Box::pin(async move {
-            // An error: the link has failed.
-            let before = changed.ok_or(Executed::No)?.await.map_err(|_| Executed::Maybe)?;
-            before.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or(Executed::Maybe)
-        })
+    ) -> Option<oneshot::Receiver<u64>> {
+        self.core.change_granted(descriptor, offset, atomic)
+    }
+
+    fn look(&self) -> bool {
+        self.endpoint.shard().look()
     }
 
     fn changes_numbers(&self) -> Option<DeviceId> {

@@ -30,7 +30,9 @@ use self::driver::Driver;
 use self::intake::Intake;
 use self::meter::Meter;
 use crate::config::{Completion, RdmaConfig};
-use crate::device::{CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable};
+use crate::device::{
+    Completion as Completed, CreateQpError, LocalPath, QpSize, QueuePair, QueueSize, Queues, Unavailable,
+};
 use crate::link::LinkCore;
 use crate::resources::{self, DropOnControlThread, Memory, NewQp, NoRoom, Resources, Shares};
 
@@ -70,6 +72,8 @@ pub(crate) struct Shard {
     links: Mutex<BTreeMap<u32, Arc<LinkCore>>>,
     /// Only the driver waits for it.
     intake: Mutex<Intake>,
+    /// Completions of sends, READs and their like that were polled, and not handled yet. Only the driver waits for it.
+    done: Mutex<Vec<Completed>>,
     polling: BusyPolling,
     dead: AtomicBool,
 }
@@ -104,6 +108,7 @@ impl Endpoint {
             runtime: runtime.clone(),
             links: Mutex::default(),
             intake: Mutex::new(Intake::new()),
+            done: Mutex::default(),
             polling: BusyPolling::default(),
             dead: AtomicBool::new(false),
             device,
@@ -230,6 +235,14 @@ impl Shard {
 
     fn intake(&self) -> MutexGuard<'_, Intake> {
         self.intake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn done(&self) -> MutexGuard<'_, Vec<Completed>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link(&self, qp_num: u32) -> Option<Arc<LinkCore>> {
+        self.links().get(&qp_num).cloned()
     }
 
     fn links(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<LinkCore>>> {

@@ -6,6 +6,7 @@ mod counts;
 mod credits;
 mod events;
 mod hostile;
+mod regions;
 mod sealed;
 
 use std::collections::VecDeque;

@@ -126,6 +126,11 @@ impl Sending {
         self.state != State::Closing || self.qp.as_ref().is_none_or(|qp| qp.sends_outstanding() == 0)
     }
 
+    /// Whether something waits for room in the send queue.
+    pub(super) fn waits_for_room(&self) -> bool {
+        self.blocked || !self.requests.is_empty()
+    }
+
     /// A grant from a header.
     pub(super) fn on_grant(&mut self, grant: u32) {
         self.credits.update(grant);

@@ -17,6 +17,7 @@ use super::handover::ENOUGH;
 use super::seal::{Seal, chunks, sealed_len};
 use super::send::Sending;
 use crate::device::{Extent, NUMBER, ReadTarget, RemoteRange, Work};
+use crate::resources::SHORT;
 
 /// Bytes of one READ or WRITE.
 const CHUNK: usize = 64 << 10;
@@ -24,11 +25,8 @@ const CHUNK: usize = 64 << 10;
 /// How many chunks are opened before other tasks have their turn: some tens of microseconds.
 const CHUNKS_IN_A_ROW: usize = 4;
 
-/// A short part of a region is copied, so that whoever keeps it keeps no registered memory.
-const LONG: usize = 8 << 10;
-
-/// The tags of READs and WRITEs of regions begin here. Those of messages are the numbers of their frames.
-const REGIONS: u64 = 1 << 32;
+/// The tag of READs and WRITEs of regions. Those of messages have the number of their frame.
+const OF_REGION: u64 = 1 << 32;
 
 /// The READs and WRITEs of one link.
 #[derive(Default)]
@@ -37,18 +35,25 @@ pub(super) struct Transfers {
     most: usize,
     /// Bytes of them, or one of them.
     window: usize,
-    /// The lengths of those that are outstanding, in the order in which they complete, and their sum.
-    outstanding: VecDeque<usize>,
+    /// Those that are outstanding, in the order in which they complete, and the sum of their lengths.
+    outstanding: VecDeque<Outstanding>,
     moving: usize,
     /// Those that have no memory yet.
     asked: VecDeque<Asked>,
     /// More memory is being registered.
     growing: bool,
-    active: VecDeque<Transfer>,
+    /// Those of which a part is still to be posted.
+    waiting: VecDeque<Transfer>,
     /// To be delivered: the number of the frame, and the message unless there is no memory for it.
     done: VecDeque<(u32, Option<Bytes>)>,
-    /// How often a part of a region was asked for, or written.
-    regions: u64,
+}
+
+/// A READ or WRITE that has not completed.
+struct Outstanding {
+    tag: u64,
+    len: usize,
+    /// The transfer of which it is the last.
+    last_of: Option<Transfer>,
 }
 
 struct Asked {
@@ -60,8 +65,6 @@ struct Asked {
 }
 
 struct Transfer {
-    /// Names it in completions.
-    tag: u64,
     purpose: Purpose,
     local: Local,
     /// Where the peer's memory begins, and where in the message that stands.
@@ -69,8 +72,6 @@ struct Transfer {
     begin: usize,
     /// The end of the part that has been posted.
     next: usize,
-    /// READs or WRITEs that have not completed.
-    outstanding: usize,
     /// The length of what is to be in memory, tags included.
     end: usize,
     /// The length of the message.
@@ -89,16 +90,29 @@ enum Local {
 enum Purpose {
     /// They are the message of the frame of this number. If it is sealed, `number` is that of its first chunk.
     Message { seq: u32, number: Option<u64> },
-    /// They are a part of a region, or a number of it, for whoever waits for it. The descriptor is kept until no request needs it.
+    /// It is a part of a region, for whoever waits for it. The descriptor is kept until no request needs it.
     Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
-    /// They are written to a region, for whoever waits for that.
+    /// It is the number of a region before it was changed.
+    Change { changer: oneshot::Sender<u64>, _descriptor: Bytes },
+    /// It is written to a region, for whoever waits for that.
     Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
+}
+
+impl Purpose {
+    /// Returns the tag that comes back with completions.
+    fn tag(&self) -> u64 {
+        match self {
+            Self::Message { seq, .. } => (*seq).into(),
+            Self::Read { .. } | Self::Change { .. } | Self::Write { .. } => OF_REGION,
+        }
+    }
 }
 
 /// The work that is left when the last READ or WRITE has completed. It is done without the lock.
 enum Whole {
     Sealed(SealedMessage),
-    Read(oneshot::Sender<Bytes>, Bytes),
+    Read(oneshot::Sender<Bytes>, Arc<ReadTarget>, usize),
+    Changed(oneshot::Sender<u64>, Arc<ReadTarget>),
     Written(oneshot::Sender<()>),
 }
 
@@ -119,7 +133,9 @@ impl Transfers {
 
     pub(super) fn clear(&mut self) {
         self.asked.clear();
-        self.active.clear();
+        self.waiting.clear();
+        self.outstanding.clear();
+        self.moving = 0;
         self.done.clear();
     }
 
@@ -128,11 +144,10 @@ impl Transfers {
         if self.outstanding.len() >= self.most || self.moving >= self.window {
             return None;
         }
-        let i = self.active.iter().position(|transfer| transfer.next < transfer.end)?;
-        let mut transfer = self.active.remove(i)?;
+        let mut transfer = self.waiting.pop_front()?;
         let (at, len) = (transfer.next, CHUNK.min(transfer.end - transfer.next));
         let addr = transfer.remote.addr.wrapping_add((at - transfer.begin) as u64);
-        let (remote, tag) = (RemoteRange { addr, ..transfer.remote }, transfer.tag);
+        let (remote, tag) = (RemoteRange { addr, ..transfer.remote }, transfer.purpose.tag());
         let work = match &transfer.local {
             Local::Into(read_target) => {
                 Work::Read { into: Arc::clone(read_target), at, len, from: remote, tag }
@@ -143,47 +158,45 @@ impl Transfers {
             }
         };
         transfer.next += len;
-        transfer.outstanding += 1;
-        self.outstanding.push_back(len);
         self.moving += len;
-        self.active.push_back(transfer);
+        let mut last_of = None;
+        if transfer.next < transfer.end {
+            self.waiting.push_back(transfer);
+        } else {
+            last_of = Some(transfer);
+        }
+        self.outstanding.push_back(Outstanding { tag, len, last_of });
         Some(work)
     }
 
-    /// A READ or WRITE of this tag has completed. `Some`: it was the last.
-    fn completed(&mut self, tag: u64) -> Option<Whole> {
-        self.moving -= self.outstanding.pop_front().unwrap_or(0);
-        let i = self.active.iter().position(|transfer| transfer.tag == tag)?;
-        let transfer = &mut self.active[i];
-        transfer.outstanding -= 1;
-        if transfer.outstanding > 0 || transfer.next < transfer.end {
-            return None;
-        }
-        let Transfer { local, begin, total, purpose, .. } = self.active.remove(i)?;
-        // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
-        let extent = match local {
-            Local::Into(read_target) | Local::Changed(read_target, _) => {
-                ReadTarget::into_extent(read_target).ok()
-            }
+    /// The first of those that are outstanding has completed. `Some`: it was the last of its transfer.
+    fn completed(&mut self) -> Option<Whole> {
+        let Outstanding { len, last_of, .. } = self.outstanding.pop_front()?;
+        self.moving -= len;
+        let Transfer { local, begin, total, purpose, .. } = last_of?;
+        let target = match local {
+            Local::Into(read_target) | Local::Changed(read_target, _) => Some(read_target),
             Local::From(_) => None,
         };
-        match (purpose, extent) {
-            (Purpose::Message { seq, number: Some(number) }, Some(extent)) => {
-                return Some(Whole::Sealed(SealedMessage { seq, extent, begin, total, number }));
+        match (purpose, target) {
+            (Purpose::Message { seq, number }, target) => {
+                // All its READs have completed, so the queue pair holds it no more; and if it did, the message could be sent.
+                let extent = target.and_then(|target| ReadTarget::into_extent(target).ok());
+                match (number, extent) {
+                    (Some(number), Some(extent)) => {
+                        Some(Whole::Sealed(SealedMessage { seq, extent, begin, total, number }))
+                    }
+                    (_, extent) => {
+                        self.done.push_back((seq, extent.map(|extent| extent.freeze(0..total))));
+                        None
+                    }
+                }
             }
-            (Purpose::Message { seq, .. }, extent) => {
-                self.done.push_back((seq, extent.map(|extent| extent.freeze(0..total))));
-            }
-            (Purpose::Read { reader, .. }, Some(extent)) => {
-                let is_long = total > LONG;
-                let bytes =
-                    if is_long { extent.freeze(0..total) } else { Bytes::copy_from_slice(&extent[..total]) };
-                return Some(Whole::Read(reader, bytes));
-            }
-            (Purpose::Write { writer, .. }, _) => return Some(Whole::Written(writer)),
-            (Purpose::Read { .. }, None) => {}
+            (Purpose::Read { reader, .. }, Some(target)) => Some(Whole::Read(reader, target, total)),
+            (Purpose::Change { changer, .. }, Some(target)) => Some(Whole::Changed(changer, target)),
+            (Purpose::Write { writer, .. }, _) => Some(Whole::Written(writer)),
+            (Purpose::Read { .. } | Purpose::Change { .. }, None) => None,
         }
-        None
     }
 }
 
@@ -235,10 +248,13 @@ impl LinkCore {
     /// See [`farcall_core::transport::Link::pulled_so_far`].
     pub(crate) fn pulled_so_far(&self, seq: u32) -> usize {
         let sending = self.sending();
-        let is_of = |purpose: &Purpose| matches!(purpose, Purpose::Message { seq: of, .. } if *of == seq);
-        let transfer = sending.transfers.active.iter().find(|transfer| is_of(&transfer.purpose));
+        let Transfers { waiting, outstanding, .. } = &sending.transfers;
+        let tag = u64::from(seq);
+        let transfers = outstanding.iter().filter_map(|posted| posted.last_of.as_ref()).chain(waiting);
+        let posted =
+            transfers.filter(|transfer| transfer.purpose.tag() == tag).map(|transfer| transfer.next).sum();
         // Never falls: posting a READ adds its length less one, and its completion adds one.
-        transfer.map_or(0, |transfer| transfer.next - transfer.outstanding)
+        outstanding.iter().filter(|posted| posted.tag == tag).fold(posted, |sum: usize, _| sum - 1)
     }
 
     /// There may be memory for what is to be read.
@@ -261,14 +277,12 @@ impl LinkCore {
                 let begin = &asked.described.begin;
                 extent[..begin.len()].copy_from_slice(begin);
                 let seq = asked.described.seq;
-                transfers.active.push_back(Transfer {
-                    tag: seq.into(),
+                transfers.waiting.push_back(Transfer {
                     purpose: Purpose::Message { seq, number: asked.number },
                     local: Local::Into(ReadTarget::new(extent)),
                     remote: asked.from,
                     begin: begin.len(),
                     next: begin.len(),
-                    outstanding: 0,
                     end,
                     total,
                 });
@@ -288,15 +302,23 @@ impl LinkCore {
                 transfers.done.push_back((asked.described.seq, None));
             }
         }
-        while let Some(read) = transfers.next() {
+        while !transfers.waiting.is_empty()
+            && let Some(read) = transfers.next()
+        {
             requests.push_back(read);
         }
     }
 
-    /// A READ or WRITE has completed.
-    pub(crate) fn on_moved(self: &Arc<Self>, tag: u64) {
+    /// Whether a READ or WRITE of this tag is of a region.
+    pub(crate) fn is_of_region(tag: u64) -> bool {
+        tag == OF_REGION
+    }
+
+    /// The first of the READs and WRITEs that are outstanding has completed. Returns whether others wait for the room that this leaves.
+    pub(crate) fn on_moved(self: &Arc<Self>) -> bool {
         let mut sending = self.sending();
-        let whole = sending.transfers.completed(tag);
+        let others_wait = sending.waits_for_room();
+        let whole = sending.transfers.completed();
         self.pump(&mut sending);
         self.post(&mut sending);
         drop(sending);
@@ -307,11 +329,23 @@ impl LinkCore {
                     seal.runtime().spawn(Arc::clone(self).open_message(message, Arc::clone(seal)));
                 }
             }
-            Some(Whole::Read(reader, bytes)) => {
-                self.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                self.resources.counts.used_directly();
-                // Its future may have been dropped.
-                let _ = reader.send(bytes);
+            Some(Whole::Read(reader, target, len)) => {
+                self.used_directly(len);
+                if len > SHORT {
+                    // Its future may have been dropped.
+                    let _ = ReadTarget::into_extent(target).map(|extent| reader.send(extent.freeze(0..len)));
+                } else if let Some(bytes) =
+                    self.short_answer(target, |answer| answer.get(..len).map(Bytes::copy_from_slice))
+                {
+                    let _ = reader.send(bytes);
+                }
+            }
+            Some(Whole::Changed(changer, target)) => {
+                self.used_directly(NUMBER);
+                let number = |answer: &[u8]| answer.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+                if let Some(before) = self.short_answer(target, number) {
+                    let _ = changer.send(before);
+                }
             }
             Some(Whole::Written(writer)) => {
                 self.resources.counts.used_directly();
@@ -320,6 +354,25 @@ impl LinkCore {
             }
             None => {}
         }
+        others_wait
+    }
+
+    /// Notes that the peer's program had no part in this.
+    fn used_directly(&self, len: usize) {
+        self.received.fetch_add(len as u64, Ordering::Relaxed);
+        self.resources.counts.used_directly();
+    }
+
+    /// Returns what a short answer says, and keeps its memory for the next one.
+    fn short_answer<T>(
+        &self,
+        mut target: Arc<ReadTarget>,
+        says: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Option<T> {
+        // The queue pair holds it no more, because its request has completed.
+        let answer = ReadTarget::bytes(&mut target).and_then(says);
+        self.resources.rendezvous_pool.keep(target);
+        answer
     }
 
     /// See [`farcall_core::transport::Link::read_granted`].
@@ -329,38 +382,27 @@ impl LinkCore {
         offset: usize,
         len: usize,
     ) -> Option<oneshot::Receiver<Bytes>> {
-        self.ask_region(descriptor, offset, len, Local::Into)
+        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
+        let into = Local::Into(self.resources.rendezvous_pool.target(len)?);
+        let (reader, read) = oneshot::channel();
+        self.use_region(Purpose::Read { reader, _descriptor: descriptor }, into, remote, len).then_some(read)
     }
 
-    /// See [`farcall_core::transport::Link::change_granted`]. The answer is the number before.
+    /// See [`farcall_core::transport::Link::change_granted`].
     pub(crate) fn change_granted(
         self: &Arc<Self>,
         descriptor: Bytes,
         offset: usize,
         atomic: Atomic,
-    ) -> Option<oneshot::Receiver<Bytes>> {
+    ) -> Option<oneshot::Receiver<u64>> {
         if !offset.is_multiple_of(NUMBER) || self.resources.own_atomics.device().is_none() {
             return None;
         }
-        self.ask_region(descriptor, offset, NUMBER, |target| Local::Changed(target, atomic))
-    }
-
-    fn ask_region(
-        self: &Arc<Self>,
-        descriptor: Bytes,
-        offset: usize,
-        len: usize,
-        local: impl FnOnce(Arc<ReadTarget>) -> Local,
-    ) -> Option<oneshot::Receiver<Bytes>> {
-        let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
-        let pool = &self.resources.rendezvous_pool;
-        let Some(extent) = pool.take(Direction::Response, len) else {
-            pool.grow(Direction::Response, len, None);
-            return None;
-        };
-        let (reader, read) = oneshot::channel();
-        let purpose = Purpose::Read { reader, _descriptor: descriptor };
-        self.use_region(purpose, local(ReadTarget::new(extent)), remote, len).then_some(read)
+        let on = GrantedRange::decode(&descriptor)?.part(offset, NUMBER)?;
+        let local = Local::Changed(self.resources.rendezvous_pool.target(NUMBER)?, atomic);
+        let (changer, changed) = oneshot::channel();
+        let purpose = Purpose::Change { changer, _descriptor: descriptor };
+        self.use_region(purpose, local, on, NUMBER).then_some(changed)
     }
 
     /// See [`farcall_core::transport::Link::write_granted`].
@@ -396,12 +438,8 @@ impl LinkCore {
         if !sending.is_open() || sending.transfers.most == 0 {
             return false;
         }
-        let transfers = &mut sending.transfers;
-        transfers.regions += 1;
-        let tag = REGIONS + transfers.regions;
-        let transfer =
-            Transfer { tag, purpose, local, remote, begin: 0, next: 0, outstanding: 0, end: len, total: len };
-        transfers.active.push_back(transfer);
+        let transfer = Transfer { purpose, local, remote, begin: 0, next: 0, end: len, total: len };
+        sending.transfers.waiting.push_back(transfer);
         self.pump(&mut sending);
         self.post(&mut sending);
         true

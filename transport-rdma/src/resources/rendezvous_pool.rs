@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use farcall_core::transport::Direction;
 
 use super::control::Control;
-use crate::device::{Arena, Device, Extent, lockable};
+use crate::device::{Arena, Device, Extent, ReadTarget, lockable};
 use crate::machine::Machine;
 
 /// The first arena of each half. A message of up to that length never waits for memory to be registered.
@@ -24,12 +24,20 @@ const LEAST: u64 = 2 << 20;
 /// How long memory that was refused is not asked for again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The longest answer that is copied, in bytes. Whoever keeps such an answer keeps no registered memory.
+pub(crate) const SHORT: usize = 8 << 10;
+
+/// How many targets for such answers are kept ready.
+const MOST_READY: usize = 16;
+
 /// See the module's documentation.
 pub(crate) struct RendezvousPool {
     device: Arc<dyn Device>,
     control: Control,
     requests: Half,
     responses: Half,
+    /// Targets of READs for short answers, which nobody uses now.
+    ready: Mutex<Vec<Arc<ReadTarget>>>,
     begun: Once,
 }
 
@@ -68,8 +76,9 @@ impl RendezvousPool {
             let left = if usable { bytes / 2 } else { 0 };
             Half { growth: Mutex::new(Growth { left, ..Growth::default() }), ..Half::default() }
         };
-        let bulk =
-            Arc::new(Self { device, control, requests: half(), responses: half(), begun: Once::new() });
+        let (requests, responses) = (half(), half());
+        let (ready, begun) = (Mutex::default(), Once::new());
+        let bulk = Arc::new(Self { device, control, requests, responses, ready, begun });
         registry().push(Arc::downgrade(&bulk));
         bulk
     }
@@ -117,6 +126,28 @@ impl RendezvousPool {
         taken
     }
 
+    /// Returns memory for an answer of this length that a device writes. `None`: there is none now, and more is asked for.
+    pub(crate) fn target(self: &Arc<Self>, len: usize) -> Option<Arc<ReadTarget>> {
+        let is_short = len <= SHORT;
+        if is_short && let Some(ready) = self.ready().pop() {
+            return Some(ready);
+        }
+        let len = if is_short { SHORT } else { len };
+        let extent = self.take(Direction::Response, len);
+        if extent.is_none() {
+            self.grow(Direction::Response, len, None);
+        }
+        extent.map(ReadTarget::new)
+    }
+
+    /// Keeps the target of a short answer for the next one.
+    pub(crate) fn keep(&self, target: Arc<ReadTarget>) {
+        let mut ready = self.ready();
+        if ready.len() < MOST_READY {
+            ready.push(target);
+        }
+    }
+
     /// Gets more memory, for a message of this length, on the control thread, and tells the waiter. False: there may be no
     /// more, and nobody is told anything.
     pub(crate) fn grow(self: &Arc<Self>, direction: Direction, len: usize, waiter: Option<Waiter>) -> bool {
@@ -127,7 +158,11 @@ impl RendezvousPool {
         growth.waiting.extend(waiter);
         if growth.claim() {
             let bulk = Arc::clone(self);
-            self.control.spawn(move || bulk.half(direction).grow(&*bulk.device, len as u64));
+            self.control.spawn(move || {
+                // What is kept ready must not keep an arena from being given up.
+                bulk.ready().clear();
+                bulk.half(direction).grow(&*bulk.device, len as u64);
+            });
         }
         true
     }
@@ -138,7 +173,12 @@ impl RendezvousPool {
             let arenas = half.arenas.read().unwrap_or_else(PoisonError::into_inner);
             arenas.iter().map(|arena| arena.bytes() - arena.free()).sum::<usize>()
         };
-        taken(&self.requests) + taken(&self.responses)
+        let ready = self.ready().len() * Arena::taken_for(SHORT);
+        (taken(&self.requests) + taken(&self.responses)).saturating_sub(ready)
+    }
+
+    fn ready(&self) -> MutexGuard<'_, Vec<Arc<ReadTarget>>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether these bytes lie in this memory, where a peer can be let read them.
@@ -353,6 +393,20 @@ mod tests {
         std::thread::sleep(PATIENCE);
         assert_eq!(take(&bulk, Direction::Request, 30 * MIB).unwrap().len(), 30 * MIB);
         assert!(take(&bulk, Direction::Request, 33 * MIB).is_none(), "more than there may be");
+    }
+
+    #[test]
+    fn what_is_kept_ready_is_not_in_use_and_keeps_no_arena() {
+        let (_host, bulk) = bulk(64 * MIB);
+        let short: Vec<_> = (0..20).map(|_| bulk.target(64).unwrap()).collect();
+        assert!(bulk.in_use() > 0);
+        short.into_iter().for_each(|target| bulk.keep(target));
+        assert_eq!((bulk.in_use(), bulk.ready().len()), (0, MOST_READY));
+        drop(bulk.target(SHORT).unwrap());
+        assert_eq!(bulk.ready().len(), MOST_READY - 1);
+        // No arena has room for it: those that there are must go first.
+        assert_eq!(take(&bulk, Direction::Response, 30 * MIB).unwrap().len(), 30 * MIB);
+        assert!(bulk.ready().is_empty());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Bytes that peers read and write.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +35,30 @@ async fn a_region_is_read_while_its_owner_does_nothing() {
     assert_eq!(read.unwrap(), 77_u64.to_ne_bytes()[..]);
     drop((blocked, stop));
     thread.join().unwrap();
+}
+
+/// The device is done with a short access when the caller looks for the first time.
+#[tokio::test]
+async fn a_short_access_does_not_wait_for_another_task() {
+    let t = Setup::new(None);
+    let region = Region::export(words(4096), Rights::READ | Rights::WRITE | Rights::ATOMICS);
+    let remote = region.remote().on(t.channel.clone());
+    t.until_direct(&remote).await;
+    t.until_counted(&remote).await;
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(pin!(remote.read(..64)).poll(&mut cx).is_ready());
+    assert!(pin!(remote.write(0, vec![1; 8])).poll(&mut cx).is_ready());
+    assert!(pin!(remote.fetch_add(8, 1)).poll(&mut cx).is_ready());
+    // It pays for its turn all the same.
+    let others_run = tokio::time::timeout(PATIENCE, async {
+        let (mut reads, other) = (0, tokio::spawn(async {}));
+        while !other.is_finished() {
+            remote.read(..64).await.unwrap();
+            reads += 1;
+        }
+        reads
+    });
+    assert!(others_run.await.expect("other tasks never run") > 0);
 }
 
 #[tokio::test]

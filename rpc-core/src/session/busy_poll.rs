@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::coop;
 
-use crate::session::Sender;
+use super::Sender;
 use crate::transport::{BusyPoll, Link};
 
 /// The state of busy polling by a waiting call. Nothing else depends on whether the caller continues it.
@@ -27,12 +27,17 @@ impl BusyPolling {
             return Self::Over;
         }
         let Some(link) = sender.upgraded() else { return Self::Over };
-        if link.busy_poll(Duration::ZERO) != BusyPoll::Again {
-            return Self::Over;
-        }
-        let polling = Self::Since(Instant::now(), link);
+        let polling = Self::by(link);
         polling.again(cx);
         polling
+    }
+
+    /// Starts polling an upgraded link, if it asks for that.
+    pub(crate) fn by(link: Arc<dyn Link>) -> Self {
+        match link.busy_poll(Duration::ZERO) {
+            BusyPoll::Again => Self::Since(Instant::now(), link),
+            BusyPoll::Found | BusyPoll::Sleep => Self::Over,
+        }
     }
 
     /// Polls instead of sleeping. Returns true if answers have arrived, perhaps the awaited one.
@@ -59,7 +64,7 @@ impl BusyPolling {
 }
 
 /// Whether a lone call polls the stream link at once, before its caller is woken by anything.
-pub(super) fn polls_at_once(sender: &Sender) -> bool {
+pub(crate) fn polls_at_once(sender: &Sender) -> bool {
     // Without remaining budget a poll must end, so that the runtime gets its turn.
     !sender.was_upgraded() && sender.stream().description().busy_polls && coop::has_budget_remaining()
 }

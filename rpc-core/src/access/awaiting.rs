@@ -1,0 +1,57 @@
+//! Waiting for what a device does by itself.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::sync::oneshot::{self, error::TryRecvError};
+use tokio::task::coop;
+
+use crate::session::BusyPolling;
+use crate::transport::Link;
+
+/// Something that a link has begun. Resolves to `None` if the link has failed.
+///
+/// The device does it without the peer's program, so it may be done by now. So the caller looks first, and then polls while that pays.
+/// Then no other task wakes it, and the task that serves the link has no turn between.
+pub(super) struct Begun<T> {
+    link: Arc<dyn Link>,
+    answer: oneshot::Receiver<T>,
+    /// `None`: the caller has not looked yet.
+    polling: Option<BusyPolling>,
+}
+
+impl<T> Begun<T> {
+    pub(super) fn new(link: Arc<dyn Link>, answer: oneshot::Receiver<T>) -> Self {
+        Self { link, answer, polling: None }
+    }
+}
+
+impl<T> Future for Begun<T> {
+    type Output = Option<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let Self { link, answer, polling } = self.get_mut();
+        let mut may_poll = true;
+        if polling.is_none() {
+            // Callers that never have to wait must let other tasks run all the same.
+            ready!(coop::poll_proceed(cx)).made_progress();
+            may_poll = link.look();
+        }
+        match answer.try_recv() {
+            Ok(done) => return Poll::Ready(Some(done)),
+            Err(TryRecvError::Closed) => return Poll::Ready(None),
+            Err(TryRecvError::Empty) => {}
+        }
+        let polling = polling.get_or_insert_with(|| BusyPolling::by(Arc::clone(link)));
+        if may_poll {
+            polling.poll();
+        }
+        let done = Pin::new(answer).poll(cx).map(Result::ok);
+        if done.is_pending() {
+            polling.again(cx);
+        }
+        done
+    }
+}

@@ -1,0 +1,149 @@
+//! Regions of the peer, and callers that look for the end of what they have begun.
+
+use std::sync::atomic::AtomicU64;
+
+use farcall_core::transport::{Atomic, Grant, GrantTerms, Words};
+use tokio::sync::oneshot::error::TryRecvError;
+use tokio::sync::watch;
+
+use super::*;
+
+/// Two linked nodes. The second has granted memory to the first.
+struct Granted {
+    fabric: Arc<Fabric>,
+    near: Node,
+    _far: Node,
+    ends: [End; 2],
+    memory: Arc<Vec<AtomicU64>>,
+    grant: Grant,
+}
+
+impl Granted {
+    async fn new() -> Self {
+        let (fabric, [near, far]) = nodes(1);
+        let ends = near.link(&far).await;
+        let memory: Arc<Vec<_>> = Arc::new((0..1024).map(AtomicU64::new).collect());
+        let (in_effect, _) = watch::channel(());
+        let terms = GrantTerms { read: true, write: true, atomics: true, in_effect };
+        let grant = ends[1].link().clone().grant(Arc::clone(&memory) as Words, terms).await.unwrap();
+        // Behind what else there is to be done for the link.
+        until("a driver does not sleep", || fabric.queues_armed() == 4).await;
+        Self { fabric, near, _far: far, ends, memory, grant }
+    }
+
+    fn link(&self) -> &Arc<dyn Link> {
+        self.ends[0].link()
+    }
+
+    fn descriptor(&self) -> Bytes {
+        self.grant.descriptor.clone()
+    }
+}
+
+/// Between two awaits the drivers do nothing: what happens there is the caller's work.
+#[tokio::test]
+async fn caller_takes_the_end_of_what_it_has_begun() {
+    let t = Granted::new().await;
+    let link = t.link();
+    for number in [5, 6, 7] {
+        let mut read = link.read_granted(t.descriptor(), 8 * number, 16).unwrap();
+        let mut changed = link.change_granted(t.descriptor(), 0, Atomic::FetchAdd(1)).unwrap();
+        let mut written = link.write_granted(t.descriptor(), 8 * 100, vec![7; 8].into()).unwrap();
+        assert_eq!(read.try_recv(), Err(TryRecvError::Empty));
+        while written.try_recv().is_err() {
+            t.near.shard().take_moved();
+        }
+        let expected = [number as u64, number as u64 + 1].map(u64::to_ne_bytes).concat();
+        assert_eq!(read.try_recv().unwrap(), expected);
+        assert_eq!(changed.try_recv().unwrap(), number as u64 - 5);
+    }
+    assert_eq!(t.memory[100].load(Ordering::Relaxed), u64::from_ne_bytes([7; 8]));
+    assert!(!t.near.shard().take_moved(), "there is nothing more");
+}
+
+/// Else the driver of a runtime with one thread would have no turn beside a caller that never waits.
+#[tokio::test]
+async fn callers_look_so_often_and_then_the_driver_has_its_turn() {
+    let t = Granted::new().await;
+    let began = || t.link().change_granted(t.descriptor(), 0, Atomic::FetchAdd(1)).unwrap();
+    let mut in_a_row = 0;
+    let last = loop {
+        let mut before = began();
+        if !t.link().look() {
+            break before;
+        }
+        assert_eq!(before.try_recv(), Ok(in_a_row));
+        in_a_row += 1;
+    };
+    assert!(in_a_row > 1);
+    // That turn ends what was begun, and lets callers look again.
+    assert_eq!(tokio::time::timeout(LIMIT, last).await.expect("the driver has no turn"), Ok(in_a_row));
+    let mut before = began();
+    assert!(t.link().look());
+    assert_eq!(before.try_recv(), Ok(in_a_row + 1));
+}
+
+#[tokio::test]
+async fn what_ends_behind_a_message_is_left_to_the_driver() {
+    let mut t = Granted::new().await;
+    // A message so long that somebody waits for its completion.
+    t.ends[0].send(1, LONE);
+    let mut read = t.link().read_granted(t.descriptor(), 0, 8).unwrap();
+    let shard = t.near.shard();
+    until_polled(&shard);
+    assert!(!shard.take_moved());
+    assert_eq!(read.try_recv(), Err(TryRecvError::Empty));
+    let read = tokio::time::timeout(LIMIT, read).await.expect("the driver sleeps").unwrap();
+    assert_eq!(read, 0_u64.to_ne_bytes()[..]);
+    t.ends[1].receive(1).await;
+}
+
+/// Has the device do what it can, and a caller look, until there is something that it leaves to the driver.
+fn until_polled(shard: &Shard) {
+    while shard.done().is_empty() {
+        assert!(!shard.take_moved());
+    }
+}
+
+#[tokio::test]
+async fn a_caller_hears_of_a_failed_link() {
+    let t = Granted::new().await;
+    t.fabric.set_traffic(false);
+    let mut read = t.link().read_granted(t.descriptor(), 0, 8).unwrap();
+    t.link().look();
+    assert_eq!(read.try_recv(), Err(TryRecvError::Empty));
+    t.fabric.expire();
+    t.link().look();
+    assert!(tokio::time::timeout(LIMIT, read).await.expect("nobody says so").is_err());
+}
+
+/// Callers look at every point of the driver's way to sleep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_slept_through_beside_callers_that_look() {
+    for spite in [false, true] {
+        let t = Granted::new().await;
+        t.fabric.set_spite(spite);
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let helpers = [(); 2].map(|()| {
+            let (shard, over) = (t.near.shard(), Arc::clone(&over));
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    shard.take_moved();
+                    std::thread::yield_now();
+                }
+            })
+        });
+        let rounds = if spite { 20 } else { 500 };
+        for round in 0..rounds {
+            t.ends[0].send(1, LONE);
+            let before = t.link().change_granted(t.descriptor(), 8, Atomic::FetchAdd(1)).unwrap();
+            let read = t.link().read_granted(t.descriptor(), 8, 8).unwrap();
+            let before = tokio::time::timeout(LIMIT, before).await.expect("slept through").unwrap();
+            assert_eq!(before, 1 + round);
+            let read = tokio::time::timeout(LIMIT, read).await.expect("slept through").unwrap();
+            assert_eq!(read, (2 + round).to_ne_bytes()[..]);
+        }
+        over.store(true, Ordering::Relaxed);
+        helpers.into_iter().for_each(|helper| helper.join().unwrap());
+    }
+}

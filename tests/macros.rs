@@ -231,6 +231,12 @@ async fn services_with_other_codecs() {
         async fn nothing(&self) -> Result<()>;
     }
 
+    /// Messages within its messages count as 1024 bytes.
+    #[farcall::service(name = "Upper", codec = farcall::Prost<1024>)]
+    trait Large {
+        async fn upper(&self, text: String) -> Result<String>;
+    }
+
     #[farcall::service(codec = farcall::Raw)]
     trait Echo {
         async fn echo(&self, bytes: Bytes) -> Result<Bytes>;
@@ -259,6 +265,8 @@ async fn services_with_other_codecs() {
         }
     }
 
+    let large = LargeClient::new(farcall::in_process(UpperServer::new(Both)));
+    assert_eq!(large.upper("peers need not agree".to_owned()).await.unwrap(), "PEERS NEED NOT AGREE");
     let upper = UpperClient::in_process(Both);
     assert_eq!(upper.upper("text").await.unwrap(), "TEXT");
     upper.nothing().await.unwrap();

@@ -124,8 +124,8 @@ impl<T: fmt::Debug> fmt::Debug for EncodedOnce<T> {
 }
 
 macro_rules! carried_by {
-    ($codec:ty) => {
-        impl<T> Encode<EncodedOnce<T>> for $codec
+    ($codec:ty $(, $($parameter:tt)*)?) => {
+        impl<T $(, $($parameter)*)?> Encode<EncodedOnce<T>> for $codec
         where
             $codec: Encode<T>,
         {
@@ -134,7 +134,7 @@ macro_rules! carried_by {
             }
         }
 
-        impl<T> Decode<EncodedOnce<T>> for $codec
+        impl<T $(, $($parameter)*)?> Decode<EncodedOnce<T>> for $codec
         where
             $codec: Decode<T>,
         {
@@ -151,7 +151,7 @@ macro_rules! carried_by {
 
 carried_by!(Postcard);
 #[cfg(feature = "prost")]
-carried_by!(Prost);
+carried_by!(Prost<MESSAGE>, const MESSAGE: usize);
 
 #[cfg(test)]
 mod tests {

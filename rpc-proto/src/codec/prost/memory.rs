@@ -8,28 +8,25 @@ use prost::encoding::{WireType, decode_key, decode_varint};
 
 use crate::payload::{Decoder, TooLarge};
 
-/// The memory that a message within a message is counted with, in bytes. A type with more or larger fields takes more.
-const MESSAGE: usize = 256;
-
 /// prost refuses messages that are nested deeper.
 const DEPTH: usize = 100;
 
 /// Memory is taken in steps of so many bytes.
 const STEP: usize = 4096;
 
-/// Returns how much memory the messages within a message may take beside numbers and strings. The bytes do not say which fields
+/// Returns how much memory the messages within a message may take beside numbers and strings, `each` of them so much. The bytes do not say which fields
 /// are messages, so each that could be one counts as one. Fields before an error count, too, because prost reads them.
 /// Source: protobuf.dev, "Encoding".
-pub(super) fn of_messages(mut message: &[u8]) -> usize {
-    fields(&mut message, None, DEPTH).0
+pub(super) fn of_messages(mut message: &[u8], each: usize) -> usize {
+    fields(&mut message, None, DEPTH, each).0
 }
 
 /// Reads fields, of a group or of a whole message. Returns the memory of the messages among them, and whether they end as they
 /// must: a group by its end, and a message with its last byte.
-fn fields(message: &mut &[u8], group: Option<u32>, depth: usize) -> (usize, bool) {
+fn fields(message: &mut &[u8], group: Option<u32>, depth: usize, each: usize) -> (usize, bool) {
     let mut memory = 0_usize;
     while !message.is_empty() {
-        match field(message, depth) {
+        match field(message, depth, each) {
             Field::Of(bytes) => memory = memory.saturating_add(bytes),
             Field::Broken(bytes) => return (memory.saturating_add(bytes), false),
             Field::End(tag) => return (memory, group == Some(tag)),
@@ -48,7 +45,7 @@ enum Field {
     End(u32),
 }
 
-fn field(message: &mut &[u8], depth: usize) -> Field {
+fn field(message: &mut &[u8], depth: usize, each: usize) -> Field {
     let whole = |read: Option<()>| if read.is_some() { Field::Of(0) } else { Field::Broken(0) };
     let Ok((tag, kind)) = decode_key(message) else { return Field::Broken(0) };
     match kind {
@@ -58,8 +55,8 @@ fn field(message: &mut &[u8], depth: usize) -> Field {
         WireType::EndGroup => Field::End(tag),
         WireType::StartGroup => {
             let Some(depth) = depth.checked_sub(1) else { return Field::Broken(0) };
-            let (memory, ends) = fields(message, Some(tag), depth);
-            let memory = memory.saturating_add(MESSAGE);
+            let (memory, ends) = fields(message, Some(tag), depth, each);
+            let memory = memory.saturating_add(each);
             if ends { Field::Of(memory) } else { Field::Broken(memory) }
         }
         WireType::LengthDelimited => {
@@ -68,8 +65,8 @@ fn field(message: &mut &[u8], depth: usize) -> Field {
                 return Field::Broken(0);
             };
             let Some(depth) = depth.checked_sub(1) else { return Field::Of(0) };
-            let (memory, ends) = fields(&mut content, None, depth);
-            Field::Of(if ends { memory.saturating_add(MESSAGE) } else { memory })
+            let (memory, ends) = fields(&mut content, None, depth, each);
+            Field::Of(if ends { memory.saturating_add(each) } else { memory })
         }
     }
 }
@@ -164,7 +161,7 @@ mod tests {
     fn received(body: Vec<u8>) -> Result<Tree, CodecError> {
         let mut input = Decoder::new(Payload::from_body(body.into()));
         input.limit_memory(8 * MIB as u32);
-        Prost::decode(&mut input)
+        <Prost as Decode<Tree>>::decode(&mut input)
     }
 
     fn nested() -> Tree {
@@ -198,6 +195,16 @@ mod tests {
             let why = received(bomb.encode_to_vec()).unwrap_err();
             assert!(why.is_too_large(), "{why}");
         }
+    }
+
+    #[test]
+    fn structs_count_as_large_as_the_service_says() {
+        let tree = Tree { children: vec![Tree::default(); 10_000], ..Tree::default() };
+        assert!(received(tree.encode_to_vec()).is_ok());
+        let mut input = Decoder::new(Payload::from_body(tree.encode_to_vec().into()));
+        input.limit_memory(8 * MIB as u32);
+        let why = <Prost<1024> as Decode<Tree>>::decode(&mut input).unwrap_err();
+        assert!(why.is_too_large(), "{why}");
     }
 
     #[test]

@@ -16,17 +16,18 @@ use crate::status::Status;
 /// allows, which the signature fingerprint therefore leaves out. Nesting is limited to prost's 100 levels.
 ///
 /// The memory of the values is limited, as with [`Postcard`](super::Postcard). farcall counts up to 16 bytes for each number and
-/// 32 for each field, the bytes of strings, and 256 bytes more for each message within the message. A type whose struct is larger
-/// than 256 bytes takes more than is counted.
+/// 32 for each field, the bytes of strings, and `MESSAGE` bytes more for each message within the message, by default 256. It can't see
+/// how large the structs of such messages are. A service with larger ones (`size_of` tells) says so, or a peer makes it hold more than
+/// is counted: `#[farcall::service(codec = farcall::Prost<1024>)]`. Peers need not agree about it.
 #[derive(Debug)]
-pub enum Prost {}
+pub enum Prost<const MESSAGE: usize = 256> {}
 
-impl Codec for Prost {
+impl<const MESSAGE: usize> Codec for Prost<MESSAGE> {
     const NAME: &'static str = "prost";
     const ARGUMENTS: usize = 1;
 }
 
-impl<T: Message> Encode<T> for Prost {
+impl<T: Message, const MESSAGE: usize> Encode<T> for Prost<MESSAGE> {
     fn encode(value: &T, out: &mut Encoder) -> Result<(), CodecError> {
         value.encode(&mut out.segments()).map_err(|e| CodecError::new(e.to_string()))
     }
@@ -40,13 +41,13 @@ fn malformed(error: DecodeError) -> CodecError {
     CodecError::new(error.to_string())
 }
 
-impl<T: Message + Default> Decode<T> for Prost {
+impl<T: Message + Default, const MESSAGE: usize> Decode<T> for Prost<MESSAGE> {
     fn decode(input: &mut Decoder) -> Result<T, CodecError> {
         let body = input.take_rest();
         if body.len() <= SHORT {
             return T::decode(body).map_err(malformed);
         }
-        input.take_memory(memory::of_messages(&body))?;
+        input.take_memory(memory::of_messages(&body, MESSAGE))?;
         let mut body = Counted::new(body, input);
         let decoded = T::decode(&mut body);
         body.finish()?;
@@ -58,13 +59,13 @@ impl<T: Message + Default> Decode<T> for Prost {
     }
 }
 
-impl Encode<Status> for Prost {
+impl<const MESSAGE: usize> Encode<Status> for Prost<MESSAGE> {
     fn encode(value: &Status, out: &mut Encoder) -> Result<(), CodecError> {
         Postcard::encode(value, out)
     }
 }
 
-impl Decode<Status> for Prost {
+impl<const MESSAGE: usize> Decode<Status> for Prost<MESSAGE> {
     fn decode(input: &mut Decoder) -> Result<Status, CodecError> {
         Postcard::decode(input)
     }

@@ -75,7 +75,7 @@ fn watch(limit: Duration) -> Option<AbortHandle> {
     let thread = thread::Builder::new().name("farcall-watchdog".to_owned());
     let thread = thread.spawn(move || signs.iter().for_each(|()| system::tell(system::WATCHDOG)));
     if let Err(error) = thread {
-        tracing::warn!(%error, "systemd's watchdog gets no messages, for want of a thread");
+        tracing::warn!(%error, "no thread could be started to feed systemd's watchdog; systemd will take the service for stuck");
         return None;
     }
     let task = async move {

@@ -86,15 +86,17 @@ async fn permits_of_several_threads_stay_within_the_window() {
             .map(|_| {
                 let sender = sender.clone();
                 tokio::spawn(async move {
-                    while let Ok(permit) = sender.reserve(1000).await {
-                        permit.send(item(1000));
+                    // A long one goes by itself, behind those that were taken with it.
+                    for len in [1000, 1000, 12_000].into_iter().cycle() {
+                        let Ok(permit) = sender.reserve(len).await else { return };
+                        permit.send(item(len));
                     }
                 })
             })
             .collect();
         // One task waits with a place for its item. Items with permits have all room, so none waits in the channel for long.
         let all_left = async {
-            while sender.available().bytes >= 1000 || sender.capacity() < 9_999 {
+            while sender.available().bytes >= 12_000 || sender.capacity() < 9_999 {
                 tokio::task::yield_now().await;
             }
         };

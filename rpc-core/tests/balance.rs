@@ -293,15 +293,16 @@ async fn calls_of_other_classes_and_several_connections_are_balanced_too() {
 
 #[tokio::test(start_paused = true)]
 async fn a_class_that_one_server_refuses_goes_to_another() {
-    let t = cluster(settings(BalancePolicy::RoundRobin), 2);
-    t.ready(2).await;
-    // From now on it takes no other connection.
+    let t = cluster(settings(BalancePolicy::ByKey), 3);
+    t.ready(3).await;
+    // From now on they take no other connections.
     t.nodes[0].refuses.store(true, Ordering::Relaxed);
+    t.nodes[2].refuses.store(true, Ordering::Relaxed);
     let urgent = t.channel.class(TrafficClass::Urgent);
-    for _ in 0..10 {
-        call(&urgent, &info("test"), ECHO, "x").await.unwrap();
+    for key in 0..10_u8 {
+        call(&urgent, &info("test"), ECHO, "x").key([key]).await.unwrap();
     }
-    assert_eq!(t.nodes.iter().map(|node| node.runs()).collect::<Vec<_>>(), [0, 10]);
+    assert_eq!(t.nodes.iter().map(|node| node.runs()).collect::<Vec<_>>(), [0, 10, 0]);
 
     t.nodes[1].refuses.store(true, Ordering::Relaxed);
     let bulk = t.channel.class(TrafficClass::Bulk);

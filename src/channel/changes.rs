@@ -14,7 +14,8 @@ impl ChannelBuilder {
     /// Returns a channel that balances its calls over the servers of a [`Discover`], tower's source of changes. The channel chooses servers
     /// by its own policy, as with [`discover`](Self::discover), which takes whole lists.
     ///
-    /// A key that is inserted again has the new server from then on. Changes that are there together count together. An error is
+    /// A key that is inserted again has the new server from then on. If its address is the same, the server keeps its connections and
+    /// its `tls`. Changes that are there together count together. An error is
     /// why there are no servers, if there are none, and the source is asked for more after it.
     ///
     /// ```

@@ -97,7 +97,8 @@ pub(super) async fn follow(
     dialer: Dialer,
 ) {
     let mut updates = pin!(updates);
-    let mut why = Status::new(Code::Unavailable, "the stream of servers has ended without naming one");
+    let ended = || Status::new(Code::Unavailable, "the stream of servers has ended without naming one");
+    let mut why = ended();
     loop {
         let next = tokio::select! {
             next = std::future::poll_fn(|cx| updates.as_mut().poll_next(cx)) => next,
@@ -106,6 +107,7 @@ pub(super) async fn follow(
         match next {
             Some(Ok(all)) => {
                 endpoints.set(all.into_iter().map(|endpoint| endpoint.dialled_by(&dialer)).collect());
+                why = ended();
             }
             Some(Err(status)) => {
                 endpoints.failed(status.clone());

@@ -11,10 +11,10 @@ use tokio::task::coop;
 use crate::session::BusyPolling;
 use crate::transport::Link;
 
-/// Something that a link has begun. Resolves to `None` if the link has failed.
+/// An operation that a link has begun. Resolves to its outcome, or to `None` if the link has failed.
 ///
-/// The device does it without the peer's program, so it may be done by now. So the caller looks first, and then polls while that pays.
-/// Then no other task wakes it, and the task that serves the link has no turn between.
+/// The device works without the peer's program and may have finished already. So the caller looks first, and then polls while that pays.
+/// A caller that finds the end itself needs no other task to wake it, and no turn of the task that serves the link.
 pub(super) struct Begun<T> {
     link: Arc<dyn Link>,
     answer: oneshot::Receiver<T>,

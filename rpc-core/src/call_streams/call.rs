@@ -431,14 +431,20 @@ impl CallStreams {
     }
 
     /// Queues an ITEM, for which there was [room](Self::room), unless the peer wants no more by now or the call is
-    /// over.
-    pub(super) fn send(&self, items: u64, message: Message, enqueue: impl FnOnce(Message) -> usize) {
+    /// over. `all`: with it, every item that was taken from the source counts.
+    pub(super) fn send(
+        &self,
+        items: u64,
+        message: Message,
+        all: bool,
+        enqueue: impl FnOnce(Message) -> usize,
+    ) {
         let mut state = self.state();
         let over = state.over;
         let Some(out) = state.out.as_mut().filter(|out| !over && !out.half.is_stopped()) else { return };
         out.half.sent(items, message.len() as u64);
         out.busy = message.holds_back();
-        let wakers = self.end_taking(out);
+        let wakers = if all { self.end_taking(out) } else { Vec::new() };
         enqueue(message);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);

@@ -79,7 +79,7 @@ impl World {
         if is_long {
             item.hold_back();
         }
-        self.stream(call).send(1, item, |item| self.enqueue(item));
+        self.stream(call).send(1, item, true, |item| self.enqueue(item));
     }
 
     /// Flushes the way a connection does.

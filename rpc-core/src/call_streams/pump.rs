@@ -304,7 +304,8 @@ impl<S: Source> Pump<S> {
     fn send(&mut self, sender: &Sender, count: u64, message: Message) {
         let holds_back = message.holds_back();
         self.is_read = !message.bulk.is_empty();
-        self.streams.send(count, message, |message| sender.enqueue(message));
+        let all = self.next.is_none();
+        self.streams.send(count, message, all, |message| sender.enqueue(message));
         if holds_back {
             // Nothing may follow until this has been sent.
             sender.flush();

@@ -12,7 +12,7 @@ use tokio::task::coop;
 use super::Sender;
 use crate::transport::{BusyPoll, Link};
 
-/// The state of busy polling by a waiting call. Nothing else depends on whether the caller continues it.
+/// The state of busy polling by a caller that waits for an answer, or for the end of an operation on the peer's memory. Nothing else depends on whether the caller continues it.
 pub(crate) enum BusyPolling {
     Since(Instant, Arc<dyn Link>),
     Over,
@@ -40,7 +40,7 @@ impl BusyPolling {
         }
     }
 
-    /// Polls instead of sleeping. Returns true if answers have arrived, perhaps the awaited one.
+    /// Polls instead of sleeping. Returns true if something has arrived or ended, perhaps what the caller awaits.
     pub(crate) fn poll(&mut self) -> bool {
         let Self::Since(since, link) = self else { return false };
         // At least 1 ns, because zero would begin anew.

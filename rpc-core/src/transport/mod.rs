@@ -164,7 +164,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Looks once, on the caller's thread, for what the device has done of reads, writes and changes of granted memory, and tells their
-    /// receivers. Never waits for another thread, and runs no handler. Without it the link's own task tells them.
+    /// receivers. Waits for other threads only at locks that are held for microseconds, and runs no handler. Without it the link's
+    /// own task tells them.
     ///
     /// Returns false if it has not looked, because that task must have its turn first.
     fn look(&self) -> bool {
@@ -186,7 +187,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::ready(None))
     }
 
-    /// Polls for answers on the thread of a caller that waits for one, for some microseconds at most. Delivers them as
+    /// Polls on the thread of a caller that waits for an answer, or for the end of an operation on granted memory, for some
+    /// microseconds at most. Delivers both as
     /// the link's own task would. Never waits for another thread, and leaves to that task everything that would run a
     /// handler.
     ///
@@ -270,7 +272,7 @@ pub trait Hold: fmt::Debug + Send + Sync {
 /// The next step of a caller that has [polled](Link::busy_poll) its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BusyPoll {
-    /// Look for the answer: some have arrived.
+    /// Look for the answer or the end: some have come.
     Found,
     /// Poll again after other tasks have had their turn: nothing has arrived yet.
     Again,

@@ -7,8 +7,8 @@
 //! completion from before it armed is in the intake at its second look, whoever has polled it. A later one makes an
 //! event.
 //!
-//! So it is with the completions of sends, which lie in `Shard::done` until they are handled. A helper handles those of READs, WRITEs and
-//! atomic operations of regions, because they run no handler.
+//! Completions of sends follow the same rule. They lie in `Shard::done` until they are handled. A helper handles only those of READs,
+//! WRITEs and atomic operations on regions, because these run no handler.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use crate::link::LinkCore;
 /// Completions that a helper takes at once. If there are more, their order and their count are the driver's business.
 const BATCH: usize = 16;
 
-/// How often callers look between two turns of the driver. Each time the device has done something, which takes microseconds.
+/// How often callers may look between two turns of the driver. Each look follows an operation of the device, which takes microseconds.
 const LOOKS: u32 = 16;
 
 /// The longest that a caller looks.
@@ -82,7 +82,7 @@ impl BusyPolling {
         Duration::from_micros(self.window.load(Ordering::Relaxed).into())
     }
 
-    /// The driver has a turn.
+    /// Notes that the driver has a turn, so that callers may look again.
     pub(super) fn driver_turns(&self) {
         self.looks.store(0, Ordering::Relaxed);
     }
@@ -159,8 +159,9 @@ impl Shard {
         looked
     }
 
-    /// Looks for a caller that has just begun something. False: callers have done so often since the driver's last turn. They have to wait
-    /// for the next one, so that those who never wait do not keep the driver from the thread.
+    /// Looks once, on behalf of a caller that has just begun an operation. Returns false without looking if callers have looked 16 times
+    /// since the driver's last turn: this one waits for the next turn, so that callers who never wait do not keep the driver from the
+    /// thread.
     pub(crate) fn look(&self) -> bool {
         let looks = self.polling.looks.fetch_add(1, Ordering::Relaxed) < LOOKS;
         if looks {

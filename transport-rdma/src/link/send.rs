@@ -29,7 +29,7 @@ pub(super) struct Sending {
     /// None when the link has been released.
     pub(super) qp: Option<DropOnControlThread<dyn QueuePair>>,
     /// Bytes that fit into a work request.
-    inline: usize,
+    pub(super) inline: usize,
     pub(super) shares: Shares,
     state: State,
     credits: SendCredits,

@@ -88,13 +88,13 @@ enum Local {
 
 /// The purpose of the bytes that a READ or WRITE moves.
 enum Purpose {
-    /// They are the message of the frame of this number. If it is sealed, `number` is that of its first chunk.
+    /// The message of the frame of this number. If it is sealed, `number` is that of its first chunk.
     Message { seq: u32, number: Option<u64> },
-    /// It is a part of a region, for whoever waits for it. The descriptor is kept until no request needs it.
+    /// A part of a region, for the caller that waits for it. The descriptor is kept until no request needs it.
     Read { reader: oneshot::Sender<Bytes>, _descriptor: Bytes },
-    /// It is the number of a region before it was changed.
+    /// The number of a region before it was changed, for the caller that waits for it.
     Change { changer: oneshot::Sender<u64>, _descriptor: Bytes },
-    /// It is written to a region, for whoever waits for that.
+    /// Bytes for a region. The caller waits until they are there.
     Write { writer: oneshot::Sender<()>, _descriptor: Bytes },
 }
 
@@ -302,9 +302,7 @@ impl LinkCore {
                 transfers.done.push_back((asked.described.seq, None));
             }
         }
-        while !transfers.waiting.is_empty()
-            && let Some(read) = transfers.next()
-        {
+        while let Some(read) = transfers.next() {
             requests.push_back(read);
         }
     }
@@ -415,7 +413,7 @@ impl LinkCore {
         let len = bytes.len();
         let remote = GrantedRange::decode(&descriptor)?.part(offset, len).filter(|_| len > 0)?;
         let pool = &self.resources.rendezvous_pool;
-        let is_inline = self.qp().is_some_and(|qp| len <= qp.inline() as usize);
+        let is_inline = len <= self.sending().inline;
         let bytes = if is_inline || pool.contains(&bytes) {
             bytes
         } else if let Some(mut extent) = pool.take(Direction::Request, len) {

@@ -26,7 +26,7 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
-    /// Links that were started or closed.
+    /// Links that the driver must look at: they were started or closed, have something to deliver, or have room again.
     pub(crate) changed: Vec<u32>,
     /// Links on which posting has failed.
     pub(crate) failed: Vec<(u32, LinkEnd)>,
@@ -34,7 +34,7 @@ pub(crate) struct Mail {
 }
 
 impl Mailbox {
-    /// A link was started or closed.
+    /// Has the driver look at a link: it was started or closed, has something to deliver, or has room again.
     pub(crate) fn changed(&self, link: u32) {
         self.put(|mail| mail.changed.push(link));
     }

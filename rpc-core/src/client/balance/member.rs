@@ -167,7 +167,7 @@ impl Member {
         *self.readiness.lock().unwrap_or_else(PoisonError::into_inner) = readiness;
     }
 
-    /// Gives its connections up: calls in progress end there, and new ones go elsewhere. Resolves when the last has ended.
+    /// Retires its connections: calls in progress finish there, and new ones go elsewhere. Resolves when the last connection has ended.
     pub(super) async fn retire(self: Arc<Self>) {
         self.stop();
         let all = self.lanes.iter().flat_map(|lane| &lane.classes);

@@ -231,10 +231,23 @@ impl Balancer {
         key: Option<u64>,
         picked: &mut Option<Picked>,
     ) -> Option<Arc<Connection>> {
+        self.choose_but(&[], class, key, picked)
+    }
+
+    /// [Chooses](Self::choose) among all servers but those that have failed.
+    #[inline]
+    fn choose_but(
+        &self,
+        failed: &[Arc<Member>],
+        class: TrafficClass,
+        key: Option<u64>,
+        picked: &mut Option<Picked>,
+    ) -> Option<Arc<Connection>> {
         // Dropped after the lock: it may be the last to hold a server that is gone.
         let avoid = picked.take();
         let picker = self.picker.read().unwrap_or_else(PoisonError::into_inner);
-        let takes = |member: &Member| member.takes(class);
+        let has_failed = |member: &Member| failed.iter().any(|failed| std::ptr::eq(&**failed, member));
+        let takes = |member: &Member| if has_failed(member) { None } else { member.takes(class) };
         let now = picker.now();
         let (member, connection) = picker.pick(key, now, avoid.as_ref().map(Picked::member), takes)?;
         *picked = Some(Picked::new(Arc::clone(member), now));
@@ -255,21 +268,27 @@ impl Balancer {
         if self.runtime.is_none() {
             return Err(no_runtime());
         }
-        let (mut states, mut others) = (self.states.subscribe(), self.members().len());
+        let mut states = self.states.subscribe();
+        let (mut failed, mut why) = (Vec::new(), None);
         loop {
             if let Some(picked) = at.take() {
                 match picked.member().connect(class).await {
                     Ok(connection) => return Ok(Chosen { connection, picked: Some(picked) }),
-                    Err(status) if others <= 1 => return Err(status),
-                    // Another server may take it.
-                    Err(_) => (others, at) = (others - 1, Some(picked)),
+                    Err(status) => {
+                        // Another server may take it.
+                        failed.push(Arc::clone(picked.member()));
+                        why = Some(status);
+                    }
                 }
             }
-            if let Some(connection) = self.choose(class, key, &mut at) {
+            if let Some(connection) = self.choose_but(&failed, class, key, &mut at) {
                 return Ok(Chosen { connection, picked: at });
             }
             if at.is_some() {
                 continue;
+            }
+            if let Some(status) = why {
+                return Err(status);
             }
             if let Some(status) = self.hopeless(&states.borrow_and_update()) {
                 return Err(status);

@@ -139,8 +139,8 @@ fn best<'a, T>(
     last.and_then(|member| Some((member, takes(member)?)))
 }
 
-/// Returns weights from 1 to [`HEAVIEST`], in proportion. `all` decide the scale, so that a key's place on the ring does not depend on who is
-/// ready.
+/// Returns weights from 1 to [`HEAVIEST`], in proportion. The scale follows from `all`, so a key's place on the ring does not depend on
+/// which members are ready.
 fn weights(ready: &[Arc<Member>], all: &[Arc<Member>]) -> Vec<u32> {
     let of_all = || all.iter().map(|member| member.weight());
     let (heaviest, lightest) = (of_all().max().unwrap_or(1), of_all().min().unwrap_or(1));

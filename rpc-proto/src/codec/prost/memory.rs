@@ -14,8 +14,9 @@ const DEPTH: usize = 100;
 /// Memory is taken in steps of so many bytes.
 const STEP: usize = 4096;
 
-/// Returns how much memory the messages within a message may take beside numbers and strings, `each` of them so much. The bytes do not say which fields
-/// are messages, so each that could be one counts as one. Fields before an error count, too, because prost reads them.
+/// Returns the memory that messages within a message may take beside numbers and strings, at `each` bytes for one. The bytes do
+/// not say which fields are messages, so each that could be one counts. Fields before an error count, too, because prost reads
+/// them.
 /// Source: protobuf.dev, "Encoding".
 pub(super) fn of_messages(mut message: &[u8], each: usize) -> usize {
     fields(&mut message, None, DEPTH, each).0

@@ -98,7 +98,7 @@ impl Client {
     /// # Errors
     ///
     /// If no leader answers in time, or the arguments are wrong. It may still be done then, unless the error is
-    /// [`KvError::Invalid`].
+    /// [`KvError::Invalid`], or a status that was [not executed](farcall::Status::executed).
     pub async fn put(&self, key: &str, value: Bytes) -> Result<(), KvError> {
         self.write(|leader, request, limit| leader.kv.put(request, key, value.clone()).timeout(limit)).await
     }
@@ -210,6 +210,7 @@ impl Client {
         let (attempt, tries) = (self.0.options.attempt, &Tries::default());
         let work = async {
             loop {
+                tries.open();
                 let open = |session| {
                     self.follow(tries, attempt, move |leader, limit| leader.kv.open(session).timeout(limit))
                 };
@@ -240,14 +241,17 @@ impl Client {
         self.patiently(tries, self.follow(tries, attempt, call)).await
     }
 
-    /// Ends a request when patience ends.
+    /// Ends a request when patience ends. Its error counts for all its attempts.
     async fn patiently<T>(
         &self,
         tries: &Tries,
         work: impl Future<Output = Result<T, KvError>>,
     ) -> Result<T, KvError> {
         let patience = self.0.options.patience;
-        timeout(patience, work).await.unwrap_or_else(|_| Err(tries.late(patience)))
+        match timeout(patience, work).await {
+            Ok(done) => done.map_err(|error| tries.judge(error)),
+            Err(_) => Err(tries.late(patience)),
+        }
     }
 
     /// Calls the leader until it answers. Each attempt may take `attempt`.

@@ -295,6 +295,25 @@ async fn a_snapshot_that_was_cut_short_goes_on_where_it_was() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_is_shorter_than_what_has_arrived_is_refused() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let snapshot = large_snapshot(from.path()).await;
+    let (client, _reader) = receiver(to.path()).await;
+    send(&client, &snapshot, 0, blocks(&snapshot, 0)[..2].to_vec()).await.unwrap_err();
+    let (vote, arrived, len) = (Vote::new_committed(1, 2), 2 << 20, (2 << 20) - 1);
+    let none = stream::iter(Vec::<Bytes>::new());
+    let mut progress = client.install(vote, snapshot.meta.clone(), len, arrived, none).await.unwrap();
+    let error = loop {
+        if let Err(error) = progress.message().await {
+            break error;
+        }
+    };
+    assert_eq!(error.code(), farcall::Code::InvalidArgument, "{error}");
+    // What has arrived stays.
+    assert_eq!(client.arrived(snapshot.meta.clone()).await.unwrap(), arrived);
+}
+
+#[tokio::test]
 async fn a_snapshot_that_is_damaged_on_its_way_is_not_installed() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let snapshot = large_snapshot(from.path()).await;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farcall::{BalancePolicy, Bytes, Channel, Config, Endpoint, Stream, stream};
+use farcall::{BalancePolicy, Blame, Bytes, Channel, Code, Config, Endpoint, Stream, stream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -52,9 +52,17 @@ struct Inner {
     nodes: watch::Sender<BTreeSet<String>>,
     /// The addresses that the user gave. They stay: a node that is not up to date may tell of members that are gone.
     seeds: BTreeSet<String>,
-    /// The node that leads, as far as the client knows.
-    leader: Mutex<Option<Arc<Node>>>,
+    leader: Mutex<Leader>,
     sessions: Sessions,
+}
+
+/// The leader, as far as the client knows.
+#[derive(Default)]
+struct Leader {
+    node: Option<Arc<Node>>,
+    /// Whether the node has refused a call, so that the leader is looked for. The node may turn out to lead on, and keeps its
+    /// connection until then.
+    refused: bool,
 }
 
 /// A node that is called by itself.
@@ -98,7 +106,7 @@ impl Client {
     /// # Errors
     ///
     /// If no leader answers in time, or the arguments are wrong. It may still be done then, unless the error is
-    /// [`KvError::Invalid`].
+    /// [`KvError::Invalid`], or a status that was [not executed](farcall::Status::executed).
     pub async fn put(&self, key: &str, value: Bytes) -> Result<(), KvError> {
         self.write(|leader, request, limit| leader.kv.put(request, key, value.clone()).timeout(limit)).await
     }
@@ -210,6 +218,7 @@ impl Client {
         let (attempt, tries) = (self.0.options.attempt, &Tries::default());
         let work = async {
             loop {
+                tries.open();
                 let open = |session| {
                     self.follow(tries, attempt, move |leader, limit| leader.kv.open(session).timeout(limit))
                 };
@@ -240,14 +249,17 @@ impl Client {
         self.patiently(tries, self.follow(tries, attempt, call)).await
     }
 
-    /// Ends a request when patience ends.
+    /// Ends a request when patience ends. Its error counts for all its attempts.
     async fn patiently<T>(
         &self,
         tries: &Tries,
         work: impl Future<Output = Result<T, KvError>>,
     ) -> Result<T, KvError> {
         let patience = self.0.options.patience;
-        timeout(patience, work).await.unwrap_or_else(|_| Err(tries.late(patience)))
+        match timeout(patience, work).await {
+            Ok(done) => done.map_err(|error| tries.judge(error)),
+            Err(_) => Err(tries.late(patience)),
+        }
     }
 
     /// Calls the leader until it answers. Each attempt may take `attempt`.
@@ -283,18 +295,23 @@ impl Client {
 
     /// Returns the leader that is known, or asks for it.
     async fn known_leader(&self) -> Result<Arc<Node>, KvError> {
-        if let Some(leader) = locked(&self.0.leader).clone() {
-            return Ok(leader);
+        if let Leader { node: Some(node), refused: false } = &*locked(&self.0.leader) {
+            return Ok(node.clone());
         }
         let Some(member) = self.status().await?.leader else {
             return Err(KvError::NotLeader { leader: None });
         };
-        let leader = self.node_at(&member.address)?;
-        *locked(&self.0.leader) = Some(leader.clone());
-        Ok(leader)
+        let mut leader = locked(&self.0.leader);
+        let node = match &leader.node {
+            Some(node) if node.address == member.address => node.clone(),
+            _ => self.node_at(&member.address)?,
+        };
+        *leader = Leader { node: Some(node.clone()), refused: false };
+        Ok(node)
     }
 
-    /// Forgets a leader that failed. Returns whether the failure named another one, which is the leader from now on.
+    /// Leaves a leader that failed, and forgets it if its connection may be dead. Returns whether the failure named another one,
+    /// which is the leader from now on.
     fn leave(&self, failed: &Arc<Node>, error: &KvError) -> bool {
         let named = match error {
             KvError::NotLeader { leader: Some(member) } if member.address != failed.address => {
@@ -304,8 +321,9 @@ impl Client {
         };
         let mut leader = locked(&self.0.leader);
         // Another call may have found a new one meanwhile.
-        if leader.as_ref().is_some_and(|leader| Arc::ptr_eq(leader, failed)) {
-            leader.clone_from(&named);
+        if leader.node.as_ref().is_some_and(|node| Arc::ptr_eq(node, failed)) {
+            let kept = || has_answered(error).then(|| failed.clone());
+            *leader = Leader { refused: named.is_none(), node: named.clone().or_else(kept) };
         }
         named.is_some()
     }
@@ -318,6 +336,16 @@ impl Client {
         let channel = channel.map_err(|why| KvError::Invalid(why.to_string()))?;
         let (kv, cluster) = (KvClient::new(&channel), ClusterClient::new(&channel));
         Ok(Arc::new(Node { address: address.to_owned(), kv, cluster }))
+    }
+}
+
+/// Returns whether an error came from the node itself, so that its connection is alive.
+fn has_answered(error: &KvError) -> bool {
+    match error {
+        KvError::Rpc(status) => {
+            status.blame() == Blame::Application || status.code() == Code::ResourceExhausted
+        }
+        _ => true,
     }
 }
 
@@ -334,4 +362,30 @@ fn endpoints(
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use farcall::Status;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_leader_that_fails_keeps_its_connection_if_it_has_answered() {
+        let client = Client::new(["127.0.0.1:1".into()], Options::default()).expect("a client");
+        let lost = Status::unavailable("the connection is lost").with_blame(Blame::Peer);
+        let failures = [
+            (KvError::NotLeader { leader: None }, true),
+            (Status::unavailable("another change is under way").into(), true),
+            (lost.into(), false),
+        ];
+        for (error, keeps) in failures {
+            let node = client.node_at("127.0.0.1:1").expect("a node");
+            *locked(&client.0.leader) = Leader { node: Some(node.clone()), refused: false };
+            assert!(!client.leave(&node, &error));
+            let Leader { node: kept, refused } = &*locked(&client.0.leader);
+            assert!(refused, "the leader is looked for");
+            assert_eq!(kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, &node)), keeps, "{error}");
+        }
+    }
 }

@@ -12,14 +12,22 @@ use crate::service::KvError;
 /// The attempts of a request so far.
 #[derive(Default)]
 pub(super) struct Tries {
+    /// Whether the attempts now open a session, which the change itself needs.
+    opens: AtomicBool,
     /// Whether a leader may have executed one, or may still do so.
     executed: AtomicBool,
     failed: Mutex<Option<KvError>>,
 }
 
 impl Tries {
-    /// Notes that the calls so far did not make the change that is asked for.
+    /// Notes that the next attempts open a session. None so far may have made the change that is asked for.
+    pub(super) fn open(&self) {
+        self.opens.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the next attempts make the change that is asked for. None so far did.
     pub(super) fn begin(&self) {
+        self.opens.store(false, Ordering::Relaxed);
         self.executed.store(false, Ordering::Relaxed);
     }
 
@@ -46,9 +54,22 @@ impl Tries {
         *locked(&self.failed) = Some(error);
     }
 
-    /// Returns whether an attempt may have been executed whose result did not come.
+    /// Returns whether an attempt to make the change may have been executed whose result did not come.
     pub(super) fn may_be_executed(&self) -> bool {
-        self.executed.load(Ordering::Relaxed)
+        !self.opens.load(Ordering::Relaxed) && self.executed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the error of the last attempt, as it counts for the whole request.
+    pub(super) fn judge(&self, error: KvError) -> KvError {
+        match error {
+            KvError::Rpc(status) if self.opens.load(Ordering::Relaxed) => {
+                status.with_executed(Executed::No).into()
+            }
+            KvError::Rpc(status) if status.executed() == Executed::No && self.may_be_executed() => {
+                status.with_executed(Executed::Maybe).into()
+            }
+            error => error,
+        }
     }
 
     /// Returns the error of a request whose time is over.
@@ -70,5 +91,50 @@ pub(super) fn is_passing(error: &KvError) -> bool {
             matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted)
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes an attempt that ends with this status, and returns its error.
+    async fn fail(tries: &Tries, code: Code, executed: Executed) -> KvError {
+        let status = Status::new(code, "it has failed").with_executed(executed);
+        let result: Result<(), KvError> = tries.attempt(async { Err(status.into()) }).await;
+        result.expect_err("the attempt fails")
+    }
+
+    fn executed(error: &KvError) -> Executed {
+        match error {
+            KvError::Rpc(status) => status.executed(),
+            other => panic!("not a status: {other}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_counts_as_not_executed_unless_an_earlier_attempt_may_be_executed() {
+        let tries = Tries::default();
+        let refused = fail(&tries, Code::Unimplemented, Executed::No).await;
+        assert_eq!(executed(&tries.judge(refused)), Executed::No);
+
+        fail(&tries, Code::Unavailable, Executed::Maybe).await;
+        let refused = fail(&tries, Code::Unimplemented, Executed::No).await;
+        assert_eq!(executed(&tries.judge(refused)), Executed::Maybe);
+    }
+
+    #[tokio::test]
+    async fn opening_a_session_does_not_count_as_making_the_change() {
+        let tries = Tries::default();
+        tries.open();
+        let failed = fail(&tries, Code::Internal, Executed::Yes).await;
+        assert_eq!(executed(&tries.judge(failed)), Executed::No);
+        fail(&tries, Code::Unavailable, Executed::Maybe).await;
+        assert_eq!(executed(&tries.late(Duration::ZERO)), Executed::No);
+
+        tries.begin();
+        assert_eq!(executed(&tries.late(Duration::ZERO)), Executed::No);
+        fail(&tries, Code::Unavailable, Executed::Maybe).await;
+        assert_eq!(executed(&tries.late(Duration::ZERO)), Executed::Maybe);
     }
 }

@@ -114,9 +114,11 @@ impl Transfer {
     }
 
     async fn receive(&self, offset: u64, mut blocks: Streaming<Bytes>) -> farcall::Result<()> {
+        let len = self.len;
+        let more = || Status::invalid_argument(format!("the snapshot has more than {len} bytes"));
+        let mut left = len.checked_sub(offset).ok_or_else(more)?;
         let (snapshots, meta) = (self.snapshots.clone(), self.meta.clone());
         let file = Arc::new(on_disk(move || open_at(&snapshots, &meta, offset)).await?);
-        let (len, mut arrived) = (self.len, offset);
         let late = |_| Status::deadline_exceeded(format!("the sender sent nothing for {PATIENCE:?}"));
         loop {
             let block = tokio::select! {
@@ -124,15 +126,12 @@ impl Transfer {
                 () = self.told.closed() => return Err(Status::cancelled("the sender has gone away")),
             };
             let Some(block) = block else { break };
-            arrived += block.len() as u64;
-            if arrived > len {
-                return Err(Status::invalid_argument(format!("the snapshot has more than {len} bytes")));
-            }
+            left = left.checked_sub(block.len() as u64).ok_or_else(more)?;
             let file = file.clone();
             on_disk(move || Ok((&*file).write_all(&block)?)).await?;
-            self.told.send_replace(Progress::Arrived(arrived));
+            self.told.send_replace(Progress::Arrived(len - left));
         }
-        match len - arrived {
+        match left {
             0 => Ok(()),
             left => Err(Status::data_loss(format!("{left} bytes of the snapshot did not come"))),
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farcall::Status;
+use farcall::{Executed, Status};
 use openraft::error::{ClientWriteError, RaftError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
@@ -49,10 +49,12 @@ impl Batches {
         let room = self.room.clone().try_acquire_many_owned(bytes);
         let full = |_| {
             let mib = WAITING_BYTES >> 20;
-            Status::resource_exhausted(format!("commands of {mib} MiB wait for a majority: try again later"))
+            let why = format!("commands of {mib} MiB wait for a majority: try again later");
+            Status::resource_exhausted(why).with_executed(Executed::No)
         };
+        let unsent = |why| stopped(why).with_executed(Executed::No);
         let waiting = Waiting { command, answer, room: room.map_err(full)? };
-        self.commands.send(waiting).await.map_err(stopped)?;
+        self.commands.send(waiting).await.map_err(unsent)?;
         answered.await.map_err(stopped)?
     }
 }

@@ -24,7 +24,13 @@ impl ClusterService {
     async fn change(&self, change: ChangeMembers<NodeId, BasicNode>) -> Result<(), KvError> {
         // A node that votes no more leaves: else it would stay as a learner.
         let retain = false;
-        self.raft.change_membership(change, retain).await.map(drop).map_err(change_error)
+        let raft = self.raft.clone();
+        // A task of its own: openraft makes the change in two steps. If the caller went away between them, and this future with it,
+        // the cluster would go on needing a majority of the old voters and one of the new.
+        let change = tokio::spawn(async move { raft.change_membership(change, retain).await });
+        let changed =
+            change.await.map_err(|why| Status::internal(format!("the change has failed: {why}")))?;
+        changed.map(drop).map_err(change_error)
     }
 }
 
@@ -93,6 +99,7 @@ fn change_error(error: RaftError<NodeId, ClientWriteError<NodeId, BasicNode>>) -
     match error {
         RaftError::APIError(ClientWriteError::ForwardToLeader(forward)) => forward.into(),
         RaftError::APIError(ClientWriteError::ChangeMembershipError(why)) => match why {
+            // It does not count as not executed: the second step of a change may be refused, too.
             ChangeMembershipError::InProgress(_) => {
                 Status::unavailable(format!("another change is under way: {why}")).into()
             }

@@ -15,8 +15,8 @@ impl ChannelBuilder {
     /// by its own policy, as with [`discover`](Self::discover), which takes whole lists.
     ///
     /// A key that is inserted again has the new server from then on. If its address is the same, the server keeps its connections and
-    /// its `tls`. Changes that are there together count together. An error is
-    /// why there are no servers, if there are none, and the source is asked for more after it.
+    /// its `tls`. Changes that come together take effect together. Calls fail with an error of the source while there are no servers. The
+    /// channel goes on asking the source after an error.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -43,10 +43,8 @@ impl ChannelBuilder {
         D: Discover<Service = Endpoint, Error: Display> + Send + 'static,
         D::Key: Send,
     {
-        self.discover(
-            name,
-            Lists { changes: Some(Box::pin(changes)), servers: Vec::new(), has_changed: false },
-        )
+        let lists = Lists { changes: Some(Box::pin(changes)), servers: Vec::new(), has_changed: false };
+        self.discover(name, lists)
     }
 }
 

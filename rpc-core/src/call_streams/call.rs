@@ -360,7 +360,7 @@ impl CallStreams {
 
     /// Notes that items are taken from the source. They count when their message is [sent](Self::send).
     pub(super) fn begin_taking(&self) {
-        // Whoever learns that an item was taken sees this, too.
+        // A thread that learns of a taken item sees this, too: it learns of the item through the source's lock.
         self.taking.store(true, Ordering::Relaxed);
     }
 

@@ -238,9 +238,10 @@ fn all_of(mut failures: Vec<Status>) -> Status {
     last.map_message(|_| said)
 }
 
-/// Returns the status for a channel whose runtime has ended.
+/// Returns the status for an attempt whose task has died, with the channel's runtime or by a panic of the connector.
 pub(super) fn gone() -> Status {
-    let message = "connecting was cut off: the runtime that made this channel has ended, or the channel's connector has panicked";
+    let message = "connecting was cut off: the runtime that made this channel has ended, or the channel's connector \
+                   has panicked";
     Status::new(Code::Unavailable, message).with_executed(Executed::No).with_blame(Blame::Caller)
 }
 

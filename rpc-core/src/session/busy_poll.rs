@@ -12,7 +12,8 @@ use tokio::task::coop;
 use super::Sender;
 use crate::transport::{BusyPoll, Link};
 
-/// The state of busy polling by a caller that waits for an answer, or for the end of an operation on the peer's memory. Nothing else depends on whether the caller continues it.
+/// The state of busy polling by a caller that waits for an answer, or for the end of an operation on the peer's memory. Nothing
+/// else depends on whether the caller continues it.
 pub(crate) enum BusyPolling {
     Since(Instant, Arc<dyn Link>),
     Over,

@@ -188,9 +188,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Polls on the thread of a caller that waits for an answer, or for the end of an operation on granted memory, for some
-    /// microseconds at most. Delivers both as
-    /// the link's own task would. Never waits for another thread, and leaves to that task everything that would run a
-    /// handler.
+    /// microseconds at most. Delivers both as the link's own task would. Waits for other threads only at locks that are held for
+    /// microseconds, and leaves to that task everything that would run a handler.
     ///
     /// `waited` is how long the caller has polled, and zero when it begins. A link may answer that first call with
     /// [`BusyPoll::Again`] without polling. A caller may stop at any time without notice.

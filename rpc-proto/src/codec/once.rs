@@ -47,7 +47,7 @@ struct Inner<T> {
 
 struct Encoded {
     codec: TypeId,
-    /// The pieces of the message. `None`: it must be encoded each time.
+    /// The pieces of the message. `None`: the value must be encoded each time.
     pieces: Option<Vec<Bytes>>,
 }
 

@@ -24,7 +24,7 @@ const LEAST: u64 = 2 << 20;
 /// How long memory that was refused is not asked for again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The longest answer that is copied, in bytes. Whoever keeps such an answer keeps no registered memory.
+/// The longest answer that is copied, in bytes. An application that keeps a copy keeps no registered memory.
 pub(crate) const SHORT: usize = 8 << 10;
 
 /// How many targets for such answers are kept ready.

@@ -94,8 +94,7 @@ impl Member {
     /// Takes over the weight and the locality of this endpoint, which has this member's name.
     pub(super) fn set_place(&self, endpoint: &Endpoint) {
         self.weight.store(endpoint.weight, Ordering::Relaxed);
-        Arc::clone(&endpoint.locality)
-            .clone_into(&mut self.locality.lock().unwrap_or_else(PoisonError::into_inner));
+        *self.locality.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&endpoint.locality);
     }
 
     pub(super) fn readiness(&self) -> Readiness {

@@ -80,7 +80,7 @@ fn damaged_bytes_are_refused_or_become_as_many_as_they_say() {
     let payload = Payload::from_body(text(5000, 7));
     for by in built_in() {
         let (packed, _) = super::pack(&mut Workspace::new(), by, &payload).unwrap().into_packed().unwrap();
-        for _ in 0..3000 {
+        for _ in 0..crate::rounds(3000) {
             let mut bytes = packed.to_vec();
             for _ in 0..rng.usize(1..5) {
                 let at = rng.usize(..bytes.len());

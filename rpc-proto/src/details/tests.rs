@@ -150,7 +150,7 @@ fn the_bytes_are_those_of_googles_implementation() {
 #[test]
 fn messages_are_read_as_prost_would_read_them() {
     let mut random = fastrand::Rng::with_seed(0x5eed);
-    for _ in 0..1000 {
+    for _ in 0..crate::rounds(1000) {
         let mut text = || "x".repeat(random.usize(..3));
         let violation = derived::QuotaViolation {
             subject: text(),
@@ -254,7 +254,7 @@ fn random_bytes_never_panic() {
     let mut random = fastrand::Rng::with_seed(0x5eed);
     let whole = QuotaFailure { violations: vec![QuotaViolation::default(); 2] };
     let whole = Status::new(Code::Internal, "m").with_detail(&whole).details().to_vec();
-    for _ in 0..50_000 {
+    for _ in 0..crate::rounds(50_000) {
         let mut bytes: Vec<u8> = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
         if random.bool() {
             bytes.clone_from(&whole);

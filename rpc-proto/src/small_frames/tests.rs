@@ -27,7 +27,7 @@ fn moved(mut frames: &[u8], seq: u32, rx_seq: u32) -> VecDeque<(u64, Vec<u8>)> {
 
 #[test]
 fn it_is_a_queue_from_which_any_can_be_taken() {
-    for seed in 0..200 {
+    for seed in 0..crate::rounds(200) as u64 {
         let mut rng = fastrand::Rng::with_seed(seed);
         // With the longer ones there are several chunks.
         let longest = [100, MAX_SHORT][seed as usize % 2];

@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn random_bytes_never_panic() {
         let mut random = fastrand::Rng::with_seed(0x5eed);
-        for _ in 0..50_000 {
+        for _ in 0..crate::rounds(50_000) {
             let bytes: Bytes = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
             let payload = Payload::from_body(bytes);
             let _ = from_payload::<Prost, Bytes>(payload.clone());

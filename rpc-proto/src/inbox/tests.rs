@@ -17,11 +17,9 @@ fn begin(inbox: &mut Inbox, total: u32) {
     assert_eq!(inbox.take(&header, payload.into()), Ok(Taken::Part));
 }
 
+/// Returns the memory for the bytes of the only message.
 fn capacity(inbox: &Inbox) -> usize {
-    match &inbox.assembling[&CALL].rest {
-        Rest::Sent(buffer) => buffer.capacity(),
-        rest => panic!("it is {rest:?}"),
-    }
+    inbox.memory() - assembling::ASSEMBLY
 }
 
 /// A peer that says how long its message is, and sends little of it, must not fill memory.
@@ -59,15 +57,15 @@ fn a_lent_buffer_has_room_for_its_fragment_and_little_more() {
     assert!((100_000..=400_020).contains(&room), "{room} bytes for 100,000");
     buffer.extend_from_slice(&[7; 100_000]);
     assert_eq!(inbox.filled(&header, buffer), Ok(Taken::Part));
-    assert_eq!(inbox.assembling[&CALL].have, 100_005);
+    assert_eq!(inbox.partly(CALL).unwrap().have, 100_005);
 }
 
 #[test]
 fn a_message_without_memory_is_counted_to_its_end_and_lost() {
     for unwanted in [false, true] {
         let mut inbox = inbox();
+        inbox.set_room(Room::None);
         begin(&mut inbox, 15);
-        inbox.assembling.get_mut(&CALL).unwrap().rest = Rest::Lost;
         if unwanted {
             inbox.cancel(CALL);
         }
@@ -80,6 +78,6 @@ fn a_message_without_memory_is_counted_to_its_end_and_lost() {
         let lost = Taken::Lost(Lost { kind: FrameType::REQUEST, call: CALL, total: 15 });
         let taken = if unwanted { Taken::Part } else { lost };
         assert_eq!(inbox.take(&last, Bytes::from_static(b"theend")), Ok(taken));
-        assert!(!inbox.is_assembling() && inbox.assembling_bytes == 0);
+        assert!(!inbox.is_assembling() && inbox.memory() == 0);
     }
 }

@@ -318,6 +318,29 @@ async fn a_client_tries_again_when_the_server_has_said() {
     assert_eq!(refused(SLOW, None, retry).await.map(|status| status.code()), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_call_with_less_time_than_any_took_is_not_begun() {
+    let near = server(WORKERS, 0.0, at_most(100));
+    let channel = RawChannel::new(near.clone(), settings(Admission::default()));
+    let ask = |method, ms| {
+        call(&channel, &service_info(), method, Bytes::new()).timeout(Duration::from_millis(ms)).into_future()
+    };
+    let too_short = |status: &Status| status.message().contains("none of its method took less than 20");
+    let late = ask(QUICK, 10).await.unwrap_err();
+    assert_eq!(late.code(), Code::DeadlineExceeded);
+    assert!(!too_short(&late), "nothing is known yet: {late}");
+    for _ in 0..20 {
+        ask(QUICK, 1000).await.unwrap();
+    }
+    let refused = ask(QUICK, 10).await.unwrap_err();
+    assert_eq!((refused.code(), refused.executed()), (Code::DeadlineExceeded, Executed::No));
+    assert!(too_short(&refused), "{refused}");
+    ask(QUICK, 30).await.unwrap();
+    assert!(!too_short(&ask(SLOW, 10).await.unwrap_err()), "the times of another method say nothing");
+    sleep(Duration::from_secs(30)).await;
+    assert!(!too_short(&ask(QUICK, 10).await.unwrap_err()), "that was long ago");
+}
+
 #[test]
 fn a_method_that_is_not_there_is_an_error() {
     let mut admission = at_most(10);

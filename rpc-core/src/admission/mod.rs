@@ -1,6 +1,7 @@
 //! Admission of calls to a server that may be overloaded: how many it takes at once, and which are refused first.
 
 mod limit;
+mod shortest;
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use self::limit::{Average, Limit};
+use self::shortest::Shortest;
 use crate::class::TrafficClass;
 use crate::config::{self, Priority};
 use crate::interface::{Kind, ServiceInfo};
@@ -43,8 +45,14 @@ struct State {
     connections: usize,
     /// How long calls take at present.
     at_present: Average,
-    /// How long calls take alone, by service and method.
-    alone: Vec<Vec<Average>>,
+    /// How long calls take, by service and method.
+    times: Vec<Vec<Times>>,
+}
+
+/// How long calls of one method take.
+struct Times {
+    alone: Average,
+    shortest: Shortest,
 }
 
 /// The calls of one connection that were admitted and are in progress. The count is written under the lock of the state.
@@ -59,6 +67,8 @@ pub(crate) struct Admitted {
     method: usize,
     began: Instant,
     was_alone: bool,
+    /// It waited before its handler began.
+    has_waited: bool,
     outcome: Outcome,
 }
 
@@ -92,7 +102,9 @@ impl Admission {
         if config.max_calls == 0 {
             return Ok(None);
         }
-        let (mut unknown, mut priorities, mut alone) = (config.methods.clone(), Vec::new(), Vec::new());
+        let (mut unknown, mut priorities, mut times) = (config.methods.clone(), Vec::new(), Vec::new());
+        let now = Instant::now();
+        let unmeasured = || Times { alone: Average::default(), shortest: Shortest::new(now) };
         for info in services {
             let is_own = info.name.starts_with("farcall.");
             let mut of_methods = Vec::new();
@@ -101,24 +113,25 @@ impl Admission {
                 let is_exempt = is_own || method.kind != Kind::Unary;
                 of_methods.push(if is_exempt { Some(Priority::Always) } else { set });
             }
-            alone.push(of_methods.iter().map(|_| Average::default()).collect());
+            times.push(of_methods.iter().map(|_| unmeasured()).collect());
             priorities.push(of_methods);
         }
         if let Some(path) = unknown.keys().next() {
             return Err(format!("admission.methods names `{path}`, which is no method of this server"));
         }
-        let limit = Limit::new(config.min_calls, config.max_calls, Instant::now());
-        let state = State { limit, running: 0, connections: 0, at_present: Average::default(), alone };
+        let limit = Limit::new(config.min_calls, config.max_calls, now);
+        let state = State { limit, running: 0, connections: 0, at_present: Average::default(), times };
         Ok(Some(Arc::new(Self { priorities, state: Mutex::new(state) })))
     }
 
-    /// Admits a call of a connection, or refuses it. `None`: the call does not count.
+    /// Admits a call of a connection, or refuses it: the server is overloaded, or the call can't be done before its deadline. `None`: the
+    /// call does not count.
     pub(crate) fn admit(
         self: &Arc<Self>,
         share: &Arc<Share>,
         class: TrafficClass,
-        service: usize,
-        method: usize,
+        (service, method): (usize, usize),
+        deadline: Option<Instant>,
     ) -> Result<Option<Admitted>, Status> {
         let priority = self.priorities[service][method].unwrap_or(match class {
             TrafficClass::Urgent => Priority::Urgent,
@@ -131,8 +144,10 @@ impl Admission {
             Priority::Normal => 0.8,
             Priority::Bulk => 0.6,
         };
+        let began = Instant::now();
         let was_alone = {
             let mut state = self.state.lock();
+            state.times[service][method].allow(deadline, began)?;
             if let Err(why) = state.may_begin(part, share.calls()) {
                 state.limit.refused();
                 let (running, after) = (state.running, state.retry_after());
@@ -143,9 +158,9 @@ impl Admission {
             let running = state.running;
             state.limit.began(running)
         };
-        let (admission, share, began) = (self.clone(), share.clone(), Instant::now());
-        let outcome = Outcome::GivenUp;
-        Ok(Some(Admitted { admission, share, service, method, began, was_alone, outcome }))
+        let (admission, share) = (self.clone(), share.clone());
+        let (has_waited, outcome) = (false, Outcome::GivenUp);
+        Ok(Some(Admitted { admission, share, service, method, began, was_alone, has_waited, outcome }))
     }
 }
 
@@ -197,7 +212,26 @@ impl State {
     }
 }
 
+impl Times {
+    /// Refuses a call that can't be done before its deadline.
+    fn allow(&mut self, deadline: Option<Instant>, now: Instant) -> Result<(), Status> {
+        let Some(deadline) = deadline else { return Ok(()) };
+        let left = deadline.saturating_duration_since(now);
+        match self.shortest.time(now) {
+            Some(shortest) if left < shortest => Err(too_short(left, shortest)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Admitted {
+    /// Notes that the call has waited for its handler. Refuses it if it can't be done before its deadline any more.
+    pub(crate) fn after_waiting(&mut self, deadline: Option<Instant>) -> Result<(), Status> {
+        self.has_waited = true;
+        let mut state = self.admission.state.lock();
+        state.times[self.service][self.method].allow(deadline, Instant::now())
+    }
+
     /// Returns a handler during which the call counts as in progress.
     pub(crate) fn during(mut self, handler: HandlerFuture) -> HandlerFuture {
         Box::pin(async move {
@@ -216,8 +250,11 @@ impl Drop for Admitted {
         let took = now - self.began;
         let mut state = self.admission.state.lock();
         state.end(&self.share);
-        let State { limit, at_present, alone, .. } = &mut *state;
-        let alone = &mut alone[self.service][self.method];
+        let State { limit, at_present, times, .. } = &mut *state;
+        let Times { alone, shortest } = &mut times[self.service][self.method];
+        if !self.has_waited && !matches!(self.outcome, Outcome::GivenUp) {
+            shortest.note(took, now);
+        }
         match self.outcome {
             Outcome::Answered => {
                 at_present.note(took);
@@ -239,4 +276,13 @@ fn overloaded(running: usize, why: &str, after: Duration) -> Status {
     // It can't fail: key and value are ASCII.
     let _ = metadata.insert(RETRY_AFTER, after.to_string());
     refusal(Code::ResourceExhausted, message).with_blame(Blame::Environment).with_metadata(metadata)
+}
+
+/// Returns the refusal of a call that has less time left than any of its method took lately.
+#[cold]
+fn too_short(left: Duration, shortest: Duration) -> Status {
+    let message = format!(
+        "the call has {left:.1?} left, and none of its method took less than {shortest:.1?} lately (admission); give it more time"
+    );
+    refusal(Code::DeadlineExceeded, message)
 }

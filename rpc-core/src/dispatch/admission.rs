@@ -157,11 +157,11 @@ impl Dispatch {
         result
     }
 
-    /// Admits a job, unless the server is overloaded.
+    /// Admits a job, unless the server is overloaded or the job can't be done in time.
     #[cold]
     fn admit(&self, class: TrafficClass, job: &mut Job) {
         let Ok(found) = job.found else { return };
-        match self.registry.admit(&self.share, class, found) {
+        match self.registry.admit(&self.share, class, found, job.deadline) {
             Ok(admitted) => job.admitted = admitted,
             Err(status) => job.found = Err(status),
         }

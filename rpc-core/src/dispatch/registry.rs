@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::admission::{Admission, Admitted, Share};
 use crate::class::TrafficClass;
@@ -130,15 +131,17 @@ impl Registry {
         self.admission.is_some()
     }
 
-    /// Admits a call, or refuses it because the server is overloaded. `None`: the call does not count.
+    /// [Admits](Admission::admit) a call, or refuses it. `None`: the call does not count.
     pub(super) fn admit(
         &self,
         share: &Arc<Share>,
         class: TrafficClass,
         found: FoundMethod,
+        deadline: Option<Instant>,
     ) -> Result<Option<Box<Admitted>>, Status> {
         let Some(admission) = &self.admission else { return Ok(None) };
-        let admitted = admission.admit(share, class, found.service as usize, found.method.into())?;
+        let method = (found.service as usize, found.method.into());
+        let admitted = admission.admit(share, class, method, deadline)?;
         Ok(admitted.map(Box::new))
     }
 

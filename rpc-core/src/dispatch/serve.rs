@@ -166,15 +166,20 @@ impl Dispatch {
         }
     }
 
-    /// Runs the handler of a call that has waited, unless its deadline has passed meanwhile.
+    /// Runs the handler of a call that has waited, unless its deadline has passed meanwhile or is too near.
     async fn handle_late(
         &self,
         found: FoundMethod,
         request: IncomingCall,
-        admitted: Option<Box<Admitted>>,
+        mut admitted: Option<Box<Admitted>>,
     ) -> Reply {
         if request.context.remaining().is_some_and(|left| left.is_zero()) {
             return Reply::Status(too_late());
+        }
+        if let Some(admitted) = &mut admitted
+            && let Err(status) = admitted.after_waiting(request.context.deadline())
+        {
+            return Reply::Status(status);
         }
         self.handler(found, request, admitted).await
     }

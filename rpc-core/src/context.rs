@@ -1,24 +1,26 @@
 //! The context of a call that a handler answers, which the handler's own calls inherit.
 
+mod current;
 mod draining;
 mod ended;
 mod grant;
+mod shared;
 mod signal;
+#[cfg(test)]
+mod tests;
 
-use std::cell::Cell;
-use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub(crate) use draining::{ConnectionContext, Drain};
-pub(crate) use ended::{Parent, parent_ended};
-pub(crate) use grant::open_grant;
-
+pub(crate) use self::current::Current;
+pub use self::current::Scope;
+pub(crate) use self::draining::{ConnectionContext, Drain};
+pub(crate) use self::ended::{Parent, parent_ended};
+pub(crate) use self::grant::open_grant;
+pub(crate) use self::shared::{SetForAnswer, Shared};
 use self::signal::Signal;
 use crate::access::Accesses;
 use crate::compress::{Choice, Compression};
@@ -72,64 +74,6 @@ struct About {
     scoped: bool,
 }
 
-/// The state that the clones of a context share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    /// The caller's metadata.
-    metadata: Metadata,
-    /// The reply metadata. `None` once the answer has been made.
-    answer: Mutex<Option<AnswerMetadata>>,
-    /// Values that middleware has added.
-    extensions: Extensions,
-    /// How the request was compressed.
-    compression: Compression,
-    /// How the answer is to be compressed.
-    choice: Choice,
-    /// Given if the call ends before its handler is done.
-    ended: Signal,
-}
-
-impl Shared {
-    /// Returns the state of a call with these metadata and this compression of its arguments.
-    pub(crate) fn new(metadata: Metadata, compression: Compression) -> Arc<Self> {
-        let answer = Mutex::new(Some(AnswerMetadata::default()));
-        Arc::new(Self {
-            metadata,
-            answer,
-            extensions: Extensions::default(),
-            compression,
-            choice: Choice::new(None),
-            ended: Signal::default(),
-        })
-    }
-
-    fn answer(&self) -> MutexGuard<'_, Option<AnswerMetadata>> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[cold]
-    fn answered(&self) -> Option<Box<SetForAnswer>> {
-        let metadata = self.answer().take().unwrap_or_default();
-        let compression = self.choice.get();
-        let is_any = !metadata.is_empty() || compression.is_some();
-        is_any.then(|| Box::new(SetForAnswer { metadata, compression }))
-    }
-}
-
-/// Metadata and compression that a handler has set in its context for its answer.
-pub(crate) struct SetForAnswer {
-    pub(crate) metadata: AnswerMetadata,
-    pub(crate) compression: Option<Compression>,
-}
-
-thread_local! {
-    static CURRENT: Cell<Option<About>> = const { Cell::new(None) };
-    static CONNECTION: Cell<Option<Arc<ConnectionContext>>> = const { Cell::new(None) };
-    /// The shared state of the current context. It is separate so that `CURRENT` stays `Copy`, and cheap where there is
-    /// no state.
-    static SHARED: Cell<Option<Arc<Shared>>> = const { Cell::new(None) };
-}
-
 impl Context {
     /// Returns a context without deadline and peer, for code outside of handlers.
     pub fn background() -> Self {
@@ -153,44 +97,9 @@ impl Context {
         Self { call: About { deadline, ..self.call }, ..self.clone() }
     }
 
-    /// Returns the context of the handler that is being polled on this thread, if one is.
-    pub fn current() -> Option<Self> {
-        let call = CURRENT.get()?;
-        Some(Self { call, connection: None, shared: None }.given())
-    }
-
-    /// Returns the accesses to memory of the client of the current call, and the call's number.
-    pub(crate) fn current_accesses() -> (Weak<Accesses>, u64) {
-        let accesses = current_connection().map_or_else(Weak::new, |connection| connection.accesses.clone());
-        (accesses, CURRENT.get().map_or(0, |call| call.number))
-    }
-
     /// Returns the accesses to memory of the caller.
     pub(crate) fn accesses(&self) -> Weak<Accesses> {
         self.connection.as_ref().map_or_else(Weak::new, |connection| connection.accesses.clone())
-    }
-
-    /// Returns the deadline of the current context, if any.
-    pub(crate) fn current_deadline() -> Option<Instant> {
-        CURRENT.get().and_then(|call| call.deadline)
-    }
-
-    /// Whether the current context is that of a [`Scope`].
-    #[inline]
-    pub(crate) fn is_scoped() -> bool {
-        CURRENT.get().is_some_and(|call| call.scoped)
-    }
-
-    /// Returns this context, sharing state with the current one, so that what the handler sets goes with its answer.
-    pub(crate) fn given(mut self) -> Self {
-        let shared = self
-            .shared
-            .or_else(|| SHARED.take())
-            .unwrap_or_else(|| Shared::new(Metadata::new(), Compression::None));
-        SHARED.set(Some(shared.clone()));
-        self.shared = Some(shared);
-        self.connection = self.connection.or_else(current_connection);
-        self
     }
 
     /// Returns the time at which the caller stops waiting. The handler is dropped then.
@@ -313,13 +222,6 @@ impl Context {
         self.shared.as_ref().map_or(Compression::None, |shared| shared.compression)
     }
 
-    /// Returns the current context, if it has state that its clones share.
-    pub(crate) fn current_shared() -> Option<Self> {
-        let shared = SHARED.take()?;
-        SHARED.set(Some(shared.clone()));
-        Some(Self { call: CURRENT.get()?, connection: current_connection(), shared: Some(shared) })
-    }
-
     /// Copies the compression that was chosen in another context, if one was.
     pub(crate) fn choose_as(&self, other: &Self) {
         if let (Some(shared), Some(by)) = (&self.shared, other.choice()) {
@@ -377,91 +279,10 @@ impl Context {
         answer.as_deref_mut().and_then(Option::as_mut).map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes the initial reply metadata that the handler of the current context has set.
-    pub(crate) fn take_initial() -> Option<Metadata> {
-        let shared = SHARED.take()?;
-        let initial = shared.answer().as_mut().map(|answer| std::mem::take(&mut answer.initial));
-        SHARED.set(Some(shared));
-        initial
-    }
-
     /// Takes what the handler of this context has set for its answer, if anything. Later settings have no effect.
     pub(crate) fn answered(&self) -> Option<Box<SetForAnswer>> {
         self.shared.as_ref()?.answered()
     }
-
-    /// Runs a future with this context current, for work that a handler moves to another task:
-    /// `tokio::spawn(cx.scope(async { .. }))`. If this call [ends](Self::ended) before its handler is done, calls that
-    /// are awaited in the scope end CANCELLED. Other futures that are awaited there go on.
-    pub fn scope<F: Future>(&self, future: F) -> Scope<F> {
-        let mut context = self.clone();
-        context.call.scoped = true;
-        Scope { context, future: Box::pin(future) }
-    }
-
-    /// Runs `f` with this context current, then restores the previous one, even when `f` panics.
-    pub(crate) fn enter<R>(&mut self, f: impl FnOnce() -> R) -> R {
-        let current = Current::begin(self.connection.clone());
-        current.set(self);
-        let result = f();
-        *self = current.end();
-        result
-    }
-}
-
-/// Makes one context after the other current. Dropping it restores the context that was current before.
-pub(crate) struct Current {
-    call: Option<About>,
-    connection: Option<Arc<ConnectionContext>>,
-    shared: Option<Arc<Shared>>,
-}
-
-impl Current {
-    /// Starts without a current context. Contexts that are [set](Self::set) belong to `connection`.
-    pub(crate) fn begin(connection: Option<Arc<ConnectionContext>>) -> Self {
-        Self { call: CURRENT.take(), connection: CONNECTION.replace(connection), shared: SHARED.take() }
-    }
-
-    /// Makes `context` current. The one before must have [ended](Self::end) or been [answered](Self::answered).
-    #[inline]
-    pub(crate) fn set(&self, context: &Context) {
-        CURRENT.set(Some(context.call));
-        if let Some(shared) = &context.shared {
-            SHARED.set(Some(shared.clone()));
-        }
-    }
-
-    /// Takes what the handler of the current context has set for its answer, if anything. Later settings have no
-    /// effect.
-    #[inline]
-    pub(crate) fn answered(&self) -> Option<Box<SetForAnswer>> {
-        SHARED.take()?.answered()
-    }
-
-    /// Ends the current context and returns it, with any shared state that it gained meanwhile.
-    pub(crate) fn end(&self) -> Context {
-        let background = Context::background().call;
-        Context {
-            call: CURRENT.take().unwrap_or(background),
-            connection: current_connection(),
-            shared: SHARED.take(),
-        }
-    }
-}
-
-impl Drop for Current {
-    fn drop(&mut self) {
-        // A thread that is being torn down has no current context to restore.
-        let _ = CURRENT.try_with(|current| current.set(self.call));
-        let _ = CONNECTION.try_with(|connection| connection.set(self.connection.take()));
-        let _ = SHARED.try_with(|shared| shared.set(self.shared.take()));
-    }
-}
-
-fn current_connection() -> Option<Arc<ConnectionContext>> {
-    let connection = CONNECTION.take();
-    CONNECTION.set(connection.clone());
-    connection
 }
 
 /// Returns the earlier of two deadlines, or the shorter of two times. `None` is later than any.
@@ -469,86 +290,5 @@ pub(crate) fn earlier<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
-    }
-}
-
-/// A future that runs with a context current. [`Context::scope`] returns it.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct Scope<F> {
-    context: Context,
-    future: Pin<Box<F>>,
-}
-
-impl<F: Future> Future for Scope<F> {
-    type Output = F::Output;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<F::Output> {
-        let Self { context, future } = &mut *self;
-        context.enter(|| future.as_mut().poll(cx))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_scope_is_current_only_while_it_is_polled() {
-        let cx = Context::background().with_timeout(Duration::from_secs(5));
-        assert!(Context::current().is_none());
-        let task = tokio::spawn(cx.scope(async {
-            tokio::task::yield_now().await;
-            Context::current().and_then(|c| c.deadline())
-        }));
-        assert!(Context::current().is_none());
-        assert_eq!(task.await.unwrap(), cx.deadline());
-    }
-
-    #[test]
-    fn the_context_before_is_back_after_a_panic() {
-        let mut outer = Context::background().with_timeout(Duration::from_secs(9));
-        let deadline = outer.deadline();
-        outer.enter(|| {
-            let caught = std::panic::catch_unwind(|| Context::background().enter(|| panic!("in a handler")));
-            assert!(caught.is_err());
-            assert_eq!(Context::current().unwrap().deadline(), deadline);
-        });
-        assert!(Context::current().is_none());
-    }
-
-    #[test]
-    fn a_timeout_never_extends_a_deadline() {
-        let cx = Context::background().with_timeout(Duration::from_secs(1));
-        assert_eq!(cx.with_timeout(Duration::from_secs(60)).deadline(), cx.deadline());
-    }
-
-    fn trailers(of: &Context) -> usize {
-        let set = of.answered();
-        let Some(with) = set else { return 0 };
-        with.metadata.trailing.len()
-    }
-
-    #[test]
-    fn what_one_clone_sets_all_have_set_until_there_is_an_answer() {
-        let mut context = Context::background();
-        context.enter(|| {
-            let set =
-                || Context::current().unwrap().reply_trailers(|trailers| trailers.append("k", "v").unwrap());
-            let given = Context::background().given();
-            given.reply_trailers(|trailers| trailers.append("k", "v").unwrap());
-            given.with_timeout(Duration::from_secs(9)).enter(set);
-            set();
-        });
-        assert_eq!((trailers(&context), trailers(&context)), (3, 0));
-        context.reply_trailers(|trailers| trailers.append("k", "v").unwrap());
-        assert_eq!(trailers(&context), 0);
-    }
-
-    #[test]
-    fn a_context_that_sets_nothing_has_nothing_to_share() {
-        let mut context = Context::background();
-        context.enter(|| assert_eq!(Context::current_deadline(), None));
-        assert!(context.shared.is_none() && context.metadata().is_empty());
     }
 }

@@ -7,7 +7,8 @@ use std::task::{Context as TaskContext, Poll};
 
 use tokio::time::Instant;
 
-use super::{Context, SHARED, Shared};
+use super::current::current_shared;
+use super::{Context, Shared};
 use crate::status::{Blame, Code, Executed, Status};
 use crate::transport::BoxFuture;
 
@@ -116,8 +117,7 @@ impl Context {
 
     /// Returns the call that the current context belongs to.
     pub(crate) fn current_parent() -> Option<Parent> {
-        let shared = SHARED.take()?;
-        SHARED.set(Some(shared.clone()));
+        let shared = current_shared()?;
         Some(Parent::new(shared))
     }
 

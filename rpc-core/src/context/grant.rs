@@ -1,6 +1,6 @@
 //! The account of the memory that the arguments of a call take.
 
-use super::current_connection;
+use super::current::current_connection;
 use crate::memory::{Gauge, Use};
 use crate::payload::MemoryGrant;
 

@@ -260,6 +260,7 @@ fn of_a_stream_its_end_alone_counts_as_an_answer_until_it_has_left() {
 
 /// Whoever floods a side with CANCELs of calls that it does not have must not make it look at all that waits each time.
 #[test]
+#[cfg_attr(miri, ignore = "ten thousand calls take Miri minutes")]
 fn calls_given_up_are_looked_for_together() {
     let mut outbox = Outbox::new(100_000, 1 << 20);
     (1..=1000).for_each(|call| outbox.push(short(FrameType::RESPONSE, call)));

@@ -1,14 +1,15 @@
 //! Slots in which the calls of this side wait, and find how they ended.
 
 mod place;
+mod table;
 
-use std::collections::VecDeque;
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 pub(crate) use self::place::Place;
+use self::table::{Slot, SlotState, Table};
 use crate::status::Status;
 use crate::sync::{Mutex, MutexGuard, rank};
 
@@ -19,48 +20,6 @@ pub(crate) type CallSlots = Slots<Result<Bytes, Status>, Status>;
 /// concurrent calls, and none before it has said so. Once a reason `R` is set, no more slots are opened.
 #[derive(Debug)]
 pub(crate) struct Slots<E, R>(Mutex<rank::CallTable, Table<E, R>>);
-
-#[derive(Debug)]
-struct Table<E, R> {
-    /// The slots. A call's slot is at its number modulo the length, which is a power of two. Numbers whose slot is
-    /// taken are skipped. So a call is found without a search, and a long call costs the others nothing.
-    ring: Vec<Slot<E>>,
-    /// How many calls have a slot.
-    open: usize,
-    /// How many places are taken: by those calls, or by waiters that got one and are about to open a slot.
-    taken: usize,
-    places: usize,
-    /// Waiters for a place, in the order of their tickets.
-    line: VecDeque<(Ticket, Waker)>,
-    last_ticket: u64,
-    last: u64,
-    answered: bool,
-    refusing: Option<R>,
-    /// The time at which late calls are looked for next.
-    alarm: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct Slot<E> {
-    /// 0 if the slot is free.
-    call: u64,
-    state: SlotState<E>,
-}
-
-#[derive(Debug)]
-enum SlotState<E> {
-    Waiting { waker: Option<Waker>, deadline: Option<Instant>, late: bool },
-    Ended(E),
-}
-
-/// The length above which a ring is freed when no call is left in it.
-const KEPT: usize = 1024;
-
-impl<E> Slot<E> {
-    fn free() -> Self {
-        Self { call: 0, state: SlotState::Waiting { waker: None, deadline: None, late: false } }
-    }
-}
 
 /// A slot that was opened.
 #[derive(Debug)]
@@ -121,18 +80,7 @@ pub(crate) struct Ticket(u64);
 
 impl<E, R: Clone> Slots<E, R> {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Table {
-            ring: Vec::new(),
-            open: 0,
-            taken: 0,
-            places: 0,
-            line: VecDeque::new(),
-            last_ticket: 0,
-            last: 0,
-            answered: false,
-            refusing: None,
-            alarm: None,
-        }))
+        Self(Mutex::new(Table::new()))
     }
 
     /// Sets how many concurrent calls the peer accepts.
@@ -360,96 +308,6 @@ impl<E, R: Clone> Slots<E, R> {
 
     fn lock(&self) -> MutexGuard<'_, rank::CallTable, Table<E, R>> {
         self.0.lock()
-    }
-}
-
-impl<E, R> Table<E, R> {
-    /// Returns a number whose slot is free.
-    fn next(&mut self) -> u64 {
-        // Keeps at least half of the slots free.
-        if 2 * self.open >= self.ring.len() {
-            self.grow();
-        }
-        loop {
-            self.last += 1;
-            let call = self.last;
-            if self.at(call).call == 0 {
-                return call;
-            }
-        }
-    }
-
-    fn grow(&mut self) {
-        let len = (4 * self.open).next_power_of_two().max(8);
-        let old = std::mem::replace(&mut self.ring, std::iter::repeat_with(Slot::free).take(len).collect());
-        for slot in old {
-            // Calls with different slots in the old ring have different slots in the new one.
-            if slot.call != 0 {
-                let call = slot.call;
-                *self.at(call) = slot;
-            }
-        }
-    }
-
-    /// Returns the slot for this number, whichever call has it. A ring exists while a call is open.
-    fn at(&mut self, call: u64) -> &mut Slot<E> {
-        let mask = self.ring.len() - 1;
-        &mut self.ring[call as usize & mask]
-    }
-
-    /// Returns the slot of a call, if it has one.
-    fn slot(&mut self, call: u64) -> Option<&mut Slot<E>> {
-        if self.open == 0 {
-            return None;
-        }
-        Some(self.at(call)).filter(|slot| slot.call == call)
-    }
-
-    fn end(&mut self, call: u64, end: E) -> Option<Waker> {
-        let slot = self.slot(call)?;
-        let SlotState::Waiting { waker, .. } = &mut slot.state else { return None };
-        let waker = waker.take();
-        slot.state = SlotState::Ended(end);
-        waker
-    }
-
-    /// Counts a slot as free.
-    fn close_slot(&mut self) {
-        self.open -= 1;
-        if self.open == 0 && self.ring.len() > KEPT {
-            self.ring = Vec::new();
-        }
-    }
-
-    fn take_place(&mut self) -> bool {
-        let free = self.taken < self.places;
-        self.taken += usize::from(free);
-        free
-    }
-
-    /// Passes a place to the next in line, or frees it.
-    fn leave(&mut self) -> FreedPlace {
-        let next = self.line.pop_front().map(|(_, waker)| waker);
-        self.taken -= usize::from(next.is_none());
-        FreedPlace(next)
-    }
-
-    /// Returns the position in the line. `None` if the waiter has got a place.
-    fn in_line(&self, ticket: Ticket) -> Option<usize> {
-        self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket).ok()
-    }
-
-    fn who_is_in_line(&self) -> Vec<Waker> {
-        self.line.iter().map(|(_, waker)| waker.clone()).collect()
-    }
-
-    fn set_alarm(&mut self, deadline: Option<Instant>) -> bool {
-        let Some(deadline) = deadline else { return false };
-        let first = self.alarm.is_none_or(|alarm| deadline < alarm);
-        if first {
-            self.alarm = Some(deadline);
-        }
-        first
     }
 }
 

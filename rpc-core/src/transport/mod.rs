@@ -18,22 +18,27 @@ use tokio::sync::{oneshot, watch};
 use crate::class::TrafficClass;
 use crate::proto::inbox::Described;
 use crate::proto::message::{Bulk, Expose, Frame};
-use crate::proto::wire::{Frames, Header, WireError};
 
 mod atomics;
+mod grant;
+mod handler;
 mod identity;
 pub mod memory;
 mod reason;
 mod round_trip;
 mod seal;
 pub mod spin;
+mod upgrade;
 pub mod words;
 
 pub use atomics::{Atomic, DeviceAtomics, DeviceId};
+pub use grant::{DirectMemory, Grant, GrantTerms, Hold};
+pub use handler::{LinkEnd, LinkHandler};
 pub use identity::{Identity, PeerProcess};
 pub use reason::{Reason, Unavailable};
 pub use round_trip::RoundTrip;
 pub use seal::{Attempt, Cipher, Key, Secret, TAG_LEN};
+pub use upgrade::{Candidate, PreparedUpgrade, Upgrade};
 pub use words::{Exportable, Words};
 
 /// A path that moves frames between two peers, in order, without loss or repetition until it fails.
@@ -224,50 +229,6 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     }
 }
 
-/// Memory that a call lends, for the peer to use by itself.
-pub enum DirectMemory {
-    /// To be read.
-    Read(Bytes),
-    /// To be written: so many bytes from the first word on. Nothing in this process reads or writes the memory but by these words.
-    Write(Words, usize),
-}
-
-/// The kind only: the memory may hold a secret.
-impl fmt::Debug for DirectMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if matches!(self, Self::Read(_)) { "Read" } else { "Write" })
-    }
-}
-
-/// The terms of a [`Grant`].
-#[derive(Debug)]
-pub struct GrantTerms {
-    /// Whether the peer may read.
-    pub read: bool,
-    /// Whether the peer may write.
-    pub write: bool,
-    /// Whether the peer may have the device change numbers.
-    pub atomics: bool,
-    /// Kept together with the memory, and dropped when the peer can do nothing any more by the grant.
-    pub in_effect: watch::Sender<()>,
-}
-
-/// Memory that the peer may use. Dropping it ends that: the link lets go of the memory as soon as the peer can use it no more.
-#[derive(Debug)]
-pub struct Grant {
-    /// The place of the memory, for the peer's link. Five bytes less than
-    /// [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) at most.
-    pub descriptor: Bytes,
-    /// The link's own part.
-    pub hold: Box<dyn Hold>,
-}
-
-/// A link's part of a [`Grant`].
-pub trait Hold: fmt::Debug + Send + Sync {
-    /// Whether the grant has ended, with its link.
-    fn is_over(&self) -> bool;
-}
-
 /// The next step of a caller that has [polled](Link::busy_poll) its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BusyPoll {
@@ -368,150 +329,5 @@ pub const SHORT_PAYLOADS_SHARE: usize = 8192;
 /// longer.
 pub const SHARED_BUFFER: usize = 64 << 10;
 
-/// The receiver of what a link delivers. Calls come one at a time, from the link's own task or from a caller that
-/// [polls](Link::busy_poll). None comes after [`closed`](Self::closed). The link keeps the handler until then, or until
-/// its task is dropped with the runtime.
-pub trait LinkHandler: Send + Sync {
-    /// Receives a frame. `Err`: the peer broke the protocol. The handler has then closed the connection, and the link
-    /// delivers no more.
-    ///
-    /// A payload shorter than [`SHORT_PAYLOAD`] must lie in an allocation of at most [`SHORT_PAYLOADS_SHARE`] bytes,
-    /// because applications keep views of it. Several payloads may share the allocation: one copy of all that a read
-    /// has brought costs less than one for each byte string.
-    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError>;
-
-    /// Receives frames that have arrived one after the other, and drops those after an invalid one. Many at once are
-    /// cheaper than one at a time. The handler calls `frames.next()` under a lock, so it must only split off the next
-    /// frame.
-    fn receive_all(&self, frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
-        for (header, payload) in frames {
-            self.receive(header, payload)?;
-        }
-        Ok(())
-    }
-
-    /// Receives frames that lie one after the other in memory. This is cheapest.
-    fn receive_frames(&self, frames: &mut Frames) -> Result<(), WireError> {
-        self.receive_all(frames)
-    }
-
-    /// Returns the buffer for the payload of a FRAGMENT, before it is read. `Some`: the link appends `header.len` bytes
-    /// and passes the buffer to [`filled`](Self::filled). `None`: the link passes the payload to
-    /// [`receive`](Self::receive). A link that has the payload in memory already calls that without asking.
-    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
-        let _ = header;
-        Ok(None)
-    }
-
-    /// Takes the buffer from [`buffer`](Self::buffer) back, with the payload appended.
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        self.receive(header, buffer.freeze())
-    }
-
-    /// Receives the bytes of a message that was [pulled](Link::pull). `None`: there is no memory for it, and the peer
-    /// has to send it.
-    fn pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
-        let _ = (seq, whole);
-        Ok(())
-    }
-
-    /// Returns a future to wait for before more is delivered, if this side has no memory for it now. A link asks before it
-    /// takes more from the network.
-    fn pause(&self) -> Option<BoxFuture<()>> {
-        None
-    }
-
-    /// Called when everything that had arrived has been delivered, so that answers to it can be sent together.
-    fn batch_end(&self) {}
-
-    /// Called when the link waits for the rest of a frame.
-    fn amid_frame(&self) {}
-
-    /// Called when there is room to send again.
-    fn writable(&self) {}
-
-    /// Called when the link has ended: nothing more arrives or is sent.
-    fn closed(&self, end: LinkEnd);
-}
-
-/// The reason why a link ended.
-#[derive(Clone, Debug)]
-pub struct LinkEnd {
-    /// Whether the link failed. False if the peer ended it in order, between two frames.
-    pub failed: bool,
-    /// Whether the peer broke the protocol. This ends the session, whichever link it is, and the peer is told so.
-    pub malformed: bool,
-    /// The observed problem, and what to do about it.
-    pub detail: String,
-}
-
-impl LinkEnd {
-    /// Returns the end of a link that the peer closed in order.
-    pub fn orderly() -> Self {
-        Self { failed: false, malformed: false, detail: "the peer closed the connection".into() }
-    }
-
-    /// Returns the end of a link whose peer sent a malformed or forbidden frame.
-    pub fn malformed(detail: impl Into<String>) -> Self {
-        Self { failed: true, malformed: true, detail: detail.into() }
-    }
-
-    /// Returns the end of a link that failed.
-    pub fn failed(detail: impl Into<String>) -> Self {
-        Self { failed: true, malformed: false, detail: detail.into() }
-    }
-}
-
-impl fmt::Display for LinkEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.detail)
-    }
-}
-
 /// A boxed future, for rare futures of object-safe traits.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// A link that is not proven yet, and the data about it for the peer.
-pub type PreparedUpgrade = (Box<dyn Candidate>, Bytes);
-
-/// Another kind of link that a session can move to.
-///
-/// Client and server go through the same steps, each with its own [`Candidate`]. The client calls
-/// [`offer`](Self::offer), the server [`answer`](Self::answer), and both [`complete`](Candidate::complete).
-pub trait Upgrade: Send + Sync + fmt::Debug + 'static {
-    /// Returns the name in HELLO and OFFER, at most 255 bytes.
-    fn name(&self) -> &'static str;
-
-    /// Returns the data for HELLO, or why this side can't use this kind of link. Data above 65,535 bytes is not sent,
-    /// and sessions stay on the stream link.
-    fn announce(&self) -> BoxFuture<Result<Bytes, Unavailable>>;
-
-    /// Client: prepares a link, and the data for an OFFER. `announced` is from the server's HELLO.
-    fn offer(&self, announced: Bytes, attempt: &Attempt) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
-
-    /// Server: prepares a link as the OFFER of this epoch asks, ready to receive, and the data for the ANSWER.
-    fn answer(
-        &self,
-        epoch: u32,
-        offer: Bytes,
-        attempt: &Attempt,
-    ) -> BoxFuture<Result<PreparedUpgrade, Unavailable>>;
-
-    /// Returns a reason of this side with what else is found on this machine that keeps this kind of link from being used. It may take
-    /// seconds, and is asked where nothing else will do.
-    fn diagnose(&self, why: Unavailable) -> BoxFuture<Unavailable> {
-        Box::pin(async { why })
-    }
-}
-
-/// A link that is not proven yet. Dropping it abandons it.
-pub trait Candidate: Send {
-    /// Finishes the link, with the data of the ANSWER on the client, and exchanges probes. Returns the link once the
-    /// peer's probe has arrived, within a time limit of its own. Frames that arrive after the probe wait for
-    /// [`Link::start`].
-    fn complete(
-        self: Box<Self>,
-        epoch: u32,
-        answer: Option<Bytes>,
-    ) -> BoxFuture<Result<Arc<dyn Link>, Unavailable>>;
-}

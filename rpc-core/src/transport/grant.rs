@@ -1,0 +1,52 @@
+//! Memory that the peer may use by itself, for as long as a link lets it.
+
+use std::fmt;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::Words;
+
+/// Memory that a call lends, for the peer to use by itself.
+pub enum DirectMemory {
+    /// To be read.
+    Read(Bytes),
+    /// To be written: so many bytes from the first word on. Nothing in this process reads or writes the memory but by these words.
+    Write(Words, usize),
+}
+
+/// The kind only: the memory may hold a secret.
+impl fmt::Debug for DirectMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if matches!(self, Self::Read(_)) { "Read" } else { "Write" })
+    }
+}
+
+/// The terms of a [`Grant`].
+#[derive(Debug)]
+pub struct GrantTerms {
+    /// Whether the peer may read.
+    pub read: bool,
+    /// Whether the peer may write.
+    pub write: bool,
+    /// Whether the peer may have the device change numbers.
+    pub atomics: bool,
+    /// Kept together with the memory, and dropped when the peer can do nothing any more by the grant.
+    pub in_effect: watch::Sender<()>,
+}
+
+/// Memory that the peer may use. Dropping it ends that: the link lets go of the memory as soon as the peer can use it no more.
+#[derive(Debug)]
+pub struct Grant {
+    /// The place of the memory, for the peer's link. Five bytes less than
+    /// [`Granted::MAX_LEN`](crate::proto::wire::Granted::MAX_LEN) at most.
+    pub descriptor: Bytes,
+    /// The link's own part.
+    pub hold: Box<dyn Hold>,
+}
+
+/// A link's part of a [`Grant`].
+pub trait Hold: fmt::Debug + Send + Sync {
+    /// Whether the grant has ended, with its link.
+    fn is_over(&self) -> bool;
+}

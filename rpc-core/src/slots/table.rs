@@ -41,7 +41,7 @@ pub(super) enum SlotState<E> {
 }
 
 /// The length above which a ring is freed when no call is left in it.
-const KEPT: usize = 1024;
+pub(super) const KEPT: usize = 1024;
 
 impl<E> Slot<E> {
     pub(super) fn free() -> Self {

@@ -2,7 +2,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 
-use super::{KEPT, NeverMade, OpenError, SlotOutcome, Slots};
+use super::table::KEPT;
+use super::{NeverMade, OpenError, SlotOutcome, Slots};
 
 type Words = Slots<&'static str, &'static str>;
 

@@ -26,6 +26,7 @@ mod context;
 mod control;
 mod ending;
 mod keepalive;
+mod link_receiver;
 mod moved;
 mod pending;
 mod pings;

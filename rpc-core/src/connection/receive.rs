@@ -1,8 +1,6 @@
 //! The path of incoming messages: from a link, through the inbox, to the component that handles them.
 
-use std::iter;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
@@ -17,11 +15,11 @@ use crate::proto::inbox::{Arrived, Inbox, Limits, Lost, Order, Taken};
 use crate::proto::outbox::{NotSent, Route};
 use crate::proto::upgrade_state::UpgradeState;
 use crate::proto::wire::{
-    Access, Accessed, Cancel, CloseCode, Done, FrameType, Frames, Goaway, Header, Up, WireError,
+    Access, Accessed, Cancel, CloseCode, Done, FrameType, Goaway, Header, Up, WireError,
 };
 use crate::session::InOrder;
 use crate::status::{Blame, Code, Executed, Status};
-use crate::transport::{BoxFuture, LinkEnd, LinkHandler};
+use crate::transport::LinkEnd;
 
 /// The state of receiving, under one lock under which no user code runs.
 #[derive(Debug)]
@@ -85,117 +83,8 @@ impl Receiving {
     }
 }
 
-/// The handler of a connection's link. A link that drops it without reporting its end has lost its task, with its
-/// runtime.
-pub(super) struct LinkReceiver {
-    connection: Arc<Connection>,
-    route: Route,
-    ended: AtomicBool,
-}
-
-impl LinkReceiver {
-    pub(super) fn stream(connection: Arc<Connection>) -> Self {
-        Self { connection, route: Route::Stream, ended: AtomicBool::new(false) }
-    }
-
-    pub(super) fn upgraded(connection: Arc<Connection>, epoch: u32) -> Self {
-        Self { connection, route: Route::Upgraded(epoch), ended: AtomicBool::new(false) }
-    }
-
-    fn take_in(&self, frames: &mut impl Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
-        self.connection.heard.fetch_add(1, Ordering::Relaxed);
-        self.check(self.connection.on_frames(self.route, frames))
-    }
-
-    fn check(&self, result: Result<(), WireError>) -> Result<(), WireError> {
-        if let Err(error) = &result {
-            self.connection.protocol_error(error);
-        }
-        result
-    }
-}
-
-impl LinkHandler for LinkReceiver {
-    fn receive(&self, header: Header, payload: Bytes) -> Result<(), WireError> {
-        self.receive_all(&mut iter::once((header, payload)))
-    }
-
-    fn receive_all(&self, mut frames: &mut dyn Iterator<Item = (Header, Bytes)>) -> Result<(), WireError> {
-        self.take_in(&mut frames)
-    }
-
-    fn receive_frames(&self, frames: &mut Frames) -> Result<(), WireError> {
-        self.take_in(frames)
-    }
-
-    fn buffer(&self, header: &Header) -> Result<Option<BytesMut>, WireError> {
-        // An upgraded link may fail while it holds a buffer, which the stream link would then need.
-        if !is_bulk(header) || self.route != Route::Stream {
-            return Ok(None);
-        }
-        let result = {
-            let mut receiving = self.connection.receiving.lock();
-            receiving.inbox.set_room(self.connection.sender.account().room());
-            let order = receiving.inbox.order(self.route, header);
-            let buffer = order.and_then(|_| receiving.inbox.buffer(header));
-            receiving.measure();
-            buffer
-        };
-        if let Err(error) = &result {
-            self.connection.protocol_error(error);
-        }
-        result
-    }
-
-    fn filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
-        self.connection.heard.fetch_add(1, Ordering::Relaxed);
-        self.check(self.connection.on_filled(header, buffer))
-    }
-
-    fn pulled(&self, seq: u32, whole: Option<Bytes>) -> Result<(), WireError> {
-        self.connection.heard.fetch_add(1, Ordering::Relaxed);
-        self.check(self.connection.on_pulled(seq, whole))
-    }
-
-    fn pause(&self) -> Option<BoxFuture<()>> {
-        self.connection.sender.account().pause()
-    }
-
-    fn batch_end(&self) {
-        self.connection.sender.flush();
-        if self.route != Route::Stream {
-            self.connection.sender.acknowledge_soon();
-            self.connection.sender.account().judge();
-        }
-    }
-
-    fn amid_frame(&self) {
-        self.connection.note_amid_message();
-    }
-
-    fn writable(&self) {
-        self.connection.sender.flush_again();
-    }
-
-    fn closed(&self, end: LinkEnd) {
-        self.ended.store(true, Ordering::Relaxed);
-        match self.route {
-            Route::Stream => self.connection.on_stream_closed(&end),
-            Route::Upgraded(epoch) => self.connection.on_upgraded_closed(epoch, &end),
-        }
-    }
-}
-
-impl Drop for LinkReceiver {
-    fn drop(&mut self) {
-        if !self.ended.load(Ordering::Relaxed) {
-            self.closed(LinkEnd::failed("its task was dropped: the runtime that it ran on was shut down"));
-        }
-    }
-}
-
 impl Connection {
-    fn on_frames(
+    pub(super) fn on_frames(
         &self,
         route: Route,
         frames: &mut impl Iterator<Item = (Header, Bytes)>,
@@ -329,7 +218,7 @@ impl Connection {
         })
     }
 
-    fn on_filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
+    pub(super) fn on_filled(&self, header: Header, buffer: BytesMut) -> Result<(), WireError> {
         self.take_in(|receiving, batch| {
             receiving.inbox.order(Route::Stream, &header)?;
             self.note_acknowledged(header.rx_seq)?;
@@ -483,7 +372,7 @@ impl Connection {
         self.dispatch.as_deref().ok_or_else(|| WireError::new(what, "goes to a side that serves nothing"))
     }
 
-    fn on_stream_closed(&self, end: &LinkEnd) {
+    pub(super) fn on_stream_closed(&self, end: &LinkEnd) {
         if end.malformed {
             self.close_as(CloseCode::Protocol, self.status(end, Executed::Maybe, Blame::Peer));
         } else {
@@ -505,9 +394,4 @@ impl Connection {
 /// Whether a call begins or ends with messages of this type.
 fn is_call(kind: FrameType) -> bool {
     matches!(kind, FrameType::REQUEST | FrameType::RESPONSE)
-}
-
-/// Whether the frame's payload is long enough to be read straight into its message.
-fn is_bulk(header: &Header) -> bool {
-    header.kind == FrameType::FRAGMENT && header.len > 4096
 }

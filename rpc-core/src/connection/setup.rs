@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 
-use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keepalive, receive, required};
+use super::link_receiver::LinkReceiver;
+use super::{Connection, Phase, Registry, Role, Settings, Upgrading, keepalive, required};
 use crate::call_streams;
 use crate::class::TrafficClass;
 use crate::compress::Compression;
@@ -61,7 +62,7 @@ impl Connection {
         let account = Account::unlimited(stream.description().peer);
         let connection =
             Self::new(Role::Server, TrafficClass::Normal, stream, settings.clone(), account, None);
-        let handler = receive::LinkReceiver::stream(connection.clone());
+        let handler = LinkReceiver::stream(connection.clone());
         connection.sender.stream().clone().start(Arc::new(handler));
         let status = connection.status(why, Executed::No, Blame::Environment);
         connection.close_as(CloseCode::Overloaded, status);
@@ -113,7 +114,7 @@ impl Connection {
         if !self.is_closed() {
             self.sender.send_link(FrameType::HELLO, |out| hello.encode(out));
         }
-        let handler = receive::LinkReceiver::stream(self.clone());
+        let handler = LinkReceiver::stream(self.clone());
         self.sender.stream().clone().start(Arc::new(handler));
     }
 

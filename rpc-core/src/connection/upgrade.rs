@@ -8,7 +8,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::receive::{LinkReceiver, Receiving};
+use super::link_receiver::LinkReceiver;
+use super::receive::Receiving;
 use super::{Connection, Upgrading, log_once, required};
 use crate::config::Policy;
 use crate::proto::message::Frame;

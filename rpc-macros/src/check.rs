@@ -1,7 +1,9 @@
 //! From the trait as written to the model, with a message for everything that can't be a service. All of them are
 //! reported at once, each at the tokens to change.
 
+mod arguments;
 mod streams;
+mod types;
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -9,15 +11,15 @@ use std::fmt::Display;
 use proc_macro2::Span;
 use quote::{ToTokens, format_ident};
 use syn::ext::IdentExt;
-use syn::spanned::Spanned;
-use syn::visit::{self, Visit};
 use syn::{
-    Attribute, Error, FnArg, GenericParam, ItemTrait, LitStr, Pat, PatType, Path, Result, ReturnType,
-    Signature, TraitItem, TraitItemFn, Type, TypeParamBound, parse_quote,
+    Attribute, Error, FnArg, GenericParam, ItemTrait, LitStr, Path, Result, ReturnType, Signature, TraitItem,
+    TraitItemFn, TypeParamBound, parse_quote,
 };
 
-use crate::model::{Answer, Argument, Method, Service};
-use crate::parse::{self, Options, Rpc};
+use self::arguments::arguments;
+use self::types::{check_type, written};
+use crate::model::{Answer, Method, Service};
+use crate::parse::{self, Options};
 
 pub(crate) fn service(options: Options, mut item: ItemTrait) -> Result<Service> {
     let mut errors = Errors::default();
@@ -211,124 +213,6 @@ fn check_receiver(signature: &Signature, errors: &mut Errors) -> bool {
     }
 }
 
-/// Whether there is a context, and the arguments that travel.
-fn arguments(signature: &mut Signature, receiver: bool, errors: &mut Errors) -> (bool, Vec<Argument>) {
-    let mut context = false;
-    let mut arguments = Vec::new();
-    let mut default: Option<Span> = None;
-    let mut streams = 0;
-    for (i, input) in signature.inputs.iter_mut().skip(usize::from(receiver)).enumerate() {
-        let FnArg::Typed(input) = input else { continue };
-        let rpc = errors.keep(parse::rpc(&mut input.attrs)).unwrap_or_default();
-        if let Some(span) = rpc.spawn {
-            errors.add_at(span, "`spawn` goes on methods");
-        }
-        if let Some(span) = rpc.idempotent {
-            errors.add_at(span, "`idempotent` goes on methods");
-        }
-        if let Some(name) = &rpc.name {
-            check_wire_name(name, errors);
-        }
-        for attribute in input.attrs.iter().filter(|a| a.path().is_ident("cfg")) {
-            errors.add(attribute, "an argument is always there or never: both sides must agree on it");
-        }
-        if is_context(&input.ty) {
-            check_context(input, i, &rpc, errors);
-            context = true;
-            continue;
-        }
-        if is_context_by_value(input) {
-            errors.add(
-                &input.ty,
-                "the context is lent for the call: write `cx: &Context`; a type of your own of this name needs a path, as in \
-                 `self::Context`",
-            );
-            context = true;
-            continue;
-        }
-        let argument = argument(input, &rpc, errors);
-        if streams::is_stream(&input.ty) {
-            // It does not travel with the others.
-            streams += 1;
-            if streams == 2 {
-                errors.add(&input.ty, "a call takes one stream: make one `enum` of what the two carry");
-            }
-            arguments.extend(argument);
-            continue;
-        }
-        if let (Some(span), None) = (default, rpc.default) {
-            let name = &input.pat;
-            errors.add_at(
-                span,
-                format_args!(
-                    "only the last arguments can have a default, and `{}`, which comes after this one, has none",
-                    name.to_token_stream()
-                ),
-            );
-        }
-        default = rpc.default;
-        arguments.extend(argument);
-    }
-    (context, arguments)
-}
-
-/// Whether the type is a reference to something called `Context`.
-fn is_context(ty: &Type) -> bool {
-    let Type::Reference(reference) = ty else { return false };
-    let Type::Path(path) = &*reference.elem else { return false };
-    path.path.segments.last().is_some_and(|segment| segment.ident == "Context")
-}
-
-/// Whether it is farcall's context by its path, or by both names.
-fn is_context_by_value(input: &PatType) -> bool {
-    let (Type::Path(ty), Pat::Ident(name)) = (&*input.ty, &*input.pat) else { return false };
-    let segments = &ty.path.segments;
-    let is_ours = segments.len() == 2 && segments[0].ident == "farcall";
-    let is_named = segments.len() == 1 && ["cx", "_cx", "ctx", "_ctx"].iter().any(|cx| name.ident == cx);
-    (is_ours || is_named) && segments.last().is_some_and(|last| last.ident == "Context")
-}
-
-fn check_context(input: &PatType, place: usize, rpc: &Rpc, errors: &mut Errors) {
-    if place != 0 {
-        errors.add(input, "the context comes first: write `(&self, cx: &Context, ..)`");
-    }
-    if let Type::Reference(reference) = &*input.ty
-        && (reference.mutability.is_some() || reference.lifetime.is_some())
-    {
-        errors.add(reference, "the context is lent for the call: write `cx: &Context`");
-    }
-    if rpc.name.is_some() || rpc.default.is_some() {
-        errors.add(input, "the context does not travel: it has no name on the wire and no default");
-    }
-}
-
-fn argument(input: &PatType, rpc: &Rpc, errors: &mut Errors) -> Option<Argument> {
-    let rows = if streams::is_stream(&input.ty) {
-        streams::rows(input, rpc, errors)
-    } else {
-        check_type(&input.ty, "an argument", errors);
-        None
-    };
-    let ident = match &*input.pat {
-        Pat::Ident(p) if p.by_ref.is_none() && p.mutability.is_none() && p.subpat.is_none() => &p.ident,
-        other => {
-            errors.add(
-                other,
-                "an argument of a service has a plain name, which is part of its signature: take it apart in the body",
-            );
-            return None;
-        }
-    };
-    let wire_name = rpc.name.as_ref().map_or_else(|| ident.unraw().to_string(), LitStr::value);
-    Some(Argument {
-        ident: ident.clone(),
-        wire_name: LitStr::new(&wire_name, input.ty.span()),
-        ty: (*input.ty).clone(),
-        default: rpc.default.is_some(),
-        rows,
-    })
-}
-
 fn answer(signature: &Signature, farcall: &Path, errors: &mut Errors) -> Option<Answer> {
     match &signature.output {
         ReturnType::Default => {
@@ -368,78 +252,6 @@ fn check_names(methods: &[Method], item: &ItemTrait, errors: &mut Errors) {
                 ),
             );
         }
-    }
-}
-
-fn check_type(ty: &Type, what: &'static str, errors: &mut Errors) {
-    Types { what, errors }.visit_type(ty);
-}
-
-/// Finds what can't travel.
-struct Types<'e> {
-    what: &'static str,
-    errors: &'e mut Errors,
-}
-
-impl<'ast> Visit<'ast> for Types<'_> {
-    fn visit_type_reference(&mut self, reference: &'ast syn::TypeReference) {
-        let what = self.what;
-        let owned = owned(&reference.elem);
-        self.errors.add(reference, format_args!("{what} travels and is therefore owned: write `{owned}`"));
-    }
-
-    fn visit_lifetime(&mut self, lifetime: &'ast syn::Lifetime) {
-        if lifetime.ident != "static" {
-            let what = self.what;
-            self.errors
-                .add(lifetime, format_args!("{what} travels and is therefore owned: it borrows nothing"));
-        }
-    }
-
-    fn visit_type_impl_trait(&mut self, ty: &'ast syn::TypeImplTrait) {
-        if streams::bound(&ty.bounds).is_some() {
-            return self.errors.add(ty, streams::MISPLACED);
-        }
-        let what = self.what;
-        self.errors
-            .add(ty, format_args!("{what} has a type with a name: write it, or make the trait generic"));
-    }
-
-    fn visit_type_trait_object(&mut self, ty: &'ast syn::TypeTraitObject) {
-        if streams::bound(&ty.bounds).is_some() {
-            return self.errors.add(ty, streams::MISPLACED);
-        }
-        visit::visit_type_trait_object(self, ty);
-    }
-
-    fn visit_type_path(&mut self, ty: &'ast syn::TypePath) {
-        if streams::is_streaming(ty) {
-            return self.errors.add(ty, streams::MISPLACED);
-        }
-        if ty.path.segments.first().is_some_and(|segment| segment.ident == "Self") {
-            return self
-                .errors
-                .add(ty, "`Self` is the implementation, which the other side does not know: name the type");
-        }
-        visit::visit_type_path(self, ty);
-    }
-}
-
-/// Tokens as people write them, without spaces around angle brackets and colons.
-fn written(tokens: impl ToTokens) -> String {
-    let text = tokens.to_token_stream().to_string();
-    text.replace(" :: ", "::").replace(" < ", "<").replace(" >", ">").replace(" ,", ",")
-}
-
-/// Returns the owned type to write in place of a reference to this one.
-fn owned(ty: &Type) -> String {
-    match ty {
-        Type::Path(path) if path.path.is_ident("str") => "String".into(),
-        Type::Slice(slice) => match &*slice.elem {
-            Type::Path(element) if element.path.is_ident("u8") => "Bytes".into(),
-            element => format!("Vec<{}>", written(element)),
-        },
-        other => written(other),
     }
 }
 

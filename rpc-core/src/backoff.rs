@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Returns the pause after the `failures`-th failed attempt in a row, counted from 0. It is `first`, then twice as long
 /// each time, up to `longest`. Each pause is up to a quarter shorter or longer at random, so that many clients of a
 /// lost peer do not come back at once.
-pub(crate) fn pause(failures: u32, first: Duration, longest: Duration) -> Duration {
+pub fn pause(failures: u32, first: Duration, longest: Duration) -> Duration {
     varied(first.saturating_mul(1 << failures.min(20)).min(longest), 0.25)
 }
 

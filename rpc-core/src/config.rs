@@ -12,7 +12,7 @@ use crate::compress::Compression;
 use crate::status::Status;
 
 pub use self::admission::{Admission, Priority};
-pub use self::balance::{Balance, BalancePolicy};
+pub use self::balance::{Balance, BalancePolicy, ResolveBy};
 pub use self::retry::Retry;
 
 /// Limits on what one side accepts from the other. Each side announces its limits, and its peer keeps to them. A

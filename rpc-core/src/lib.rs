@@ -8,7 +8,7 @@
 pub mod __private;
 mod access;
 mod admission;
-mod backoff;
+pub mod backoff;
 pub mod buffer_pool;
 pub mod bulk;
 pub mod call_error;

@@ -342,6 +342,30 @@ async fn near_servers_are_preferred_and_a_subset_is_kept_to() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_higher_tier_gets_calls_while_no_server_of_a_lower_one_is_connected() {
+    let mut settings = settings(BalancePolicy::RoundRobin);
+    settings.balance.subset = 2;
+    let t = cluster(settings, 4);
+    let tiers = |tiers: [u32; 4], weights: [u32; 4]| {
+        let endpoint = |index: usize| t.endpoint(index).tier(tiers[index]).weight(weights[index]);
+        t.endpoints.set((0..4).map(endpoint).collect());
+    };
+    // Weights count within a tier.
+    tiers([1, 0, 1, 0], [60_000, 1, 30_000, 3]);
+    t.ready(4).await;
+    assert_eq!(t.share(12).await, [0, 3, 0, 9]);
+    t.nodes[1].kill();
+    t.ready(3).await;
+    assert_eq!(t.share(12).await, [0, 0, 0, 12]);
+    t.nodes[3].kill();
+    t.ready(2).await;
+    assert_eq!(t.share(12).await, [8, 0, 4, 0]);
+    // A server that stays may change its tier.
+    tiers([0, 1, 1, 1], [1; 4]);
+    assert_eq!(t.share(12).await, [12, 0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn dropping_the_channel_closes_its_connections() {
     let t = cluster(settings(BalancePolicy::RoundRobin), 2);
     t.ready(2).await;

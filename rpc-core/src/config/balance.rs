@@ -1,5 +1,7 @@
 //! How a channel shares its calls among servers, as configuration.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// How a channel shares its calls among several servers that are equivalent.
@@ -15,8 +17,8 @@ pub struct Balance {
     /// How many connections the channel has to each server, from 1 to 64. Several help where one core can't encrypt or read all
     /// that arrives. Default 1.
     pub connections: u32,
-    /// How many of the servers the channel uses: a choice that is stable, and another for each channel. 0: all of them, which is the
-    /// default.
+    /// How many servers of each tier the channel uses: a choice that is stable, and another for each channel. 0: all of them, which is
+    /// the default.
     pub subset: u32,
     /// Where this client is. Servers of this locality are used as long as any of them is connected. Empty, as is the default: all
     /// are used alike.
@@ -28,9 +30,28 @@ pub struct Balance {
     pub eject_ms: u64,
     /// The share of the servers that may be ejected at once, in percent. Default 50.
     pub max_ejected_percent: u32,
-    /// How often names are looked up again, in seconds. A server that can't be reached is reason to do it earlier. Default 30; 0: never
-    /// again.
+    /// How often names are looked up again, in seconds. A server that can't be reached is reason to do it earlier. So is an answer of DNS
+    /// that has expired. Default 30; 0: never again.
     pub resolve_s: u64,
+    /// How names are looked up. Default `system`. Names of services, as in `farcall://_rpc._tcp.example.com`, are always looked up by DNS.
+    /// With the policy `first` the system looks up the other names.
+    pub resolve_by: ResolveBy,
+    /// The name servers for what is looked up by DNS, as in `["10.0.0.2:53", "[fd00::2]:53"]`. They are asked by UDP, and by TCP for long
+    /// answers. Names must be complete then: nothing is appended to them. Default: empty, which stands for those that the system has.
+    pub name_servers: Vec<SocketAddr>,
+}
+
+/// How the names of servers are looked up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ResolveBy {
+    /// By the system (`getaddrinfo`), which does not say how long its answer is good for.
+    #[default]
+    System,
+    /// By DNS, after the system's file of hosts. A name is looked up again when its answer expires, but not within two seconds, and at the
+    /// latest after [`Balance::resolve_s`]. farcall needs the feature `dns` for it.
+    Dns,
 }
 
 /// How the server of a call is chosen.
@@ -63,6 +84,9 @@ impl Balance {
         if self.max_ejected_percent > 100 {
             return Err("balance.max_ejected_percent must be from 0 to 100".into());
         }
+        if self.name_servers.iter().any(|server| server.port() == 0) {
+            return Err("balance.name_servers must have ports, which are from 1 to 65535".into());
+        }
         Ok(())
     }
 }
@@ -78,6 +102,8 @@ impl Default for Balance {
             eject_ms: 10_000,
             max_ejected_percent: 50,
             resolve_s: 30,
+            resolve_by: ResolveBy::default(),
+            name_servers: Vec::new(),
         }
     }
 }

@@ -35,6 +35,7 @@ pub enum Readiness {
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     weight: AtomicU32,
+    tier: AtomicU32,
     locality: Mutex<Arc<str>>,
     /// One for each connection.
     lanes: Vec<Arc<Shared>>,
@@ -53,12 +54,13 @@ impl Member {
         runtime: &tokio::runtime::Handle,
         balancer: &Weak<Balancer>,
     ) -> Arc<Self> {
-        let Endpoint { name, weight, locality, connector } = endpoint;
+        let Endpoint { name, weight, tier, locality, connector } = endpoint;
         let lane = |_| Shared::new(Arc::clone(&connector), Arc::clone(settings), Some(runtime.clone()));
         let lanes = (0..settings.balance.connections.max(1)).map(lane).collect();
         Arc::new(Self {
             name,
             weight: AtomicU32::new(weight),
+            tier: AtomicU32::new(tier),
             locality: Mutex::new(locality),
             lanes,
             next: AtomicUsize::new(0),
@@ -87,13 +89,18 @@ impl Member {
         self.weight.load(Ordering::Relaxed)
     }
 
+    pub(super) fn tier(&self) -> u32 {
+        self.tier.load(Ordering::Relaxed)
+    }
+
     pub(super) fn locality(&self) -> Arc<str> {
         Arc::clone(&self.locality.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes over the weight and the locality of this endpoint, which has this member's name.
+    /// Takes over the weight, the tier and the locality of this endpoint, which has this member's name.
     pub(super) fn set_place(&self, endpoint: &Endpoint) {
         self.weight.store(endpoint.weight, Ordering::Relaxed);
+        self.tier.store(endpoint.tier, Ordering::Relaxed);
         *self.locality.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&endpoint.locality);
     }
 

@@ -33,6 +33,7 @@ use crate::status::{Blame, Code, Executed, Status};
 pub struct Endpoint {
     pub(super) name: Arc<str>,
     pub(super) weight: u32,
+    pub(super) tier: u32,
     pub(super) locality: Arc<str>,
     pub(super) connector: Arc<dyn Connector>,
 }
@@ -40,13 +41,20 @@ pub struct Endpoint {
 impl Endpoint {
     /// Returns a server of this name, which no other of the channel has. `connector` connects to it; its first peer counts.
     pub fn new(name: &str, connector: Arc<dyn Connector>) -> Self {
-        Self { name: name.into(), weight: 1, locality: "".into(), connector }
+        Self { name: name.into(), weight: 1, tier: 0, locality: "".into(), connector }
     }
 
     /// Sets how many calls the server gets, compared with others. Default 1. 0 counts as 1.
     #[must_use]
     pub fn weight(mut self, weight: u32) -> Self {
         self.weight = weight.max(1);
+        self
+    }
+
+    /// Sets the server's tier. Calls go to the lowest tier of which a server is connected. Default 0.
+    #[must_use]
+    pub fn tier(mut self, tier: u32) -> Self {
+        self.tier = tier;
         self
     }
 
@@ -154,13 +162,15 @@ impl Balancer {
         self.states.send_modify(|_| ());
     }
 
-    /// Returns the servers of this channel's subset: those whose names, mixed with the channel's number, are the smallest. So few move when
-    /// a server comes or goes (rendezvous hashing).
+    /// Returns the servers of this channel's subset: of each tier those whose names, mixed with the channel's number, are the smallest. So
+    /// few move when a server comes or goes (rendezvous hashing).
     fn subset(&self, mut endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
         let most = self.settings.balance.subset as usize;
         if most > 0 && most < endpoints.len() {
-            endpoints.sort_by_cached_key(|endpoint| mix(self.seed ^ stable_hash(endpoint.name.as_bytes())));
-            endpoints.truncate(most);
+            let hash = |endpoint: &Endpoint| mix(self.seed ^ stable_hash(endpoint.name.as_bytes()));
+            endpoints.sort_by_cached_key(|endpoint| (endpoint.tier, hash(endpoint)));
+            let tiers = endpoints.chunk_by(|a, b| a.tier == b.tier);
+            return tiers.flat_map(|tier| tier.iter().take(most)).cloned().collect();
         }
         endpoints
     }
@@ -182,11 +192,14 @@ impl Balancer {
             ready = of(|readiness| matches!(readiness, Readiness::Ejected));
         }
         let locality = &self.settings.balance.locality;
-        let is_near = |member: &Arc<Member>| !locality.is_empty() && *member.locality() == **locality;
-        if ready.iter().any(is_near) {
-            ready.retain(is_near);
-        }
-        let picker = Picker::new(self.settings.balance.policy, ready, &members);
+        let is_far = |member: &Arc<Member>| locality.is_empty() || *member.locality() != **locality;
+        let rank = |member: &Arc<Member>| (member.tier(), is_far(member));
+        let best = ready.iter().map(rank).min();
+        let is_best = |member: &Arc<Member>| Some(rank(member)) == best;
+        ready.retain(is_best);
+        // Weights compare servers of one rank.
+        let all: Vec<_> = members.iter().filter(|member| is_best(member)).cloned().collect();
+        let picker = Picker::new(self.settings.balance.policy, ready, &all);
         *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
         let state = |member: &Arc<Member>| EndpointState {
             name: Arc::clone(&member.name),

@@ -428,3 +428,23 @@ async fn a_server_that_fails_its_calls_gets_none_for_a_while() {
     t.ready(3).await;
     assert_eq!(t.share(30).await, [10, 10, 10]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn another_policy_counts_for_servers_that_are_connected() {
+    let mut settings = settings(BalancePolicy::ByKey);
+    let t = cluster(settings.clone(), 4);
+    t.ready(4).await;
+    let here = |index: usize| t.endpoint(index).locality(if index < 2 { "here" } else { "there" });
+    t.endpoints.set((0..4).map(here).collect());
+    let mut reconfigure = |change: fn(&mut Settings)| {
+        change(&mut settings);
+        t.channel.reconfigure(&settings.calls, &settings.retry, &settings.balance);
+    };
+    reconfigure(|settings| settings.balance.policy = BalancePolicy::RoundRobin);
+    assert_eq!(t.share(12).await, [3, 3, 3, 3]);
+    reconfigure(|settings| settings.balance.locality = "there".into());
+    assert_eq!(t.share(12).await, [0, 0, 6, 6]);
+    reconfigure(|settings| settings.balance.eject_after = 1);
+    call(&t.channel, &info("test"), PANIC, "").await.unwrap_err();
+    t.ready(3).await;
+}

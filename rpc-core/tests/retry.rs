@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use farcall_core::class::TrafficClass;
 use farcall_core::client::{Call, RawChannel, Stub};
 use farcall_core::codec::Raw;
 use farcall_core::config::Limits;
@@ -271,4 +272,45 @@ async fn a_status_says_what_earlier_attempts_may_have_done() {
         (Code::Unavailable, Executed::Maybe, 1),
         "{error}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_policy_counts_for_the_calls_that_begin_then() {
+    let t = setup(|_| ());
+    let clone = t.stub.channel().class(TrafficClass::Urgent);
+    let reconfigure = |change: fn(&mut Settings)| {
+        let mut settings = plain(Limits::default());
+        change(&mut settings);
+        clone.reconfigure(&settings.calls, &settings.retry, &settings.balance);
+    };
+    reconfigure(|settings| settings.retry.max_attempts = 1);
+    t.tell(&[UNAVAILABLE]);
+    t.call(IDEMPOTENT).await.unwrap_err();
+    assert_eq!(t.runs(), 1);
+
+    reconfigure(|settings| {
+        settings.retry.max_attempts = 2;
+        settings.retry.retryable_status_codes = vec![Code::Aborted];
+    });
+    t.tell(&[UNAVAILABLE]);
+    t.call(IDEMPOTENT).await.unwrap_err();
+    t.tell(&[End::Fails(Code::Aborted)]);
+    t.call(IDEMPOTENT).await.unwrap();
+    assert_eq!(t.runs(), 2);
+
+    // One token, and none is earned.
+    reconfigure(|settings| {
+        settings.retry.max_attempts = 2;
+        (settings.retry.max_tokens, settings.retry.token_ratio) = (1, 0.0);
+    });
+    t.tell(&[UNAVAILABLE; 3]);
+    t.call(IDEMPOTENT).await.unwrap_err();
+    t.call(IDEMPOTENT).await.unwrap_err();
+    assert_eq!(t.runs(), 3, "the second call is not made again");
+
+    reconfigure(|settings| settings.calls.timeout_ms = 700);
+    t.tell(&[End::Hangs]);
+    let began = Instant::now();
+    assert_eq!(t.call(ONCE).await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(began.elapsed().as_millis(), 700);
 }

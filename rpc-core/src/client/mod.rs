@@ -8,6 +8,7 @@ mod direct;
 mod in_flight;
 mod meter;
 mod options;
+mod policies;
 mod raw_channel;
 mod request_memory;
 mod retry_budget;

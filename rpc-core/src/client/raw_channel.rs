@@ -11,10 +11,11 @@ use tokio::sync::watch;
 use super::balance::{Balancer, Chosen, Endpoint, EndpointState, Picked};
 use super::connector::{Connector, Shared};
 use super::direct::SendService;
+use super::policies::Policies;
 use super::request_memory::RequestMemory;
 use super::retry_budget::RetryBudget;
 use crate::class::TrafficClass;
-use crate::config::Retry;
+use crate::config::{Balance, Calls, Retry};
 use crate::connection::Connection;
 #[cfg(feature = "tower")]
 use crate::middleware::Middleware;
@@ -59,7 +60,7 @@ enum Way {
 
 /// The state that all clones and classes of a channel share.
 struct Common {
-    settings: Arc<Settings>,
+    policies: Policies,
     /// The bound on the arguments of calls in progress, for each class.
     memory: [RequestMemory; TrafficClass::ALL.len()],
     retry_budget: RetryBudget,
@@ -82,7 +83,7 @@ impl RawChannel {
     pub fn new(connector: impl Connector, settings: Settings) -> Self {
         let (settings, runtime) = (Arc::new(settings), Handle::try_current().ok());
         let way = Way::One(Shared::new(Arc::new(connector), Arc::clone(&settings), runtime));
-        Self::by(way, settings)
+        Self::by(way, &settings)
     }
 
     /// Returns a channel that balances its calls over servers as [`Settings::balance`] says, and the handle that sets these servers. The
@@ -91,13 +92,14 @@ impl RawChannel {
         let (settings, runtime) = (Arc::new(settings), Handle::try_current().ok());
         let balancer = Balancer::new(name.to_owned(), Arc::clone(&settings), runtime);
         let endpoints = Endpoints(Arc::downgrade(&balancer));
-        (Self::by(Way::Balanced(balancer), settings), endpoints)
+        (Self::by(Way::Balanced(balancer), &settings), endpoints)
     }
 
-    fn by(way: Way, settings: Arc<Settings>) -> Self {
+    fn by(way: Way, settings: &Settings) -> Self {
         let memory = TrafficClass::ALL.map(|_| RequestMemory::new(settings.limits.request_memory));
         let retry_budget = RetryBudget::new(&settings.retry);
-        let common = Arc::new(Common { settings, memory, retry_budget });
+        let policies = Policies::new(&settings.calls, &settings.retry);
+        let common = Arc::new(Common { policies, memory, retry_budget });
         Self { way, class: TrafficClass::default(), common, stack: None }
     }
 
@@ -179,12 +181,12 @@ impl RawChannel {
 
     /// Whether calls wait for a connection by default.
     pub(crate) fn waits_for_ready(&self) -> bool {
-        self.common.settings.calls.wait_for_ready
+        self.common.policies.waits_for_ready()
     }
 
     /// Whether calls wait for room by default.
     pub(crate) fn waits_for_room(&self) -> bool {
-        self.common.settings.calls.wait_for_room
+        self.common.policies.waits_for_room()
     }
 
     /// Returns the bound on the arguments of its class's calls in progress.
@@ -193,8 +195,8 @@ impl RawChannel {
     }
 
     /// Returns whether and how calls are made again.
-    pub(super) fn retry(&self) -> &Retry {
-        &self.common.settings.retry
+    pub(super) fn retry(&self) -> Arc<Retry> {
+        self.common.policies.retry()
     }
 
     /// Returns the bound on further attempts.
@@ -205,21 +207,42 @@ impl RawChannel {
     /// Whether calls may be made more than once.
     #[inline]
     pub(super) fn retries(&self) -> bool {
-        self.common.settings.retry.max_attempts > 1
+        self.max_attempts() > 1
+    }
+
+    /// Returns how often a call is made at most.
+    #[inline]
+    pub(super) fn max_attempts(&self) -> u32 {
+        self.common.policies.max_attempts()
+    }
+
+    /// Returns the time after which another attempt is made beside those without an answer.
+    pub(super) fn hedging_delay(&self) -> Option<Duration> {
+        self.common.policies.hedging_delay()
     }
 
     /// Returns the progress timeout of calls that set none.
     #[inline]
     pub(crate) fn progress_timeout(&self) -> Option<Duration> {
-        let timeout_ms = self.common.settings.calls.progress_timeout_ms;
-        (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms))
+        self.common.policies.progress_timeout()
     }
 
     /// Returns the timeout of calls that set none.
     #[inline]
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        let timeout_ms = self.common.settings.calls.timeout_ms;
-        (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms))
+        self.common.policies.timeout()
+    }
+
+    /// Has other settings count for calls that begin from now on, on all clones of this channel: the client's part of `calls` but
+    /// [`compress`](Calls::compress), `retry`, and of `balance` the policy, the locality and the settings of ejection. A channel that does not
+    /// [balance](Self::balanced) heeds none of `balance`. [`Balance::subset`] counts when the servers are set again. The other settings stay
+    /// as they were when the channel was made.
+    pub fn reconfigure(&self, calls: &Calls, retry: &Retry, balance: &Balance) {
+        self.common.policies.set(calls, retry);
+        self.common.retry_budget.limit(retry);
+        if let Way::Balanced(balancer) = &self.way {
+            balancer.reconfigure(balance);
+        }
     }
 
     /// Connects now if it is not connected, however recent a failed attempt is. Calls of all classes start new

@@ -12,22 +12,34 @@ const PARTS: f64 = 1000.0;
 pub(super) struct RetryBudget {
     /// In parts of a token.
     left: AtomicU64,
-    most: u64,
-    earned: u64,
+    most: AtomicU64,
+    earned: AtomicU64,
 }
 
 impl RetryBudget {
     pub(super) fn new(retry: &Retry) -> Self {
+        let budget =
+            Self { left: AtomicU64::new(u64::MAX), most: AtomicU64::default(), earned: AtomicU64::default() };
+        budget.limit(retry);
+        budget
+    }
+
+    /// Sets how many tokens there are at most, and what a call earns.
+    pub(super) fn limit(&self, retry: &Retry) {
         let most = (f64::from(retry.max_tokens) * PARTS) as u64;
-        Self { left: AtomicU64::new(most), most, earned: (retry.token_ratio * PARTS) as u64 }
+        self.most.store(most, Ordering::Relaxed);
+        self.earned.store((retry.token_ratio * PARTS) as u64, Ordering::Relaxed);
+        self.left.fetch_min(most, Ordering::Relaxed);
     }
 
     /// Notes a call that has succeeded.
     pub(super) fn earn(&self) {
         // Calls that end at once may earn a little less together.
         let left = self.left.load(Ordering::Relaxed);
-        if left < self.most {
-            self.left.store((left + self.earned).min(self.most), Ordering::Relaxed);
+        let most = self.most.load(Ordering::Relaxed);
+        if left < most {
+            let earned = self.earned.load(Ordering::Relaxed);
+            self.left.store((left + earned).min(most), Ordering::Relaxed);
         }
     }
 

@@ -68,12 +68,6 @@ impl Retry {
     pub(crate) fn max_backoff(&self) -> Duration {
         Duration::from_millis(self.max_backoff_ms)
     }
-
-    /// The time after which another attempt is made beside those without an answer.
-    pub(crate) fn hedging_delay(&self) -> Option<Duration> {
-        (self.hedging_delay_ms > 0 && self.max_attempts > 1)
-            .then(|| Duration::from_millis(self.hedging_delay_ms))
-    }
 }
 
 impl Default for Retry {

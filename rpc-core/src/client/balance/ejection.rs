@@ -13,8 +13,10 @@ use crate::status::{Code, Status};
 const LONGEST: Duration = Duration::from_secs(300);
 
 /// Whether a server is ejected: it has failed so many calls in a row that it gets none for a while.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ejection {
+    /// How many failures in a row eject the server. 0: none do.
+    after: AtomicU32,
     failures: AtomicU32,
     state: Mutex<State>,
 }
@@ -29,8 +31,17 @@ struct State {
 }
 
 impl Ejection {
-    /// Notes a call that has ended at the server. Returns whether `most` calls in a row have failed.
-    pub(super) fn note(&self, failure: Option<&Status>, most: u32) -> bool {
+    pub(super) fn new(after: u32) -> Self {
+        Self { after: AtomicU32::new(after), failures: AtomicU32::default(), state: Mutex::default() }
+    }
+
+    /// Sets how many failures in a row eject the server. 0: none do.
+    pub(super) fn set_after(&self, after: u32) {
+        self.after.store(after, Ordering::Relaxed);
+    }
+
+    /// Notes a call that has ended at the server. Returns whether so many in a row have failed that it is to be ejected.
+    pub(super) fn note(&self, failure: Option<&Status>) -> bool {
         if failure.is_some_and(|status| status.code() == Code::Cancelled) {
             // The caller's side gave it up, which says nothing of the server.
             return false;
@@ -43,7 +54,8 @@ impl Ejection {
             return false;
         }
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        most > 0 && failures >= most
+        let after = self.after.load(Ordering::Relaxed);
+        after > 0 && failures >= after
     }
 
     pub(super) fn is_ejected(&self) -> bool {
@@ -67,8 +79,9 @@ impl Ejection {
     }
 
     /// Lets the server have calls again. The first that fails ejects it.
-    pub(super) fn readmit(&self, most: u32) {
-        self.failures.store(most.saturating_sub(1), Ordering::Relaxed);
+    pub(super) fn readmit(&self) {
+        let after = self.after.load(Ordering::Relaxed);
+        self.failures.store(after.saturating_sub(1), Ordering::Relaxed);
         let mut state = self.state();
         (state.is_ejected, state.readmitted) = (false, Some(Instant::now()));
     }

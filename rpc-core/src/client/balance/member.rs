@@ -66,7 +66,7 @@ impl Member {
             next: AtomicUsize::new(0),
             load: Load::new(),
             readiness: Mutex::new(Readiness::Connecting),
-            ejection: Ejection::default(),
+            ejection: Ejection::new(settings.balance.eject_after),
             balancer: Weak::clone(balancer),
             tasks: Mutex::default(),
         })
@@ -118,8 +118,7 @@ impl Member {
 
     /// Notes a call that has ended.
     fn note(self: &Arc<Self>, failure: Option<&Status>) {
-        let most = self.lanes.first().map_or(0, |lane| lane.settings.balance.eject_after);
-        if self.ejection.note(failure, most)
+        if self.ejection.note(failure)
             && let Some(balancer) = self.balancer.upgrade()
         {
             balancer.eject(self);

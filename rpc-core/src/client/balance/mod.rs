@@ -23,6 +23,7 @@ use self::picker::{Picker, mix};
 use super::connector::{Connector, no_runtime};
 use super::meter::count_ejection;
 use crate::class::TrafficClass;
+use crate::config::Balance;
 use crate::connection::Connection;
 use crate::interface::stable_hash;
 use crate::settings::Settings;
@@ -80,6 +81,8 @@ pub(super) struct Balancer {
     me: Weak<Self>,
     name: String,
     settings: Arc<Settings>,
+    /// Those of the settings that may change.
+    balance: Mutex<Arc<Balance>>,
     runtime: Option<Handle>,
     members: Mutex<Vec<Arc<Member>>>,
     picker: RwLock<Picker>,
@@ -100,10 +103,12 @@ impl Balancer {
     pub(super) fn new(name: String, settings: Arc<Settings>, runtime: Option<Handle>) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         let seed = RandomState::new().hash_one(0);
+        let balance = Mutex::new(Arc::new(settings.balance.clone()));
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             name,
             settings,
+            balance,
             runtime,
             members: Mutex::default(),
             picker: RwLock::default(),
@@ -115,6 +120,17 @@ impl Balancer {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    fn balance(&self) -> Arc<Balance> {
+        Arc::clone(&self.balance.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the policy, the locality and when servers are ejected. The subset is chosen anew when the servers are [set](Self::set).
+    pub(super) fn reconfigure(&self, balance: &Balance) {
+        *self.balance.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(balance.clone());
+        self.members().iter().for_each(|member| member.ejection().set_after(balance.eject_after));
+        self.changed();
     }
 
     pub(super) fn states(&self) -> watch::Receiver<Arc<[EndpointState]>> {
@@ -130,7 +146,7 @@ impl Balancer {
         let mut members = self.members();
         let mut before: HashMap<_, _> =
             members.drain(..).map(|member| (Arc::clone(&member.name), member)).collect();
-        let mut new = Vec::new();
+        let (mut new, eject_after) = (Vec::new(), self.balance().eject_after);
         for endpoint in self.subset(endpoints) {
             let member = match before.remove(&endpoint.name) {
                 Some(member) => {
@@ -139,6 +155,7 @@ impl Balancer {
                 }
                 None => {
                     let member = Member::new(endpoint, &self.settings, runtime, &self.me);
+                    member.ejection().set_after(eject_after);
                     new.push(Arc::clone(&member));
                     member
                 }
@@ -165,7 +182,7 @@ impl Balancer {
     /// Returns the servers of this channel's subset: of each tier those whose names, mixed with the channel's number, are the smallest. So
     /// few move when a server comes or goes (rendezvous hashing).
     fn subset(&self, mut endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
-        let most = self.settings.balance.subset as usize;
+        let most = self.balance().subset as usize;
         if most > 0 && most < endpoints.len() {
             let hash = |endpoint: &Endpoint| mix(self.seed ^ stable_hash(endpoint.name.as_bytes()));
             endpoints.sort_by_cached_key(|endpoint| (endpoint.tier, hash(endpoint)));
@@ -191,7 +208,8 @@ impl Balancer {
             // One that fails calls is better than none.
             ready = of(|readiness| matches!(readiness, Readiness::Ejected));
         }
-        let locality = &self.settings.balance.locality;
+        let balance = self.balance();
+        let locality = &balance.locality;
         let is_far = |member: &Arc<Member>| locality.is_empty() || *member.locality() != **locality;
         let rank = |member: &Arc<Member>| (member.tier(), is_far(member));
         let best = ready.iter().map(rank).min();
@@ -199,7 +217,7 @@ impl Balancer {
         ready.retain(is_best);
         // Weights compare servers of one rank.
         let all: Vec<_> = members.iter().filter(|member| is_best(member)).cloned().collect();
-        let picker = Picker::new(self.settings.balance.policy, ready, &all);
+        let picker = Picker::new(balance.policy, ready, &all);
         *self.picker.write().unwrap_or_else(PoisonError::into_inner) = picker;
         let state = |member: &Arc<Member>| EndpointState {
             name: Arc::clone(&member.name),
@@ -210,7 +228,7 @@ impl Balancer {
 
     /// Gives a server that fails its calls no more of them for a while, unless too many others are ejected.
     fn eject(self: &Arc<Self>, member: &Arc<Member>) {
-        let balance = &self.settings.balance;
+        let balance = self.balance();
         let members = self.members();
         let ejected = members.iter().filter(|member| member.ejection().is_ejected()).count();
         let most = members.len() * balance.max_ejected_percent as usize / 100;
@@ -222,11 +240,11 @@ impl Balancer {
         drop(members);
         self.changed();
         count_ejection();
-        let (this, member, most) = (Arc::downgrade(self), Arc::downgrade(member), balance.eject_after);
+        let (this, member) = (Arc::downgrade(self), Arc::downgrade(member));
         let readmit = async move {
             tokio::time::sleep(pause).await;
             if let (Some(this), Some(member)) = (this.upgrade(), member.upgrade()) {
-                member.ejection().readmit(most);
+                member.ejection().readmit();
                 this.changed();
             }
         };

@@ -221,7 +221,7 @@ mod tests {
 
     #[cfg(feature = "tcp")]
     #[test]
-    fn what_can_not_be_listened_on_is_told_the_form() {
+    fn a_wrong_address_to_listen_on_is_told_the_form() {
         for address in ["127.0.0.1:0", "localhost:7400", "[::]:7400", "unix:/run/a", "unix://a?mode=660"] {
             assert_eq!(check_listen(address), Ok(()));
         }
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn an_error_says_its_cause() {
         for (address, why) in [
             ("db1:7400", "no scheme"),
             ("http://db1:7400", "not `farcall`"),

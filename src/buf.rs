@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_spare_is_sent() {
+    fn bytes_written_to_spare_are_sent() {
         let mut buf = used();
         buf.spare()[..5].copy_from_slice(b"bytes");
         buf.advance(5);

@@ -414,7 +414,7 @@ mod tests {
 
     #[cfg(feature = "rdma")]
     #[test]
-    fn what_no_peer_could_be_served_with_is_an_error() {
+    fn limits_that_serve_no_peer_are_an_error() {
         for (text, why) in [
             ("memory = 1_000_000", "rdma.memory must be at least 2621440 bytes"),
             ("window = 0", "rdma.window must be at least 1"),

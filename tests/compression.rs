@@ -154,7 +154,7 @@ mod absent {
     use super::*;
 
     #[tokio::test]
-    async fn what_was_not_built_in_is_refused_wherever_it_is_asked_for() {
+    async fn compression_that_is_not_built_in_is_refused_wherever_it_is_asked_for() {
         let said = "built without the feature `zstd`";
         let address = serve(Server::builder().add(ArchiveServer::new(Shelf))).await;
         let archive = ArchiveClient::new(Channel::connect(&address).await.unwrap());

@@ -403,7 +403,7 @@ async fn a_call_that_can_not_be_decoded_is_named_once() {
 
 /// A value that the codec can't carry fails the call, here or there, and nothing else.
 #[tokio::test]
-async fn what_can_not_be_encoded_is_refused_where_it_is() {
+async fn a_value_that_can_not_be_encoded_is_refused_where_it_is() {
     #[derive(Debug, Default, Serialize, Deserialize)]
     struct Holey {
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -134,7 +134,7 @@ async fn desk() -> DeskClient {
 }
 
 #[tokio::test]
-async fn what_a_caller_sends_a_handler_reads() {
+async fn a_handler_reads_the_metadata_of_its_caller() {
     let desk = desk().await;
     let call = desk.read().metadata("User", "ann").metadata_bin("id-bin", [0, 255]).metadata("user", "bob");
     let (seen, same) = call.with_metadata(one("hop", "a")).await.unwrap();

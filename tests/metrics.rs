@@ -191,7 +191,7 @@ fn the_documentation_lists_what_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_server_holds_is_told() {
+async fn a_server_tells_its_memory() {
     let counts = Counts::default();
     let _guard = metrics::set_default_local_recorder(&counts);
     let waits = Arc::new(Notify::new());

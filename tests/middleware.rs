@@ -177,7 +177,7 @@ async fn an_interceptor_sees_request_and_answer_on_either_side() {
 }
 
 #[tokio::test]
-async fn what_is_added_last_comes_first() {
+async fn the_interceptor_added_last_comes_first() {
     let log = Log::default();
     let service =
         ShopServer::new(Corner::default()).intercept(noting("s1", &log)).intercept(noting("s2", &log));
@@ -334,7 +334,7 @@ async fn time_can_be_limited_on_either_side() {
 
 /// A call that middleware refuses, on either side, was not executed. Once it has been let through, nobody knows.
 #[tokio::test]
-async fn what_middleware_refuses_is_not_executed() {
+async fn a_call_that_middleware_refuses_is_not_executed() {
     async fn refuse(_: Request, _: Next) -> Result<Response> {
         Err(Status::permission_denied("not today"))
     }

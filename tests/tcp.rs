@@ -274,7 +274,7 @@ async fn a_drain_delivers_a_long_answer() {
 
 /// Both ends are gone with their runtimes, and the answer is there all the same.
 #[test]
-fn what_a_drained_server_has_sent_survives_it() {
+fn answers_of_a_drained_server_survive_it() {
     let runtime =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (here, there) = (runtime(), runtime());

@@ -90,7 +90,7 @@ async fn the_timeout_of_a_layer_is_a_deadline() {
 }
 
 #[tokio::test]
-async fn what_is_shed_is_exhausted() {
+async fn a_call_that_is_shed_is_exhausted() {
     let tally = Tally::default();
     let stack = ServiceBuilder::new().load_shed().concurrency_limit(1);
     let server = Server::builder().add(CounterServer::new(tally.clone())).layer(stack);

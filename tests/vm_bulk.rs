@@ -132,7 +132,7 @@ async fn the_longest_messages_come_back_however_much_memory_there_is() {
 }
 
 #[tokio::test]
-async fn who_keeps_what_arrives_gets_copies_in_the_end_and_starves_nobody() {
+async fn an_application_that_keeps_all_that_arrives_gets_copies_in_the_end_and_starves_nobody() {
     let mut config = config();
     config.rdma.bulk_memory = 16 << 20;
     let ends = connect(config, &Memory::default()).await;

@@ -221,7 +221,7 @@ fn stats() -> rdma::DeviceStats {
 }
 
 #[tokio::test]
-async fn what_the_driver_does_and_the_device_carries_is_counted() {
+async fn calls_of_the_driver_and_bytes_of_the_device_are_counted() {
     let counts = Counts::default();
     let _guard = metrics::set_default_local_recorder(&counts);
     let before = stats();

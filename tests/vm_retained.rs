@@ -29,7 +29,7 @@ fn frugal() -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() {
+async fn an_application_that_keeps_ten_thousand_buffers_has_them_unchanged_and_starves_nobody() {
     let count = if long() { 10_000 } else { 1000 };
     let log = Log::default();
     let mut config = frugal();

@@ -256,7 +256,7 @@ fn other_codecs_errors_metadata_and_deadlines() {
 }
 
 #[test]
-fn what_is_wrong_is_said_where_it_is() {
+fn an_error_is_named_where_it_is() {
     let server = server();
     let cases: [(&str, &[&str], &str); 13] = [
         ("Zoo/count", &[], "arguments are missing; the arguments are like {\"from\":0,\"to\":0}"),

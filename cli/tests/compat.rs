@@ -88,7 +88,7 @@ fn compat(old: &str, new: &str) -> Output {
 }
 
 #[test]
-fn what_an_upgrade_would_refuse_is_named() {
+fn compat_names_calls_that_an_upgrade_would_refuse() {
     let (old, _old) = serve(Server::builder().add(old::KvServer::new(old::Store)));
     let (new, _new) = serve(Server::builder().add(new::KvServer::new(new::Store)));
     let described = farcall(&["describe", &old, "--json"]);

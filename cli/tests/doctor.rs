@@ -165,7 +165,7 @@ fn a_configuration_is_judged_too() {
 }
 
 #[test]
-fn what_can_not_be_used_is_named() {
+fn a_file_or_option_that_can_not_be_used_is_named() {
     let no_toml = file("wrong.toml", "[rdma\n");
     let no_record = file("no-record.txt", "== \n");
     let cases: [(&[&str], &str); 7] = [

@@ -163,7 +163,7 @@ fn a_report_needs_no_other_file_and_runs_are_compared() {
 }
 
 #[test]
-fn what_can_not_be_measured_is_said() {
+fn a_measurement_that_can_not_be_made_says_why() {
     let server = Server::start(&[]);
     let json = file("no-results.json", "{}");
     let address = server.address.as_str();

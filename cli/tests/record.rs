@@ -86,7 +86,7 @@ fn record(address: &str, runtime: &Runtime, file: &str, more: &[&str]) -> Output
 }
 
 #[test]
-fn what_was_recorded_is_replayed_and_compared() {
+fn a_recording_is_replayed_and_compared() {
     let (first, runtime) = serve("first");
     let (second, _second) = serve("second");
     let file = path("calls.jsonl");
@@ -120,7 +120,7 @@ fn one_method_and_its_metadata_are_recorded_if_asked_for() {
 }
 
 #[test]
-fn what_can_not_be_recorded_or_replayed_is_said() {
+fn a_call_that_can_not_be_recorded_or_replayed_is_named() {
     let (address, _runtime) = serve("first");
     let wrong = path("wrong.jsonl");
     std::fs::write(&wrong, "{}\n").unwrap();

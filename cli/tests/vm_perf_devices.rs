@@ -41,7 +41,7 @@ fn the_devices_alone_are_measured() {
 }
 
 #[test]
-fn what_the_devices_alone_do_not_do_is_said() {
+fn a_pattern_that_the_devices_alone_do_not_do_is_named() {
     let server = Server::start(&[]);
     let (results, status) =
         by_verbs(&server, "verbs-missing.json", &["--pattern", "read,lend", "--connections", "1,2"]);

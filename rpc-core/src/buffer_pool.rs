@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_burst_has_needed_is_let_go() {
+    fn memory_of_a_burst_is_let_go() {
         let mut spare = Spare { buffers: VecDeque::new(), bytes: 0 };
         let oldest = BytesMut::with_capacity(STEP);
         let lies_at = oldest.as_ptr();

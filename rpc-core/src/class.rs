@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_named() {
+    fn a_mark_above_the_most_is_named() {
         let mut dscp = ByClass { normal: 63, ..ByClass::default() };
         assert_eq!(dscp.check("tcp.dscp", 63), Ok(()));
         dscp.bulk = Some(64);

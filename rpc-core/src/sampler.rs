@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_counts_is_sampled_once_a_second_until_it_is_idle_and_again_later() {
+    async fn sampling_is_once_a_second_until_nothing_changes_and_begins_again_later() {
         let count = Arc::new(Count::default());
         for (left, samples) in [(3, 3 + 2), (0, 7), (1, 10)] {
             count.left.store(left, Ordering::Relaxed);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_is_sampled_on_another_runtime_after_the_first_is_gone() {
+    fn sampling_goes_on_in_another_runtime_after_the_first_is_gone() {
         let runtime = || {
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
         };
@@ -134,7 +134,7 @@ mod tests {
 
     /// A counter changes between the last sample and the task's end.
     #[tokio::test(start_paused = true)]
-    async fn what_is_counted_as_the_task_ends_is_not_left() {
+    async fn a_count_as_the_task_ends_is_not_left() {
         let count = Arc::new(Count::default());
         count.wake();
         tokio::time::sleep(EVERY / 2).await;

@@ -91,7 +91,7 @@ async fn a_cancel_drops_the_handler_whose_request_it_came_with() {
 }
 
 #[tokio::test]
-async fn what_came_before_a_broken_frame_is_served() {
+async fn requests_before_a_broken_frame_are_served() {
     let (host, seen) = host(plain(Limits::default()));
     let mut peer = connected(&host).await;
     peer.request(1, ECHO, b"x");

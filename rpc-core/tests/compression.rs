@@ -127,7 +127,7 @@ async fn middleware_sees_what_is_said_and_passes_on_how() {
 }
 
 #[tokio::test]
-async fn what_is_short_or_does_not_become_shorter_goes_as_it_is() {
+async fn a_payload_that_is_short_or_does_not_become_shorter_goes_as_it_is() {
     let caller = caller(set(Zstd), Echo(info("test")), set(Zstd));
     let mut rng = fastrand::Rng::with_seed(1);
     let noise: Bytes = (0..100_000).map(|_| rng.u8(..)).collect();
@@ -259,7 +259,7 @@ async fn a_wrong_length_or_damage_is_the_end_of_its_call_alone() {
 }
 
 #[tokio::test]
-async fn what_has_no_such_number_and_a_status_that_is_compressed_close() {
+async fn unknown_numbers_and_a_compressed_status_close() {
     let (mut peer, _) = client(Limits::default(), 0).await;
     peer.session_frame(FrameType::REQUEST, 1, 0, request(ECHO, 3, 10, b"?"));
     peer.expect_close(CloseCode::Protocol, "content.compression").await;

@@ -124,7 +124,7 @@ async fn a_cancel_finds_the_call_whose_handler_has_not_begun() {
 }
 
 #[tokio::test]
-async fn what_is_no_frame_ends_the_session_unless_its_link_was_given_up_before() {
+async fn bytes_that_are_no_frame_end_the_session_unless_their_link_was_given_up_before() {
     let malformed = || LinkEnd::malformed("the third byte is wrong");
     let mut w = World::new(9).await;
     w.far.end(malformed());

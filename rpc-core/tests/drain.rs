@@ -176,7 +176,7 @@ async fn calls_above_the_last_one_go_elsewhere_and_the_others_finish() {
 }
 
 #[tokio::test]
-async fn what_has_not_begun_is_taken_back_and_what_has_goes_on() {
+async fn messages_that_have_not_begun_are_taken_back_and_the_others_go_on() {
     let (caller, mut links, taps) = played();
     let ask = |argument: Bytes| tokio::spawn(call(&caller, &info("test"), ECHO, argument).into_future());
     let long = ask(bytes(2 << 20, 1));

@@ -92,7 +92,7 @@ async fn pauses_grow_while_links_fail_and_begin_anew_after_one_that_lasted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_prevents_a_link_is_tried_again_too() {
+async fn a_failed_attempt_at_a_link_is_made_again_too() {
     let fabric = Arc::new(Fabric::default());
     for fault in [&fabric.refuse_offer, &fabric.refuse_answer, &fabric.lose_probe] {
         fault.store(true, Ordering::Relaxed);
@@ -157,7 +157,7 @@ fn lacking(client: Option<Reason>, server: Option<Reason>) -> (Setup, impl Fn())
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_pass_when_a_session_begins_is_tried_again() {
+async fn a_reason_that_may_pass_when_a_session_begins_is_tried_again() {
     let down = Some(Reason::PortDown);
     for (client, server) in [(down, None), (None, down), (down, down)] {
         let (t, have_it_pass) = lacking(client, server);
@@ -173,7 +173,7 @@ async fn what_may_pass_when_a_session_begins_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_does_not_pass_is_not_tried_again() {
+async fn a_reason_that_does_not_pass_is_not_tried_again() {
     let (down, none) = (Some(Reason::PortDown), Some(Reason::NoDevice));
     for (client, server) in [(none, None), (None, none), (down, none), (none, down)] {
         let (t, have_it_pass) = lacking(client, server);
@@ -238,7 +238,7 @@ async fn long_messages_are_read_and_not_sent() {
 }
 
 #[tokio::test]
-async fn what_there_is_no_memory_to_read_into_is_sent() {
+async fn a_message_without_memory_to_read_into_is_sent() {
     let (fabric, memory) = readable();
     memory.full.store(true, Ordering::Relaxed);
     let t = with_fabric(&fabric, Policy::Auto);
@@ -251,7 +251,7 @@ async fn what_there_is_no_memory_to_read_into_is_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_being_read_when_the_link_was_lost_is_sent_and_runs_once() {
+async fn a_message_being_read_when_the_link_is_lost_is_sent_and_runs_once() {
     let (fabric, memory) = readable();
     let t = with_fabric(&fabric, Policy::Auto);
     t.caller.connection().await.unwrap();

@@ -197,7 +197,7 @@ async fn metadata_over_the_limit_cost_their_call_only() {
 }
 
 #[tokio::test]
-async fn what_comes_before_hello_closes() {
+async fn a_frame_before_hello_closes() {
     let t = default();
     let mut peer = intruder(&t);
     peer.read();

@@ -173,7 +173,7 @@ async fn as_many_may_be_described_as_a_down_can_name_and_all_are_asked_for() {
 }
 
 #[tokio::test]
-async fn what_was_not_agreed_on_is_not_described() {
+async fn a_message_is_not_described_without_agreement() {
     let memory = Arc::new(Shared::default());
     let fabric = Arc::new(Fabric::readable(&memory));
     let t = with_fabric(&fabric, Policy::Auto);
@@ -244,7 +244,7 @@ async fn a_message_is_answered_once() {
 
 /// The end of a connection also ends what it has described.
 #[tokio::test]
-async fn what_is_described_to_a_peer_that_goes_is_forgotten() {
+async fn a_message_described_to_a_peer_that_goes_is_forgotten() {
     let memory = Arc::new(Shared::default());
     let fabric = Arc::new(Fabric::readable(&memory));
     let t = with_fabric(&fabric, Policy::Auto);
@@ -270,7 +270,7 @@ async fn described(t: &Setup, fabric: &Arc<Fabric>, memory: &Arc<Shared>) -> (Ho
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_fallen_link_leaves_exposed_is_answered_for_in_time_or_the_connection_ends() {
+async fn messages_that_a_fallen_link_leaves_exposed_are_answered_for_in_time_or_the_connection_ends() {
     let memory = Arc::new(Shared::default());
     let fabric = Arc::new(Fabric::readable(&memory));
     let t = with_fabric(&fabric, Policy::Auto);
@@ -306,7 +306,7 @@ async fn a_down_is_answered_in_time_or_the_connection_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_bears_a_longer_silence_waits_longer_for_a_down() {
+async fn a_side_that_bears_a_longer_silence_waits_longer_for_a_down() {
     let memory = Arc::new(Shared::default());
     let fabric = Arc::new(Fabric::readable(&memory));
     let mut patient = settings(&fabric, Policy::Auto);

@@ -175,7 +175,7 @@ async fn frames_of_streams_for_a_unary_call_are_ignored() {
 }
 
 #[tokio::test]
-async fn what_crosses_the_end_of_a_call_is_ignored() {
+async fn frames_that_cross_the_end_of_a_call_are_ignored() {
     let t = default();
     let mut peer = greeted(&t).await;
     peer.request(1, FIRST, b"");

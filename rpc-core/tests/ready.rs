@@ -150,7 +150,7 @@ async fn a_call_can_refuse_to_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waiting_does_not_mend_is_not_waited_for() {
+async fn a_fault_that_waiting_does_not_mend_is_not_waited_for() {
     let t = with(true, Blame::Caller);
     let error = t.call().timeout(secs(5)).await.unwrap_err();
     assert_eq!((error.code(), t.tries.load(Ordering::Relaxed)), (Code::Unavailable, 1), "{error}");

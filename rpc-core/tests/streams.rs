@@ -108,7 +108,7 @@ impl Connector for By {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_streamed_is_sent_also_if_the_answer_begins_before_any_of_it() {
+async fn a_stream_is_sent_although_the_answer_begins_before_it() {
     let [near, far] = direct::pair();
     let t = Setup {
         stub: Stub::new(RawChannel::new(By(near.clone()), plain(Limits::default())), info()),
@@ -215,7 +215,7 @@ async fn a_server_that_has_enough_stops_its_client() {
 
 /// Otherwise the END would report the number of items before the last of them has arrived.
 #[tokio::test]
-async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
+async fn a_sender_stopped_amid_a_long_item_says_its_end_after_it() {
     let (caller, mut links, taps) = played();
     let t = Setup { stub: Stub::new(caller, info()), ..default() };
     let given_up = Arc::new(Notify::new());
@@ -246,7 +246,7 @@ async fn who_is_stopped_amid_a_long_item_says_its_end_after_it() {
 }
 
 #[tokio::test]
-async fn who_is_stopped_while_it_makes_items_does_not_send_them() {
+async fn a_sender_stopped_while_it_makes_items_does_not_send_them() {
     // Frames that the test sends are delivered at once.
     let (caller, mut links, _) = played_by(|| {
         let [near, far] = direct::pair();

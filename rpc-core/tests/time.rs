@@ -32,7 +32,7 @@ fn few(calls: u32) -> Setup {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_left_of_a_deadline_is_what_the_server_hears() {
+async fn the_server_hears_the_rest_of_a_deadline() {
     let t = few(1);
     let first = t.spawn(WAIT, "");
     t.seen.started.notified().await;

@@ -431,7 +431,7 @@ fn a_described_message_survives_the_link_it_was_to_be_read_by_unless_it_is_given
 }
 
 #[test]
-fn what_one_link_left_described_does_not_disturb_the_next() {
+fn a_message_that_one_link_left_described_does_not_disturb_the_next() {
     for messages in [[1, 0], [0, 1]] {
         let states = explore(Rules { messages, attempts: 3, ..DESCRIBED });
         assert!(states > 10_000, "only {states} states: the world is too small to show anything");

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_stopped_sends_no_more_and_what_crosses_that_is_dropped() {
+    fn a_stopped_sender_sends_no_more_and_items_on_their_way_are_dropped() {
         let (mut send, mut recv) = (SendHalf::new(FIRST), RecvHalf::new(FIRST));
         assert!(recv.stop() && !recv.stop());
         send.sent(1, 10);

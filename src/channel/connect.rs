@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_the_builder_sets_counts_before_and_after_its_configuration() {
+    async fn settings_of_the_builder_count_before_and_after_its_configuration() {
         let mut config = Config::default();
         (config.transport, config.calls.timeout_ms) = (Some(Policy::Rdma), 7);
         let address = "farcall://a:1".parse().unwrap();

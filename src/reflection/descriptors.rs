@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_set_is_refused() {
+    fn bytes_that_are_no_set_are_refused() {
         let mut deep = message("Deep", &[]);
         for _ in 0..DEEPEST {
             deep = DescriptorProto { nested_type: vec![deep], ..message("Deep", &[]) };

@@ -236,7 +236,7 @@ mod tests {
     use crate::{Code, EndReason, Status, Streaming};
 
     #[tokio::test]
-    async fn what_a_future_has_sent_comes_before_its_error() {
+    async fn items_that_a_future_has_sent_come_before_its_error() {
         let mut numbers = Streaming::new(generate(async |numbers| {
             for n in 0..1000 {
                 numbers.send(n).await;

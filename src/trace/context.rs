@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn a_header_that_is_none_is_refused() {
         for text in [
             "",
             "00",

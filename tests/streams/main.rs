@@ -357,7 +357,7 @@ async fn an_error_in_a_clients_stream_cancels_its_call_which_ends_with_it() {
 }
 
 #[tokio::test]
-async fn who_drops_a_stream_stops_it_through_a_proxy() {
+async fn dropping_a_stream_stops_it_through_a_proxy() {
     let store = store();
     let dropped = store.dropped.clone();
     let log = over_tcp(over_tcp(store).await).await;

@@ -135,7 +135,8 @@ async fn they_come_before_the_first_item_and_with_the_end() {
 }
 
 #[tokio::test]
-async fn what_a_stream_sets_before_its_first_item_comes_before_it_unless_that_has_to_be_waited_for() {
+async fn metadata_that_a_stream_sets_before_its_first_item_come_before_it_unless_the_item_has_to_be_waited_for()
+ {
     let archive = archive(None).await;
     for (waits, early) in [(false, Some(11)), (true, None)] {
         let mut rows = archive.late(waits).await.unwrap();

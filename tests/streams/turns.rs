@@ -83,7 +83,7 @@ async fn together<F: Future>(futures: impl Iterator<Item = F>) {
 }
 
 #[tokio::test]
-async fn who_reads_what_is_always_there_leaves_others_their_turns() {
+async fn a_reader_of_a_full_stream_leaves_others_their_turns() {
     let ready = Ready::default();
     let client = NumbersClient::in_process(ready.clone());
     let mut streams = Vec::new();
@@ -107,7 +107,7 @@ async fn who_reads_what_is_always_there_leaves_others_their_turns() {
 }
 
 #[tokio::test]
-async fn who_sends_what_is_always_there_leaves_others_their_turns() {
+async fn a_sender_of_items_that_are_always_there_leaves_others_their_turns() {
     let ready = Ready::default();
     let client = NumbersClient::in_process(ready.clone());
     let numbers = ready.clone();

@@ -168,7 +168,7 @@ async fn a_conversation_goes_to_and_fro_and_outlives_the_clients_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_drops_a_stream_or_its_call_ends_the_handler() {
+async fn dropping_a_stream_or_its_call_ends_the_handler() {
     let _alone = ALONE.lock().await;
     for policy in BOTH {
         let ends = Ends::new(config(policy)).await;

@@ -225,7 +225,7 @@ async fn long_frames_one_after_the_other_are_read_to_where_they_stay() {
 }
 
 #[tokio::test]
-async fn what_comes_in_place_of_a_long_frame_does_not_keep_its_buffer() {
+async fn a_frame_in_place_of_a_long_one_does_not_keep_its_buffer() {
     let mut pair = Pair::new().await;
     pair.socket.write_all(PREFACE).await.unwrap();
     pair.socket.write_all(&encoded(FrameType::REQUEST, 1, &[9; 200_000])).await.unwrap();
@@ -306,7 +306,7 @@ async fn a_reset_in_the_middle_of_a_frame_is_a_failure() {
 }
 
 #[tokio::test]
-async fn what_is_no_frame_is_malformed() {
+async fn bytes_that_are_no_frame_are_malformed() {
     let mut too_long = encoded(FrameType::REQUEST, 1, b"");
     too_long[4..8].copy_from_slice(&(256 * 1024 + 1_u32).to_le_bytes());
     let mut unknown_flag = encoded(FrameType::REQUEST, 1, b"");

@@ -99,7 +99,7 @@ fn a_command_that_takes_too_long_is_ended_and_what_it_said_is_kept() {
 }
 
 #[test]
-fn what_a_command_leaves_running_does_not_keep_the_vm() {
+fn a_process_that_a_command_leaves_running_does_not_keep_the_vm() {
     let output = vm(&["--timeout", "500", "--", "sh", "-c", "sleep 1000 & exit 5"]).output().unwrap();
     assert_status(&output, 5);
 }

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_said() {
+    fn a_signature_that_is_not_understood_is_shown() {
         for text in [
             "",
             "f",

@@ -40,7 +40,7 @@ mod linux {
         /// Binds a socket to a free port of an address of this machine, for datagrams of a peer.
         pub(in super::super) async fn bind(address: IpAddr, peer: SocketAddr) -> io::Result<Self> {
             let mut own = SocketAddr::new(address, 0);
-            // A link-local address needs the scope, which is this machine's interface. That of the peer's address is the same.
+            // A link-local address needs the scope, which is this machine's interface. The peer's address has it, too.
             if let (SocketAddr::V6(own), SocketAddr::V6(peer)) = (&mut own, peer) {
                 own.set_scope_id(peer.scope_id());
             }

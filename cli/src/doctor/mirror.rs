@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_longer_than_the_interface_takes_does_not_fit() {
+    async fn a_packet_longer_than_the_interface_takes_does_not_fit() {
         let asker = asker([127, 0, 0, 1].into(), 7).await;
         // The interface's MTU is 65536 bytes, and a datagram has at most 65507.
         assert!(asker.fits(65507).await && !asker.fits(65508).await);

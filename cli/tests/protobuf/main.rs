@@ -185,7 +185,7 @@ fn errors_of_the_application_are_shown() {
 }
 
 #[test]
-fn what_is_wrong_is_said_where_it_is() {
+fn an_error_is_named_where_it_is() {
     let server = server();
     for (method, arguments, says) in [
         ("Zoo/echo", &[][..], "arguments are missing; the arguments are like {\"name\":\"text\""),

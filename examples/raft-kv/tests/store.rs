@@ -309,7 +309,7 @@ async fn a_snapshot_that_is_shorter_than_what_has_arrived_is_refused() {
         }
     };
     assert_eq!(error.code(), farcall::Code::InvalidArgument, "{error}");
-    // What has arrived stays.
+    // The part that has arrived stays.
     assert_eq!(client.arrived(snapshot.meta.clone()).await.unwrap(), arrived);
 }
 

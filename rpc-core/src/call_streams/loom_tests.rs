@@ -175,7 +175,7 @@ fn goes_on(others: Vec<thread::JoinHandle<()>>, look: impl Fn(&TaskContext<'_>) 
 }
 
 #[test]
-fn who_waits_until_an_item_has_left_is_woken_whoever_sends_it() {
+fn a_waiter_for_an_item_to_leave_is_woken_whichever_thread_sends_it() {
     model(|| {
         let world = World::new(10);
         world.send_item(CALL, true);
@@ -211,7 +211,7 @@ fn of_several_that_wait_all_are_woken() {
 }
 
 #[test]
-fn who_waits_for_a_window_is_woken_when_it_comes() {
+fn a_waiter_for_a_window_is_woken_when_it_comes() {
     model(|| {
         let world = World::new(1);
         world.send_item(CALL, true);
@@ -225,7 +225,7 @@ fn who_waits_for_a_window_is_woken_when_it_comes() {
 }
 
 #[test]
-fn who_waits_for_items_hears_that_nobody_wants_them() {
+fn a_waiter_for_items_hears_that_nobody_wants_them() {
     let stopped: fn(&World) = |world| world.frame(FrameType::STOP, |out| Stop { reason: 0 }.encode(out));
     let over: fn(&World) = |world| world.streams.end(Ended::gave_up()).into_iter().for_each(Waker::wake);
     for end in [stopped, over] {
@@ -258,7 +258,7 @@ fn an_end_leaves_once_and_after_the_items() {
 }
 
 #[test]
-fn what_is_stopped_while_it_is_queued_ends_all_the_same() {
+fn a_stream_stopped_while_it_is_queued_ends_all_the_same() {
     model(|| {
         let world = World::new(10);
         let stops = spawn(&world, |world| world.frame(FrameType::STOP, |out| Stop { reason: 0 }.encode(out)));

@@ -1,4 +1,4 @@
-//! What a link delivers to its connection.
+//! The receiver of frames and events of a link, which hands them to its connection.
 
 use std::iter;
 use std::sync::Arc;

@@ -37,7 +37,7 @@ fn trailers(of: &Context) -> usize {
 }
 
 #[test]
-fn what_one_clone_sets_all_have_set_until_there_is_an_answer() {
+fn a_setting_of_one_clone_counts_for_all_until_there_is_an_answer() {
     let mut context = Context::background();
     context.enter(|| {
         let set =

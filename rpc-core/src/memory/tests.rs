@@ -21,7 +21,7 @@ fn holding(account: &Arc<Account>, bytes: usize) -> Gauge {
 }
 
 #[test]
-fn what_is_counted_in_is_counted_out() {
+fn each_message_counted_in_is_counted_out() {
     let budget = Budget::new(100 * MIB);
     let account = open(&budget, 1);
     let mut rng = fastrand::Rng::with_seed(1);

@@ -228,26 +228,26 @@ mod loom_tests {
     }
 
     #[test]
-    fn who_only_looks_leaves_nothing_undone() {
+    fn a_look_leaves_nothing_undone() {
         check(1, &[push, look]);
         check(2, &[push, push, look]);
     }
 
     #[test]
-    fn who_changes_leaves_nothing_undone() {
+    fn a_change_leaves_nothing_undone() {
         check(1, &[push, change]);
         check(2, &[push, push, change]);
     }
 
     #[test]
-    fn who_changes_finds_what_it_has_pushed() {
+    fn a_change_finds_all_that_its_thread_has_pushed() {
         check(2, &[push, push_and_change]);
     }
 
     /// The flusher's task begins while another thread notifies it of more. This notification is either merged, or wakes
     /// the task again.
     #[test]
-    fn what_the_flusher_is_told_of_is_worked_on() {
+    fn links_that_the_flusher_is_told_of_are_worked_on() {
         loom::model(|| {
             let shared = Arc::new((CombiningQueue::<Count, Done>::new(Done::default()), Flusher::default()));
             let flush = |(combining, flusher): &(Shared, Flusher)| {

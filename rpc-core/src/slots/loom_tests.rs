@@ -183,7 +183,7 @@ fn a_place_that_is_left_goes_to_the_next_in_line_and_to_nobody_else() {
 }
 
 #[test]
-fn who_is_in_line_when_the_connection_ends_hears_of_it() {
+fn a_caller_in_line_when_the_connection_ends_hears_of_it() {
     loom::model(|| {
         let (world, task) = (World::new(1), Task::default());
         let call = world.call(None, &Task::default()).unwrap();

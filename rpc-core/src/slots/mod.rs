@@ -192,14 +192,14 @@ impl<E, R: Clone> Slots<E, R> {
     pub(crate) fn refuse(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing.get_or_insert(reason);
-        table.who_is_in_line()
+        table.wakers_in_line()
     }
 
     /// Opens no more slots, for this reason. Returns the wakers of those in line.
     pub(crate) fn close(&self, reason: R) -> Vec<Waker> {
         let mut table = self.lock();
         table.refusing = Some(reason);
-        table.who_is_in_line()
+        table.wakers_in_line()
     }
 
     /// Returns the waiting calls with a number above this.

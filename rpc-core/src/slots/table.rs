@@ -140,7 +140,7 @@ impl<E, R> Table<E, R> {
         self.line.binary_search_by_key(&ticket, |(ticket, _)| *ticket).ok()
     }
 
-    pub(super) fn who_is_in_line(&self) -> Vec<Waker> {
+    pub(super) fn wakers_in_line(&self) -> Vec<Waker> {
         self.line.iter().map(|(_, waker)| waker.clone()).collect()
     }
 

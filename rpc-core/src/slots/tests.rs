@@ -69,7 +69,7 @@ fn only_the_peer_answers_and_only_what_was_asked() {
 /// A lone call's message is sent at once and wakes the connection's keeper. A waiter that got a place is not a call
 /// yet.
 #[test]
-fn who_is_about_to_make_a_call_is_no_other_call() {
+fn a_caller_about_to_make_a_call_is_no_other_call() {
     let slots = slots(10);
     let cx = TaskContext::from_waker(Waker::noop());
     assert_eq!(slots.wait_in_line(&mut None, &cx), Poll::Ready(Ok(())));

@@ -31,7 +31,7 @@ pub async fn check<F: Future<Output = Pair>>(make: impl Fn() -> F) {
     frames_arrive_whole_and_in_order(make().await).await;
     long_payloads_go_straight_to_their_buffer(make().await).await;
     both_ends_send_at_once_more_than_fits(make().await).await;
-    what_was_sent_before_closing_arrives(make().await).await;
+    messages_sent_before_closing_arrive(make().await).await;
     dropping_an_end_ends_the_other(make().await).await;
 }
 
@@ -78,7 +78,7 @@ async fn both_ends_send_at_once_more_than_fits((near, far): Pair) {
     close(&ends[0], &ends[1]);
 }
 
-async fn what_was_sent_before_closing_arrives((near, far): Pair) {
+async fn messages_sent_before_closing_arrive((near, far): Pair) {
     let near = End::start(near);
     near.send((1..=3).map(|seq| frame(seq, 1000)));
     assert_eq!(near.unsent(), 0, "three frames must fit into any link");

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_within_the_memory_is_left_out() {
+    fn ranges_outside_the_memory_are_left_out() {
         let words = [AtomicU64::new(0)];
         copy_in(&words, 6, &[1, 2, 3]);
         copy_in(&words, 9, &[4]);

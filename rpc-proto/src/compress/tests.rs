@@ -25,7 +25,7 @@ fn claimed(by: Compression, bytes: &[u8], len: u32) -> Payload {
 }
 
 #[test]
-fn what_is_compressed_comes_back_whole() {
+fn a_compressed_payload_comes_back_whole() {
     let attachments = vec![text(70_000, 1), Bytes::new(), text(3, 2)];
     let payload = Payload::new(text(5000, 3), attachments);
     for by in built_in() {
@@ -37,7 +37,7 @@ fn what_is_compressed_comes_back_whole() {
 }
 
 #[test]
-fn what_does_not_become_shorter_is_left_as_it_is() {
+fn a_payload_that_does_not_become_shorter_is_left_as_it_is() {
     let mut rng = Rng::with_seed(4);
     let noise = Payload::from_body((0..100_000).map(|_| rng.u8(..)).collect());
     for by in built_in() {
@@ -101,7 +101,7 @@ fn damaged_bytes_are_refused_or_become_as_many_as_they_say() {
 }
 
 #[test]
-fn what_was_not_built_in_is_refused_and_not_announced() {
+fn compression_that_is_not_built_in_is_refused_and_not_announced() {
     for by in ALL {
         let said = Compression::features() & by.feature() != 0;
         assert_eq!((by.check().is_ok(), said), (by.is_built_in(), by.is_built_in()), "{by:?}");

@@ -1,4 +1,4 @@
-//! What goes before a message's payload, encoded.
+//! The bytes before a message's payload.
 
 use bytes::{Bytes, BytesMut};
 

@@ -35,7 +35,7 @@ fn a_message_given_up_keeps_its_budget_until_the_peer_is_told() {
 }
 
 #[test]
-fn what_has_not_begun_is_taken_back_and_the_peer_never_hears_of_it() {
+fn a_message_that_has_not_begun_is_taken_back_and_the_peer_never_hears_of_it() {
     let mut outbox = Outbox::new(10_000, 1 << 20);
     outbox.push(request(1, 9000));
     assert!(next(&mut outbox).is_some());
@@ -128,7 +128,7 @@ fn messages_of_a_stream_keep_their_order_and_who_waits_for_one_is_told() {
 }
 
 #[test]
-fn who_waits_for_a_message_is_told_when_it_was_read_or_sent_to_its_end() {
+fn a_waiter_is_told_when_its_message_was_read_or_sent_to_its_end() {
     struct All;
     impl Expose for All {
         fn expose(&mut self, _: u32, _: &Bulk) -> Exposing {

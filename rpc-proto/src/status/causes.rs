@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_left_out() {
+    fn entries_without_room_are_left_out() {
         let status = caused_by(&["abc", "d"]);
         let all = status.causes(usize::MAX);
         assert_eq!(status.causes(all.size()), all);

@@ -207,7 +207,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn who_finds_all_free_comes_after_all_owners() {
+    fn a_thread_that_finds_all_free_comes_after_all_owners() {
         loom::model(|| {
             let pages = Pages::new(2);
             let other = thread::spawn({

@@ -73,7 +73,7 @@ impl Shard {
                 return;
             };
             let lid = device.device.port(port).ok().map(|status| status.lid);
-            shard.give_up(port, |path| what_is_gone(summary, lid, path));
+            shard.give_up(port, |path| missing_address(summary, lid, path));
         });
     }
 
@@ -92,7 +92,7 @@ impl Shard {
 }
 
 /// Returns what a path has lost that was there when it was made.
-fn what_is_gone(device: &DeviceSummary, lid: Option<u16>, path: &LocalPath) -> Option<String> {
+fn missing_address(device: &DeviceSummary, lid: Option<u16>, path: &LocalPath) -> Option<String> {
     let port = device.ports.iter().find(|port| port.number == path.port)?;
     let is_there = |gid: &crate::device::GidEntry| gid.index == path.gid_index && gid.gid == path.gid;
     if !port.gids.iter().any(is_there) {

@@ -152,7 +152,7 @@ async fn closed_links_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn what_completes_between_the_last_look_and_the_arming_is_not_lost() {
+async fn a_completion_between_the_last_look_and_the_arming_is_not_lost() {
     let (fabric, [near, far]) = nodes(1);
     let [a, mut b] = near.link(&far).await;
     fabric.set_spite(true);
@@ -238,7 +238,7 @@ async fn killed_queue_pair_ends_its_link_and_no_other() {
 }
 
 #[tokio::test]
-async fn what_fails_after_the_peer_has_closed_ends_in_order_behind_all_that_came() {
+async fn a_failure_after_the_peer_has_closed_ends_in_order_behind_all_that_came() {
     let (fabric, [near, far]) = nodes(1);
     let mut links = [near.link(&far).await, near.link(&far).await];
     for [a, b] in &mut links {

@@ -42,7 +42,7 @@ fn directories_follow_from_what_is_in_them() {
 }
 
 #[test]
-fn what_is_no_recording_is_refused_with_its_line() {
+fn a_file_that_is_no_recording_is_refused_with_its_line() {
     for (text, line) in [("== \n", 1), ("== /a\n==/b\n", 2), ("== /a !x\n", 1), ("== /a !2\ntext\n", 2)] {
         let refused = Machine::recorded(text).unwrap_err();
         assert!(refused.to_string().starts_with(&format!("line {line} ")), "{text:?}: {refused}");

@@ -159,7 +159,7 @@ impl RendezvousPool {
         if growth.claim() {
             let bulk = Arc::clone(self);
             self.control.spawn(move || {
-                // What is kept ready must not keep an arena from being given up.
+                // A buffer that is kept ready must not keep an arena from being given up.
                 bulk.ready().clear();
                 bulk.half(direction).grow(&*bulk.device, len as u64);
             });
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_uses_makes_room_for_a_message_that_fits_nowhere() {
+    fn unused_memory_makes_room_for_a_message_that_fits_nowhere() {
         let (_host, bulk) = bulk(64 * MIB);
         // Arenas of 4, 4, 8 and 16 MiB.
         let many: Vec<_> = (0..30).map(|_| take(&bulk, Direction::Request, MIB).unwrap()).collect();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_ready_is_not_in_use_and_keeps_no_arena() {
+    fn a_buffer_kept_ready_is_not_in_use_and_keeps_no_arena() {
         let (_host, bulk) = bulk(64 * MIB);
         let short: Vec<_> = (0..20).map(|_| bulk.target(64).unwrap()).collect();
         assert!(bulk.in_use() > 0);

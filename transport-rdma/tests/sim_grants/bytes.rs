@@ -241,7 +241,7 @@ async fn a_read_whose_link_fails_is_done_by_messages() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_granted_is_read_by_messages() {
+async fn memory_that_can_not_be_granted_is_read_by_messages() {
     let sealed = Setup::new(Some(Cipher::Aes256Gcm));
     let none = Setup::new(None);
     for t in [&sealed, &none] {

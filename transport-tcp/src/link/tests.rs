@@ -196,7 +196,7 @@ async fn a_link_that_looks_when_it_has_answered_misses_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_caller_meets_ends_the_link() {
+async fn a_fault_that_a_caller_meets_ends_the_link() {
     let Looking { mut peer, link, handler, mut arrivals } = looking().await;
     Arc::clone(&link).start(handler);
     peer.write_all(&[0xff; HEADER_LEN]).unwrap();

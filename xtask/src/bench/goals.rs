@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_no_goal() {
+    fn a_number_that_was_not_measured_is_no_goal() {
         assert!(all(&Results::default()).is_empty());
     }
 }

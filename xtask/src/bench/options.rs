@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn arguments_that_make_no_sense_are_refused() {
         for line in ["pinned", "--only", "--only tcp", "--rounds", "--rounds 0", "--rounds many"] {
             assert_eq!(parsed(line).unwrap_err().status(), 2, "{line}");
         }

@@ -410,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_compared_with_is_measured_in_the_same_round() {
+    fn peers_are_measured_in_the_same_round() {
         let options = Options::default();
         let groups = [native(&options), guest(&options)].concat();
         let is_measured = |place: &Place, name: &str| {

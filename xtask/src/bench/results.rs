@@ -264,7 +264,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn a_written_value_is_read_again() {
         let place = Place::echo(Part::Pinned, 64, 1, 1);
         let dir = crate::host::TempDir::new_in(&std::env::temp_dir()).unwrap();
         let path = dir.path().join("results");

@@ -22,7 +22,7 @@ const WORDS: &[(&str, &str)] = &[
     (concat!("#[ig", "nore"), "is a test that does not run"),
 ];
 
-/// Words that begin no sentence of a doc comment, because such a sentence has to be read twice.
+/// Words that begin no sentence of a comment and no name of a function, because such a sentence has to be read twice.
 const CLAUSES: &[&str] = &["What", "Who", "That"];
 
 /// The places that may lift the workspace's ban of unsafe code. `docs/SAFETY.md` argues each.
@@ -78,14 +78,20 @@ fn broken(file: &File) -> Vec<String> {
     found
 }
 
-/// Returns the word of [`CLAUSES`] that begins a sentence in this line, if the line is of a doc comment.
-fn clause(line: &str) -> Option<&str> {
+/// Returns the word of [`CLAUSES`] that begins a sentence of a comment, or the name of a function, in this line.
+fn clause(line: &str) -> Option<&'static str> {
     let line = line.trim_start();
-    let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+    let is_clause = |word: &str| CLAUSES.iter().find(|clause| clause.eq_ignore_ascii_case(word)).copied();
+    let Some(text) = line.strip_prefix("//") else {
+        let (before, name) = line.split_once("fn ")?;
+        let is_item = before.split_whitespace().all(|word| word.starts_with("pub") || word == "async");
+        return name.split_once('_').filter(|_| is_item).and_then(|(word, _)| is_clause(word));
+    };
     let is_marker = |word: &&str| matches!(*word, "-" | "*");
+    let text = text.trim_start_matches(['/', '!']);
     let mut first_words =
         text.split(". ").filter_map(|text| text.split_whitespace().find(|word| !is_marker(word)));
-    first_words.find(|word| CLAUSES.contains(word))
+    first_words.find_map(|word| is_clause(word).filter(|clause| *clause == word))
 }
 
 /// Reads all text files below `directory`, but those that are hidden or built.
@@ -127,17 +133,23 @@ mod tests {
     }
 
     #[test]
-    fn sentences_of_doc_comments_begin_with_what_they_are_about() {
-        for line in
-            ["/// What it is.", "    /// - Who asks.", "//! It ends. That", "/// It ends. That is all."]
-        {
+    fn sentences_begin_with_what_they_are_about() {
+        for line in [
+            "/// What it is.",
+            "    /// - Who asks.",
+            "//! It ends. That",
+            "// It ends. That is all.",
+            "    fn what_is_it() {",
+            "pub(super) async fn who_asks(",
+        ] {
             assert_eq!(found("a.rs", line), 1, "{line}");
         }
         for line in [
-            "// What it is.",
             "/// Whatever it is.",
             "/// It says that What is a type.",
             "let x = 1; // That",
+            "fn whatever(what: &str) {",
+            "let name = \"a fn what_it_is\";",
         ] {
             assert_eq!(found("a.rs", line), 0, "{line}");
         }

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn arguments_that_make_no_sense_are_refused() {
         for line in [
             &[][..],
             &["--"],

@@ -141,7 +141,7 @@ fn refused<T: Serialize + DeserializeOwned + Debug + 'static>(body: &[u8]) -> St
 }
 
 #[test]
-fn what_is_not_a_value_is_refused() {
+fn bytes_that_are_no_value_are_refused() {
     assert_eq!(refused::<u32>(&[]), "the message ends inside a value");
     assert_eq!(refused::<u32>(&[1, 2]), "the message has 1 bytes after its end");
     assert_eq!(refused::<u16>(&[0xff, 0xff, 4]), "a number is larger than its type");

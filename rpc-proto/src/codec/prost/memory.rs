@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_before_an_error_counts() {
+    fn settings_before_an_error_count() {
         let why = received([&nested().encode_to_vec()[..], &[0xff]].concat()).unwrap_err();
         assert!(why.is_too_large(), "{why}");
     }

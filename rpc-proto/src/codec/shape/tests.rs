@@ -253,7 +253,7 @@ fn types_without_a_finite_value_end() {
 }
 
 #[test]
-fn what_the_codec_can_not_carry_is_named() {
+fn a_type_that_the_codec_can_not_carry_is_named() {
     #[derive(Serialize, Deserialize)]
     #[serde(untagged)]
     enum Untagged {
@@ -275,7 +275,7 @@ fn renamed_fields_and_variants_appear_under_their_new_names() {
 }
 
 #[test]
-fn what_changes_the_bytes_changes_the_description() {
+fn another_encoding_has_another_description() {
     mod old {
         types! { pub(super) struct Row { a: u32, b: u32 } pub(super) enum E { A, B } }
     }

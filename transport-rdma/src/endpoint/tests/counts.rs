@@ -30,7 +30,7 @@ async fn a_driver_sleeps_or_spins_as_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn what_was_done_stays_counted_when_the_endpoint_is_gone() {
+async fn work_stays_counted_when_the_endpoint_is_gone() {
     let near = waiting(1, Completion::Event);
     let machine = Arc::clone(near.upgrade.machine());
     near.upgrade.announce().await.unwrap();
@@ -44,7 +44,7 @@ async fn what_was_done_stays_counted_when_the_endpoint_is_gone() {
 }
 
 #[tokio::test]
-async fn who_waits_for_credits_is_counted_and_who_has_them_is_not() {
+async fn waiting_for_credits_is_counted() {
     let (_fabric, [near, far]) = nodes(1);
     let [a, mut b] = near.link(&far).await;
     for _ in 0..100 {

@@ -264,7 +264,7 @@ async fn close_is_heard_before_the_handler_is_told() {
 }
 
 #[tokio::test]
-async fn what_fails_because_the_peer_has_closed_the_link_is_no_failure() {
+async fn a_send_that_fails_because_the_peer_has_closed_the_link_is_no_failure() {
     let (fabric, [_near, far]) = nodes(1);
     let (hostile, server) = Hostile::connect(&fabric, &far, true).await;
     let mut end = End::start(server.await.unwrap().unwrap());

@@ -76,7 +76,7 @@ async fn callers_look_so_often_and_then_the_driver_has_its_turn() {
         in_a_row += 1;
     };
     assert!(in_a_row > 1);
-    // That turn ends what was begun, and lets callers look again.
+    // In that turn the task ends the operations that were begun, and lets callers look again.
     assert_eq!(tokio::time::timeout(LIMIT, last).await.expect("the driver has no turn"), Ok(in_a_row));
     let mut before = began();
     assert!(t.link().look());
@@ -84,7 +84,7 @@ async fn callers_look_so_often_and_then_the_driver_has_its_turn() {
 }
 
 #[tokio::test]
-async fn what_ends_behind_a_message_is_left_to_the_driver() {
+async fn an_end_behind_a_message_is_left_to_the_driver() {
     let mut t = Granted::new().await;
     // A message so long that somebody waits for its completion.
     t.ends[0].send(1, LONE);

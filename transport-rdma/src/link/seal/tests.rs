@@ -166,7 +166,7 @@ async fn long_messages_are_sealed_chunk_by_chunk() {
 }
 
 #[tokio::test]
-async fn what_a_peer_says_of_chunks_can_not_do_harm() {
+async fn chunks_that_a_peer_makes_up_can_not_do_harm() {
     let [_, server] = ends(Cipher::Aes256Gcm);
     for (have, len, first, index) in
         [(0, 0, 0, 0), (16, 0, 0, 0), (15, 1, 0, 0), (100, 84, u64::MAX, 0), (100, 84, 0, 1)]

@@ -43,7 +43,7 @@ fn a_device_that_works_does_all_of_it() {
 }
 
 #[test]
-fn what_a_device_has_not_is_skipped_and_noted() {
+fn steps_that_a_device_can_not_do_are_skipped_and_noted() {
     let fabric = Fabric::new(2);
     let host = host(&fabric);
     host.without_atomics();

@@ -85,7 +85,7 @@ fn lending_leaves_half_of_what_is_free_and_gets_more_memory() {
 }
 
 #[test]
-fn what_was_lent_comes_back_when_it_is_given_back_and_not_before() {
+fn lent_memory_comes_back_when_it_is_given_back_and_not_before() {
     let bench = Bench::new(1);
     let mut busy = bench.admit().unwrap();
     while bench.lend(&mut busy) > 0 {}

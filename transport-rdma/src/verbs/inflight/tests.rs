@@ -104,7 +104,7 @@ fn completion_of_a_send_stands_for_those_before_it() {
 }
 
 #[test]
-fn what_was_asked_for_is_awaited_until_it_is_taken_or_will_not_come() {
+fn a_completion_that_was_asked_for_is_awaited_until_it_is_taken_or_will_not_come() {
     let (in_flight, slab) = (InFlight::new(0), slab());
     let ring = in_flight.add_ring(SIZE);
     ring.push(message(&slab), false);

@@ -227,7 +227,7 @@ impl Liar {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_costs_the_link_and_must_be_sent() {
+async fn a_message_that_can_not_be_read_costs_the_link_and_must_be_sent() {
     // A key that was never granted, and a peer whose device does not answer.
     for (reason, failure) in
         [("REM_ACCESS_ERR", None), ("RETRY_EXC_ERR", Some(crate::device::WcStatus::RETRY_EXC_ERR))]

@@ -15,6 +15,7 @@ use crate::{ConfigError, ConfigErrorKind};
 /// tcp://db1:7400                          TCP
 /// farcall://db1:7400,db2:7400             several servers that are equivalent, tried in order
 /// farcall://[fd00::7]:7400                an IPv6 address
+/// farcall://_rpc._tcp.example.com         the servers of a service, by SRV records. Needs the feature `dns`
 /// farcall://db1:7400?rdma.device=mlx5_0   a setting of [`Config`](crate::Config) for this channel
 /// farcall+tls://db1:7400                  encrypted; also rdma+tls, tcp+tls. Needs the section `[tls]`, or a channel with TLS
 /// unix:/run/app.sock                      a Unix-domain socket; also unix:///run/app.sock
@@ -42,7 +43,8 @@ impl Address {
         self.tls
     }
 
-    /// The servers, each as `host:port`; at least one. A Unix-domain socket is a single one, as `unix:PATH`.
+    /// The servers, each as `host:port`, or a service as `_SERVICE._PROTO.NAME`; at least one. A Unix-domain socket is a single one, as
+    /// `unix:PATH`.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
@@ -51,6 +53,12 @@ impl Address {
     #[cfg(feature = "tcp")]
     pub(crate) fn is_unix(&self) -> bool {
         unix_path(&self.hosts[0]).is_some()
+    }
+
+    /// Whether a host is a service, which stands for several servers.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn has_service(&self) -> bool {
+        self.hosts.iter().any(|host| is_service(host))
     }
 
     /// The settings after `?`, as written.
@@ -101,12 +109,16 @@ impl FromStr for Address {
             Some((hosts, query)) => (hosts, Some(query)),
             None => (rest, None),
         };
-        let host = |host: &str| match check_host(host)? {
-            0 => Err("no server is at port 0"),
-            _ => Ok(host.to_owned()),
-        };
         let wrong_host = |why| wrong(&format!("{why}; write HOST:PORT, as in `farcall://db1:7400`"));
-        let hosts = hosts.split(',').map(|h| host(h).map_err(wrong_host)).collect::<Result<_, _>>()?;
+        let host = |host: &str| {
+            if is_service(host) {
+                check_service(host).map_err(wrong)?;
+            } else if check_host(host).map_err(wrong_host)? == 0 {
+                return Err(wrong_host("no server is at port 0"));
+            }
+            Ok(host.to_owned())
+        };
+        let hosts = hosts.split(',').map(host).collect::<Result<_, _>>()?;
         let settings = settings(query).map_err(wrong)?;
         Ok(Self { policy, tls, hosts, settings })
     }
@@ -165,6 +177,41 @@ fn check_host(host: &str) -> Result<u16, &'static str> {
     port.parse().map_err(|_| "a port is not a number up to 65535")
 }
 
+/// Whether a host is a service, as in `_rpc._tcp.example.com`, which has SRV records.
+pub(crate) fn is_service(host: &str) -> bool {
+    host.starts_with('_') && !host.contains(':')
+}
+
+/// Returns the domain in `_SERVICE._PROTO.NAME`, or the whole name if it has no such labels.
+#[cfg(any(feature = "tls", feature = "dns"))]
+pub(crate) fn domain(name: &str) -> &str {
+    let mut domain = name;
+    while domain.starts_with('_')
+        && let Some((_, rest)) = domain.split_once('.')
+    {
+        domain = rest;
+    }
+    domain
+}
+
+#[cfg(feature = "dns")]
+fn check_service(service: &str) -> Result<(), &'static str> {
+    match service.split('.').collect::<Vec<_>>()[..] {
+        [_, proto, name, ..] if proto.starts_with('_') && !name.is_empty() && !name.starts_with('_') => {
+            Ok(())
+        }
+        _ => Err("a service is written `_SERVICE._PROTO.NAME`, as in `farcall://_rpc._tcp.example.com`"),
+    }
+}
+
+#[cfg(not(feature = "dns"))]
+fn check_service(_: &str) -> Result<(), &'static str> {
+    Err(
+        "a host without a port that begins with `_` is a service, which is looked up by DNS (SRV records); farcall was built without the \
+         feature `dns`",
+    )
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.policy {
@@ -219,6 +266,22 @@ mod tests {
         assert!(!"tcp://a:1".parse::<Address>().unwrap().is_tls());
     }
 
+    #[cfg(feature = "dns")]
+    #[test]
+    fn a_service_has_no_port() {
+        let text = "farcall://_rpc._tcp.example.com,a:1?balance.policy=by-key";
+        let address: Address = text.parse().unwrap();
+        assert!(address.has_service());
+        assert_eq!(address.hosts(), ["_rpc._tcp.example.com", "a:1"]);
+        assert_eq!(address.to_string(), text);
+        assert!(!"tcp://_rpc:1".parse::<Address>().unwrap().has_service());
+        for (name, expected) in
+            [("_rpc._tcp.example.com", "example.com"), ("example.com", "example.com"), ("_rpc", "_rpc")]
+        {
+            assert_eq!(domain(name), expected);
+        }
+    }
+
     #[cfg(feature = "tcp")]
     #[test]
     fn a_wrong_address_to_listen_on_is_told_the_form() {
@@ -253,6 +316,15 @@ mod tests {
             ("farcall://:7400", "no name"),
             ("farcall://fd00::7:7400", "brackets"),
             ("farcall://a:1,,b:2", "no port"),
+            ("farcall://_rpc._tcp.a:x", "port"),
+            #[cfg(not(feature = "dns"))]
+            ("farcall://_rpc._tcp.a", "feature `dns`"),
+            #[cfg(feature = "dns")]
+            ("farcall://_rpc", "`_SERVICE._PROTO.NAME`"),
+            #[cfg(feature = "dns")]
+            ("farcall://_rpc.a", "`_SERVICE._PROTO.NAME`"),
+            #[cfg(feature = "dns")]
+            ("farcall://_rpc._tcp.", "`_SERVICE._PROTO.NAME`"),
             ("farcall://a:99999", "port"),
             ("farcall://a:0", "port"),
             ("farcall://a:1?x", "key=value"),

@@ -23,8 +23,12 @@ mod changes;
 mod connect;
 #[cfg(feature = "tcp")]
 mod dial;
+#[cfg(feature = "dns")]
+mod dns;
 #[cfg(feature = "tcp")]
 mod endpoints;
+#[cfg(feature = "tcp")]
+mod names;
 #[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
 #[cfg(feature = "tcp")]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use farcall_core::client::{Connector, RawChannel};
 use farcall_core::compress::Compression;
-use farcall_core::config::{BalancePolicy, Policy};
+use farcall_core::config::{BalancePolicy, Policy, ResolveBy};
 use farcall_core::status::{Blame, Code, Executed, Status};
 use farcall_core::transport::{BoxFuture, Link};
 #[cfg(feature = "tls")]
@@ -18,10 +18,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Channel;
 use super::dial::{Dialer, OwnDial};
-use super::endpoints::{Endpoint, Names, by_system, follow};
-#[cfg(feature = "tls")]
-use crate::ConfigErrorKind;
-use crate::{Address, Config, ConfigError, Stream};
+use super::endpoints::{Endpoint, follow};
+use super::names::{Name, Names};
+use crate::{Address, Config, ConfigError, ConfigErrorKind, Stream};
 
 impl Channel {
     /// Connects to an [`Address`] with the default configuration, as [`ChannelBuilder::connect`] does.
@@ -61,6 +60,8 @@ pub struct ChannelBuilder {
     wait_for_room: Option<bool>,
     compress: Option<Compression>,
     balance: Option<BalancePolicy>,
+    resolve_by: Option<ResolveBy>,
+    name_servers: Option<Vec<SocketAddr>>,
     dial: Option<OwnDial>,
     #[cfg(feature = "tls")]
     tls: Option<TlsClient>,
@@ -119,6 +120,19 @@ impl ChannelBuilder {
     /// a server. [`Balance`](crate::Balance) has the other settings. The address of a Unix-domain socket stands for one server.
     pub fn balance(mut self, policy: BalancePolicy) -> Self {
         self.balance = Some(policy);
+        self
+    }
+
+    /// Sets how names are looked up for that. A build that lacks the feature `dns` can't connect with [`ResolveBy::Dns`].
+    pub fn resolve_by(mut self, by: ResolveBy) -> Self {
+        self.resolve_by = Some(by);
+        self
+    }
+
+    /// Sets the name servers for what is looked up by DNS, instead of the system's: those of a registry such as Consul, for example. See
+    /// [`Balance::name_servers`](crate::Balance::name_servers).
+    pub fn name_servers(mut self, servers: impl IntoIterator<Item = SocketAddr>) -> Self {
+        self.name_servers = Some(servers.into_iter().collect());
         self
     }
 
@@ -195,7 +209,10 @@ impl ChannelBuilder {
     /// If the address or the configuration is wrong.
     pub fn connect_lazy(self, address: &str) -> Result<Channel, ConfigError> {
         let address: Address = address.parse()?;
-        let (config, dialer) = self.resolved(Some(&address))?;
+        let (mut config, dialer) = self.resolved(Some(&address))?;
+        if address.has_service() && config.balance.policy == BalancePolicy::First {
+            config.balance.policy = BalancePolicy::RoundRobin;
+        }
         let settings = config.settings();
         if config.balance.policy == BalancePolicy::First {
             let dial = Dial { address, dialer, hosts: Arc::default() };
@@ -209,7 +226,8 @@ impl ChannelBuilder {
             return Ok(Channel { raw });
         }
         let every = (config.balance.resolve_s > 0).then(|| Duration::from_secs(config.balance.resolve_s));
-        let names = Names { hosts: address.hosts().to_vec(), every, dialer, look_up: by_system };
+        let names = address.hosts().iter().map(|host| Name::new(host, &config.balance)).collect();
+        let names = Names { names, every, dialer };
         spawn(names.follow(raw.clone(), endpoints));
         Ok(Channel { raw })
     }
@@ -256,13 +274,20 @@ impl ChannelBuilder {
     fn resolved(self, address: Option<&Address>) -> Result<(Config, Dialer), ConfigError> {
         let mut config = self.config;
         config.transport = self.transport.or(config.transport);
-        config.balance.policy = self.balance.unwrap_or(config.balance.policy);
+        let balance = &mut config.balance;
+        balance.policy = self.balance.unwrap_or(balance.policy);
+        balance.resolve_by = self.resolve_by.unwrap_or(balance.resolve_by);
+        balance.name_servers = self.name_servers.unwrap_or_else(|| std::mem::take(&mut balance.name_servers));
         let calls = &mut config.calls;
         calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
         calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
         calls.wait_for_room = self.wait_for_room.unwrap_or(calls.wait_for_room);
         calls.compress = self.compress.unwrap_or(calls.compress);
         let config = config.resolve(address, self.with_env)?;
+        if config.balance.resolve_by == ResolveBy::Dns && cfg!(not(feature = "dns")) {
+            let why = "balance.resolve_by is `dns`, and farcall was built without the feature `dns`";
+            return Err(ConfigError::new(ConfigErrorKind::Setting, why));
+        }
         #[cfg(feature = "tls")]
         let tls = match (self.tls, &config.tls) {
             (None, Some(files)) => Some(TlsClient::from_files(files).map_err(ConfigError::tls)?),

@@ -85,10 +85,11 @@ impl Dialer {
     }
 }
 
-/// Returns the name in `HOST:PORT`.
+/// Returns the name that a certificate must have: that in `HOST:PORT`, or the domain of a service. RFC 9525 calls it the source domain. The
+/// names in SRV records do not count, because anybody may have made them up.
 #[cfg(feature = "tls")]
 fn name(host: &str) -> &str {
-    host.rsplit_once(':').map_or(host, |(name, _)| name)
+    crate::address::domain(host.rsplit_once(':').map_or(host, |(name, _)| name))
 }
 
 /// The application's way to make connections: a dialer, a target, and the host that has led to it.

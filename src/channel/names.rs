@@ -1,0 +1,308 @@
+//! Names of servers, which are looked up again and again.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farcall_core::backoff;
+use farcall_core::client::{Endpoint, EndpointState, Endpoints, RawChannel, Readiness};
+use farcall_core::config::Balance;
+#[cfg(feature = "dns")]
+use farcall_core::config::ResolveBy;
+use farcall_core::status::{Code, Status};
+use farcall_core::transport::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::dial::Dialer;
+#[cfg(feature = "dns")]
+use super::dns::Dns;
+use super::endpoints::One;
+
+/// A server that a name stands for. Those of a lower tier come first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Found {
+    pub(super) tier: u16,
+    pub(super) address: SocketAddr,
+    pub(super) weight: u16,
+}
+
+impl Found {
+    /// Returns a server that is like all others of its name.
+    pub(super) fn at(address: SocketAddr) -> Self {
+        Self { tier: 0, address, weight: 1 }
+    }
+}
+
+/// What a name stands for.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) servers: Vec<Found>,
+    /// How long this is good for, if that is known.
+    pub(super) good_for: Option<Duration>,
+}
+
+/// A way to look names up.
+pub(super) trait LookUp: Send + Sync {
+    /// Looks up a host of an address.
+    fn look_up(&self, host: &str) -> BoxFuture<io::Result<Answer>>;
+}
+
+/// The system's way.
+struct System;
+
+impl LookUp for System {
+    fn look_up(&self, host: &str) -> BoxFuture<io::Result<Answer>> {
+        let host = host.to_owned();
+        Box::pin(async move {
+            let servers = tokio::net::lookup_host(host).await?.map(Found::at).collect();
+            Ok(Answer { servers, good_for: None })
+        })
+    }
+}
+
+/// A host of an address, and the way to look it up.
+pub(super) struct Name {
+    host: String,
+    look_up: Arc<dyn LookUp>,
+}
+
+impl Name {
+    pub(super) fn new(host: &str, balance: &Balance) -> Self {
+        #[cfg(feature = "dns")]
+        let look_up: Arc<dyn LookUp> =
+            if crate::address::is_service(host) || balance.resolve_by == ResolveBy::Dns {
+                Arc::new(Dns::new(balance.name_servers.clone()))
+            } else {
+                Arc::new(System)
+            };
+        #[cfg(not(feature = "dns"))]
+        let (look_up, _) = (Arc::new(System), balance);
+        Self { host: host.to_owned(), look_up }
+    }
+}
+
+/// Names that are looked up again and again.
+pub(super) struct Names {
+    pub(super) names: Vec<Name>,
+    /// The longest time between two look-ups. `None`: names that were found are not looked up again.
+    pub(super) every: Option<Duration>,
+    pub(super) dialer: Dialer,
+}
+
+/// What each host stood for when it was last found.
+type Known = HashMap<String, Vec<Found>>;
+
+/// The least time between two look-ups, however many servers fail and however soon an answer expires.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// The longest time between two look-ups while a name can't be looked up, except for chance.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// How many servers a name may stand for. Nobody vouches for an answer of DNS, and each server costs a connection.
+pub(super) const MOST: usize = 1024;
+
+impl Names {
+    /// Has a channel follow what the names stand for, until the channel is gone. A name that can't be looked up keeps what it stood for.
+    pub(super) async fn follow(self, channel: RawChannel, endpoints: Endpoints) {
+        let Some(states) = channel.endpoints() else { return };
+        // Only the channel's other clones keep it alive.
+        drop(channel);
+        tokio::select! {
+            () = self.look_up_again_and_again(&endpoints, states) => {}
+            () = endpoints.closed() => {}
+        }
+    }
+
+    async fn look_up_again_and_again(
+        &self,
+        endpoints: &Endpoints,
+        mut states: watch::Receiver<Arc<[EndpointState]>>,
+    ) {
+        let mut known = Known::new();
+        let mut failures = 0;
+        loop {
+            let looked_up = self.look_up_all(&mut known).await;
+            let all: Vec<_> =
+                self.names.iter().flat_map(|name| self.endpoints_of(&name.host, &known)).collect();
+            if all.is_empty() {
+                let nothing =
+                    || Status::new(Code::Unavailable, "the names of the servers stand for no address");
+                endpoints.failed(looked_up.as_ref().err().cloned().unwrap_or_else(nothing));
+            }
+            endpoints.set(all);
+            if let Ok(good_for) = looked_up {
+                failures = 0;
+                self.until_due(good_for, &mut states).await;
+            } else {
+                let longest = self.every.map_or(LONGEST_PAUSE, |every| every.clamp(PAUSE, LONGEST_PAUSE));
+                tokio::time::sleep(backoff::pause(failures, PAUSE, longest)).await;
+                failures += 1;
+            }
+        }
+    }
+
+    /// Waits until names should be looked up again: because a server can't be reached, or what was found may not be true any more.
+    async fn until_due(
+        &self,
+        good_for: Option<Duration>,
+        states: &mut watch::Receiver<Arc<[EndpointState]>>,
+    ) {
+        let now = Instant::now();
+        let Some(every) = self.every else { return std::future::pending().await };
+        let due = now + good_for.map_or(every, |good_for| good_for.min(every)).max(PAUSE);
+        tokio::time::sleep_until(now + PAUSE).await;
+        let is_failing = |state: &EndpointState| matches!(state.readiness, Readiness::Failing(_));
+        let any_fails = states.wait_for(|states| states.is_empty() || states.iter().any(is_failing));
+        // An error means that the time has come, or that the channel is gone.
+        drop(tokio::time::timeout_at(due, any_fails).await);
+    }
+
+    /// Looks all names up. Returns the shortest time that an answer is good for, or the first failure.
+    async fn look_up_all(&self, known: &mut Known) -> Result<Option<Duration>, Status> {
+        let (mut shortest, mut failure) = (None, None);
+        for Name { host, look_up } in &self.names {
+            match look_up.look_up(host).await {
+                Ok(Answer { servers, good_for }) => {
+                    shortest = shortest.into_iter().chain(good_for).min();
+                    known.insert(host.clone(), bounded(host, servers));
+                }
+                Err(error) => {
+                    tracing::warn!(host, %error, "a name can't be looked up; what it stood for still counts");
+                    let why = Status::new(Code::Unavailable, format!("`{host}` can't be looked up: {error}"));
+                    failure.get_or_insert(why);
+                }
+            }
+        }
+        failure.map_or(Ok(shortest), Err)
+    }
+
+    fn endpoints_of(&self, host: &str, known: &Known) -> Vec<Endpoint> {
+        let endpoint = |Found { tier, address, weight }: &Found| {
+            let address = address.to_string();
+            let one = One { target: address.clone(), host: host.to_owned(), dialer: self.dialer.clone() };
+            Endpoint::new(&address, Arc::new(one)).weight((*weight).into()).tier((*tier).into())
+        };
+        known.get(host).map_or_else(Vec::new, |found| found.iter().map(endpoint).collect())
+    }
+}
+
+/// Returns the servers in order, each once, and not too many of them.
+fn bounded(host: &str, mut servers: Vec<Found>) -> Vec<Found> {
+    servers.sort_unstable();
+    servers.dedup();
+    if servers.len() > MOST {
+        tracing::warn!(
+            host,
+            found = servers.len(),
+            "a name stands for more servers than {MOST}; others are not used"
+        );
+        servers.truncate(MOST);
+    }
+    servers
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, PoisonError};
+
+    use farcall_core::config::BalancePolicy;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+    use crate::Config;
+
+    /// A name: the last numbers of the addresses that it stands for, and for how many seconds. Counts look-ups.
+    #[derive(Default)]
+    struct Zone(Mutex<Option<(Vec<u8>, u64)>>, AtomicUsize);
+
+    impl Zone {
+        fn stands_for(&self, answer: Option<(&[u8], u64)>) {
+            let answer = answer.map(|(addresses, seconds)| (addresses.to_vec(), seconds));
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        }
+
+        fn look_ups(&self) -> usize {
+            self.1.load(Ordering::Relaxed)
+        }
+    }
+
+    impl LookUp for Arc<Zone> {
+        fn look_up(&self, _: &str) -> BoxFuture<io::Result<Answer>> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            let answer = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            Box::pin(async move {
+                let (numbers, seconds) = answer.ok_or_else(|| io::Error::other("no such name"))?;
+                // Addresses for documentation, with a port that nobody has.
+                let address = |number| Found::at(SocketAddr::from(([192, 0, 2, number], 1)));
+                let good_for = Some(Duration::from_secs(seconds));
+                Ok(Answer { servers: numbers.into_iter().map(address).collect(), good_for })
+            })
+        }
+    }
+
+    /// A channel that follows `db:1` in a zone. Names are looked up every 30 s.
+    fn channel() -> (Arc<Zone>, RawChannel, JoinHandle<()>) {
+        let mut config = Config::default();
+        config.balance.policy = BalancePolicy::RoundRobin;
+        let (channel, endpoints) = RawChannel::balanced("db", config.settings());
+        let zone = Arc::new(Zone::default());
+        let names = vec![Name { host: "db:1".into(), look_up: Arc::new(Arc::clone(&zone)) }];
+        let names = Names { names, every: Some(Duration::from_secs(30)), dialer: Dialer::plain(&config) };
+        let following = tokio::spawn(names.follow(channel.clone(), endpoints));
+        (zone, channel, following)
+    }
+
+    async fn until(channel: &RawChannel, hosts: &[&str]) {
+        let mut states = channel.endpoints().expect("it balances");
+        let are =
+            |states: &Arc<[EndpointState]>| states.iter().map(|state| &*state.name).eq(hosts.iter().copied());
+        states.wait_for(are).await.expect("the channel is there");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_follows_what_a_name_stands_for() {
+        let (zone, channel, following) = channel();
+        let why = channel.connection().await.expect_err("there is no server");
+        assert_eq!(why.message(), "`db:1` can't be looked up: no such name");
+
+        zone.stands_for(Some((&[2, 1, 2], 60)));
+        until(&channel, &["192.0.2.1:1", "192.0.2.2:1"]).await;
+        // None of them can be reached, which is reason enough to look again at once.
+        let began = Instant::now();
+        zone.stands_for(Some((&[2, 3], 60)));
+        until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;
+        assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
+        // The addresses of the last look-up count while the name can't be looked up.
+        zone.stands_for(None);
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        until(&channel, &["192.0.2.2:1", "192.0.2.3:1"]).await;
+        zone.stands_for(Some((&[4], 60)));
+        until(&channel, &["192.0.2.4:1"]).await;
+
+        drop(channel);
+        following.await.expect("it ends with the channel");
+    }
+    #[tokio::test(start_paused = true)]
+    async fn names_that_can_not_be_looked_up_are_asked_for_less_and_less_often() {
+        let (zone, _channel, _following) = channel();
+        let hour = Duration::from_secs(3600);
+        tokio::time::sleep(hour).await;
+        // Every 30 s, or a quarter earlier, and some times more in the beginning.
+        assert!((96..=165).contains(&zone.look_ups()), "{}", zone.look_ups());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_servers_than_a_channel_could_use_are_left_out() {
+        let server =
+            |n: u32| Found { tier: 1, weight: 1, address: ([10, 0, (n >> 8) as u8, n as u8], 1).into() };
+        let mut servers: Vec<_> = (0..5000).map(server).collect();
+        let first = Found { tier: 0, ..server(5000) };
+        servers.push(first.clone());
+        let bounded = bounded("db", servers);
+        assert_eq!((bounded.len(), &bounded[0]), (MOST, &first));
+    }
+}

@@ -30,6 +30,8 @@ mod endpoints;
 #[cfg(feature = "tcp")]
 mod names;
 #[cfg(feature = "tcp")]
+mod reconfigure;
+#[cfg(feature = "tcp")]
 pub use connect::ChannelBuilder;
 #[cfg(feature = "tcp")]
 pub use endpoints::Endpoint;
@@ -42,6 +44,9 @@ pub use endpoints::Endpoint;
 #[derive(Clone, Debug)]
 pub struct Channel {
     raw: RawChannel,
+    /// `None`: the channel leads to a service in this process.
+    #[cfg(feature = "tcp")]
+    origin: Option<Arc<reconfigure::Origin>>,
 }
 
 impl Channel {
@@ -81,7 +86,7 @@ impl Channel {
     /// ```
     #[must_use = "the channel stays as it is; use the one that is returned"]
     pub fn class(&self, class: TrafficClass) -> Self {
-        Self { raw: self.raw.class(class) }
+        self.with(self.raw.class(class))
     }
 
     /// Returns this channel with an interceptor, through which calls go, and answers on their way back: an async function that
@@ -117,7 +122,7 @@ impl Channel {
         F: Fn(Request, Next) -> R + Send + Sync + 'static,
         R: Future<Output = Result<Response, Status>> + Send + 'static,
     {
-        Self { raw: self.raw.intercept(by) }
+        self.with(self.raw.intercept(by))
     }
 
     /// Returns this channel with a layer of tower, as in `channel.layer(ServiceBuilder::new().rate_limit(100, second).timeout(second))`.
@@ -134,7 +139,13 @@ impl Channel {
         L: tower_layer::Layer<Next>,
         L::Service: Middleware,
     {
-        Self { raw: self.raw.layer(layer) }
+        self.with(self.raw.layer(layer))
+    }
+
+    fn with(&self, raw: RawChannel) -> Self {
+        let mut channel = self.clone();
+        channel.raw = raw;
+        channel
     }
 
     /// Returns the connection that calls of its class go by now. Connects if there is none. Cancel safe: an attempt goes on for
@@ -205,5 +216,10 @@ impl From<&Channel> for RawChannel {
 /// Returns a channel to a service in this process, for tests without a network. Calls go through the whole protocol with its
 /// real limits, over memory. Must be called within a tokio runtime, or calls fail; works under paused time.
 pub fn in_process(service: impl Service) -> Channel {
-    Channel { raw: farcall_core::in_process::in_process(service) }
+    let raw = farcall_core::in_process::in_process(service);
+    Channel {
+        raw,
+        #[cfg(feature = "tcp")]
+        origin: None,
+    }
 }

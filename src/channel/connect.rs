@@ -20,6 +20,7 @@ use super::Channel;
 use super::dial::{Dialer, OwnDial};
 use super::endpoints::{Endpoint, follow};
 use super::names::{Name, Names};
+use super::reconfigure::Origin;
 use crate::{Address, Config, ConfigError, ConfigErrorKind, Stream};
 
 impl Channel {
@@ -209,27 +210,26 @@ impl ChannelBuilder {
     /// If the address or the configuration is wrong.
     pub fn connect_lazy(self, address: &str) -> Result<Channel, ConfigError> {
         let address: Address = address.parse()?;
-        let (mut config, dialer) = self.resolved(Some(&address))?;
-        if address.has_service() && config.balance.policy == BalancePolicy::First {
-            config.balance.policy = BalancePolicy::RoundRobin;
-        }
+        let config = self.configuration(Some(&address))?;
+        let dialer = self.dialer(&config, Some(&address))?;
+        let origin = Some(Origin::new(self, Some(address.clone()), config.clone()));
         let settings = config.settings();
         if config.balance.policy == BalancePolicy::First {
             let dial = Dial { address, dialer, hosts: Arc::default() };
-            return Ok(Channel { raw: RawChannel::new(dial, settings) });
+            return Ok(Channel { raw: RawChannel::new(dial, settings), origin });
         }
         let (raw, endpoints) = RawChannel::balanced(&address.to_string(), settings);
         if address.is_unix() || dialer.own.is_some() {
             // There is nothing to look up.
             let given = address.hosts().iter().map(|host| Endpoint::new(host).dialled_by(&dialer));
             endpoints.set(given.collect());
-            return Ok(Channel { raw });
+            return Ok(Channel { raw, origin });
         }
         let every = (config.balance.resolve_s > 0).then(|| Duration::from_secs(config.balance.resolve_s));
         let names = address.hosts().iter().map(|host| Name::new(host, &config.balance)).collect();
         let names = Names { names, every, dialer };
         spawn(names.follow(raw.clone(), endpoints));
-        Ok(Channel { raw })
+        Ok(Channel { raw, origin })
     }
 
     /// Returns a channel that balances its calls over the servers that a stream names: each item has all servers from then on.
@@ -258,38 +258,46 @@ impl ChannelBuilder {
     /// # Errors
     ///
     /// If the configuration, or `FARCALL_TRANSPORT`, is wrong.
-    pub fn discover<S>(mut self, name: &str, updates: S) -> Result<Channel, ConfigError>
+    pub fn discover<S>(self, name: &str, updates: S) -> Result<Channel, ConfigError>
     where
         S: Stream<Item = Result<Vec<Endpoint>, Status>> + Send + 'static,
     {
-        let policy = self.balance.unwrap_or(self.config.balance.policy);
-        self.balance = Some(if policy == BalancePolicy::First { BalancePolicy::RoundRobin } else { policy });
-        let (config, dialer) = self.resolved(None)?;
+        let config = self.configuration(None)?;
+        let dialer = self.dialer(&config, None)?;
         let (raw, endpoints) = RawChannel::balanced(name, config.settings());
         spawn(follow(updates, endpoints, dialer));
-        Ok(Channel { raw })
+        Ok(Channel { raw, origin: Some(Origin::new(self, None, config)) })
     }
 
-    /// Returns the settings that apply, and the dialer.
-    fn resolved(self, address: Option<&Address>) -> Result<(Config, Dialer), ConfigError> {
-        let mut config = self.config;
+    /// Returns the configuration that counts for a channel to this address, or to servers that are not from an address.
+    pub(super) fn configuration(&self, address: Option<&Address>) -> Result<Config, ConfigError> {
+        let mut config = self.config.clone();
         config.transport = self.transport.or(config.transport);
         let balance = &mut config.balance;
         balance.policy = self.balance.unwrap_or(balance.policy);
         balance.resolve_by = self.resolve_by.unwrap_or(balance.resolve_by);
-        balance.name_servers = self.name_servers.unwrap_or_else(|| std::mem::take(&mut balance.name_servers));
+        if let Some(name_servers) = &self.name_servers {
+            balance.name_servers.clone_from(name_servers);
+        }
         let calls = &mut config.calls;
         calls.timeout_ms = self.timeout.map_or(calls.timeout_ms, whole_ms);
         calls.wait_for_ready = self.wait_for_ready.unwrap_or(calls.wait_for_ready);
         calls.wait_for_room = self.wait_for_room.unwrap_or(calls.wait_for_room);
         calls.compress = self.compress.unwrap_or(calls.compress);
-        let config = config.resolve(address, self.with_env)?;
+        let mut config = config.resolve(address, self.with_env)?;
+        if config.balance.policy == BalancePolicy::First && address.is_none_or(Address::has_service) {
+            config.balance.policy = BalancePolicy::RoundRobin;
+        }
         if config.balance.resolve_by == ResolveBy::Dns && cfg!(not(feature = "dns")) {
             let why = "balance.resolve_by is `dns`, and farcall was built without the feature `dns`";
             return Err(ConfigError::new(ConfigErrorKind::Setting, why));
         }
+        Ok(config)
+    }
+
+    fn dialer(&self, config: &Config, address: Option<&Address>) -> Result<Dialer, ConfigError> {
         #[cfg(feature = "tls")]
-        let tls = match (self.tls, &config.tls) {
+        let tls = match (self.tls.clone(), &config.tls) {
             (None, Some(files)) => Some(TlsClient::from_files(files).map_err(ConfigError::tls)?),
             (None, None) if address.is_some_and(Address::is_tls) => {
                 let address = address.map(Address::to_string).unwrap_or_default();
@@ -300,14 +308,15 @@ impl ChannelBuilder {
             }
             (tls, _) => tls,
         };
-        let dialer = Dialer {
-            own: self.dial,
+        #[cfg(not(feature = "tls"))]
+        let _ = address;
+        Ok(Dialer {
+            own: self.dial.clone(),
             tcp: config.tcp.clone(),
             patience: config.liveness.connect(),
             #[cfg(feature = "tls")]
             tls,
-        };
-        Ok((config, dialer))
+        })
     }
 }
 
@@ -387,7 +396,7 @@ mod tests {
         let mut config = Config::default();
         (config.transport, config.calls.timeout_ms) = (Some(Policy::Rdma), 7);
         let address = "farcall://a:1".parse().unwrap();
-        let resolved = |builder: ChannelBuilder| builder.resolved(Some(&address)).unwrap().0;
+        let resolved = |builder: ChannelBuilder| builder.configuration(Some(&address)).unwrap();
         let builder = || Channel::builder().transport(Policy::Tcp).timeout(Duration::from_micros(1500));
         let before = resolved(builder().config(config.clone()));
         assert_eq!((before.policy(), before.calls.timeout_ms), (Policy::Tcp, 2));

@@ -16,8 +16,8 @@ pub(crate) use self::end::OnEnd;
 use self::end::{End, undecoded};
 pub use self::end::{EndReason, StreamEnd};
 use self::remote::Remote;
-use crate::call_streams::Reader;
 pub use crate::call_streams::{Available, OutgoingWindow, Streams};
+use crate::call_streams::{Reader, poll_share};
 use crate::codec::{CodecError, all_read};
 use crate::compress::Compression;
 use crate::connection::Connection;
@@ -118,7 +118,14 @@ pub struct Streaming<T, E = Status> {
 
 enum Origin<T, E> {
     Peer(Box<Remote<T, E>>),
-    Local(Pin<Box<dyn Stream<Item = Result<T, E>> + Send>>),
+    Local(Local<T, E>),
+}
+
+/// Items of this process.
+struct Local<T, E> {
+    items: Pin<Box<dyn Stream<Item = Result<T, E>> + Send>>,
+    /// How many were read.
+    read: u64,
 }
 
 pub(crate) type ReadItem<T> = fn(&mut Decoder) -> Result<T, CodecError>;
@@ -144,9 +151,10 @@ impl<T> Streaming<T> {
 }
 
 impl<T, E: From<Status>> Streaming<T, E> {
-    /// Returns a stream of local items, for a handler that passes on its own items, and for tests.
+    /// Returns a stream of local items, for a handler that passes on its own items, for a reader of local and remote inputs, and for
+    /// tests. As with streams of peers, a reader of items that are always there gives other tasks their turns.
     pub fn new(items: impl Stream<Item = Result<T, E>> + Send + 'static) -> Self {
-        Self::from(Origin::Local(Box::pin(items)), Metadata::new())
+        Self::from(Origin::Local(Local { items: Box::pin(items), read: 0 }), Metadata::new())
     }
 
     /// Returns the next item. `None`: the stream is complete, or an error was its last item.
@@ -199,8 +207,11 @@ impl<T, E: From<Status>> Streaming<T, E> {
                 Ok(()) => self.poll_item(cx),
                 Err(end) => Poll::Ready(self.end_with(*end).map(Err)),
             },
-            Origin::Local(items) => {
-                let item = ready!(items.as_mut().poll_next(cx));
+            Origin::Local(local) => {
+                // As a peer's items do, or a task that reads both would never let the peer's arrive.
+                ready!(poll_share(local.read, cx));
+                let item = ready!(local.items.as_mut().poll_next(cx));
+                local.read += 1;
                 match &item {
                     None => self.end = Some(EndReason::Completed),
                     Some(Err(_)) => self.end = Some(EndReason::Status),

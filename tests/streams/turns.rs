@@ -119,3 +119,34 @@ async fn a_sender_of_items_that_are_always_there_leaves_others_their_turns() {
     assert!(most <= MOST, "{most} in one turn");
     calls.await.unwrap();
 }
+
+/// A reader of several streams takes an item of each in turn, as `select_all` does.
+#[tokio::test]
+async fn a_local_input_does_not_starve_one_that_comes_by_a_connection() {
+    let client = NumbersClient::in_process(Ready::default());
+    let remote = client.numbers().await.unwrap();
+    let local = Streaming::new(stream::iter((0..).map(Ok)));
+    let mut inputs = [remote, local];
+    let mut read = [0_u64; 2];
+    poll_fn(|cx| {
+        while read[0] < 10_000 {
+            let mut pending = 0;
+            for (input, read) in inputs.iter_mut().zip(&mut read) {
+                match Pin::new(input).poll_next(cx) {
+                    Poll::Ready(item) => {
+                        item.unwrap().unwrap();
+                        *read += 1;
+                    }
+                    Poll::Pending => pending += 1,
+                }
+            }
+            assert!(read[1] < 10_000_000, "{read:?}");
+            if pending == inputs.len() {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    })
+    .await;
+    assert!(read[1] < 100 * read[0], "{read:?}");
+}

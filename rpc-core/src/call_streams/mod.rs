@@ -43,7 +43,7 @@ const SHARE: u64 = 32;
 /// Ready if the task may continue with the next item. `done` is the number of items taken so far; every [`SHARE`] items
 /// consume a unit of the budget.
 #[inline]
-fn poll_share(done: u64, cx: &mut TaskContext<'_>) -> Poll<()> {
+pub(crate) fn poll_share(done: u64, cx: &mut TaskContext<'_>) -> Poll<()> {
     if done % SHARE == SHARE - 1 {
         ready!(coop::poll_proceed(cx)).made_progress();
     }

@@ -60,7 +60,7 @@ fn a_truncated_frame_is_never_taken_for_the_whole() {
 
 fn extension<F: Form>() {
     let mut rng = Rng::with_seed(SEED);
-    for _ in 0..100 {
+    for _ in 0..crate::rounds(100) {
         let longer = [&F::random(&mut rng).bytes()[..], &[rng.u8(..)]].concat();
         assert!(F::decode(longer.into()).is_err(), "{}", F::NAME);
     }

@@ -24,7 +24,7 @@ fn compressed_messages_come_back_as_they_were_sent() {
         (0..whole.len()).for_each(|len| survives::<F>(&whole[..len]));
         assert_ne!(F::decode([&whole[..], b"?"].concat().into()).as_ref(), Ok(value), "{}", F::NAME);
     }
-    for _ in 0..200 {
+    for _ in 0..crate::rounds(200) {
         let packed = forms::packed(&mut rng);
         let mut request = forms::Request::random(&mut rng);
         request.content.payload = packed.clone();

@@ -89,7 +89,7 @@ fn an_item_that_does_not_fit_is_taken_off_and_leaves_the_others_as_they_are() {
 #[test]
 fn parts_of_items_are_what_was_sent_and_pin_little() {
     let mut rng = Rng::with_seed(SEED);
-    for _ in 0..200 {
+    for _ in 0..crate::rounds(200) {
         let part = |rng: &mut Rng| {
             let most = [10, 100, COPY_OUT, 5 * COPY_OUT][rng.usize(..4)];
             let mut part = vec![0; rng.usize(1..most)];

@@ -11,6 +11,7 @@ mod metadata;
 mod meter;
 mod progress;
 mod sender;
+mod sending;
 mod sent;
 mod sources;
 mod staging;
@@ -20,7 +21,8 @@ mod wait_time;
 pub(crate) use self::busy_poll::{BusyPolling, poll_at_once, polls_at_once};
 pub(crate) use self::meter::count_fallback;
 pub use self::sender::Traffic;
-pub(crate) use self::sender::{Owner, Sender, Sending};
+pub(crate) use self::sender::{Owner, Sender};
+pub(crate) use self::sending::Sending;
 pub(crate) use self::terms::Terms;
 #[cfg(all(test, farcall_loom))]
 pub(crate) use self::{

@@ -1,6 +1,5 @@
 //! The path of outgoing messages: from a task, through the outbox, to a link.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,95 +8,21 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::runtime::Handle;
 
-use super::combining::{Absorb, CombiningQueue, Queued};
+use super::combining::CombiningQueue;
 use super::flusher::{self, Flusher};
 use super::meter::Meter;
 use super::progress::Progress;
+use super::sending::{Queue, Sending, UpgradedLink};
 use super::sent::SentCalls;
 use super::sources::{StreamSource, UpgradedSource};
 use super::terms::Terms;
-use super::wait_time::WaitTime;
-use crate::memory::{Account, Gauge, Use};
+use crate::memory::Account;
 use crate::proto::message::{Frame, Message};
 use crate::proto::outbox::{Abandoned, NotSent, Outbox, Route};
 use crate::proto::small_frames::SmallFrames;
 use crate::proto::wire::{Cancel, FrameType, WireError};
 use crate::sync::{Mutex, rank};
 use crate::transport::{Counters, Link};
-
-/// The most that an upgraded link may hold unacknowledged, in bytes.
-const MAX_RETAINED: usize = 16 << 20;
-
-/// The state of sending, under one lock that is held while a link is fed.
-#[derive(Debug)]
-pub(crate) struct Sending {
-    pub(crate) outbox: Outbox,
-    /// Link frames for the stream link. They go before session frames, because UP and DOWN take effect at their
-    /// position.
-    pub(crate) control: VecDeque<Frame>,
-    pub(crate) upgraded: Option<UpgradedLink>,
-    /// The bytes that earlier upgraded links have moved.
-    pub(crate) retired: Counters,
-    /// The longest frame that the peer accepts on the stream link.
-    pub(crate) peer_max_frame: usize,
-    /// The memory of the outbox.
-    gauge: Gauge,
-    wait_time: WaitTime,
-}
-
-impl Sending {
-    fn new(account: &Arc<Account>) -> Self {
-        Self {
-            outbox: Outbox::new(0, MAX_RETAINED),
-            control: VecDeque::new(),
-            upgraded: None,
-            retired: Counters::default(),
-            peer_max_frame: usize::MAX,
-            gauge: Gauge::new(account, Use::Unsent),
-            wait_time: WaitTime::default(),
-        }
-    }
-
-    /// Stops using the upgraded link, and returns it for the caller to close.
-    pub(crate) fn retire(&mut self) -> Option<UpgradedLink> {
-        let (epoch, link) = self.upgraded.take()?;
-        self.retired += link.counters();
-        Some((epoch, link))
-    }
-}
-
-/// An upgraded link, and its epoch.
-pub(crate) type UpgradedLink = (u32, Arc<dyn Link>);
-
-/// Messages that were queued and are not in the outbox yet.
-#[derive(Debug, Default)]
-struct Queue {
-    small_frames: SmallFrames,
-    others: VecDeque<Message>,
-}
-
-impl Queue {
-    /// Returns how many messages begin or end calls.
-    fn of_calls(&self) -> usize {
-        let begins_or_ends = |message: &&Message| message.call != 0 && !message.is_amid_call();
-        self.small_frames.len() + self.others.iter().filter(begins_or_ends).count()
-    }
-}
-
-impl Queued for Queue {
-    fn len(&self) -> usize {
-        self.small_frames.len() + self.others.len()
-    }
-}
-
-impl Absorb<Queue> for Sending {
-    fn absorb(&mut self, queue: &mut Queue) {
-        self.outbox.push_small_frames(&mut queue.small_frames);
-        while let Some(message) = queue.others.pop_front() {
-            self.outbox.push(message);
-        }
-    }
-}
 
 /// The bytes that a connection has moved, by link, and the time in which it could not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 use bytes::BytesMut;
 
-use super::sender::{Sender, Sending};
+use super::sender::Sender;
+use super::sending::Sending;
 use crate::proto::message::{Expose, ExposeNothing, Frame};
 use crate::proto::outbox::{Outbox, Route};
 use crate::transport::FrameSource;

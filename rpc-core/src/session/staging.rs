@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Role;
-use super::sender::{Sender, Sending, UpgradedLink};
+use super::sender::Sender;
+use super::sending::{Sending, UpgradedLink};
 use crate::payload::BY_REFERENCE;
 use crate::proto::message::{Bulk, Message};
 use crate::proto::wire::features;

@@ -1,5 +1,6 @@
 mod ending;
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
@@ -37,7 +38,6 @@ const SEND_TURN: u64 = 2 << 20;
 const LOOKS: usize = 64;
 
 /// A connected socket or another stream of bytes as a link.
-#[derive(Debug)]
 pub struct TcpLink {
     description: Description,
     socket: Socket,
@@ -60,6 +60,13 @@ pub struct TcpLink {
     copied: AtomicU64,
 }
 
+/// Only the description: what is read and written may be a secret.
+impl fmt::Debug for TcpLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpLink").field("description", &self.description).finish_non_exhaustive()
+    }
+}
+
 /// Ends the socket's connection when the link's task is gone. The runtime may drop the task while others keep the link: without
 /// this the peer would learn of it only when they drop it, too.
 struct ShutdownOnDrop(Arc<TcpLink>);
@@ -78,7 +85,6 @@ enum Event {
 }
 
 /// The way in: the link's task's, or that of a caller that looks.
-#[derive(Debug)]
 struct Reading {
     reader: Reader,
     waits: Waits,
@@ -94,7 +100,6 @@ impl Reading {
     }
 }
 
-#[derive(Debug)]
 struct Out {
     writer: Writer,
     /// The kernel takes no more now; the link's task waits until it does.

@@ -56,7 +56,6 @@ pub(crate) enum ReadEnd {
     Refused,
 }
 
-#[derive(Debug)]
 pub(crate) struct Reader {
     buffer: BytesMut,
     /// How much the buffer had room for when it was new.
@@ -82,7 +81,6 @@ pub(crate) struct Reader {
 }
 
 /// A payload that is being read to a buffer of the handler's.
-#[derive(Debug)]
 struct Bulk {
     header: Header,
     target: BytesMut,

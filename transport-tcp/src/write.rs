@@ -23,7 +23,6 @@ const FIRST: usize = 512;
 const BATCH: usize = 256 * 1024;
 
 /// Bytes that were taken to be sent and are not with the kernel yet.
-#[derive(Debug)]
 pub(crate) struct Writer {
     pieces: VecDeque<Bytes>,
     /// Small pieces that come after `pieces`.

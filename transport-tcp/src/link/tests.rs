@@ -170,6 +170,19 @@ async fn callers_that_look_miss_nothing_and_take_nothing_from_the_links_task() {
 }
 
 #[tokio::test]
+async fn its_debug_form_shows_nothing_of_what_is_read() {
+    let Looking { mut peer, link, handler, .. } = looking().await;
+    link.handler.set(Arc::downgrade(&handler) as _).unwrap();
+    let header = Header { len: 100, ..Header::new(FrameType::REQUEST, 1) };
+    peer.write_all(&[&header.encode()[..], b"a secret"].concat()).unwrap();
+    while !link.is_amid_frame() {
+        finds(&link);
+    }
+    let shown = format!("{link:?}");
+    assert!(shown.contains("transport: \"tcp\"") && !shown.contains("secret"), "{shown}");
+}
+
+#[tokio::test]
 async fn a_link_that_looks_when_it_has_answered_misses_nothing() {
     const COUNT: u32 = 3000;
     let Looking { mut peer, link, handler: _, arrivals: _ } = looking().await;

@@ -285,7 +285,8 @@ impl ChannelBuilder {
         calls.compress = self.compress.unwrap_or(calls.compress);
         let config = config.resolve(address, self.with_env)?;
         if config.balance.resolve_by == ResolveBy::Dns && cfg!(not(feature = "dns")) {
-            let why = "balance.resolve_by is `dns`, and farcall was built without the feature `dns`";
+            let why =
+                "configuration: balance.resolve_by is `dns`, and farcall was built without the feature `dns`";
             return Err(ConfigError::new(ConfigErrorKind::Setting, why));
         }
         #[cfg(feature = "tls")]
@@ -395,6 +396,14 @@ mod tests {
         assert_eq!(resolved(unlimited).calls.timeout_ms, 0);
         let untouched = resolved(Channel::builder().config(config));
         assert_eq!((untouched.policy(), untouched.calls.timeout_ms), (Policy::Rdma, 7));
+    }
+
+    #[cfg(not(feature = "dns"))]
+    #[tokio::test]
+    async fn dns_needs_its_feature() {
+        let error = Channel::builder().resolve_by(ResolveBy::Dns).connect_lazy("tcp://a:1").unwrap_err();
+        assert_eq!(error.kind(), ConfigErrorKind::Setting);
+        assert!(error.to_string().contains("without the feature `dns`"), "{error}");
     }
 
     #[tokio::test]

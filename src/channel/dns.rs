@@ -23,7 +23,7 @@ use super::names::{Answer, Found, LookUp, MOST};
 pub(super) struct Dns {
     /// Empty: those of the system.
     name_servers: Arc<[SocketAddr]>,
-    /// What the targets of a service stood for when they were last found.
+    /// The addresses that the targets of a service had when they were last found.
     known: Arc<Mutex<HashMap<Name, Vec<IpAddr>>>>,
 }
 

@@ -38,7 +38,7 @@ impl Found {
     }
 }
 
-/// What a name stands for.
+/// The servers that a name stands for.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) servers: Vec<Found>,
@@ -96,7 +96,7 @@ pub(super) struct Names {
     pub(super) dialer: Dialer,
 }
 
-/// What each host stood for when it was last found.
+/// The servers that each host stood for when it was last found.
 type Known = HashMap<String, Vec<Found>>;
 
 /// The least time between two look-ups, however many servers fail and however soon an answer expires.

@@ -183,7 +183,7 @@ pub(crate) fn is_service(host: &str) -> bool {
 }
 
 /// Returns the domain in `_SERVICE._PROTO.NAME`, or the whole name if it has no such labels.
-#[cfg(any(feature = "tls", feature = "dns"))]
+#[cfg(feature = "tls")]
 pub(crate) fn domain(name: &str) -> &str {
     let mut domain = name;
     while domain.starts_with('_')
@@ -275,6 +275,11 @@ mod tests {
         assert_eq!(address.hosts(), ["_rpc._tcp.example.com", "a:1"]);
         assert_eq!(address.to_string(), text);
         assert!(!"tcp://_rpc:1".parse::<Address>().unwrap().has_service());
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn a_service_is_of_a_domain() {
         for (name, expected) in
             [("_rpc._tcp.example.com", "example.com"), ("example.com", "example.com"), ("_rpc", "_rpc")]
         {

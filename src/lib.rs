@@ -250,6 +250,7 @@
 //! - `prost` (default): the codec [`Prost`], and [`details`] of statuses.
 //! - `metrics`: counts of calls, of bytes and of what RDMA does, through the `metrics` facade (`farcall::metrics`).
 //! - `systemd`: sockets that systemd has opened, and what it is told of a server (`farcall::systemd`).
+//! - `dns`: servers by DNS: SRV records of services, and names that are looked up again when their answers expire ([`ResolveBy::Dns`]).
 //! - `tower`: layers of tower around channels, services and servers ([`middleware`]).
 //! - `testing`: the in-memory transport and the suite that every transport passes, for who writes one.
 

@@ -289,7 +289,8 @@ impl ChannelBuilder {
             config.balance.policy = BalancePolicy::RoundRobin;
         }
         if config.balance.resolve_by == ResolveBy::Dns && cfg!(not(feature = "dns")) {
-            let why = "balance.resolve_by is `dns`, and farcall was built without the feature `dns`";
+            let why =
+                "configuration: balance.resolve_by is `dns`, and farcall was built without the feature `dns`";
             return Err(ConfigError::new(ConfigErrorKind::Setting, why));
         }
         Ok(config)
@@ -404,6 +405,14 @@ mod tests {
         assert_eq!(resolved(unlimited).calls.timeout_ms, 0);
         let untouched = resolved(Channel::builder().config(config));
         assert_eq!((untouched.policy(), untouched.calls.timeout_ms), (Policy::Rdma, 7));
+    }
+
+    #[cfg(not(feature = "dns"))]
+    #[tokio::test]
+    async fn dns_needs_its_feature() {
+        let error = Channel::builder().resolve_by(ResolveBy::Dns).connect_lazy("tcp://a:1").unwrap_err();
+        assert_eq!(error.kind(), ConfigErrorKind::Setting);
+        assert!(error.to_string().contains("without the feature `dns`"), "{error}");
     }
 
     #[tokio::test]

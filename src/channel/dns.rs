@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farcall_core::transport::BoxFuture;
 use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{NameServerConfig, ResolverConfig};
+use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolverConfig};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::rdata::SRV;
@@ -23,7 +23,7 @@ use super::names::{Answer, Found, LookUp, MOST};
 pub(super) struct Dns {
     /// Empty: those of the system.
     name_servers: Arc<[SocketAddr]>,
-    /// What the targets of a service stood for when they were last found.
+    /// The addresses that the targets of a service had when they were last found.
     known: Arc<Mutex<HashMap<Name, Vec<IpAddr>>>>,
 }
 
@@ -58,7 +58,7 @@ impl LookUp for Dns {
 }
 
 impl Dns {
-    pub(super) fn new(name_servers: Vec<SocketAddr>) -> Self {
+    pub(super) fn new(name_servers: &[SocketAddr]) -> Self {
         Self { name_servers: name_servers.into(), known: Arc::default() }
     }
 
@@ -86,7 +86,7 @@ impl Dns {
             }
             servers.extend(records.iter().flat_map(|record| servers_of(record, &known)));
             if servers.len() > MOST {
-                // The rest, of higher priorities in numbers, would not be used.
+                // The rest would not be used: it has no lower priority.
                 break;
             }
         }
@@ -108,11 +108,9 @@ fn servers_of(record: &SRV, known: &HashMap<Name, Vec<IpAddr>>) -> Vec<Found> {
 }
 
 fn resolver(name_servers: &[SocketAddr]) -> io::Result<TokioResolver> {
-    let builder = if name_servers.is_empty() {
+    let mut builder = if name_servers.is_empty() {
         TokioResolver::builder_tokio().map_err(|error| {
-            io::Error::other(format!(
-                "the system's settings of DNS (/etc/resolv.conf) can't be read: {error}"
-            ))
+            io::Error::other(format!("the system's name servers can't be found out: {error}"))
         })?
     } else {
         let servers = name_servers.iter().map(|server| {
@@ -123,6 +121,8 @@ fn resolver(name_servers: &[SocketAddr]) -> io::Result<TokioResolver> {
         let config = ResolverConfig::from_name_servers(servers.collect());
         TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
     };
+    // If both fail, the error is that of the first.
+    builder.options_mut().ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
     builder.build().map_err(io::Error::other)
 }
 

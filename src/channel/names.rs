@@ -20,6 +20,8 @@ use super::dial::Dialer;
 #[cfg(feature = "dns")]
 use super::dns::Dns;
 use super::endpoints::One;
+#[cfg(feature = "dns")]
+use crate::address::is_service;
 
 /// A server that a name stands for. Those of a lower tier come first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +38,7 @@ impl Found {
     }
 }
 
-/// What a name stands for.
+/// The servers that a name stands for.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) servers: Vec<Found>,
@@ -71,17 +73,19 @@ pub(super) struct Name {
 
 impl Name {
     pub(super) fn new(host: &str, balance: &Balance) -> Self {
-        #[cfg(feature = "dns")]
-        let look_up: Arc<dyn LookUp> =
-            if crate::address::is_service(host) || balance.resolve_by == ResolveBy::Dns {
-                Arc::new(Dns::new(balance.name_servers.clone()))
-            } else {
-                Arc::new(System)
-            };
-        #[cfg(not(feature = "dns"))]
-        let (look_up, _) = (Arc::new(System), balance);
-        Self { host: host.to_owned(), look_up }
+        Self { host: host.to_owned(), look_up: way(host, balance) }
     }
+}
+
+#[cfg(feature = "dns")]
+fn way(host: &str, balance: &Balance) -> Arc<dyn LookUp> {
+    let by_dns = is_service(host) || balance.resolve_by == ResolveBy::Dns;
+    if by_dns { Arc::new(Dns::new(&balance.name_servers)) } else { Arc::new(System) }
+}
+
+#[cfg(not(feature = "dns"))]
+fn way(_: &str, _: &Balance) -> Arc<dyn LookUp> {
+    Arc::new(System)
 }
 
 /// Names that are looked up again and again.
@@ -92,7 +96,7 @@ pub(super) struct Names {
     pub(super) dialer: Dialer,
 }
 
-/// What each host stood for when it was last found.
+/// The servers that each host stood for when it was last found.
 type Known = HashMap<String, Vec<Found>>;
 
 /// The least time between two look-ups, however many servers fail and however soon an answer expires.

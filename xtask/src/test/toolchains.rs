@@ -10,7 +10,7 @@ use crate::host::{self, TempDir, cargo};
 
 /// Features of `farcall` that change what is compiled.
 pub(super) const FEATURES: &[&str] = &[
-    "tcp", "rdma", "tls", "tls-ring", "toml", "prost", "lz4", "zstd", "metrics", "tower", "systemd",
+    "tcp", "rdma", "tls", "tls-ring", "toml", "prost", "lz4", "zstd", "metrics", "tower", "systemd", "dns",
     "testing",
 ];
 

@@ -263,7 +263,7 @@ async fn a_leader_that_is_cut_off_answers_no_read_and_the_others_go_on() {
     let leader = cluster.leader().await;
     let others = cluster.ids().into_iter().filter(|id| *id != leader);
     cluster.cut(others.flat_map(|other| [(leader, other), (other, leader)]).collect());
-    next_leader(&cluster, leader).await;
+    cluster.next_leader(leader).await;
     client.put("k", "new".into()).await.unwrap();
     // It does not know yet that another one leads, and must not answer from what it has.
     let status = client.status_of(cluster.address(leader)).await.unwrap();
@@ -362,7 +362,7 @@ async fn a_put_outlives_the_leader() {
             killed.elapsed()
         };
         let elected = async {
-            next_leader(&cluster, leader).await;
+            cluster.next_leader(leader).await;
             killed.elapsed()
         };
         gaps.push(tokio::join!(elected, put));
@@ -372,20 +372,5 @@ async fn a_put_outlives_the_leader() {
     gaps.sort_unstable();
     for (elected, answered) in gaps {
         println!("from the kill to the election {elected:.2?}, to the next answer {answered:.2?}");
-    }
-}
-
-/// Returns when one of the other nodes says of itself that it leads.
-async fn next_leader(cluster: &Cluster, killed: NodeId) {
-    let client = cluster.client();
-    let others: Vec<_> = cluster.ids().into_iter().filter(|id| *id != killed).collect();
-    loop {
-        for id in &others {
-            let status = client.status_of(cluster.address(*id)).await.unwrap();
-            if status.role == "Leader" {
-                return;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

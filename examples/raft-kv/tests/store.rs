@@ -130,7 +130,8 @@ async fn the_log_outlasts_its_process_and_belongs_to_one_node() {
     let read = open(directory.path()).log.try_get_log_entries(0..).await.unwrap();
     assert_eq!(read, entries);
     let Err(why) = Store::open(directory.path(), 2) else { panic!("node 2 took the log of node 1") };
-    assert!(why.to_string().contains("belongs to node 1, not to node 2"), "{why}");
+    let why = format!("{why:#}");
+    assert!(why.contains("belong to node 1, not to node 2"), "{why}");
 }
 
 /// Returns a snapshot of several blocks.

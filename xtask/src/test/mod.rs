@@ -165,7 +165,7 @@ impl Run {
         // Apart, because what else is built there is none of this workspace's.
         for (name, manifest) in WORKSPACES {
             let target = host::target_dir()?.join(name).display().to_string();
-            let all = ["--all-features", "--all-targets"];
+            let all = ["--workspace", "--all-features", "--all-targets"];
             clippy(&[&["--manifest-path", manifest, "--target-dir", &target], &all[..]].concat())?;
         }
         Ok(())
@@ -265,10 +265,12 @@ impl Run {
         self.cargo_tests(&["--package", "xtask", "--test", "machine"])
     }
 
-    /// The store on openraft: what it says of a cluster whose nodes fail.
+    /// The store on openraft: what it says of a cluster whose nodes fail, and of one whose nodes change their build.
     fn raft_kv(&mut self) -> Result<()> {
         let target = host::target_dir()?.join("raft-kv").display().to_string();
-        self.cargo_tests(&["--manifest-path", "examples/raft-kv/Cargo.toml", "--target-dir", &target])
+        let tests = ["--manifest-path", "examples/raft-kv/Cargo.toml", "--target-dir", &target];
+        self.cargo_tests(&tests)?;
+        versions::upgrade(self, &tests)
     }
 
     fn cargo(&mut self, args: &[&str]) -> Result<()> {

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
+use anyhow::ensure;
 use openraft::storage::{LogFlushed, RaftLogStorage};
 use openraft::{LogState, OptionalSend, RaftLogId, RaftLogReader};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -20,6 +21,12 @@ const FACTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("facts");
 const VOTE: &str = "vote";
 const PURGED: &str = "purged";
 const OWNER: &str = "owner";
+const FORMAT: &str = "format";
+
+/// The version of all that a node has on disk. Raise it with a change that a build of the number before would read wrongly.
+const THIS_FORMAT: u32 = 1;
+/// The version of a log that does not say which it has: the first builds did not note it.
+const FIRST_FORMAT: u32 = 1;
 
 /// About how many bytes of entries one message to a follower has at most. openraft gives a message one heartbeat interval to be
 /// answered, and the follower syncs its disk in that time.
@@ -42,13 +49,24 @@ impl LogStore {
         Ok(Self { database })
     }
 
-    /// Returns the node that the log belongs to: `id`, if it is new.
-    pub(super) fn owner(&self, id: NodeId) -> Result<NodeId> {
-        if let Some(owner) = self.fact(OWNER)? {
-            return Ok(owner);
-        }
-        self.set_fact(OWNER, &id)?;
-        Ok(id)
+    /// Takes a new log for node `id`.
+    ///
+    /// # Errors
+    ///
+    /// If it belongs to another node, or has another format than this build.
+    pub(super) fn claim(&self, id: NodeId) -> Result<()> {
+        let Some(owner) = self.fact::<NodeId>(OWNER)? else {
+            // The owner last: a log that has one is not new.
+            self.set_fact(FORMAT, &THIS_FORMAT)?;
+            return self.set_fact(OWNER, &id);
+        };
+        let format = self.fact::<u32>(FORMAT)?.unwrap_or(FIRST_FORMAT);
+        ensure!(
+            format == THIS_FORMAT,
+            "the data have format {format}, and this build reads format {THIS_FORMAT}: start a build that reads format {format}"
+        );
+        ensure!(owner == id, "the data belong to node {owner}, not to node {id}");
+        Ok(())
     }
 
     /// Returns the last of the entries that were removed from the beginning of the log.
@@ -190,5 +208,31 @@ impl RaftLogStorage<TypeConfig> for LogStore {
 
     async fn purge(&mut self, log_id: LogId) -> Result<(), StorageError> {
         self.on_disk(writing, move |store| store.purge_to(&log_id)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log() -> LogStore {
+        let memory = redb::backends::InMemoryBackend::new();
+        LogStore::open(Arc::new(Database::builder().create_with_backend(memory).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn data_of_another_format_are_refused_and_those_of_the_first_builds_are_not() {
+        let new = log();
+        new.claim(1).unwrap();
+        new.claim(1).unwrap();
+        assert_eq!(new.fact::<u32>(FORMAT).unwrap(), Some(THIS_FORMAT));
+
+        new.set_fact(FORMAT, &(THIS_FORMAT + 1)).unwrap();
+        let refused = new.claim(1).unwrap_err().to_string();
+        assert!(refused.contains("start a build that reads format 2"), "{refused}");
+
+        let first = log();
+        first.set_fact(OWNER, &1u64).unwrap();
+        first.claim(1).unwrap();
     }
 }

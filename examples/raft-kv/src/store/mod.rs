@@ -2,7 +2,7 @@
 //!
 //! | file in the node's directory | what it holds | when it is synced |
 //! |---|---|---|
-//! | `log.redb` | the log, the vote, the node's number | before a call that writes returns |
+//! | `log.redb` | the log, the vote, the node's number, the version of the format of all files | before a call that writes returns |
 //! | `state.redb` | keys, sessions, the last applied entry | now and then: the log and the snapshot bring it back |
 //! | `snapshot` | all of a state, in a form that is sent to other nodes | before it has this name |
 //! | `arriving` | a snapshot of which a part has come | before it has the next name |
@@ -18,7 +18,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use redb::Database;
 
 pub use log::LogStore;
@@ -42,12 +42,13 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// If the directory can't be used, is used by another process, is damaged, or belongs to another node.
+    /// If the directory can't be used, is used by another process, is damaged, belongs to another node, or was written by a build
+    /// whose format this one does not read.
     pub fn open(directory: &Path, id: NodeId) -> Result<Self> {
         let log = log_database(directory).with_context(|| format!("{}", directory.display()))?;
         let log = LogStore::open(log)?;
-        let owner = log.owner(id)?;
-        ensure!(owner == id, "{} belongs to node {owner}, not to node {id}", directory.display());
+        // Before all else is opened, which may be of a format that this build would read wrongly.
+        log.claim(id).with_context(|| format!("{}", directory.display()))?;
         let snapshots = Snapshots::new(directory);
         let state = database(&directory.join("state.redb"))?;
         let machine = StateMachine::open(state, snapshots.clone(), log.purged()?)?;

@@ -1,6 +1,6 @@
 //! The checker itself, with histories that are known to be right or wrong.
 
-use super::checker::{Action, Call, Value, is_linearizable};
+use super::history::checker::{Action, Call, Value, is_linearizable};
 use Action::{CompareAndSet, Delete, Get, Put};
 
 fn call(begin: u64, end: u64, action: Action) -> Call {

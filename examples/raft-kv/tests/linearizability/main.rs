@@ -6,18 +6,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
-mod checker;
 mod checker_tests;
-mod clients;
+#[path = "../history/mod.rs"]
+#[expect(dead_code, reason = "the tests of another program need the rest")]
+mod history;
 mod nemesis;
 #[path = "../support/mod.rs"]
 #[expect(dead_code, reason = "the tests of another program need the rest")]
 mod support;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use checker::{Call, is_linearizable};
+use history::{check, clients};
 use support::Cluster;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -44,7 +44,7 @@ async fn histories_are_linearizable_while_nodes_fail() {
     if !cluster.has_disks() {
         println!("disks are not filled: only root may mount some");
     }
-    let clients = clients::of(&cluster);
+    let clients = clients::of(&cluster, || cluster.client());
     let (stop, stopped) = watch::channel(false);
     let nemesis = tokio::spawn(nemesis::run(cluster, fastrand::Rng::with_seed(seed), election, stopped));
 
@@ -61,10 +61,4 @@ async fn histories_are_linearizable_while_nodes_fail() {
     assert!(total.answered > 100 && total.answered > total.lost, "{total:?}");
     let states = cluster.converged().await;
     println!("term {}, {:?} entries", states[0].term, states[0].applied);
-}
-
-fn check(histories: &BTreeMap<String, Vec<Call>>) {
-    for (key, calls) in histories {
-        assert!(is_linearizable(calls), "the history of {key} is not linearizable: {calls:#?}");
-    }
 }

@@ -7,7 +7,7 @@ mod network;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -20,14 +20,19 @@ use raft_kv::service::{KvClient, NodeStatus};
 use raft_kv::types::NodeId;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long a cluster may take to come to a state that it must come to.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program as it was built with the test.
+pub(crate) const THIS_BUILD: &str = env!("CARGO_BIN_EXE_raft-kv");
 
 /// A cluster. Its processes end with it; its directory stays if the test fails.
 pub(crate) struct Cluster {
     directory: Option<TempDir>,
+    /// The program of nodes that start from now on.
+    program: PathBuf,
     options: Vec<String>,
     /// `None`: nodes call each other without a relay.
     network: Option<Network>,
@@ -69,7 +74,13 @@ impl Node {
 impl Cluster {
     /// Starts nodes with these options of `raft-kv serve`, and makes a cluster of them.
     pub(crate) async fn start(count: u64, options: &[&str]) -> Self {
+        Self::start_build(Path::new(THIS_BUILD), count, options).await
+    }
+
+    /// Starts nodes of another build of the program as [`start`](Self::start) does.
+    pub(crate) async fn start_build(program: &Path, count: u64, options: &[&str]) -> Self {
         let mut cluster = Self::new(options);
+        cluster.set_program(program);
         // All ports are held before one is used, so that they differ.
         for (id, port) in (1..).zip(ports(count)) {
             cluster.nodes.insert(id, Node::new(address(&port)));
@@ -100,7 +111,13 @@ impl Cluster {
     fn new(options: &[&str]) -> Self {
         let directory = Some(tempfile::tempdir().unwrap());
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        Self { directory, options, network: None, nodes: BTreeMap::new() }
+        let program = THIS_BUILD.into();
+        Self { directory, program, options, network: None, nodes: BTreeMap::new() }
+    }
+
+    /// Has nodes that start from now on run this build of the program.
+    pub(crate) fn set_program(&mut self, program: &Path) {
+        self.program = program.to_owned();
     }
 
     async fn make(&mut self) {
@@ -130,10 +147,14 @@ impl Cluster {
 
     /// Returns a client with connections and a session of its own.
     pub(crate) fn client(&self) -> Client {
+        self.patient_client(Duration::from_secs(10))
+    }
+
+    /// Returns a client that tries each request for so long.
+    pub(crate) fn patient_client(&self, patience: Duration) -> Client {
         let mut config = Config::default();
         config.transport = Some(Policy::Tcp);
-        let options =
-            Options { config, attempt: Duration::from_millis(500), patience: Duration::from_secs(10) };
+        let options = Options { config, attempt: Duration::from_millis(500), patience };
         Client::new(self.nodes.values().map(|node| node.address.clone()), options).unwrap()
     }
 
@@ -152,7 +173,7 @@ impl Cluster {
         let log = File::options().create(true).append(true).open(data.with_extension("log")).unwrap();
         let node = self.nodes.get_mut(&id).unwrap();
         assert!(node.process.is_none(), "node {id} runs");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_raft-kv"));
+        let mut command = Command::new(&self.program);
         command.args(["--transport", "tcp", "serve", "--id", &id.to_string(), "--listen", &node.listen]);
         command.arg("--data").arg(data).args(&self.options).env_remove("RUST_LOG");
         let process = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
@@ -231,11 +252,45 @@ impl Cluster {
         until("there is a leader", leader).await
     }
 
+    /// Returns when a node other than `gone` says of itself that it leads.
+    pub(crate) async fn next_leader(&self, gone: NodeId) {
+        let client = self.client();
+        let others: Vec<_> = self.ids().into_iter().filter(|id| *id != gone).collect();
+        let next = async {
+            loop {
+                for id in &others {
+                    let status = client.status_of(self.address(*id)).await;
+                    if status.is_ok_and(|status| status.role == "Leader") {
+                        return;
+                    }
+                }
+                // Tests print when it was.
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(PATIENCE, next).await.expect("another node leads");
+    }
+
     /// Returns when a node answers and knows the leader.
     pub(crate) async fn answers(&self, id: NodeId) {
         let (client, address) = (&self.client(), self.address(id));
         until("the node knows a leader", || async move { client.status_of(address).await.ok()?.leader })
             .await;
+    }
+
+    /// Returns when a node has applied all that another one has applied by now.
+    pub(crate) async fn caught_up(&self, id: NodeId) {
+        let client = &self.client();
+        let applied = |id| {
+            let address = self.address(id);
+            async move { client.status_of(address).await.ok()?.applied }
+        };
+        let other = self.ids().into_iter().find(|other| *other != id).unwrap();
+        let goal = until("the other node says what it has applied", || applied(other)).await;
+        until("the node has applied as much", || async {
+            applied(id).await.filter(|applied| *applied >= goal)
+        })
+        .await;
     }
 
     /// Returns what all nodes know, once they have applied the same entries.

@@ -90,10 +90,12 @@ pub(crate) struct Args {
     pub(crate) connections: usize,
     /// How long each caller waits before it calls again.
     pub(crate) pause: Duration,
-    /// Calls in flight beside them, each of which moves so many bytes (Farcall).
+    /// Calls in flight beside them, each of which moves so many bytes (Farcall, raw verbs).
     pub(crate) load: usize,
     pub(crate) load_size: usize,
     pub(crate) load_method: Method,
+    /// Move them by the pieces and the window that Farcall uses (raw verbs).
+    pub(crate) load_pieces: bool,
     pub(crate) by: By,
     /// Streams beside them of which nothing is read any more (Farcall).
     pub(crate) stalled: usize,
@@ -126,6 +128,7 @@ impl Args {
             load: 0,
             load_size: 64 << 20,
             load_method: Method::Put,
+            load_pieces: false,
             by: By::Same,
             stalled: 0,
             warmup: 0.5,
@@ -134,12 +137,14 @@ impl Args {
             server_pid: None,
         };
         while let Some(option) = args.next() {
-            if option == "--current-thread" {
-                parsed.current_thread = true;
-                continue;
+            match option.as_str() {
+                "--current-thread" => parsed.current_thread = true,
+                "--load-pieces" => parsed.load_pieces = true,
+                _ => {
+                    let value = args.next().ok_or_else(|| format!("{option} needs a value"))?;
+                    parsed.set(&option, value)?;
+                }
             }
-            let value = args.next().ok_or_else(|| format!("{option} needs a value"))?;
-            parsed.set(&option, value)?;
         }
         Ok(parsed)
     }

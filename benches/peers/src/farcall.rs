@@ -9,7 +9,7 @@ use farcall::region::{Region, RemoteMemory, RemoteRegion, Rights};
 use farcall::{Buf, Channel, Config, Server, Stream, TrafficClass, stream};
 
 use crate::args::{Args, By, Method};
-use crate::load::{Caller, pattern};
+use crate::load::{Caller, moved_beside, pattern};
 use crate::{Contestant, Result};
 
 /// The service.
@@ -131,10 +131,13 @@ fn load(client: &Client, args: &Args) {
         let (mut client, payload) = (client.clone(), payload.clone());
         tokio::spawn(async move {
             loop {
-                if let Err(error) = client.call(&payload).await {
-                    // Without the load this is not the measurement that was asked for.
-                    eprintln!("peers: the load: {error}");
-                    std::process::exit(1);
+                match client.call(&payload).await {
+                    Ok(bytes) => moved_beside(bytes),
+                    Err(error) => {
+                        // Without the load this is not the measurement that was asked for.
+                        eprintln!("peers: the load: {error}");
+                        std::process::exit(1);
+                    }
                 }
             }
         });

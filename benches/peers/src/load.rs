@@ -189,6 +189,19 @@ impl Shared {
     }
 }
 
+/// Bytes that moved beside the calls.
+static BESIDE: AtomicU64 = AtomicU64::new(0);
+
+/// Counts bytes of the load.
+pub(crate) fn moved_beside(bytes: usize) {
+    BESIDE.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// Returns the bytes of the load so far.
+pub(crate) fn beside() -> u64 {
+    BESIDE.load(Ordering::Relaxed)
+}
+
 type Times = Arc<Mutex<Histogram<u64>>>;
 
 /// One for each thread, so that they do not disturb each other.

@@ -7,12 +7,15 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::args::Args;
+use crate::load;
 use crate::process::{Process, Usage};
 
 /// The resources used at some moment, here and at the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) calls: u64,
+    /// Bytes of the load.
+    beside: u64,
     client: Usage,
     server: Option<Usage>,
 }
@@ -20,7 +23,7 @@ pub(crate) struct Moment {
 impl Moment {
     pub(crate) fn now(calls: u64, args: &Args) -> Self {
         let server = args.server_pid.map(|pid| Process::Other(pid).usage());
-        Self { calls, client: Process::Own.usage(), server }
+        Self { calls, beside: load::beside(), client: Process::Own.usage(), server }
     }
 }
 
@@ -33,6 +36,10 @@ pub(crate) struct Report {
     connections: usize,
     pause_ms: u128,
     load: usize,
+    load_size: usize,
+    load_method: &'static str,
+    /// The payload of the load.
+    load_mb_per_s: f64,
     stalled: usize,
     current_thread: bool,
     seconds: f64,
@@ -73,6 +80,9 @@ impl Report {
             connections: args.connections,
             pause_ms: args.pause.as_millis(),
             load: args.load,
+            load_size: args.load_size,
+            load_method: args.load_method.name(),
+            load_mb_per_s: round((to.beside - from.beside) as f64 / seconds / 1e6),
             stalled: args.stalled,
             current_thread: args.current_thread,
             contestant: args.contestant,

@@ -1,5 +1,7 @@
 //! The plan of what is measured.
 
+use std::iter;
+
 use serde::{Deserialize, Serialize};
 
 use super::options::Options;
@@ -26,6 +28,8 @@ pub(super) enum Part {
     Tls,
     /// The software device of a VM, against the device used by hand.
     Rdma,
+    /// A short call beside long payloads by the software device of a VM, against the device used by hand.
+    Beside,
     /// Encrypted calls by the software device of a VM.
     Sealed,
 }
@@ -41,11 +45,12 @@ impl Part {
         Self::Memory,
         Self::Tls,
         Self::Rdma,
+        Self::Beside,
         Self::Sealed,
     ];
 
     /// Those that are measured in a VM.
-    pub(super) const GUEST: &[Self] = &[Self::Rdma, Self::Sealed];
+    pub(super) const GUEST: &[Self] = &[Self::Rdma, Self::Beside, Self::Sealed];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -58,6 +63,7 @@ impl Part {
             Self::Memory => "memory",
             Self::Tls => "tls",
             Self::Rdma => "rdma",
+            Self::Beside => "beside",
             Self::Sealed => "sealed",
         }
     }
@@ -73,6 +79,7 @@ impl Part {
             Self::Memory => "TCP, memory that is lent, and regions, both ends on one CPU",
             Self::Tls => "TLS, both ends on one CPU",
             Self::Rdma => "RDMA in a VM",
+            Self::Beside => "RDMA in a VM, short calls beside long payloads",
             Self::Sealed => "Sealed RDMA in a VM",
         }
     }
@@ -80,7 +87,7 @@ impl Part {
     /// The command that both ends run under.
     pub(super) fn under(self) -> Vec<String> {
         match self {
-            Self::Unpinned | Self::Urgent | Self::Rdma | Self::Sealed => Vec::new(),
+            Self::Unpinned | Self::Urgent | Self::Rdma | Self::Beside | Self::Sealed => Vec::new(),
             Self::Counts | Self::Pinned | Self::Connections | Self::Streams | Self::Memory | Self::Tls => {
                 words("taskset -c 0")
             }
@@ -97,7 +104,9 @@ impl Part {
                 "--current-thread --set transport=tcp"
             }
             // Setting a link up takes long where the processor is emulated.
-            Self::Rdma => "--current-thread --set transport=rdma --set liveness.connect_ms=60000",
+            Self::Rdma | Self::Beside => {
+                "--current-thread --set transport=rdma --set liveness.connect_ms=60000"
+            }
             Self::Sealed => {
                 "--current-thread --set transport=rdma --set liveness.connect_ms=60000 --set rdma.completion=event"
             }
@@ -114,6 +123,11 @@ impl Part {
             }
             Self::Tls => "Ratios of short calls are to those without TLS, of long ones to `raw-tls`.",
             Self::Sealed => "Ratios are to those without TLS.",
+            Self::Beside => {
+                "Ratios beside long payloads are to the same contestant without them, the others to raw verbs. Raw verbs move payloads \
+                 as a whole, or by the pieces and the window that farcall uses; `shared` on the queue pair of the short messages, \
+                 `whole` and `pieces` on one of their own."
+            }
             Self::Rdma => {
                 "Ratios are to raw verbs in the same polling mode: READs, for payloads that are put, got, lent or filled, \
                  and for regions. `adaptive` is compared with `busy`, and with `event` where calls are rare; many connections with one."
@@ -133,16 +147,28 @@ pub(super) struct Place {
     pub(super) connections: usize,
     /// How long a caller waits before it calls again.
     pub(super) pause_ms: u64,
-    /// How many calls of [`LOAD_SIZE`] are in flight beside these.
+    /// How many calls are in flight beside these, what each moves, and how.
     pub(super) load: usize,
+    pub(super) load_size: usize,
+    pub(super) load_method: String,
     /// How many streams there are beside these that nobody reads.
     pub(super) stalled: usize,
 }
 
 impl Place {
     pub(super) fn echo(part: Part, size: usize, concurrency: usize, connections: usize) -> Self {
-        let method = "echo".to_owned();
-        Self { part, method, size, concurrency, connections, pause_ms: 0, load: 0, stalled: 0 }
+        Self {
+            part,
+            method: "echo".to_owned(),
+            size,
+            concurrency,
+            connections,
+            pause_ms: 0,
+            load: 0,
+            load_size: LOAD_SIZE,
+            load_method: "put".to_owned(),
+            stalled: 0,
+        }
     }
 
     /// So many streams at once.
@@ -175,6 +201,12 @@ impl Place {
         Self { load: 8, ..Self::echo(part, 64, 1, 1) }
     }
 
+    /// A short call by RDMA beside payloads in memory that the client lends.
+    pub(super) fn beside_lent(method: &str) -> Self {
+        let (load_size, load_method) = (1 << 20, method.to_owned());
+        Self { load: LENT_IN_FLIGHT, load_size, load_method, ..Self::echo(Part::Beside, 64, 1, 1) }
+    }
+
     /// Calls beside a stream that nobody reads, if there is one.
     pub(super) fn beside_stream(stalled: usize) -> Self {
         Self { stalled, ..Self::echo(Part::Streams, 64, 8, 1) }
@@ -183,12 +215,16 @@ impl Place {
     /// How long it is measured: longer where so much is on its way that a call takes a good part of a second, and memory
     /// has to be had for all of it first.
     pub(super) fn seconds(&self, seconds: f64) -> f64 {
-        let on_the_way = self.size * self.concurrency + self.load * LOAD_SIZE;
+        let on_the_way = self.size * self.concurrency + self.load * self.load_size;
         seconds * (1.0 + on_the_way as f64 / f64::from(64 << 20))
     }
 
     /// Returns the contestant that another is compared with here.
     pub(super) fn base(&self, contestant: &str) -> (Self, String) {
+        if self.load > 0 && self.part == Part::Beside {
+            let alone = Self::echo(Part::Beside, self.size, self.concurrency, 1);
+            return (alone, without_load(contestant).0.to_owned());
+        }
         if self.load > 0 {
             return (self.clone(), BESIDE_LOAD[1].to_owned());
         }
@@ -230,16 +266,27 @@ impl Place {
 
     /// Returns the options of both ends.
     pub(super) fn options(&self) -> Vec<String> {
-        let Self { method, size, concurrency, connections, pause_ms, load, stalled, .. } = self;
+        let Self {
+            method,
+            size,
+            concurrency,
+            connections,
+            pause_ms,
+            load,
+            load_size,
+            load_method,
+            stalled,
+            ..
+        } = self;
         let mut options = words(&format!(
             "--method {method} --size {size} --concurrency {concurrency} --connections {connections} \
              --pause-ms {pause_ms} --stalled {stalled}"
         ));
         if *load > 0 {
             // The arguments are a little longer than the payload.
-            let message = LOAD_SIZE + 1024;
+            let message = load_size + 1024;
             options.extend(words(&format!(
-                "--load {load} --load-size {LOAD_SIZE} --set limits.max_message={message} \
+                "--load {load} --load-size {load_size} --load-method {load_method} --set limits.max_message={message} \
                  --set limits.max_assembly={}",
                 load * message
             )));
@@ -249,7 +296,13 @@ impl Place {
 
     /// Returns the options that stand behind a contestant's name.
     pub(super) fn mode(&self, mode: &str) -> Vec<String> {
-        words(&if self.load > 0 { format!("--by {mode}") } else { format!("--set rdma.completion={mode}") })
+        if self.load > 0 && self.part != Part::Beside {
+            return words(&format!("--by {mode}"));
+        }
+        let (mode, load) = without_load(mode);
+        let mut options = words(&format!("--set rdma.completion={mode}"));
+        options.extend(load.map(words).unwrap_or_default());
+        options
     }
 }
 
@@ -287,6 +340,18 @@ pub(super) const LOAD_SIZE: usize = 64 << 20;
 
 /// By which connection a call goes beside such: that of its class, a second channel's, that of the load.
 pub(super) const BESIDE_LOAD: &[&str] = &["farcall urgent", "farcall second", "farcall same"];
+
+/// Ends of the names of raw verbs beside long payloads, and what they stand for: requests of the whole length, or pieces and a window
+/// as farcall's; on a queue pair of their own, or on that of the short messages.
+const RAW_LOADS: &[(&str, &str)] =
+    &[(" whole", "--by second"), (" pieces", "--by second --load-pieces"), (" shared", "--load-pieces")];
+
+/// Returns a name without such an end, and what that stands for.
+fn without_load(name: &str) -> (&str, Option<&'static str>) {
+    let mut found =
+        RAW_LOADS.iter().filter_map(|(end, options)| Some((name.strip_suffix(end)?, Some(*options))));
+    found.next().unwrap_or((name, None))
+}
 
 /// The contestants that others are compared with where calls are encrypted: for short calls, and for long ones.
 pub(super) const TLS_BASE: &[&str] = &["farcall", "raw-tls tls"];
@@ -342,6 +407,7 @@ pub(super) const MODES: &[&str] = &["busy", "event"];
 /// Returns the groups that are measured inside of the VM.
 pub(super) fn guest(options: &Options) -> Vec<Group> {
     let mut groups = by_rdma();
+    groups.extend(beside_lent());
     let short = [1, 32].map(|in_flight| Place::echo(Part::Sealed, 64, in_flight, 1));
     let long = BULK_SIZES.iter().map(|size| Place { part: Part::Sealed, ..Place::bulk("put", *size) });
     for place in short.into_iter().chain(long) {
@@ -349,6 +415,24 @@ pub(super) fn guest(options: &Options) -> Vec<Group> {
     }
     groups.retain(|group| options.includes(group.place.part));
     groups
+}
+
+/// Returns the groups of short calls beside long payloads, and without.
+fn beside_lent() -> Vec<Group> {
+    const ALONE: &[&str] = &["raw-verbs busy", "farcall busy", "farcall event", "raw-verbs event"];
+    const BESIDE: &[&str] = &[
+        "raw-verbs busy whole",
+        "raw-verbs busy pieces",
+        "raw-verbs busy shared",
+        "farcall busy",
+        "farcall event",
+        "raw-verbs event shared",
+        "raw-verbs event pieces",
+        "raw-verbs event whole",
+    ];
+    let alone = Group { place: Place::echo(Part::Beside, 64, 1, 1), contestants: ALONE };
+    let beside = LENT.map(|method| Group { place: Place::beside_lent(method), contestants: BESIDE });
+    iter::once(alone).chain(beside).collect()
 }
 
 fn by_rdma() -> Vec<Group> {

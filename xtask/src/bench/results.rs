@@ -18,6 +18,7 @@ pub(super) struct Row {
     pub(super) place: Place,
     rps: f64,
     mb_per_s: f64,
+    load_mb_per_s: Option<f64>,
     p50_us: Option<f64>,
     p99_us: Option<f64>,
     // A contestant that measures itself by other means has no more fields.
@@ -54,6 +55,8 @@ enum Line {
 pub(super) enum Metric {
     CallsPerSecond,
     Bandwidth,
+    /// The bandwidth of the load beside.
+    Load,
     P50,
     P99,
     /// The CPU of both ends, per call.
@@ -67,6 +70,7 @@ impl Row {
         match metric {
             Metric::CallsPerSecond => Some(self.rps),
             Metric::Bandwidth => Some(self.mb_per_s),
+            Metric::Load => self.load_mb_per_s.filter(|_| self.place.load > 0),
             Metric::P50 => self.p50_us,
             Metric::P99 => self.p99_us,
             Metric::Cpu => both(self.client_cpu_us_per_call, self.server_cpu_us_per_call),
@@ -235,7 +239,7 @@ pub(super) mod tests {
         format!(
             r#"{{"contestant":"x","method":"echo","size":64,"concurrency":1,"connections":1,"rps":{rps},
             "mb_per_s":{},"p50_us":{},"p99_us":9,"client_cpu_us_per_call":1,"server_cpu_us_per_call":2,
-            "client_csw_per_call":1,"server_csw_per_call":1,"distribution_us":[1,2,3],"pause_ms":0,"load":0,"stalled":0,"more":7}}"#,
+            "client_csw_per_call":1,"server_csw_per_call":1,"distribution_us":[1,2,3],"pause_ms":0,"load":0,"load_size":67108864,"load_method":"put","stalled":0,"more":7}}"#,
             rps * 64e-6,
             1e6 / rps
         )

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::goals::{self, Goal, Limit};
-use super::plan::{LOAD_SIZE, Place};
+use super::plan::Place;
 use super::results::{Metric, Results};
 
 /// All that there are, the goals first.
@@ -70,8 +70,15 @@ fn counts(results: &Results) -> String {
     table
 }
 
-const COLUMNS: &[Metric] =
-    &[Metric::CallsPerSecond, Metric::Bandwidth, Metric::P50, Metric::P99, Metric::Cpu, Metric::Sleeps];
+const COLUMNS: &[Metric] = &[
+    Metric::CallsPerSecond,
+    Metric::Bandwidth,
+    Metric::Load,
+    Metric::P50,
+    Metric::P99,
+    Metric::Cpu,
+    Metric::Sleeps,
+];
 
 fn measured(results: &Results, places: &[&Place]) -> String {
     let titles = COLUMNS.iter().map(|metric| metric.title()).chain(["ratio of calls/s", "of p50", "of CPU"]);
@@ -95,6 +102,7 @@ impl Metric {
         match self {
             Self::CallsPerSecond => "calls/s",
             Self::Bandwidth => "MB/s",
+            Self::Load => "MB/s beside",
             Self::P50 => "p50 us",
             Self::P99 => "p99 us",
             Self::Cpu => "CPU us per call",
@@ -110,11 +118,13 @@ impl Place {
 
     /// Returns the method and how many calls are made at a time.
     fn calls(&self) -> String {
-        let Self { method, concurrency, connections, pause_ms, load, stalled, .. } = self;
+        let Self {
+            method, concurrency, connections, pause_ms, load, load_size, load_method, stalled, ..
+        } = self;
         let how = match (connections, pause_ms, load) {
             (1, 0, 0) if *stalled > 0 => " beside a stream that nobody reads".to_owned(),
             (1, 0, 0) => String::new(),
-            (1, 0, load) => format!(" beside {load} of {}", bytes(LOAD_SIZE)),
+            (1, 0, load) => format!(" beside {load} {load_method} of {}", bytes(*load_size)),
             (1, pause, _) => format!(", {pause} ms after the last"),
             (many, ..) => format!(" over {many} connections"),
         };
@@ -166,7 +176,7 @@ mod tests {
         results.add(&report(500.0), &place, "farcall", 0).unwrap();
         let text = all(&results);
         assert!(
-            text.contains("| echo, 1 in flight | farcall | 500 | 0.03 | 2,000 | 9.00 | 3.00 | 2.00 | 0.50 | 2.00 | 1.00 |"),
+            text.contains("| echo, 1 in flight | farcall | 500 | 0.03 | - | 2,000 | 9.00 | 3.00 | 2.00 | 0.50 | 2.00 | 1.00 |"),
             "{text}"
         );
         assert!(

@@ -1,4 +1,4 @@
-//! One end of a queue pair.
+//! One end of a queue pair, and of a second one for the load.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -10,13 +10,15 @@ use std::sync::atomic::AtomicU64;
 use bytes::Bytes;
 use farcall_rdma::testing::device::{
     Channel, Completion, Cq, Device, Exposure, Gid, Host, LocalPath, QpSize, QpTuning, QueuePair, QueueSize,
-    Queues, ReadTarget, RemoteAccess, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work, choose,
+    Queues, ReadTarget, RegisteredWords, RemoteAccess, RemoteQp, RemoteRange, Slab, SlabLayout, Slot, Work,
+    choose,
 };
 use farcall_rdma::testing::verbs::SystemHost;
 use farcall_rdma::{Completion as Waiting, RdmaConfig};
 
+use super::bulk::{Load, Local, reads};
 use crate::Result;
-use crate::args::Args;
+use crate::args::{Args, By, Role};
 
 /// The longest message.
 pub(super) const SLOT: usize = 8 << 10;
@@ -24,6 +26,9 @@ pub(super) const SLOT: usize = 8 << 10;
 /// Twice what is in flight at the most, because receives are posted again after the answers.
 const RECEIVES: u32 = 512;
 const SENDS: u16 = 256;
+
+/// The most requests of the load at a time.
+const LOADS: u16 = 64;
 
 /// Half of what is sent may wait for its completion to be looked at.
 const REAP_AT: usize = 128;
@@ -40,22 +45,28 @@ pub(super) struct End {
     device: Arc<dyn Device>,
     /// Where the other end is told what no queue pair tells.
     socket: BufReader<TcpStream>,
+    /// Long transfers beside the messages.
+    load: Option<Load>,
+    /// The load's queue pair where the other end moves its bytes, and the memory where they are.
+    lent: Option<Lent>,
     // Memory that is used again.
     works: VecDeque<Work>,
     done: Vec<Completion>,
     slots: Vec<Slot>,
 }
 
+/// Keeps what the other end uses by itself.
+type Lent = (Arc<dyn QueuePair>, Arc<RegisteredWords>);
+
 impl End {
     /// Connects with what the other end says of itself over `socket`.
-    pub(super) fn connect(args: &Args, socket: TcpStream) -> Result<Self> {
+    pub(super) async fn connect(args: &Args, socket: TcpStream) -> Result<Self> {
         let config = farcall::Config::from_toml(&args.settings)?.rdma;
         let (device, path) = open(&config)?;
         let slab = device.add_slab(SlabLayout { slot_size: SLOT, slots: 2 * RECEIVES }).map_err(shown)?;
-        let sends = u32::from(SENDS) + 1;
+        let sends = u32::from(SENDS + LOADS) + 2;
         let queues = device.create_queues(QueueSize { receives: RECEIVES, sends }).map_err(shown)?;
         let qp = queues.create_qp(QpSize { sends: SENDS, signal_every: 16, inline: 220 }).map_err(shown)?;
-        qp.to_init(&path).map_err(shown)?;
         let channel = match config.completion {
             Waiting::Busy => None,
             _ => Some(queues.channel()?),
@@ -64,19 +75,51 @@ impl End {
         queues.post_receives(&mut slots).map_err(shown)?;
 
         let mut socket = BufReader::new(socket);
-        let Gid(gid) = path.gid;
-        let own = format!("{} {} {}", qp.number(), Ipv6Addr::from(gid), path.status.lid);
-        let remote = exchange(&mut socket, &own)?;
-        let words: Vec<_> = remote.split_whitespace().collect();
-        let [number, gid, lid] = words[..] else { return Err(format!("no address: {remote}").into()) };
-        let gid = Gid(gid.parse::<Ipv6Addr>()?.octets());
-        let remote = RemoteQp { qp_num: number.parse()?, psn: PSN, gid, lid: lid.parse()? };
-        let tuning = QpTuning::new(path.status.active_mtu);
-        qp.to_rtr(&path, &remote, &tuning).map_err(shown)?;
-        qp.to_rts(PSN, &tuning).map_err(shown)?;
-        exchange(&mut socket, "ready")?;
+        join(&*qp, &path, &mut socket)?;
         let (works, done) = (VecDeque::new(), Vec::new());
-        Ok(Self { qp, queues, channel, slab, device, socket, works, done, slots })
+        let mut end =
+            Self { qp, queues, channel, slab, device, socket, load: None, lent: None, works, done, slots };
+        if args.load > 0 {
+            end.add_load(args, &config, &path).await?;
+        }
+        Ok(end)
+    }
+
+    /// Has the client read or write memory of the server's for ever.
+    async fn add_load(&mut self, args: &Args, config: &RdmaConfig, path: &LocalPath) -> Result<()> {
+        let qp = match args.by {
+            By::Same => Arc::clone(&self.qp),
+            _ => {
+                let size = QpSize { sends: LOADS, signal_every: 1, inline: 0 };
+                let qp = self.queues.create_qp(size).map_err(shown)?;
+                join(&*qp, path, &mut self.socket)?;
+                qp
+            }
+        };
+        if args.role == Role::Server {
+            let words = (0..args.load_size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
+            let words = Arc::new(self.device.add_words(Arc::new(words), true).map_err(shown)?);
+            qp.alloc_windows(1).map_err(shown)?;
+            let access = RemoteAccess { read: true, write: true, atomics: false };
+            let exposure = qp.expose_words(words.clone(), access).map_err(shown)?;
+            self.lent = Some((Arc::clone(&qp), words));
+            return self.bind(&*qp, exposure).await;
+        }
+        let remote = self.exposed()?;
+        // The message behind the bind.
+        self.completed(Cq::Receive).await?;
+        let local = match reads(args)? {
+            true => Local::Into(self.targets(args.load, args.load_size)?),
+            false => {
+                let arena = self.device.add_arena(args.load_size).map_err(shown)?;
+                let bytes = arena.take(args.load_size).ok_or("the arena is too small")?;
+                Local::From(bytes.freeze(0..args.load_size))
+            }
+        };
+        let mut load = Load::new(args, config.bulk_window, qp, local, remote);
+        load.begin()?;
+        self.load = Some(load);
+        Ok(())
     }
 
     /// A message in registered memory.
@@ -106,12 +149,18 @@ impl End {
 
     /// Waits until something has completed; how much.
     pub(super) async fn completed(&mut self, cq: Cq) -> Result<usize> {
-        while self.queues.poll(cq, 32, &mut self.done).map_err(shown)? == 0 {
-            let Some(channel) = &mut self.channel else { continue };
+        while self.polled(cq)? == 0 {
+            if self.channel.is_none() {
+                continue;
+            }
             self.queues.arm(cq, false).map_err(shown)?;
-            if self.queues.poll(cq, 32, &mut self.done).map_err(shown)? > 0 {
+            if self.load.is_some() {
+                self.queues.arm(Cq::Send, false).map_err(shown)?;
+            }
+            if self.polled(cq)? > 0 {
                 break;
             }
+            let Some(channel) = &mut self.channel else { continue };
             poll_fn(|cx| channel.poll_event(cx)).await?;
         }
         let completed = self.look()?;
@@ -121,14 +170,23 @@ impl End {
         Ok(completed)
     }
 
+    /// Polls, and keeps the load going.
+    fn polled(&mut self, cq: Cq) -> Result<usize> {
+        if self.load.is_some() {
+            self.reap()?;
+        }
+        self.queues.poll(cq, 32, &mut self.done).map_err(shown)
+    }
+
     /// Looks at what has completed: nothing may have failed.
     fn look(&mut self) -> Result<usize> {
         let count = self.done.len();
         for completion in self.done.drain(..) {
-            match completion {
-                Completion::Received { slot, .. } => self.slots.push(slot),
-                Completion::Sent { .. } | Completion::Moved { .. } => {}
-                failed => return Err(format!("{failed:?}").into()),
+            match (completion, &mut self.load) {
+                (Completion::Received { slot, .. }, _) => self.slots.push(slot),
+                (Completion::Moved { qp_num, .. }, Some(load)) if load.is_of(qp_num) => load.moved()?,
+                (Completion::Sent { .. } | Completion::Moved { .. }, _) => {}
+                (failed, _) => return Err(format!("{failed:?}").into()),
             }
         }
         Ok(count)
@@ -140,7 +198,7 @@ impl End {
         let bytes = arena.take(len).ok_or("the arena is too small")?.freeze(0..len);
         self.qp.alloc_windows(1).map_err(shown)?;
         let exposure = self.qp.expose(&bytes).map_err(shown)?;
-        self.bind(exposure).await
+        self.bind(&*Arc::clone(&self.qp), exposure).await
     }
 
     /// Lets the other end have this device count in a number, and tells it where.
@@ -149,13 +207,16 @@ impl End {
         self.qp.alloc_windows(1).map_err(shown)?;
         let access = RemoteAccess { read: false, write: false, atomics: true };
         let exposure = self.qp.expose_words(Arc::new(words), access).map_err(shown)?;
-        self.bind(exposure).await
+        self.bind(&*Arc::clone(&self.qp), exposure).await
     }
 
-    async fn bind(&mut self, exposure: Exposure) -> Result<()> {
+    async fn bind(&mut self, qp: &dyn QueuePair, exposure: Exposure) -> Result<()> {
         // It can be used when something posted later has completed.
         let marker = Work::Send { parts: [Bytes::new(), Bytes::new()], signaled: true, solicited: false };
-        self.post([Work::Bind(exposure), marker])?;
+        let mut works = VecDeque::from([Work::Bind(exposure), marker]);
+        while !works.is_empty() {
+            qp.post(&mut works).map_err(shown)?;
+        }
         self.completed(Cq::Send).await?;
         exchange(&mut self.socket, &format!("{} {}", exposure.addr(), exposure.rkey())).map(drop)
     }
@@ -185,6 +246,22 @@ fn open(config: &RdmaConfig) -> Result<(Arc<dyn Device>, LocalPath)> {
     Ok((device, LocalPath::new(chosen.port, &chosen.gid, status, config)))
 }
 
+/// Connects a queue pair with that of the other end.
+fn join(qp: &dyn QueuePair, path: &LocalPath, socket: &mut BufReader<TcpStream>) -> Result<()> {
+    qp.to_init(path).map_err(shown)?;
+    let Gid(gid) = path.gid;
+    let own = format!("{} {} {}", qp.number(), Ipv6Addr::from(gid), path.status.lid);
+    let remote = exchange(socket, &own)?;
+    let words: Vec<_> = remote.split_whitespace().collect();
+    let [number, gid, lid] = words[..] else { return Err(format!("no address: {remote}").into()) };
+    let gid = Gid(gid.parse::<Ipv6Addr>()?.octets());
+    let remote = RemoteQp { qp_num: number.parse()?, psn: PSN, gid, lid: lid.parse()? };
+    let tuning = QpTuning::new(path.status.active_mtu);
+    qp.to_rtr(path, &remote, &tuning).map_err(shown)?;
+    qp.to_rts(PSN, &tuning).map_err(shown)?;
+    exchange(socket, "ready").map(drop)
+}
+
 /// Sends a line, and returns the line of the other end.
 fn exchange(socket: &mut BufReader<TcpStream>, line: &str) -> Result<String> {
     socket.get_mut().write_all(format!("{line}\n").as_bytes())?;
@@ -194,6 +271,6 @@ fn exchange(socket: &mut BufReader<TcpStream>, line: &str) -> Result<String> {
 }
 
 /// Not all of the device's errors are `std::error::Error`.
-fn shown(error: impl std::fmt::Debug) -> crate::Error {
+pub(super) fn shown(error: impl std::fmt::Debug) -> crate::Error {
     format!("{error:?}").into()
 }

@@ -4,7 +4,11 @@
 //! - `read`: READs of the server's memory.
 //! - `add`: the server's device counts.
 //! - `chain`: each payload goes in SENDs of 8 KiB, answered by one byte: what long messages would be without READs.
+//!
+//! Beside `echo`, the client reads (`--load-method lend`) or writes (`fill`) memory of the server's, on a queue pair of its own with
+//! `--by second`.
 
+mod bulk;
 mod end;
 
 use std::collections::VecDeque;
@@ -27,7 +31,7 @@ pub(crate) async fn run(args: Args) -> Result<Option<Report>> {
         Role::Server => serve(&args).await.map(|()| None),
         Role::Client => {
             let socket = TcpStream::connect(&args.address)?;
-            let end = End::connect(&args, socket)?;
+            let end = End::connect(&args, socket).await?;
             Client::new(args, end)?.run().await.map(Some)
         }
     }
@@ -36,7 +40,7 @@ pub(crate) async fn run(args: Args) -> Result<Option<Report>> {
 async fn serve(args: &Args) -> Result<()> {
     let listener = TcpListener::bind(&args.address)?;
     crate::listening(listener.local_addr()?)?;
-    let mut end = End::connect(args, listener.accept()?.0)?;
+    let mut end = End::connect(args, listener.accept()?.0).await?;
     if matches!(args.method, Method::Read | Method::Add) {
         match args.method {
             Method::Read => end.expose(args.size).await?,

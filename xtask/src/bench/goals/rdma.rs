@@ -26,6 +26,10 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
             let [place, read] = [method, "read"].map(|method| Place::region(Part::Rdma, method));
             goal(Metric::P50, (&place, &farcall), (&read, &raw), AtMost(1.2));
         }
+        let alone = Place::echo(Part::Beside, 64, 1, 1);
+        for beside in LENT.map(Place::beside_lent) {
+            goal(Metric::P50, (&beside, &farcall), (&alone, &farcall), AtMost(1.5));
+        }
         for size in BULK_SIZES {
             let [read, put, get, chain] =
                 ["read", "put", "get", "chain"].map(|method| Place::bulk(method, *size));
@@ -55,5 +59,9 @@ pub(super) fn all(results: &Results) -> Vec<Goal> {
 
 /// Returns the name of the other contestant, and of its place if that differs.
 fn named(of: &Place, to: (&Place, &str)) -> String {
-    if *of == *to.0 { to.1.to_owned() } else { format!("{} of {}", to.0.method, to.1) }
+    match to {
+        (place, name) if place == of => name.to_owned(),
+        (place, name) if place.method == of.method => format!("{name} without"),
+        (place, name) => format!("{} of {name}", place.method),
+    }
 }

@@ -27,7 +27,6 @@ const MORE: u64 = 20;
 const ROUND: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "it needs an earlier build of the store, which `cargo xtask test raft-kv` gives it"]
 async fn a_cluster_goes_to_this_build_and_back_under_load_and_loses_nothing() {
     let earlier = std::env::var_os("RAFT_KV_EARLIER").expect("RAFT_KV_EARLIER must name a program");
     let (earlier, this) = (PathBuf::from(earlier), Path::new(THIS_BUILD));

@@ -78,7 +78,8 @@ impl Dns {
                     }
                     Err(error) => {
                         tracing::warn!(service, %target, %error, "a target can't be looked up; what it stood for still counts");
-                        failure.get_or_insert(io::Error::other(format!("its target `{target}`: {error}")));
+                        let why = || io::Error::other(format!("its target `{target}`: {error}"));
+                        failure.get_or_insert_with(why);
                         before.get(&target).cloned().unwrap_or_default()
                     }
                 };

@@ -402,6 +402,7 @@ fn a_session(v: &mut Vectors) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it reads a file")]
 fn every_frame_is_what_the_specification_says_byte_for_byte() {
     let vectors = vectors().0;
     let has = |kind: FrameType| vectors.values().any(|bytes| bytes[0] == kind.0);

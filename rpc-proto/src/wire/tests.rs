@@ -104,6 +104,7 @@ fn a_body_in_pieces_is_announced_as_one() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "65,536 attachments take Miri minutes")]
 fn more_attachments_than_there_is_room_for_are_refused() {
     let content =
         |n| Content { metadata: Bytes::new(), payload: Payload::new(Bytes::new(), vec![Bytes::new(); n]) };

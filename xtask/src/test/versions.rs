@@ -100,7 +100,8 @@ impl Earlier {
 
 /// Returns the first word between backticks that is a full commit number.
 fn commit_in(text: &str) -> Option<&str> {
-    text.split('`').find(|word| word.len() == 40 && word.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let mut words = text.split('`').skip(1).step_by(2);
+    words.find(|word| word.len() == 40 && word.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// A shell script in which each program calls a server of the other.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::health::Reporter;
 
-/// A handle of a [`Server`], which stops it and looks at it. Cheap to clone.
+/// A handle of a [`Server`](super::Server), which stops it and looks at it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Handle {
     pub(super) host: Arc<ServerCore>,

@@ -47,7 +47,7 @@ pub(super) fn upgrade(run: &mut Run, tests: &[&str]) -> Result<()> {
     let earlier = earlier.build(run, "examples/raft-kv/Cargo.toml", "raft-kv")?;
     let mut test = cargo();
     test.env("RAFT_KV_EARLIER", earlier).arg("test").args(tests);
-    run.checked(test.args(["--test", "upgrade", "--", "--ignored", "--nocapture"]))
+    run.checked(test.args(["--test", "upgrade", "--", "--nocapture"]))
 }
 
 fn differs(transport: &str) -> Failure {

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use farcall::health::{Reporter, Serving};
 use farcall::{Config, Server};
 use openraft::SnapshotPolicy;
+use tokio::time::timeout;
 
 use crate::network::{Network, RaftPeerServer, Receiver};
 use crate::service::{ClusterServer, ClusterService, KvServer, KvService};
@@ -39,7 +40,12 @@ impl Default for Timing {
 }
 
 impl Timing {
-    fn config(self) -> Result<openraft::Config> {
+    /// Returns the configuration of openraft.
+    ///
+    /// # Errors
+    ///
+    /// If the times do not go together.
+    pub fn config(self) -> Result<openraft::Config> {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let config = openraft::Config {
             cluster_name: "raft-kv".into(),
@@ -128,11 +134,13 @@ impl Node {
 
 /// Says whether this node can serve clients, or send them to the leader. Returns why raft stopped.
 async fn follow(raft: &Raft, health: &Reporter) -> String {
-    let mut metrics = raft.metrics();
+    let (metrics, mut server_metrics) = (raft.metrics(), raft.server_metrics());
     let lease = raft.config().election_timeout_max;
+    let heartbeat = Duration::from_millis(raft.config().heartbeat_interval);
+    let mut has_ended = false;
     loop {
         let (serves, running) = {
-            let metrics = metrics.borrow_and_update();
+            let metrics = metrics.borrow();
             // openraft 0.9 lets a leader stay one that hears from no majority; it can't answer anything then.
             let is_alone = metrics.millis_since_quorum_ack.is_some_and(|silence| silence > lease);
             (metrics.current_leader.is_some() && !is_alone, metrics.running_state.clone())
@@ -140,9 +148,12 @@ async fn follow(raft: &Raft, health: &Reporter) -> String {
         if let Err(why) = running {
             return why.to_string();
         }
-        health.set(SERVICE, if serves { Serving::Serving } else { Serving::NotServing });
-        if metrics.changed().await.is_err() {
+        if has_ended {
             return "it has ended".into();
         }
+        health.set(SERVICE, if serves { Serving::Serving } else { Serving::NotServing });
+        // Waits for no change of `metrics`, of which a write makes several: each would wake a thread.
+        let changed = timeout(heartbeat, server_metrics.changed()).await;
+        has_ended = matches!(changed, Ok(Err(_)));
     }
 }

@@ -1,6 +1,7 @@
 //! A cluster goes from an earlier build of the store to this one and back, node after node, while clients of both builds call it.
 //!
-//! `RAFT_KV_EARLIER` is the program of the earlier build. `cargo xtask test raft-kv` builds and names it.
+//! `RAFT_KV_EARLIER` is the program of the earlier build. `cargo xtask test raft-kv` builds and names it. `cargo test` leaves this out
+//! unless it is named.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it can't go on")]
 
@@ -28,7 +29,8 @@ const ROUND: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_goes_to_this_build_and_back_under_load_and_loses_nothing() {
-    let earlier = std::env::var_os("RAFT_KV_EARLIER").expect("RAFT_KV_EARLIER must name a program");
+    let earlier = std::env::var_os("RAFT_KV_EARLIER")
+        .expect("RAFT_KV_EARLIER must name the program of an earlier build");
     let (earlier, this) = (PathBuf::from(earlier), Path::new(THIS_BUILD));
     let mut cluster = Cluster::start_build(&earlier, 3, &["--snapshot-entries", "200"]).await;
     let mut load = Load::begin(&cluster, &earlier);

@@ -52,7 +52,7 @@ pub(crate) struct Clients {
     nodes: Vec<KvClient>,
 }
 
-/// Returns clients, each with a session of its own, and with `new` those that it makes.
+/// Returns the clients of a cluster. `new` makes each client of the library.
 pub(crate) fn of(cluster: &Cluster, new: impl Fn() -> Client) -> Clients {
     let callers = (0..CLIENTS).flat_map(|_| vec![Caller::Library(new()); TASKS]).collect();
     Clients { callers, nodes: cluster.ids().into_iter().map(|id| cluster.node(id)).collect() }
